@@ -19,15 +19,15 @@ import torch
 from plan import memory
 from timing import table
 
-from polyhead.analysis.cost.memory import training_memory
-from polyhead.analysis.cost.work import Load
-from polyhead.fast.memory import tune_memory
-from polyhead.models import build, preset
-from polyhead.planning.probe import Blank
-from polyhead.recipe import TrainConfig
-from polyhead.train.learned import prepare
-from polyhead.train.loop import update
-from polyhead.train.training import Training
+from polyhead.config.recipe import TrainConfig
+from polyhead.cost.memory import estimate_training_memory
+from polyhead.cost.workload import BatchShape
+from polyhead.estimate.benchmark import RandomTokenTask
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.models import build, preset_config
+from polyhead.train.loop import train_step
+from polyhead.train.train_state import TrainState
+from polyhead.train.trainable_parameters import prepare_trainable
 
 
 class Seen(NamedTuple):
@@ -68,26 +68,26 @@ def main() -> None:
 def measured(options: dict[str, Any], changes: dict[str, Any]) -> Seen:
     """Some updates over one batch, and what a plan says of them."""
     torch.set_num_threads(1)
-    tune_memory()
-    config = preset(options["preset"], options["vocabulary"], dropout=0.0)
+    tune_malloc()
+    config = preset_config(options["preset"], options["vocabulary"], dropout=0.0)
     source = options["length"] if config.kind == "encoder-decoder" else 0
-    load = Load(options["rows"], options["length"], source)
+    load = BatchShape(options["rows"], options["length"], source)
     train = TrainConfig(steps=10, precision="fp32", **changes)
-    planned = training_memory(
-        config, load, train.optimizer, prepare=lambda model: prepare(model, train)
+    planned = estimate_training_memory(
+        config, load, train.optimizer, prepare=lambda model: prepare_trainable(model, train)
     ).total
-    task, before = Blank(config, load), memory("VmRSS")
+    task, before = RandomTokenTask(config, load), memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-    training = Training(build(config, 1).train(), train, config.d_model, 10)
+    training = TrainState(build(config, 1).train(), train, config.d_model, 10)
     learned, every = (
         sum(p.numel() for p in training.model.parameters() if p.requires_grad or any_)
         for any_ in (False, True)
     )
-    batch, seconds = task.batch(None), []
+    batch, seconds = task.collate(None), []
     for step in range(1, options["updates"] + 2):
         start = time.process_time()
         training.progress.step = step
-        update(training, task, [batch], train)
+        train_step(training, task, [batch], train)
         seconds.append(time.process_time() - start)
     return Seen(every, learned, statistics.median(seconds[1:]), memory("VmHWM") - before, planned or 0)
 

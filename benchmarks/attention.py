@@ -49,7 +49,7 @@ def main() -> None:
                 "products": lambda q=q, k=k, v=v, mask=mask: products(q, k, v, mask),
             }
             seconds = interleaved(
-                {name: learning(way) if learns else way for name, way in ways.items()}, options.rounds
+                {name: learning(way) if learns else way for name, way in ways.items()}, options.n_rounds
             )
             times = [f"{1e3 * statistics.median(seconds[name]):.3f}" for name in ways]
             rows.append([f"{B} x {H} x {T} x {S}", "both" if learns else "forward", str(dtype)[6:], *times])

@@ -27,16 +27,16 @@ from peers import twin
 from timing import apart, interleaved, ratio, table
 from torch import Tensor, nn
 
-from polyhead.fast.memory import tune_memory
-from polyhead.fast.pack import packed, product_of
-from polyhead.generate.beam import beam_search
-from polyhead.generate.greedy import greedy
-from polyhead.generation_section import GenerationConfig
-from polyhead.loading import DTYPES
-from polyhead.models import CausalLM, Seq2Seq, build, preset
-from polyhead.registry import Choice
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.choice import Choice
+from polyhead.generation.decoding.beam_search import beam_search
+from polyhead.generation.decoding.greedy import greedy_search
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.kernels.pack_model import linear_factory, pack_model
+from polyhead.models import CausalLM, Seq2Seq, build, preset_config
+from polyhead.run.load import LOAD_DTYPES
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 PAD, BOS, EOS = 0, 1, 2
 Outputs = Callable[[], list[list[int]]]
@@ -63,7 +63,7 @@ def main() -> None:
         if find_spec(package) is None:
             options.systems = [system for system in options.systems if name not in system]
             print(f"{name} is not installed and takes no part\n")
-    print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of {options.rounds} interleaved rounds, "
+    print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of {options.n_rounds} interleaved rounds, "
           "a process each\n")  # fmt: skip
     rows = [
         [
@@ -90,7 +90,7 @@ def case(options: argparse.Namespace) -> list[list[str]]:
     """The rows of one model, batch and beam."""
     with apart({name: SYSTEMS[name] for name in options.systems}, options) as calls:
         outputs = {name: call() for name, call in calls.items()}
-        seconds = interleaved(calls, options.rounds, warmup=0)
+        seconds = interleaved(calls, options.n_rounds, warmup=0)
     tokens = options.batch * options.new_tokens
     rows = []
     for name, times in seconds.items():
@@ -113,7 +113,7 @@ def prepare(options: argparse.Namespace) -> tuple[CausalLM | Seq2Seq, Tensor]:
     torch.set_num_threads(options.threads)
     sizes = {} if options.layers is None else {"n_layers": options.layers, "n_decoder_layers": options.layers}
     model = build(
-        preset(options.model, 10_000 if options.model == "base" else 50_257, **sizes), seed=1
+        preset_config(options.model, 10_000 if options.model == "base" else 50_257, **sizes), seed=1
     ).eval()
     assert isinstance(model, CausalLM | Seq2Seq)
     with torch.no_grad():  # CTranslate2's Marian begins with a vector of zeros instead
@@ -124,14 +124,14 @@ def prepare(options: argparse.Namespace) -> tuple[CausalLM | Seq2Seq, Tensor]:
 
 def ours_of(options: argparse.Namespace, dtype: str) -> Outputs:
     """What one call of a Polyhead process does, as `polyhead translate` and `polyhead generate` do it."""
-    tune_memory()
+    tune_malloc()
     model, source = prepare(options)
-    ready, n = packed(model.to(DTYPES[dtype]), product_of(dtype)), options.new_tokens
+    ready, n = pack_model(model.to(LOAD_DTYPES[dtype]), linear_factory(dtype)), options.new_tokens
     rules = {"bos_id": BOS, "eos_id": EOS, "max_new_tokens": [n] * len(source), "min_new_tokens": n}
 
     def decode() -> list[list[int]]:
         if options.beam == 1:
-            return [found.tokens for found in greedy(ready, source, None, **rules)]  # type: ignore[arg-type]
+            return [found.tokens for found in greedy_search(ready, source, None, **rules)]  # type: ignore[arg-type]
         return [best[0].tokens for best in beam_search(ready, source, None, beam_size=options.beam, **rules)]  # type: ignore[arg-type]
 
     return decode
@@ -183,14 +183,14 @@ def llama_cpp_of(options: argparse.Namespace, dtype: str) -> Outputs:
     """The same of llama.cpp, one text at a time, on the file that is exported for it."""
     from llama_cpp import Llama
 
-    from polyhead.export.gguf import FILE, write
+    from polyhead.export.gguf import GGUF_FILE, write_gguf
 
     model, source = prepare(options)
     run = Run(model, train_tokenizer(["a"], Choice("byte"), 261), GenerationConfig())
     with tempfile.TemporaryDirectory() as folder:
-        write(run, Path(folder), dtype)
+        write_gguf(run, Path(folder), dtype)
         made = Llama(
-            f"{folder}/{FILE}", n_ctx=options.given + options.new_tokens, n_threads=options.threads,
+            f"{folder}/{GGUF_FILE}", n_ctx=options.given + options.new_tokens, n_threads=options.threads,
             n_threads_batch=options.threads, use_mmap=False, verbose=False,
         )  # fmt: skip
 
@@ -236,16 +236,16 @@ def peer(model: CausalLM | Seq2Seq) -> nn.Module:
         return twin(model, PAD, BOS, EOS)
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from polyhead.hf.gpt2 import GPT2
-    from polyhead.hf.table import joined
-    from polyhead.nn.weights import weights
+    from polyhead.hf.families.gpt2 import GPT2_FAMILY
+    from polyhead.hf.weight_map import to_hf
+    from polyhead.nn.state import named_state
 
     c = model.config
     theirs = GPT2LMHeadModel(GPT2Config(
         vocab_size=c.vocab_size, n_positions=c.max_len, n_embd=c.d_model, n_layer=c.n_layers, n_head=c.n_heads,
         bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD,
     ))  # fmt: skip
-    given = joined(GPT2.table, weights(model), c)
+    given = to_hf(GPT2_FAMILY.weight_map, named_state(model), c)
     theirs.load_state_dict(given | {"lm_head.weight": given["transformer.wte.weight"]})
     return theirs
 

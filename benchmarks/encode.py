@@ -20,7 +20,7 @@ from torch import Tensor
 
 import polyhead as ph
 from polyhead import Choice
-from polyhead.text.learn import train_tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 SIZES = {
     "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
@@ -57,14 +57,14 @@ def main() -> None:
             gap = float((calls["Polyhead fp32"]() - wanted).abs().max())
             assert gap < NEAR, gap
             near = {name: nearness(call(), wanted) for name, call in calls.items()}
-            seconds = interleaved(calls, options.rounds)
+            seconds = interleaved(calls, options.n_rounds)
     rows = [["system", "texts/s", "times Hugging Face fp32", "cosine with fp32, least"]]
     for name, times in seconds.items():
         speed = f"{options.limit / statistics.median(times):,.0f}"
         rows.append([name, speed, f"{ratio(seconds['Hugging Face fp32'], times):.2f}", f"{near[name]:.4f}"])
     print(
         f"{options.sizes}, {options.limit} texts, {options.threads} threads, "
-        f"medians of {options.rounds} interleaved rounds, a process each"
+        f"medians of {options.n_rounds} interleaved rounds, a process each"
     )
     print(table(rows))
 
@@ -77,7 +77,7 @@ def made(options: argparse.Namespace) -> None:
     tokenizer = train_tokenizer(lines(options), Choice("wordpiece"), VOCABULARY)
     config = BertConfig(**SIZES[options.sizes], vocab_size=VOCABULARY, pad_token_id=tokenizer.pad_id)
     BertModel(config).save_pretrained(options.model)
-    tokenizer.framed([tokenizer.bos_id], [tokenizer.eos_id]).save(options.model, segments=True)
+    tokenizer.with_template([tokenizer.bos_id], [tokenizer.eos_id]).save(options.model, has_segments=True)
 
 
 def lines(options: argparse.Namespace) -> list[str]:

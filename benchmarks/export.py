@@ -28,13 +28,13 @@ import torch
 from timing import apart, ratio, table
 
 from polyhead import Choice
-from polyhead.config import ModelConfig
-from polyhead.fast.memory import tune_memory
-from polyhead.fast.pack import packed, product_of
-from polyhead.generate.greedy import greedy
+from polyhead.config.model import ModelConfig
+from polyhead.generation.decoding.greedy import greedy_search
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.models import CausalLM, Seq2Seq, build
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 Outputs = Callable[[], list[list[int]]]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     options = parser.parse_args()
-    print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of {options.rounds} interleaved rounds, "
+    print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of {options.n_rounds} interleaved rounds, "
           f"a process each, {options.clock} clock\n")  # fmt: skip
     rows = [["model", "batch", "system", "tokens/s", "times Polyhead fp32", "first tokens as its"]]
     with tempfile.TemporaryDirectory() as folder:
@@ -93,9 +93,9 @@ def export(options: argparse.Namespace) -> None:
         for place in places:
             place.mkdir()
         if any("onnxruntime" in name and name.endswith(dtype) for name in options.systems):
-            onnx.write(made(options)[0], places[0], dtype)
+            onnx.write_onnx(made(options)[0], places[0], dtype)
         if any("CTranslate2" in name and name.endswith(dtype) for name in options.systems):
-            ctranslate2.write(*made(options), places[1], dtype)
+            ctranslate2.write_ct2(*made(options), places[1], dtype)
 
 
 def case(options: argparse.Namespace) -> list[list[str]]:
@@ -103,7 +103,7 @@ def case(options: argparse.Namespace) -> list[list[str]]:
     seconds: dict[str, list[float]] = {name: [] for name in options.systems}
     with apart({name: partial(timed, name) for name in options.systems}, options) as calls:
         outputs = {name: call()[0] for name, call in calls.items()}
-        for _ in range(options.rounds):
+        for _ in range(options.n_rounds):
             for name, call in calls.items():
                 seconds[name].append(call()[1])
     first = options.systems[0]
@@ -140,13 +140,13 @@ def given(options: argparse.Namespace) -> torch.Tensor:
 
 def ours(options: argparse.Namespace, dtype: str) -> Outputs:
     """As `polyhead generate` and `polyhead translate`."""
-    tune_memory()
+    tune_malloc()
     model, tokenizer = made(options)
-    ready, source, n = packed(model, product_of(dtype)), given(options), options.new_tokens
+    ready, source, n = pack_model(model, linear_factory(dtype)), given(options), options.new_tokens
     rules = {"eos_id": tokenizer.eos_id, "max_new_tokens": [n] * len(source), "min_new_tokens": n}
 
     def decode() -> list[list[int]]:
-        found = greedy(ready, source, None, bos_id=tokenizer.bos_id, **rules)  # type: ignore[arg-type]
+        found = greedy_search(ready, source, None, bos_id=tokenizer.bos_id, **rules)  # type: ignore[arg-type]
         return [hypothesis.tokens for hypothesis in found]
 
     return decode

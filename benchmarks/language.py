@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from timing import interleaved, ratio, table
 from torch import Tensor, nn
 
-from polyhead.fast.memory import tune_memory
+from polyhead.config.recipe import TrainConfig
+from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.models import CausalLM, build
 from polyhead.nn.loss import cross_entropy
-from polyhead.recipe import TrainConfig
-from polyhead.train.loop import update
-from polyhead.train.training import Training
+from polyhead.train.loop import train_step
+from polyhead.train.train_state import TrainState
 
 WIDTH, ROWS, STEPS = 64, 12, 20  # of a step; STEPS make a round
 LR, CLIP = 1e-3, 1.0
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     options = parser.parse_args()
-    tune_memory()  # as the command line does; the peers of this process have it too
+    tune_malloc()  # as the command line does; the peers of this process have it too
     torch.set_num_threads(options.threads)
     characters = options.text.read_text()
     known = {c: i for i, c in enumerate(sorted(set(characters)))}
@@ -111,10 +111,10 @@ def main() -> None:
     first = {name: step() for name, step in contestants.items()}
     assert max(first.values()) - min(first.values()) < 2e-3, f"these are not the same model: {first}"
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {ROWS} rows of {WIDTH} a step, {options.precision}, "
-          f"{options.threads} threads, medians of {options.rounds} interleaved rounds of {STEPS} steps")  # fmt: skip
+          f"{options.threads} threads, medians of {options.n_rounds} interleaved rounds of {STEPS} steps")  # fmt: skip
     seconds = interleaved(
         {n: lambda step=step: [step() for _ in range(STEPS)] for n, step in contestants.items()},
-        options.rounds,
+        options.n_rounds,
     )
     cells = [["system", "ms a step", "minutes for 2,000 steps", "Polyhead is faster by"]]
     for name, times in seconds.items():
@@ -145,13 +145,13 @@ def _ours(model: CausalLM, rows: Rows, precision: str) -> Callable[[], float]:
         steps=10**6, lr=LR, clip_norm=CLIP, precision=precision, schedule={"name": "constant", "warmup": 0},
         optimizer={"name": "adamw", "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1},
     )  # fmt: skip
-    training = Training(model.train(), config, 128, 10**6)
+    training = TrainState(model.train(), config, 128, 10**6)
     seeds = iter(range(10**9))
 
     def step() -> float:
         training.progress.step += 1
         before = training.progress.sums
-        update(training, rows, [rows.batch(next(seeds))], config)  # type: ignore[arg-type]
+        train_step(training, rows, [rows.batch(next(seeds))], config)  # type: ignore[arg-type]
         return (training.progress.sums.nll - before.nll) / (ROWS * WIDTH)
 
     return step
@@ -161,9 +161,9 @@ def _hugging_face(ours: CausalLM) -> nn.Module:
     """GPT-2 of transformers with the weights of ours and biases of zero that do not learn."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from polyhead.hf.gpt2 import GPT2
-    from polyhead.hf.table import joined
-    from polyhead.nn.weights import weights
+    from polyhead.hf.families.gpt2 import GPT2_FAMILY
+    from polyhead.hf.weight_map import to_hf
+    from polyhead.nn.state import named_state
 
     c = ours.config
     theirs = GPT2LMHeadModel(
@@ -172,13 +172,13 @@ def _hugging_face(ours: CausalLM) -> nn.Module:
             activation_function="gelu", bos_token_id=None, eos_token_id=None, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
         )
     )  # fmt: skip
-    own = weights(ours)
+    own = named_state(ours)
     biases = {
         name.replace("weight", "bias"): t.new_zeros(len(t))
         for name, t in own.items()
         if "layers" in name or "norm" in name
     }
-    given = joined(GPT2.table, own | biases, c)
+    given = to_hf(GPT2_FAMILY.weight_map, own | biases, c)
     theirs.load_state_dict(given | {"lm_head.weight": given["transformer.wte.weight"]})
     for name, parameter in theirs.named_parameters():
         parameter.requires_grad_(not name.endswith("bias"))

@@ -14,13 +14,14 @@ import torch
 from timing import interleaved, ratio, table
 from torch import Tensor, nn
 
-from polyhead.cache.base import Cache, CacheShape
-from polyhead.cache.make import make_cache
-from polyhead.config import Shape
-from polyhead.fast.memory import tune_memory
+from polyhead.cache.factory import make_cache
+from polyhead.config.model import AttentionShape
+from polyhead.core.choice import Choice
+from polyhead.core.registry import ATTENTION
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
-from polyhead.registry import ATTENTION, Choice
 
 N_HEADS = 4
 
@@ -38,19 +39,19 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    tune_memory()
+    tune_malloc()
     print(f"{N_HEADS} heads of {options.head_dim}, fp32, {options.threads} threads\n")
     print("Times faster than softmax, at N tokens a row (whole: as in an encoder; causal: as in a decoder)\n")
-    print(table(crossover(options.head_dim, options.lengths, options.rounds)))
+    print(table(crossover(options.head_dim, options.lengths, options.n_rounds)))
     print("\nA generated token after so many others: time against the first line, and what the cache holds\n")
-    print(table(generation(options.head_dim, options.past, options.rounds)))
+    print(table(generation(options.head_dim, options.past, options.n_rounds)))
     print("\nTime of a causal training pass by chunk, against the fastest\n")
-    print(table(chunks(options.head_dim, options.lengths[-1], options.chunks, options.rounds)))
+    print(table(chunks(options.head_dim, options.lengths[-1], options.chunks, options.n_rounds)))
 
 
 def layer(name: str, head_dim: int, causal: bool, **choices: int) -> nn.Module:
     """One attention of the model that is measured."""
-    shape = Shape.of(N_HEADS * head_dim, N_HEADS, causal=causal)
+    shape = AttentionShape.from_sizes(N_HEADS * head_dim, N_HEADS, causal=causal)
     made: nn.Module = ATTENTION.build(Choice(name, **choices), shape, Position(shape))
     return made
 
@@ -96,7 +97,7 @@ def filled(attention: nn.Module, head_dim: int, past: int, n: int) -> Cache:
         None, CacheShape(1, N_HEADS, head_dim, head_dim, torch.float32, cpu, (state,)), 1, past + n
     )
     pos = torch.arange(past)[None]
-    cache.begin([0], pos)
+    cache.prepare_step([0], pos)
     if state is None:
         kv = torch.randn(1, N_HEADS, past, head_dim)
         cache.layers[0].update(KV(kv, kv, pos[:, None]))
@@ -117,7 +118,7 @@ def generation(head_dim: int, past: list[int], rounds: int, n: int = 20) -> list
     def step(key: tuple[str, int]) -> None:
         for _ in range(n):
             pos = torch.full((1, 1), at[key])
-            caches[key].begin([0], pos)
+            caches[key].prepare_step([0], pos)
             made[key[0]](x, pos, caches[key].layers[0])
             at[key] += 1
 

@@ -28,7 +28,7 @@ import psutil
 from serving import GIVEN, make, prompts, service
 from timing import table
 
-from polyhead.serve.limits import Limits
+from polyhead.serve.http.limits import Limits
 
 PROBE, COUNT = 0.1, 1.0  # seconds between two questions for health, and two counts
 FACTOR = 2.0  # of the rate that was served
@@ -91,7 +91,7 @@ async def load(options: argparse.Namespace, place: SplitResult, process: psutil.
     left = await gauges(place)
     print(f"{options.model}: {GIVEN} tokens in, {options.new_tokens} out; {options.streams} streams for {held.seconds:.0f} s, "
           f"then {rate:.1f} requests a second for {beyond.seconds:.0f} s\n")  # fmt: skip
-    bound = (Limits.waiting + 128) / held.rate  # seconds until the last of those who wait has its turn
+    bound = (Limits.max_queue + 128) / held.rate  # seconds until the last of those who wait has its turn
     rows = [["", "held", "beyond", "wanted"]]
 
     def row(name: str, of: Callable[[Phase], str], wanted: str) -> None:

@@ -14,11 +14,12 @@ from timing import interleaved, ratio, table
 from torch import nn
 from torch.optim import Optimizer
 
-from polyhead.fast.memory import tune_memory
-from polyhead.models import build, preset
-from polyhead.registry import OPTIMIZER, Choice
+from polyhead.core.choice import Choice
+from polyhead.core.registry import OPTIMIZER
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.models import build, preset_config
 from polyhead.train.muon import Muon
-from polyhead.train.precision import resolve
+from polyhead.train.precision import resolve_precision
 
 
 def main() -> None:
@@ -31,18 +32,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
-    tune_memory()
+    tune_malloc()
     torch.set_num_threads(options.threads)
-    fast = "fast" if resolve("auto", torch.device("cpu")) == "bf16" else "slow"
+    fast = "fast" if resolve_precision("auto", torch.device("cpu")) == "bf16" else "slow"
     print(
-        f"{options.threads} threads, medians of {options.rounds} interleaved rounds, a processor {fast} in bf16\n"
+        f"{options.threads} threads, medians of {options.n_rounds} interleaved rounds, a processor {fast} in bf16\n"
     )
     rows = [["model", "optimizer", "ms an update", "times Polyhead's Muon"]]
     for name in options.presets:
         updates = {
             kind: updater(name, options.vocab_size, kind) for kind in (*OPTIMIZER.names(), "torch's Muon")
         }
-        seconds = interleaved(updates, options.rounds)
+        seconds = interleaved(updates, options.n_rounds)
         for kind, times in seconds.items():
             rows.append(
                 [name, kind, f"{1e3 * statistics.median(times):,.1f}", f"{ratio(times, seconds['muon']):.2f}"]
@@ -52,7 +53,7 @@ def main() -> None:
 
 def updater(size: str, vocab_size: int, kind: str) -> Callable[[], None]:
     """A function that updates a model of this size by random gradients, which stay the same."""
-    model = build(preset(size, vocab_size), seed=1)
+    model = build(preset_config(size, vocab_size), seed=1)
     optimizers = OPTIMIZER.build(Choice("muon" if kind == "torch's Muon" else kind), model, 1e-3)
     if kind == "torch's Muon":
         optimizers = [of_torch(one) if isinstance(one, Muon) else one for one in optimizers]

@@ -18,18 +18,19 @@ from timing import interleaved, ratio, table
 from torch import Tensor
 
 import polyhead as ph
-from polyhead.cache.base import Cache, CacheShape
-from polyhead.cache.make import make_cache
-from polyhead.cache.page_size import block_for, waste
-from polyhead.config import ModelConfig
-from polyhead.document import parse_part
-from polyhead.fast.memory import tune_memory
-from polyhead.fast.pack import packed
-from polyhead.lab.sharing import saved, ways
-from polyhead.lab.waste import when_full, while_growing
+from polyhead.cache.block_size import choose_block_size, estimate_waste
+from polyhead.cache.factory import make_cache
+from polyhead.config.model import ModelConfig
+from polyhead.config.yaml_io import parse_part
+from polyhead.core.choice import Choice
+from polyhead.core.registry import TOKENIZER
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.kernels.pack_model import pack_model
+from polyhead.lab.page_sharing import list_setups, measure_sharing
+from polyhead.lab.page_waste import measure_full_waste, measure_growing_waste
 from polyhead.models import build
+from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import KV
-from polyhead.registry import TOKENIZER, Choice
 
 CACHES = ["static", "paged,block=16", "growing", "quantized,bits=8", "quantized,bits=4", "low_rank,rank=32", "window,window=256",
           "h2o,budget=256", "subgen,budget=256"]  # fmt: skip
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    tune_memory()
+    tune_malloc()
     {"lengths": lengths, "sharing": sharing, "steps": steps}[options.question](options)
 
 
@@ -81,7 +82,7 @@ def lengths(options: argparse.Namespace) -> None:
     """The share of empty slots by block, when rows are full and on average while they grow."""
     found = token_counts(options)
     mean = statistics.fmean(found)
-    chosen = block_for(mean)
+    chosen = choose_block_size(mean)
     print(
         f"{len(found):,} rows of {min(found)} to {max(found)} tokens, {mean:.1f} on average; {options.rows} at once\n"
     )
@@ -96,8 +97,8 @@ def lengths(options: argparse.Namespace) -> None:
     ]
     for block in sorted({1, 2, 4, 8, 16, 32, chosen}):
         reserved = 1 - statistics.fmean(found) / max(found)
-        lines.append([f"{block}{' (chosen)' if block == chosen else ''}", percent(when_full(found, block)), percent(waste(block, mean)),
-                      percent(while_growing(found, block, options.rows)), percent(reserved)])  # fmt: skip
+        lines.append([f"{block}{' (chosen)' if block == chosen else ''}", percent(measure_full_waste(found, block)), percent(estimate_waste(block, mean)),
+                      percent(measure_growing_waste(found, block, options.rows)), percent(reserved)])  # fmt: skip
     print(table(lines))
 
 
@@ -107,7 +108,7 @@ def token_counts(options: argparse.Namespace) -> list[int]:
     if options.run is not None:
         encoded = ph.load(options.run).tokenizer.encode(texts)
     else:
-        made = TOKENIZER.build(Choice("bpe"), texts, options.vocabulary)
+        made = TOKENIZER.build(Choice("bpe"), texts, options.load_legacy_tokenizer)
         encoded = [found.ids for found in made.encode_batch(texts, add_special_tokens=False)]
     return [len(ids) + 1 for ids in encoded]
 
@@ -123,10 +124,13 @@ def sharing(options: argparse.Namespace) -> None:
     kept = [i for i, size in enumerate(sizes) if size <= most][: options.limit]
     texts, said = [texts[i] for i in kept], statistics.fmean(sizes[i] for i in kept)
     lines = [["decoding", "block", "saved at the peak", "saved on average", "most saved", "least saved"]]
-    for way in ways(run):
+    for way in list_setups(run):
         for block in (None, 2, 4, 8, 16):
-            seen = [saved(run, text, way, block=block, new_tokens=options.new_tokens) for text in texts]
-            peaks, blocks = [one.peak for one in seen], {one.block for one in seen}
+            seen = [
+                measure_sharing(run, text, way, block_size=block, new_tokens=options.new_tokens)
+                for text in texts
+            ]
+            peaks, blocks = [one.peak for one in seen], {one.block_size for one in seen}
             chosen = f"{min(blocks)} to {max(blocks)} (chosen)" if block is None else str(block)
             lines.append([str(way), chosen, percent(statistics.fmean(peaks)), percent(statistics.fmean(one.mean for one in seen)),
                           percent(max(peaks)), percent(min(peaks))])  # fmt: skip
@@ -142,16 +146,16 @@ def steps(options: argparse.Namespace) -> None:
     config = ModelConfig(kind="decoder", vocab_size=1000, d_model=options.width, n_heads=heads, n_layers=options.layers,
                          n_decoder_layers=options.layers, d_ff=4 * options.width, position="rope", max_len=4096)  # fmt: skip
     model = build(config, seed=0).eval()
-    model = model if options.plain else packed(model)
+    model = model if options.strip_opening else pack_model(model)
     print(
-        f"{options.layers} layers of {options.width}, fp32, {options.threads} threads, medians of {options.rounds} rounds in turns\n"
+        f"{options.layers} layers of {options.width}, fp32, {options.threads} threads, medians of {options.n_rounds} rounds in turns\n"
     )
-    choices = {name: Choice.read(parse_part(name)) for name in options.caches}
+    choices = {name: Choice.from_config(parse_part(name)) for name in options.caches}
     lines = [["rows", "past", "cache", "ms", "more than the first", "MiB"]]
     for n in options.batches:
         for past in options.past:
             caches = {
-                name: filled(model.cache_shape, choice, n, past, options.rounds + 8)
+                name: filled(model.cache_shape, choice, n, past, options.n_rounds + 8)
                 for name, choice in choices.items()
             }
             at, tokens = dict.fromkeys(caches, past), torch.ones(n, 1, dtype=torch.long)
@@ -170,7 +174,7 @@ def steps(options: argparse.Namespace) -> None:
                     model.decode(tokens, pos, caches[name], None)
 
             seconds = interleaved(
-                {name: lambda name=name: step(name) for name in caches}, options.rounds, warmup=2
+                {name: lambda name=name: step(name) for name in caches}, options.n_rounds, warmup=2
             )  # type: ignore[misc]
             for name, times in seconds.items():
                 more = ratio(times, seconds[options.caches[0]]) - 1
@@ -194,12 +198,12 @@ def filled(shape: CacheShape, choice: Choice, n: int, past: int, more: int) -> C
     """A cache of n rows that hold so many tokens, and have room for more; after a prompt they came a few at a time, as texts grow."""
     cache = make_cache(choice, shape, n, past + more)
     for pos in chunks(past, n):
-        cache.begin(range(n), pos)
+        cache.prepare_step(range(n), pos)
         for layer in cache.layers:
             kv = torch.randn(n, shape.n_kv_heads, pos.size(1), shape.head_dim)
             held = layer.update(KV(kv, kv, pos[:, None]))
-            if layer.watcher is not None:
-                layer.watcher(torch.rand(*kv.shape[:3], held.k.size(2)))
+            if layer.weights_hook is not None:
+                layer.weights_hook(torch.rand(*kv.shape[:3], held.k.size(2)))
     return cache
 
 

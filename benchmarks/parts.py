@@ -21,13 +21,14 @@ import torch
 from timing import table
 from torch import nn
 
-from polyhead.config import ModelConfig
-from polyhead.data.collate import Batch
-from polyhead.fast.memory import tune_memory
-from polyhead.models import build, preset
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POSITION
+from polyhead.data.batching.collate import PairBatch
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.models import build, preset_config
 from polyhead.nn.loss import cross_entropy
-from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POSITION, Choice
-from polyhead.train.precision import Format, autocast
+from polyhead.train.precision import ResolvedPrecision, autocast
 from train import SMOOTHING, stepper
 
 KINDS = {
@@ -58,16 +59,16 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.kinds) - set(KINDS):
         parser.error(f"no kind {', '.join(unknown)}; there are {', '.join(KINDS)}")
-    tune_memory()
+    tune_malloc()
     torch.set_num_threads(options.threads)
     batches = some_batches(options)
     print(f"{options.preset}, {options.precision}, {options.rows} rows of up to {options.length} tokens, "
-          f"{options.threads} threads, {options.rounds} interleaved rounds")  # fmt: skip
+          f"{options.threads} threads, {options.n_rounds} interleaved rounds")  # fmt: skip
     for kind in options.kinds or KINDS:
         print(f"\n{kind}\n" + "\n".join(measured(kind, options, batches)), flush=True)
 
 
-def some_batches(options: argparse.Namespace) -> list[Batch]:
+def some_batches(options: argparse.Namespace) -> list[PairBatch]:
     """A few batches of random tokens; targets are whole, for the padding behind them costs the same."""
     torch.manual_seed(0)
     B, T = options.rows, options.length
@@ -76,13 +77,13 @@ def some_batches(options: argparse.Namespace) -> list[Batch]:
         source, target, labels = torch.randint(5, options.vocab_size, (3, B, T)).unbind()
         lengths = torch.randint(T // 2, T + 1, (B, 1))
         at = torch.arange(T).expand(B, -1)
-        batches.append(Batch(source, at.masked_fill(at >= lengths, -1), target, labels, B * T))
+        batches.append(PairBatch(source, at.masked_fill(at >= lengths, -1), target, labels, B * T))
     return batches
 
 
-def measured(kind: str, options: argparse.Namespace, batches: list[Batch]) -> list[str]:
+def measured(kind: str, options: argparse.Namespace, batches: list[PairBatch]) -> list[str]:
     """The table of one kind, and what was refused."""
-    base = preset(options.preset, options.vocab_size)
+    base = preset_config(options.preset, options.vocab_size)
     own = getattr(base, kind)
     designs, refused = {f"{own.name} (base)": base}, []
     for name, choice in choices(kind, options.more):
@@ -93,7 +94,7 @@ def measured(kind: str, options: argparse.Namespace, batches: list[Batch]) -> li
         except ValueError as error:
             refused.append(f"{name}: {error}")
     steps = {name: step(config, batches, options.precision) for name, config in designs.items()}
-    seconds = taken(steps, options.rounds, time.perf_counter if options.threads > 1 else time.process_time)
+    seconds = taken(steps, options.n_rounds, time.perf_counter if options.threads > 1 else time.process_time)
     gc.collect()
     first = next(iter(seconds.values()))
     rows = [[kind, "ms", "times the base", "spread"]]
@@ -116,12 +117,12 @@ def choices(kind: str, more: list[str]) -> list[tuple[str, Choice]]:
     return found
 
 
-def step(config: ModelConfig, batches: list[Batch], precision: Format) -> Callable[[], None]:
+def step(config: ModelConfig, batches: list[PairBatch], precision: ResolvedPrecision) -> Callable[[], None]:
     """A function that does the next whole step: forward, loss, backward, clipping, fused AdamW."""
     model = build(config, seed=1)
 
-    def loss(batch: Batch) -> torch.Tensor:
-        target_pos = batch.target_pos if model.counts_tokens else None
+    def loss(batch: PairBatch) -> torch.Tensor:
+        target_pos = batch.target_pos if model.needs_padding_mask else None
         features = model.features(batch.source, batch.target, batch.source_pos, target_pos)
         found = cross_entropy(features, model.head, batch.labels, SMOOTHING)
         return found.total / found.count

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyhead.config import ModelConfig
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
 from polyhead.models import Seq2Seq
 from polyhead.nn.position.sinusoidal import sinusoids
-from polyhead.registry import Choice
 
 
 def differences(config: ModelConfig) -> str:

@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 import torch
 from timing import table
 
-from polyhead.fast.memory import tune_memory
-from polyhead.lab.clock import quiet_clock
+from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.estimate import data_sample as looked_at
+from polyhead.estimate import plan
+from polyhead.estimate.data_sample import open_data_sample
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.lab.interleaved_timing import pick_clock
 from polyhead.models import build
-from polyhead.planning import plan
-from polyhead.planning import texts as looked_at
-from polyhead.planning.texts import open_texts
-from polyhead.recipe import Recipe, load_recipe
-from polyhead.train.forecast import Timed
-from polyhead.train.loop import train
-from polyhead.train.training import Training
+from polyhead.train.eta import EtaReporter
+from polyhead.train.loop import train_model
+from polyhead.train.train_state import TrainState
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS: dict[str, tuple[str, list[str]]] = {
@@ -72,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     wanted = {
         name: (str(ROOT / "recipes" / f"{ROWS[name][0]}.yaml"), placed(ROWS[name][1], options.data))
-        for name in options.only
+        for name in options.require
     }
     if options.recipe:
         wanted = {Path(options.recipe).stem: (options.recipe, options.changes)}
@@ -80,7 +80,7 @@ def main() -> None:
              "MB: planned, measured"]]  # fmt: skip
     for name, (recipe, changes) in wanted.items():
         rounds = []
-        for _ in range(options.rounds):
+        for _ in range(options.n_rounds):
             planned = apart(planned_of, recipe, changes, options.seconds)
             steps = max(12, round(2 * options.seconds / planned.update))
             rounds.append((planned, apart(trained, recipe, changes, min(steps, 1000))))
@@ -114,8 +114,8 @@ def apart(work: Callable[..., Seen], *given: Any) -> Seen:
 
 def planned_of(recipe: str, changes: list[str], seconds: float) -> Seen:
     """What a plan says."""
-    tune_memory()
-    made = plan(load_recipe(recipe, changes), decode_rows=(), context=8, seconds=seconds, clock=quiet_clock())
+    tune_malloc()
+    made = plan(load_recipe(recipe, changes), decode_rows=(), context=8, seconds=seconds, clock=pick_clock())
     assert made.time is not None and made.batches is not None, made.notes
     return Seen(made.parameters, made.batches, made.time.update, made.memory.total or 0)
 
@@ -141,11 +141,11 @@ class Told:
 
 def trained(recipe: str, changes: list[str], steps: int) -> Seen:
     """What a training of so many steps is: seconds behind the first tenth of them, bytes beyond those before the model."""
-    tune_memory()
-    looked_at.MOST = 1 << 62  # all of the text
+    tune_malloc()
+    looked_at._MAX_SPLIT_BYTES = 1 << 62  # all of the text
     read: Recipe = load_recipe(recipe, changes)
     with tempfile.TemporaryDirectory() as folder:
-        texts = open_texts(read, None, Path(folder))
+        texts = open_data_sample(read, None, Path(folder))
         config = read.model.with_vocabulary(texts.vocab_size, texts.task.labels)
         texts.task.evaluate = lambda *_: {"loss": 0.0}  # type: ignore[method-assign]
         short = read.train.model_copy(
@@ -155,15 +155,15 @@ def trained(recipe: str, changes: list[str], steps: int) -> Seen:
         before = memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
         model = build(config, 1)
-        told, training = Told(), Training(model, short, config.d_model, steps)
-        timed = Timed(told, clock=quiet_clock())
-        timed.say("begin")
-        train(training, texts.task, short, Path(folder) / "checkpoints", timed)
+        told, training = Told(), TrainState(model, short, config.d_model, steps)
+        timed = EtaReporter(told, clock=pick_clock())
+        timed.info("begin")
+        train_model(training, texts.task, short, Path(folder) / "checkpoints", timed)
         first, last = told.rows[0], told.rows[-1]
         update = (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
         return Seen(
             sum(p.numel() for p in model.parameters()),
-            len(texts.task.plan(0)),
+            len(texts.task.epoch_batches(0)),
             update,
             memory("VmHWM") - before,
         )

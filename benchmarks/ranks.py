@@ -25,22 +25,22 @@ import torch
 from timing import apart, ratio, table
 from torch import Tensor, nn
 
-from polyhead.data.cldr import write_corpus
-from polyhead.data.corpus import open_corpus, texts
-from polyhead.data.store import PairStore
-from polyhead.fast.memory import tune_memory
-from polyhead.models import build, preset
-from polyhead.recipe import TrainConfig
-from polyhead.registry import Choice
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.train.loop import update
+from polyhead.config.recipe import TrainConfig
+from polyhead.core.choice import Choice
+from polyhead.data.readers.parallel_corpus import open_corpus, read_corpus_texts
+from polyhead.data.stores.pair_store import PairStore
+from polyhead.data.synthetic.synthetic_cldr import write_corpus
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.models import build, preset_config
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from polyhead.train.distributed.torch_process_group import PeerLost, init_process_group
+from polyhead.train.loop import train_step
 from polyhead.train.optim import set_rates
-from polyhead.train.precision import autocast, resolve
-from polyhead.train.ranks import ALONE, Ranks
-from polyhead.train.several import Lost, joined
-from polyhead.train.tasks.translation import Translation
-from polyhead.train.training import Training
+from polyhead.train.precision import autocast, resolve_precision
+from polyhead.train.tasks.translation import TranslationTask
+from polyhead.train.train_state import TrainState
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--other", choices=["ours", "ddp"], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.other:
+    if options.spare_storage:
         follow(options)
         return
     n = options.processes
@@ -77,7 +77,7 @@ def main() -> None:
                 for call in calls.values():
                     call()
             seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-            for _ in range(options.rounds):
+            for _ in range(options.n_rounds):
                 for name, call in calls.items():
                     seconds[name].append(call())
     first = [wall for wall, _ in seconds["1 process of 1 thread"]]
@@ -96,7 +96,7 @@ def main() -> None:
         cells = [f"{1e3 * middle:.0f}", f"{1e3 * statistics.median(used):.0f}", f"{tokens / middle:,.0f}"]
         rows.append([name, *cells, f"{ratio(first, wall):.2f}"])
     print(f"{options.preset}, {options.precision}, vocabulary {options.vocab_size}, {tokens:,.0f} target tokens an update, "
-          f"medians of {options.rounds} interleaved rounds of {TURN} updates")  # fmt: skip
+          f"medians of {options.n_rounds} interleaved rounds of {TURN} updates")  # fmt: skip
     print(table(rows))
 
 
@@ -106,19 +106,21 @@ TURN = 3  # updates at a time
 def prepare(options: argparse.Namespace) -> float:
     """Write the corpus, its tokens and a tokenizer into the folder; returns the mean of the target tokens of a batch."""
     corpus = open_corpus(write_corpus(options.folder, n=options.sentences)["train"])
-    train_tokenizer(texts(corpus), Choice("bpe"), options.vocab_size).save(options.folder)
+    train_tokenizer(read_corpus_texts(corpus), Choice("bpe"), options.vocab_size).save(options.folder)
     task, plan = opened(options)
-    return statistics.mean(task.count(task.batch(rows)) for rows in plan)
+    return statistics.mean(task.count_labels(task.collate(rows)) for rows in plan)
 
 
-def opened(options: argparse.Namespace) -> tuple[Translation, list[Any]]:
+def opened(options: argparse.Namespace) -> tuple[TranslationTask, list[Any]]:
     """The task, and a dozen of its fuller batches."""
     tokenizer = Tokenizer.load(options.folder)
     files = sorted(path for path in options.folder.iterdir() if path.name.startswith("train."))
     store = PairStore.open_or_build(open_corpus(files), tokenizer, options.folder, max_len=128)
-    task = Translation(store, store, tokenizer, settings(options))
+    task = TranslationTask(store, store, tokenizer, settings(options))
     full = 0.8 * options.max_tokens
-    return task, [rows for rows in task.plan(0) if len(rows) * max(store.target_lengths[rows]) > full][:12]
+    return task, [
+        rows for rows in task.epoch_batches(0) if len(rows) * max(store.target_lengths[rows]) > full
+    ][:12]
 
 
 def settings(options: argparse.Namespace) -> TrainConfig:
@@ -129,21 +131,21 @@ def settings(options: argparse.Namespace) -> TrainConfig:
 
 
 def stepper(
-    options: argparse.Namespace, ranks: Ranks, kind: str = "ours"
+    options: argparse.Namespace, ranks: ProcessGroup, kind: str = "ours"
 ) -> Callable[[], tuple[float, float]]:
     """Does a turn of updates; returns the seconds of one, and those of the processor for this process."""
-    tune_memory()
+    tune_malloc()
     task, plan = opened(options)
     config = settings(options)
-    model = build(preset(options.preset, options.vocab_size, dropout=0.1), seed=1)
-    training = Training(model.train(), config, model.config.d_model, 10**6)
-    parts = [[task.batch(part) for part in ranks.share(task, rows)] for rows in plan]
+    model = build(preset_config(options.preset, options.vocab_size, dropout=0.1), seed=1)
+    training = TrainState(model.train(), config, model.config.d_model, 10**6)
+    parts = [[task.collate(part) for part in ranks.shard(task, rows)] for rows in plan]
     step = (
         ddp(task, training, config, ranks) if kind == "ddp" else partial(ours, task, training, config, ranks)
     )
 
     def turn() -> tuple[float, float]:
-        ranks.sum(0)
+        ranks.all_reduce(0)
         start = time.perf_counter(), time.process_time()
         for _ in range(TURN):
             training.progress.step += 1
@@ -154,16 +156,16 @@ def stepper(
 
 
 def ours(
-    task: Translation, training: Training, config: TrainConfig, ranks: Ranks, batches: list[Any]
+    task: TranslationTask, training: TrainState, config: TrainConfig, ranks: ProcessGroup, batches: list[Any]
 ) -> None:
     """An update as training makes it."""
-    update(training, task, batches, config, ranks)
+    train_step(training, task, batches, config, ranks)
 
 
 class Lossy(nn.Module):
     """A model whose forward is the loss, for DDP hears of a step by the call of forward."""
 
-    def __init__(self, task: Translation, model: nn.Module) -> None:
+    def __init__(self, task: TranslationTask, model: nn.Module) -> None:
         super().__init__()
         self.task, self.model = task, model
 
@@ -172,19 +174,19 @@ class Lossy(nn.Module):
 
 
 def ddp(
-    task: Translation, training: Training, config: TrainConfig, ranks: Ranks
+    task: TranslationTask, training: TrainState, config: TrainConfig, ranks: ProcessGroup
 ) -> Callable[[list[Any]], None]:
     """The same update with torch's own wrapper, which averages over processes."""
     wrapped = nn.parallel.DistributedDataParallel(Lossy(task, training.model), gradient_as_bucket_view=True)
     device = torch.device("cpu")
-    precision = resolve(config.precision, device)
+    precision = resolve_precision(config.precision, device)
 
     def step(batches: list[Any]) -> None:
-        (count,) = ranks.sum(task.count(batches[0]))
+        (count,) = ranks.all_reduce(task.count_labels(batches[0]))
         with autocast(precision, device):
             total = wrapped(batches[0])
-        (total * ranks.world / count).backward()
-        ranks.sum(float(total.detach()))
+        (total * ranks.world_size / count).backward()
+        ranks.all_reduce(float(total.detach()))
         nn.utils.clip_grad_norm_(training.model.parameters(), config.clip_norm)
         set_rates(training.optimizers, training.schedule(training.progress.step))
         for optimizer in training.optimizers:
@@ -197,7 +199,7 @@ def ddp(
 def alone(options: argparse.Namespace, threads: int) -> Callable[[], tuple[float, float]]:
     """One process."""
     torch.set_num_threads(threads)
-    return stepper(options, ALONE)
+    return stepper(options, SINGLE_PROCESS)
 
 
 def lead(options: argparse.Namespace, kind: str) -> Callable[[], tuple[float, float]]:
@@ -220,7 +222,7 @@ def lead(options: argparse.Namespace, kind: str) -> Callable[[], tuple[float, fl
         subprocess.Popen([sys.executable, __file__, *arguments, "--other", kind], env=environment)
     os.environ.update(common | {"RANK": "0", "LOCAL_RANK": "0"})
     torch.set_num_threads(1)
-    context = joined(600.0)
+    context = init_process_group(600.0)
     turn = stepper(options, context.__enter__(), kind)
     return lambda within=context: turn()  # type: ignore[misc]  # which ends when it is forgotten
 
@@ -229,11 +231,11 @@ def follow(options: argparse.Namespace) -> None:
     """Make every step that the first process makes."""
     torch.set_num_threads(1)
     try:
-        with joined(600.0) as ranks:
-            turn = stepper(options, ranks, options.other)
+        with init_process_group(600.0) as ranks:
+            turn = stepper(options, ranks, options.spare_storage)
             while True:
                 turn()
-    except (Lost, RuntimeError):
+    except (PeerLost, RuntimeError):
         os._exit(0)
 
 

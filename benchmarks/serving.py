@@ -32,10 +32,10 @@ import torch
 from timing import apart, ratio, table
 
 from polyhead import Choice, ModelConfig, build, load
-from polyhead.fast.memory import tune_memory
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 MODELS = {
     "tiny": {"d_model": 128, "n_heads": 4, "n_layers": 2, "d_ff": 512},
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     print(
-        f"{GIVEN} tokens in, {options.new_tokens} out, {options.threads} thread(s), medians of {options.rounds} interleaved rounds\n"
+        f"{GIVEN} tokens in, {options.new_tokens} out, {options.threads} thread(s), medians of {options.n_rounds} interleaved rounds\n"
     )
     rows = [
         [
@@ -114,7 +114,7 @@ def cases(options: argparse.Namespace) -> list[list[str]]:
                     "service, streamed": lambda case=case: asked(url, process, case, True),  # type: ignore[misc]
                 }
                 turns: dict[str, list[Turn]] = {name: [] for name in contestants}
-                for _ in range(options.rounds + 1):
+                for _ in range(options.n_rounds + 1):
                     for name, run in contestants.items():
                         turns[name].append(run())
             for name in turns:
@@ -146,7 +146,7 @@ def prompts(vocab_size: int, number: int) -> list[list[int]]:
 
 def engine_of(options: argparse.Namespace) -> Callable[[], tuple[float, float, list[float]]]:
     """The bare engine in its process."""
-    tune_memory()
+    tune_malloc()
     torch.set_num_threads(options.threads)
     run = load(options.folder, fast=True)
 

@@ -16,16 +16,16 @@ from pathlib import Path
 import torch
 from timing import interleaved, ratio, table
 
-from polyhead.data.corpus import open_corpus, read_pairs
-from polyhead.fast.memory import tune_memory
-from polyhead.fast.pack import packed, product_of
-from polyhead.generate.search import search
-from polyhead.generate.shortlist import Shortlist
-from polyhead.generation_section import GenerationConfig
-from polyhead.models import Seq2Seq, build, preset
-from polyhead.registry import Choice
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.choice import Choice
+from polyhead.data.readers.parallel_corpus import open_corpus, read_pairs
+from polyhead.generation.batch_decode import decode_sources
+from polyhead.generation.shortlist.shortlist import Shortlist
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.kernels.pack_model import linear_factory, pack_model
+from polyhead.models import Seq2Seq, build, preset_config
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 
 def main() -> None:
@@ -45,20 +45,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    tune_memory()
+    tune_malloc()
     corpus = open_corpus([options.source, options.target])
     texts, translations, _ = read_pairs(corpus, options.pairs + options.lines)
     tokenizer = train_tokenizer(chain(texts, translations), Choice("bpe"), options.vocab_size)
     sources, targets = tokenizer.encode(texts), tokenizer.encode(translations)
     lines, V = sources[-options.lines :], tokenizer.vocab_size
-    shortlist = Shortlist.learned(
-        sources[: options.pairs], targets[: options.pairs], V, each=options.each, always=100, needed=[tokenizer.eos_id]
+    shortlist = Shortlist.from_pairs(
+        sources[: options.pairs], targets[: options.pairs], V, per_token=options.each, frequent=100, required_ids=[tokenizer.eos_id]
     )  # fmt: skip
     print(f"{V:,} tokens; lines of {sum(map(len, lines)) / len(lines):.0f}, of which each suggests "
-          f"{sum(len(shortlist.of(line)) for line in lines) / len(lines):,.0f}")  # fmt: skip
+          f"{sum(len(shortlist.select_ids(line)) for line in lines) / len(lines):,.0f}")  # fmt: skip
     rows = [["weights", "lines together", "beams", "ms a line", "with the shortlist", "faster by"]]
     for dtype in ("fp32", "int8"):
-        model = packed(build(preset(options.preset, vocab_size=V)).eval(), product_of(dtype))
+        model = pack_model(build(preset_config(options.preset, vocab_size=V)).eval(), linear_factory(dtype))
         assert isinstance(model, Seq2Seq)
         for together in (1, len(lines)):
             for beam in (1, options.beam):
@@ -66,7 +66,7 @@ def main() -> None:
                     way: partial(translate, model, tokenizer, lines, beam, together, some)
                     for way, some in (("all", None), ("some", shortlist))
                 }
-                seconds = interleaved(calls, options.rounds)
+                seconds = interleaved(calls, options.n_rounds)
                 each = [f"{1000 * min(seconds[way]) / len(lines):.1f}" for way in calls]
                 faster = f"{ratio(seconds['all'], seconds['some']):.2f}"
                 rows.append([dtype, str(together), str(beam), *each, faster])
@@ -86,8 +86,8 @@ def translate(
     config = GenerationConfig(beam_size=beam, max_length_ratio=1.0, max_length_extra=2, batch_tokens=2**20)
     for first in range(0, len(lines), together):
         some = lines[first : first + together]
-        found = search(
-            model, some, config, sides=tokenizer.sides, max_len=512, forbidden=[tokenizer.eos_id], shortlist=shortlist
+        found = decode_sources(
+            model, some, config, seq2seq_template=tokenizer.seq2seq_template, max_len=512, bad_token_ids=[tokenizer.eos_id], shortlist=shortlist
         )  # fmt: skip
         assert len(list(found)) == len(some)
 

@@ -19,17 +19,24 @@ from timing import interleaved, ratio, table
 from torch import Tensor
 
 import polyhead as ph
-from polyhead.cache.base import Cache
-from polyhead.cache.make import make_cache
-from polyhead.config import ModelConfig
-from polyhead.fast.memory import tune_memory
-from polyhead.fast.pack import packed
-from polyhead.generate.loop import generate
-from polyhead.generate.sampling import Sampling
-from polyhead.generate.speculative import Conditions, Guess, Guesser, Proposer, speculative
+from polyhead.cache.factory import make_cache
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.registry import SPECULATIVE
+from polyhead.generation.decoding.sampling import Sampling
+from polyhead.generation.generate import generate
+from polyhead.generation.speculative.verify import (
+    DraftContext,
+    Drafter,
+    DraftTokens,
+    Proposer,
+    speculative_generate,
+)
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.kernels.pack_model import pack_model
 from polyhead.models import build
-from polyhead.registry import SPECULATE, Choice
-from polyhead.run import Run
+from polyhead.nn.cache import Cache
+from polyhead.run.run import Run
 
 NEVER = -1  # an end that no model says, so that all contestants say equally much
 WAYS = {
@@ -60,7 +67,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    tune_memory()
+    tune_malloc()
     {"texts": texts, "steps": steps}[options.question](options)
 
 
@@ -81,14 +88,14 @@ class Counted:
         self.proposer = proposer
         self.guessed = self.rows = 0  # tokens, and rows of steps
 
-    def begin(self, prompts: Sequence[Sequence[int]], conditions: Conditions) -> Counted:
-        self.inner: Guesser = self.proposer.begin(prompts, conditions)
+    def begin(self, prompts: Sequence[Sequence[int]], conditions: DraftContext) -> Counted:
+        self.inner: Drafter = self.proposer.start(prompts, conditions)
         return self
 
     def guess(
         self, texts: Sequence[Sequence[int]], streams: Sequence[int], most: Sequence[int]
-    ) -> list[Guess]:
-        found = self.inner.guess(texts, streams, most)
+    ) -> list[DraftTokens]:
+        found = self.inner.propose(texts, streams, most)
         self.guessed, self.rows = (
             self.guessed + sum(len(guess.tokens) for guess in found),
             self.rows + len(found),
@@ -96,7 +103,7 @@ class Counted:
         return found
 
     def keep(self, rows: Sequence[int]) -> None:
-        self.inner.keep(rows)
+        self.inner.reorder(rows)
 
 
 def texts(options: argparse.Namespace) -> None:
@@ -105,9 +112,9 @@ def texts(options: argparse.Namespace) -> None:
     opened = gzip.open if options.text.suffix == ".gz" else open
     with opened(options.text, "rt", encoding="utf-8") as file:
         (ids,) = run.tokenizer.encode([file.read(2_000_000)])
-    ways = {name: choice for name, choice in WAYS.items() if choice.name != "draft" or options.draft}
-    proposers = {name: made(choice, run, options.draft) for name, choice in ways.items()}
-    print(f"{options.new_tokens} new tokens, {said_of(options)}, medians of {options.rounds} rounds in turns; true: share of "
+    ways = {name: choice for name, choice in WAYS.items() if choice.name != "draft" or options.draft_model}
+    proposers = {name: made(choice, run, options.draft_model) for name, choice in ways.items()}
+    print(f"{options.new_tokens} new tokens, {said_of(options)}, medians of {options.n_rounds} rounds in turns; true: share of "
           "guesses that stay; a step: tokens said in one, by each text\n")  # fmt: skip
     lines = [["prompt", "temperature", "texts", "guesses", "true", "a step", "tokens/s", "times as fast"]]
     for again in (False, True):
@@ -115,7 +122,7 @@ def texts(options: argparse.Namespace) -> None:
             for n in options.batches[:1] if again else options.batches:
                 prompts = [
                     [cut(ids, i * n + j, options.prompt, again) for j in range(n)]
-                    for i in range(options.rounds + 1)
+                    for i in range(options.n_rounds + 1)
                 ]
                 lines += compared(run, proposers, prompts, temperature, options)
                 for line in lines[-1 - len(proposers) :]:
@@ -135,7 +142,7 @@ def made(choice: Choice, run: Run, small: Path) -> Proposer:
     """The proposer."""
     if choice.name == "draft":
         choice = Choice("draft", **choice.options, run=str(small))
-    proposer: Proposer = SPECULATE.build(choice, run)
+    proposer: Proposer = SPECULATIVE.build(choice, run)
     return proposer
 
 
@@ -157,11 +164,11 @@ def compared(
         if name == "plain":
             said = [*generate(run.model, given, seed=turn[name], **rest)]  # type: ignore[arg-type]
         else:
-            said = [*speculative(run.model, given, counted[name], seed=turn[name], **rest)]  # type: ignore[arg-type]
+            said = [*speculative_generate(run.model, given, counted[name], seed=turn[name], **rest)]  # type: ignore[arg-type]
         assert len(said) == len(given) * options.new_tokens
 
     seconds = interleaved(
-        {name: lambda name=name: say(name) for name in turn}, options.rounds, clock=clock(options)
+        {name: lambda name=name: say(name) for name in turn}, options.n_rounds, clock=clock(options)
     )  # type: ignore[misc]
     n = len(prompts[0])
     lines = []
@@ -170,7 +177,7 @@ def compared(
         if name == "plain":
             lines.append(["", "", "", name, "", "1", speed, "1"])
             continue
-        said = n * options.new_tokens * (options.rounds + 1)
+        said = n * options.new_tokens * (options.n_rounds + 1)
         guessed, rows = counted[name].guessed, counted[name].rows
         true = f"{100 * (said - rows) / max(1, guessed):.0f} %"
         lines.append(
@@ -183,9 +190,9 @@ def steps(options: argparse.Namespace) -> None:
     """What a step of several tokens costs against one of one token; the weights do not matter to the clock."""
     config = ModelConfig(kind="decoder", vocab_size=8000, d_model=options.width, n_heads=options.width // 64, d_ff=4 * options.width,
                          n_layers=options.layers, n_decoder_layers=options.layers, position="rope", max_len=4096)  # fmt: skip
-    model = packed(build(config, seed=0).eval())
+    model = pack_model(build(config, seed=0).eval())
     print(
-        f"{options.layers} layers of {options.width}, fp32, {said_of(options)}, 128 tokens before, {options.rounds} rounds\n"
+        f"{options.layers} layers of {options.width}, fp32, {said_of(options)}, 128 tokens before, {options.n_rounds} rounds\n"
     )
     widths = [1, 2, 3, 5, 7, 8, 9, 17]
     lines = [["rows", "1 token ms", *(f"{k} tokens" for k in widths[1:])]]
@@ -194,14 +201,14 @@ def steps(options: argparse.Namespace) -> None:
             cache = make_cache(None, model.cache_shape, n, 160)  # type: ignore[arg-type]
 
             def read(pos: Tensor, cache: Cache = cache) -> None:
-                cache.begin(range(len(pos)), pos)
+                cache.prepare_step(range(len(pos)), pos)
                 model.decode(torch.ones_like(pos), pos, cache, None)  # type: ignore[operator]
 
             read(torch.arange(128).expand(n, -1))
             at = {k: torch.arange(128, 128 + k).expand(n, -1) for k in widths}
             seconds = interleaved(
                 {str(k): lambda pos=pos: read(pos) for k, pos in at.items()},
-                options.rounds,
+                options.n_rounds,
                 clock=clock(options),
             )  # type: ignore[misc]
         more = [f"{ratio(seconds[str(k)], seconds['1']):.2f}" for k in widths[1:]]

@@ -21,14 +21,14 @@ import torch
 from timing import interleaved, table
 from torch import Tensor
 
-from polyhead.cache.base import Cache, CacheShape
-from polyhead.fast.memory import tune_memory
-from polyhead.generate.beam import beam_search
-from polyhead.generate.greedy import greedy
-from polyhead.generate.loop import generate
-from polyhead.generate.sampling import Sampling
-from polyhead.nn.kv import Memory
-from polyhead.registry import Choice
+from polyhead.core.choice import Choice
+from polyhead.generation.decoding.beam_search import beam_search
+from polyhead.generation.decoding.greedy import greedy_search
+from polyhead.generation.decoding.sampling import Sampling
+from polyhead.generation.generate import generate
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.nn.cache import Cache, CacheShape
+from polyhead.nn.kv import EncoderMemory
 
 PROMPT, EOS = [3] * 4, 0
 
@@ -44,10 +44,14 @@ class Nothing:
         self.logits = 3 * torch.randn(most, 1, vocab_size, generator=torch.Generator().manual_seed(1))
         self.logits[:, :, EOS] = -100
 
-    def read(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[Memory] | None) -> Tensor:
+    def read(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None
+    ) -> Tensor:
         return self.logits[:0]
 
-    def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[Memory] | None) -> Tensor:
+    def decode(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None
+    ) -> Tensor:
         return self.logits[: len(tokens)]
 
 
@@ -65,14 +69,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tune_memory()
-    model = Nothing(options.vocabulary, options.layers, 5 * max(options.batches))
-    cases = list(product(options.rules, options.caches))
+    tune_malloc()
+    model = Nothing(options.load_legacy_tokenizer, options.layers, 5 * max(options.batches))
+    cases = list(product(options.tokenizer_json, options.caches))
     calls = {
         f"{rule}, {cache}, {batch}": partial(RULES[rule], model, batch, options.new_tokens, Choice(cache))
         for (rule, cache), batch in product(cases, options.batches)
     }
-    seconds = interleaved(calls, options.rounds, clock=time.process_time)
+    seconds = interleaved(calls, options.n_rounds, clock=time.process_time)
     rows = [["rule", "cache", *(f"µs, {batch} row{'s' * (batch > 1)}" for batch in options.batches)]]
     for rule, cache in cases:
         times = [statistics.median(seconds[f"{rule}, {cache}, {batch}"]) for batch in options.batches]
@@ -84,7 +88,7 @@ def searched(beam_size: int, model: Nothing, batch: int, steps: int, cache: Choi
     """The likeliest texts, as `polyhead translate` finds them."""
     prompts, limits = torch.tensor([PROMPT] * batch), [steps] * batch
     if beam_size == 1:
-        return greedy(model, prompts, None, eos_id=EOS, max_new_tokens=limits, cache=cache)
+        return greedy_search(model, prompts, None, eos_id=EOS, max_new_tokens=limits, cache=cache)
     return beam_search(
         model, prompts, None, eos_id=EOS, beam_size=beam_size, max_new_tokens=limits, cache=cache
     )

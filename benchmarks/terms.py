@@ -17,11 +17,11 @@ import torch
 from timing import table
 
 import polyhead as ph
-from polyhead.analysis.metrics import evaluated
-from polyhead.data.corpus import open_corpus, read_pairs
-from polyhead.generate.search import in_order, search
-from polyhead.text.glossary import Glossary, Term
-from polyhead.text.sides import between
+from polyhead.data.readers.parallel_corpus import open_corpus, read_pairs
+from polyhead.evaluate.translation_metrics import evaluate_translations
+from polyhead.generation.batch_decode import decode_sources, restore_order
+from polyhead.generation.constraints.terminology import Term, Terminology
+from polyhead.tokenizers.languages import with_languages
 
 WORD = re.compile(r"\w+")
 
@@ -48,13 +48,15 @@ def main() -> None:
         config = run.generation.model_copy(update={"beam_size": options.beam})
         given = run.model, run.tokenizer.encode(texts), config
         begin = time.perf_counter()
-        found = search(*given, sides=between(run.tokenizer), max_len=run.config.max_len, terms=terms)
-        best = [outputs[0].tokens for outputs in in_order(found, len(texts))]
+        found = decode_sources(
+            *given, seq2seq_template=with_languages(run.tokenizer), max_len=run.config.max_len, terms=terms
+        )
+        best = [outputs[0].tokens for outputs in restore_order(found, len(texts))]
         took = time.perf_counter() - begin
         return run.tokenizer.decode(best), 1000 * took / len(texts)
 
     plain, usual = translated([[] for _ in texts])
-    bleu, _, chrf = evaluated(plain, references).scores
+    bleu, _, chrf = evaluate_translations(plain, references).scores
     rows = [
         ["words of the reference", "a line", "said without", "said", "BLEU", "chrF", "ms a line", "times"]
     ]
@@ -65,10 +67,13 @@ def main() -> None:
             _lacked(reference, text, draw, most) for reference, text in zip(references, plain, strict=True)
         ]
         names = {f"{i} {word}": word for i, own in enumerate(words) for word in own}
-        glossary = Glossary(names, run.tokenizer.target)
-        terms = [[term for word in own for term in glossary.of(f"{i} {word}")] for i, own in enumerate(words)]
+        glossary = Terminology(names, run.tokenizer.target_tokenizer)
+        terms = [
+            [term for word in own for term in glossary.find_terms(f"{i} {word}")]
+            for i, own in enumerate(words)
+        ]
         found, took = translated(terms)
-        (bleu, _, chrf), wanted = evaluated(found, references).scores, sum(map(len, words))
+        (bleu, _, chrf), wanted = evaluate_translations(found, references).scores, sum(map(len, words))
         said = sum(word in text for own, text in zip(words, found, strict=True) for word in own)
         without = sum(word in text for own, text in zip(words, plain, strict=True) for word in own)
         rows.append([

@@ -20,17 +20,17 @@ from peers import TorchTransformer, twin
 from timing import interleaved, ratio, table
 from torch import Tensor, nn
 
-from polyhead.data.batches import plan_epoch
-from polyhead.data.cldr import write_corpus
-from polyhead.data.collate import Batch, collate
-from polyhead.data.corpus import open_corpus, texts
-from polyhead.data.store import PairStore
-from polyhead.fast.memory import tune_memory
-from polyhead.models import Seq2Seq, build, preset
-from polyhead.nn.loss import IGNORED, cross_entropy
-from polyhead.registry import Choice
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.core.choice import Choice
+from polyhead.data.batching.collate import PairBatch, collate
+from polyhead.data.batching.length_bucketing import plan_epoch
+from polyhead.data.readers.parallel_corpus import open_corpus, read_corpus_texts
+from polyhead.data.stores.pair_store import PairStore
+from polyhead.data.synthetic.synthetic_cldr import write_corpus
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.models import Seq2Seq, build, preset_config
+from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.precision import autocast
 
 SMOOTHING = 0.1
@@ -52,17 +52,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
-    tune_memory()  # as the command line does; the peers of this process have it too
+    tune_malloc()  # as the command line does; the peers of this process have it too
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer, batches = some_batches(options, Path(folder))
     tokens = statistics.mean(batch.n_tokens for batch in batches)
     print(f"{options.preset}, vocabulary {options.vocab_size}, {tokens:,.0f} target tokens a batch, dropout {options.dropout}, "
-          f"{options.threads} threads, medians of {options.rounds} interleaved rounds")  # fmt: skip
+          f"{options.threads} threads, medians of {options.n_rounds} interleaved rounds")  # fmt: skip
     rows = [["precision", "system", "target tokens/s", "Polyhead is faster by"]]
     for precision in ("fp32", "bf16"):
         steps = contestants(options, tokenizer, batches, precision)
-        seconds = interleaved(steps, options.rounds, warmup=2)
+        seconds = interleaved(steps, options.n_rounds, warmup=2)
         for name, times in seconds.items():
             rows.append(
                 [
@@ -75,11 +75,11 @@ def main() -> None:
     print(table(rows))
 
 
-def some_batches(options: argparse.Namespace, folder: Path) -> tuple[Tokenizer, list[Batch]]:
+def some_batches(options: argparse.Namespace, folder: Path) -> tuple[Tokenizer, list[PairBatch]]:
     """A tokenizer and a dozen batches of real text, spread over the lengths."""
     files = (options.source, options.target) if options.source else write_corpus(folder, n=6000)["train"]
     corpus = open_corpus(files)
-    tokenizer = train_tokenizer(texts(corpus), Choice("bpe"), options.vocab_size)
+    tokenizer = train_tokenizer(read_corpus_texts(corpus), Choice("bpe"), options.vocab_size)
     store = PairStore.open_or_build(corpus, tokenizer, folder, max_len=128)
     plan = plan_epoch(
         store.source_lengths, store.target_lengths, max_tokens=options.max_tokens, seed=1, epoch=0
@@ -91,13 +91,13 @@ def some_batches(options: argparse.Namespace, folder: Path) -> tuple[Tokenizer, 
 
 
 def contestants(
-    options: argparse.Namespace, tokenizer: Tokenizer, batches: list[Batch], precision: str
+    options: argparse.Namespace, tokenizer: Tokenizer, batches: list[PairBatch], precision: str
 ) -> dict[str, Callable[[], None]]:
     """One call is one whole step: forward, loss, backward, clipping, fused AdamW."""
-    model = build(preset(options.preset, options.vocab_size, dropout=options.dropout), seed=1)
+    model = build(preset_config(options.preset, options.vocab_size, dropout=options.dropout), seed=1)
     theirs = twin(model, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
 
-    def ours(batch: Batch) -> Tensor:
+    def ours(batch: PairBatch) -> Tensor:
         assert isinstance(model, Seq2Seq)
         loss = cross_entropy(
             model.features(batch.source, batch.target, batch.source_pos),
@@ -107,18 +107,18 @@ def contestants(
         )
         return loss.total / loss.count
 
-    def plain(logits: Tensor, batch: Batch) -> Tensor:
+    def plain(logits: Tensor, batch: PairBatch) -> Tensor:
         return F.cross_entropy(
             logits.flatten(0, 1).float(),
             batch.labels.flatten(),
-            ignore_index=IGNORED,
+            ignore_index=IGNORE_INDEX,
             label_smoothing=SMOOTHING,
         )
 
-    def padding(batch: Batch) -> Tensor | None:
+    def padding(batch: PairBatch) -> Tensor | None:
         return None if batch.source_pos is None else batch.source_pos < 0
 
-    def hugging_face(batch: Batch) -> Tensor:
+    def hugging_face(batch: PairBatch) -> Tensor:
         mask = None if batch.source_pos is None else (batch.source_pos >= 0).long()
         out = theirs(
             input_ids=batch.source, attention_mask=mask, decoder_input_ids=batch.target, use_cache=False
@@ -126,7 +126,7 @@ def contestants(
         return plain(out.logits, batch)
 
     torchs = TorchTransformer(model)
-    losses: dict[str, tuple[nn.Module, Callable[[Batch], Tensor]]] = {
+    losses: dict[str, tuple[nn.Module, Callable[[PairBatch], Tensor]]] = {
         "torch.nn.Transformer": (
             torchs,
             lambda batch: plain(torchs(batch.source, batch.target, padding(batch)), batch),

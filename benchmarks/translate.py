@@ -22,17 +22,17 @@ from timing import apart, interleaved, ratio, table
 from torch import Tensor, nn
 
 import polyhead as ph
-from polyhead.analysis.metrics import bleu
-from polyhead.data.corpus import read_pairs
-from polyhead.fast.int8 import int8_product
-from polyhead.fast.memory import tune_memory
-from polyhead.fast.pack import packed
-from polyhead.generate.beam import beam_search
-from polyhead.generate.padding import pad
-from polyhead.generate.search import limit
-from polyhead.models import Seq2Seq, build, preset
-from polyhead.run import Run
-from polyhead.train.tasks.translation import corpus_of
+from polyhead.data.readers.parallel_corpus import read_pairs
+from polyhead.evaluate.translation_metrics import bleu
+from polyhead.generation.batch_decode import max_output_len
+from polyhead.generation.decoding.beam_search import beam_search
+from polyhead.generation.engine.batching import pad_rows
+from polyhead.kernels.int8 import make_int8_linear
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.kernels.pack_model import pack_model
+from polyhead.models import Seq2Seq, build, preset_config
+from polyhead.run.run import Run
+from polyhead.train.tasks.translation import open_split_corpus
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -81,7 +81,7 @@ def equal_lengths(options: argparse.Namespace) -> None:
         theirs = calls["Hugging Face fp32"]()
         same = sum(a == b for a, b in zip(calls["Polyhead fp32"](), theirs, strict=True))
         print(f"fp32 outputs equal to Hugging Face's: {same} of {options.batch}")
-        seconds = interleaved(calls, options.rounds)
+        seconds = interleaved(calls, options.n_rounds)
     tokens = options.batch * options.new_tokens
     rows = [["system", "tokens/s", "times Hugging Face fp32"]]
     for name, times in seconds.items():
@@ -94,7 +94,7 @@ def equal_lengths(options: argparse.Namespace) -> None:
         )
     memory = ", Hugging Face with Polyhead's memory settings" if options.tune_peers else ""
     print(f"{options.preset}, batch {options.batch}, beam {options.beam}, {options.source_len} tokens in, {options.new_tokens} out, "
-          f"{options.threads} threads, medians of {options.rounds} interleaved rounds, a process each{memory}")  # fmt: skip
+          f"{options.threads} threads, medians of {options.n_rounds} interleaved rounds, a process each{memory}")  # fmt: skip
     print(table(rows))
 
 
@@ -118,23 +118,23 @@ def plain_fp32(options: argparse.Namespace) -> Outputs:
 
 def polyhead_fp32(options: argparse.Namespace) -> Outputs:
     """The same with packed weights, as `polyhead translate` does it."""
-    return ours_of(options, packed)
+    return ours_of(options, pack_model)
 
 
 def polyhead_bf16(options: argparse.Namespace) -> Outputs:
     """As `polyhead translate --dtype bf16`."""
-    return ours_of(options, lambda model: packed(model.bfloat16()))
+    return ours_of(options, lambda model: pack_model(model.bfloat16()))
 
 
 def polyhead_int8(options: argparse.Namespace) -> Outputs:
     """As `polyhead translate --dtype int8`."""
-    return ours_of(options, lambda model: packed(model, int8_product))
+    return ours_of(options, lambda model: pack_model(model, make_int8_linear))
 
 
 def theirs_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
     """What one call of a Hugging Face process does."""
     if options.tune_peers:
-        tune_memory()
+        tune_malloc()
     model, source = prepare(options)
     theirs, n = twin(model, PAD, BOS, EOS).eval().to(dtype), options.new_tokens
     return lambda: hugging_face(theirs, source, torch.ones_like(source), options.beam, n, least=n)
@@ -142,7 +142,7 @@ def theirs_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
 
 def ours_of(options: argparse.Namespace, change: Callable[[Seq2Seq], nn.Module]) -> Outputs:
     """What one call of a Polyhead process does."""
-    tune_memory()  # as every verb of the command line does
+    tune_malloc()  # as every verb of the command line does
     model, source = prepare(options)
     model, n = change(model), options.new_tokens
 
@@ -159,7 +159,7 @@ def ours_of(options: argparse.Namespace, change: Callable[[Seq2Seq], nn.Module])
 def prepare(options: argparse.Namespace) -> tuple[Seq2Seq, Tensor]:
     """The same weights and sources in every process."""
     torch.set_num_threads(options.threads)
-    model = build(preset(options.preset, options.vocab_size), seed=1).eval()
+    model = build(preset_config(options.preset, options.vocab_size), seed=1).eval()
     torch.manual_seed(2)
     return model, torch.randint(5, options.vocab_size, (options.batch, options.source_len))
 
@@ -180,7 +180,7 @@ def trained(options: argparse.Namespace) -> None:
         systems = {"Hugging Face fp32": run_twin} | systems
     with apart(systems, options) as calls:
         outputs = {name: translate() for name, translate in calls.items()}
-        seconds = interleaved(calls, options.rounds, warmup=0)
+        seconds = interleaved(calls, options.n_rounds, warmup=0)
     first = next(iter(systems))
     texts = {name: run.tokenizer.decode(tokens) for name, tokens in outputs.items()}
     scores = {name: bleu(lines, references, target_lang(run)) for name, lines in texts.items()}
@@ -201,7 +201,7 @@ def trained(options: argparse.Namespace) -> None:
         same = sum(a == b for a, b in zip(found, wanted, strict=True))
         rows.append([name, speed, f"{ratio(seconds[first], times):.2f}" if times else "-", f"{scores[name].value:.2f}",
                      f"{same:,} of {len(sources):,}", share(*common(found, wanted))])  # fmt: skip
-    timed = f"medians of {options.rounds} interleaved rounds" if options.rounds else "not timed"
+    timed = f"medians of {options.n_rounds} interleaved rounds" if options.n_rounds else "not timed"
     print(f"{options.run}, beam {beam(run, options)}, {len(sources):,} sentences, {options.threads} threads, {timed}, "
           f"a process each; BLEU {scores[first].signature}")  # fmt: skip
     print(table(rows))
@@ -232,7 +232,7 @@ def run_int4(options: argparse.Namespace) -> Outputs:
 
 def translator_of(options: argparse.Namespace, dtype: str) -> Outputs:
     """What one call of a Polyhead process does with the text."""
-    tune_memory()
+    tune_malloc()
     torch.set_num_threads(options.threads)
     run = ph.load(options.run, dtype=dtype, fast=True)
     sources, size = text_of(run, options)[0], beam(run, options)
@@ -245,7 +245,7 @@ def run_twin(options: argparse.Namespace) -> Outputs:
     Its limit of length holds for a whole batch, so an output that never ends may be longer here than Polyhead's.
     """
     if options.tune_peers:
-        tune_memory()
+        tune_malloc()
     torch.set_num_threads(options.threads)
     run = ph.load(options.run)
     t, g, size = run.tokenizer, run.generation, beam(run, options)
@@ -257,8 +257,8 @@ def run_twin(options: argparse.Namespace) -> Outputs:
     def translate() -> list[list[int]]:
         outputs: list[list[int]] = [[]] * len(encoded)
         for rows in rows_of:
-            source, _ = pad([encoded[i] for i in rows], t.pad_id, torch.device("cpu"))
-            most = min(run.config.max_len, limit(source.size(1) - 1, g))
+            source, _ = pad_rows([encoded[i] for i in rows], t.pad_id, torch.device("cpu"))
+            most = min(run.config.max_len, max_output_len(source.size(1) - 1, g))
             found = hugging_face(theirs, source, (source != t.pad_id).long(), size, most, least=g.min_new_tokens,
                                  length_penalty=g.length_penalty, early_stopping=g.early_stopping)  # fmt: skip
             for i, tokens in zip(rows, found, strict=True):
@@ -279,7 +279,7 @@ def text_of(run: Run, options: argparse.Namespace) -> tuple[list[str], list[str]
         assert run.recipe is not None and run.recipe.data.test, (
             "no test text in the recipe: give --source and --reference"
         )
-        both = list(read_pairs(corpus_of(run.recipe, "test"))[:2])
+        both = list(read_pairs(open_split_corpus(run.recipe, "test"))[:2])
     return both[0][: options.limit], both[1][: options.limit]
 
 
@@ -313,8 +313,8 @@ def choices(run: Run, other: Run, sources: list[str], outputs: list[list[int]]) 
     encoded = [[*ids[: run.config.max_len - 1], t.eos_id] for ids in t.encode(sources)]
     for start in range(0, len(encoded), 64):
         rows = slice(start, start + 64)
-        source, pos = pad(encoded[rows], t.pad_id, torch.device("cpu"))
-        target, target_pos = pad(
+        source, pos = pad_rows(encoded[rows], t.pad_id, torch.device("cpu"))
+        target, target_pos = pad_rows(
             [[t.bos_id, *tokens] for tokens in outputs[rows]], t.pad_id, torch.device("cpu")
         )
         said = torch.ones_like(target, dtype=torch.bool) if target_pos is None else target_pos >= 0

@@ -12,13 +12,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from polyhead.analysis.charts import line_chart
-from polyhead.analysis.heat_map import AttentionMap, heat_map
-from polyhead.analysis.page import write
-from polyhead.analysis.report import curves
-from polyhead.errors import UserError
-from polyhead.loading import load
-from polyhead.train.reporting import read_metrics
+from polyhead.core.errors import UserError
+from polyhead.introspect.attention_map import AttentionMap, heat_map_svg
+from polyhead.run.load import load
+from polyhead.train.loggers import read_metrics
+from polyhead.viz.html_page import save_page
+from polyhead.viz.svg_charts import line_chart
+from polyhead.viz.training_report import metric_curves
 
 HERE = Path(__file__).parent
 CHART_WIDTH, MARGIN, HEAD = 460, 24, 62
@@ -33,10 +33,10 @@ def write_figure(
     head: int | None = None,
 ) -> Path:
     """Draw loss curve and attention map side by side into an SVG file that suits white and dark pages."""
-    loss = curves(metrics, "loss")
+    loss = metric_curves(metrics, "loss")
     if not loss:
         raise UserError("no row of the metrics has a loss: there is nothing to draw")
-    heat = heat_map(attention, layer, head)
+    heat = heat_map_svg(attention, layer, head)
     heat_width, heat_height = size(heat)
     height = max(heat_height, 300)
     chart = line_chart(loss, "step", "loss", CHART_WIDTH, height)
@@ -57,7 +57,7 @@ width="{total[0]}" height="{total[1]}" role="img" aria-label="Loss by step, and 
 {placed(heat, right, HEAD + (height - heat_height) // 2, heat_width, heat_height)}
 </svg>
 """
-    return write(path, svg)
+    return save_page(path, svg)
 
 
 def size(svg: str) -> tuple[int, int]:

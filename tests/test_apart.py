@@ -88,9 +88,9 @@ def served(run, *requests):
         sys.stdout = plain
 """
 MAKES = r"""
-from polyhead.run import Run
-from polyhead.generation_section import GenerationConfig
-from polyhead.text.learn import train_tokenizer
+from polyhead.run.run import Run
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 does("train", "dogs.yaml")
 tokenizer = train_tokenizer(["a dog barks ."] * 9, ph.Choice("bpe"), 280)
 config = ph.ModelConfig(kind="encoder", labels=("bad", "good"), pooling=ph.Choice("mean"), head=False, vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, max_len=32)
@@ -100,8 +100,8 @@ print(json.dumps(seen))
 USES = r"""
 closed.append(os.path.realpath("runs"))
 (step,) = Path("runs/dogs/checkpoints").glob("step-*")
-from polyhead.train import checkpoint
-assert checkpoint.load(step).step == 4
+from polyhead.checkpoint import checkpoint
+assert checkpoint.read_checkpoint(step).step == 4
 does("translate", "runs/dogs", "valid.de")
 does("eval", "runs/dogs", "--split", "valid", "--limit", "2", "--output", "judged.en")
 does("score", "runs/dogs", "valid.de", "valid.en")

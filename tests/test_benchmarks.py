@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from polyhead.config import ModelConfig
-from polyhead.data.cldr import write_corpus
-from polyhead.models import build, preset
+from polyhead.config.model import ModelConfig
+from polyhead.data.synthetic.synthetic_cldr import write_corpus
+from polyhead.models import build, preset_config
 
 pytest.importorskip("transformers")
 
@@ -147,7 +147,7 @@ def test_what_hugging_face_has_no_equal_of_is_named(peers, changes, named):
 def test_the_peer_of_a_language_model_gives_the_same_logits(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     decode = import_module("decode")
-    model = build(preset("gpt2", 50, n_layers=2, d_model=16, n_heads=2, max_len=20), seed=1).eval()
+    model = build(preset_config("gpt2", 50, n_layers=2, d_model=16, n_heads=2, max_len=20), seed=1).eval()
     for parameter in model.parameters():  # norms and biases too
         torch.nn.init.normal_(parameter, std=0.3)
     tokens = torch.randint(3, 50, (3, 9))

@@ -21,14 +21,14 @@ import torch
 import typer
 import yaml
 
-from polyhead import document
 from polyhead.cli import main
-from polyhead.cli.app import VERBS
-from polyhead.cli.docstring import read, told
-from polyhead.cli.keys import keys
-from polyhead.generation_section import GenerationConfig
-from polyhead.recipe import Recipe, load_recipe
-from polyhead.registry import ALL, Registry
+from polyhead.cli.part_docs import parse_docstring, read_part_doc
+from polyhead.cli.recipe_keys import list_keys
+from polyhead.cli.verbs import VERBS
+from polyhead.config import yaml_io
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.core.registry import ALL_REGISTRIES, Registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -58,7 +58,7 @@ SHORT = {"generation.max_length_ratio": 1.0, "generation.max_length_extra": 2}  
 
 
 def parts() -> list[tuple[Registry[Any], str]]:
-    return [(registry, part) for registry in ALL for part in registry.names()]
+    return [(registry, part) for registry in ALL_REGISTRIES for part in registry.names()]
 
 
 class Fence(NamedTuple):
@@ -134,7 +134,7 @@ def guide_recipe() -> dict[str, Any]:
     """The recipe of a translator that the guide explains."""
     blocks = [fence.text for fence in fences(section((ROOT / "docs/guide.md").read_text(), "The recipe"))]
     (recipe,) = [text for text in blocks if text.startswith("data:\n  root: .")]
-    tree: dict[str, Any] = document.parse(recipe)
+    tree: dict[str, Any] = yaml_io.parse_yaml(recipe)
     return tree
 
 
@@ -145,7 +145,7 @@ def language_recipe() -> dict[str, Any]:
         for f in fences((ROOT / "docs/guide.md").read_text())
         if f.text.startswith("task: language-model")
     )
-    tree: dict[str, Any] = document.parse(recipe)
+    tree: dict[str, Any] = yaml_io.parse_yaml(recipe)
     return tree
 
 
@@ -156,7 +156,7 @@ def classes_recipe() -> dict[str, Any]:
         for f in fences((ROOT / "docs/guide.md").read_text())
         if f.text.startswith("task: {name: classification")
     )
-    tree: dict[str, Any] = document.parse(recipe)
+    tree: dict[str, Any] = yaml_io.parse_yaml(recipe)
     return tree
 
 
@@ -213,8 +213,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("reviews.yaml", classes_recipe(), TINY),
     ):
         for key, value in sizes.items():
-            document.assign(shrunk, key.split("."), value, Recipe)
-        (home / file).write_text(document.write(shrunk))
+            yaml_io.assign(shrunk, key.split("."), value, Recipe)
+        (home / file).write_text(yaml_io.dump_yaml(shrunk))
     before = Path.cwd()
     os.chdir(home)
     try:
@@ -230,7 +230,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(trained: Path, beside: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of it, to stand in; what an example registers is forgotten again."""
     shutil.copytree(trained, beside, dirs_exist_ok=True)
-    for registry in ALL:
+    for registry in ALL_REGISTRIES:
         registry.names()
         monkeypatch.setattr(registry, "_parts", dict(registry._parts))
     threads = torch.get_num_threads()
@@ -296,8 +296,8 @@ def parse(verb: str, arguments: list[str]) -> None:
         return
     if changes := context.params.get("changes"):
         tree = guide_recipe()
-        for place, value in document.parse_overrides(changes, Recipe):
-            document.assign(tree, place, value, Recipe)
+        for place, value in yaml_io.parse_overrides(changes, Recipe):
+            yaml_io.assign(tree, place, value, Recipe)
         if tree["data"].get("valid_share"):  # of another recipe, which names no files
             del tree["data"]["valid"]
         Recipe.model_validate(tree)
@@ -307,7 +307,7 @@ def parse(verb: str, arguments: list[str]) -> None:
 def test_recipes_are_valid(page: Path, beside: Path) -> None:
     for fence in fences(page.read_text()):
         if fence.language == "yaml":
-            given = document.parse(fence.text)
+            given = yaml_io.parse_yaml(fence.text)
             shared = "valid_share" in given.get("data", {})
             base = {"data": {"train": ["a"], **({} if shared else {"valid": ["b"]})}, "train": {"steps": 1}}
             Recipe.model_validate(given | {key: base[key] | given.get(key, {}) for key in base})
@@ -332,7 +332,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in map(slug, headings(path.read_text())), f"{name(page)}: no heading {target}"
 
 
-@pytest.mark.parametrize("registry", ALL, ids=lambda registry: registry.kind)
+@pytest.mark.parametrize("registry", ALL_REGISTRIES, ids=lambda registry: registry.kind)
 def test_the_page_of_a_kind_is_what_the_docstrings_say(registry: Registry[Any]) -> None:
     written = runpy.run_path(str(ROOT / "docs/parts/write.py"))["pages"]()
     path = ROOT / f"docs/parts/{registry.kind}.md"
@@ -341,10 +341,12 @@ def test_the_page_of_a_kind_is_what_the_docstrings_say(registry: Registry[Any]) 
 
 @pytest.mark.parametrize(("registry", "part"), parts(), ids=lambda x: getattr(x, "kind", x))
 def test_every_part_is_told_whole(registry: Registry[Any], part: str) -> None:
-    about, doc = told(registry, part), inspect.cleandoc(registry.get(part).__doc__ or "")
-    assert about.first.endswith("."), "its first sentence"
+    about, doc = read_part_doc(registry, part), inspect.cleandoc(registry.get(part).__doc__ or "")
+    assert about.summary.endswith("."), "its first sentence"
     assert all(about.options.values()), "an option without a meaning"
-    assert read(doc).options.keys() <= registry.options(part).keys(), "the meaning of an option that is gone"
+    assert parse_docstring(doc).options.keys() <= registry.options(part).keys(), (
+        "the meaning of an option that is gone"
+    )
     assert about.fields.get("When"), "when to use it"
     assert about.fields.get("Paper") or part in WITHOUT_PAPER, "where it comes from"
     assert about.fields.get("Equation") or WITHOUT_EQUATION & {registry.kind, part}, "what it computes"
@@ -353,7 +355,7 @@ def test_every_part_is_told_whole(registry: Registry[Any], part: str) -> None:
 
 def test_what_was_measured_is_of_parts_that_exist() -> None:
     facts = yaml.safe_load((ROOT / "docs/parts/measured.yaml").read_text())
-    kinds = {registry.kind: registry for registry in ALL}
+    kinds = {registry.kind: registry for registry in ALL_REGISTRIES}
     for kind, of_parts in facts.items():
         assert set(of_parts) <= set(kinds[kind].names())
         for fact in [fact for facts in of_parts.values() for fact in facts]:
@@ -362,7 +364,7 @@ def test_what_was_measured_is_of_parts_that_exist() -> None:
 
 def test_the_page_of_parts_lists_every_part() -> None:
     text = (ROOT / "docs/parts/README.md").read_text()
-    for registry in ALL:
+    for registry in ALL_REGISTRIES:
         (row,) = [line for line in text.splitlines() if f"]({registry.kind}.md)" in line]
         named = set(re.findall(r"`([\w-]+)`", row.split("|")[3]))
         assert named == set(registry.names()), registry.kind
@@ -394,7 +396,7 @@ def test_the_four_commands_of_the_readme_work(trained: Path, beside: Path) -> No
 
 def test_beam_search_lists_every_key_of_decoding() -> None:
     rows = table((ROOT / "docs/parts/beam_search.md").read_text(), "option")
-    lines = [line.partition("  ")[0] for line in keys(GenerationConfig)]
+    lines = [line.partition("  ")[0] for line in list_keys(GenerationConfig)]
     assert [f"{row[0]}: {row[1]} = {row[2]}".replace("`", "") for row in rows] == lines
 
 
@@ -403,7 +405,7 @@ def test_beam_search_lists_every_key_of_decoding() -> None:
 )
 def test_the_guide_lists_every_key_of_a_recipe(guide: str, head: str, required: str) -> None:
     rows = table((ROOT / "docs" / guide).read_text(), head)
-    wanted = [line.partition("  ")[0] for line in keys()]
+    wanted = [line.partition("  ")[0] for line in list_keys()]
     assert [
         f"{row[0]}: {row[1]} = {row[2]}".replace("`", "").replace(f" = {required}", "") for row in rows
     ] == wanted
@@ -439,7 +441,7 @@ def test_the_guide_names_every_column_of_the_metrics(trained: Path) -> None:
 
 @pytest.mark.parametrize("guide", ["guide.md", "guide.zh-CN.md"])
 def test_what_may_change_on_resume_is_what_the_code_lets_change(guide: str) -> None:
-    from polyhead.train.resume import MAY_CHANGE
+    from polyhead.train.resume import CHANGEABLE_KEYS
 
     text = (ROOT / "docs" / guide).read_text()
     (paragraph,) = [
@@ -447,7 +449,7 @@ def test_what_may_change_on_resume_is_what_the_code_lets_change(guide: str) -> N
         for p in text.split("\n\n")
         if "`train.steps`" in p and "`train.tensorboard`" in p and "--resume" in p and not p.startswith("|")
     ]
-    assert set(re.findall(r"`(train\.\w+)`", paragraph)) == MAY_CHANGE
+    assert set(re.findall(r"`(train\.\w+)`", paragraph)) == CHANGEABLE_KEYS
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
@@ -513,7 +515,7 @@ def test_the_pages_of_the_parts_are_listed() -> None:
 
 @pytest.mark.parametrize(("page", "head"), [("serving.md", "route"), ("serving.zh-CN.md", "路径")])
 def test_the_page_on_serving_lists_every_route(page: str, head: str) -> None:
-    from polyhead.serve.routes import ROUTES
+    from polyhead.serve.http.routes import ROUTES
 
     rows = table((ROOT / "docs" / page).read_text(), head)
     listed = re.findall(r"`(GET|POST) ([^`]+)`", "".join(row[0] for row in rows))

@@ -70,7 +70,7 @@ def test_masks_hold_no_huge_number(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_files_stay_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 300
+    assert len(path.read_text().splitlines()) <= 500
 
 
 @pytest.mark.parametrize(

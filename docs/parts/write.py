@@ -1,6 +1,6 @@
 """Write the page of every kind of part from the docstrings, and from what was measured: `./dev docs`.
 
-A page is the docstring of the package (or module) of the kind and then, part by part, what cli/docstring.py reads. Facts
+A page is the docstring of the package (or module) of the kind and then, part by part, what cli/part_docs.py reads. Facts
 and the commands that measure them stand in measured.yaml.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from polyhead.cli.docstring import Told, read, told
-from polyhead.cli.parts import PLACES
-from polyhead.cli.words import type_name, yaml_word
-from polyhead.registry import ALL, Registry
+from polyhead.cli.components import RECIPE_KEYS
+from polyhead.cli.formatting import format_type, format_yaml
+from polyhead.cli.part_docs import PartDoc, parse_docstring, read_part_doc
+from polyhead.core.registry import ALL_REGISTRIES, Registry
 
 HERE = Path(__file__).parent
 Facts = dict[str, list[dict[str, str]]]
@@ -26,16 +26,16 @@ Facts = dict[str, list[dict[str, str]]]
 
 def page(registry: Registry[Any], facts: Facts) -> str:
     """The page of one kind."""
-    places = ", ".join(f"`{place}`" for place in PLACES[registry.kind])
-    about = read(import_module(registry.package).__doc__)
+    places = ", ".join(f"`{place}`" for place in RECIPE_KEYS[registry.kind])
+    about = parse_docstring(import_module(registry.package).__doc__)
     blocks = [f"# {registry.kind.replace('_', '-').capitalize()}", f"In a recipe: {places}", *fields(about)]
     for name in sorted(registry.names(), key=lambda name: place_in_source(registry.get(name))):
-        blocks += [f"## {name}", *fields(told(registry, name)), table(registry, name)]
+        blocks += [f"## {name}", *fields(read_part_doc(registry, name)), table(registry, name)]
         blocks += [f"*Measured:* {fact['fact']} (`{fact['command']}`)" for fact in facts.get(name, [])]
     return "\n\n".join(blocks) + "\n"
 
 
-def fields(about: Told) -> Iterator[str]:
+def fields(about: PartDoc) -> Iterator[str]:
     """Text, equation, paper, when to use it, and a recipe, as far as they are there."""
     if about.text:
         yield about.text.replace("``", "`")
@@ -51,13 +51,13 @@ def fields(about: Told) -> Iterator[str]:
 
 def table(registry: Registry[Any], name: str) -> str:
     """The options of a part with their meanings."""
-    options, meanings = registry.options(name), told(registry, name).options
+    options, meanings = registry.options(name), read_part_doc(registry, name).options
     if not options:
         return "No options."
     lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
     for option, (kind, default) in options.items():
-        value = "(required)" if default is inspect.Parameter.empty else f"`{yaml_word(default)}`"
-        cells = (f"`{option}`", f"`{type_name(kind)}`", value, meanings[option].replace("``", "`"))
+        value = "(required)" if default is inspect.Parameter.empty else f"`{format_yaml(default)}`"
+        cells = (f"`{option}`", f"`{format_type(kind)}`", value, meanings[option].replace("``", "`"))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -70,7 +70,10 @@ def place_in_source(part: Any) -> tuple[str, int]:
 def pages() -> dict[Path, str]:
     """Every page of a kind, by its path."""
     facts = yaml.safe_load((HERE / "measured.yaml").read_text()) or {}
-    return {HERE / f"{registry.kind}.md": page(registry, facts.get(registry.kind, {})) for registry in ALL}
+    return {
+        HERE / f"{registry.kind}.md": page(registry, facts.get(registry.kind, {}))
+        for registry in ALL_REGISTRIES
+    }
 
 
 def main() -> int:

@@ -1,16 +1,17 @@
-"""Polyhead builds, trains, measures and serves Transformers; every part is chosen by name.
+"""Polyhead builds, trains, evaluates and serves Transformers; every part is chosen by name.
 
 import polyhead as ph
 
-run = ph.load("runs/mine")                    a run directory, or a published checkpoint; help(run) lists what it can do
-run.translate(["A dog barks."])               run.generate, run.classify, run.fill_mask, run.embed, run.score, ...
-model = ph.build(ph.ModelConfig(vocab_size=8000, d_model=64, n_heads=4, n_layers=2), seed=1)      a torch.nn.Module
+run = ph.load("runs/mine")              a run directory or a published checkpoint; help(run) lists its methods
+run.translate(["A dog barks."])         run.generate, run.classify, run.fill_mask, run.embed, run.score, ...
+config = ph.ModelConfig(vocab_size=8000, d_model=64, n_heads=4, n_layers=2)
+model = ph.build(config, seed=1)        a torch.nn.Module
 
-recipe = ph.recipe("train.en", "train.de", output="mine.yaml")          looks at your text and proposes a recipe
-run = ph.train("mine.yaml", "train.steps=100")                         a recipe to a trained run
+recipe = ph.recipe("train.en", "train.de", output="mine.yaml")      inspects your text and proposes a recipe
+run = ph.train("mine.yaml", "train.steps=100")                      trains a recipe and returns the run
 print(ph.compare("mine.yaml", vary={"norm": ["layernorm", "rmsnorm"]}, budget="10m"))
 
-``polyhead parts`` lists the parts, docs/guide.md tells the rest.
+``polyhead parts`` lists the parts; docs/guide.md is the guide.
 """
 
 from __future__ import annotations
@@ -21,57 +22,63 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyhead.config import ModelConfig as ModelConfig
-    from polyhead.loading import load as load
-    from polyhead.models import build as build
-    from polyhead.planning import plan as plan
-    from polyhead.registry import Choice as Choice
-    from polyhead.verbs import compare as compare
-    from polyhead.verbs import recipe as recipe
-    from polyhead.verbs import train as train
+    from polyhead.api.verbs import compare as compare
+    from polyhead.api.verbs import recipe as recipe
+    from polyhead.api.verbs import train as train
+    from polyhead.config.model import ModelConfig as ModelConfig
+    from polyhead.core.choice import Choice as Choice
+    from polyhead.estimate.plan import estimate as estimate
+    from polyhead.models import build
+    from polyhead.run.load import load as load
 
 __version__ = "0.1.0"
-_HOMES = {
-    "ModelConfig": "polyhead.config",
-    "Choice": "polyhead.registry",
+_LAZY_IMPORTS = {
+    "ModelConfig": "polyhead.config.model",
+    "Choice": "polyhead.core.registry",
     "build": "polyhead.models",
-    "load": "polyhead.loading",
-    "plan": "polyhead.planning",
+    "load": "polyhead.run.load",
+    "recipe": "polyhead.api.verbs",
 }
-_VERBS = ("compare", "recipe", "train")  # functions of polyhead.verbs, and modules of these names
-__all__ = ["Choice", "ModelConfig", "__version__", "build", "compare", "load", "plan", "recipe", "train"]
+# functions that share their name with a subpackage -> the module that defines them
+_VERB_MODULES = {
+    "compare": "polyhead.api.verbs",
+    "estimate": "polyhead.estimate.plan",
+    "train": "polyhead.api.verbs",
+}
+__all__ = ["Choice", "ModelConfig", "__version__", "build", "compare", "estimate", "load", "recipe", "train"]
 
 
-class _Verb(ModuleType):
-    """A module that is called as the function of its name: ``ph.train(...)``, while ``polyhead.train.loop`` stays what it is.
+class _CallableModule(ModuleType):
+    """A module that can be called as the function of its name, ``ph.train(...)``.
 
-    Importing a submodule binds it to its name in the package, where a function of that name would be lost.
+    Importing a submodule binds it to its name in the package and would overwrite a function of the same name.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__wrapped__(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its name, for pools of processes; modules themselves cannot be pickled."""
+        """Pickle by name, for process pools; modules themselves cannot be pickled."""
         return import_module, (self.__name__,)
 
     @property
     def __wrapped__(self) -> Any:
         """The function, whose signature ``inspect`` and notebooks show."""
-        return getattr(import_module("polyhead.verbs"), self.__name__.rpartition(".")[2])
+        name = self.__name__.rpartition(".")[2]
+        return getattr(import_module(_VERB_MODULES[name]), name)
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        """That of the function, for ``help``."""
+        """The docstring of the function, for ``help``."""
         return str(self.__wrapped__.__doc__)
 
 
 class _Package(ModuleType):
-    """The package makes verbs of the modules that have their names, whoever imports them."""
+    """The package module; makes submodules that are named like a verb callable when they are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _VERBS and isinstance(value, ModuleType):
-            value.__class__ = _Verb
+        if name in _VERB_MODULES and isinstance(value, ModuleType):
+            value.__class__ = _CallableModule
         super().__setattr__(name, value)
 
 
@@ -79,12 +86,12 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    """Each public name is imported when it is first used, so that `import polyhead` costs nothing (PEP 562)."""
-    if name in _VERBS:
+    """Import a public name on first use, so that `import polyhead` is cheap (PEP 562)."""
+    if name in _VERB_MODULES:
         return import_module(f"polyhead.{name}")
-    if name not in _HOMES:
+    if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module 'polyhead' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_LAZY_IMPORTS[name]), name)
 
 
 def __dir__() -> list[str]:

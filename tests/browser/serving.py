@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.serve.conftest import Live, living, make
-from tokenizers import Tokenizer as Inner
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.recipe import Recipe
-from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.config.recipe import Recipe
+from polyhead.run.run import Run
+from polyhead.tokenizers.languages import with_languages
+from polyhead.tokenizers.tokenizer import Tokenizer
+from tokenizers import Tokenizer as Inner
 
 
 def with_recipe(run: Run, task: str, **data: Any) -> Run:
@@ -33,8 +34,9 @@ def of_languages() -> Run:
     config = ModelConfig.model_validate(
         run.config.model_dump() | {"vocab_size": run.tokenizer.vocab_size + 2}
     )
-    tokenizer = Tokenizer(inner, run.tokenizer._roles).between("en", "de")
-    return Run(build(config, seed=1), tokenizer, run.generation)
+    tokenizer = Tokenizer(inner, run.tokenizer._roles)
+    template = with_languages(tokenizer, "en", "de")
+    return Run(build(config, seed=1), tokenizer.with_seq2seq_template(template), run.generation)
 
 
 def chatting() -> Run:

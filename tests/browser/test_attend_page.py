@@ -14,10 +14,10 @@ from tests.browser.reading import find_english, run_command
 
 import polyhead
 from polyhead import Choice, ModelConfig, build
-from polyhead.analysis.heat_map import AttentionMap
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.introspect.attention_map import AttentionMap
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["a dog barks .", "two dogs run in the park", "一只狗在叫。", "猫看着鸟 😀"] * 5
 SOURCE, TARGET = "a dog runs 😀", "一只狗在跑 😀"

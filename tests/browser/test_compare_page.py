@@ -15,9 +15,9 @@ from tests.compare.conftest import RECIPE, write_text
 from tests.compare.test_pages import refused, row
 
 from polyhead.compare.budget import Budget
-from polyhead.compare.page import write_page
-from polyhead.compare.pareto import COSTS
-from polyhead.compare.plan import Plan, make_plan
+from polyhead.compare.plan import ComparisonPlan, make_plan
+from polyhead.compare.report.page import write_compare_page
+from polyhead.compare.report.pareto import COST_AXES
 from polyhead.core import i18n
 
 Open = Callable[..., Any]
@@ -49,7 +49,7 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def plan(tmp_path_factory: pytest.TempPathFactory) -> ComparisonPlan:
     place = tmp_path_factory.mktemp("compare")
     write_text(place, train=30, valid=12, test=8)
     (place / "toy.yaml").write_text(RECIPE)
@@ -60,13 +60,13 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 @pytest.fixture
-def write(plan: Plan, tmp_path: Path) -> Callable[..., Path]:
+def write(plan: ComparisonPlan, tmp_path: Path) -> Callable[..., Path]:
     """Write the page in a language."""
 
     def write_one(language: str, **changes: Any) -> Path:
         i18n.set_language(language)
         try:
-            return write_page(tmp_path / f"{language}.html", ROWS, replace(plan, **changes))
+            return write_compare_page(tmp_path / f"{language}.html", ROWS, replace(plan, **changes))
         finally:
             i18n.set_language(None)
 
@@ -116,7 +116,7 @@ def test_each_pair_of_quality_and_cost_shows_its_chart(write: Callable[..., Path
         names = [button.inner_text() for button in pressed]
         assert chart.get_attribute("aria-label").startswith(f"{names[0]} against {names[1]};")
         titles = chart.locator("title").all_text_contents()
-        values = [COSTS[cost].of(one) for one in DONE]
+        values = [COST_AXES[cost].get_value(one) for one in DONE]
         assert len(titles) == len(values) == chart.locator(".point").count()
         assert all(title.startswith(one["name"] + ":") for title, one in zip(titles, DONE, strict=True))
 

@@ -13,7 +13,7 @@ import pytest
 from tests.browser.conftest import CORNERS, SCREENS, check_accessibility
 from tests.browser.reading import find_english, run_command
 
-from polyhead import demo
+from polyhead.cli import demo_run
 
 pytest.importorskip("babel")
 
@@ -24,15 +24,15 @@ Open = Callable[..., Any]
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The run of a demo of seconds, whose page is written in a language."""
     place = tmp_path_factory.mktemp("demo")
-    settings = deepcopy(demo.SETTINGS)
+    settings = deepcopy(demo_run.SETTINGS)
     settings["tokenizer"]["vocab_size"] = 300
     settings["model"] |= {"d_model": 32, "n_layers": 2, "n_heads": 2}
     settings["train"] |= {"steps": 6, "max_tokens": 512, "log_every": 2, "eval_every": 2, "save_every": 2}
 
     def make_one(language: str) -> Path:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(demo, "SETTINGS", settings)
-            patch.setattr(demo, "PAIRS", {"n": 300, "n_valid": 20, "n_test": 20})
+            patch.setattr(demo_run, "SETTINGS", settings)
+            patch.setattr(demo_run, "CORPUS_SIZES", {"n": 300, "n_valid": 20, "n_test": 20})
             patch.chdir(place)
             run_command(language, "demo")
         return place / "runs" / "demo"
@@ -52,7 +52,7 @@ def test_the_page_shows_the_numbers_of_the_run(make: Callable[[str], Path], open
         float(text) for text in page.locator("figure.plot").first.locator(".key output").all_inner_texts()
     ]
     assert shown == pytest.approx(list(losses.values()), rel=0.01)
-    parameters = sum(p.numel() for p in demo.load(run).model.parameters())
+    parameters = sum(p.numel() for p in demo_run.load(run).model.parameters())
     tiles = dict(
         zip(
             page.locator(".tiles dt").all_inner_texts(),
@@ -112,6 +112,6 @@ def test_the_chinese_page_has_no_english(make: Callable[[str], Path], open_page:
     tokens = set(page.locator(".attention .token, .chip").all_text_contents())
     recipe = set(page.locator(".facts dd").all_text_contents())
     options = set(page.locator(".attention option").all_text_contents())
-    sections = set(demo.SETTINGS)
+    sections = set(demo_run.SETTINGS)
     names = {"BLEU", "chrF", "Chinese English"} | examples | tokens | recipe | options | sections
     assert find_english(page, names) == set()

@@ -12,12 +12,12 @@ from tests.browser.reading import embedded, find_english, run_command
 
 import polyhead
 from polyhead import Choice, ModelConfig, build
-from polyhead.analysis.draw_page import embeddings
-from polyhead.analysis.positions import bias, table
-from polyhead.generation_section import GenerationConfig
-from polyhead.recipe import Recipe
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.recipe import Recipe
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.viz.embedding_page import find_embeddings
+from polyhead.viz.position_plots import measure_bias, measure_embedding
 
 ENGLISH = ["a dog barks .", "two dogs run in the park", "the cat looks at the bird"] * 5
 CHINESE = ["一只狗在叫。", "两只狗在公园里跑", "猫看着鸟 😀"] * 5
@@ -67,7 +67,7 @@ def test_a_matrix_reads_the_value_under_the_pointer_and_under_the_keys(
     page = open_page(html)
     show_on(page, screen)
     model = polyhead.load(html.parent / "sinusoidal").model
-    added = table(embeddings(model)[0].position, model.config.shape(False), N)
+    added = measure_embedding(find_embeddings(model)[0].position, model.config.attention_shape(False), N)
     step = float(added.abs().max()) / 127
     figure = page.locator("figure.matrix").first
     (svg,) = [one for one in figure.locator("svg").all() if one.is_visible()]
@@ -95,9 +95,9 @@ def test_the_bias_of_each_head_is_drawn_as_curves_too(
     page = open_page(html)
     model = polyhead.load(html.parent / "alibi").model
     for figure, part, causal in zip(
-        page.locator("figure.plot").all(), embeddings(model), (False, True), strict=True
+        page.locator("figure.plot").all(), find_embeddings(model), (False, True), strict=True
     ):
-        scores = bias(part.position, model.config.shape(causal), N)
+        scores = measure_bias(part.position, model.config.attention_shape(causal), N)
         shown = [float(text) for text in figure.locator(".key output").all_inner_texts()]
         assert shown == pytest.approx([float(head[N - 1, 0]) for head in scores], rel=0.01)
 

@@ -10,15 +10,15 @@ import pytest
 from tests.browser.conftest import CORNERS, SCREENS, check_accessibility
 from tests.browser.reading import find_english, run_command
 
-from polyhead.analysis.charts import Curve
 from polyhead.core import i18n
-from polyhead.lab.page import lab_page
-from polyhead.lab.result import Claim, Dots, Front, Plot, Result, Table
+from polyhead.lab.page import render_lab_page
+from polyhead.lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
+from polyhead.viz.svg_charts import Curve
 
 Open = Callable[..., Any]
 
 NAN = float("nan")
-RESULT = Result(
+RESULT = ExperimentResult(
     "Why attention divides by sqrt(d_k)",
     "Attention alone sees a set, so something must say where each token is. Some ways of saying it go on making sense further "
     "than training went, others do not.",
@@ -28,11 +28,11 @@ RESULT = Result(
         Claim("Pre-norm learns without warm-up.", "Xiong et al., 2020", "The same ratio: 3.1 (about equal: within a factor of 2).", None),
     ],
     [
-        Plot("Variance of q.k", "step", [Curve("alibi", [(1, 4.0), (10, 2.5), (100, 2.0)]), Curve("rope", [(1, 5.0), (100, 1.0)])], log=True),
-        Dots("Held-out loss on a recall task", "nats a token", {"alibi": [1.0, 2.0], "rope": [NAN, 3.0], "shaw": [NAN, NAN]}, "A small dot a text."),
-        Front("Divergence against bytes", "KiB a text, at the most", "KL divergence, nats a token",
+        LinePlot("Variance of q.k", "step", [Curve("alibi", [(1, 4.0), (10, 2.5), (100, 2.0)]), Curve("rope", [(1, 5.0), (100, 1.0)])], log=True),
+        DotPlot("Held-out loss on a recall task", "nats a token", {"alibi": [1.0, 2.0], "rope": [NAN, 3.0], "shaw": [NAN, NAN]}, "A small dot a text."),
+        ParetoPlot("Divergence against bytes", "KiB a text, at the most", "KL divergence, nats a token",
               {"h2o": [("h2o 1/4", 4.0, 0.2), ("h2o 1/8", 2.0, 0.4)], "window": [("window 1/4", 4.0, 0.5)]}),
-        Table("All numbers", ("design", "loss"), [("alibi", 12000), ("rope", 0.03125)], "A small dot a text."),
+        ResultTable("All numbers", ("design", "loss"), [("alibi", 12000), ("rope", 0.03125)], "A small dot a text."),
     ],
     "Recall: encoder-decoders of 2+2 layers, d_model 64, 250 steps, 3 seeds, feature map elu + 1.",
 )  # fmt: skip
@@ -49,7 +49,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     def write_one(language: str) -> Path:
         i18n.set_language(language)
         try:
-            html = lab_page(RESULT, True, "polyhead lab")
+            html = render_lab_page(RESULT, True, "polyhead lab")
         finally:
             i18n.set_language(None)
         (tmp_path / f"{language}.html").write_text(html, encoding="utf-8")

@@ -16,14 +16,14 @@ from tests.browser.conftest import CORNERS, SCREENS, check_accessibility
 from tests.train.conftest import Notes
 from tests.train.task_runs import TASKS, task_recipe, write_texts
 
-from polyhead.alive import start_time
-from polyhead.analysis.run_page import run_page
-from polyhead.analysis.run_record import read_run
-from polyhead.analysis.runs_page import runs_page
 from polyhead.core.i18n import set_language
-from polyhead.serve.runs import RunServer
-from polyhead.serve.sockets import address, listen
-from polyhead.train.pipeline import run_training
+from polyhead.core.process_liveness import process_start_time
+from polyhead.serve.http.run_pages import RunServer
+from polyhead.serve.http.sockets import get_url, listen
+from polyhead.train.run_training import run_training
+from polyhead.viz.run_page import render_run_page
+from polyhead.viz.run_record import read_run
+from polyhead.viz.runs_page import render_runs_page
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -48,7 +48,7 @@ def served(runs: Path, tmp_path: Path) -> Iterator[tuple[Path, str]]:
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()
     assert ready.wait(30)
-    yield tmp_path / "runs", address(sock)
+    yield tmp_path / "runs", get_url(sock)
     server.should_exit = True
     thread.join(30)
 
@@ -77,7 +77,7 @@ def test_differences_are_coloured(runs: Path, tmp_path: Path, open_page: Callabl
     record = read_run(runs / "translation")
     example = {"source": "ein roter hund", "output": "a blue dog", "reference": "a red dog"}
     record.report["samples"]["examples"] = [example, {**example, "output": "a red dog"}]
-    (tmp_path / "page.html").write_text(run_page(record), encoding="utf-8")
+    (tmp_path / "page.html").write_text(render_run_page(record), encoding="utf-8")
     page = open_page(tmp_path / "page.html")
     assert page.locator("del").all_inner_texts() == ["blue"]
     assert page.locator("ins").all_inner_texts() == ["red"]
@@ -87,7 +87,7 @@ def test_differences_are_coloured(runs: Path, tmp_path: Path, open_page: Callabl
 
 def test_several_runs_share_charts(runs: Path, tmp_path: Path, open_page: Callable[..., Any]) -> None:
     names = ("translation", "language-model", "denoising")
-    (tmp_path / "several.html").write_text(runs_page([read_run(runs / name) for name in names]))
+    (tmp_path / "several.html").write_text(render_runs_page([read_run(runs / name) for name in names]))
     page = open_page(tmp_path / "several.html")
     legend = page.locator("figure.plot").first.locator(".key").all_inner_texts()
     assert [text.split()[0] for text in legend] == list(names)
@@ -98,7 +98,7 @@ def test_several_runs_share_charts(runs: Path, tmp_path: Path, open_page: Callab
 def test_the_pages_are_chinese_where_asked(runs: Path, tmp_path: Path, open_page: Callable[..., Any]) -> None:
     set_language("zh")
     try:
-        (tmp_path / "zh.html").write_text(run_page(read_run(runs / "translation")), encoding="utf-8")
+        (tmp_path / "zh.html").write_text(render_run_page(read_run(runs / "translation")), encoding="utf-8")
     finally:
         set_language(None)
     page = open_page(tmp_path / "zh.html", locale="zh-CN")
@@ -112,7 +112,7 @@ def test_the_pages_are_chinese_where_asked(runs: Path, tmp_path: Path, open_page
 def test_a_page_follows_its_training(served: tuple[Path, str], open_page: Callable[..., Any]) -> None:
     directory, place = served
     run = directory / "mine"
-    mine = {"pid": os.getpid(), "host": socket.gethostname(), "start": start_time(os.getpid())}
+    mine = {"pid": os.getpid(), "host": socket.gethostname(), "start": process_start_time(os.getpid())}
     (run / "run.lock").write_text(json.dumps(mine))
     page = open_page(f"{place}/runs/mine")
     page.get_by_text("This page renews itself.").wait_for()

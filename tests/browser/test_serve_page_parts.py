@@ -8,7 +8,7 @@ from tests.browser.serving import MODELS, live_services, open_file, press, reque
 from tests.serve.conftest import living
 
 from polyhead.core import i18n
-from polyhead.serve.keys import Keys
+from polyhead.serve.http.auth import ApiKeys
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_a_file_that_is_no_text_is_refused_with_a_reason(service, open_page, tmp
 
 def test_a_service_with_keys_asks_for_one_and_shows_no_text_of_the_run(open_page):
     key = "0123456789abcdef0123456789"
-    with living(MODELS["translator"](), keys=Keys([key])) as live:
+    with living(MODELS["translator"](), keys=ApiKeys([key])) as live:
         page = open_page(live.url, expected="status of 401")
         page.get_by_role("heading", name="A key is required").wait_for()
         check_accessibility(page, *CORNERS)

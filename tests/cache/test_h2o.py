@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyhead.cache.base import CacheShape
-from polyhead.errors import UserError
-from polyhead.nn.kv import KV, attend, sight
-from polyhead.registry import CACHE, Choice
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
+from polyhead.nn.cache import CacheShape
+from polyhead.nn.kv import KV, attend, attention_mask
 
 SHAPE = CacheShape(1, 2, 3, 5, torch.float32, torch.device("cpu"))
 HEADS = 4
@@ -48,13 +49,15 @@ class Fed:
         pos = torch.full((len(rows), max(lengths)), -1)
         for i, (row, n) in enumerate(zip(rows, lengths, strict=True)):
             pos[i, :n] = torch.arange(self.rows[row][0].length, self.rows[row][0].length + n)
-        self.cache.begin(rows, pos)
+        self.cache.prepare_step(rows, pos)
         q = 3 * torch.randn(len(rows), HEADS, pos.size(1), 3)
         k, v = torch.randn(len(rows), 2, pos.size(1), 3), torch.randn(len(rows), 2, pos.size(1), 5)
         (layer,) = self.cache.layers
         poison = (pos < 0)[:, None, :, None]
         kv = layer.update(KV(k.masked_fill(poison, torch.nan), v.masked_fill(poison, torch.nan)))
-        out = attend(q, kv, sight(pos, kv, pos.size(1), True), causal=True, watch=[layer.watcher])
+        out = attend(
+            q, kv, attention_mask(pos, kv, pos.size(1), True), causal=True, hooks=[layer.weights_hook]
+        )
         for i, (row, n) in enumerate(zip(rows, lengths, strict=True)):
             for head, hand in enumerate(self.rows[row]):
                 group = slice(2 * head, 2 * head + 2)
@@ -111,9 +114,9 @@ def test_rows_that_are_copied_take_their_sums_along():
 def test_memory_is_the_budget_and_one_slot_for_the_newest():
     fed = Fed(2, budget=6, recent=3, sink=1)
     slot = 2 * ((3 + 5) * 4 + 8 + 4)  # two heads: key, value, position, sum
-    assert fed.cache.memory() == (2 * 7 * slot, 0, 2 * 7 * slot, 0)
+    assert fed.cache.memory_usage() == (2 * 7 * slot, 0, 2 * 7 * slot, 0)
     fed.step([0, 1], [20, 2])
-    assert fed.cache.memory() == (2 * 7 * slot, 8 * slot, 2 * 7 * slot, 0)
+    assert fed.cache.memory_usage() == (2 * 7 * slot, 8 * slot, 2 * 7 * slot, 0)
     assert CACHE.build(Choice("h2o"), SHAPE, 1, 9).layers[0].pos.size(2) == 10
 
 
@@ -130,7 +133,7 @@ def test_a_budget_has_room_for_what_is_never_let_go(options):
 def test_attention_that_shows_no_weights_is_told():
     cache = CACHE.build(Choice("h2o"), SHAPE, 1, 9)
     for t in range(2):
-        cache.begin([0], torch.tensor([[t]]))
+        cache.prepare_step([0], torch.tensor([[t]]))
         new = KV(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))
         if t == 0:
             cache.layers[0].update(new)

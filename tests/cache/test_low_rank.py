@@ -7,14 +7,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from polyhead.cache.base import CacheShape
-from polyhead.cache.low_rank import fit_low_rank, read_bases
-from polyhead.cache.make import make_cache
-from polyhead.config import ModelConfig
-from polyhead.errors import UserError
+from polyhead.cache.factory import make_cache
+from polyhead.cache.low_rank import fit_low_rank, load_projection
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
 from polyhead.models import build
+from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV
-from polyhead.registry import CACHE, Choice
 
 SHAPE = CacheShape(2, 2, 6, 4, torch.float32, torch.device("cpu"))
 SIZES = {
@@ -38,7 +39,7 @@ def test_without_a_file_the_first_step_is_brought_to_its_own_best_subspace_head_
     torch.manual_seed(0)
     cache = CACHE.build(Choice("low_rank", rank=3), SHAPE, 2, 20)
     pos = torch.tensor([[0, 1, 2, 3, 4], [0, 1, -1, -1, -1]])
-    cache.begin([0, 1], pos)
+    cache.prepare_step([0, 1], pos)
     real = pos >= 0
     for layer in cache.layers:
         k, v = torch.randn(2, 2, 5, 6), torch.randn(2, 2, 5, 4)
@@ -49,11 +50,11 @@ def test_without_a_file_the_first_step_is_brought_to_its_own_best_subspace_head_
             for head in range(2):
                 wanted = torch.from_numpy(nearest(x[:, head][real], 3)).float()
                 torch.testing.assert_close(given[:, head, :5][real], wanted, rtol=1e-4, atol=1e-5)
-    cache.begin([0, 1], torch.tensor([[5], [2]]))
+    cache.prepare_step([0, 1], torch.tensor([[5], [2]]))
     for layer in cache.layers:
         k = torch.randn(2, 2, 1, 6)
         kv = layer.update(KV(k, torch.randn(2, 2, 1, 4)))
-        wanted = k @ layer.bases.k @ layer.bases.k.mT
+        wanted = k @ layer.basis.k @ layer.basis.k.mT
         torch.testing.assert_close(kv.k[0, :, 5], wanted[0, :, 0])
         torch.testing.assert_close(kv.k[1, :, 2], wanted[1, :, 0])
 
@@ -71,7 +72,7 @@ def test_a_file_holds_the_principal_directions_of_a_text(kind, turns, tmp_path):
     found = fit_low_rank(model, tokens, 3, path, pos=pos, source=source)
     cache = make_cache(Choice("static"), model.cache_shape, 11, 7)
     with torch.no_grad():
-        cache.begin(range(11), pos)
+        cache.prepare_step(range(11), pos)
         model.decode(tokens, pos, cache, model.encode(*source) if source else None)
     keyed = [cache.layers[i] for i in ((1, 3) if turns else (0, 1))]
     for layer, bases in zip(keyed, found, strict=True):
@@ -82,9 +83,9 @@ def test_a_file_holds_the_principal_directions_of_a_text(kind, turns, tmp_path):
                 brought = (seen @ P[head] @ P[head].T).double().numpy()
                 np.testing.assert_allclose(brought, nearest(seen, 3), atol=1e-4)
     small = make_cache(Choice("low_rank", rank=3, projection=str(path)), model.cache_shape, 1, 7)
-    held = [small.layers[i].bases for i in ((1, 3) if turns else (0, 1))]
+    held = [small.layers[i].basis for i in ((1, 3) if turns else (0, 1))]
     assert all(torch.equal(a.k, b.k) for a, b in zip(held, found, strict=True))
-    again = read_bases(path, model.cache_shape.of((1, 3) if turns else (0, 1)), (2, 3))
+    again = load_projection(path, model.cache_shape.select_layers((1, 3) if turns else (0, 1)), (2, 3))
     assert all(
         torch.equal(a.k, b.k[..., :2]) and torch.equal(a.v, b.v) for a, b in zip(again, found, strict=True)
     )
@@ -98,7 +99,7 @@ def test_a_file_of_another_arrangement_of_layers_is_refused(tmp_path):
     fit_low_rank(one, torch.randint(3, 19, (4, 9)), 3, path)
     with pytest.raises(UserError, match=r"has nothing for layers\.0\.k, wanted .*: fit it on this model"):
         make_cache(Choice("low_rank", rank=3, projection=str(path)), other.cache_shape, 1, 7)
-    assert other.cache_shape.of([2, 3]).of([1]).places == (3,)
+    assert other.cache_shape.select_layers([2, 3]).select_layers([1]).layer_ids == (3,)
 
 
 def test_a_file_of_full_rank_and_none_at_the_width_of_a_head_lose_nothing(tmp_path):
@@ -113,24 +114,24 @@ def test_a_file_of_full_rank_and_none_at_the_width_of_a_head_lose_nothing(tmp_pa
             {"rank": 99},
         ):
             cache = make_cache(Choice("low_rank", **options), model.cache_shape, 4, 9)
-            cache.begin(range(4), pos)
+            cache.prepare_step(range(4), pos)
             torch.testing.assert_close(model.decode(tokens, pos, cache), model(tokens), rtol=1e-4, atol=1e-5)
 
 
 def test_memory_is_that_of_the_directions_and_of_what_is_kept():
     cache = CACHE.build(Choice("low_rank", rank=2, chunk=1), SHAPE, 1, 20)
-    cache.begin([0], torch.arange(6)[None])
+    cache.prepare_step([0], torch.arange(6)[None])
     for layer in cache.layers:
         layer.update(KV(torch.randn(1, 2, 6, 6), torch.randn(1, 2, 6, 4)))
     slot, bases = 8 + 2 * 2 * (2 + 2) * 4, 2 * 2 * (6 + 4) * 2 * 4
-    kept = [x.untyped_storage().nbytes() for layer in cache.layers for x in layer.bases]
-    assert cache.memory()[:2] == (7 * slot + sum(kept), 6 * slot + sum(kept))
+    kept = [x.untyped_storage().nbytes() for layer in cache.layers for x in layer.basis]
+    assert cache.memory_usage()[:2] == (7 * slot + sum(kept), 6 * slot + sum(kept))
     assert sum(kept) == bases, "the other directions are not held on to"
 
 
 def test_what_cannot_work_is_refused(tmp_path):
     cache = CACHE.build(Choice("low_rank", rank=4), SHAPE, 3, 20)
-    cache.begin([0, 1, 2], torch.zeros(3, 1, dtype=torch.int64))
+    cache.prepare_step([0, 1, 2], torch.zeros(3, 1, dtype=torch.int64))
     with pytest.raises(
         UserError, match="wants to find 4 directions in the first step, which has 3 tokens: give projection"
     ):

@@ -8,21 +8,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyhead.cache.base import CacheShape
-from polyhead.cache.page_size import block_for, waste
+from polyhead.cache.block_manager import OutOfBlocks
+from polyhead.cache.block_size import choose_block_size, estimate_waste
 from polyhead.cache.paged import PagedCache
-from polyhead.cache.pages import NoRoom
-from polyhead.config import ModelConfig
-from polyhead.errors import UserError
-from polyhead.generate import engine as decoding
-from polyhead.generate.beam import beam_search
-from polyhead.generate.greedy import greedy
-from polyhead.generate.loop import generate
-from polyhead.generate.padding import pad
-from polyhead.generate.sampling import Sampling
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
+from polyhead.generation.decoding.beam_search import beam_search
+from polyhead.generation.decoding.greedy import greedy_search
+from polyhead.generation.decoding.sampling import Sampling
+from polyhead.generation.engine import engine as decoding
+from polyhead.generation.engine.batching import pad_rows
+from polyhead.generation.generate import generate
 from polyhead.models import build as build_model
+from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV, attend, visible
-from polyhead.registry import CACHE, Choice
 
 SHAPE = CacheShape(
     n_layers=2, n_kv_heads=2, head_dim=3, v_dim=5, dtype=torch.float32, device=torch.device("cpu")
@@ -44,7 +45,7 @@ def written(layer, stamp, pos):
 
 def feed(cache, rows, pos, stamp):
     """One step; what each layer gives back."""
-    cache.begin(rows, pos)
+    cache.prepare_step(rows, pos)
     return [layer.update(written(i, stamp, pos)) for i, layer in enumerate(cache.layers)]
 
 
@@ -87,7 +88,7 @@ def chunks(lists, block):
 @settings(max_examples=120, deadline=None)
 @given(st.lists(action, max_size=16), st.sampled_from([1, 2, 3, 16]))
 def test_any_history_equals_plain_lists_and_takes_as_many_pages_as_there_are_different_ones(actions, block):
-    cache, lists, stamp = build(ROWS, block=block), [[] for _ in range(ROWS)], 0
+    cache, lists, stamp = build(ROWS, block_size=block), [[] for _ in range(ROWS)], 0
     for name, what in actions:
         if name == "select":
             what = [row % len(lists) for row in what]
@@ -122,14 +123,14 @@ def test_any_history_equals_plain_lists_and_takes_as_many_pages_as_there_are_dif
             kvs = feed(cache, [row for row, _, _ in new], pos, stamps)
             for i, (row, _, _) in enumerate(new):
                 assert held(kvs, i) == dict(enumerate(lists[row]))
-        usage = cache.usage()
-        cache.table.check()
-        assert usage.used == len(chunks(lists, block))
-        assert usage.unshared == sum(math.ceil(len(row) / block) for row in lists)
-        assert usage.tokens == sum(map(len, chunks(lists, block)))
-    for row in range(len(cache.rows)):
+        usage = cache.block_stats()
+        cache.block_manager.check_invariants()
+        assert usage.used_blocks == len(chunks(lists, block))
+        assert usage.unshared_blocks == sum(math.ceil(len(row) / block) for row in lists)
+        assert usage.n_tokens == sum(map(len, chunks(lists, block)))
+    for row in range(len(cache.seq_ids)):
         cache.release(row)
-    assert cache.table.available == cache.table.blocks
+    assert cache.block_manager.n_available == cache.block_manager.n_blocks
 
 
 def feed_tokens(cache, rows, first, stamps):
@@ -140,15 +141,15 @@ def feed_tokens(cache, rows, first, stamps):
 
 @pytest.mark.parametrize("block", [1, 3, 16])
 def test_what_a_step_sees_lies_at_its_position_in_whole_pages(block):
-    cache = build(3, block=block)
+    cache = build(3, block_size=block)
     pos = torch.tensor([[0, 1, 2, 3], [0, -1, -1, -1], [-1, -1, 0, 1]])
     kvs = feed(cache, range(3), pos, torch.ones(3, 4))
     slots = math.ceil(4 / block) * block
     assert kvs[0].pos is kvs[1].pos
-    assert kvs[0].seen is kvs[1].seen
+    assert kvs[0].mask is kvs[1].mask
     wanted = [[p if p < n else -1 for p in range(slots)] for n in (4, 1, 2)]
     assert kvs[0].pos[:, 0].tolist() == wanted
-    assert torch.equal(kvs[0].seen, visible(pos, kvs[0].pos, causal=True))
+    assert torch.equal(kvs[0].mask, visible(pos, kvs[0].pos, causal=True))
     for kv in kvs:
         assert kv.k.shape == (3, 2, slots, 3)
         assert kv.v.shape == (3, 2, slots, 5)
@@ -156,7 +157,7 @@ def test_what_a_step_sees_lies_at_its_position_in_whole_pages(block):
 
 
 def test_pages_are_brought_together_only_when_somebody_asks():
-    cache = build(2, block=4)
+    cache = build(2, block_size=4)
     feed_tokens(cache, [0], 0, [[1.0, 2, 3, 4, 5]])
     feed_tokens(cache, [1], 0, [[6.0]])
     kvs = feed_tokens(cache, [0], 5, [[7.0, 8, 9, 10]])  # its third page does not lie behind the second
@@ -172,19 +173,19 @@ def test_pages_are_brought_together_only_when_somebody_asks():
 
 @pytest.mark.acceptance("D1")
 def test_a_copy_is_made_when_the_first_of_two_writes_and_not_before():
-    cache = build(2, block=4)
+    cache = build(2, block_size=4)
     feed_tokens(cache, [0], 0, [[1.0, 2, 3, 4, 5, 6]])
     cache.fork(0, 1)
-    assert cache.usage()[2:7] == (2, 0, 2, 4, 6)
+    assert cache.block_stats()[2:7] == (2, 0, 2, 4, 6)
     assert held(feed_tokens(cache, [1], 6, [[7.0]]), 0) == dict(enumerate([1, 2, 3, 4, 5, 6, 7]))
-    assert cache.usage()[2:7] == (3, 0, 1, 4, 9)
+    assert cache.block_stats()[2:7] == (3, 0, 1, 4, 9)
     assert held(feed_tokens(cache, [0], 6, [[8.0]]), 0) == dict(enumerate([1, 2, 3, 4, 5, 6, 8]))
     assert held(feed_tokens(cache, [1], 7, [[9.0]]), 0) == dict(enumerate([1, 2, 3, 4, 5, 6, 7, 9]))
-    assert cache.usage()[2:7] == (3, 0, 1, 4, 11)
+    assert cache.block_stats()[2:7] == (3, 0, 1, 4, 11)
 
 
 def test_a_position_in_a_shared_page_may_be_written_over():
-    cache = build(2, block=4)
+    cache = build(2, block_size=4)
     feed_tokens(cache, [0], 0, [[1.0, 2, 3]])
     cache.fork(0, 1)
     assert held(feed_tokens(cache, [1], 1, [[9.0]]), 0) == {0: 1, 1: 9, 2: 3}
@@ -194,13 +195,13 @@ def test_a_position_in_a_shared_page_may_be_written_over():
 @pytest.mark.acceptance("A4")
 def test_not_a_number_in_padding_changes_nothing():
     torch.manual_seed(0)
-    clean, poisoned = build(3, block=2), build(3, block=2)
+    clean, poisoned = build(3, block_size=2), build(3, block_size=2)
     q = torch.randn(3, 4, 1, 3)
     for pos in ([[0, 1, 2], [0, -1, -1], [0, 1, -1]], [[3], [1], [-1]], [[-1], [2], [2]], [[4], [3], [3]]):
         pos = torch.tensor(pos)
         bad = pos.masked_fill(pos >= 0, 0).bool()[:, None, :, None]
         for cache in (clean, poisoned):
-            cache.begin(range(3), pos)
+            cache.prepare_step(range(3), pos)
         for mine, theirs in zip(clean.layers, poisoned.layers, strict=True):
             kv = KV(torch.randn(3, 2, pos.size(1), 3), torch.randn(3, 2, pos.size(1), 5), pos[:, None])
             dirty = KV(kv.k.masked_fill(bad, torch.nan), kv.v.masked_fill(bad, torch.nan), kv.pos)
@@ -217,8 +218,8 @@ def test_not_a_number_in_padding_changes_nothing():
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("through", ["release", "copy"])
 def test_a_page_that_was_given_back_leaves_no_number_behind(bad, through):
-    cache = build(2, block=4, blocks=4)
-    cache.begin([0], torch.arange(6)[None])
+    cache = build(2, block_size=4, max_blocks=4)
+    cache.prepare_step([0], torch.arange(6)[None])
     for layer in cache.layers:
         layer.update(KV(torch.full((1, 2, 6, 3), bad), torch.full((1, 2, 6, 5), bad)))
     if through == "copy":
@@ -226,42 +227,44 @@ def test_a_page_that_was_given_back_leaves_no_number_behind(bad, through):
         feed_tokens(cache, [1], 6, [[1.0]])
         cache.release(1)
     cache.release(0)
-    assert cache.table.available == cache.table.blocks
+    assert cache.block_manager.n_available == cache.block_manager.n_blocks
     for got in feed(cache, range(2), torch.tensor([[0, 1, 2, 3, 4], [0, -1, -1, -1, -1]]), torch.ones(2, 5)):
         assert got.k.isfinite().all()
         assert got.v.isfinite().all()
-    assert not cache._dirty & {page for table in cache.table.tables.values() for page in table}
+    assert not cache._nonfinite_pages & {
+        page for table in cache.block_manager.block_tables.values() for page in table
+    }
 
 
 @pytest.mark.acceptance("C5")
 @pytest.mark.parametrize("max_len", [1, 31, 32, 33])
 def test_the_last_position_fits_and_the_next_is_refused(max_len):
-    cache = build(1, max_len=max_len, block=16)
+    cache = build(1, max_len=max_len, block_size=16)
     kvs = feed_tokens(cache, [0], 0, [list(range(1, max_len + 1))])
     assert held(kvs, 0) == dict(enumerate(range(1, max_len + 1)))
-    assert cache.room() == 0
+    assert cache.free_tokens() == 0
     with pytest.raises(
         UserError, match=f"position {max_len} does not fit into a cache of {max_len} positions"
     ):
-        cache.begin([0], torch.tensor([[max_len]]))
+        cache.prepare_step([0], torch.tensor([[max_len]]))
 
 
 @pytest.mark.acceptance("D5")
 def test_a_step_without_pages_is_refused_and_leaves_the_cache_as_it_was():
-    cache = build(2, block=2, blocks=3)
+    cache = build(2, block_size=2, max_blocks=3)
     feed_tokens(cache, range(2), 0, [[1.0, 2], [3, 4]])
-    assert cache.room() == 2
-    with pytest.raises(NoRoom, match="1 pages of 2 tokens more than the 3 of this cache"):
-        cache.begin(range(2), torch.tensor([[2], [2]]))
+    assert cache.free_tokens() == 2
+    with pytest.raises(OutOfBlocks, match="1 pages of 2 tokens more than the 3 of this cache"):
+        cache.prepare_step(range(2), torch.tensor([[2], [2]]))
     assert held(feed_tokens(cache, [1], 2, [[5.0]]), 0) == {0: 3, 1: 4, 2: 5}
     cache.release(0)
-    assert cache.room() == 2
+    assert cache.free_tokens() == 2
     assert held(feed_tokens(cache, [1], 3, [[6.0, 7]]), 0) == {0: 3, 1: 4, 2: 5, 3: 6, 4: 7}
-    assert cache.room() == 0
+    assert cache.free_tokens() == 0
 
 
 def test_storage_grows_by_need_or_an_eighth_and_never_past_the_limit():
-    cache, page = build(3, max_len=100, block=4), 4 * 2 * 2 * (3 + 5) * 4
+    cache, page = build(3, max_len=100, block_size=4), 4 * 2 * 2 * (3 + 5) * 4
     assert cache.nbytes == page  # the one that swallows padding
     before = 0
     for length, pages in ((1, 1), (4, 1), (5, 2), (60, 15), (61, 16), (64, 16), (65, 18), (72, 18), (73, 20)):
@@ -272,40 +275,40 @@ def test_storage_grows_by_need_or_an_eighth_and_never_past_the_limit():
     feed_tokens(cache, [2], 0, [[1.0] * 100])
     feed_tokens(cache, [0], 73, [[1.0] * 27])
     assert cache.nbytes == (1 + 75) * page
-    assert cache.room() == 0
+    assert cache.free_tokens() == 0
 
 
 def test_memory_is_told_in_bytes():
-    cache, slot = build(2, block=4), 2 * 2 * (3 + 5) * 4
+    cache, slot = build(2, block_size=4), 2 * 2 * (3 + 5) * 4
     feed_tokens(cache, [0], 0, [[1.0, 2, 3, 4, 5]])
-    assert cache.memory() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 0)
+    assert cache.memory_usage() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 0)
     cache.fork(0, 1)
-    assert cache.memory() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 2 * 4 * slot)
+    assert cache.memory_usage() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 2 * 4 * slot)
 
 
 @pytest.mark.acceptance("D3")
 def test_pages_of_a_known_beginning_are_read_and_not_written_again():
-    cache, prompt = build(2, block=2), [7, 8, 9, 7, 5]
+    cache, prompt = build(2, block_size=2), [7, 8, 9, 7, 5]
     feed_tokens(cache, [0], 0, [prompt])
-    cache.publish(0, prompt)
+    cache.insert_prefix(0, prompt)
     cache.release(0)
-    assert cache.reuse(1, [7, 8, 9, 7, 6]) == 4
+    assert cache.match_prefix(1, [7, 8, 9, 7, 6]) == 4
     assert held(feed_tokens(cache, [1], 4, [[6.0]]), 0) == dict(enumerate([7, 8, 9, 7, 6]))
-    assert cache.reuse(0, [8, 8]) == 0
+    assert cache.match_prefix(0, [8, 8]) == 0
     with pytest.raises(AssertionError, match="row 1 is not empty"):
-        cache.reuse(1, prompt)
+        cache.match_prefix(1, prompt)
 
 
 def test_the_block_wastes_less_than_4_percent_at_the_expected_length():
     for length in range(1, 2000):
-        block = block_for(length)
-        assert block == 1 or waste(block, length) < 0.04
-        assert block == 32 or waste(2 * block, length) >= 0.04
+        block = choose_block_size(length)
+        assert block == 1 or estimate_waste(block, length) < 0.04
+        assert block == 32 or estimate_waste(2 * block, length) >= 0.04
     lengths = torch.arange(1, 16 * 1000 + 1)  # a length of each remainder equally often
     empty = (-lengths % 16).double().mean()
-    assert waste(16, 500.0) == pytest.approx(float(empty) / (500 + float(empty)))
-    assert build(1, max_len=1000).block == block_for(500) == 32
-    assert build(1, max_len=1000, expected=14).block == 2
+    assert estimate_waste(16, 500.0) == pytest.approx(float(empty) / (500 + float(empty)))
+    assert build(1, max_len=1000).block_size == choose_block_size(500) == 32
+    assert build(1, max_len=1000, expected_len=14).block_size == 2
 
 
 def test_a_copy_of_the_cache_is_independent():
@@ -322,7 +325,7 @@ def test_values_keep_the_type_of_the_cache():
     assert (kv.k.dtype, kv.v.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
-@pytest.mark.parametrize("option", ["block", "expected", "blocks"])
+@pytest.mark.parametrize("option", ["block_size", "expected_len", "max_blocks"])
 def test_options_below_1_are_refused(option):
     with pytest.raises(UserError, match=f"{option} is 0, wanted at least 1"):
         build(1, **{option: 0})
@@ -338,9 +341,9 @@ def test_a_model_that_keeps_a_state_is_refused_with_the_reason():
 def test_positions_that_leave_a_gap_are_a_bug():
     cache = build(1)
     with pytest.raises(AssertionError, match="would leave a gap"):
-        cache.begin([0], torch.tensor([[5]]))
+        cache.prepare_step([0], torch.tensor([[5]]))
     with pytest.raises(AssertionError, match="2 positions from 0 to 2"):
-        cache.begin([0], torch.tensor([[0, 2]]))
+        cache.prepare_step([0], torch.tensor([[0, 2]]))
 
 
 DESIGNS = {
@@ -374,12 +377,12 @@ def inputs():
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
 def test_greedy_beam_and_sampling_say_what_they_say_with_the_static_cache(kind, design, block):
     model, texts = model_of(kind, design), inputs()
-    caches = (Choice("static"), Choice("paged", block=block))
+    caches = (Choice("static"), Choice("paged", block_size=block))
     given = {"eos_id": EOS, "max_new_tokens": [14, 6, 20, 9, 1, 20]}
     if kind == "encoder-decoder":
         given["bos_id"] = BOS
-    tokens, pos = pad(texts, PAD, torch.device("cpu"))
-    a, b = (greedy(model, tokens, pos, cache=cache, **given) for cache in caches)
+    tokens, pos = pad_rows(texts, PAD, torch.device("cpu"))
+    a, b = (greedy_search(model, tokens, pos, cache=cache, **given) for cache in caches)
     assert [h.tokens for h in a] == [h.tokens for h in b]
     a, b = (beam_search(model, tokens, pos, beam_size=4, n_best=4, cache=cache, **given) for cache in caches)
     assert [[h.tokens for h in best] for best in a] == [[h.tokens for h in best] for best in b]
@@ -396,7 +399,7 @@ def test_greedy_beam_and_sampling_say_what_they_say_with_the_static_cache(kind, 
         }
         a, b = (list(generate(model, texts, cache=cache, max_len=40, **rules)) for cache in caches)
         assert [t[:2] for t in a] == [t[:2] for t in b]
-        assert len({t.row for t in a if t.last}) == 18
+        assert len({t.row for t in a if t.is_last}) == 18
 
 
 class Watched(PagedCache):
@@ -404,21 +407,21 @@ class Watched(PagedCache):
 
     def __init__(self, *given, **options):
         super().__init__(*given, **options)
-        self.stamps, self.lists, self.seen = 0, [[] for _ in self.rows], []
+        self.stamps, self.lists, self.seen = 0, [[] for _ in self.seq_ids], []
 
-    def begin(self, rows, pos):
-        super().begin(rows, pos)
+    def prepare_step(self, rows, pos):
+        super().prepare_step(rows, pos)
         for row, at in zip(rows, pos.tolist(), strict=True):
             n = sum(p >= 0 for p in at)
             self.lists[row] += range(self.stamps, self.stamps + n)
             self.stamps += n
-        usage = self.usage()
-        apart = sum(math.ceil(len(row) / self.block) for row in self.lists)
-        assert (usage.used, usage.unshared) == (len(chunks(self.lists, self.block)), apart)
-        self.seen.append((usage.used, apart))
+        usage = self.block_stats()
+        apart = sum(math.ceil(len(row) / self.block_size) for row in self.lists)
+        assert (usage.used_blocks, usage.unshared_blocks) == (len(chunks(self.lists, self.block_size)), apart)
+        self.seen.append((usage.used_blocks, apart))
 
-    def add(self, n):
-        super().add(n)
+    def append_rows(self, n):
+        super().append_rows(n)
         self.lists += [[] for _ in range(n)]
 
     def select(self, rows):
@@ -442,24 +445,24 @@ def watched(monkeypatch):
 def test_parallel_samples_hold_their_prompt_once(watched, n, block):
     model, prompt, new = model_of("decoder", "gqa, rope"), inputs()[3] + inputs()[1], 10
     tokens = list(generate(model, [prompt], sampling=Sampling(), eos_id=-1, max_new_tokens=new, n=n,
-                           cache=Choice("paged", block=block)))  # fmt: skip
+                           cache=Choice("paged", block_size=block)))  # fmt: skip
     assert len(tokens) == n * new
     shared, apart = watched[-1].seen[-1]
     first, whole = (len(prompt) - 1) // block, math.ceil((len(prompt) + new - 1) / block)
     assert apart == n * whole
     assert shared == first + n * (whole - first)
-    assert watched[-1].usage().peak == shared
+    assert watched[-1].block_stats().peak_blocks == shared
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
 def test_beams_hold_what_they_share_once(watched, kind):
     model, texts = model_of(kind, "gqa, rope"), inputs()[:4]
-    tokens, pos = pad(texts, PAD, torch.device("cpu"))
+    tokens, pos = pad_rows(texts, PAD, torch.device("cpu"))
     beam_search(model, tokens, pos, bos_id=BOS if kind == "encoder-decoder" else None, eos_id=EOS, beam_size=5,
-                max_new_tokens=[20] * 4, cache=Choice("paged", block=2))  # fmt: skip
+                max_new_tokens=[20] * 4, cache=Choice("paged", block_size=2))  # fmt: skip
     used, apart = (max(side) for side in zip(*watched[-1].seen, strict=True))
-    assert watched[-1].usage().peak == used
+    assert watched[-1].block_stats().peak_blocks == used
     assert used < 0.8 * apart
     cache = watched[-1]
     cache.select([])
-    assert cache.table.available == cache.table.blocks
+    assert cache.block_manager.n_available == cache.block_manager.n_blocks

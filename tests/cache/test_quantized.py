@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyhead.cache.base import CacheShape
-from polyhead.cache.quantized import pack, unpack
-from polyhead.errors import UserError
+from polyhead.cache.quantized import dequantize_groups, quantize_groups
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
+from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV
-from polyhead.registry import CACHE, Choice
 
 SHAPE = CacheShape(2, 2, 3, 5, torch.float32, torch.device("cpu"))
 
@@ -49,7 +50,7 @@ class Fed:
         old = [self.rows[row][0][0].size(1) for row in rows]
         for i, n in enumerate(lengths):
             pos[i, :n] = torch.arange(old[i], old[i] + n)
-        self.cache.begin(rows, pos)
+        self.cache.prepare_step(rows, pos)
         poison = (pos < 0)[:, None, :, None]
         for depth, layer in enumerate(self.cache.layers):
             k, v = (size * torch.randn(len(rows), 2, pos.size(1), d) for d in (3, 5))
@@ -98,7 +99,7 @@ def test_scales_follow_what_comes_later_and_early_tokens_keep_theirs():
     layer = fed.cache.layers[0]
     spread = layer.k_scale[0].amax((0, 2, 3))
     assert (spread[1:3] / spread[:2] > 100).all(), spread
-    first, x = unpack(layer.k, layer.k_scale, layer.k_zero, 8)[0, :, 0], fed.rows[0][0][0][:, :4]
+    first, x = dequantize_groups(layer.k, layer.k_scale, layer.k_zero, 8)[0, :, 0], fed.rows[0][0][0][:, :4]
     assert (first - x).abs().max() < 1e-4
 
 
@@ -108,13 +109,13 @@ def test_packing_is_wrong_by_half_a_scale_at_most_and_packing_again_changes_noth
     torch.manual_seed(1)
     x = torch.randn(2, 3, 6, 5) * 10 + 3
     x[0, 0] = 7.0  # all alike
-    q, scale, zero = pack(x, bits, dim)
+    q, scale, zero = quantize_groups(x, bits, dim)
     assert q.dtype == torch.uint8
     assert q.numel() == x.numel() * bits // 8
-    back = unpack(q, scale, zero, bits)
+    back = dequantize_groups(q, scale, zero, bits)
     assert ((back - x).abs() <= scale / 2 * 1.001).all()
     assert torch.equal(back[0, 0], x[0, 0])
-    close = unpack(*pack(back, bits, dim), bits)
+    close = dequantize_groups(*quantize_groups(back, bits, dim), bits)
     torch.testing.assert_close(close, back, rtol=0, atol=1e-5)
 
 
@@ -124,9 +125,9 @@ def test_bytes_are_those_of_groups_and_tails():
     token = 2 * (3 + 5) * 4
     # numbers; scales and zeros of 3 channels and of 8 tokens
     packed = 2 * (8 * (3 + 5) // 2 + 2 * (3 + 8) * 4)
-    assert fed.cache.memory()[:2] == (2 * 2 * 8 * token, 0)
+    assert fed.cache.memory_usage()[:2] == (2 * 2 * 8 * token, 0)
     fed.step([0, 1], [17, 5])
-    assert fed.cache.memory()[:2] == (
+    assert fed.cache.memory_usage()[:2] == (
         2 * 2 * (8 * token + 2 * packed),
         2 * (2 * packed + 1 * token + 5 * token),
     )

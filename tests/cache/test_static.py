@@ -5,10 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyhead.cache.base import CacheShape
-from polyhead.errors import UserError
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
+from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV, attend, visible
-from polyhead.registry import CACHE, Choice
 
 SHAPE = CacheShape(
     n_layers=2, n_kv_heads=2, head_dim=3, v_dim=5, dtype=torch.float32, device=torch.device("cpu")
@@ -29,7 +30,7 @@ def written(layer, stamp, pos):
 
 def feed(cache, rows, pos, stamp):
     """One step; what each layer gives back."""
-    cache.begin(rows, pos)
+    cache.prepare_step(rows, pos)
     return [layer.update(written(i, stamp, pos)) for i, layer in enumerate(cache.layers)]
 
 
@@ -91,7 +92,7 @@ def test_any_history_of_ragged_steps_forks_and_selections_equals_plain_lists(act
             kvs = feed(cache, [row for row, _ in new], pos, stamps)
             for i, (row, _) in enumerate(new):
                 assert held(kvs, i) == dict(enumerate(lists[row]))
-        assert cache.room() == ROWS * MAX_LEN - sum(map(len, lists))
+        assert cache.free_tokens() == ROWS * MAX_LEN - sum(map(len, lists))
 
 
 @pytest.mark.parametrize("n_rows", [1, 4])
@@ -117,9 +118,9 @@ def test_unused_slots_are_unseen_zeros_and_positions_and_sight_are_one_object():
     assert [kv.k.shape for kv in kvs] == [(2, 2, 5, 3)] * 2
     assert [kv.v.shape for kv in kvs] == [(2, 2, 5, 5)] * 2
     assert kvs[0].pos is kvs[1].pos
-    assert kvs[0].seen is kvs[1].seen
+    assert kvs[0].mask is kvs[1].mask
     assert kvs[0].pos.tolist() == [[[0, 1, 2, -1, -1]], [[0, -1, -1, -1, -1]]]
-    assert torch.equal(kvs[0].seen, visible(pos, kvs[0].pos, causal=True))
+    assert torch.equal(kvs[0].mask, visible(pos, kvs[0].pos, causal=True))
     for kv in kvs:
         unused = (kv.pos < 0)[..., None]
         assert (kv.k.masked_select(unused) == 0).all()
@@ -138,7 +139,7 @@ def test_rows_of_a_step_may_be_any_subset_in_any_order():
 def test_padding_may_stand_on_the_left_or_fill_a_step():
     cache = build(2)
     feed(cache, range(2), torch.full((2, 1), -1), torch.ones(2, 1))
-    assert cache.room() == 2 * MAX_LEN
+    assert cache.free_tokens() == 2 * MAX_LEN
     kvs = feed(cache, range(2), torch.tensor([[-1, 0], [-1, 0]]), torch.tensor([[8.0, 1.0], [9.0, 2.0]]))
     assert [held(kvs, row) for row in range(2)] == [{0: 1}, {0: 2}]
     kvs = feed(cache, range(2), torch.full((2, 1), -1), torch.ones(2, 1))
@@ -168,7 +169,7 @@ def test_select_grows_and_shrinks_the_number_of_rows():
     cache.select([3])
     assert held(feed(cache, [0], torch.tensor([[2]]), torch.tensor([[7.0]])), 0) == {0: 2, 1: 6, 2: 7}
     cache.select([])
-    assert cache.room() == 0
+    assert cache.free_tokens() == 0
 
 
 @pytest.mark.acceptance("A4")
@@ -181,7 +182,7 @@ def test_not_a_number_in_padding_changes_nothing():
         pos = torch.tensor(pos)
         bad = pos.masked_fill(pos >= 0, 0).bool()[:, None, :, None]
         for cache in (clean, poisoned):
-            cache.begin(range(3), pos)
+            cache.prepare_step(range(3), pos)
         for mine, theirs in zip(clean.layers, poisoned.layers, strict=True):
             kv = KV(torch.randn(3, 2, pos.size(1), 3), torch.randn(3, 2, pos.size(1), 5), pos[:, None])
             dirty = KV(kv.k.masked_fill(bad, torch.nan), kv.v.masked_fill(bad, torch.nan), kv.pos)
@@ -209,7 +210,7 @@ def test_slots_that_were_skipped_are_finite_and_unseen(rows):
 def test_a_released_row_leaves_no_number_behind():
     cache = build(2)
     kv = KV(torch.full((2, 2, 4, 3), torch.nan), torch.full((2, 2, 4, 5), torch.nan))
-    cache.begin(range(2), torch.arange(4).expand(2, 4))
+    cache.prepare_step(range(2), torch.arange(4).expand(2, 4))
     for layer in cache.layers:
         layer.update(kv)
     for row in range(2):
@@ -217,7 +218,7 @@ def test_a_released_row_leaves_no_number_behind():
     for got in feed(cache, range(2), torch.tensor([[0, 1], [0, -1]]), torch.ones(2, 2)):
         assert got.k.isfinite().all()
         assert got.v.isfinite().all()
-    assert cache.room() == 2 * MAX_LEN - 3
+    assert cache.free_tokens() == 2 * MAX_LEN - 3
 
 
 def test_bytes_are_those_of_the_storage_and_grow_with_use():
@@ -248,19 +249,19 @@ def test_the_last_position_fits_and_the_next_is_refused(max_len):
     stamp = torch.arange(1.0, max_len + 1)[None]
     kvs = feed(cache, [0], torch.arange(max_len)[None], stamp)
     assert held(kvs, 0) == dict(enumerate(range(1, max_len + 1)))
-    assert cache.room() == 0
+    assert cache.free_tokens() == 0
     with pytest.raises(
         UserError, match=f"position {max_len} does not fit into a cache of {max_len} positions"
     ):
-        cache.begin([0], torch.tensor([[max_len]]))
+        cache.prepare_step([0], torch.tensor([[max_len]]))
 
 
 def test_a_refused_step_leaves_the_cache_as_it_was():
     cache = build(2, max_len=3)
     feed(cache, range(2), torch.zeros(2, 1, dtype=torch.long), torch.tensor([[1.0], [2.0]]))
     with pytest.raises(UserError):
-        cache.begin(range(2), torch.tensor([[1], [3]]))
-    assert cache.room() == 4
+        cache.prepare_step(range(2), torch.tensor([[1], [3]]))
+    assert cache.free_tokens() == 4
     assert held(feed(cache, [0], torch.tensor([[1]]), torch.tensor([[3.0]])), 0) == {0: 1, 1: 3}
 
 

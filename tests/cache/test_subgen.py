@@ -7,10 +7,11 @@ import copy
 import pytest
 import torch
 
-from polyhead.cache.base import CacheShape
-from polyhead.errors import UserError
-from polyhead.nn.kv import KV, Window, attend, sight
-from polyhead.registry import CACHE, Choice
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
+from polyhead.nn.cache import CacheShape
+from polyhead.nn.kv import KV, Window, attend, attention_mask
 
 SHAPE = CacheShape(1, 2, 3, 5, torch.float32, torch.device("cpu"))
 
@@ -59,13 +60,13 @@ class Fed:
         pos = torch.full((len(rows), max(lengths)), -1)
         for i, (row, n) in enumerate(zip(rows, lengths, strict=True)):
             pos[i, :n] = torch.arange(self.rows[row][0].length, self.rows[row][0].length + n)
-        self.cache.begin(rows, pos)
+        self.cache.prepare_step(rows, pos)
         q = torch.randn(len(rows), 4, pos.size(1), 3)
         k, v = torch.randn(len(rows), 2, pos.size(1), 3), torch.randn(len(rows), 2, pos.size(1), 5)
         (layer,) = self.cache.layers
         poison = (pos < 0)[:, None, :, None]
         kv = layer.update(KV(k.masked_fill(poison, torch.nan), v.masked_fill(poison, torch.nan)))
-        out = attend(q, kv, sight(pos, kv, pos.size(1), True), causal=True)
+        out = attend(q, kv, attention_mask(pos, kv, pos.size(1), True), causal=True)
         for i, (row, n) in enumerate(zip(rows, lengths, strict=True)):
             for head, hand in enumerate(self.rows[row]):
                 group = slice(2 * head, 2 * head + 2)
@@ -115,19 +116,19 @@ def test_tokens_alike_are_one_slot_that_loses_nothing():
     k, v = keys[which].transpose(0, 1)[None], values[which].transpose(0, 1)[None]
     for t in range(100):
         pos = torch.tensor([[t]])
-        cache.begin([0], pos)
+        cache.prepare_step([0], pos)
         kv = cache.layers[0].update(KV(k[:, :, t : t + 1], v[:, :, t : t + 1]))
     q = torch.randn(1, 4, 1, 3)
     assert int((cache.layers[0].pos[0, 0] >= 0).sum()) == 3 + 2
-    torch.testing.assert_close(attend(q, kv, kv.seen), attend(q, KV(k, v)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(attend(q, kv, kv.mask), attend(q, KV(k, v)), rtol=1e-4, atol=1e-5)
 
 
 def test_memory_is_the_budget_and_one_slot_for_the_newest():
     fed = Fed(2, budget=6, recent=2, radius=0.0)
     slot = (3 + 5) * 4 + 8 + 4
-    assert fed.cache.memory()[:2] == (2 * 2 * 7 * slot, 0)
+    assert fed.cache.memory_usage()[:2] == (2 * 2 * 7 * slot, 0)
     fed.step([0, 1], [20, 3])
-    assert fed.cache.memory()[:2] == (2 * 2 * 7 * slot, 2 * (6 + 3) * slot)
+    assert fed.cache.memory_usage()[:2] == (2 * 2 * 7 * slot, 2 * (6 + 3) * slot)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_memory_is_the_budget_and_one_slot_for_the_newest():
         ({"radius": -1.0}, SHAPE, "a radius of 0 or more"),
         (
             {},
-            SHAPE._replace(distances=True),
+            SHAPE._replace(needs_distances=True),
             r"for its position \(alibi, t5, shaw, disentangled\): use cache 'h2o'",
         ),
         ({}, SHAPE._replace(windows=(Window(4),)), "for its window: use cache 'h2o'"),

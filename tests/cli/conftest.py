@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark ."]
 

@@ -14,11 +14,11 @@ import pytest
 from pydantic import TypeAdapter
 
 import polyhead
-from polyhead.cli import guard, main
-from polyhead.cli.app import VERBS
-from polyhead.cli.guard import guarded
+from polyhead.cli import error_handler, main
+from polyhead.cli.error_handler import handle_errors
+from polyhead.cli.verbs import VERBS
+from polyhead.core.errors import UserError
 from polyhead.core.extras import install_command
-from polyhead.errors import UserError
 
 
 def polyhead_process(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -162,7 +162,7 @@ def verb_that_raises(error: BaseException) -> int:
         raise error
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(guarded(run))
+    app.command()(handle_errors(run))
     with pytest.raises(SystemExit) as end:
         app([])
     return int(end.value.code or 0)
@@ -213,10 +213,10 @@ def test_an_error_becomes_a_line_and_a_code(
 def test_a_defect_is_said_to_be_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "FOUND", set())
+    monkeypatch.setattr(error_handler, "LOADED_PLUGINS", set())
     assert verb_that_raises(KeyError("x")) == 1
     quiet = capsys.readouterr().err
-    assert quiet.startswith("polyhead: unexpected KeyError: 'x' (guard.py:")
+    assert quiet.startswith("polyhead: unexpected KeyError: 'x' (error_handler.py:")
     assert "polyhead env" in quiet
     assert "Traceback" not in quiet
     monkeypatch.setenv("POLYHEAD_DEBUG", "1")
@@ -227,7 +227,7 @@ def test_a_defect_is_said_to_be_one(
 def test_where_parts_of_ones_own_are_in_use_a_mistake_may_be_theirs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "FOUND", {"my_pkg.mine:Norm"})
+    monkeypatch.setattr(error_handler, "LOADED_PLUGINS", {"my_pkg.mine:Norm"})
     assert verb_that_raises(KeyError("x")) == 1
     said = capsys.readouterr().err
     assert "look first at what is not Polyhead's: my_pkg.mine:Norm; POLYHEAD_DEBUG=1" in said
@@ -240,10 +240,10 @@ def test_python_m_polyhead_ends_with_the_verbs_exit_code(tmp_path: Path) -> None
 
 
 def test_a_reader_who_leaves_early_is_no_error() -> None:
-    code = "from polyhead.cli.guard import guarded\nimport typer\n"
+    code = "from polyhead.cli.error_handler import handle_errors\nimport typer\n"
     code += "app = typer.Typer(pretty_exceptions_enable=False)\n"
     code += "def run():\n    for i in range(100000): print('line', i)\n"
-    code += "app.command()(guarded(run))\napp([])\n"
+    code += "app.command()(handle_errors(run))\napp([])\n"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

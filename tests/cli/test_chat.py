@@ -17,10 +17,10 @@ import torch
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.generation_section import GenerationConfig
-from polyhead.loading import load
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.run.load import load
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "User: Assistant: System:"]
 

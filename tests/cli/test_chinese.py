@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from polyhead import demo
-from polyhead.analysis.forecast import duration
-from polyhead.analysis.heat_map import columns
-from polyhead.cli import main
-from polyhead.cli.app import VERBS
+from polyhead.cli import demo_run, main
+from polyhead.cli.verbs import VERBS
 from polyhead.core import i18n
 from polyhead.core.extras import install_command
-from polyhead.data.corpus import CorpusReport
+from polyhead.data.readers.parallel_corpus import CorpusReport
+from polyhead.introspect.attention_map import display_width
 from polyhead.train.lock import RunLock
-from polyhead.train.reporting import Lines
+from polyhead.train.loggers import TextLogger
+from polyhead.viz.eta_model import format_seconds
 
 RECIPE = """\
 data: {train: [train.en, train.de], valid: [valid.en, valid.de]}
@@ -129,7 +128,7 @@ def test_the_table_of_eval_is_chinese(place: Path, capsys: pytest.CaptureFixture
         "困惑度 N 参考译文的每个词元 (基线 N ：一元模型)",
         "速度 N 条译文/秒， N  秒译了 6 条",
     ]
-    assert len({columns(line[: line.index(".")]) for line in told.out.splitlines()}) == 1, (
+    assert len({display_width(line[: line.index(".")]) for line in told.out.splitlines()}) == 1, (
         "figures in one column"
     )
 
@@ -148,7 +147,7 @@ def test_files_of_a_run_stay_english(place: Path, capsys: pytest.CaptureFixture[
 def test_an_interrupted_training_says_how_to_go_on(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lines, "valid", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(TextLogger, "log_valid", lambda *_: signal.raise_signal(signal.SIGINT))
     assert type_in("train mine.yaml") == 130
     assert capsys.readouterr().err.splitlines()[-3:] == [
         "这一步结束后停止；再按一次立即停止，不保存",
@@ -166,9 +165,9 @@ def test_an_interrupted_training_says_how_to_go_on(
     ],
 )
 def test_a_duration_in_both_languages(seconds: float, english: str, translated: str) -> None:
-    assert duration(seconds) == translated
+    assert format_seconds(seconds) == translated
     i18n.set_language("en")
-    assert duration(seconds) == english
+    assert format_seconds(seconds) == english
 
 
 def test_a_recipe_has_chinese_comments_and_trains(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,9 +184,13 @@ def test_a_recipe_has_chinese_comments_and_trains(place: Path, capsys: pytest.Ca
 
 
 def test_languages_of_the_demo_have_chinese_names() -> None:
-    assert (demo.title("en"), demo.title("zh"), demo.title("fr")) == ("英语", "中文", "法语")
+    assert (demo_run.locale_title("en"), demo_run.locale_title("zh"), demo_run.locale_title("fr")) == (
+        "英语",
+        "中文",
+        "法语",
+    )
     i18n.set_language("en")
-    assert (demo.title("en"), demo.title("pt_BR")) == ("English", "Portuguese (Brazil)")
+    assert (demo_run.locale_title("en"), demo_run.locale_title("pt_BR")) == ("English", "Portuguese (Brazil)")
 
 
 def test_the_overview_is_chinese_for_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,6 +325,6 @@ def test_labels_are_no_patterns_of_messages() -> None:
 
 
 def test_counts_in_files_and_errors_are_english(place: Path) -> None:
-    counts = CorpusReport("a.en + a.de", read=3, kept=2, blank=1, examples={"blank": ["line 2"]})
+    counts = CorpusReport("a.en + a.de", total=3, used=2, empty=1, examples={"empty": ["line 2"]})
     assert str(counts) == "a.en + a.de: 2 of 3 pairs; skipped 1 blank (first: line 2)"
     assert counts.describe() == "a.en + a.de：3 个句对，保留 2 个；跳过 1 条空白（首例：第 2 行）"

@@ -12,13 +12,13 @@ import pytest
 
 import polyhead
 from polyhead import Choice, ModelConfig, build
-from polyhead.analysis.class_metrics import class_measures
 from polyhead.cli import main
-from polyhead.errors import UserError
-from polyhead.generation_section import GenerationConfig
-from polyhead.recipe import Recipe
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError
+from polyhead.evaluate.class_metrics import class_measures
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "zwei hunde bellen", "katze", "ja", "nein", "ein rotes haus"]
 

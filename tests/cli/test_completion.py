@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from polyhead.cli import completion, main
-from polyhead.cli.app import VERBS
+from polyhead.cli.verbs import VERBS
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,10 @@ def test_bash_completes_the_options_of_each_verb(environment: dict[str, str]) ->
 def test_zsh_and_fish_get_verbs_with_what_they_do(environment: dict[str, str]) -> None:
     asked = {"_TYPER_COMPLETE_ARGS": "polyhead embe"}
     zsh = output(["polyhead"], environment, _POLYHEAD_COMPLETE="complete_zsh", **asked)
-    assert '"embed":"Make one vector of each text."' in zsh
+    assert '"embed":"Compute an embedding of each text."' in zsh
     asked["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
     fish = output(["polyhead"], environment, _POLYHEAD_COMPLETE="complete_fish", **asked)
-    assert fish == "embed\tMake one vector of each text.\n"
+    assert fish == "embed\tCompute an embedding of each text.\n"
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from tests.train.conftest import Notes
 
 from polyhead import load
 from polyhead.cli import main
+from polyhead.config.recipe import Recipe
 from polyhead.core.i18n import set_language
-from polyhead.evaluate.training_counts import FILE, read_counts
-from polyhead.recipe import Recipe
-from polyhead.registry import TASK
-from polyhead.train.pipeline import run_training
-from polyhead.train.reporting import Reporters
+from polyhead.core.registry import TASK
+from polyhead.evaluate.training_counts import BASELINE_FILE, read_counts
+from polyhead.train.loggers import Reporters
+from polyhead.train.run_training import run_training
 
 WORDS = {"ein": "a", "hund": "dog", "katze": "cat", "bellt": "barks", "rennt": "runs", "Berlin": "Berlin"}
 KINDS = [
@@ -154,17 +154,17 @@ def test_an_older_run_has_the_baseline_of_the_copied_source_alone(
 ) -> None:
     sources, references = ((moved / f"test.{side}").read_text().splitlines() for side in ("de", "en"))
     files = moved / "test.de", moved / "test.en"
-    (moved / "translation" / FILE).unlink()
+    (moved / "translation" / BASELINE_FILE).unlink()
     found, _ = evaluated(capsys, moved / "translation", *files)
     assert found["bleu"][1] == pytest.approx(corpus_bleu(sources, [references]).score, abs=6e-4)
     assert found["perplexity"][1] is None
-    for damaged in (FILE, "metrics.jsonl"):
+    for damaged in (BASELINE_FILE, "metrics.jsonl"):
         (moved / "translation" / damaged).write_text("{broken\n")
     again, said = evaluated(capsys, moved / "translation", *files)
     assert again["bleu"] == found["bleu"]
     assert "train longer (train.steps, train.epochs)\n" in said  # nothing is known of the loss
     for kind, file in (("classification", "test.tsv"), ("language-model", "test.en")):
-        (moved / kind / FILE).unlink()
+        (moved / kind / BASELINE_FILE).unlink()
         found, said = evaluated(capsys, moved / kind, moved / file)
         assert {baseline for _, baseline in found.values()} == {None}
         assert "baseline" not in said
@@ -217,8 +217,8 @@ def test_recovered_tokens_are_held_against_the_most_frequent_one(kind: str, plac
     recipe = recipe_of(place, kind)
     run = load(place / kind)
     task: Any = TASK.get(kind).open(recipe, run.tokenizer, Reporters())
-    batches = task.measured(task.valid) if kind != "chat" else (
-        (rows, task.valid.batch(rows, task.pad_id)) for rows in task.by_length(task.valid).plan()
+    batches = task.eval_batches(task.valid) if kind != "chat" else (
+        (rows, task.valid.collate(rows, task.pad_id)) for rows in task.make_sampler(task.valid).epoch_batches()
     )  # fmt: skip
     asked = Counter(label for _, batch in batches for label in batch.labels.flatten().tolist() if label >= 0)
     if kind == "masked-lm":
@@ -227,15 +227,15 @@ def test_recovered_tokens_are_held_against_the_most_frequent_one(kind: str, plac
     else:
         train = Counter(
             label
-            for rows in task.plan(0)
-            for label in task.batch(rows).labels.flatten().tolist()
+            for rows in task.epoch_batches(0)
+            for label in task.collate(rows).labels.flatten().tolist()
             if label >= 0
         )
     total = train.total() + run.tokenizer.vocab_size
     nats = -sum(n * math.log((train[token] + 1) / total) for token, n in asked.items()) / asked.total()
     counts = read_counts(place / kind)
     assert counts is not None
-    found = task.baselines(counts, run, "valid")
+    found = task.compute_baselines(counts, run, "valid")
     assert found["loss"].value == pytest.approx(nats)
     most = min(token for token in train if train[token] == max(train.values()))
     assert found["accuracy"].value == pytest.approx(asked[most] / asked.total())
@@ -247,8 +247,8 @@ def test_replaced_tokens_are_held_against_suspecting_all(
 ) -> None:
     run = load(place / "replaced-tokens")
     task: Any = TASK.get("replaced-tokens").open(run.recipe, run.tokenizer, Reporters())
-    sums = task._sums(run.model, task.text.valid, map)
-    precision, recall = sums.replaced / sums.tokens, 1.0
+    sums = task._sum_detections(run.model, task.masked_lm.valid, map)
+    precision, recall = sums.n_replaced / sums.n_tokens, 1.0
     wanted = 2 * precision * recall / (precision + recall)
     found, _ = evaluated(capsys, place / "replaced-tokens", "--split", "valid")
     assert found["f1"][1] == pytest.approx(wanted, abs=6e-4)

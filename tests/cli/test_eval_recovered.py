@@ -10,11 +10,11 @@ from tests.train.conftest import Notes
 
 import polyhead as ph
 from polyhead.cli import main
+from polyhead.config.recipe import Recipe
+from polyhead.core.choice import Choice
 from polyhead.models import build
-from polyhead.recipe import Recipe
-from polyhead.registry import Choice
-from polyhead.run import Run
-from polyhead.train.pipeline import run_training
+from polyhead.run.run import Run
+from polyhead.train.run_training import run_training
 
 NAMES = ["anna", "bert", "carl", "dora"]
 

@@ -11,11 +11,11 @@ from pyarrow import parquet
 
 from polyhead import Choice, ModelConfig, build, load
 from polyhead.cli import main
-from polyhead.data.text import open_text
-from polyhead.generation_section import GenerationConfig
-from polyhead.recipe import Recipe
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.recipe import Recipe
+from polyhead.data.readers.plain_text import open_text
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks 0123456789", "two dogs , one cat"]
 
@@ -52,7 +52,7 @@ def figures(capsys: pytest.CaptureFixture[str], *typed: str | Path) -> list[floa
 def test_of_a_table_its_texts_are_measured(
     table: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured = load(home / "run").measure(open_text([home / "plain"], "line"))
+    measured = load(home / "run").measure_perplexity(open_text([home / "plain"], "line"))
     wanted = [measured.loss, measured.per_token, measured.per_word, measured.bits_per_character]
     found = figures(capsys, home / "run", home / table)
     assert found == pytest.approx(wanted, abs=2e-3)

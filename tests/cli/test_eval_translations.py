@@ -11,8 +11,8 @@ from pyarrow import parquet
 
 from polyhead import load
 from polyhead.cli import main
-from polyhead.cli.measures import translations
-from polyhead.recipe import Recipe
+from polyhead.cli.eval_metrics import translations
+from polyhead.config.recipe import Recipe
 
 PAIRS = [("ein hund bellt .", "a dog barks ."), ("zwei hunde bellen .", "two dogs bark .")]
 
@@ -31,7 +31,7 @@ def test_translations_that_are_made_are_kept_where_a_later_measure_is_interrupte
         raise KeyboardInterrupt
 
     assert main(["eval", str(tiny), *sides, "--output", str(tmp_path / "whole")]) == 0
-    monkeypatch.setattr(translations, "show_perplexity", interrupted)
+    monkeypatch.setattr(translations, "print_perplexity", interrupted)
     assert main(["eval", str(tiny), *sides, "--output", str(tmp_path / "kept")]) == 130
     assert (tmp_path / "kept").read_bytes() == (tmp_path / "whole").read_bytes()
 

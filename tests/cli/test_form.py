@@ -11,9 +11,9 @@ import pytest
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks 0123456789", "User: Assistant: System:"]
 
@@ -38,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("{name: regex, pattern: '[0-9]{2,4}'}", "[0-9]{2,4}"),
         ('regex,pattern="[0-9]{3}"', "[0-9]{3}"),
         (r"regex,pattern='\d{3}'", r"\d{3}"),
-        ("{name: choice, among: [yes, no]}", "yes|no"),
+        ("{name: choice, choices: [yes, no]}", "yes|no"),
         ("json,schema=dog.json", r'\s*\{\s*"age"\s*:\s*33?\s*\}\s*'),
         ("json,schema=marked.json", r'\s*\{\s*"age"\s*:\s*33?\s*\}\s*'),
     ],
@@ -56,20 +56,21 @@ def test_what_is_said_has_it(
 
 
 @pytest.mark.parametrize(
-    "own", [{"form": Choice("choice", among=["yes", "no"])}, {"cache": Choice("window", window=2, sink=1)}]
+    "own", [{"form": Choice("choice", choices=["yes", "no"])}, {"cache": Choice("window", window=2, sink=1)}]
 )
 def test_null_puts_off_what_is_the_runs_own(
     own: dict[str, Choice], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is said then is what the same run says that has nothing of its own."""
-    from polyhead import load, loading
+    from polyhead import load
+    from polyhead.run import load as load_module
 
     free = load(home / "run")
     held = Run(free.model, free.tokenizer, free.generation.model_copy(update=own))
     (option,) = own
     said = {}
     for name, run, typed in (("free", free, []), ("off", held, [f"--{option}", "null"]), ("held", held, [])):
-        monkeypatch.setattr(loading, "load", lambda *_, run=run, **__: run)
+        monkeypatch.setattr(load_module, "load", lambda *_, run=run, **__: run)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog barks\n")))
         assert main(["generate", "run", "dog: ", *typed]) == 0
         assert main(["chat", "run", *typed]) == 0
@@ -87,8 +88,8 @@ def test_null_puts_off_what_is_the_runs_own(
         ('regex,pattern="\\d+"', '''regex,pattern="\\d+": line 1, column 3: found unknown escape character 'd'; '''
          '''if it is one text, quote it: "regex,pattern='\\d+'"'''),
         ("{name: regex, pattern: '['}", "form 'regex': unclosed character class"),
-        ("{name: choice, among: [true]}", "form: among of form 'choice'"),
-        ("choice,among=[1, 2, yes]", "form: among of form 'choice': [0]: 1 is not text (put it in quotes)"),
+        ("{name: choice, choices: [true]}", "form: choices of form 'choice'"),
+        ("choice,choices=[1, 2, yes]", "form: choices of form 'choice': [0]: 1 is not text (put it in quotes)"),
         ("json,schema=nowhere.json", "form: schema of form 'json': nowhere.json: No such file or directory"),
         ("json,schema=broken.json", "form: schema of form 'json': broken.json is no JSON: Expecting"),
     ],

@@ -17,11 +17,11 @@ import torch
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.cli.app import VERBS
-from polyhead.generation_section import GenerationConfig
-from polyhead.recipe import load_recipe
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.cli.verbs import VERBS
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.recipe import load_recipe
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 ENGLISH = ["a dog is in the house and it sleeps", "the cat and the man are in the street", "two men see the dog that barks at the cat", "a girl reads a book"]  # fmt: skip
 CHINESE = ["一只狗在房子里睡觉", "猫和男人在街上", "两个男人看见了对着猫叫的狗", "女孩在看书"]

@@ -9,9 +9,9 @@ import pytest
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 
 def test_what_is_typed_is_kept(

@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.analysis.test_report import Page
 from tests.train.conftest import Notes
 from tests.train.task_runs import task_recipe, write_texts
+from tests.viz.test_training_report import Page
 
-from polyhead.analysis.run_record import read_facts, read_metrics
 from polyhead.cli import main
-from polyhead.train.pipeline import run_training
+from polyhead.train.run_training import run_training
+from polyhead.viz.run_record import read_facts, read_metrics
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,11 @@ import torch
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
+from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.extras import install_command
-from polyhead.generation_section import GenerationConfig
-from polyhead.loading import load
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.run.load import load
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 LONG = {
     "prompt": "dogs",
@@ -237,7 +237,7 @@ def test_what_cannot_be_served_is_told_in_a_line(
                 "No such file",
             ),
             ([str(tmp_path / "nothing"), "--port", "0"], "no run directory"),
-            ([str(speaker), "--port", "0", "--grace", "0"], "grace is 0.0, wanted more than 0"),
+            ([str(speaker), "--port", "0", "--grace", "0"], "shutdown_timeout is 0.0, wanted more than 0"),
             ([str(speaker), "--port", "0", "--cache", "pagd"], "did you mean 'paged'?"),
         ):
             assert main(["serve", *arguments]) == 2

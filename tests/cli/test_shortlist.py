@@ -10,7 +10,7 @@ import pytest
 
 import polyhead
 from polyhead.cli import main
-from polyhead.errors import UserError
+from polyhead.core.errors import UserError
 
 SOURCE = [
     "ein hund bellt .",
@@ -41,13 +41,15 @@ def test_it_is_learned_measured_kept_and_used(
     out = capsys.readouterr().out
     assert "learned from  36 pairs\n" in out
     loaded = polyhead.load(own)
-    made = loaded.shortlist()
+    made = loaded.get_shortlist()
     assert made is not None
     held = loaded.tokenizer.encode(SOURCE[:4])
-    mean = sum(len(made.of(line)) for line in held) / 4
+    mean = sum(len(made.select_ids(line)) for line in held) / 4
     assert f"a text may say  {mean:,.0f} of {loaded.config.vocab_size:,} tokens, in the mean\n" in out
-    said = loaded.tokenizer.target.encode(TARGET[:4])
-    inside = [token in made.of(line) for line, target in zip(held, said, strict=True) for token in target]
+    said = loaded.tokenizer.target_tokenizer.encode(TARGET[:4])
+    inside = [
+        token in made.select_ids(line) for line, target in zip(held, said, strict=True) for token in target
+    ]
     assert f"references have  {sum(inside) / len(inside):.1%} of their tokens among them\n" in out
     whole, few = (loaded.translate(SOURCE, shortlist=shortlist) for shortlist in (False, True))
     same = sum(a == b for a, b in zip(whole[:4], few[:4], strict=True))
@@ -57,7 +59,7 @@ def test_it_is_learned_measured_kept_and_used(
     assert (tmp_path / "out").read_text().splitlines() == [text.replace("\n", " ") for text in few] * 8
     assert main(["eval", str(own), *pairs, "--shortlist", "--output", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again").read_text() == (tmp_path / "out").read_text()
-    assert loaded.engine(shortlist=True).submit(SOURCE[1]).texts() == [few[1]]
+    assert loaded.engine(shortlist=True).submit(SOURCE[1]).collect_texts() == [few[1]]
 
 
 def test_from_a_text_alone_it_learns_what_the_run_says(
@@ -75,9 +77,9 @@ def test_every_end_may_always_come(own: Path, pairs: list[str]) -> None:
     run.generation = run.generation.model_copy(update={"ends": ("<mask>",)})
     run.save(own)
     assert main(["shortlist", str(own), *pairs, "--each", "1", "--always", "1"]) == 0
-    made = polyhead.load(own).shortlist()
+    made = polyhead.load(own).get_shortlist()
     assert made is not None
-    assert {run.tokenizer.eos_id, run.tokenizer.id_of("<mask>")} <= {*made.always.tolist()}
+    assert {run.tokenizer.eos_id, run.tokenizer.token_to_id("<mask>")} <= {*made.frequent.tolist()}
 
 
 def test_pairs_that_the_model_cannot_hold_are_left_out_and_told(

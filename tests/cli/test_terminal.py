@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.analysis.heat_map import AttentionMap, attention_text, heat_map
 from polyhead.cli import main
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.text.control import spelled
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.introspect.attention_map import AttentionMap, attention_text, heat_map_svg
+from polyhead.run.run import Run
+from polyhead.tokenizers.terminal_escapes import escape_controls
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07 a\tb\r \x7f \x9b31m c"
 
@@ -81,11 +81,11 @@ def test_a_terminal_is_shown_what_would_command_it(runs, monkeypatch, capsys, ar
 
 def test_controls_are_those_of_unicode() -> None:
     every = "".join(map(chr, range(0x3000)))
-    assert spelled(every) == by_hand(every)
+    assert escape_controls(every) == by_hand(every)
 
 
 def test_a_token_that_controls_has_a_width_on_an_axis_and_is_fit_for_xml() -> None:
     attention = AttentionMap(["\x1b", "b"], ["\x07", "long"], [[[[1.0, 0.0], [0.5, 0.5]]]])
     lines = attention_text(attention).splitlines()
     assert lines[3:5] == ["\\x07   ██     1.00 \\x1b", "long   ▒▒ ▒▒  0.50 \\x1b"]
-    assert by_hand(heat_map(attention)) == heat_map(attention)
+    assert by_hand(heat_map_svg(attention)) == heat_map_svg(attention)

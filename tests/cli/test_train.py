@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from polyhead.cli import main
-from polyhead.recipe import Recipe, load_recipe
-from polyhead.sections import AdaptSection, DistillSection, StartSection
+from polyhead.config.config_sections import DistillConfig, InitFromConfig, LoraConfig
+from polyhead.config.recipe import Recipe, load_recipe
 
 RECIPE = """
 data: {train: [train.de, train.en], valid: [valid.de, valid.en], target_lang: en}
@@ -93,14 +93,14 @@ def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> 
     assert "train.lr: float = 0.001  peak learning rate" in lines
     assert any(line.startswith("data.test: list[str] | null = null  ") for line in lines)
     assert any(line.startswith("model.position: part = sinusoidal  ") for line in lines)
-    assert "start.every: int = 1  of its layers the first and every n-th after; 2 halves the depth" in lines
+    assert "start.every: int = 1  use the first layer and every n-th after it; 2 halves the depth" in lines
     assert (
-        "train.adapt.rank: int = 8  rank of the adapters, the width between A and B; lower learns less and costs less"
+        "train.adapt.rank: int = 8  rank of the adapters (width between A and B); a lower rank learns less and costs less"
         in lines
     )
-    maybe = {"start": StartSection, "distill": DistillSection}
+    maybe = {"start": InitFromConfig, "distill": DistillConfig}
     sections = [maybe.get(name, field.annotation) for name, field in Recipe.model_fields.items()]
-    within = len(AdaptSection.model_fields) - 1  # in the place of train.adapt itself
+    within = len(LoraConfig.model_fields) - 1  # in the place of train.adapt itself
     assert len(lines) == sum(len(getattr(kind, "model_fields", [0])) for kind in sections) + within
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import polyhead
 from polyhead.cli import main
-from polyhead.cli.lines import chunk_size
+from polyhead.cli.line_io import choose_read_batch
 
 LINES = ["ein hund bellt .", "zwei hunde", "", "hund hund hund", "  ", "a"]
 
@@ -82,8 +82,8 @@ def test_what_has_no_effect_on_drawing_is_refused(
         (["--temperature", "1", "--beam-size", "2"], "beam_size has no effect on drawn translations"),
         (["--top-k", "3", "--min-new-tokens", "2"], "min_new_tokens has no effect on drawn translations"),
         (
-            ["--top-p", "0.9", "--terms", str(terms)],
-            "terms have an effect on translations that beams search for",
+            ["--top-p", "0.9", "--terminology", str(terms)],
+            "terminology has an effect on translations that beams search for",
         ),
         (["--seed", "3"], "seed has no effect on translations"),
         (["--temperature", "1", "--n-best", "0"], "n_best is 0; wanted a whole number, 1 or more"),
@@ -135,19 +135,19 @@ def test_translations_made_before_an_end_are_kept(
     """Whether a person ends it, a line cannot be translated, or the disk is full (here: the largest file that may be)."""
     wanted, out = translated(capsys, tiny, source), tmp_path / "out.txt"
     part, typed = tmp_path / "out.txt.part", ["translate", str(tiny), str(source), "--output", str(out)]
-    whole, said = polyhead.run.Run.hypotheses, f"the translations of the first 4 texts are in {part}"
+    whole, said = polyhead.run.run.Run.hypotheses, f"the translations of the first 4 texts are in {part}"
 
-    def interrupted(self: polyhead.run.Run, texts: list[str], **changes: object) -> object:
+    def interrupted(self: polyhead.run.run.Run, texts: list[str], **changes: object) -> object:
         if texts == ["", LINES[-1]]:
             raise KeyboardInterrupt
         return whole(self, texts, **changes)
 
-    monkeypatch.setattr(polyhead.run.Run, "hypotheses", interrupted)
+    monkeypatch.setattr(polyhead.run.run.Run, "hypotheses", interrupted)
     assert main([*typed, "--chunk", "2"]) == 130
     assert said in capsys.readouterr().err
     assert part.read_text().split("\n") == [*wanted[:4], ""]
     assert not out.exists()
-    monkeypatch.setattr(polyhead.run.Run, "hypotheses", whole)
+    monkeypatch.setattr(polyhead.run.run.Run, "hypotheses", whole)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (part.stat().st_size + 1, limits[1]))
     try:
@@ -213,9 +213,9 @@ def test_fewer_translations_than_asked_for_leave_lines_in_their_place(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = polyhead.run.Run.hypotheses
+    whole = polyhead.run.run.Run.hypotheses
     monkeypatch.setattr(
-        polyhead.run.Run, "hypotheses", lambda *a, **k: [found[:2] for found in whole(*a, **k)]
+        polyhead.run.run.Run, "hypotheses", lambda *a, **k: [found[:2] for found in whole(*a, **k)]
     )
     got = translated(capsys, tiny, source, "--n-best", "3", "--beam-size", "4", *scores)
     assert len(got) == 3 * len(LINES)
@@ -296,9 +296,9 @@ def test_standard_input_may_come_from_windows(
 
 
 def test_a_person_is_answered_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (chunk_size("-", 512), chunk_size("input.txt", 512)) == (512, 512)
+    assert (choose_read_batch("-", 512), choose_read_batch("input.txt", 512)) == (512, 512)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert (chunk_size("-", 512), chunk_size("input.txt", 512)) == (1, 512)
+    assert (choose_read_batch("-", 512), choose_read_batch("input.txt", 512)) == (1, 512)
 
 
 def test_bad_bytes_are_reported_and_keep_their_line(

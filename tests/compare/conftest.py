@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyhead.compare import cell, run
-from polyhead.compare.cell import run_cell
-from polyhead.compare.process import Stop
+from polyhead.compare import run, trial
+from polyhead.compare.subprocess_runner import StopHandler
+from polyhead.compare.trial import run_trial
 
 WORDS = {"ein": "a", "zwei": "two", "hund": "dog", "katze": "cat", "rot": "red", "und": "and", "hier": "here"}
 RECIPE = """
@@ -52,17 +52,17 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ran: list[str] = []
     threads = torch.get_num_threads()
 
-    def here(directory: Path, stop: Stop) -> int:
+    def here(directory: Path, stop: StopHandler) -> int:
         ran.append(directory.name)
-        run_cell(directory)
+        run_trial(directory)
         torch.set_num_threads(threads)
         return 0
 
-    monkeypatch.setattr(run, "run_process", here)
+    monkeypatch.setattr(run, "run_subprocess", here)
     return ran
 
 
 @pytest.fixture
 def unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells without baselines, as older ones are: designs that have hardly learned are compared all the same."""
-    monkeypatch.setattr(cell, "find_baselines", lambda task, run: {})
+    monkeypatch.setattr(trial, "find_baselines", lambda task, run: {})

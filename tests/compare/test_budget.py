@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from polyhead.compare.budget import Budget, read_budget
-from polyhead.errors import UserError
+from polyhead.core.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from polyhead.analysis.metrics import bleu, chrf
+from polyhead.checkpoint.checkpoint import list_steps
 from polyhead.cli import main
 from polyhead.compare import run
 from polyhead.compare.budget import Budget
-from polyhead.compare.process import Stop
-from polyhead.loading import load
-from polyhead.train.checkpoint import steps
+from polyhead.compare.subprocess_runner import StopHandler
+from polyhead.evaluate.translation_metrics import bleu, chrf
+from polyhead.run.load import load
 
 COMMAND = ["compare", "toy.yaml", "--budget", "4steps", "--vary", "norm=layernorm,rmsnorm"]
 OUT = Path("runs/compare-toy")
@@ -80,10 +80,12 @@ def test_what_is_finished_is_not_run_again_and_rows_may_be_added(in_process: lis
 
 def test_what_is_left_is_told_and_every_result_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
-    monkeypatch.setattr(run, "settled", lambda cell: read.append(cell) or ({} if cell == "b" else None))
+    monkeypatch.setattr(
+        run, "finished_result", lambda cell: read.append(cell) or ({} if cell == "b" else None)
+    )
     plan: Any = SimpleNamespace(budget=Budget("time", 60.0))
     cells: Any = ["a", "b", "c", "d"]
-    told = [left.partition("about ")[2] for _, left in run.pending(cells, plan)]
+    told = [left.partition("about ")[2] for _, left in run.iter_with_eta(cells, plan)]
     assert told[0] == "2 min 00 s more for the rest" and told[-1] == ""
     assert read == cells
 
@@ -141,15 +143,15 @@ def test_what_cannot_be_built_and_what_fails_are_rows_that_say_so(
 def test_a_cell_that_was_killed_is_a_row_and_is_tried_again(
     in_process: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = run.run_process
+    whole = run.run_subprocess
     monkeypatch.setattr(
         run,
-        "run_process",
+        "run_subprocess",
         lambda directory, stop: -9 if "rmsnorm" in str(directory) else whole(directory, stop),
     )
     assert main(COMMAND) == 0
     assert rows()["norm=rmsnorm"]["message"] == "killed by the system, most likely for want of memory"
-    monkeypatch.setattr(run, "run_process", whole)
+    monkeypatch.setattr(run, "run_subprocess", whole)
     capsys.readouterr()
     assert main(COMMAND) == 0
     assert rows()["norm=rmsnorm"]["status"] == "done"
@@ -164,7 +166,7 @@ def test_memory_that_is_wanting_is_tried_again(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("polyhead.compare.cell.run_training", full)
+        patch.setattr("polyhead.compare.trial.run_training", full)
         assert main(["compare", "toy.yaml", "--budget", "1steps"]) == 1
         assert rows()["base"]["message"] == "out of memory"
     assert main(["compare", "toy.yaml", "--budget", "1steps"]) == 0
@@ -175,24 +177,24 @@ def test_an_interrupted_comparison_goes_on_as_if_it_had_not_been(
     in_process: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*COMMAND, "--out", "runs/whole"]) == 0
-    whole = run.run_process
+    whole = run.run_subprocess
 
-    def stopped(directory: Path, stop: Stop) -> int:
+    def stopped(directory: Path, stop: StopHandler) -> int:
         if "rmsnorm" not in str(directory):
             return whole(directory, stop)
         with monkeypatch.context() as patch:
-            patch.setattr("polyhead.train.pipeline.stop_on_signal", at_once)
+            patch.setattr("polyhead.train.run_training.stop_on_signal", at_once)
             assert whole(directory, stop) == 0
-        stop.asked = True
+        stop.is_requested = True
         return 130
 
-    monkeypatch.setattr(run, "run_process", stopped)
+    monkeypatch.setattr(run, "run_subprocess", stopped)
     assert main(COMMAND) == 130
     said = capsys.readouterr()
     assert "norm=rmsnorm: not run yet" in said.out
     assert said.err.endswith("The same command goes on from there.\n")
-    assert steps(OUT / "cells/norm=rmsnorm.s1/checkpoints") == [1]
-    monkeypatch.setattr(run, "run_process", whole)
+    assert list_steps(OUT / "cells/norm=rmsnorm.s1/checkpoints") == [1]
+    monkeypatch.setattr(run, "run_subprocess", whole)
     assert main(COMMAND) == 0
     for name in ("model.safetensors", "metrics.jsonl"):
         ours, theirs = (path / "cells/norm=rmsnorm.s1" / name for path in (OUT, Path("runs/whole")))
@@ -218,7 +220,7 @@ def test_all_seeds_of_a_design_learn_equally_long(
     in_process: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = iter([0.1, 0.05])
-    monkeypatch.setattr("polyhead.compare.steps.probe", lambda *given: next(speeds))
+    monkeypatch.setattr("polyhead.compare.step_budget.measure_step_time", lambda *given: next(speeds))
     assert main(["compare", "toy.yaml", "--budget", "1s", "--seeds", "2"]) == 0
     taken = [json.loads((OUT / f"cells/base.s{s}/result.json").read_text())["steps"] for s in (1, 2)]
     assert taken == [10, 10]

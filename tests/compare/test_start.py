@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from polyhead.cli import main
-from polyhead.compare.axes import Axis, full_key
 from polyhead.compare.budget import Budget
 from polyhead.compare.plan import make_plan
-from polyhead.compare.run import changed_keys, prepare
-from polyhead.data.text import open_text
-from polyhead.errors import UserError
-from polyhead.loading import load
+from polyhead.compare.run import find_changed_keys, prepare_comparison
+from polyhead.compare.sweep import Axis, resolve_key
+from polyhead.core.errors import UserError
+from polyhead.data.readers.plain_text import open_text
 from polyhead.models import build
-from polyhead.run import Run
+from polyhead.run.load import load
+from polyhead.run.run import Run
 
 BASE = """
 task: language-model
@@ -59,7 +59,7 @@ def test_designs_begin_with_the_weights_of_the_run(capsys: pytest.CaptureFixture
     )
     text = open_text([Path("valid.en")], "file")
     for name, run in (("base", "one"), ("start=two", "two")):
-        assert rows[name]["loss"] == pytest.approx(load(run).measure(text).loss, rel=1e-5)
+        assert rows[name]["loss"] == pytest.approx(load(run).measure_perplexity(text).loss, rel=1e-5)
         assert rows[name]["parameters"] == sum(p.numel() for p in load(run).model.parameters())
     assert rows["half"]["parameters"] < rows["base"]["parameters"]
     assert rows["half"]["loss_p"] is not None
@@ -72,11 +72,11 @@ def test_designs_begin_with_the_weights_of_the_run(capsys: pytest.CaptureFixture
 def test_designs_begin_with_a_run_of_the_hub(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyhead.loading.fetch", {"somebody/one": Path("one")}.__getitem__)
+    monkeypatch.setattr("polyhead.run.load.fetch_checkpoint", {"somebody/one": Path("one")}.__getitem__)
     same = ["train.lr=1e-12", "--budget", "1steps"]
     rows = compared(capsys, "start=somebody/one", *same)
     assert rows["base"]["loss"] == pytest.approx(
-        load("one").measure(open_text([Path("valid.en")], "file")).loss, rel=1e-5
+        load("one").measure_perplexity(open_text([Path("valid.en")], "file")).loss, rel=1e-5
     )
 
 
@@ -142,7 +142,7 @@ def test_what_does_not_go_together_is_said(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.usefixtures("begun")
 def test_a_cell_that_was_made_for_another_start_is_another_cell() -> None:
-    plan = prepare(
+    plan = prepare_comparison(
         make_plan(
             Path("tune.yaml"),
             [],
@@ -155,17 +155,17 @@ def test_a_cell_that_was_made_for_another_start_is_another_cell() -> None:
             out=None,
         )
     )
-    one, two = (row.recipe for row in plan.rows)
+    one, two = (row.recipe for row in plan.designs)
     assert one is not None and two is not None
     assert one.model.n_layers == 2
-    assert changed_keys(one.model_dump(mode="json"), one) == []
-    assert changed_keys(one.model_dump(mode="json"), two.model_copy(update={"tokenizer": one.tokenizer})) == [
-        "start"
-    ]
+    assert find_changed_keys(one.model_dump(mode="json"), one) == []
+    assert find_changed_keys(
+        one.model_dump(mode="json"), two.model_copy(update={"tokenizer": one.tokenizer})
+    ) == ["start"]
 
 
 def test_keys_outside_the_sections() -> None:
-    assert [full_key(key, "--vary") for key in ("start", "start.every", "distill.temperature", "task.mask")] == [
+    assert [resolve_key(key, "--vary") for key in ("start", "start.every", "distill.temperature", "task.mask")] == [
         "start", "start.every", "distill.temperature", "task.mask",
     ]  # fmt: skip
     with pytest.raises(
@@ -174,4 +174,4 @@ def test_keys_outside_the_sections() -> None:
             "--vary task: designs have one task in common; its options can be varied, as task.mask"
         ),
     ):
-        full_key("task", "--vary")
+        resolve_key("task", "--vary")

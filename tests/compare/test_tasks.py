@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import nn
 
-from polyhead.analysis.class_metrics import confusion, macro_f1, matthews
 from polyhead.cli import main
-from polyhead.compare import measure
-from polyhead.compare.significance import class_statistics, f1_of, matthews_of, resamples
-from polyhead.compare.table import WIDTH
-from polyhead.compare.tasks.base import COMPARED, Words, compared
-from polyhead.compare.tasks.recovering import Recovering
-from polyhead.data.rows import Rows
-from polyhead.errors import UserError
+from polyhead.compare import cost_metrics
+from polyhead.compare.report.text_table import _LINE_WIDTH
+from polyhead.compare.significance import class_statistics, draw_resamples, f1_from_sums, matthews_from_sums
+from polyhead.compare.tasks.base import COMPARED_TASKS, PageWords, get_compared_task
+from polyhead.compare.tasks.recovering import ComparedTokenPrediction
+from polyhead.config.recipe import load_recipe
+from polyhead.core.errors import UserError
+from polyhead.core.registry import TASK
+from polyhead.data.batching.token_windows import TokenWindows
+from polyhead.evaluate.class_metrics import confusion_matrix, macro_f1, matthews_corrcoef
 from polyhead.models import build
-from polyhead.recipe import load_recipe
-from polyhead.registry import TASK
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
-from polyhead.train.reporting import Reporters
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.train.loggers import Reporters
 
 SIZES = "model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: 24, position: learned}\n"
 TRAIN = "train: {steps: 12, max_tokens: 96, lr: 1e-2, precision: fp32, schedule: {name: inverse_sqrt, warmup: 1}, threads: 1}\n"
@@ -67,7 +67,7 @@ class Ready:
     def __init__(self, name: str, *changes: str) -> None:
         self.recipe = load_recipe(f"{name}.yaml", [*changes, "data.cache=cache"])
         part = TASK.get(name)
-        self.tokenizer = train_tokenizer(part.texts(self.recipe), self.recipe.tokenizer.kind, 280)
+        self.tokenizer = train_tokenizer(part.iter_texts(self.recipe), self.recipe.tokenizer.kind, 280)
         self.task: Any = part.open(self.recipe, self.tokenizer, Reporters())
         config = self.recipe.model.with_vocabulary(self.tokenizer.vocab_size, self.task.labels)
         self.model: Any = build(config, 1).eval()
@@ -76,17 +76,17 @@ class Ready:
             for p in self.model.parameters():
                 p.add_(0.3 * torch.randn_like(p))
         self.run = Run(self.model, self.tokenizer, self.recipe.generation, self.recipe)
-        self.part = compared(name)
+        self.part = get_compared_task(name)
 
     def quality(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self.part.quality(self.run, self.recipe, self.task)
+        return self.part.evaluate(self.run, self.recipe, self.task)
 
 
 def test_every_task_that_is_trained_is_compared() -> None:
     """But for replaced tokens: each design is asked for those of its own generator."""
-    assert set(COMPARED.names()) == set(TASK.names()) - {"replaced-tokens"}
+    assert set(COMPARED_TASKS.names()) == set(TASK.names()) - {"replaced-tokens"}
     with pytest.raises(UserError, match="task is 'replaced-tokens'; designs are compared by these tasks: "):
-        compared("replaced-tokens")
+        get_compared_task("replaced-tokens")
 
 
 @pytest.mark.usefixtures("texts")
@@ -96,11 +96,11 @@ def test_quality_is_what_training_measures(name: str) -> None:
     found, kept = ready.quality()
     assert found["split"] == "test"
     assert found["loss"] == pytest.approx(ready.task.evaluate(ready.model)["loss"], rel=1e-5)
-    facts = ready.task.facts(ready.run)
+    facts = ready.task.collect_facts(ready.run)
     for of in ready.part.measures[1:]:
         if name != "chat":  # training does not tell how often what the assistant says is right
             assert found[of.name] == pytest.approx(float(facts[f"test {of.name}"]), abs=6e-5)
-    sums = {key: rows.sum(0)[None] for key, rows in ready.part.statistics(kept, ready.recipe).items()}
+    sums = {key: rows.sum(0)[None] for key, rows in ready.part.unit_statistics(kept, ready.recipe).items()}
     for of in ready.part.measures:
         assert float(of.score(sums[of.name])[0]) == pytest.approx(found[of.name], rel=1e-9)
 
@@ -111,7 +111,7 @@ def test_without_a_test_text_all_is_of_the_validation_text(name: str) -> None:
     found, _ = Ready(name, "data.test=null").quality()
     assert found["split"] == "valid"
     other, _ = Ready(name, f"data.test={Ready(name).recipe.data.valid[0]}").quality()
-    for of in compared(name).measures:
+    for of in get_compared_task(name).measures:
         assert found[of.name] == other[of.name]
 
 
@@ -121,7 +121,7 @@ def test_the_share_of_right_answers_is_counted_token_by_token() -> None:
     found, kept = ready.quality()
     right = asked = 0
     for i in range(len(ready.task.valid)):
-        batch = ready.task.valid.batch(np.array([i]), ready.task.pad_id)
+        batch = ready.task.valid.collate(np.array([i]), ready.task.pad_id)
         with torch.no_grad():
             said = ready.model(batch.tokens).argmax(-1)
         mine = batch.labels >= 0
@@ -137,7 +137,7 @@ def test_the_share_of_right_answers_is_counted_token_by_token() -> None:
 def test_units_are_in_the_order_of_the_text_however_they_were_batched(name: str) -> None:
     few, many = Ready(name, "train.max_tokens=40"), Ready(name, "train.max_tokens=400")
     for of in few.part.measures:
-        a, b = (r.part.statistics(r.quality()[1], r.recipe)[of.name] for r in (few, many))
+        a, b = (r.part.unit_statistics(r.quality()[1], r.recipe)[of.name] for r in (few, many))
         assert len(a) > 3
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -146,19 +146,19 @@ def test_units_are_told_by_number() -> None:
     logits = torch.tensor([[[5.0, 0.0], [0.0, 5.0]], [[5.0, 0.0], [0.0, 5.0]]])
     labels = torch.tensor([[0, -100], [1, 1]])
 
-    def rows(*numbers: int) -> Rows:
+    def rows(*numbers: int) -> TokenWindows:
         chosen = list(numbers)
-        return Rows(torch.tensor(chosen), None, labels[chosen])
+        return TokenWindows(torch.tensor(chosen), None, labels[chosen])
 
-    part = Recovering(
-        Words("", ""),
+    part = ComparedTokenPrediction(
+        PageWords("", ""),
         lambda *_: [],
         lambda model, batch: logits[batch.tokens],
-        piece=Mock(),
-        said=lambda model, x: x,
+        make_batch=Mock(),
+        compute_logits=lambda model, x: x,
     )
-    found = part.by_unit(nn.Linear(1, 1), [(np.array([7, 3]), rows(0, 1)), (np.array([5]), rows(1))])
-    assert [(one.right, one.asked) for one in found] == [(1, 2), (1, 2), (1, 1)]
+    found = part.score_units(nn.Linear(1, 1), [(np.array([7, 3]), rows(0, 1)), (np.array([5]), rows(1))])
+    assert [(one.n_correct, one.n_tokens) for one in found] == [(1, 2), (1, 2), (1, 1)]
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -166,45 +166,45 @@ def test_resampled_f1_and_correlation_are_those_of_the_resampled_texts(classes: 
     rng = np.random.default_rng(2)
     given, wanted = rng.integers(0, classes, 40), rng.integers(0, classes - 1, 40)
     given[:25] = wanted[:25]
-    counts = resamples(40)[:50]
+    counts = draw_resamples(40)[:50]
     sums = counts @ class_statistics(given.tolist(), wanted.tolist(), classes)
-    for n, f1, mcc in zip(counts, f1_of(sums), matthews_of(sums), strict=True):
-        drawn = confusion(np.repeat(given, n), np.repeat(wanted, n), classes)
+    for n, f1, mcc in zip(counts, f1_from_sums(sums), matthews_from_sums(sums), strict=True):
+        drawn = confusion_matrix(np.repeat(given, n), np.repeat(wanted, n), classes)
         assert f1 == pytest.approx(macro_f1(drawn))
-        assert mcc == pytest.approx(matthews(drawn))
+        assert mcc == pytest.approx(matthews_corrcoef(drawn))
 
 
 def test_where_one_class_is_all_there_is_the_correlation_is_none() -> None:
     sums = class_statistics([0, 0], [0, 0], 2).sum(0)[None]
-    assert (float(matthews_of(sums)[0]), float(f1_of(sums)[0])) == (0.0, 1.0)
+    assert (float(matthews_from_sums(sums)[0]), float(f1_from_sums(sums)[0])) == (0.0, 1.0)
 
 
 @pytest.mark.usefixtures("texts")
 @pytest.mark.parametrize("name", ["masked-lm", "classification"])
 def test_flops_are_those_of_the_closed_form(name: str) -> None:
     ready = Ready(name)
-    piece = ready.part.typical(ready.task)
+    piece = ready.part.typical_batch(ready.task)
     V, C, F, L = ready.tokenizer.vocab_size, 16, 32, 3
     if name == "masked-lm":
-        _, batch = next(ready.task.measured(ready.task.valid))
+        _, batch = next(ready.task.eval_batches(ready.task.valid))
         B, T = batch.tokens.shape
-        head = piece.tokens * (C * C + C * V)
-        assert piece.tokens < B * T / 3
+        head = piece.n_tokens * (C * C + C * V)
+        assert piece.n_tokens < B * T / 3
     else:
         lengths, batches = ready.task.valid.lengths, ready.task.valid_batches
         rows = sorted(batches, key=lambda rows: int(lengths[rows].max()))[len(batches) // 2]
         B, T = len(rows), int(lengths[rows].max())
         head = B * (C * C + C * L)  # the pooler is a map as well
-        assert piece.tokens == B
+        assert piece.n_tokens == B
     products = B * (4 * T * C * C + 2 * T * T * C + 2 * T * C * F) + head
-    assert measure.flops_per_token(ready.model, piece) == pytest.approx(2 * products / piece.tokens)
+    assert cost_metrics.flops_per_token(ready.model, piece) == pytest.approx(2 * products / piece.n_tokens)
 
 
 @pytest.mark.usefixtures("texts")
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_a_step_predicts_is_counted(name: str) -> None:
     ready = Ready(name)
-    counts = [ready.task.count(ready.task.batch(chosen)) for chosen in ready.task.plan(0)]
+    counts = [ready.task.count_labels(ready.task.collate(chosen)) for chosen in ready.task.epoch_batches(0)]
     assert len(counts) > 1
     assert ready.part.tokens_per_step(ready.task) == pytest.approx(np.mean(counts))
 
@@ -222,14 +222,14 @@ def test_a_whole_comparison(name: str, capsys: pytest.CaptureFixture[str]) -> No
     )
     table = shown.split("\n\n")[:2]
     for line in (line for part in table for line in part.splitlines()[1:]):
-        assert len(line) <= WIDTH
+        assert len(line) <= _LINE_WIDTH
         assert " base " in line or " norm=rmsnorm " in line
     assert table[0].count("95 %") == 1  # three would be too wide for a line; the page has them all
     decodes = name in ("chat", "denoising")
     assert (base["cache_per_token"] is not None) == decodes == ("cache B/tok" in shown)
     assert "decode/s" not in shown
     assert ("ppl" in shown) == (name != "classification") == ("FLOPs/tok" in shown)
-    for of in compared(name).measures:
+    for of in get_compared_task(name).measures:
         low, high = other[f"{of.name}_interval"]
         assert low <= other[of.name] <= high
         assert 0 < other[f"{of.name}_p"] <= 1
@@ -266,13 +266,16 @@ def test_of_one_text_nothing_is_called_significant() -> None:
     Path("one.tsv").write_text("\n".join(lines[:2]) + "\n")
     rows = compared_rows("classification", "data.valid=one.tsv", "data.test=null", "--vary", "norm=rmsnorm")
     for row in rows.values():
-        for of in compared("classification").measures:
+        for of in get_compared_task("classification").measures:
             assert row[f"{of.name}_interval"] == [pytest.approx(row[of.name])] * 2
             assert row[f"{of.name}_p"] is None
 
 
 def test_what_is_the_mean_of_a_token_does_not_compare_across_tokenizers() -> None:
-    apart = {name: [of.name for of in compared(name).measures if not of.across] for name in COMPARED.names()}
+    apart = {
+        name: [of.name for of in get_compared_task(name).measures if not of.across_tokenizers]
+        for name in COMPARED_TASKS.names()
+    }
     recovered = ["loss", "accuracy"]
     assert apart == {
         "translation": ["loss"], "language-model": ["loss"], "classification": [],

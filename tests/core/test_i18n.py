@@ -13,7 +13,7 @@ import pytest
 from polyhead.cli import main
 from polyhead.cli.app import take_language
 from polyhead.core import i18n
-from polyhead.errors import UserError
+from polyhead.core.errors import UserError
 
 LOCALES = sorted((Path(i18n.__file__).parent / "locale").glob("*/*.json"))
 PLACEHOLDER = re.compile(r"\{(\w+)[^{}]*\}")

@@ -3,9 +3,9 @@ from typing import Protocol
 
 import pytest
 
-from polyhead.registry import Choice
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.core.choice import Choice
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 
 class Write(Protocol):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from polyhead import hub
-from polyhead.data_sections import DataConfig
-from polyhead.errors import UserError
-from polyhead.planning.texts import missing
-from polyhead.recipe import Recipe
+from polyhead.config.data_config import DataConfig
+from polyhead.config.recipe import Recipe
+from polyhead.core import hub
+from polyhead.core.errors import UserError
+from polyhead.estimate.data_sample import find_missing_files
 
 CONVERTED = "refs/convert/parquet"
 
@@ -48,7 +48,7 @@ def test_a_pattern_stands_for_its_files_in_order(tmp_path: Path) -> None:
     (tmp_path / "b/0.txt").mkdir()
 
     def found(*names: str) -> list[str]:
-        return [str(path.relative_to(tmp_path)) for path in data(tmp_path, *names).paths("train")]
+        return [str(path.relative_to(tmp_path)) for path in data(tmp_path, *names).split_paths("train")]
 
     assert found("b/*.txt") == ["b/1.txt", "b/2.txt"]
     assert found("**/*.txt") == ["a1.txt", "a[1].txt", "b/1.txt", "b/2.txt", "b/c/3.txt"]
@@ -64,12 +64,12 @@ def test_the_folder_of_a_pattern_may_have_any_name(tmp_path: Path) -> None:
     root = tmp_path / "a[b]*"
     root.mkdir()
     (root / "1.txt").touch()
-    assert data(root, "*.txt").paths("train") == [root / "1.txt"]
+    assert data(root, "*.txt").split_paths("train") == [root / "1.txt"]
 
 
 def test_files_of_a_data_set_are_those_of_its_revision(cache: Path) -> None:
     def texts(name: str) -> list[str]:
-        return [path.read_text().strip() for path in data(cache, name).paths("train")]
+        return [path.read_text().strip() for path in data(cache, name).split_paths("train")]
 
     stem = "hf://datasets/owner/small"
     assert texts(f"{stem}/data/train-*.tsv") == ["main data/train-0.tsv", "main data/train-1.tsv"]
@@ -94,7 +94,7 @@ def test_what_is_not_there_is_said(cache: Path) -> None:
         ("hf://owner/small/a.tsv", "wanted hf://datasets/OWNER/NAME/PATH"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=f"^data\\.train: .*{re.escape(said)}"):
-            data(cache, name).paths("train")
+            data(cache, name).split_paths("train")
 
 
 def test_a_plan_misses_only_what_would_be_here(cache: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_plan_misses_only_what_would_be_here(cache: Path) -> None:
     recipe = Recipe.model_validate(
         {"task": "language-model", "data": data(cache, *names).model_dump(), "train": {"steps": 1}}
     )
-    assert missing(recipe) == [str(cache / "gone-*.txt")]
+    assert find_missing_files(recipe) == [str(cache / "gone-*.txt")]
 
 
 def test_the_hub_is_asked_for_these_files_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -116,10 +116,10 @@ def test_the_hub_is_asked_for_these_files_alone(monkeypatch: pytest.MonkeyPatch,
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
-    assert hub.files_of("hf://datasets/owner/small@v1/data/*.tsv") == [tmp_path / "data/a.tsv"]
+    assert hub.download_dataset_files("hf://datasets/owner/small@v1/data/*.tsv") == [tmp_path / "data/a.tsv"]
     wanted = {"repo_type": "dataset", "revision": "v1", "allow_patterns": ["data/*.tsv"]}
     assert asked == {"owner/small": wanted}
-    assert hub.files_of("hf://datasets/owner/small@v1/**/*.tsv") == [tmp_path / "data/a.tsv"]
+    assert hub.download_dataset_files("hf://datasets/owner/small@v1/**/*.tsv") == [tmp_path / "data/a.tsv"]
     (patterns,) = (options["allow_patterns"] for options in asked.values())
     for there in ("a.tsv", "data/a.tsv", "data/b/a.tsv"):  # as the hub's own library chooses
         assert [*filter_repo_objects([there], allow_patterns=patterns)] == [there]

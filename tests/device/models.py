@@ -9,9 +9,9 @@ import torch
 from tests.device.ghost import Ghost, haunted
 
 import polyhead as ph
+from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POSITION
 from polyhead.models import build
-from polyhead.nn.loss import IGNORED, cross_entropy
-from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POSITION
+from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
 
 SIZES = {"vocab_size": 50, "d_model": 16, "n_layers": 2, "n_heads": 4, "max_len": 64, "dropout": 0.0}
 KINDS = ("decoder", "encoder", "encoder-decoder")
@@ -40,7 +40,7 @@ def learned(kind: str, changes: dict[str, Any], device: str) -> list[torch.Tenso
     draw = torch.Generator().manual_seed(0)
     tokens, pos = torch.randint(0, 50, (3, 9), generator=draw), torch.arange(9).repeat(3, 1)
     pos[1, 6:] = -1
-    labels = tokens.masked_fill(pos < 0, IGNORED).to(device)
+    labels = tokens.masked_fill(pos < 0, IGNORE_INDEX).to(device)
     tokens, pos = tokens.to(device), pos.to(device)
     given = (tokens, tokens, pos, pos) if kind == "encoder-decoder" else (tokens, pos)
     loss = cross_entropy(model.features(*given), model.head, labels, 0.1)

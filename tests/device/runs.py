@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 from tests.device.ghost import DEVICE, Ghost, haunted
 from tests.train.conftest import Notes, unsynced
-from tests.train.test_ranks import place, recipe_of
+from tests.train.distributed.test_process_group import place, recipe_of
 
 import polyhead as ph
-from polyhead.analysis.run_record import read_metrics
-from polyhead.errors import UserError
-from polyhead.nn.place import device_of
-from polyhead.recipe import Recipe
-from polyhead.registry import CACHE
-from polyhead.train.pipeline import run_training
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
+from polyhead.nn.device import resolve_device
+from polyhead.train.run_training import run_training
+from polyhead.viz.run_record import read_metrics
 
 __all__ = ["place", "unsynced"]
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -96,7 +96,7 @@ def test_the_other_uses_are_the_same(runs: dict[str, Path]) -> None:
     pairs = PROMPTS, ["der König", "ein Hund", "zwei"]
     for task, use in (
         ("translation", lambda run: [s.log_prob for s in run.score(*pairs)]),
-        ("translation", lambda run: run.attention("the king", "der König")[2].cpu()),
+        ("translation", lambda run: run.cross_attention("the king", "der König")[2].cpu()),
         ("language-model", lambda run: [s.log_prob for s in run.score(PROMPTS)]),
         ("language-model", lambda run: run.attention_maps("the king")["self"][2].cpu()),
         ("masked-lm", lambda run: [f.probability for f in run.fill_mask(["the <mask> of"])[0][0]]),
@@ -128,11 +128,11 @@ def test_a_plan_with_teachers_is_made_on_the_cpu(
         whole | {"start": teacher, "model": {}, "distill": {"teacher": [teacher]}, "out": place / "student"}
     )
     monkeypatch.setattr(
-        "polyhead.loading.device_of", lambda name: DEVICE if name == "auto" else device_of(name)
+        "polyhead.run.load.resolve_device", lambda name: DEVICE if name == "auto" else resolve_device(name)
     )
     with haunted():
         assert ph.load(teacher).device == DEVICE
-        made = ph.plan(recipe, seconds=0.01, decode_rows=(1,))
+        made = ph.estimate(recipe, seconds=0.01, decode_rows=(1,))
     assert made.time is not None
     assert made.memory.teachers
 

@@ -13,14 +13,14 @@ from sacrebleu import corpus_bleu, corpus_chrf
 from polyhead.core.i18n import set_language
 from polyhead.evaluate.baselines import (
     Baseline,
-    beats,
+    beats_baseline,
     class_baselines,
     count_tokens,
     translation_baselines,
     unigram_baselines,
 )
-from polyhead.evaluate.training_counts import FILE, TrainingCounts, read_counts, write_counts
-from polyhead.evaluate.verdict import describe, has_learned, values_of, with_baselines
+from polyhead.evaluate.training_counts import BASELINE_FILE, TrainingCounts, read_counts, write_counts
+from polyhead.evaluate.verdict import add_baseline_facts, describe_verdict, has_learned, scores_from_facts
 
 SOURCES = ["Der Hund bellt 3 Mal .", "Berlin , 4 Mai", "Eine Katze"]
 REFERENCES = ["The dog barks 3 times .", "Berlin , 4 May", "A cat"]
@@ -65,7 +65,7 @@ def test_a_translation_is_held_against_the_better_of_two_guesses(
 def test_a_source_that_is_its_own_reference_is_no_guess() -> None:
     assert translation_baselines(REFERENCES, REFERENCES) == {}
     assert (
-        translation_baselines(REFERENCES, REFERENCES, frequent="A cat")["bleu"].guess
+        translation_baselines(REFERENCES, REFERENCES, frequent_target="A cat")["bleu"].guess
         == "most frequent target"
     )
 
@@ -75,7 +75,7 @@ def test_unigram_perplexity_counts_one_more_of_each_token() -> None:
     times = Counter(train)
     nats = -sum(math.log((times[token] + 1) / (len(train) + size)) for token in text)
     arrays = [count_tokens([np.array(ids)], size) for ids in (train, text)]
-    found = unigram_baselines(*arrays, words=2, characters=9)
+    found = unigram_baselines(*arrays, n_words=2, n_chars=9)
     assert found["loss"].value == pytest.approx(nats / 4)
     assert found["ppl"].value == pytest.approx(math.exp(nats / 4))
     assert found["word_ppl"].value == pytest.approx(math.exp(nats / 2))
@@ -85,7 +85,7 @@ def test_unigram_perplexity_counts_one_more_of_each_token() -> None:
 
 
 def test_tokens_are_counted_in_pieces_and_without_what_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyhead.evaluate.baselines.CHUNK", 3)
+    monkeypatch.setattr("polyhead.evaluate.baselines._CHUNK_SIZE", 3)
     ids = np.array([1, -100, 2, 2, 0, -100, 2, 1])
     assert count_tokens([ids, np.array([3], dtype=np.int32)], 5).tolist() == [1, 2, 3, 1, 0]
 
@@ -106,7 +106,7 @@ def test_tokens_are_counted_in_pieces_and_without_what_is_ignored(monkeypatch: p
 def test_a_score_beats_its_baseline_in_its_own_direction(
     name: str, value: float, baseline: float, better: bool
 ) -> None:
-    assert beats(name, value, Baseline(baseline, "unigram")) is better
+    assert beats_baseline(name, value, Baseline(baseline, "unigram")) is better
 
 
 COPIED = {"bleu": Baseline(0.3, "copied source"), "chrf": Baseline(12.0, "copied source")}
@@ -142,7 +142,7 @@ def test_a_score_that_is_no_better_is_told_in_a_sentence(
     values: dict[str, float], losses: list[float | None], said: str | None
 ) -> None:
     baselines = COPIED | {"bleu": Baseline(0.3004 if values.get("bleu") == 0.3004 else 0.3, "copied source")}
-    assert describe(values, baselines, "translation", losses) == said
+    assert describe_verdict(values, baselines, "translation", losses) == said
 
 
 def test_a_perplexity_is_better_where_it_is_lower() -> None:
@@ -150,7 +150,7 @@ def test_a_perplexity_is_better_where_it_is_lower() -> None:
     assert has_learned({"ppl": 150.0}, baselines) is True
     assert has_learned({"ppl": 250.0}, baselines) is False
     assert has_learned({"loss": 1.0}, baselines) is None
-    said = describe({"ppl": 250.0}, baselines, "language-model", [2.0, 1.0])
+    said = describe_verdict({"ppl": 250.0}, baselines, "language-model", [2.0, 1.0])
     assert said is not None
     assert said.startswith(
         "perplexity 250.00 is above the baseline 200.00 (unigram; lower is better): it has not"
@@ -160,7 +160,7 @@ def test_a_perplexity_is_better_where_it_is_lower() -> None:
 def test_the_sentence_is_there_in_chinese() -> None:
     set_language("zh")
     try:
-        said = describe({"bleu": 0.08}, COPIED, "translation", [5.0, 4.0])
+        said = describe_verdict({"bleu": 0.08}, COPIED, "translation", [5.0, 4.0])
     finally:
         set_language(None)
     assert said == (
@@ -177,7 +177,7 @@ def test_each_fact_is_followed_by_its_baseline() -> None:
         "test texts": "8 of 9",
     }
     baselines = {"ppl": Baseline(80.0, "unigram"), "bleu": Baseline(0.3, "copied source")}
-    found = with_baselines(with_baselines(facts, "valid", baselines), "test", baselines)
+    found = add_baseline_facts(add_baseline_facts(facts, "valid", baselines), "test", baselines)
     assert list(found.items()) == [
         ("valid loss", "5.1234"),
         ("valid perplexity", "167.900"),
@@ -186,23 +186,23 @@ def test_each_fact_is_followed_by_its_baseline() -> None:
         ("test bleu baseline", "0.30 (copied source)"),
         ("test texts", "8 of 9"),
     ]
-    assert values_of(found, "test") == {"bleu": 1.25}
+    assert scores_from_facts(found, "test") == {"bleu": 1.25}
 
 
 def test_counts_come_back_as_they_were_written(tmp_path: Path) -> None:
-    counts = TrainingCounts.of_tokens(np.array([0, 3, 0, 7]), "今天\n")
+    counts = TrainingCounts.from_token_counts(np.array([0, 3, 0, 7]), "今天\n")
     write_counts(tmp_path, counts)
     assert read_counts(tmp_path) == counts
     assert counts.token_counts().tolist() == [0, 3, 0, 7]
     write_counts(tmp_path, TrainingCounts(labels={"a|b": 2}))
-    assert (tmp_path / FILE).read_text() == '{"labels":{"a|b":2}}\n'
+    assert (tmp_path / BASELINE_FILE).read_text() == '{"labels":{"a|b":2}}\n'
 
 
 @pytest.mark.parametrize(
     "text", ["", "[1]", '{"labels": {"a": -1}}', '{"tokens": {"a": 1}}', '{"vocab_size": 1e12}']
 )
 def test_counts_that_are_damaged_are_no_counts(text: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / BASELINE_FILE).write_text(text)
     assert read_counts(tmp_path) is None
     assert read_counts(tmp_path / "elsewhere") is None
     assert read_counts(None) is None

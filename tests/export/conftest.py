@@ -14,9 +14,9 @@ from torch import Tensor
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["the king of the sea", "a dog barks at two red dogs", "two kings went to sea and one came back"]
 VOCABULARY = 290

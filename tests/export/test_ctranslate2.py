@@ -11,15 +11,15 @@ from typing import Any
 import ctranslate2
 import numpy as np
 import pytest
-import tokenizers
 import torch
 from tests.export.conftest import TEXTS, VOCABULARY, exported, made, padded
 from torch import Tensor
 
 import polyhead.export.ctranslate2 as writing
+import tokenizers
 from polyhead.cli import main
 from polyhead.core.extras import install_command
-from polyhead.run import Run
+from polyhead.run.run import Run
 
 Make = Callable[..., tuple[Run, Path]]
 LIKE = {
@@ -50,12 +50,12 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     "phi": {"block": {"name": "parallel", "one_norm": True}, "norm_first": True, "position": "rope", "feed_forward": "gelu",
             "head_bias": True},
     "neox": {"block": "parallel", "norm_first": True, "position": "rope", "feed_forward": "gelu"},
-    "gemma": LIKE | {"norm": {"name": "rmsnorm", "around_one": True}, "sandwich_norm": True, "logit_softcap": 3.0,
+    "gemma": LIKE | {"norm": {"name": "rmsnorm", "zero_centered": True}, "sandwich_norm": True, "logit_softcap": 3.0,
                      "feed_forward": {"name": "geglu", "tanh": True}, "scale_embedding": True},
-    "gemma3": LIKE | {"norm": {"name": "rmsnorm", "around_one": True}, "sandwich_norm": True, "n_kv_heads": 1,
-                      "attention": {"name": "softmax", "bias": False, "qk_norm": "around_one", "scale": 0.2}},
+    "gemma3": LIKE | {"norm": {"name": "rmsnorm", "zero_centered": True}, "sandwich_norm": True, "n_kv_heads": 1,
+                      "attention": {"name": "softmax", "bias": False, "qk_norm": "zero_centered", "scale": 0.2}},
     "qwen3's eps": LIKE | {"norm": {"name": "rmsnorm", "eps": 0.1}, "attention": {"name": "softmax", "qk_norm": True, "qk_eps": 0.1}},
-    "weightless": LIKE | {"norm": {"name": "rmsnorm", "weight": False}, "attention": {"name": "softmax", "qk_norm": "plain"}},
+    "weightless": LIKE | {"norm": {"name": "rmsnorm", "weight": False}, "attention": {"name": "softmax", "qk_norm": "unweighted"}},
     "shared": LIKE | {"share_layers": True, "n_layers": 3},
     "odd": {"attention": {"name": "softmax", "scale": 0.4, "tie": "kv"}, "scale_output": True,
             "norm": {"name": "layernorm", "bias": False, "eps": 1e-2}},
@@ -165,14 +165,17 @@ def test_an_encoder_gives_the_vectors_of_the_run(name: str, make: Make) -> None:
 
 def test_names_and_roles_of_tokens_are_those_of_the_run(make: Make) -> None:
     run, out = make("--to", "ctranslate2", **LIKE, kind="decoder")
-    assert names(out) == run.tokenizer.tokens(range(VOCABULARY))
+    assert names(out) == run.tokenizer.ids_to_tokens(range(VOCABULARY))
     config = json.loads((out / "config.json").read_text())
     assert (config["bos_token"], config["eos_token"], config["unk_token"]) == ("<s>", "</s>", "<unk>")
     assert config["layer_norm_epsilon"] == 1e-6
     run, out = make("--to", "ctranslate2")
-    assert names(out, "shared_vocabulary.json") == run.tokenizer.tokens(range(VOCABULARY))
+    assert names(out, "shared_vocabulary.json") == run.tokenizer.ids_to_tokens(range(VOCABULARY))
     config = json.loads((out / "config.json").read_text())
-    assert config["decoder_start_token"] == run.tokenizer.tokens([run.tokenizer.sides.start])[0]
+    assert (
+        config["decoder_start_token"]
+        == run.tokenizer.ids_to_tokens([run.tokenizer.seq2seq_template.decoder_start_id])[0]
+    )
     assert (out / "tokenizer_config.json").is_file()
 
 
@@ -207,7 +210,7 @@ def test_rounded_weights_say_nearly_the_same(dtype: str, off: float, make: Make)
 def test_writing_leaves_the_model_as_it_is(tmp_path: Path) -> None:
     run = made(kind="decoder", **LIKE)
     kept = {name: x.clone() for name, x in run.model.state_dict().items()}
-    writing.write(run.model, run.tokenizer, tmp_path, "int8")
+    writing.write_ct2(run.model, run.tokenizer, tmp_path, "int8")
     assert all(torch.equal(kept[name], x) for name, x in run.model.state_dict().items())
 
 
@@ -234,14 +237,14 @@ WINDOW = {"name": "softmax", "window": 4}
         ({"attention": {"name": "softmax", "qk_norm": True}, "norm": {"name": "rmsnorm"}},
          "qk_norm is true, there false in an encoder-decoder"),
         ({"kind": "decoder", "attention": {"name": "softmax", "qk_norm": True}}, "eps of norm is 1e-05, there 1e-06, as qk_eps"),
-        ({"attention": {"name": "softmax", "qk_norm": "whole"}, "norm": {"name": "rmsnorm"}},
-         "qk_norm is 'whole', there false in an encoder-decoder"),
-        ({"kind": "decoder", "attention": {"name": "softmax", "qk_norm": "whole"}, "norm": {"name": "rmsnorm"}},
-         "qk_norm is 'whole', there of each head"),
-        ({"kind": "decoder", "attention": {"name": "softmax", "qk_norm": "each"}, "norm": {"name": "layernorm", "eps": 1e-6}},
-         "qk_norm is 'each', there an RMS norm that all heads share"),
-        ({"kind": "decoder", "attention": {"name": "softmax", "qk_norm": "layer"}, "norm": {"name": "layernorm", "eps": 1e-6}},
-         "qk_norm is 'layer', there an RMS norm that all heads share"),
+        ({"attention": {"name": "softmax", "qk_norm": "all_heads"}, "norm": {"name": "rmsnorm"}},
+         "qk_norm is 'all_heads', there false in an encoder-decoder"),
+        ({"kind": "decoder", "attention": {"name": "softmax", "qk_norm": "all_heads"}, "norm": {"name": "rmsnorm"}},
+         "qk_norm is 'all_heads', there of each head"),
+        ({"kind": "decoder", "attention": {"name": "softmax", "qk_norm": "per_head"}, "norm": {"name": "layernorm", "eps": 1e-6}},
+         "qk_norm is 'per_head', there an RMS norm that all heads share"),
+        ({"kind": "decoder", "attention": {"name": "softmax", "qk_norm": "layernorm"}, "norm": {"name": "layernorm", "eps": 1e-6}},
+         "qk_norm is 'layernorm', there an RMS norm that all heads share"),
         ({"norm_first": True, "sandwich_norm": True}, "sandwich_norm is true, there false in an encoder-decoder"),
         ({"norm_first": True, "sandwich_norm": "after"}, "sandwich_norm is 'after', there false in an encoder-decoder"),
         ({"kind": "decoder", "norm_first": True, "sandwich_norm": "after"}, "sandwich_norm is 'after', there true or false"),
@@ -265,7 +268,7 @@ def test_all_that_stands_in_the_way_is_named_at_once() -> None:
     with pytest.raises(
         ValueError, match=r"window of attention is 4.*; norm is 'batchnorm'.*; feed_forward is 'prelu'"
     ):
-        writing.check(run.model, "fp32")
+        writing.check_ct2(run.model, "fp32")
 
 
 def test_a_mistake_of_dtype_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,8 +287,8 @@ def test_what_is_written_is_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Were the wrong weights written, nothing would be."""
     run, other = made(**LIKE), made(seed=2, **LIKE)
     run.save(tmp_path / "run")
-    honest = writing.spec_of
-    monkeypatch.setattr(writing, "spec_of", lambda _: honest(other.model))
+    honest = writing.build_spec
+    monkeypatch.setattr(writing, "build_spec", lambda _: honest(other.model))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "ctranslate2"]) == 2
     assert [x.name for x in tmp_path.iterdir()] == ["run"]
 

@@ -15,26 +15,26 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import tokenizers
 import torch
 from gguf.quants import dequantize
 from tests.export.conftest import TEXTS, exported, made
 from tests.hf.conftest import make
-from tests.hf.test_families import CASES
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tests.hf.families.test_families import CASES
 from torch import Tensor
 
 import polyhead as ph
+import tokenizers
 from polyhead import Choice
 from polyhead.cli import main
-from polyhead.errors import UserError
-from polyhead.export.gguf import _put, check, write
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError
+from polyhead.export.gguf import _add_metadata, check_gguf, write_gguf
 from polyhead.export.gguf_archs import ARCHS
-from polyhead.export.gguf_vocabulary import CONTRACTIONS, REST, WORDS, vocabulary
-from polyhead.recipe import Recipe
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.export.gguf_vocabulary import CONTRACTIONS, REST, WORDS, tokenizer_metadata
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 IDS = [1, 5, 9, 200, 17, 33, 70, 71, 8, 9, 250, 3]
 LIKE: dict[str, Any] = {
@@ -47,7 +47,7 @@ NANO: dict[str, Any] = {
     "scale_embedding": False, "n_layers": 2,
 }  # fmt: skip
 GEMMA: dict[str, Any] = LIKE | {
-    "norm": {"name": "rmsnorm", "around_one": True}, "feed_forward": {"name": "geglu", "tanh": True}, "sandwich_norm": True,
+    "norm": {"name": "rmsnorm", "zero_centered": True}, "feed_forward": {"name": "geglu", "tanh": True}, "sandwich_norm": True,
     "scale_embedding": True, "n_layers": 3,
 }  # fmt: skip
 BARE = {"name": "softmax", "bias": False}
@@ -67,8 +67,8 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "normalised": ("qwen3", LIKE | {"attention": {"name": "softmax", "bias": False, "qk_norm": True}}),
     "windows in turn": ("gemma2", GEMMA | {"attention": {**BARE, "softcap": 2.0}, "logit_softcap": 3.0, "pattern": [
         {"attention": {**WINDOW, "softcap": 2.0}}, {}]}),
-    "windows, and two ropes": ("gemma3", GEMMA | {"attention": {**BARE, "qk_norm": "around_one"}, "pattern": [
-        {"attention": {**WINDOW, "qk_norm": "around_one"}, "position": {"name": "rope", "theta": 50.0}}, {}]}),
+    "windows, and two ropes": ("gemma3", GEMMA | {"attention": {**BARE, "qk_norm": "zero_centered"}, "pattern": [
+        {"attention": {**WINDOW, "qk_norm": "zero_centered"}, "position": {"name": "rope", "theta": 50.0}}, {}]}),
     "a part turns": ("phi3", LIKE | {"position": {"name": "rope", "fraction": 0.5}, "head_dim": None, "d_model": 32}),
     "one head of keys": ("starcoder", NANO | {"n_kv_heads": 1}),
     "penalties of distance, no biases": ("mpt", NANO | {"position": "alibi", "n_heads": 6, "d_ff": 96, "feed_forward": {"name": "gelu", "bias": False}}),
@@ -122,7 +122,7 @@ def test_transformers_reads_the_same_model(family: str, number: int, tmp_path: P
     from transformers import AutoModelForCausalLM
 
     run = published(family, number, tmp_path)
-    write(run, tmp_path)
+    write_gguf(run, tmp_path)
     read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
     with torch.no_grad():
         torch.testing.assert_close(read(torch.tensor([IDS])).logits[0], logits(run), rtol=1e-5, atol=1e-5)
@@ -132,7 +132,7 @@ def test_transformers_reads_the_same_tokens(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     run = language_model()
-    write(run, tmp_path)
+    write_gguf(run, tmp_path)
     read = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     for text in [*TEXTS, "naïve 中文 \n\n  x"]:
         assert read(text, add_special_tokens=False).input_ids == run.tokenizer.encode([text])[0]
@@ -141,7 +141,7 @@ def test_transformers_reads_the_same_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_each_part_has_its_architecture(name: str, tmp_path: Path) -> None:
     arch, parts = PARTS[name]
-    write(language_model(**parts), tmp_path)
+    write_gguf(language_model(**parts), tmp_path)
     assert settings(tmp_path)["general.architecture"] == arch
 
 
@@ -150,13 +150,13 @@ def test_of_published_families_the_right_models_are_taken(family: str, tmp_path:
     taken = []
     for number in range(len(CASES[family])):
         with contextlib.suppress(UserError):
-            check(published(family, number, tmp_path / str(number)), "fp32")
+            check_gguf(published(family, number, tmp_path / str(number)), "fp32")
             taken.append(number)
     assert tuple(taken) == NUMBERS[family]
 
 
 def test_missing_biases_are_noughts(tmp_path: Path) -> None:
-    write(language_model(**NANO), tmp_path)
+    write_gguf(language_model(**NANO), tmp_path)
     found = tensors(tmp_path)
     assert {"blk.1.attn_qkv.bias", "blk.1.attn_output.bias", "blk.1.attn_norm.bias", "blk.1.ffn_up.bias",
             "blk.1.ffn_down.bias", "blk.1.ffn_norm.bias", "output_norm.bias"} <= found.keys()  # fmt: skip
@@ -166,12 +166,12 @@ def test_missing_biases_are_noughts(tmp_path: Path) -> None:
 
 def test_norms_around_one_are_written_as_they_count(tmp_path: Path) -> None:
     run = language_model(**PARTS["windows, and two ropes"][1])
-    write(run, tmp_path)
+    write_gguf(run, tmp_path)
     ours = run.model.state_dict()
     for theirs, name in {
         "blk.0.attn_norm": "stack.layers.0.attn_residual.norm",
         "blk.2.attn_q_norm": "stack.layers.2.attn.q_norm",
-        "blk.1.post_ffw_norm": "stack.layers.1.ffn_residual.after",
+        "blk.1.post_ffw_norm": "stack.layers.1.ffn_residual.sandwich_norm",
         "output_norm": "stack.final_norm",
     }.items():
         torch.testing.assert_close(tensors(tmp_path)[f"{theirs}.weight"], ours[f"{name}.weight"] + 1)
@@ -185,7 +185,7 @@ def test_norms_around_one_are_written_as_they_count(tmp_path: Path) -> None:
 )
 def test_rounded_weights_are_near(dtype: str, close: float, tmp_path: Path) -> None:
     run = language_model(d_model=64, d_ff=96, n_heads=2)
-    write(run, tmp_path, dtype)
+    write_gguf(run, tmp_path, dtype)
     ours = run.model.state_dict()["stack.layers.1.ffn.down_proj.weight"]
     found = tensors(tmp_path)["blk.1.ffn_down.weight"]
     assert 0 < (found - ours).abs().max() <= close * ours.abs().max()
@@ -194,14 +194,14 @@ def test_rounded_weights_are_near(dtype: str, close: float, tmp_path: Path) -> N
 
 
 def test_rows_that_are_no_whole_blocks_are_halved(tmp_path: Path) -> None:
-    write(language_model(d_ff=40, d_model=64, n_heads=2), tmp_path, "int8")
+    write_gguf(language_model(d_ff=40, d_model=64, n_heads=2), tmp_path, "int8")
     kinds = {one.name: one.tensor_type.name for one in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     assert (kinds["blk.0.ffn_down.weight"], kinds["blk.0.ffn_up.weight"]) == ("F16", "Q8_0")
 
 
 @pytest.mark.parametrize("tied", ["none", "all"])
 def test_with_four_bits_the_tokens_have_eight(tied: str, tmp_path: Path) -> None:
-    write(language_model(d_ff=40, d_model=64, n_heads=2, tie_embeddings=tied), tmp_path, "int4")
+    write_gguf(language_model(d_ff=40, d_model=64, n_heads=2, tie_embeddings=tied), tmp_path, "int4")
     kinds = {one.name: one.tensor_type.name for one in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     ends = {name: kind for name, kind in kinds.items() if name in ("token_embd.weight", "output.weight")}
     assert ends == dict.fromkeys(
@@ -223,7 +223,7 @@ def test_what_stands_around_a_text(tmp_path: Path) -> None:
             }
         )
         (tmp_path / documents).mkdir()
-        write(run, tmp_path / documents)
+        write_gguf(run, tmp_path / documents)
         said = settings(tmp_path / documents)
         assert said["tokenizer.ggml.add_bos_token"] is begin
         assert said["tokenizer.ggml.eos_token_id"] == run.tokenizer.eos_id
@@ -236,7 +236,7 @@ def test_a_chat_model_says_how_it_converses_and_decodes(tmp_path: Path) -> None:
     run.generation = run.generation.model_copy(
         update={"chat": Choice("zephyr"), "temperature": 0.5, "top_k": 7}
     )
-    write(run, tmp_path)
+    write_gguf(run, tmp_path)
     said = settings(tmp_path)
     assert "<|assistant|>" in said["tokenizer.chat_template"]
     assert (said["general.sampling.temp"], said["general.sampling.top_k"]) == (0.5, 7)
@@ -249,10 +249,10 @@ def test_a_second_end_is_written_and_more_of_them_are_told(
     for ends in (["<mask>"], ["<mask>", "<unk>"]):
         assert not caplog.messages
         run.generation = run.generation.model_copy(update={"ends": tuple(ends)})
-        write(run, tmp_path)
+        write_gguf(run, tmp_path)
         said = settings(tmp_path)
         assert said["tokenizer.ggml.eos_token_id"] == run.tokenizer.eos_id
-        assert said["tokenizer.ggml.eot_token_id"] == run.tokenizer.id_of("<mask>")
+        assert said["tokenizer.ggml.eot_token_id"] == run.tokenizer.token_to_id("<mask>")
     assert caplog.messages == ["model.gguf has no words for generation.ends; there texts are drawn without"]
 
 
@@ -276,7 +276,7 @@ def test_the_verb_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 )  # fmt: skip
 def test_what_it_has_no_words_for_is_refused(parts: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as told:
-        check(made(**{**LIKE, **parts}), "fp32")
+        check_gguf(made(**{**LIKE, **parts}), "fp32")
     assert said in str(told.value)
 
 
@@ -294,9 +294,9 @@ def test_a_wrong_dtype_is_refused_before_anything_is_written(
 def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import polyhead.export.gguf as writing
 
-    monkeypatch.setattr(writing, "_array", lambda tensor: np.zeros(tensor.shape, np.float32))
+    monkeypatch.setattr(writing, "_to_numpy", lambda tensor: np.zeros(tensor.shape, np.float32))
     with pytest.raises(UserError, match=r"model\.gguf holds something else than this model"):
-        write(language_model(), tmp_path)
+        write_gguf(language_model(), tmp_path)
 
 
 # ---- vocabularies
@@ -398,19 +398,19 @@ VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
 )
 def test_vocabularies_that_cut_otherwise_are_refused(tokenizer: Callable[[], Tokenizer], said: str) -> None:
     with pytest.raises(UserError) as told:
-        vocabulary(tokenizer(), 500)
+        tokenizer_metadata(tokenizer(), 500)
     assert said in str(told.value) and "bpe, byte and char" in str(told.value)
 
 
 def test_rows_without_a_token_are_told(tmp_path: Path) -> None:
-    found = vocabulary(train_tokenizer(TEXTS, Choice("byte"), 300), 263)
+    found = tokenizer_metadata(train_tokenizer(TEXTS, Choice("byte"), 300), 263)
     assert found["tokenizer.ggml.tokens"][261:] == ["[PAD261]", "[PAD262]"]
     assert found["tokenizer.ggml.token_type"][260:] == [gguf.TokenType.NORMAL, *[gguf.TokenType.UNUSED] * 2]
 
 
 def test_characters_are_merged_from_their_bytes() -> None:
     """Of three bytes the first two, and then the third; what those make is the character as bytes are spelled."""
-    found = vocabulary(train_tokenizer(["a中"], Choice("char"), 300), 8)
+    found = tokenizer_metadata(train_tokenizer(["a中"], Choice("char"), 300), 8)
     spelled = "".join(chr({0xE4: 0xE4, 0xB8: 0xB8, 0xAD: 0x143}[byte]) for byte in "中".encode())
     assert found["tokenizer.ggml.merges"] == [f"{spelled[0]} {spelled[1]}", f"{spelled[:2]} {spelled[2]}"]
     assert {"a", spelled} <= set(found["tokenizer.ggml.tokens"])
@@ -418,9 +418,9 @@ def test_characters_are_merged_from_their_bytes() -> None:
 
 def test_pieces_that_are_merged_first_score_highest() -> None:
     tokenizer = pieces()
-    found = vocabulary(tokenizer, tokenizer.vocab_size)
+    found = tokenizer_metadata(tokenizer, tokenizer.vocab_size)
     scores = dict(zip(found["tokenizer.ggml.tokens"], found["tokenizer.ggml.scores"], strict=True))
-    merged = ["".join(pair) for pair in json.loads(tokenizer.rules)["model"]["merges"]]
+    merged = ["".join(pair) for pair in json.loads(tokenizer.tokenizer_json)["model"]["merges"]]
     assert [scores[piece] for piece in merged] == [-float(i) for i in range(len(merged))]
     assert min(scores.values()) == scores["<0x41>"] == -len(merged)
 
@@ -428,7 +428,7 @@ def test_pieces_that_are_merged_first_score_highest() -> None:
 def test_tokens_that_were_added_to_pieces_have_scores_too() -> None:
     tokenizer = pieces()
     tokenizer._inner.add_tokens([tokenizers.AddedToken("<|user|>", normalized=False)])
-    found = vocabulary(tokenizer, tokenizer.vocab_size + 2)
+    found = tokenizer_metadata(tokenizer, tokenizer.vocab_size + 2)
     assert found["tokenizer.ggml.tokens"][-3:-1] == ["<|user|>", f"[PAD{tokenizer.vocab_size}]"]
     lengths = {len(found[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type", "scores")}
     assert lengths == {tokenizer.vocab_size + 2}
@@ -436,7 +436,7 @@ def test_tokens_that_were_added_to_pieces_have_scores_too() -> None:
 
 def test_scaled_rope_is_a_number_for_each_pair(tmp_path: Path) -> None:
     """Llama 3.1's rule: pairs of four turns or more in the old length as they were, those of one or fewer 8 times slower."""
-    write(language_model(**PARTS["scaled by numbers"][1]), tmp_path)
+    write_gguf(language_model(**PARTS["scaled by numbers"][1]), tmp_path)
     turns = [16 * 100.0 ** (-2 * j / 8) / (2 * np.pi) for j in range(4)]
     kept = [min(1.0, max(0.0, (t - 1) / 3)) for t in turns]
     wanted = torch.tensor([1 / (k + (1 - k) / 8) for k in kept])
@@ -466,14 +466,14 @@ def same(found: Tensor, wanted: Tensor, gelu: bool) -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_llama_cpp_runs_our_parts(name: str, tmp_path: Path) -> None:
     run = language_model(**PARTS[name][1])
-    write(run, tmp_path)
+    write_gguf(run, tmp_path)
     same(asked(tmp_path, IDS), logits(run), "gelu" in str(PARTS[name][1]) or "geglu" in str(PARTS[name][1]))
 
 
 @pytest.mark.parametrize(("family", "number"), RUN)
 def test_llama_cpp_runs_published_families(family: str, number: int, tmp_path: Path) -> None:
     run = published(family, number, tmp_path)
-    write(run, tmp_path)
+    write_gguf(run, tmp_path)
     same(asked(tmp_path, IDS), logits(run), "g" in run.model.config.feed_forward.name[:2])
 
 
@@ -485,8 +485,8 @@ def test_llama_cpp_cuts_texts_alike(name: str, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(path, "llama")
     sizes = {"context_length": 8, "embedding_length": 8, "block_count": 1, "feed_forward_length": 8,
              "attention.head_count": 1, "attention.layer_norm_rms_epsilon": 1e-5}  # fmt: skip
-    _put(writer, {f"llama.{key}": value for key, value in sizes.items()})
-    _put(writer, vocabulary(tokenizer, tokenizer.vocab_size))
+    _add_metadata(writer, {f"llama.{key}": value for key, value in sizes.items()})
+    _add_metadata(writer, tokenizer_metadata(tokenizer, tokenizer.vocab_size))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -504,7 +504,7 @@ def test_llama_cpp_cuts_texts_alike(name: str, tmp_path: Path) -> None:
 def test_llama_cpp_goes_on_with_the_same_text(tmp_path: Path) -> None:
     llama = pytest.importorskip("llama_cpp")
     run = language_model()
-    write(run, tmp_path)
+    write_gguf(run, tmp_path)
     model = llama.Llama(
         str(tmp_path / "model.gguf"), n_ctx=32, verbose=False, type_k=0, type_v=0, n_threads=1
     )

@@ -14,15 +14,15 @@ import onnx
 import onnx_ir
 import onnxruntime
 import pytest
-import tokenizers
 import torch
 from tests.export.conftest import TEXTS, Session, kept, made, padded
 from torch import Tensor
 
 import polyhead.export.onnx as writing
+import tokenizers
 from polyhead.cli import main
 from polyhead.core.extras import install_command
-from polyhead.run import Run
+from polyhead.run.run import Run
 
 Make = Callable[..., tuple[Run, Path]]
 Exported = tuple[Run, Path]
@@ -178,15 +178,17 @@ def test_greedy_continuations_are_those_of_the_run(language: Exported) -> None:
 def test_greedy_translations_are_those_of_the_run(translator: Exported) -> None:
     run, out = translator
     encoder, decoder = (Session(out / f"{side}_model.onnx") for side in ("encoder", "decoder"))
-    sides = run.tokenizer.sides
+    sides = run.tokenizer.seq2seq_template
     for text, (best,) in zip(
         TEXTS, run.hypotheses(TEXTS, max_length_ratio=0, max_length_extra=12), strict=True
     ):
-        source = torch.tensor([sides.source(run.tokenizer.encode([text])[0])])
+        source = torch.tensor([sides.encoder_input(run.tokenizer.encode([text])[0])])
         mask = torch.ones_like(source)
         feed = kept(encoder(input_ids=source, attention_mask=mask)) | decoder.empty(1, "decoder")
         feed["encoder_attention_mask"] = mask
-        assert greedy(decoder, feed, torch.tensor([[sides.start]]), sides.end, 12) == best.tokens
+        assert (
+            greedy(decoder, feed, torch.tensor([[sides.decoder_start_id]]), sides.eos_id, 12) == best.tokens
+        )
         assert len(best.tokens) > 5
 
 
@@ -296,7 +298,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(**LLAMA).save(tmp_path / "run")
-    monkeypatch.setattr(writing, "traced", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(writing, "trace_graph", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "onnx"]) == 130
     assert [x.name for x in tmp_path.iterdir()] == ["run"]
 
@@ -304,9 +306,9 @@ def test_an_export_that_is_interrupted_leaves_nothing(
 def test_what_is_written_is_proved_on_other_sizes(language: Exported) -> None:
     """A graph of other weights is not what the model says."""
     run, out = language
-    writing._prove(run.model, 0, out / "model.onnx", 1e-3)
+    writing._verify(run.model, 0, out / "model.onnx", 1e-3)
     with pytest.raises(ValueError, match=r"logits of model.onnx is off by 1\.\d+ of its spread"):
-        writing._prove(made(seed=2, **LLAMA).model, 0, out / "model.onnx", 1e-3)
+        writing._verify(made(seed=2, **LLAMA).model, 0, out / "model.onnx", 1e-3)
 
 
 DECODERS: dict[str, dict[str, Any]] = {
@@ -327,14 +329,14 @@ DECODERS: dict[str, dict[str, Any]] = {
     "batchnorm": {"norm": "batchnorm", "feed_forward": {"name": "conv1x1", "activation": "prelu"}},
     "shared": {"share_layers": True, "n_layers": 3, "position": "rope"},
     "narrow embeddings": {"d_embedding": 10, "position": "learned"},
-    "gemma": {"position": "rope", "norm": {"name": "rmsnorm", "around_one": True}, "norm_first": True,
+    "gemma": {"position": "rope", "norm": {"name": "rmsnorm", "zero_centered": True}, "norm_first": True,
               "sandwich_norm": True, "feed_forward": {"name": "geglu", "tanh": True}, "logit_softcap": 3.0},
     "gemma3": {"norm_first": True, "sandwich_norm": True, "position": "rope", "n_kv_heads": 1,
-               "attention": {"name": "softmax", "qk_norm": "around_one"},
-               "pattern": [{"attention": {"name": "softmax", "qk_norm": "around_one", "window": 3},
+               "attention": {"name": "softmax", "qk_norm": "zero_centered"},
+               "pattern": [{"attention": {"name": "softmax", "qk_norm": "zero_centered", "window": 3},
                             "position": {"name": "rope", "theta": 100.0}}, {"position": "none"}]},
     "olmo2": {"norm": "rmsnorm", "norm_first": True, "sandwich_norm": "after", "position": "rope", "n_kv_heads": 2,
-              "attention": {"name": "softmax", "qk_norm": "whole"}},
+              "attention": {"name": "softmax", "qk_norm": "all_heads"}},
 }  # fmt: skip
 ENCODERS: dict[str, dict[str, Any]] = {
     "classifier": {"labels": ("a", "b", "c"), "pooling": "first", "position": "alibi"},
@@ -411,7 +413,7 @@ def test_weights_too_large_for_one_file_stand_in_another(
 ) -> None:
     sizes = {"d_model": 64, "d_ff": 128}
     wanted = made(**LLAMA | sizes)
-    monkeypatch.setattr(writing, "LARGEST", 10_000)
+    monkeypatch.setattr(writing, "MAX_GRAPH_BYTES", 10_000)
     out = make("--to", "onnx", "--dtype", dtype, **LLAMA | sizes)[1]
     files = {path.name for path in out.iterdir() if path.name.startswith("model")}
     assert files == {"model.onnx", "model.onnx.data"}
@@ -441,7 +443,7 @@ def test_weights_lie_as_they_are_multiplied(shared: bool) -> None:
     graph = onnx.helper.make_graph(nodes, "g", [given], [said], weights)
     versions = {"ir_version": 10, "opset_imports": [onnx.helper.make_opsetid("", 20)]}
     model = onnx_ir.from_proto(onnx.helper.make_model(graph, **versions))
-    writing._turn_weights(model.graph, shared)
+    writing._transpose_weights(model.graph, shared)
     assert [node.op_type for node in model.graph].count("Transpose") == (0 if shared else 1)
     assert sorted(model.graph.initializers) == [
         "matrix.turned",
@@ -455,12 +457,12 @@ def test_weights_lie_as_they_are_multiplied(shared: bool) -> None:
 
 
 def test_examples_stay_within_the_positions_of_a_model() -> None:
-    assert writing.Sizes(3, 1, 2, 7).within(4) == (3, 1, 2, 3)
-    assert writing.Sizes(1, 6, 4, 0).within(3) == (1, 3, 3, 0)
-    assert writing.Sizes(1, 6, 4, 9).within(8) == (1, 6, 4, 2)
-    assert all(sizes.within(512) == sizes for sizes in writing.PROVED)
+    assert writing.ExampleSizes(3, 1, 2, 7).clamp_to(4) == (3, 1, 2, 3)
+    assert writing.ExampleSizes(1, 6, 4, 0).clamp_to(3) == (1, 3, 3, 0)
+    assert writing.ExampleSizes(1, 6, 4, 9).clamp_to(8) == (1, 6, 4, 2)
+    assert all(sizes.clamp_to(512) == sizes for sizes in writing.VERIFY_SIZES)
 
 
 def test_sizes_of_the_examples_are_all_different() -> None:
     """Equal ones would be taken for one axis."""
-    assert len(set(writing.TRACED)) == 4
+    assert len(set(writing.TRACE_SIZES)) == 4

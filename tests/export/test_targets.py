@@ -10,12 +10,12 @@ from tests.export.conftest import TEXTS, made
 
 from polyhead import Choice
 from polyhead.cli.export import FORMATS
-from polyhead.config import PARTS
-from polyhead.errors import UserError
+from polyhead.config.model import PART_REGISTRIES
+from polyhead.config.presets import PRESETS
+from polyhead.core.errors import UserError
 from polyhead.export.targets import describe_targets, find_obstacles
-from polyhead.presets import PRESETS
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 KINDS: dict[str, dict[str, Any]] = {
     "translator": {"kind": "encoder-decoder"},
@@ -77,7 +77,7 @@ def every_config() -> dict[str, dict[str, Any]]:
         f"{kind}, {field} {name}": fields | {field: name}
         for kind, fields in KINDS.items()
         for field in ("block", "attention", "position", "norm", "feed_forward")
-        for name in PARTS[field].names()
+        for name in PART_REGISTRIES[field].names()
     }
     return found | CHANGES
 
@@ -87,7 +87,7 @@ def export_error(run: Run, target: str, place: Path) -> str:
     place.mkdir()
     options: dict[str, Any] = {"family": None, "shard_size": None} if target == "hf" else {}
     if run.config.generator:
-        run.model = run.model.bare()
+        run.model = run.model.encoder_only()
     try:
         FORMATS[target](run, "fp32", **options)(place)
     except UserError as error:
@@ -125,7 +125,7 @@ def test_a_tokenizer_stands_in_the_way_where_texts_are_cut_otherwise(tmp_path: P
         ["bpe", "byte", "char", "unigram", "wordpiece", {"name": "bpe", "lowercase": True}]
     ):
         run = made(**LLAMA)
-        run = Run(run.model, train_tokenizer(TEXTS * 5, Choice.read(kind), 280), run.generation)
+        run = Run(run.model, train_tokenizer(TEXTS * 5, Choice.from_config(kind), 280), run.generation)
         obstacle = find_obstacles(run.config, run.tokenizer)["gguf"]
         assert bool(obstacle) == bool(export_error(run, "gguf", tmp_path / str(number))), kind
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from polyhead import Choice
-from polyhead.text.learn import train_tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["the king of the sea", "a dog barks at two red dogs", "two kings went to sea and one came back"]
 VOCABULARY = 300

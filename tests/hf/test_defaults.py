@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from polyhead.config import ModelConfig
+from polyhead.config.model import ModelConfig
+from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.family import FAMILY
-from polyhead.hf.given import Given
-from polyhead.hf.reading import read_config
+from polyhead.hf.load import to_model_config
 
 # sizes that we want said, as the tensors have them anyway
 SAID = (
@@ -28,7 +28,7 @@ BUILT: dict[str, dict[str, Any]] = {
 
 
 def read(name: str, keys: dict[str, Any]) -> ModelConfig:
-    return read_config(FAMILY.get(name), Given(keys, "config.json"))
+    return to_model_config(FAMILY.get(name), ConfigReader(keys, "config.json"))
 
 
 @pytest.mark.parametrize("name", FAMILY.names())

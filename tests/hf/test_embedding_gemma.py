@@ -11,21 +11,21 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from tests.hf.conftest import TEXTS, VOCABULARY, make
-from tests.hf.test_sentences import wanted, with_dense, with_steps
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Rules
+from tests.hf.test_sentence_transformers import wanted, with_dense, with_steps
 from torch import Tensor
 
 import polyhead as ph
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.errors import UserError
-from polyhead.generation_section import GenerationConfig
-from polyhead.hf.reading import open_model
-from polyhead.hf.writing import fitting
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.errors import UserError
+from polyhead.hf.load import load_model
+from polyhead.hf.save import pick_family
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Rules
 
 WINDOW, WHOLE = "sliding_attention", "full_attention"
 SIZES: dict[str, Any] = {
@@ -59,7 +59,7 @@ def hidden(model: Any, tokens: Tensor, **given: Any) -> Tensor:
 @EACH
 def test_vectors_of_tokens_are_those_of_the_reference(sizes: dict[str, Any], tmp_path: Path) -> None:
     theirs, tokens = small(tmp_path, sizes), torch.randint(5, VOCABULARY, (3, 30))
-    ours = open_model(tmp_path)
+    ours = load_model(tmp_path)
     with torch.no_grad():
         vectors = ours(tokens)
         torch.testing.assert_close(vectors, hidden(theirs, tokens), rtol=1e-5, atol=1e-5)
@@ -72,7 +72,7 @@ def test_a_window_ends_at_the_token_where_it_ends_there(size: int, tmp_path: Pat
     """One layer, so that what a token sees is what its vector hangs on."""
     sizes = {**SIZES, "num_hidden_layers": 1, "layer_types": [WINDOW], "sliding_window": size}
     theirs, tokens = small(tmp_path, sizes), torch.randint(5, 200, (1, 20))
-    ours, other = open_model(tmp_path), tokens.clone()
+    ours, other = load_model(tmp_path), tokens.clone()
     other[0, 10] += 50
     with torch.no_grad():
         seen = [(model(other)[0] != model(tokens)[0]).any(1) for model in (ours, lambda x: hidden(theirs, x))]
@@ -83,7 +83,7 @@ def test_a_window_ends_at_the_token_where_it_ends_there(size: int, tmp_path: Pat
 @EACH
 def test_padding_on_either_side_does_not_matter(sizes: dict[str, Any], side: str, tmp_path: Path) -> None:
     theirs, lengths = small(tmp_path, sizes), torch.tensor([24, 13, 1])
-    ours, place = open_model(tmp_path), torch.arange(24)
+    ours, place = load_model(tmp_path), torch.arange(24)
     real = place >= 24 - lengths[:, None] if side == "left" else place < lengths[:, None]
     tokens, pos = torch.randint(5, VOCABULARY, (3, 24)), real.long().cumsum(1) - 1
     with torch.no_grad():
@@ -136,7 +136,7 @@ def folder(directory: Path) -> tuple[Any, list[torch.nn.Linear]]:
     """A small one with all the files of sentence-transformers that EmbeddingGemma has."""
     model = small(directory, SIZES)
     tokenizer = Tokenizer.load(directory)
-    tokenizer.framed([tokenizer.bos_id], [tokenizer.eos_id]).save(directory)
+    tokenizer.with_template([tokenizer.bos_id], [tokenizer.eos_id]).save(directory)
     added(directory, "<image_soft_token>", special=True)
     old = (
         "cls_token",
@@ -210,7 +210,7 @@ def test_a_token_that_the_model_does_not_know_is_refused_if_it_can_be_met(
         path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token": "<more>"}))
     elif change == "around texts":
         tokenizer = Tokenizer.load(tmp_path)
-        tokenizer.framed([tokenizer.bos_id], [VOCABULARY]).save(tmp_path)
+        tokenizer.with_template([tokenizer.bos_id], [VOCABULARY]).save(tmp_path)
     with pytest.raises(UserError, match="the tokenizer has 301 tokens, the model only 300"):
         ph.load(tmp_path)
 
@@ -227,14 +227,14 @@ def test_embed_takes_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_an_encoder_with_these_parts_is_one_of_the_family(tmp_path: Path) -> None:
-    local = {"name": "softmax", "bias": False, "qk_norm": "around_one"}
+    local = {"name": "softmax", "bias": False, "qk_norm": "zero_centered"}
     config = ModelConfig.model_validate({
         "kind": "encoder", "head": False, "vocab_size": VOCABULARY, "d_model": 24, "n_heads": 3, "n_layers": 3, "max_len": 32,
-        "position": {"name": "rope", "theta": 1e6}, "norm": {"name": "rmsnorm", "around_one": True}, "norm_first": True,
+        "position": {"name": "rope", "theta": 1e6}, "norm": {"name": "rmsnorm", "zero_centered": True}, "norm_first": True,
         "sandwich_norm": True, "feed_forward": {"name": "geglu", "tanh": True}, "attention": local,
         "pattern": [{"attention": {**local, "window": 4}, "position": {"name": "rope", "theta": 500.0}}, {}],
     })  # fmt: skip
-    assert fitting(config) == "gemma3_text"
+    assert pick_family(config) == "gemma3_text"
     model, tokens = build(config, seed=1).eval(), torch.randint(5, VOCABULARY, (2, 20))
     run = Run(model, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig())
     run.save(tmp_path / "run")
@@ -242,8 +242,8 @@ def test_an_encoder_with_these_parts_is_one_of_the_family(tmp_path: Path) -> Non
     theirs = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
         torch.testing.assert_close(model(tokens), hidden(theirs, tokens), rtol=1e-5, atol=1e-5)
-    with pytest.raises(UserError, match="its model is MaskedLM, there CausalLM or Embedder"):
-        fitting(config.model_copy(update={"head": True}), "gemma3_text")
+    with pytest.raises(UserError, match="its model is MaskedLM, there CausalLM or SentenceEncoder"):
+        pick_family(config.model_copy(update={"head": True}), "gemma3_text")
 
 
 def test_one_that_says_what_follows_and_sees_it_is_refused(tmp_path: Path) -> None:

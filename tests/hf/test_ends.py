@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from tests.hf.conftest import TEXTS, make
-from tests.hf.test_families import LLAMA
-from tests.hf.test_seq2seq import CASES as TRANSLATORS
-from tests.hf.test_seq2seq import SOURCES, published
+from tests.hf.families.test_families import LLAMA
+from tests.hf.families.test_seq2seq import CASES as TRANSLATORS
+from tests.hf.families.test_seq2seq import SOURCES, published
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polyhead as ph
 from polyhead import Choice
 from polyhead.cli import main
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.tokenizers.tokenizer import Tokenizer
 
 EOS, LONGEST = 2, 12
 
@@ -76,9 +76,9 @@ def test_greedy_text_ends_where_that_of_the_reference_does(writer: Path, guess: 
         if guess is None:
             engine = run.engine()
             streams = [engine.submit(text, max_new_tokens=LONGEST) for text in TEXTS]
-            assert [stream.texts() for stream in streams] == [[text] for text in wanted]
+            assert [stream.collect_texts() for stream in streams] == [[text] for text in wanted]
             reasons = [["stop" if token in among else "length"] for token in last]
-            assert [stream.reasons for stream in streams] == reasons
+            assert [stream.finish_reasons for stream in streams] == reasons
 
 
 def decode_whole(reader: Tokenizer, tokens: list[int]) -> str:
@@ -112,7 +112,7 @@ def test_beams_end_where_those_of_the_reference_do(writer: Path, beams: int, ear
             torch.testing.assert_close(
                 torch.tensor([h.score for h in found]), out.sequences_scores, rtol=1e-4, atol=1e-4
             )
-        assert run.engine().submit(text, n=beams, **wishes).texts() == written
+        assert run.engine().submit(text, n=beams, **wishes).collect_texts() == written
     assert stopped > 1
 
 
@@ -138,7 +138,7 @@ def test_translations_end_where_those_of_the_reference_do(
     assert [h[0].tokens for h in run.hypotheses(SOURCES, beam_size=beams)] == wanted != plain
     engine = run.engine()
     streams = [engine.submit(text, beam_size=beams) for text in SOURCES]
-    assert [stream.texts() for stream in streams] == [
+    assert [stream.collect_texts() for stream in streams] == [
         [text] for text in run.translate(SOURCES, beam_size=beams)
     ]
     # what is drawn ends so too: of one token there is no choice
@@ -152,7 +152,7 @@ def test_the_ends_come_from_either_file_and_go_back(writer: Path, tmp_path: Path
     among = ends(writer)
     run = ph.load(writer)
     assert run.tokenizer.eos_id == EOS
-    assert list(run.generation.ends) == run.tokenizer.tokens(among[1:])
+    assert list(run.generation.ends) == run.tokenizer.ids_to_tokens(among[1:])
     assert not caplog.messages
     assert main(["import", str(writer), str(tmp_path / "run")]) == 0
     assert ph.load(tmp_path / "run").generation == run.generation

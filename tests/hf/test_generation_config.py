@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 from tests.hf.conftest import TEXTS, VOCABULARY
-from tests.hf.test_writing import config
+from tests.hf.test_save import config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polyhead as ph
 from polyhead import Choice, build
 from polyhead.cli import main
-from polyhead.errors import UserError
-from polyhead.export.gguf import write
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.errors import UserError
+from polyhead.export.gguf import write_gguf
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 
 def decoding(directory: Path, **values: Any) -> None:
@@ -121,7 +121,7 @@ def test_a_tokenizer_that_is_exported_fills_and_cuts_as_the_model_wants(tmp_path
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model(**found).logits.isfinite().all()
     assert model.get_input_embeddings().padding_idx is None  # which would take the end's gradient
-    assert "pad_token" not in ph.load(tmp_path / "out").tokenizer.ids
+    assert "pad_token" not in ph.load(tmp_path / "out").tokenizer.role_ids
 
 
 @pytest.mark.parametrize("wrong", [3, "a", [3], [[5, 1.0]], [[[5], "a"]], [[[5]]], {"5": 1}, [[["a"], 1.0]]])
@@ -136,7 +136,7 @@ def test_biases_that_are_none_are_refused(wrong: Any, gpt2: Path) -> None:
 def test_settings_that_others_have_no_words_for_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = {"frequency_penalty": 0.5, "form": Choice("choice", among=["yes", "no"]), "logit_bias": {5: 2.0}}
+    said = {"frequency_penalty": 0.5, "form": Choice("choice", choices=["yes", "no"]), "logit_bias": {5: 2.0}}
     exported(speaker(**said), tmp_path)
     without = "has no words for generation.frequency_penalty, generation.form"
     assert caplog.messages == [f"generation_config.json {without}; there texts are drawn without"]
@@ -147,5 +147,5 @@ def test_settings_that_others_have_no_words_for_are_told(
         "feed_forward": "swiglu",
         "attention": {"name": "softmax", "bias": False},
     }
-    write(speaker(llama, **said), tmp_path)
+    write_gguf(speaker(llama, **said), tmp_path)
     assert caplog.messages == [f"model.gguf {without}, generation.logit_bias; there texts are drawn without"]

@@ -8,17 +8,23 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.hf import test_encoders, test_families, test_seq2seq
 from tests.hf.conftest import VOCABULARY, make
+from tests.hf.families import test_encoder_common, test_families, test_seq2seq
 
 import polyhead as ph
-from polyhead.fast.pack import WHOLE, dtype_of, packed, product_of, replaced
-from polyhead.hf.reading import mapped_model, open_model
-from polyhead.loading import DTYPES
-from polyhead.nn.weights import weights
+from polyhead.hf.load import load_mmap, load_model
+from polyhead.kernels.pack_model import (
+    QUANTIZED_LINEARS,
+    linear_factory,
+    pack_model,
+    packed_dtype,
+    unused_weights,
+)
+from polyhead.nn.state import named_state
+from polyhead.run.load import LOAD_DTYPES
 
 DECODERS = [pytest.param(cases[0], id=name) for name, cases in test_families.CASES.items()]
-ENCODERS = [pytest.param(cases[0], id=name) for name, cases in test_encoders.CASES.items()]
+ENCODERS = [pytest.param(cases[0], id=name) for name, cases in test_encoder_common.CASES.items()]
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 
 
@@ -30,10 +36,10 @@ def halved(directory: Path, dtype: torch.dtype) -> None:
 
 def check(directory: Path, kind: str, *inputs: torch.Tensor) -> None:
     """What load makes of the files is what fp32 becomes, to the last bit."""
-    kept = DTYPES[kind]
+    kept = LOAD_DTYPES[kind]
     found = ph.load(directory, dtype=kind, fast=True).model
-    wanted = packed(open_model(directory).to(kept), product_of(kind))
-    assert dtype_of(found) == (kind if kind in WHOLE else str(kept).removeprefix("torch."))
+    wanted = pack_model(load_model(directory).to(kept), linear_factory(kind))
+    assert packed_dtype(found) == (kind if kind in QUANTIZED_LINEARS else str(kept).removeprefix("torch."))
     assert not any(type(part) is torch.nn.Linear for part in found.modules()), (
         "a weight still lies in the file"
     )
@@ -52,7 +58,7 @@ def test_language_models_are_rounded_from_the_file_as_from_fp32(case: Any, tmp_p
 
 @pytest.mark.parametrize("case", ENCODERS)
 def test_encoders_are_rounded_from_the_file_as_from_fp32(case: Any, tmp_path: Path) -> None:
-    test_encoders.published(case, tmp_path)
+    test_encoder_common.published(case, tmp_path)
     halved(tmp_path, torch.bfloat16)
     for kind in ("int8", "bf16"):
         check(tmp_path, kind, torch.randint(5, VOCABULARY, (3, 20)))
@@ -91,7 +97,7 @@ def test_a_large_model_is_never_twice_in_memory(
     def packing(model: torch.nn.Module, way: Any) -> torch.nn.Module:
         projections = [x for name, x in model.named_parameters() if name.endswith("_proj.weight")]
         seen[kind] = {in_file(x, directory / "model.safetensors") for x in projections}
-        return packed(model, way)
+        return pack_model(model, way)
 
     make(tmp_path / "theirs", case.config, **case.sizes)
     ph.load(tmp_path / "theirs").save(tmp_path / "ours")
@@ -99,10 +105,10 @@ def test_a_large_model_is_never_twice_in_memory(
     stored = "bf16" if published else "fp32"
     if published:
         halved(directory, torch.bfloat16)
-    monkeypatch.setattr("polyhead.loading.packed", packing)
+    monkeypatch.setattr("polyhead.run.load.pack_model", packing)
     for kind in ("int8", "int4", "bf16", "fp32"):
         ph.load(directory, dtype=kind, fast=True)
-    assert seen == {kind: {kind in (*WHOLE, stored)} for kind in seen}
+    assert seen == {kind: {kind in (*QUANTIZED_LINEARS, stored)} for kind in seen}
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -112,8 +118,8 @@ def test_a_run_of_our_own_that_is_not_packed_has_memory_of_its_own(dtype: str, t
     make(tmp_path / "theirs", case.config, **case.sizes)
     ph.load(tmp_path / "theirs").save(tmp_path / "ours")
     model = ph.load(tmp_path / "ours", dtype=dtype).model
-    assert not any(in_file(x, tmp_path / "ours" / "model.safetensors") for x in weights(model).values())
-    assert {x.dtype for x in weights(model).values()} == {DTYPES[dtype]}
+    assert not any(in_file(x, tmp_path / "ours" / "model.safetensors") for x in named_state(model).values())
+    assert {x.dtype for x in named_state(model).values()} == {LOAD_DTYPES[dtype]}
 
 
 def test_of_a_mapped_model_only_what_is_not_rounded_takes_memory(tmp_path: Path) -> None:
@@ -121,25 +127,25 @@ def test_of_a_mapped_model_only_what_is_not_rounded_takes_memory(tmp_path: Path)
     make(tmp_path, case.config, **case.sizes)
     halved(tmp_path, torch.bfloat16)
     before = torch.get_rng_state()
-    model = mapped_model(tmp_path)
+    model = load_mmap(tmp_path)
     assert torch.equal(torch.get_rng_state(), before), "weights were drawn in vain"
-    assert {x.dtype for x in weights(model).values()} == {torch.bfloat16}
-    later = replaced(model)
-    named = {name for name, x in weights(model).items() if id(x) in later}
-    assert named == {name for name in weights(model) if name.endswith("_proj.weight")}
-    assert ph.nn.weights.settled(model, but=later) is model
-    assert {name for name, x in weights(model).items() if x.dtype == torch.bfloat16} == named
+    assert {x.dtype for x in named_state(model).values()} == {torch.bfloat16}
+    later = unused_weights(model)
+    named = {name for name, x in named_state(model).items() if id(x) in later}
+    assert named == {name for name in named_state(model) if name.endswith("_proj.weight")}
+    assert ph.nn.state.materialize(model, exclude=later) is model
+    assert {name for name, x in named_state(model).items() if x.dtype == torch.bfloat16} == named
 
 
 def test_a_model_that_is_read_in_fp32_has_memory_of_its_own(tmp_path: Path) -> None:
     """What is learned must not be lost, nor change with the file."""
     case = test_families.CASES["gpt2"][0]
     make(tmp_path, case.config, **case.sizes)
-    model, path = open_model(tmp_path), tmp_path / "model.safetensors"
-    before = {name: x.clone() for name, x in weights(model).items()}
+    model, path = load_model(tmp_path), tmp_path / "model.safetensors"
+    before = {name: x.clone() for name, x in named_state(model).items()}
     with path.open("r+b") as file:
         size = path.stat().st_size
         file.seek(size // 2)
         file.write(b"\x77" * (size - size // 2))
-    assert all(torch.equal(x, before[name]) for name, x in weights(model).items())
+    assert all(torch.equal(x, before[name]) for name, x in named_state(model).items())
     assert all(x.is_contiguous() for x in before.values())

@@ -15,14 +15,14 @@ from transformers.core_model_loading import revert_weight_conversion
 
 import polyhead as ph
 from polyhead import Choice
-from polyhead.config import ModelConfig
+from polyhead.config.model import ModelConfig
+from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.family import FAMILY
-from polyhead.hf.given import Given
-from polyhead.hf.reading import read_config
-from polyhead.hf.table import joined
+from polyhead.hf.load import to_model_config
+from polyhead.hf.weight_map import to_hf
 from polyhead.models.build import model_class
-from polyhead.nn.weights import weights
-from polyhead.text.learn import train_tokenizer
+from polyhead.nn.state import named_state
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA: dict[str, Any] = {
@@ -292,7 +292,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def read(config: dict[str, Any]) -> ModelConfig:
-    return read_config(FAMILY.get(config["model_type"]), Given(config, "config.json"))
+    return to_model_config(FAMILY.get(config["model_type"]), ConfigReader(config, "config.json"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -303,8 +303,8 @@ def test_the_whole_model_has_the_tensors_of_the_reference(name: str, tmp_path: P
     with torch.device("meta"):
         model = model_class(config)(config)
         theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
-    table = FAMILY.get(CONFIGS[name]["model_type"]).rows("CausalLM")
-    found = {key: tuple(tensor.shape) for key, tensor in joined(table, weights(model), config).items()}
+    table = FAMILY.get(CONFIGS[name]["model_type"]).rules_for("CausalLM")
+    found = {key: tuple(tensor.shape) for key, tensor in to_hf(table, named_state(model), config).items()}
     named = revert_weight_conversion(theirs, dict(theirs.named_parameters()))  # as in files, a tied one once
     assert found == {key: tuple(tensor.shape) for key, tensor in named.items()}
     assert sum(tensor.numel() for tensor in named.values()) == PARAMETERS[name]
@@ -357,7 +357,7 @@ def test_a_small_one_gives_the_logits_of_the_reference(
 
 def test_the_parts_are_those_of_the_reports() -> None:
     gemma, small = read(CONFIGS["google/gemma-3-1b-it"]), read(CONFIGS["google/gemma-3-270m"])
-    local = {"window": 512, "qk_norm": "around_one", "scale": None}
+    local = {"window": 512, "qk_norm": "zero_centered", "scale": None}
     for config in (gemma, small):
         assert len(config.pattern) == 6
         for parts in config.pattern[:5]:
@@ -371,4 +371,4 @@ def test_the_parts_are_those_of_the_reports() -> None:
     names = [parts.position and parts.position.name for parts in smol.pattern]
     assert (names, smol.position.options["theta"]) == ([None, None, None, "none"], 5_000_000)
     olmo = read(CONFIGS["allenai/OLMo-2-0425-1B"])
-    assert (olmo.sandwich_norm, olmo.attention.options["qk_norm"], olmo.pattern) == ("after", "whole", ())
+    assert (olmo.sandwich_norm, olmo.attention.options["qk_norm"], olmo.pattern) == ("after", "all_heads", ())

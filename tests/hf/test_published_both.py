@@ -12,12 +12,12 @@ import transformers
 from tests.hf.test_published import read
 from transformers.core_model_loading import revert_weight_conversion
 
-from polyhead.dense import Dense
+from polyhead.config.projection import ProjectionConfig
 from polyhead.hf.family import FAMILY
-from polyhead.hf.table import joined
-from polyhead.models import Embedder
+from polyhead.hf.weight_map import to_hf
+from polyhead.models import SentenceEncoder
 from polyhead.models.build import model_class
-from polyhead.nn.weights import weights
+from polyhead.nn.state import named_state
 
 LIKE_BERT: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768,
@@ -210,13 +210,13 @@ def test_the_whole_model_has_the_tensors_of_the_reference(name: str, tmp_path: P
         model = model_class(config)(config)
         own = getattr(transformers, CONFIGS[name]["architectures"][0])
         theirs = own(transformers.AutoConfig.from_pretrained(tmp_path))
-    found = joined(family.rows(type(model).__name__), weights(model), config)
+    found = to_hf(family.rules_for(type(model).__name__), named_state(model), config)
     bare = family.prefix if config.kind == "encoder" and not config.head else ""
     found = {key.removeprefix(bare): tuple(tensor.shape) for key, tensor in found.items()}
     learned = {key: tensor for key, tensor in theirs.named_parameters() if tensor.requires_grad}
     # as the reference writes them, which is not always what it calls them itself
     learned = revert_weight_conversion(theirs, learned)
-    assert {family.tied.get(key, key) for key in learned} - set(found) == set()
+    assert {family.tied_weights.get(key, key) for key in learned} - set(found) == set()
     stored = revert_weight_conversion(theirs, theirs.state_dict())
     assert found.items() - {(key, tuple(tensor.shape)) for key, tensor in stored.items()} == set()
 
@@ -231,7 +231,7 @@ def test_the_whole_model_has_the_tensors_of_the_reference(name: str, tmp_path: P
 def test_encoders_for_vectors_are_as_large_as_published(name: str, tensors: int, numbers: int) -> None:
     config, family = read(CONFIGS[name]), FAMILY.get(CONFIGS[name]["model_type"])
     with torch.device("meta"):
-        found = joined(family.rows("Embedder"), weights(Embedder(config)), config)
+        found = to_hf(family.rules_for("SentenceEncoder"), named_state(SentenceEncoder(config)), config)
     assert (len(found), sum(tensor.numel() for tensor in found.values())) == (tensors, numbers)
     assert config.max_len == 8192
 
@@ -244,7 +244,10 @@ def test_the_parts_of_embedding_gemma_are_those_of_its_report() -> None:
     thetas = [parts.position and parts.position.options["theta"] for parts in config.pattern]
     assert (windows, thetas) == ([*[257] * 5, None], [*[10_000.0] * 5, None])
     assert (config.attention.options["window"], config.position.options["theta"]) == (None, 1_000_000.0)
-    maps = (Dense(width=3072, activation="none", bias=False), Dense(width=768, activation="none", bias=False))
+    maps = (
+        ProjectionConfig(width=3072, activation="none", bias=False),
+        ProjectionConfig(width=768, activation="none", bias=False),
+    )
     with torch.device("meta"):
-        model = Embedder(config.model_copy(update={"dense": maps}))
+        model = SentenceEncoder(config.model_copy(update={"dense": maps}))
     assert sum(tensor.numel() for tensor in model.parameters()) == 307_581_696

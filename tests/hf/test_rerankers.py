@@ -11,13 +11,13 @@ import pytest
 import torch
 import transformers
 from tests.hf.conftest import TEXTS
-from tests.hf.test_encoders import CLASSES, ROBERTA, SIZES, Case, published
+from tests.hf.families.test_encoder_common import CLASSES, ROBERTA, SIZES, Case, published
 from tests.serve.conftest import living
 
 import polyhead as ph
 from polyhead.cli import main
-from polyhead.errors import UserError
-from polyhead.together import together
+from polyhead.core.errors import UserError
+from polyhead.run.run_ensemble import ensemble_runs
 
 PAIRS = [(a, b) for a in TEXTS for b in TEXTS]
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
@@ -89,7 +89,7 @@ def test_numbers_near_their_bounds_are_still_in_order(
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
     logits = torch.tensor([10.0, 11.0, 9.9, -10.0, -11.0, -9.9, 0.0, 1.0, -1.0])[:, None].double()
     monkeypatch.setattr(
-        "polyhead.analysis.classes._logits", lambda _m, _t, texts, _c, _b: (logits[: len(texts)], 0)
+        "polyhead.evaluate.classify._compute_logits", lambda _m, _t, texts, _c, _b: (logits[: len(texts)], 0)
     )
     assert main(["classify", str(tmp_path / "a"), str(tmp_path / "pairs.tsv")]) == 0
     found = torch.tensor([float(line) for line in capsys.readouterr().out.splitlines()])
@@ -100,7 +100,7 @@ def test_several_rerankers_rate_by_the_mean_of_their_scores(tmp_path: Path) -> N
     scores = [reranker(tmp_path / str(seed), {}, seed).sigmoid() for seed in (0, 1)]
     assert not torch.allclose(*scores, atol=1e-2)
     runs = [ph.load(tmp_path / str(seed)) for seed in (0, 1)]
-    torch.testing.assert_close(rated(together(runs)), (scores[0] + scores[1]) / 2, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rated(ensemble_runs(runs)), (scores[0] + scores[1]) / 2, rtol=1e-5, atol=1e-5)
 
 
 def test_scores_with_bounds_and_without_have_no_mean(

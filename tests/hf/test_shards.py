@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 import polyhead as ph
 from polyhead.cli import main
-from polyhead.errors import UserError
-from polyhead.hf.shards import bytes_of, index_of, shards
+from polyhead.core.errors import UserError
+from polyhead.hf.shards import build_index, parse_size, split_shards
 
 
 @pytest.mark.parametrize(
@@ -29,25 +29,25 @@ from polyhead.hf.shards import bytes_of, index_of, shards
     ],
 )
 def test_sizes_are_read(text: str, wanted: int) -> None:
-    assert bytes_of(text) == wanted
+    assert parse_size(text) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "5", "GB", "-1GB", "0GB", "0.0001KB", "2 gigabytes", "1e3GB"])
 def test_what_is_no_size_is_a_user_error(text: str) -> None:
     with pytest.raises(UserError, match="is not a number above 0 with one of the units KB, MB, GB"):
-        bytes_of(text)
+        parse_size(text)
 
 
 def test_files_are_filled_in_order_up_to_the_size() -> None:
     # 4 bytes a number
     tensors = {name: torch.zeros(n) for name, n in zip("abcdef", (3, 4, 3, 20, 1, 9), strict=True)}
-    parts = shards(tensors, 40)
+    parts = split_shards(tensors, 40)
     assert [list(part) for part in parts.values()] == [["a", "b", "c"], ["d"], ["e", "f"]]
     assert list(parts) == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
-    assert next(iter(shards(tensors, 39))) == "model-00001-of-00005.safetensors"
-    assert index_of(parts)["metadata"] == {"total_size": 160}
-    assert index_of(parts)["weight_map"]["d"] == "model-00002-of-00003.safetensors"
-    assert shards(tensors, 160) == {"model.safetensors": tensors}
+    assert next(iter(split_shards(tensors, 39))) == "model-00001-of-00005.safetensors"
+    assert build_index(parts)["metadata"] == {"total_size": 160}
+    assert build_index(parts)["weight_map"]["d"] == "model-00002-of-00003.safetensors"
+    assert split_shards(tensors, 160) == {"model.safetensors": tensors}
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -102,7 +102,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr("polyhead.hf.shards.index_of", interrupted)
+        broken.setattr("polyhead.hf.shards.build_index", interrupted)
         arguments = ["export", str(tmp_path / "run"), str(tmp_path / "b"), "--shard-size", "9KB"]
         assert main(arguments) != 0
     assert {"config.json", "tokenizer.json"} < set(seen)

@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 
 import polyhead as ph
 from polyhead.cli import main
-from polyhead.data.text import open_text
-from polyhead.recipe import Recipe
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.train.pipeline import run_training
+from polyhead.config.recipe import Recipe
+from polyhead.data.readers.plain_text import open_text
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.train.run_training import run_training
 
 LLAMA = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
@@ -26,7 +26,7 @@ def llama(tmp_path: Path) -> torch.nn.Module:
     """Its tokenizer puts <s> before a text."""
     model = make(tmp_path / "a", "LlamaConfig", **LLAMA)
     tokenizer = Tokenizer.load(tmp_path / "a")
-    tokenizer.framed([tokenizer.bos_id], []).save(tmp_path / "a")
+    tokenizer.with_template([tokenizer.bos_id], []).save(tmp_path / "a")
     (tmp_path / "train.txt").write_text("".join(f"{text}\n" for text in TEXTS * 20))
     (tmp_path / "valid.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     return model
@@ -73,6 +73,6 @@ def test_a_published_model_is_measured_behind_its_beginning(llama: torch.nn.Modu
     with torch.no_grad():
         loss = float(llama(ids, labels=ids).loss)
     run = ph.load(tmp_path / "a")
-    found = run.measure(open_text([tmp_path / "whole.txt"], "file"))
+    found = run.measure_perplexity(open_text([tmp_path / "whole.txt"], "file"))
     assert found.tokens == ids.size(1) - 1
     assert found.loss == pytest.approx(loss, rel=1e-4)

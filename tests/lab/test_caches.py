@@ -15,17 +15,23 @@ import torch.nn.functional as F
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.generation_section import GenerationConfig
-from polyhead.lab.cache_claims import change, claims, exact, worse
-from polyhead.lab.divergence import Found, divergence, equal_tokens, goes_on, kl_divergence
-from polyhead.lab.front import best_of, front_chart, labels
-from polyhead.lab.policies import Policy, policies, window
-from polyhead.lab.result import Front
-from polyhead.lab.rows import Rows, rows
-from polyhead.lab.subject import Subject
-from polyhead.nn.loss import IGNORED
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.lab.cache_claims import format_change, loss_changes, lossless_claim, make_cache_claims
+from polyhead.lab.cache_policies import Policy, make_window_choice, select_policies
+from polyhead.lab.divergence import (
+    Divergence,
+    decode_greedy,
+    kl_divergence,
+    measure_divergence,
+    token_agreement,
+)
+from polyhead.lab.eval_rows import EvalRows, make_eval_rows
+from polyhead.lab.pareto_plot import find_best_points, make_point_labels, render_pareto_plot
+from polyhead.lab.result import ParetoPlot
+from polyhead.lab.test_model import ModelUnderTest
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 ONE = Fraction(1)
 TEXT = (
@@ -53,18 +59,18 @@ def model(kind: str = "decoder", **changes: Any) -> Any:
     return made
 
 
-def some_rows(n: int = 3, length: int = 12) -> Rows:
+def some_rows(n: int = 3, length: int = 12) -> EvalRows:
     ids = torch.randint(3, 40, (n, length + 1), generator=torch.Generator().manual_seed(0))
-    return Rows(ids[:, :-1], torch.arange(length).expand(n, -1), ids[:, 1:])
+    return EvalRows(ids[:, :-1], torch.arange(length).expand(n, -1), ids[:, 1:])
 
 
-def ragged_pairs() -> Rows:
+def ragged_pairs() -> EvalRows:
     """Three targets of 7, 4 and 1 tokens, with sources of 5, 3 and 5."""
     draw = torch.Generator().manual_seed(0)
     read, wanted, source = (torch.randint(3, 40, (3, n), generator=draw) for n in (7, 7, 5))
     lengths, sources = torch.tensor([[7], [4], [1]]), torch.tensor([[5], [3], [5]])
     at, back = torch.arange(7), torch.arange(5)
-    return Rows(read, torch.where(at < lengths, at, -1), wanted.masked_fill(at >= lengths, IGNORED), source,
+    return EvalRows(read, torch.where(at < lengths, at, -1), wanted.masked_fill(at >= lengths, IGNORE_INDEX), source,
                 torch.where(back < sources, back, -1))  # fmt: skip
 
 
@@ -85,18 +91,18 @@ def test_the_divergence_is_that_of_the_definition():
 
 def test_what_keeps_everything_diverges_by_nothing():
     chosen = [Policy(name, ONE, Choice(name)) for name in ("static", "growing", "paged")]
-    found, _ = divergence(model(), chosen, some_rows())
+    found, _ = measure_divergence(model(), chosen, some_rows())
     for one in found.values():
         assert max(one.kl) < 1e-11
-        assert one.same == [1.0] * 3
-    assert exact(found, list(found)).held is True
+        assert one.top1_agreement == [1.0] * 3
+    assert lossless_claim(found, list(found)).is_supported is True
 
 
 def test_perplexity_is_that_of_the_whole_forward_pass():
     lm, read = model(), some_rows()
-    found, plain = divergence(lm, [Policy("static", ONE, Choice("static"))], read)
+    found, plain = measure_divergence(lm, [Policy("static", ONE, Choice("static"))], read)
     loss = F.cross_entropy(
-        lm(read.read).detach().flatten(0, 1), read.wanted.flatten(), reduction="none"
+        lm(read.input_ids).detach().flatten(0, 1), read.labels.flatten(), reduction="none"
     ).view(3, -1)
     assert plain.nll == pytest.approx(loss.mean(1).tolist(), rel=1e-5)
     assert plain.perplexity == pytest.approx(float(loss.mean().exp()), rel=1e-5)
@@ -105,14 +111,14 @@ def test_perplexity_is_that_of_the_whole_forward_pass():
 
 def test_padding_of_a_translator_counts_nowhere():
     translator, read = model("encoder-decoder"), ragged_pairs()
-    found, plain = divergence(translator, [Policy("static", ONE, Choice("static"))], read)
-    assert found["static"].tokens == plain.tokens == [7, 4, 1]
-    for i, n in enumerate(plain.tokens):  # each pair alone, cut to what it is
+    found, plain = measure_divergence(translator, [Policy("static", ONE, Choice("static"))], read)
+    assert found["static"].token_counts == plain.token_counts == [7, 4, 1]
+    for i, n in enumerate(plain.token_counts):  # each pair alone, cut to what it is
         s = int((read.source_pos[i] >= 0).sum())
-        logits = translator(read.source[i : i + 1, :s], read.read[i : i + 1, :n]).detach()
-        wanted = F.cross_entropy(logits[0], read.wanted[i, :n])
+        logits = translator(read.source[i : i + 1, :s], read.input_ids[i : i + 1, :n]).detach()
+        wanted = F.cross_entropy(logits[0], read.labels[i, :n])
         assert plain.nll[i] == pytest.approx(float(wanted), rel=1e-4)
-    total = sum(a * n for a, n in zip(plain.nll, plain.tokens, strict=True)) / 12
+    total = sum(a * n for a, n in zip(plain.nll, plain.token_counts, strict=True)) / 12
     assert plain.perplexity == pytest.approx(math.exp(total))
     assert max(found["static"].kl) < 1e-11
 
@@ -121,108 +127,125 @@ def test_a_window_diverges_as_a_model_whose_attention_has_it():
     lm, read = model(), some_rows()
     narrow = model(attention={"name": "softmax", "window": 4, "sink": 1})
     narrow.load_state_dict(lm.state_dict())
-    found, _ = divergence(lm, [Policy("window", ONE, Choice("window", window=4, sink=1))], read)
-    p, q = (m(read.read).detach().double().log_softmax(-1) for m in (lm, narrow))
+    found, _ = measure_divergence(lm, [Policy("window", ONE, Choice("window", window=4, sink=1))], read)
+    p, q = (m(read.input_ids).detach().double().log_softmax(-1) for m in (lm, narrow))
     wanted = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
     assert float(wanted.max()) > 1e-3  # it does make a difference
     assert found["window"].kl == pytest.approx(wanted.mean(1).tolist(), rel=1e-4)
-    assert found["window"].by_place.tolist() == pytest.approx(wanted.mean(0).tolist(), rel=1e-4, abs=1e-9)
+    assert found["window"].kl_by_position.tolist() == pytest.approx(
+        wanted.mean(0).tolist(), rel=1e-4, abs=1e-9
+    )
     same = (p.argmax(-1) == q.argmax(-1)).double().mean(1).tolist()
-    assert found["window"].same == pytest.approx(same)
+    assert found["window"].top1_agreement == pytest.approx(same)
 
 
 def test_the_divergence_by_place_leaves_padding_out():
     translator, read = model("encoder-decoder"), ragged_pairs()
-    found, _ = divergence(translator, [Policy("window", ONE, Choice("window", window=1, sink=0))], read)
+    found, _ = measure_divergence(
+        translator, [Policy("window", ONE, Choice("window", window=1, sink=0))], read
+    )
     one = found["window"]
     reach = torch.tensor([3, 2, 2, 2, 1, 1, 1])  # texts of 7, 4 and 1 tokens
-    assert float((one.by_place * reach).sum()) == pytest.approx(
-        sum(kl * n for kl, n in zip(one.kl, one.tokens, strict=True))
+    assert float((one.kl_by_position * reach).sum()) == pytest.approx(
+        sum(kl * n for kl, n in zip(one.kl, one.token_counts, strict=True))
     )
-    assert float(one.by_place[1:].min()) > 0
-    assert len(one.by_place) == 7
+    assert float(one.kl_by_position[1:].min()) > 0
+    assert len(one.kl_by_position) == 7
 
 
 def test_bytes_are_those_of_the_closed_form():
-    found, _ = divergence(model(), [Policy("window", ONE, Choice("window", window=4, sink=1))], some_rows())
+    found, _ = measure_divergence(
+        model(), [Policy("window", ONE, Choice("window", window=4, sink=1))], some_rows()
+    )
     held = found["window"].memory
     assert held is not None
     # 3 rows of 5 slots: keys and values of 2 layers, 2 heads of 8 numbers of 4 bytes; the position once
-    assert held.used == held.peak == 3 * 5 * (2 * 2 * 2 * 8 * 4 + 8)
+    assert held.used_bytes == held.peak_bytes == 3 * 5 * (2 * 2 * 2 * 8 * 4 + 8)
 
 
 def test_texts_go_on_as_by_the_whole_forward_pass():
-    lm, prompts = model(), some_rows(2, 6).read
+    lm, prompts = model(), some_rows(2, 6).input_ids
     seen = prompts
     for _ in range(5):
         seen = torch.cat([seen, lm(seen)[:, -1].argmax(-1, keepdim=True)], 1)
-    assert goes_on(lm, Choice("paged", block=2), prompts, 5).tolist() == seen[:, 6:].tolist()
+    assert decode_greedy(lm, Choice("paged", block_size=2), prompts, 5).tolist() == seen[:, 6:].tolist()
 
 
 def test_equal_tokens_are_counted_place_by_place():
-    assert equal_tokens([[1, 2, 3], [1], [], [4, 5]], [[1, 9, 3, 7], [1], [], [5, 4]]) == [0.5, 1.0, 1.0, 0.0]
+    assert token_agreement([[1, 2, 3], [1], [], [4, 5]], [[1, 9, 3, 7], [1], [], [5, 4]]) == [
+        0.5,
+        1.0,
+        1.0,
+        0.0,
+    ]
 
 
 def test_a_model_that_keeps_a_state_has_one_cache():
     shape = model(attention="linear", position="none").cache_shape
-    chosen, refused = policies(shape, 64, None)
+    chosen, refused = select_policies(shape, 64, None)
     assert ([p.choice.name for p in chosen], refused) == (["state"], {})
 
 
 def test_budgets_are_shares_of_the_length_and_what_is_refused_is_told():
-    chosen, refused = policies(model().cache_shape, 64, None)
+    chosen, refused = select_policies(model().cache_shape, 64, None)
     assert not refused
     options = {p.name: p.choice.options for p in chosen}
     assert options["h2o 1/4"] == {"budget": 16, "recent": 8, "sink": 0}
     assert options["window+sink 1/8"] == {"window": 6, "sink": 2}
     assert options["window 1/8"] == {"window": 8, "sink": 0}
-    assert window(32, True) == Choice("window", window=28, sink=4)
-    assert window(3, True) == Choice("window", window=3, sink=0)
-    _, refused = policies(model(position="alibi").cache_shape, 64, None)
+    assert make_window_choice(32, True) == Choice("window", window=28, sink=4)
+    assert make_window_choice(3, True) == Choice("window", window=3, sink=0)
+    _, refused = select_policies(model(position="alibi").cache_shape, 64, None)
     assert set(refused) == {"subgen 1/2", "subgen 1/4", "subgen 1/8"}
     assert all("alibi" in why for why in refused.values())
 
 
 def test_claims_follow_the_numbers():
-    plain = Found(nll=[1.0, 1.1, 0.9], tokens=[5, 5, 5])
-    bad = Found(kl=[0.5, 0.6, 0.55], nll=[2.0, 2.1, 1.9], same=[0.5] * 3, tokens=[5, 5, 5])
-    good = Found(kl=[1e-9] * 3, nll=[1.0, 1.1, 0.9], same=[1.0] * 3, tokens=[5, 5, 5])
+    plain = Divergence(nll=[1.0, 1.1, 0.9], token_counts=[5, 5, 5])
+    bad = Divergence(
+        kl=[0.5, 0.6, 0.55], nll=[2.0, 2.1, 1.9], top1_agreement=[0.5] * 3, token_counts=[5, 5, 5]
+    )
+    good = Divergence(kl=[1e-9] * 3, nll=[1.0, 1.1, 0.9], top1_agreement=[1.0] * 3, token_counts=[5, 5, 5])
     chosen = [Policy(name, ONE, Choice("window")) for name in ("static", "window 1/4", "window+sink 1/4")]
-    broken = claims(
+    broken = make_cache_claims(
         [chosen[0]._replace(family="static"), *chosen[1:]],
         {"static": good, "window 1/4": bad, "window+sink 1/4": good},
         plain,
     )
     # exact, breaks, sink better, sink keeps
-    assert [claim.held for claim in broken] == [True, True, True, True]
-    intact = claims(
+    assert [claim.is_supported for claim in broken] == [True, True, True, True]
+    intact = make_cache_claims(
         [chosen[0]._replace(family="static"), *chosen[1:]],
         {"static": bad, "window 1/4": good, "window+sink 1/4": bad},
         plain,
     )
-    assert [claim.held for claim in intact] == [False, False, False, False]
-    assert change(bad, plain) == pytest.approx([1.0] * 3)
-    assert worse([math.log(1.5)] * 2).startswith("+50 ")
-    assert worse([math.log(3)] * 2).startswith("+200 ")
-    assert worse([1e-9, -1e-9]) == "none"
-    uneven = Found(nll=[2.0, 1.1], tokens=[9, 1])  # the mean of the changes is the change of the perplexity
-    other = Found(nll=[1.5, 1.4], tokens=[9, 1])
-    assert sum(change(uneven, other)) / 2 == pytest.approx(math.log(uneven.perplexity / other.perplexity))
+    assert [claim.is_supported for claim in intact] == [False, False, False, False]
+    assert loss_changes(bad, plain) == pytest.approx([1.0] * 3)
+    assert format_change([math.log(1.5)] * 2).startswith("+50 ")
+    assert format_change([math.log(3)] * 2).startswith("+200 ")
+    assert format_change([1e-9, -1e-9]) == "none"
+    uneven = Divergence(
+        nll=[2.0, 1.1], token_counts=[9, 1]
+    )  # the mean of the changes is the change of the perplexity
+    other = Divergence(nll=[1.5, 1.4], token_counts=[9, 1])
+    assert sum(loss_changes(uneven, other)) / 2 == pytest.approx(
+        math.log(uneven.perplexity / other.perplexity)
+    )
 
 
-FRONT = Front("t", "KiB", "KL", {"a": [("a", 100.0, 1e-12), ("a 1/2", 50.0, 1e-3)], "b <i>": [("b <i> 1/2", 60.0, 1e-2), ("b <i> 1/4", 10.0, 1.0)]})  # fmt: skip
+FRONT = ParetoPlot("t", "KiB", "KL", {"a": [("a", 100.0, 1e-12), ("a 1/2", 50.0, 1e-3)], "b <i>": [("b <i> 1/2", 60.0, 1e-2), ("b <i> 1/4", 10.0, 1.0)]})  # fmt: skip
 
 
 def test_the_front_has_those_that_no_other_one_beats():
-    assert [dot.name for dot in best_of(FRONT)] == ["b <i> 1/4", "a 1/2", "a"]
+    assert [dot.name for dot in find_best_points(FRONT)] == ["b <i> 1/4", "a 1/2", "a"]
     # both no more than rounding
-    equal = Front("t", "x", "y", {"a": [("a", 2.0, 1e-12)], "b": [("b", 1.0, 1e-9)]})
-    assert [dot.name for dot in best_of(equal)] == ["b"]
+    equal = ParetoPlot("t", "x", "y", {"a": [("a", 2.0, 1e-12)], "b": [("b", 1.0, 1e-9)]})
+    assert [dot.name for dot in find_best_points(equal)] == ["b"]
 
 
 def test_points_of_the_front_stand_where_their_values_are():
-    assert labels(FRONT) == ["a", "1/2", "b <i> 1/2", "1/4"]
-    svg = front_chart(FRONT, 900, 460)
+    assert make_point_labels(FRONT) == ["a", "1/2", "b <i> 1/2", "1/4"]
+    svg = render_pareto_plot(FRONT, 900, 460)
     assert "<i>" not in svg
     places = [
         (float(x), float(y)) for x, y in re.findall(r'class="dot c\d" cx="([\d.]+)" cy="([\d.]+)"', svg)
@@ -241,9 +264,9 @@ def test_windows_of_a_text_follow_each_other(tmp_path):
 
     run = load(the_run(tmp_path / "run"))
     (ids,) = run.tokenizer.encode([TEXT])
-    read = rows(Subject(run, "it", [TEXT], []), 3, 8)
-    assert read.read.tolist() == [ids[i : i + 8] for i in (0, 9, 18)]
-    assert read.wanted.tolist() == [ids[i + 1 : i + 9] for i in (0, 9, 18)]
+    read = make_eval_rows(ModelUnderTest(run, "it", [TEXT], []), 3, 8)
+    assert read.input_ids.tolist() == [ids[i : i + 8] for i in (0, 9, 18)]
+    assert read.labels.tolist() == [ids[i + 1 : i + 9] for i in (0, 9, 18)]
 
 
 def words(capsys: Any) -> str:
@@ -261,7 +284,7 @@ def test_a_model_of_ones_own_goes_in_and_pages_come_out(tmp_path, capsys):
     assert "the language model run on text.txt" in found["lead"]
     table = found["figures"][2]
     assert [row[0] for row in table["rows"]][:5] == ["static", "growing", "paged", "8 bits", "4 bits"]
-    assert found["claims"][0]["held"] is True
+    assert found["claims"][0]["is_supported"] is True
     assert (tmp_path / "out/caches-low-rank.safetensors").is_file()
     assert f"--text {tmp_path}/text.txt" in (tmp_path / "out/caches.html").read_text()
 
@@ -273,13 +296,13 @@ def test_a_model_that_keeps_a_state_has_a_page_of_one_line(tmp_path):
     assert main(["lab", "caches", *given, "--out", str(tmp_path / "out")]) == 0
     found = json.loads((tmp_path / "out/caches.json").read_text())
     assert [row[0] for row in found["figures"][2]["rows"]] == ["state"]
-    assert [claim["held"] for claim in found["claims"]] == [True]
+    assert [claim["is_supported"] for claim in found["claims"]] == [True]
     assert not (tmp_path / "out/caches-low-rank.safetensors").exists()
 
 
 def test_a_translator_has_bleu_against_references(tmp_path):
     from polyhead import load
-    from polyhead.analysis.metrics import bleu
+    from polyhead.evaluate.translation_metrics import bleu
 
     lines = TEXT.splitlines()[:12]
     run = str(the_run(tmp_path / "run", "encoder-decoder"))
@@ -292,7 +315,7 @@ def test_a_translator_has_bleu_against_references(tmp_path):
     assert main(["lab", "caches", "--run", run, *texts, "--limit", "4", "--out", str(tmp_path / "out")]) == 0
     found = json.loads((tmp_path / "out/caches.json").read_text())
     assert "BLEU" in found["figures"][2]["head"]
-    assert "BLEU against references" in found["figures"][2]["about"]
+    assert "BLEU against references" in found["figures"][2]["caption"]
     at = found["figures"][2]["head"].index("BLEU")
     assert 1 < float(found["figures"][2]["rows"][0][at]) < 100
     assert float(found["figures"][2]["rows"][0][at]) == pytest.approx(
@@ -302,7 +325,7 @@ def test_a_translator_has_bleu_against_references(tmp_path):
         main(["lab", "caches", "--run", run, *texts[:2], "--limit", "4", "--out", str(tmp_path / "out")]) == 0
     )
     found = json.loads((tmp_path / "out/caches.json").read_text())
-    assert "BLEU against what static says" in found["figures"][2]["about"]
+    assert "BLEU against what static says" in found["figures"][2]["caption"]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from polyhead.analysis.charts import Curve
-from polyhead.lab.dots import dot_chart
-from polyhead.lab.page import lab_page
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.dot_plot import render_dot_plot
+from polyhead.lab.page import render_lab_page
+from polyhead.lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ResultTable
+from polyhead.viz.svg_charts import Curve
 
 NAN = math.nan
-RESULT = Result(
+RESULT = ExperimentResult(
     "A <title>",
     "Why & what.",
     [
@@ -23,9 +23,9 @@ RESULT = Result(
         Claim("g", "Anybody", "5", None),
     ],
     [
-        Plot("Loss", "step", [Curve("<x>", [(1, 4.0), (2, NAN), (3, 2.0)]), Curve("lost", [(1, NAN)])]),
-        Dots("Loss", "nats", {"one": [1.0, 2.0], "two <b>": [NAN, 3.0], "none": [NAN, NAN]}),
-        Table("Numbers", ("name", "n"), [("<i>", 12000), ("b", 0.03125)], "About & so on"),
+        LinePlot("Loss", "step", [Curve("<x>", [(1, 4.0), (2, NAN), (3, 2.0)]), Curve("lost", [(1, NAN)])]),
+        DotPlot("Loss", "nats", {"one": [1.0, 2.0], "two <b>": [NAN, 3.0], "none": [NAN, NAN]}),
+        ResultTable("Numbers", ("name", "n"), [("<i>", 12000), ("b", 0.03125)], "About & so on"),
     ],
     "First.\n\nSecond.",
 )
@@ -49,16 +49,16 @@ def texts(html: str) -> list[str]:
 
 
 def test_every_claim_stands_with_its_verdict_source_and_measurement():
-    read = texts(lab_page(RESULT, False, "note"))
+    read = texts(render_lab_page(RESULT, False, "note"))
     for claim, verdict in zip(RESULT.claims, ("held", "did not hold", "undecided", "undecided"), strict=True):
         at = read.index(claim.sentence)
-        assert read[at : at + 5] == [claim.sentence, verdict, claim.source, "Measured", claim.measured]
+        assert read[at : at + 5] == [claim.sentence, verdict, claim.source, "Measured", claim.measurement]
     assert any("1 held, 1 did not hold, 2 undecided" in text for text in read)
     assert {"First.", "Second.", "note", "12,000", "0.0312", "About & so on"} <= set(read)
 
 
 def test_what_comes_from_outside_is_only_ever_text():
-    html = lab_page(RESULT, False, "")
+    html = render_lab_page(RESULT, False, "")
     assert not re.search(
         r"<title>A <title>|<i>|<x>|<b>\W", html.replace("<b>Loss</b>", "").replace("<b>Measured</b>", "")
     )
@@ -66,19 +66,19 @@ def test_what_comes_from_outside_is_only_ever_text():
 
 
 def test_a_quick_run_says_so():
-    assert "Quick run" not in lab_page(RESULT, False, "")
-    assert any(text.startswith("Quick run") for text in texts(lab_page(RESULT, True, "")))
+    assert "Quick run" not in render_lab_page(RESULT, False, "")
+    assert any(text.startswith("Quick run") for text in texts(render_lab_page(RESULT, True, "")))
 
 
 def test_values_that_are_no_numbers_are_not_drawn():
-    html = lab_page(RESULT, False, "")
+    html = render_lab_page(RESULT, False, "")
     (points,) = re.findall(r'<script type="application/json">(.*?)</script>', html)
     assert json.loads(points) == [[[1, 4], [3, 2]]]  # the curve that has no number at all is left out
     assert "nan" not in re.sub(r"<(style|script)>.*?</\1>", "", html, flags=re.S).lower()
 
 
 def test_dots_stand_where_their_values_are():
-    svg = dot_chart(Dots("t", "x", {"a": [1.0, 3.0], "b": [2.0, 2.0]}), 800)
+    svg = render_dot_plot(DotPlot("t", "x", {"a": [1.0, 3.0], "b": [2.0, 2.0]}), 800)
     lo, hi, start, end, log = map(float, re.search(r'data-x="([^"]*)"', svg)[1].split())
     assert log == 0
     assert lo == 0  # zero is near
@@ -89,27 +89,27 @@ def test_dots_stand_where_their_values_are():
 
 
 def test_the_band_is_cut_where_the_picture_ends():
-    svg = dot_chart(Dots("t", "x", {"a": [1.0, 3.0]}), 800)  # the interval of two values reaches far
+    svg = render_dot_plot(DotPlot("t", "x", {"a": [1.0, 3.0]}), 800)  # the interval of two values reaches far
     start, end = map(float, re.search(r'data-x="\S+ \S+ (\S+) (\S+)', svg).groups())
     x1, x2 = map(float, re.search(r'class="reach" x1="([\d.]+)" x2="([\d.]+)"', svg).groups())
     assert start - 0.1 <= x1 < x2 <= end + 0.1
 
 
 def test_a_lost_training_is_named():
-    svg = dot_chart(RESULT.figures[1], 800)
+    svg = render_dot_plot(RESULT.figures[1], 800)
     assert "(1 of 2 lost)" in svg
     assert "diverged" in svg
     assert svg.count('class="mean"') == 2
 
 
 def test_values_far_apart_are_drawn_on_a_logarithmic_scale():
-    svg = dot_chart(Dots("t", "x", {"a": [0.001], "b": [1.0]}), 800)
+    svg = render_dot_plot(DotPlot("t", "x", {"a": [0.001], "b": [1.0]}), 800)
     assert re.search(r'data-x="[^"]* 1"', svg)
 
 
 def test_json_has_everything_and_no_nan():
     found = json.loads(json.dumps(RESULT.to_json(), allow_nan=False))
-    assert [claim["held"] for claim in found["claims"]] == [True, False, None, None]
+    assert [claim["is_supported"] for claim in found["claims"]] == [True, False, None, None]
     assert [claim["verdict"] for claim in found["claims"]] == [
         "held",
         "did not hold",

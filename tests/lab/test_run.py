@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from polyhead.cli import main
-from polyhead.lab.catalogue import LAB, Bench, question
-from polyhead.lab.result import Claim, Result
+from polyhead.lab.registry import EXPERIMENTS, LabContext, describe_experiment
+from polyhead.lab.result import Claim, ExperimentResult
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
@@ -34,13 +34,13 @@ LONGER = {"activations", "caches", "heads", "norms", "paging", "positions", "rec
 
 
 def test_the_experiments_are_these():
-    assert LAB.names() == sorted(NAMES)
+    assert EXPERIMENTS.names() == sorted(NAMES)
 
 
 def test_without_a_name_they_are_listed_a_line_each(capsys):
     assert main(["lab"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == LAB.names()
+    assert [line.split()[0] for line in lines] == EXPERIMENTS.names()
     assert all(len(line.split()) > 5 and len(line) < 120 for line in lines)
 
 
@@ -52,24 +52,26 @@ def test_an_unknown_name_is_answered_with_the_nearest(capsys):
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
+def toy(monkeypatch: pytest.MonkeyPatch) -> list[LabContext]:
     """A catalogue of two experiments that measure nothing."""
-    LAB.names()
-    monkeypatch.setattr(LAB, "_parts", {})
-    seen: list[Bench] = []
+    EXPERIMENTS.names()
+    monkeypatch.setattr(EXPERIMENTS, "_parts", {})
+    seen: list[LabContext] = []
 
-    @LAB.register("toy")
-    def toy(bench: Bench) -> Result:
+    @EXPERIMENTS.register("toy")
+    def toy(bench: LabContext) -> ExperimentResult:
         """What a toy does."""
         seen.append(bench)
-        bench.say("half of it is done")
-        return Result("A toy", "Why?", [Claim("It works.", "Me, today", f"seed {bench.seed}", None)])
+        bench.info("half of it is done")
+        return ExperimentResult(
+            "A toy", "Why?", [Claim("It works.", "Me, today", f"seed {bench.seed}", None)]
+        )
 
-    @LAB.register("yo-yo")
-    def yoyo(bench: Bench) -> Result:
+    @EXPERIMENTS.register("yo-yo")
+    def yoyo(bench: LabContext) -> ExperimentResult:
         """Up and down."""
         seen.append(bench)
-        return Result("A yo-yo", "Why?", [Claim("It goes up.", "Me", "it went down", False)])
+        return ExperimentResult("A yo-yo", "Why?", [Claim("It goes up.", "Me", "it went down", False)])
 
     return seen
 
@@ -107,16 +109,19 @@ def test_a_place_that_is_a_file_is_a_mistake(toy, tmp_path, capsys):
 
 
 def test_sizes_and_seeds_of_quick_and_full_runs():
-    assert Bench(5).seeds(3) == [5, 6, 7]
-    assert Bench(5, quick=True).seeds(3) == [5, 6]
-    assert (Bench().size("full", "quick"), Bench(quick=True).size("full", "quick")) == ("full", "quick")
+    assert LabContext(5).make_seeds(3) == [5, 6, 7]
+    assert LabContext(5, quick=True).make_seeds(3) == [5, 6]
+    assert (LabContext().pick_size("full", "quick"), LabContext(quick=True).pick_size("full", "quick")) == (
+        "full",
+        "quick",
+    )
 
 
 def numbers(value: Any) -> Iterator[Any]:
     """Every number of a JSON tree, and every null that stands for one that is none."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            if key not in ("held",):
+            if key not in ("is_supported",):
                 yield from numbers(inner)
     elif isinstance(value, list):
         for inner in value:
@@ -135,7 +140,7 @@ def test_a_quick_run_of_every_experiment_gives_numbers_and_files(name, tmp_path,
     assert all(isinstance(n, int | float) and math.isfinite(n) for n in numbers(found))
     assert len(found["claims"]) >= 3
     assert all(
-        claim["sentence"] and claim["source"] and re.search(r"\d", claim["measured"])
+        claim["sentence"] and claim["source"] and re.search(r"\d", claim["measurement"])
         for claim in found["claims"]
     )
     assert {figure["kind"] for figure in found["figures"]} >= {"plot", "table"}
@@ -150,4 +155,4 @@ def test_the_guide_of_the_lab_tells_of_every_experiment():
     for name in NAMES:
         assert f"\n## {name}\n" in page
         assert f"polyhead lab {name}\n" in page
-        assert question(name)
+        assert describe_experiment(name)

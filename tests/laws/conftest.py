@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyhead.config import ModelConfig
-from polyhead.errors import UserError
+from polyhead.config.model import ModelConfig
+from polyhead.core.errors import UserError
+from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POSITION, Registry
 from polyhead.models import Seq2Seq, build
-from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POSITION, Registry
 
 NEEDS: dict[str, dict[str, Any]] = {}
 """Options that a part cannot do without: its name -> an example of them."""
@@ -23,9 +23,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"window": 2},
         {"window": 2, "sink": 1, "softcap": 2.0},
         {"qk_norm": True, "scale": 0.3, "bias": False},
-        {"qk_norm": "whole"},
-        {"qk_norm": "plain"},
-        {"qk_norm": "each"},
+        {"qk_norm": "all_heads"},
+        {"qk_norm": "unweighted"},
+        {"qk_norm": "per_head"},
         {"tie": "kv", "bias": "qkv"},
         {"bias": "o"},
     ],
@@ -42,7 +42,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "learned": [{"offset": 2}],
     "sinusoidal": [{"layout": "halves", "endpoint": True, "offset": 2}],
-    "rmsnorm": [{"around_one": True}, {"weight": False}],
+    "rmsnorm": [{"zero_centered": True}, {"weight": False}],
     "t5": [{"buckets": 6, "max_distance": 5}],
     "disentangled": [
         {"span": 4, "max_distance": 7, "terms": "c2p"},

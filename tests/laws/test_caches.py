@@ -18,17 +18,18 @@ from tests.laws.conftest import HEADS, HYBRIDS, VOCAB, choices, say
 from tests.laws.test_models import close
 from torch import Tensor
 
-from polyhead.cache.base import Cache
+from polyhead.cache.factory import make_cache
 from polyhead.cache.low_rank import fit_low_rank
-from polyhead.cache.make import make_cache
-from polyhead.config import ModelConfig
-from polyhead.errors import UserError
-from polyhead.generate.beam import beam_search
-from polyhead.generate.greedy import greedy
-from polyhead.generate.loop import generate
-from polyhead.generate.sampling import Sampling
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE, POSITION
+from polyhead.generation.decoding.beam_search import beam_search
+from polyhead.generation.decoding.greedy import greedy_search
+from polyhead.generation.decoding.sampling import Sampling
+from polyhead.generation.generate import generate
 from polyhead.models import build
-from polyhead.registry import CACHE, POSITION, Choice
+from polyhead.nn.cache import Cache
 
 ROOM: dict[str, dict[str, Any]] = {
     "static": {"chunk": 3},
@@ -137,7 +138,7 @@ class Fed:
     def step(self, at: list[int], tokens: list[list[int]]) -> list[Tensor]:
         """Feed rows ``at``; the logits of each one's tokens."""
         fed, pos = ragged(tokens, [self.rows[i].length for i in at])
-        self.cache.begin(at, pos)
+        self.cache.prepare_step(at, pos)
         memory = None
         if hasattr(self.model, "encode"):
             memory = self.model.encode(*ragged([self.rows[i].source for i in at], [0] * len(at)))
@@ -179,7 +180,7 @@ def found(model: Any, decoder: str, cache: Choice | None) -> tuple[list[Any], li
         told = list(drawn)
         return [(t.row, t.id) for t in told], [t.log_prob for t in told]
     if decoder == "greedy":
-        hypotheses = greedy(model, source, pos, prefix=prefix, **rest)
+        hypotheses = greedy_search(model, source, pos, prefix=prefix, **rest)
     else:
         best = beam_search(model, source, pos, beam_size=3, n_best=3, **rest)
         hypotheses = [h for some in best for h in some]
@@ -363,19 +364,19 @@ def test_memory_is_told_truthfully(cache: str, design: str) -> None:
     fed = Fed(model, Choice(cache, **TIGHT.get(cache, ROOM.get(cache, {}))), [[5, 6], [7], [8]])
     # no token twice in a row: keys that are alike up to rounding would be one cluster on this machine and two on that
     at, before, fresh = [0, 1, 2], 0, [iter(range(3, VOCAB)) for _ in range(3)]
-    assert fed.cache.memory().used <= fed.cache.memory().reserved == fed.cache.nbytes
+    assert fed.cache.memory_usage().used_bytes <= fed.cache.memory_usage().reserved_bytes == fed.cache.nbytes
     for lengths in ([6, 2, 3], [1, 1, 1], [1, 1, 1], [4, 4, 4], [1, 1, 1]):
         fed.step(at, [list(itertools.islice(tokens, n)) for tokens, n in zip(fresh, lengths, strict=True)])
-        told = fed.cache.memory()
-        assert told.reserved == fed.cache.nbytes
-        assert before <= told.used <= told.reserved <= told.peak
-        assert told.wasted == told.reserved - told.used
-        before = told.used
+        told = fed.cache.memory_usage()
+        assert told.reserved_bytes == fed.cache.nbytes
+        assert before <= told.used_bytes <= told.reserved_bytes <= told.peak_bytes
+        assert told.wasted_bytes == told.reserved_bytes - told.used_bytes
+        before = told.used_bytes
     fed.select([0])
-    assert fed.cache.memory().peak >= told.peak
-    assert fed.cache.memory().used < told.used
+    assert fed.cache.memory_usage().peak_bytes >= told.peak_bytes
+    assert fed.cache.memory_usage().used_bytes < told.used_bytes
     fed.release(0)
-    assert fed.cache.memory().used <= fed.cache.memory().reserved
+    assert fed.cache.memory_usage().used_bytes <= fed.cache.memory_usage().reserved_bytes
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -383,7 +384,7 @@ def test_a_model_of_states_and_a_text_too_long_are_refused(cache: str) -> None:
     stateful = build(ModelConfig(vocab_size=VOCAB, kind="decoder", attention="linear", **SIZES), seed=1)
     with pytest.raises(UserError, match=f"cache '{cache}' keeps .*keeps a state"):
         make_cache(Choice(cache), stateful.cache_shape, 1, 9)
-    shape = made(next(iter(DESIGNS))).cache_shape._replace(distances=False)
+    shape = made(next(iter(DESIGNS))).cache_shape._replace(needs_distances=False)
     small = make_cache(Choice(cache, **ROOM.get(cache, {})), shape, 1, 4)
     with pytest.raises(UserError, match="4"):
-        small.begin([0], torch.arange(5)[None])
+        small.prepare_step([0], torch.arange(5)[None])

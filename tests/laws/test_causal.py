@@ -11,10 +11,10 @@ import torch
 from tests.laws.conftest import SIZES, VOCAB, choices, first, possible, say
 from tests.laws.test_models import close
 
-from polyhead.cache.make import make_cache
-from polyhead.config import ModelConfig
+from polyhead.cache.factory import make_cache
+from polyhead.config.model import ModelConfig
+from polyhead.core.registry import ATTENTION, BLOCK, POSITION
 from polyhead.models import CausalLM, build
-from polyhead.registry import ATTENTION, BLOCK, POSITION
 
 POS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0, 1], [3, 4, 0, 1, -1, -1, 2, 0, 0], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
 DOCUMENTS = [  # of the rows above
@@ -90,7 +90,7 @@ def test_stepping_with_a_cache_equals_the_whole(model, tokens, widths):
         pos, fed = torch.full((3, max(takes)), -1), torch.full((3, max(takes)), 3)
         for row, (at, n) in enumerate(zip(done, takes, strict=True)):
             pos[row, :n], fed[row, :n] = torch.arange(at, at + n), tokens[row, at : at + n]
-        cache.begin(range(3), pos)
+        cache.prepare_step(range(3), pos)
         logits = model.decode(fed, pos, cache)
         for row, (at, n) in enumerate(zip(done, takes, strict=True)):
             steps[row, at : at + n] = logits[row, :n]

@@ -6,10 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_model, save_model
 
-from polyhead.cache.make import make_cache
-from polyhead.errors import UserError
+from polyhead.cache.factory import make_cache
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
 from polyhead.models import build
-from polyhead.registry import CACHE, Choice
 
 # those that lose nothing; test_caches.py holds the others to what they promise
 CACHES = {name: Choice(name) for name in CACHE.names() if CACHE.get(name).lossless}
@@ -30,7 +31,7 @@ def _values_alone():
 
 def stepwise(model, pairs, choice, widths):
     """Logits (N, T, V) as decoding computes them: each row gets its next tokens, a chunk at a time."""
-    memory = [kv.kept() for kv in model.encode(pairs.source, pairs.source_pos)]
+    memory = [kv.contiguous_for_decoding() for kv in model.encode(pairs.source, pairs.source_pos)]
     tokens, lengths = pairs.target, (pairs.target_pos >= 0).sum(1).tolist()
     cache = make_cache(choice, model.cache_shape, len(tokens), max(lengths))
     out = torch.zeros(*tokens.shape, model.config.vocab_size)
@@ -44,7 +45,7 @@ def stepwise(model, pairs, choice, widths):
         pos, fed = torch.full((len(tokens), max(takes)), -1), torch.full((len(tokens), max(takes)), 3)
         for row, (at, n) in enumerate(zip(done, takes, strict=True)):
             pos[row, :n], fed[row, :n] = torch.arange(at, at + n), tokens[row, at : at + n]
-        cache.begin(range(len(tokens)), pos)
+        cache.prepare_step(range(len(tokens)), pos)
         logits = model.decode(fed, pos, cache, memory)
         for row, (at, n) in enumerate(zip(done, takes, strict=True)):
             out[row, at : at + n] = logits[row, :n]
@@ -56,7 +57,7 @@ def stepwise(model, pairs, choice, widths):
 @pytest.mark.parametrize("widths", [[1], [4], [5, 1, 2]], ids=["one by one", "chunks", "prefill then few"])
 @pytest.mark.parametrize("cache", CACHES)
 def test_stepping_with_a_cache_equals_the_whole(model, pairs, cache, widths):
-    if bool(model.cache_shape.keyed) == (cache in STATES):
+    if bool(model.cache_shape.kv_layers) == (cache in STATES):
         with pytest.raises(UserError, match=f"cache {cache!r} keeps .*: use cache"):
             make_cache(CACHES[cache], model.cache_shape, 3, 9)
         return

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polyhead.config import ModelConfig
-from polyhead.errors import UserError
+from polyhead.config.model import ModelConfig
+from polyhead.core.errors import UserError
 
 SIZES = {"vocab_size": 19, "d_model": 16, "n_heads": 4, "n_layers": 1, "d_ff": 20, "max_len": 16}
 BIASES = ("alibi", "t5", "shaw", "disentangled")

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from polyhead.cache.make import make_cache
-from polyhead.config import ModelConfig
-from polyhead.errors import UserError
-from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM, build
+from polyhead.cache.factory import make_cache
+from polyhead.config.model import ModelConfig
+from polyhead.core.errors import UserError
+from polyhead.models import CausalLM, Classifier, MaskedLM, SentenceEncoder, build
 
 SIZES = {
     "kind": "encoder",
@@ -37,7 +37,7 @@ def made(**changes):
 def test_the_config_says_what_an_encoder_is_for():
     assert isinstance(made(), MaskedLM)
     assert isinstance(made(labels=["a", "b"]), Classifier)
-    assert isinstance(made(head=False), Embedder)
+    assert isinstance(made(head=False), SentenceEncoder)
 
 
 def test_embeddings_are_tokens_positions_and_segments_under_a_norm():
@@ -225,7 +225,7 @@ def test_layers_in_turn_may_differ_in_what_they_remember(changes):
     with torch.inference_mode():
         for t in range(4):
             pos = torch.tensor([[t]])
-            cache.begin([0], pos)
+            cache.prepare_step([0], pos)
             step = model.decode(target[:, t : t + 1], pos, cache, memory)
             torch.testing.assert_close(step[:, 0], whole[:, t])
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from polyhead.config import ModelConfig
-from polyhead.errors import UserError
-from polyhead.models import Seq2Seq, preset
+from polyhead.config.model import ModelConfig
+from polyhead.core.errors import UserError
+from polyhead.models import Seq2Seq, preset_config
 
 
 def count(config):
@@ -26,7 +26,7 @@ def formula(c):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("name", ["tiny", "base", "big"])
 def test_parameters_follow_the_closed_form(name, norm_first, tying):
-    config = preset(name, 1000, norm_first=norm_first, tie_embeddings=tying)
+    config = preset_config(name, 1000, norm_first=norm_first, tie_embeddings=tying)
     assert count(config) == formula(config)
     assert count(config.model_copy(update={"n_decoder_layers": 1})) == formula(
         config.model_copy(update={"n_decoder_layers": 1})
@@ -35,18 +35,18 @@ def test_parameters_follow_the_closed_form(name, norm_first, tying):
 
 def test_base_is_the_base_model_of_the_paper():
     """6 + 6 layers, d_model 512, d_ff 2048, 8 heads of 64, about 65 million parameters with 37,000 tokens."""
-    base = preset("base", 37_000)
+    base = preset_config("base", 37_000)
     sizes = base.n_layers, base.decoder_layers, base.d_model, base.d_ff, base.n_heads, base.head_dim
     assert sizes == (6, 6, 512, 2048, 8, 64)
     H = 512
     assert count(base) == 6 * (12 * H * H + 13 * H) + 6 * (16 * H * H + 19 * H) + 37_000 * H == 63_082_496
     assert base == ModelConfig(vocab_size=37_000)
-    big = preset("big", 37_000)
+    big = preset_config("big", 37_000)
     assert (big.d_model, big.d_ff, big.n_heads, big.head_dim, big.dropout) == (1024, 4096, 16, 64, 0.3)
     assert count(big) == pytest.approx(213e6, rel=0.02)
 
 
 def test_changes_go_over_the_preset_and_unknown_names_are_user_errors():
-    assert preset("tiny", 10, d_ff=64).d_ff == 64
+    assert preset_config("tiny", 10, d_ff=64).d_ff == 64
     with pytest.raises(UserError, match="unknown preset 'bas'; did you mean 'base'"):
-        preset("bas", 10)
+        preset_config("bas", 10)

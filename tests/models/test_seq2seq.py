@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyhead.config import ModelConfig
+from polyhead.config.model import ModelConfig
 from polyhead.models import Seq2Seq, build
 from polyhead.nn.position.sinusoidal import sinusoids
 

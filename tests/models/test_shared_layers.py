@@ -10,26 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from polyhead import Choice
-from polyhead.analysis.attention_maps import pair_attention, self_attention
-from polyhead.analysis.cost import flops
-from polyhead.analysis.cost.memory import training_memory
-from polyhead.analysis.cost.work import Load
-from polyhead.analysis.sizes import count, parts
-from polyhead.cache.make import make_cache
-from polyhead.config import ModelConfig
-from polyhead.errors import UserError
-from polyhead.fast.pack import packed, product_of
-from polyhead.generation_section import GenerationConfig
-from polyhead.loading import load
+from polyhead.cache.factory import make_cache
+from polyhead.config.config_sections import LoraConfig
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.model import ModelConfig
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE, OPTIMIZER
+from polyhead.cost import flops
+from polyhead.cost.memory import estimate_training_memory
+from polyhead.cost.parameter_count import count_model_parameters, group_parameters
+from polyhead.cost.workload import BatchShape
+from polyhead.introspect.attention_maps import compute_pair_attention, compute_self_attention
+from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.models import build
-from polyhead.nn.adapter import merge
-from polyhead.nn.weights import weights
-from polyhead.registry import CACHE, OPTIMIZER
-from polyhead.run import Run
-from polyhead.sections import AdaptSection
-from polyhead.text.learn import train_tokenizer
-from polyhead.train.learned import adapt, freeze
-from polyhead.train.start import LAYER
+from polyhead.nn.lora import merge_lora
+from polyhead.nn.state import named_state
+from polyhead.run.load import load
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.train.init_from import LAYER_NAME
+from polyhead.train.trainable_parameters import add_lora, freeze
 
 KINDS = ("encoder", "decoder", "encoder-decoder")
 SIZES: dict[str, Any] = {"vocab_size": 50, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "n_layers": 4, "n_decoder_layers": 3,
@@ -57,9 +57,9 @@ def pair(kind: str, **changes: Any) -> tuple[Any, Any]:
     with torch.no_grad():
         for p in shared.parameters():
             p.add_(0.2 * torch.randn_like(p))
-        given = weights(shared)
-        for name, tensor in weights(apart).items():
-            tensor.copy_(given[LAYER.sub(r"\g<1>0\3", name)])
+        given = named_state(shared)
+        for name, tensor in named_state(apart).items():
+            tensor.copy_(given[LAYER_NAME.sub(r"\g<1>0\3", name)])
     return shared, apart
 
 
@@ -74,14 +74,18 @@ def test_every_layer_has_the_weights_of_the_first_once(kind: str, changes: dict[
     shared, apart = pair(kind, **changes)
     torch.testing.assert_close(said(shared), said(apart))
     one = build(ModelConfig(**{**SIZES, "kind": kind, **changes, "n_layers": 1, "n_decoder_layers": 1}))
-    assert {name: x.shape for name, x in weights(shared).items()} == {
-        n: x.shape for n, x in weights(one).items()
+    assert {name: x.shape for name, x in named_state(shared).items()} == {
+        n: x.shape for n, x in named_state(one).items()
     }
-    assert count(shared.config) == count(one.config) == sum(p.numel() for p in shared.parameters())
-    layers = [part for part in parts(shared.config) if "layer" in part.name]
+    assert (
+        count_model_parameters(shared.config)
+        == count_model_parameters(one.config)
+        == sum(p.numel() for p in shared.parameters())
+    )
+    layers = [part for part in group_parameters(shared.config) if "layer" in part.name]
     assert {part.times for part in layers} == {1}
-    load = Load(2, 8, 9 if kind == "encoder-decoder" else 0)
-    assert flops.forward(shared.config, load) == flops.forward(apart.config, load)
+    load = BatchShape(2, 8, 9 if kind == "encoder-decoder" else 0)
+    assert flops.count_forward(shared.config, load) == flops.count_forward(apart.config, load)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,12 +95,12 @@ def test_a_gradient_is_the_sum_of_those_of_all_layers(kind: str) -> None:
         said(model).square().mean().backward()
     wanted: dict[str, Tensor] = {}
     for name, p in apart.named_parameters():
-        first = LAYER.sub(r"\g<1>0\3", name)
+        first = LAYER_NAME.sub(r"\g<1>0\3", name)
         wanted[first] = wanted.get(first, torch.zeros_like(p)) + p.grad
     for name, p in shared.named_parameters():
         torch.testing.assert_close(p.grad, wanted[name], rtol=1e-4, atol=1e-6)
-    memory = training_memory(
-        shared.config, Load(2, 8, 9 if kind == "encoder-decoder" else 0), Choice("adamw")
+    memory = estimate_training_memory(
+        shared.config, BatchShape(2, 8, 9 if kind == "encoder-decoder" else 0), Choice("adamw")
     )
     assert memory.gradients == sum(p.nbytes for p in shared.parameters())
 
@@ -117,7 +121,7 @@ def test_each_layer_remembers_for_itself(kind: str, name: str, changes: dict[str
     for t in range(8):
         pos, found = torch.full((2, 1), t), []
         for model, cache, memory in zip(both, caches, memories, strict=True):
-            cache.begin(range(2), pos)
+            cache.prepare_step(range(2), pos)
             found.append(model.decode(TOKENS[:, t : t + 1], pos, cache, memory))
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
@@ -127,7 +131,7 @@ def test_each_layer_remembers_for_itself(kind: str, name: str, changes: dict[str
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_the_faster_form_is_that_of_the_copies(kind: str, changes: dict[str, Any], dtype: str) -> None:
-    shared, apart = (packed(model, product_of(dtype)) for model in pair(kind, **changes))
+    shared, apart = (pack_model(model, linear_factory(dtype)) for model in pair(kind, **changes))
     torch.testing.assert_close(said(shared), said(apart), rtol=1e-4, atol=1e-5)
     if kind == "encoder":
         return
@@ -135,7 +139,7 @@ def test_the_faster_form_is_that_of_the_copies(kind: str, changes: dict[str, Any
     cache, found = make_cache(None, shared.cache_shape, 2, 8), []
     for t in range(8):
         pos = torch.full((2, 1), t)
-        cache.begin(range(2), pos)
+        cache.prepare_step(range(2), pos)
         found.append(shared.decode(TOKENS[:, t : t + 1], pos, cache, memory))  # type: ignore[operator]
     torch.testing.assert_close(
         torch.cat(found, 1), said(apart), rtol=1e-3, atol=1e-4 if dtype == "fp32" else 1e-1
@@ -144,14 +148,16 @@ def test_the_faster_form_is_that_of_the_copies(kind: str, changes: dict[str, Any
 
 def test_attention_is_shown_layer_by_layer() -> None:
     for kind in ("encoder", "decoder"):
-        found, wanted = (self_attention(model, TOKENS[:1]) for model in pair(kind))
+        found, wanted = (compute_self_attention(model, TOKENS[:1]) for model in pair(kind))
         assert found is not None and wanted is not None
-        assert found.numbers == wanted.numbers == [1, 2, 3, 4]
+        assert found.layer_numbers == wanted.layer_numbers == [1, 2, 3, 4]
         torch.testing.assert_close(found.weights, wanted.weights)
-    ours, theirs = (pair_attention(model, SOURCE[:1], TOKENS[:1]) for model in pair("encoder-decoder"))
+    ours, theirs = (
+        compute_pair_attention(model, SOURCE[:1], TOKENS[:1]) for model in pair("encoder-decoder")
+    )
     assert ours.keys() == theirs.keys() == {"cross", "encoder", "decoder"}
     for kind, layers in theirs.items():
-        assert ours[kind].numbers == layers.numbers
+        assert ours[kind].layer_numbers == layers.layer_numbers
         torch.testing.assert_close(ours[kind].weights, layers.weights)
 
 
@@ -166,14 +172,14 @@ def test_an_optimizer_has_each_weight_once(name: str) -> None:
 def test_adapters_are_shared_and_all_layers_are_frozen_by_the_name_of_the_first() -> None:
     shared, _ = pair("decoder")
     before = said(shared)
-    adapt(shared, AdaptSection(rank=2, parts=("q_proj",)), seed=1)
+    add_lora(shared, LoraConfig(rank=2, parts=("q_proj",)), seed=1)
     own = [name for name, p in shared.named_parameters() if p.requires_grad]
-    assert own == [f"stack.layers.0.attn.q_proj.adapter_{x}" for x in "ab"]
+    assert own == [f"stack.layers.0.attn.q_proj.lora_{x}" for x in "ab"]
     with torch.no_grad():
         shared.get_parameter(own[1]).normal_()
     adapted = said(shared)
     assert not torch.allclose(adapted, before, atol=1e-3)
-    merge(shared)
+    merge_lora(shared)
     torch.testing.assert_close(said(shared), adapted, rtol=1e-4, atol=1e-5)
     shared, _ = pair("decoder")
     freeze(shared, ["stack.layers.0"])
@@ -185,8 +191,8 @@ def test_adapters_are_shared_and_all_layers_are_frozen_by_the_name_of_the_first(
     with pytest.raises(
         UserError, match=r"no linear map of the model is called 'layers.1'; did you mean 'layers'"
     ):
-        adapt(shared, AdaptSection(rank=2, parts=("layers.1",)), seed=1)
-    adapt(shared, AdaptSection(rank=2, parts=("layers.0",)), seed=1)
+        add_lora(shared, LoraConfig(rank=2, parts=("layers.1",)), seed=1)
+    add_lora(shared, LoraConfig(rank=2, parts=("layers.0",)), seed=1)
 
 
 def test_a_run_keeps_the_weights_once(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyhead.errors import UserError
+from polyhead.core.errors import UserError
 from polyhead.nn.dropout import Dropout
 
 

@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from polyhead.config import ModelConfig, Shape
+from polyhead.config.model import AttentionShape, ModelConfig
 from polyhead.models import build
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding
-from polyhead.nn.position.sinusoidal import Sinusoidal
+from polyhead.nn.position.sinusoidal import SinusoidalPosition
 
 
 def test_vectors_are_scaled_before_positions_are_added():
     """E[token] sqrt(d_model) + p (Vaswani et al., 2017, sec. 3.4 and 3.5)."""
     torch.manual_seed(0)
-    table, position = nn.Embedding(7, 4), Sinusoidal(Shape.of(4, 1))
+    table, position = nn.Embedding(7, 4), SinusoidalPosition(AttentionShape.from_sizes(4, 1))
     tokens, pos = torch.tensor([[3, 1, 3]]), torch.tensor([[0, 5, 2]])
     out = Embedding(table, position, 2.0, 0.0)(tokens, pos)
     for t in range(3):
@@ -25,7 +25,7 @@ def test_vectors_are_scaled_before_positions_are_added():
 def test_dropout_falls_on_the_sum_of_embedding_and_position_in_training_alone():
     """Sec. 5.4: on "the sums of the embeddings and the positional encodings"."""
     torch.manual_seed(0)
-    embedding = Embedding(nn.Embedding(7, 64), Sinusoidal(Shape.of(64, 1)), 8.0, 0.5)
+    embedding = Embedding(nn.Embedding(7, 64), SinusoidalPosition(AttentionShape.from_sizes(64, 1)), 8.0, 0.5)
     tokens = torch.randint(0, 7, (4, 9))
     whole = embedding.eval()(tokens)
     dropped = embedding.train()(tokens)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyhead.config import ModelConfig
+from polyhead.config.model import ModelConfig
 from polyhead.models import build
 
 SIZES = {"vocab_size": 400, "d_model": 96, "n_heads": 4, "n_layers": 2, "d_ff": 160, "max_len": 200}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import polyhead.nn.kv as kv_module
-from polyhead.nn.kv import KV, Window, attend, sight, visible
+from polyhead.nn.kv import KV, Window, attend, attention_mask, visible
 
 
 def reference(q, kv, mask=None, bias=None, causal=False, scale=None):
@@ -50,7 +50,7 @@ def drawn(heads=4, kv_heads=2, rows=2, beams=1, queries=3, slots=5, width=4, v_w
 @pytest.fixture(params=["fused", "by hand"])
 def path(request, monkeypatch):
     """Both ways to the same numbers."""
-    monkeypatch.setattr(kv_module, "_fused_is_slow", lambda q, kv: request.param == "by hand")
+    monkeypatch.setattr(kv_module, "_prefer_math_attention", lambda q, kv: request.param == "by hand")
     return request.param
 
 
@@ -59,7 +59,7 @@ def check(q, kv, *args, atol=2e-6, **options):
     out, weights = reference(q, kv, *args, **options)
     torch.testing.assert_close(attend(q, kv, *args, **options).double(), out, rtol=0, atol=atol)
     watched = []
-    again = attend(q, kv, *args, **options, watch=[watched.append])
+    again = attend(q, kv, *args, **options, hooks=[watched.append])
     torch.testing.assert_close(again.double(), out, rtol=0, atol=atol)
     torch.testing.assert_close(watched[0].double(), weights, rtol=0, atol=atol)
     sums = watched[0].sum(-1)
@@ -71,9 +71,9 @@ def test_grouped_heads_read_the_key_head_of_their_group(path, kv_heads):
     """Every number of key heads that divides 12, in the order of published checkpoints."""
     q, kv = drawn(heads=12, kv_heads=kv_heads)
     check(q, kv)
-    repeated = KV(*(x.repeat_interleave(12 // kv_heads, 1) for x in kv[:2]))
+    repeated = KV(*(x.repeat_interleave(12 // kv_heads, 1) for x in (kv.k, kv.v)))
     torch.testing.assert_close(attend(q, kv), attend(q, repeated), rtol=0, atol=1e-6)
-    wrong = KV(*(x.repeat(1, 12 // kv_heads, 1, 1) for x in kv[:2]))
+    wrong = KV(*(x.repeat(1, 12 // kv_heads, 1, 1) for x in (kv.k, kv.v)))
     assert kv_heads in (1, 12) or (attend(q, kv) - attend(q, wrong)).abs().max() > 0.1
 
 
@@ -86,7 +86,7 @@ def test_masks_biases_and_counts_of_every_shape(path, rows, beams, kv_heads):
     masks = [None] + [torch.rand(n, k, t, 5) < 0.6 for n in {1, N} for k in {1, kv_heads} for t in (1, 3)]
     masks += [torch.rand(rows, 1, 1, 5) < 0.6]
     biases = [None] + [torch.randn(n, h, 3, 5) for n in {1, N} for h in (1, 4)]
-    counted = kv._replace(log_count=torch.randn(rows, kv_heads, 5))
+    counted = kv.replace(log_count=torch.randn(rows, kv_heads, 5))
     for i, mask in enumerate(masks):
         for bias in (None, biases[i % len(biases)], biases[-1 - i % 3]):
             check(q, counted if i % 2 else kv, mask, bias)
@@ -178,19 +178,21 @@ def test_visible_is_position_by_position():
 
 def test_whole_rows_need_no_mask_and_a_window_makes_one():
     kv = KV(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2))
-    assert sight(None, kv, 4, True, None) is None
-    near = sight(None, kv, 4, False, Window(2))
+    assert attention_mask(None, kv, 4, True, None) is None
+    near = attention_mask(None, kv, 4, False, Window(2))
     assert near[0, 0].int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
-    behind = sight(None, kv, 4, True, Window(2))
+    behind = attention_mask(None, kv, 4, True, Window(2))
     assert behind[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
 
 
 def test_selected_rows_carry_all_their_parts():
     kv = KV(
         *(torch.randn(3, 2, 4, 2) for _ in "kv"), torch.arange(12).view(3, 1, 4), torch.randn(3, 2, 4)
-    ).kept()
+    ).contiguous_for_decoding()
     rows = torch.tensor([2, 0, 2])
-    for part, chosen in zip(kv, kv.select(rows), strict=True):
+    chosen_kv = kv.select(rows)
+    for name in ("k", "v", "pos", "log_count", "mask"):
+        part, chosen = getattr(kv, name), getattr(chosen_kv, name)
         assert torch.equal(chosen, part[rows])
 
 
@@ -209,7 +211,7 @@ def test_without_the_scale_softmax_saturates_and_its_gradient_vanishes():
     found = {}
     for name, scale in (("scaled", None), ("raw", 1.0)):
         watched, leaf = [], q.clone().requires_grad_()
-        attend(leaf, KV(k, v), scale=scale, watch=[watched.append])[..., 0].sum().backward()
+        attend(leaf, KV(k, v), scale=scale, hooks=[watched.append])[..., 0].sum().backward()
         s = 1024**-0.5 if scale is None else scale
         found[name] = watched[0].amax(-1).mean().item(), (leaf.grad.norm(dim=-1) / s).median().item()
     assert found["scaled"][0] < 0.3 < 0.9 < found["raw"][0]

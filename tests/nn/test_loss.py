@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyhead.nn.head import Head
-from polyhead.nn.loss import IGNORED, classification, cross_entropy
+from polyhead.nn.lm_head import Head
+from polyhead.nn.loss import IGNORE_INDEX, classification_loss, cross_entropy
 
 
 def drawn(rows=(3, 7), width=6, vocab=11, ignored=4, dtype=torch.float32):
@@ -13,7 +13,7 @@ def drawn(rows=(3, 7), width=6, vocab=11, ignored=4, dtype=torch.float32):
     features = (2 * torch.randn(*rows, width)).to(dtype).requires_grad_()
     weight = torch.randn(vocab, width).to(dtype).requires_grad_()
     labels = torch.randint(0, vocab, rows)
-    labels.view(-1)[torch.randperm(labels.numel())[:ignored]] = IGNORED
+    labels.view(-1)[torch.randperm(labels.numel())[:ignored]] = IGNORE_INDEX
     return features, weight, labels
 
 
@@ -22,7 +22,7 @@ def drawn(rows=(3, 7), width=6, vocab=11, ignored=4, dtype=torch.float32):
 def test_sums_and_gradients_equal_those_of_torch(smoothing, chunk):
     features, weight, labels = drawn()
     logits = (features @ weight.T).flatten(0, 1)
-    options = {"ignore_index": IGNORED, "reduction": "sum"}
+    options = {"ignore_index": IGNORE_INDEX, "reduction": "sum"}
     plain = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, **options)
     loss = cross_entropy(features, Head(weight), labels, smoothing, chunk)
     torch.testing.assert_close(loss.total, plain)
@@ -30,7 +30,7 @@ def test_sums_and_gradients_equal_those_of_torch(smoothing, chunk):
     assert loss.count == 17
     mine, theirs = (torch.autograd.grad(3 * total, (features, weight)) for total in (loss.total, plain))
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    assert (mine[0][labels == IGNORED] == 0).all()
+    assert (mine[0][labels == IGNORE_INDEX] == 0).all()
 
 
 def test_a_frozen_head_gets_no_gradient_and_what_it_reads_gets_the_same():
@@ -57,7 +57,7 @@ def test_smoothing_gives_the_label_what_is_left():
 @pytest.mark.parametrize("rows", [(2, 3), (0, 3)])
 def test_a_batch_that_asks_nothing_gives_zero_and_no_gradient(rows):
     features, weight, labels = drawn(rows=rows, ignored=0)
-    loss = cross_entropy(features, Head(weight), torch.full_like(labels, IGNORED), 0.1)
+    loss = cross_entropy(features, Head(weight), torch.full_like(labels, IGNORE_INDEX), 0.1)
     loss.total.backward()
     assert (float(loss.total.detach()), float(loss.nll.detach()), loss.count) == (0.0, 0.0, 0)
     assert (features.grad == 0).all()
@@ -139,7 +139,7 @@ def test_bias_scale_and_softcap_of_the_head_are_in_the_loss_and_its_gradients(so
     head = Head(weight, bias, 0.3, softcap)
     torch.testing.assert_close(head(features).flatten(0, 1), logits)
     plain = F.cross_entropy(
-        logits, labels.flatten(), label_smoothing=smoothing, ignore_index=IGNORED, reduction="sum"
+        logits, labels.flatten(), label_smoothing=smoothing, ignore_index=IGNORE_INDEX, reduction="sum"
     )
     loss = cross_entropy(features, head, labels, smoothing, 4)
     torch.testing.assert_close(loss.total, plain)
@@ -151,8 +151,11 @@ def test_bias_scale_and_softcap_of_the_head_are_in_the_loss_and_its_gradients(so
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_of_classes_is_that_of_torch(smoothing):
     torch.manual_seed(0)
-    logits, labels = torch.randn(7, 4, requires_grad=True), torch.tensor([0, 3, IGNORED, 1, 1, 2, IGNORED])
-    loss = classification(logits, labels, smoothing)
+    logits, labels = (
+        torch.randn(7, 4, requires_grad=True),
+        torch.tensor([0, 3, IGNORE_INDEX, 1, 1, 2, IGNORE_INDEX]),
+    )
+    loss = classification_loss(logits, labels, smoothing)
     wanted = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
     torch.testing.assert_close(loss.total, wanted)
     torch.testing.assert_close(loss.nll, F.cross_entropy(logits, labels, reduction="sum"))

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from polyhead.errors import UserError
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import NORM
 from polyhead.nn.norm import BatchNorm, LayerNorm, NoNorm, RMSNorm
-from polyhead.registry import NORM, Choice
 
 
 def rms(x, weight, eps):
@@ -54,8 +55,8 @@ def test_rmsnorm_without_a_weight_learns_nothing():
     g = torch.randn(3, 4)
     torch.testing.assert_close(torch.autograd.grad(norm(x), x, g), torch.autograd.grad(wanted, x, g))
     assert not list(norm.parameters()) and not norm.state_dict()
-    with pytest.raises(UserError, match="around_one of rmsnorm is of a weight that learns"):
-        RMSNorm(4, weight=False, around_one=True)
+    with pytest.raises(UserError, match="zero_centered of rmsnorm is of a weight that learns"):
+        RMSNorm(4, weight=False, zero_centered=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -80,7 +81,7 @@ def test_rmsnorm_equals_that_of_torch(dtype):
 def test_rmsnorm_around_one_is_that_of_gemma(dtype):
     gemma = pytest.importorskip("transformers.models.gemma2.modeling_gemma2")
     torch.manual_seed(0)
-    mine, theirs = RMSNorm(32, eps=1e-3, around_one=True), gemma.Gemma2RMSNorm(32, eps=1e-3)
+    mine, theirs = RMSNorm(32, eps=1e-3, zero_centered=True), gemma.Gemma2RMSNorm(32, eps=1e-3)
     x, grad, results = torch.randn(2, 5, 32).to(dtype), torch.randn(2, 5, 32).to(dtype), []
     assert (mine.weight == 0).all()
     for norm in (mine, theirs):

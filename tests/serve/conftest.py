@@ -17,15 +17,15 @@ import torch
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.serve.keys import Keys
-from polyhead.serve.limits import Limits
-from polyhead.serve.server import Server
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.run.run import Run
+from polyhead.serve.http.auth import ApiKeys
+from polyhead.serve.http.limits import Limits
+from polyhead.serve.http.server import Server
+from polyhead.serve.http.sockets import get_url, listen
 from polyhead.serve.service import Service
-from polyhead.serve.sockets import address, listen
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
 KINDS: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ def make(kind: str, **changes: Any) -> Run:
 def named(tokenizer: Tokenizer, token: int) -> str:
     """A token as log-probabilities name it, by the letters that GPT-2 writes bytes in (Radford et al., 2019)."""
     letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    name = tokenizer.tokens([token])[0]
+    name = tokenizer.ids_to_tokens([token])[0]
     if token in tokenizer.special_ids:
         return name
     said = bytes(letters[letter] for letter in name)
@@ -68,7 +68,7 @@ class Live:
     def __init__(self, service: Service) -> None:
         self.service, self.run = service, service.run
         self.sock, ready = listen("127.0.0.1", 0), threading.Event()
-        self.url = address(self.sock)
+        self.url = get_url(self.sock)
         self.server = Server(service, ready.set)
         self.thread = threading.Thread(target=self.server.run, args=([self.sock],), daemon=True)
         self.thread.start()
@@ -99,10 +99,11 @@ class Live:
 
     def idle(self) -> None:
         """Wait until the model has nothing to do, and check that it has forgotten everybody."""
-        driver, engine = self.service.driver, self.service.engine
+        driver, engine = self.service.engine_thread, self.service.engine
         assert driver is not None
         self.until(
-            lambda: not driver.talks and not driver.waiting and not driver.running, "the service never rests"
+            lambda: not driver.streams and not driver.num_waiting and not driver.num_running,
+            "the service never rests",
         )
         assert engine is None or engine.engine.idle
 
@@ -116,9 +117,11 @@ class Live:
 
 @contextmanager
 def living(
-    run: Run, *, limits: Limits | None = None, keys: Keys | None = None, **options: Any
+    run: Run, *, limits: Limits | None = None, keys: ApiKeys | None = None, **options: Any
 ) -> Iterator[Live]:
-    live = Live(Service(run, "tiny", limits or Limits(), keys or Keys(), **{"rows": 64, **options}))
+    live = Live(
+        Service(run, "tiny", limits or Limits(), keys or ApiKeys(), **{"max_num_seqs": 64, **options})
+    )
     try:
         yield live
     finally:

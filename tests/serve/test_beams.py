@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from polyhead.generation_section import GenerationConfig
-from polyhead.registry import Choice
-from polyhead.run import Run
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.choice import Choice
+from polyhead.run.run import Run
 
 ASK = [{"role": "system", "content": "dogs"}, {"role": "user", "content": "d"}]
 
@@ -20,14 +20,14 @@ def test_any_end_ends_a_beam(beams: int, maker: Any) -> None:
     run = maker("decoder")
     engine, eos = run.engine(), run.tokenizer.eos_id
     greedy = engine.submit("a", temperature=0.0, max_new_tokens=8)
-    greedy.texts()
+    greedy.collect_texts()
     end = greedy.tokens[0][2]
     for ends in ((eos, end), (end, eos), (end,)):
         stream = engine.submit("a", turn_ends=ends, max_new_tokens=8, beam_size=beams)
-        stream.texts()
+        stream.collect_texts()
         assert not {end, eos if eos in ends else end} & {*stream.tokens[0][:-1]}
         if beams == 1:
-            assert stream.reasons == ["stop"]
+            assert stream.finish_reasons == ["stop"]
             assert stream.tokens[0][:2] == greedy.tokens[0][:2] and len(stream.tokens[0]) == 3
 
 

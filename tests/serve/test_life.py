@@ -17,10 +17,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from polyhead.serve import app, driver
-from polyhead.serve.keys import Keys
-from polyhead.serve.limits import Limits
-from polyhead.serve.wire import unread
+from polyhead.serve import engine_thread
+from polyhead.serve.http import app
+from polyhead.serve.http.auth import ApiKeys
+from polyhead.serve.http.connection_limits import count_unread_bytes
+from polyhead.serve.http.limits import Limits
 
 BODY = {"prompt": "a dog barks .", "max_tokens": 30, "seed": 1, "stop": ["never said"]}
 
@@ -40,34 +41,35 @@ def send(live, body, path="/v1/completions"):
 @pytest.mark.parametrize("phase", ["waits", "reads", "says"])
 def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, stream, more):
     """Also who had sent more than its request by then."""
-    with serving(runs["decoder"], rows=2, chunk=3) as live, slowly(live) as engine:
-        driver, inner = live.service.driver, live.service.engine.engine
+    with serving(runs["decoder"], max_num_seqs=2, prefill_chunk=3) as live, slowly(live) as engine:
+        driver, inner = live.service.engine_thread, live.service.engine.engine
         others = [send(live, BODY) for _ in range(2)] if phase == "waits" else []
         if others:
             live.until(
-                lambda: len(driver._inbox) + len(inner.waiting) + driver.running == 2,
+                lambda: len(driver._inbox) + len(inner.waiting_requests) + driver.num_running == 2,
                 "both are there before a step is made",
             )
             engine.let(2)
-            live.until(lambda: driver.running == 2, "all rows are taken")
+            live.until(lambda: driver.num_running == 2, "all rows are taken")
         prompt = "a dog barks ." if phase != "reads" else "ein hund bellt . " * 3
         gone = send(live, BODY | {"stream": stream, "seed": 9, "prompt": prompt, "truncate": True})
         if phase == "waits":
-            live.until(lambda: len(driver._inbox) + len(inner.waiting) > 0, "it waits")
+            live.until(lambda: len(driver._inbox) + len(inner.waiting_requests) > 0, "it waits")
             engine.let()
-            live.until(lambda: len(inner.waiting) == 1, "it waits")
+            live.until(lambda: len(inner.waiting_requests) == 1, "it waits")
         elif phase == "reads":
             engine.let()
             live.until(
-                lambda: engine.steps == 1 and driver.running == 1, "it reads its prompt, three tokens a step"
+                lambda: engine.steps == 1 and driver.num_running == 1,
+                "it reads its prompt, three tokens a step",
             )
-            assert inner.live[0].unread
+            assert inner.running_members[0].num_pending
         else:
             engine.let(8)
             live.until(lambda: engine.steps == 8, "it says something")
-            assert inner.live[0].request.search.rows[0]
-        (talk,) = [talk for talk in driver.talks if talk.asked.search.chance is not None][-1:]
-        request = talk.stream.request
+            assert inner.running_members[0].request.state.rows[0]
+        (talk,) = [talk for talk in driver.streams if talk.request.state.random_streams is not None][-1:]
+        request = talk.output.request
         if more:
             gone.sendall(more)
             time.sleep(0.1)  # so that it comes by itself
@@ -76,15 +78,17 @@ def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, 
         gone.close()
         live.until(lambda: len(driver._inbox) > news, "the service has noticed")
         engine.let()
-        live.until(lambda: request.end is not None, "it ends")
-        assert request.end.reason == "cancelled" and engine.steps - done <= 1
-        assert request not in inner.waiting and request not in [member.request for member in inner.live]
+        live.until(lambda: request.finish_status is not None, "it ends")
+        assert request.finish_status.reason == "cancelled" and engine.steps - done <= 1
+        assert request not in inner.waiting_requests and request not in [
+            member.request for member in inner.running_members
+        ]
         engine.let(1000)
         for sock in others:
             assert b"200 OK" in sock.recv(65536)
             sock.close()
         live.idle()
-    assert live.service.meters.aborted.labels("disconnect")._value.get() == 1
+    assert live.service.metrics.aborted_requests.labels("disconnect")._value.get() == 1
 
 
 @pytest.mark.acceptance("R9", "D7")
@@ -93,7 +97,7 @@ def test_after_a_storm_of_those_who_leave_everything_is_free_and_the_others_were
     wanted = {
         seed: speaker.run.generate([BODY["prompt"]], seed=seed, max_new_tokens=30)[0] for seed in range(4)
     }
-    aborted = speaker.service.meters.aborted.labels("disconnect")._value.get()
+    aborted = speaker.service.metrics.aborted_requests.labels("disconnect")._value.get()
 
     def one(number):
         seed, leaves, stream = number % 4, number % 2 == 0, number % 3 == 0
@@ -117,9 +121,9 @@ def test_after_a_storm_of_those_who_leave_everything_is_free_and_the_others_were
         for found in pool.map(one, range(120)):
             assert found is None or found[1] == wanted[found[0]]
     speaker.idle()
-    speaker.until(lambda: not speaker.server.app.active, "every request has ended")
-    speaker.until(lambda: speaker.service.waiting == 0, "nobody waits")
-    assert speaker.service.meters.aborted.labels("disconnect")._value.get() > aborted
+    speaker.until(lambda: not speaker.server.app.active_tasks, "every request has ended")
+    speaker.until(lambda: speaker.service.num_waiting == 0, "nobody waits")
+    assert speaker.service.metrics.aborted_requests.labels("disconnect")._value.get() > aborted
 
 
 def little_buffer(live, body):
@@ -155,7 +159,7 @@ def test_who_stops_reading_is_cut_off_and_does_not_hold_a_place(runs, serving, s
         engine.let(100_000 if said else 400)  # more than is taken without being read
         if said:
             live.idle()
-        disconnected = live.service.meters.aborted.labels("disconnect")._value
+        disconnected = live.service.metrics.aborted_requests.labels("disconnect")._value
         live.until(lambda: disconnected.get() == 1, "it was cut off")
         engine.let(100_000)
         live.idle()
@@ -165,7 +169,7 @@ def test_who_stops_reading_is_cut_off_and_does_not_hold_a_place(runs, serving, s
 
 @pytest.mark.acceptance("E2")
 def test_who_does_not_read_a_short_answer_does_not_hold_its_connection(runs, serving, monkeypatch):
-    monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
+    monkeypatch.setattr("polyhead.serve.http.connection_limits.SEND_BUFFER_BYTES", 4096)
     with serving(runs["decoder"], limits=Limits(write_timeout=0.3, max_tokens=100_000, body=2**25)) as live:
         sock = little_buffer(live, LONG | {"max_tokens": 150})
         connections = live.server.server_state.connections
@@ -176,7 +180,7 @@ def test_who_does_not_read_a_short_answer_does_not_hold_its_connection(runs, ser
 
 @pytest.mark.acceptance("E2")
 def test_who_reads_slowly_gets_all(runs, serving, monkeypatch):
-    monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
+    monkeypatch.setattr("polyhead.serve.http.connection_limits.SEND_BUFFER_BYTES", 4096)
     with serving(runs["decoder"], limits=Limits(write_timeout=1.0, max_tokens=100_000, body=2**25)) as live:
         wanted = live.ask("/v1/completions", LONG).json()["choices"]
         sock, answer = little_buffer(live, LONG), b""
@@ -202,14 +206,14 @@ def test_what_the_system_keeps_is_unread_too():
             while True:
                 ours.send(b"x" * 65536)
         transport = SimpleNamespace(get_extra_info=lambda _: ours, get_write_buffer_size=lambda: 7)
-        assert unread(transport) > 65536
-        while unread(transport) > 7:
+        assert count_unread_bytes(transport) > 65536
+        while count_unread_bytes(transport) > 7:
             assert theirs.recv(65536)
 
 
 @pytest.mark.acceptance("E2")
 def test_a_body_that_comes_after_its_refusal_leaves_no_connection_for_ever(runs, serving):
-    with serving(runs["decoder"], keys=Keys(["k" * 20])) as live:
+    with serving(runs["decoder"], keys=ApiKeys(["k" * 20])) as live:
         live.server.config.timeout_keep_alive = 0.5
         sock = live.raw()
         content = json.dumps(BODY).encode()
@@ -227,7 +231,7 @@ def test_a_body_that_comes_after_its_refusal_leaves_no_connection_for_ever(runs,
 def test_a_refusal_reaches_who_is_still_sending_its_body(runs, serving, header):
     """A socket that is closed over what it has not read is reset, and what was written to it is lost."""
     whole = 8_000_000
-    with serving(runs["decoder"], keys=Keys(["right"])) as live:
+    with serving(runs["decoder"], keys=ApiKeys(["right"])) as live:
         for _ in range(5):
             with live.raw() as sock:
                 sock.sendall(
@@ -240,7 +244,7 @@ def test_a_refusal_reaches_who_is_still_sending_its_body(runs, serving, header):
 
 def test_who_sends_on_behind_a_last_answer_is_cut_off(runs, serving):
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 9000\r\n\r\n"
-    with serving(runs["decoder"], keys=Keys(["right"]), limits=Limits(body_timeout=0.3)) as live:
+    with serving(runs["decoder"], keys=ApiKeys(["right"]), limits=Limits(body_timeout=0.3)) as live:
         with live.raw() as sock:
             sock.sendall(head)
             assert sock.makefile("rb").read().startswith(b"HTTP/1.1 401 "), "and there will be no more"
@@ -278,9 +282,9 @@ def test_nothing_of_a_request_waits_for_the_search_for_garbage(
         sock = send(live, BODY | {"stream": stream})
         engine.let(3)
         live.until(lambda: engine.entered == 4, "three tokens are there, and a step is under way")
-        driver, known = live.service.driver, weakref.WeakSet(live.server.server_state.connections)
-        known |= {connection.transport._transport for connection in known} | set(driver.talks)
-        known |= {talk.stream.request for talk in driver.talks}
+        driver, known = live.service.engine_thread, weakref.WeakSet(live.server.server_state.connections)
+        known |= {connection.transport._transport for connection in known} | set(driver.streams)
+        known |= {talk.output.request for talk in driver.streams}
         assert len(known) == 4
         if leaves:
             sock.close()
@@ -315,11 +319,11 @@ def test_a_refusal_is_told_and_forgotten_with_what_was_asked(
 
         return made
 
-    monkeypatch.setattr(app, "Call", noted(app.Call))
-    monkeypatch.setattr(driver, "Future", noted(driver.Future))
+    monkeypatch.setattr(app, "HttpExchange", noted(app.HttpExchange))
+    monkeypatch.setattr(engine_thread, "Future", noted(engine_thread.Future))
     with serving(runs[kind]) as live:
         if code == 500:
-            monkeypatch.setattr(live.service.engine.engine, "_admit", lambda: 1 / 0)
+            monkeypatch.setattr(live.service.engine.engine, "_schedule", lambda: 1 / 0)
         assert live.ask(f"/v1/{path}", body).status_code == code
         live.idle()
         live.until(lambda: not known, "nothing knows of it")
@@ -327,7 +331,7 @@ def test_a_refusal_is_told_and_forgotten_with_what_was_asked(
 
 @pytest.mark.acceptance("R10")
 def test_an_answer_that_is_still_being_read_is_not_cut_by_the_end(runs, serving, monkeypatch):
-    monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
+    monkeypatch.setattr("polyhead.serve.http.connection_limits.SEND_BUFFER_BYTES", 4096)
     with serving(runs["decoder"], limits=Limits(max_tokens=100_000, body=2**25)) as live:
         sock = little_buffer(live, LONG)
         answer = sock.recv(1000)
@@ -371,18 +375,20 @@ def test_who_sends_a_byte_at_a_time_is_cut_off(runs, serving, sent):
 
 @pytest.mark.acceptance("E10")
 def test_what_is_too_much_is_refused_at_once_and_what_was_accepted_is_served(runs, serving, slowly):
-    with serving(runs["decoder"], rows=2, limits=Limits(waiting=4)) as live:
+    with serving(runs["decoder"], max_num_seqs=2, limits=Limits(max_queue=4)) as live:
         with slowly(live) as engine:
             accepted = [send(live, BODY | {"seed": i}) for i in range(2)]
-            live.until(lambda: live.service.waiting + len(live.service.driver.talks) >= 2, "both are in")
+            live.until(
+                lambda: live.service.num_waiting + len(live.service.engine_thread.streams) >= 2, "both are in"
+            )
             for _ in range(20):  # the second may come while the first is alone in a step
-                if live.service.driver.running < 2:
+                if live.service.engine_thread.num_running < 2:
                     engine.let()
                     time.sleep(0.2)
-            live.until(lambda: live.service.driver.running == 2, "both run")
+            live.until(lambda: live.service.engine_thread.num_running == 2, "both run")
             accepted += [send(live, BODY | {"seed": i}) for i in range(2, 6)]
             engine.let()
-            live.until(lambda: live.service.waiting == 4, "four wait")
+            live.until(lambda: live.service.num_waiting == 4, "four wait")
             for _ in range(10):
                 answer = live.ask("/v1/completions", BODY)
                 assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
@@ -399,7 +405,7 @@ def test_what_is_too_much_is_refused_at_once_and_what_was_accepted_is_served(run
                     answer += piece
                 assert answer.count(b"HTTP/1.1 429") == 2
             assert live.ask("/tokenize", {"prompt": "dogs"}).status_code == 200
-            assert live.service.waiting == 4
+            assert live.service.num_waiting == 4
         for seed, sock in enumerate(accepted):
             _, _, body = sock.recv(65536).partition(b"\r\n\r\n")
             body = body or sock.recv(65536)
@@ -411,23 +417,23 @@ def test_what_is_too_much_is_refused_at_once_and_what_was_accepted_is_served(run
 
 @pytest.mark.acceptance("E10")
 def test_texts_of_one_request_count_each_and_those_who_left_count_nothing(runs, serving, slowly):
-    with serving(runs["decoder"], rows=8, limits=Limits(waiting=8)) as live, slowly(live) as engine:
+    with serving(runs["decoder"], max_num_seqs=8, limits=Limits(max_queue=8)) as live, slowly(live) as engine:
         running = send(live, BODY | {"prompt": ["dogs"] * 8, "max_tokens": 40})
         live.until(lambda: engine.entered == 1, "all eight are there")
         engine.let()
         engine.still()
-        assert live.service.driver.running == 8 and live.service.waiting == 0
+        assert live.service.engine_thread.num_running == 8 and live.service.num_waiting == 0
         many = BODY | {"prompt": ["dogs"] * 4, "max_tokens": 2}
         accepted = [send(live, many)]
-        live.until(lambda: live.service.waiting == 4, "four wait")
+        live.until(lambda: live.service.num_waiting == 4, "four wait")
         accepted.append(send(live, many))
-        live.until(lambda: live.service.waiting == 8, "eight wait")
+        live.until(lambda: live.service.num_waiting == 8, "eight wait")
         assert b"polyhead_requests_waiting 8.0" in live.ask("/metrics").content
         refused = live.ask("/v1/completions", many)
         assert refused.status_code == 429 and "8 texts wait already" in refused.text
         running.close()
-        live.until(lambda: len(live.service.driver._inbox) == 2 + 8, "the service has noticed")
-        assert live.service.waiting == 8
+        live.until(lambda: len(live.service.engine_thread._inbox) == 2 + 8, "the service has noticed")
+        assert live.service.num_waiting == 8
         engine.let(1000)
         for sock in accepted:
             assert b"200 OK" in sock.recv(65536)
@@ -439,7 +445,7 @@ def test_texts_of_one_request_count_each_and_those_who_left_count_nothing(runs, 
 def test_a_translation_that_was_let_in_tells_where_it_looked_however_many_wait(runs, serving, slowly):
     body = {"input": "a dog barks .", "max_tokens": 3, "beam_size": 2}
     with (
-        serving(runs["encoder-decoder"], rows=2, limits=Limits(waiting=2)) as live,
+        serving(runs["encoder-decoder"], max_num_seqs=2, limits=Limits(max_queue=2)) as live,
         slowly(live) as engine,
     ):
         first = send(live, body | {"return_attention": True}, "/v1/translations")
@@ -447,7 +453,7 @@ def test_a_translation_that_was_let_in_tells_where_it_looked_however_many_wait(r
         engine.let()
         engine.still()
         others = [send(live, body, "/v1/translations") for _ in range(2)]
-        live.until(lambda: live.service.waiting == 2, "two wait")
+        live.until(lambda: live.service.num_waiting == 2, "two wait")
         engine.let(2)
         engine.still()
         time.sleep(0.2)  # it is made, and two wait still
@@ -462,9 +468,9 @@ def test_a_translation_that_was_let_in_tells_where_it_looked_however_many_wait(r
 
 @pytest.mark.acceptance("E4")
 def test_readiness_tells_of_a_thread_that_hangs_and_of_one_that_died(runs, serving, slowly):
-    with serving(runs["decoder"], limits=Limits(stall=0.6)) as live:
+    with serving(runs["decoder"], limits=Limits(engine_timeout=0.6)) as live:
         assert live.ask("/health").json() == live.ask("/health/ready").json() == {"status": "ready"}
-        live.service.driver.slowest = 0.0
+        live.service.engine_thread.slowest_step = 0.0
         with slowly(live):
             sock = send(live, BODY)
             live.until(lambda: live.ask("/health/ready").status_code == 503, "a step hangs")
@@ -479,8 +485,8 @@ def test_readiness_tells_of_a_thread_that_hangs_and_of_one_that_died(runs, servi
 
         waits = send(live, BODY | {"max_tokens": 1})
         assert b"200 OK" in waits.recv(65536)
-        live.service.driver._post(dies)
-        live.service.driver.join(10)
+        live.service.engine_thread._post_command(dies)
+        live.service.engine_thread.join(10)
         answer = live.ask("/health/ready")
         assert answer.status_code == 503 and "has ended" in answer.json()["error"]["message"]
         assert live.ask("/v1/completions", BODY).status_code == 503
@@ -494,9 +500,9 @@ def test_when_the_thread_dies_those_who_had_not_begun_are_told_at_once(runs, ser
     with serving(runs["decoder"], limits=Limits(timeout=60)) as live, slowly(live) as engine:
         socks = [send(live, BODY)]
         live.until(lambda: engine.entered == 1, "it runs")
-        live.service.driver._post(dies)
+        live.service.engine_thread._post_command(dies)
         socks.append(send(live, BODY))
-        live.until(lambda: len(live.service.driver._inbox) == 2, "it is in the inbox")
+        live.until(lambda: len(live.service.engine_thread._inbox) == 2, "it is in the inbox")
         engine.let()
         for sock in socks:
             sock.settimeout(20)
@@ -508,7 +514,7 @@ def test_when_the_thread_dies_those_who_had_not_begun_are_told_at_once(runs, ser
 def test_a_step_that_fails_ends_its_requests_and_not_the_service(runs, serving):
     with serving(runs["decoder"]) as live:
         inner = live.service.engine.engine
-        admit, calls = inner._admit, []
+        admit, calls = inner._schedule, []
 
         def broken():
             calls.append(1)
@@ -516,14 +522,14 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_service(runs, serving):
                 raise MemoryError("no room at all")
             admit()
 
-        inner._admit = broken
+        inner._schedule = broken
         assert live.ask("/v1/completions", BODY).status_code == 500
         events = live.ask("/v1/completions", BODY | {"stream": True})
         assert events.status_code == 200
         assert "[DONE]" not in events.text, "a stream that failed does not end as one that is whole"
         *said, failure = [json.loads(line.removeprefix("data: ")) for line in events.text.split("\n\n")[:-1]]
         assert failure["error"]["code"] == "internal_error"
-        del inner._admit
+        del inner._schedule
         whole = live.ask("/v1/completions", BODY)
         assert whole.status_code == 200
         text = "".join(event["choices"][0]["text"] for event in said)
@@ -537,7 +543,7 @@ def test_a_request_that_takes_too_long_ends_with_the_deadline(runs, serving, slo
             assert live.ask("/v1/completions", BODY).json()["error"]["code"] == "deadline"
             engine.let(2)
             live.idle()
-        assert live.service.meters.aborted.labels("deadline")._value.get() == 1
+        assert live.service.metrics.aborted_requests.labels("deadline")._value.get() == 1
 
 
 @pytest.mark.acceptance("C11", "R12")
@@ -548,7 +554,7 @@ def test_in_deterministic_mode_load_changes_no_byte(maker, serving):
         for prompt in ("a dog", "ein hund bellt")
         for t in (0, 1)
     ]
-    with serving(run, deterministic=True, chunk=3) as live:
+    with serving(run, deterministic=True, prefill_chunk=3) as live:
         alone = [live.ask("/v1/completions", body).json()["choices"] for body in asked]
 
         def one(number):
@@ -598,10 +604,10 @@ def test_the_process_listens_on_one_port_and_no_more(speaker):
 
 
 def test_a_quiet_stream_says_that_it_lives(runs, serving, slowly, monkeypatch):
-    monkeypatch.setattr("polyhead.serve.completions.HEARTBEAT", 0.05)
+    monkeypatch.setattr("polyhead.serve.openai.completions.KEEPALIVE_SECONDS", 0.05)
     with serving(runs["decoder"]) as live, slowly(live) as engine:
         sock = send(live, BODY | {"stream": True})
-        live.until(lambda: bool(live.service.driver.talks), "it is there")
+        live.until(lambda: bool(live.service.engine_thread.streams), "it is there")
         answer = b""
         while b": still working\n\n" not in answer:
             answer += sock.recv(65536)

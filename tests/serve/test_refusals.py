@@ -9,17 +9,17 @@ import time
 import psutil
 import pytest
 from tests.serve.conftest import make
-from tokenizers import Tokenizer as Inner
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.errors import UserError, nearest, show
-from polyhead.run import Run
-from polyhead.serve import checks, fields
-from polyhead.serve.keys import Keys, check_host, read_keys
-from polyhead.serve.limits import Limits
-from polyhead.serve.routes import ROUTES
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.together import together
+from polyhead.core.errors import UserError, did_you_mean, format_value
+from polyhead.run.run import Run
+from polyhead.run.run_ensemble import ensemble_runs
+from polyhead.serve.http.auth import ApiKeys, check_host, read_keys
+from polyhead.serve.http.limits import Limits
+from polyhead.serve.http.routes import ROUTES
+from polyhead.serve.openai import request_validation, schema_fields
+from polyhead.tokenizers.tokenizer import Tokenizer
+from tokenizers import Tokenizer as Inner
 
 CANARY = {"prompt": "a dog barks .", "seed": 7, "max_tokens": 12}
 HUGE = {"a": "a" * 10**6, "marks": "a" + "\u0301" * 10**6}
@@ -189,7 +189,7 @@ def test_unknown_fields_are_told_in_a_header_or_refused_if_the_service_is_strict
         answer.headers["x-warnings"]
         == "field 'temperatur' is ignored; did you mean 'temperature'?; field 'user' is ignored"
     )
-    with serving(speaker.run, strict=True) as strict:
+    with serving(speaker.run, strict_fields=True) as strict:
         error = refused(strict.ask("/v1/completions", body))
         assert error["param"] == "temperatur" and "did you mean 'temperature'?" in error["message"]
 
@@ -198,8 +198,14 @@ def test_unknown_fields_are_told_in_a_header_or_refused_if_the_service_is_strict
 def test_of_many_mistakes_in_a_body_few_are_looked_into(speaker, canary, monkeypatch):
     """Counted are the names for which the nearest is sought, and the values that are shown."""
     sought, shown = [], []
-    monkeypatch.setattr(checks, "nearest", lambda name, *known: sought.append(name) or nearest(name, *known))
-    monkeypatch.setattr(fields, "show", lambda value: shown.append(value) or show(value))
+    monkeypatch.setattr(
+        request_validation,
+        "did_you_mean",
+        lambda name, *known: sought.append(name) or did_you_mean(name, *known),
+    )
+    monkeypatch.setattr(
+        schema_fields, "format_value", lambda value: shown.append(value) or format_value(value)
+    )
     answer = speaker.ask(
         "/v1/completions", {"prompt": "a", "max_tokens": 1, **{f"promt{i}": i for i in range(50000)}}
     )
@@ -378,7 +384,7 @@ def test_the_id_of_a_request_is_taken_over_only_if_it_is_a_plain_word(speaker):
 @pytest.mark.acceptance("F7", "F8")
 def test_every_route_wants_a_key_but_the_pulse_and_the_page(runs, serving):
     key, other = "k" * 24, "another-key-of-the-service"
-    with serving(runs["decoder"], keys=Keys([key, other])) as live:
+    with serving(runs["decoder"], keys=ApiKeys([key, other])) as live:
         for route in ROUTES:
             path = route.path.replace("{id}", "tiny")
             for headers in (
@@ -397,17 +403,17 @@ def test_every_route_wants_a_key_but_the_pulse_and_the_page(runs, serving):
                     assert refused(answer, 401)["code"] == "invalid_api_key"
         for known in (key, other):
             assert live.ask("/v1/models", headers={"authorization": f"Bearer {known}"}).status_code == 200
-        assert key not in json.dumps({k: repr(v) for k, v in vars(live.service.keys).items()})
+        assert key not in json.dumps({k: repr(v) for k, v in vars(live.service.api_keys).items()})
 
 
 @pytest.mark.acceptance("F7")
 def test_who_can_be_reached_by_others_must_have_a_key(tmp_path):
     for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8"):
-        check_host(host, Keys())
+        check_host(host, ApiKeys())
     for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):
         with pytest.raises(ValueError, match="can be reached by others"):
-            check_host(host, Keys())
-        check_host(host, Keys(["k" * 24]))
+            check_host(host, ApiKeys())
+        check_host(host, ApiKeys(["k" * 24]))
     file = tmp_path / "keys.txt"
     file.write_text("# of the first team\n" + "a" * 20 + "\n\n")
     environment = {"POLYHEAD_API_KEY": "b" * 20, "PATH": "x"}
@@ -430,9 +436,9 @@ def test_keys_are_compared_in_constant_time():
     import ast
     import inspect
 
-    from polyhead.serve import keys
+    from polyhead.serve.http import auth
 
-    tree = ast.parse(inspect.getsource(keys.Keys))
+    tree = ast.parse(inspect.getsource(auth.ApiKeys))
     assert not [
         node
         for node in ast.walk(tree)
@@ -477,7 +483,7 @@ def test_the_series_of_the_metrics_do_not_grow_with_what_clients_say(speaker):
 @pytest.mark.acceptance("F11")
 def test_no_text_and_no_key_gets_into_the_log(runs, serving, caplog):
     caplog.set_level(0)
-    with serving(runs["decoder"], keys=Keys(["secret-key-of-somebody"])) as live:
+    with serving(runs["decoder"], keys=ApiKeys(["secret-key-of-somebody"])) as live:
         headers = {"authorization": "Bearer secret-key-of-somebody"}
         live.ask("/v1/completions", {"prompt": "secret words", "max_tokens": 2}, headers=headers)
         live.ask("/v1/completions", {"prompt": "secret words " * 60}, headers=headers)
@@ -550,6 +556,6 @@ def test_a_service_that_could_do_nothing_does_not_start(serving):
     runs = [make("encoder", head=False) for _ in range(2)]
     with (
         pytest.raises(UserError, match="vectors are of one run, not of 2"),
-        serving(together(runs)),
+        serving(ensemble_runs(runs)),
     ):
         pass

@@ -11,19 +11,19 @@ from typing import Any
 
 import openai
 import pytest
-import tokenizers
-from tokenizers import AddedToken
 
+import tokenizers
 from polyhead import Choice, ModelConfig, build
-from polyhead.errors import UserError
-from polyhead.generate.chat import conversation
-from polyhead.generate.sampling import Sampling
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.serve.limits import Limits
-from polyhead.text.chat.tools import tools_of
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.chat.tools import build_tool_choice
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.errors import UserError
+from polyhead.generation.chat import parse_conversation
+from polyhead.generation.decoding.sampling import Sampling
+from polyhead.run.run import Run
+from polyhead.serve.http.limits import Limits
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from tokenizers import AddedToken
 
 _shared = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
 PATH = "/v1/chat/completions"
@@ -77,10 +77,12 @@ def says(live: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes the model say a text in its next answer; what is special about calls is said as special tokens."""
 
     def say(text: str) -> None:
-        inner = tokenizers.Tokenizer.from_str(live.run.tokenizer.rules)  # to it special tokens are none
+        inner = tokenizers.Tokenizer.from_str(
+            live.run.tokenizer.tokenizer_json
+        )  # to it special tokens are none
         ids = inner.encode(text, add_special_tokens=False).ids
-        script = iter([*ids, live.service.chat.ends[0]])
-        monkeypatch.setattr(Sampling, "draw", lambda self, logits, *rest: [next(script)] * len(logits))
+        script = iter([*ids, live.service.chat.eos_ids[0]])
+        monkeypatch.setattr(Sampling, "sample", lambda self, logits, *rest: [next(script)] * len(logits))
 
     return say
 
@@ -203,7 +205,7 @@ def test_where_the_model_decides_calls_are_read_and_all_else_stays_text(
         says(text)
         (choice,) = live.ask(PATH, without).json()["choices"]
         assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
-        silent = "<tool_call>" in live.run.tokenizer.specials  # which say nothing
+        silent = "<tool_call>" in live.run.tokenizer.special_tokens  # which say nothing
         seen = re.sub(r"</?tool_call>|\[TOOL_CALLS\] ", "", text) if silent else text
         assert choice["message"]["content"] == seen
 
@@ -228,11 +230,11 @@ def test_openais_client_calls_and_goes_on(live: Any, says: Any) -> None:
         one if isinstance(one, dict) else one.model_dump(include={"role", "content", "tool_calls"})
         for one in talk
     ]
-    prompt = live.service.chat.prompt(conversation(plain), tools_of(TOOLS))
+    prompt = live.service.chat.encode_prompt(parse_conversation(plain), build_tool_choice(TOOLS))
     assert whole.usage.prompt_tokens == len(prompt)
     plain[-1] = plain[-1] | {"content": "snow"}
     special = set(live.run.tokenizer.special_ids)
-    honest = live.service.chat.prompt(conversation(plain), tools_of(TOOLS))
+    honest = live.service.chat.encode_prompt(parse_conversation(plain), build_tool_choice(TOOLS))
     assert [i for i in prompt if i in special] == [i for i in honest if i in special]
     says(written(live, CALL))
     with client.chat.completions.stream(model="tiny", messages=talk, tools=TOOLS) as stream:
@@ -242,25 +244,25 @@ def test_openais_client_calls_and_goes_on(live: Any, says: Any) -> None:
 
 
 def test_the_run_calls_as_its_service_does(live: Any, says: Any) -> None:
-    talker = live.run.talker()
+    talker = live.run.chat_session()
     says(written(live, CALL))
     answer = talker.reply(ASK, tools=TOOLS)
-    assert (answer.role, answer.content, [call.name for call in answer.calls]) == (
+    assert (answer.role, answer.content, [call.name for call in answer.tool_calls]) == (
         "assistant",
         "",
         ["weather"],
     )
     says("snow")
-    done = {"role": "tool", "content": "snow", "tool_call_id": answer.calls[0].id}
+    done = {"role": "tool", "content": "snow", "tool_call_id": answer.tool_calls[0].id}
     assert talker.reply([*ASK, answer, done], tools=TOOLS).content == "snow"
     says(written(live, CALL))
     assert live.run.chat(ASK, tools=TOOLS) == written(live, CALL)
     says(written(live, CALL))
-    assert talker.reply(ASK).calls == ()
+    assert talker.reply(ASK).tool_calls == ()
 
 
 def test_a_run_is_held_to_a_call_as_its_service_is(live: Any) -> None:
-    talker, wishes = live.run.talker(), {"seed": 4, "max_new_tokens": 300}
+    talker, wishes = live.run.chat_session(), {"seed": 4, "max_new_tokens": 300}
     for must in ("required", NOW):
         answer = talker.reply(ASK, tools=TOOLS, tool_choice=must, **wishes)
         body = {"messages": ASK, "tools": TOOLS, "tool_choice": must, "seed": 4, "max_tokens": 300}
@@ -269,7 +271,7 @@ def test_a_run_is_held_to_a_call_as_its_service_is(live: Any) -> None:
             (call["function"]["name"], call["function"]["arguments"])
             for call in message.get("tool_calls", [])
         ]
-        assert [(call.name, call.arguments) for call in answer.calls] == told
+        assert [(call.name, call.arguments) for call in answer.tool_calls] == told
 
 
 def test_a_tool_that_no_answer_can_be_held_to_is_named(live: Any) -> None:
@@ -277,20 +279,20 @@ def test_a_tool_that_no_answer_can_be_held_to_is_named(live: Any) -> None:
     with pytest.raises(
         UserError, match="tools: no answer can be held to what they say: f: failed to compile"
     ):
-        live.run.talker().reply(ASK, tools=tools, tool_choice="required")
+        live.run.chat_session().reply(ASK, tools=tools, tool_choice="required")
 
 
 @pytest.mark.parametrize("way", [{"seed": 4}, {"beam_size": 2}], ids=str)
 def test_a_call_that_must_be_begins_with_its_mark_where_that_is_a_token(
     live: Any, way: dict[str, int]
 ) -> None:
-    talker, tools = live.service.chat, tools_of(TOOLS, NOW, False)
-    asked = talker.read(conversation(ASK), tools, max_new_tokens=60, **way)
-    stream = live.run.engine().begin(asked)
-    stream.texts()
-    mark = talker.calls.mark
-    if mark and mark in live.run.tokenizer.tokens(range(live.run.tokenizer.vocab_size)):
-        assert stream.tokens[0][0] == live.run.tokenizer.id_of(mark)
+    talker, tools = live.service.chat, build_tool_choice(TOOLS, NOW, False)
+    asked = talker.prepare_request(parse_conversation(ASK), tools, max_new_tokens=60, **way)
+    stream = live.run.engine().start_request(asked)
+    stream.collect_texts()
+    mark = talker.tool_syntax.start_marker
+    if mark and mark in live.run.tokenizer.ids_to_tokens(range(live.run.tokenizer.vocab_size)):
+        assert stream.tokens[0][0] == live.run.tokenizer.token_to_id(mark)
 
 
 RESULT = {"role": "tool", "tool_call_id": "call00one", "content": "snow"}

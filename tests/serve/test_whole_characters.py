@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.generation_section import GenerationConfig
-from polyhead.run import Run
-from polyhead.text.learn import train_tokenizer
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 MARK = "\ufffd"
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.loss import Loss
-from polyhead.recipe import Recipe, TrainConfig
-from polyhead.train.ranks import Each
-from polyhead.train.training import Training
+from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.train_state import TrainState
 
 torch.set_num_threads(1)
 
@@ -28,13 +28,13 @@ class Notes:
         self.rows: list[dict[str, float]] = []
         self.said: list[str] = []
 
-    def train(self, row: Any) -> None:
+    def log_train(self, row: Any) -> None:
         self.rows.append({"split": "train", **row})
 
-    def valid(self, row: Any) -> None:
+    def log_valid(self, row: Any) -> None:
         self.rows.append({"split": "valid", **row})
 
-    def say(self, line: str) -> None:
+    def info(self, line: str) -> None:
         self.said.append(line)
 
     def close(self) -> None:
@@ -56,24 +56,24 @@ class Toy:
         self.ledger: list[list[int]] = []
         self.valid = valid
 
-    def plan(self, epoch: int) -> list[np.ndarray]:
+    def epoch_batches(self, epoch: int) -> list[np.ndarray]:
         return np.split(np.random.default_rng(epoch).permutation(14), [4, 6, 9, 11])
 
-    def hardest(self) -> np.ndarray:
+    def largest_batch(self) -> np.ndarray:
         return np.arange(4)
 
-    def batch(self, rows: np.ndarray) -> list[int]:
+    def collate(self, rows: np.ndarray) -> list[int]:
         self.ledger.append(rows.tolist())
         return rows.tolist()
 
-    def count(self, batch: Sequence[int]) -> int:
+    def count_labels(self, batch: Sequence[int]) -> int:
         return len(batch)
 
     def loss(self, model: nn.Module, batch: Sequence[int]) -> Loss:
         total = (model(self.x[batch]) - self.y[batch]).square().sum()
         return Loss(total, total.detach(), len(batch))
 
-    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
         if self.valid:
             return {"loss": self.valid(model)}
         return {"loss": float((model(self.x) - self.y).square().mean())}
@@ -84,11 +84,11 @@ def toy_model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), Dropout(0.25), nn.Tanh(), nn.Linear(8, 1))
 
 
-def toy_training(config: TrainConfig, steps: int | None = None) -> Training:
-    return Training(toy_model(), config, 8, steps or config.steps or 20)
+def toy_training(config: TrainConfig, steps: int | None = None) -> TrainState:
+    return TrainState(toy_model(), config, 8, steps or config.steps or 20)
 
 
-def bits(training: Training) -> dict[str, Tensor]:
+def bits(training: TrainState) -> dict[str, Tensor]:
     """Every tensor of a training, by name."""
     found = {f"model.{name}": p.detach() for name, p in training.model.named_parameters()}
     for i, optimizer in enumerate(training.optimizers):
@@ -97,7 +97,7 @@ def bits(training: Training) -> dict[str, Tensor]:
     return found | ({f"ema.{name}": w for name, w in training.ema.weights.items()} if training.ema else {})
 
 
-def equal(a: Training, b: Training) -> bool:
+def equal(a: TrainState, b: TrainState) -> bool:
     """Bit for bit."""
     ours, theirs = bits(a), bits(b)
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)

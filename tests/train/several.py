@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import cloudpickle
 import torch
 
-from polyhead.errors import UserError
-from polyhead.train.launch import LISTENING, LOST
-from polyhead.train.ranks import Ranks
-from polyhead.train.several import Lost, joined
+from polyhead.core.errors import UserError
+from polyhead.train.distributed.launch import LISTENING_ENV, RANK_LOST
+from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.train.distributed.torch_process_group import PeerLost, init_process_group
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 100.0  # seconds after which a test has failed
@@ -44,7 +44,7 @@ class Wish(NamedTuple):
     """What is to be run in so many processes; it is pickled, functions of tests and all that they know with it."""
 
     world: int
-    work: Callable[[Ranks], Any]
+    work: Callable[[ProcessGroup], Any]
     timeout: float
     machines: int
     enough: int | None
@@ -53,7 +53,7 @@ class Wish(NamedTuple):
 
 def together(
     world: int,
-    work: Callable[[Ranks], Any],
+    work: Callable[[ProcessGroup], Any],
     timeout: float = 20.0,
     machines: int = 1,
     enough: int | None = None,
@@ -132,7 +132,7 @@ def _child(rank: int, wish: Wish, listener: socket.socket, place: Path) -> None:
     faulthandler.dump_traceback_later(LIMIT - SEEN, file=trace)
     here = wish.world // wish.machines
     told = {"RANK": rank, "WORLD_SIZE": wish.world, "LOCAL_RANK": rank % here, "LOCAL_WORLD_SIZE": here,
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1], LISTENING: listener.fileno(),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1], LISTENING_ENV: listener.fileno(),
             "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     os.environ.update({name: str(value) for name, value in told.items()})
     torch.set_num_threads(1)
@@ -140,11 +140,11 @@ def _child(rank: int, wish: Wish, listener: socket.socket, place: Path) -> None:
     try:
         if wish.before is not None:
             wish.before()
-        with joined(wish.timeout) as ranks:
+        with init_process_group(wish.timeout) as ranks:
             said = wish.work(ranks)
         code = 0
-    except Lost as error:
-        code, said = LOST, str(error)
+    except PeerLost as error:
+        code, said = RANK_LOST, str(error)
     except UserError as error:
         code, said = 2, str(error)
     except BaseException as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.recipe import Recipe
+from polyhead.config.recipe import Recipe
 
 TASKS = (
     "translation",

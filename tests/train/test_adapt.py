@@ -9,25 +9,30 @@ from typing import Any
 import pytest
 import torch
 from tests.train.conftest import Notes
-from tests.train.test_start import first as first  # the run that training begins with
-from tests.train.test_start import tuned
+from tests.train.test_init_from import first as first  # the run that training begins with
+from tests.train.test_init_from import tuned
 from torch import Tensor
 
 import polyhead as ph
-from polyhead.analysis.cost.memory import training_memory
-from polyhead.analysis.cost.work import Load
-from polyhead.errors import UserError
+from polyhead.config.config_sections import LoraConfig
+from polyhead.config.recipe import Recipe, TrainConfig, load_recipe
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.cost.memory import estimate_training_memory
+from polyhead.cost.workload import BatchShape
 from polyhead.models import build
-from polyhead.nn.adapter import Adapter, merge
+from polyhead.nn.lora import LoraLinear, merge_lora
 from polyhead.nn.loss import cross_entropy
-from polyhead.nn.weights import weights
-from polyhead.recipe import Recipe, TrainConfig, load_recipe
-from polyhead.registry import Choice
-from polyhead.sections import AdaptSection
-from polyhead.train.learned import adapt, counted, must_learn, prepare
-from polyhead.train.pipeline import run_training
-from polyhead.train.start import begin
-from polyhead.train.training import Training
+from polyhead.nn.state import named_state
+from polyhead.train.init_from import load_init_weights
+from polyhead.train.run_training import run_training
+from polyhead.train.train_state import TrainState
+from polyhead.train.trainable_parameters import (
+    add_lora,
+    check_new_weights,
+    parameter_summary,
+    prepare_trainable,
+)
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -60,7 +65,7 @@ def outputs(model: Any) -> Tensor:
 def teach(model: Any) -> None:
     """Something that an adapter might have learned."""
     for name, p in model.named_parameters():
-        if name.endswith("adapter_b"):
+        if name.endswith("lora_b"):
             torch.nn.init.normal_(p, std=0.3)
 
 
@@ -68,30 +73,30 @@ def teach(model: Any) -> None:
 @pytest.mark.parametrize("parts", [("q_proj", "v_proj"), ("attn", "ffn")])
 def test_it_gives_the_same_at_the_start_and_the_same_when_merged(kind: str, parts: tuple[str, ...]) -> None:
     model = model_of(kind)
-    names, before = list(weights(model)), outputs(model)
-    adapt(model, AdaptSection(rank=2, parts=parts), seed=3)
+    names, before = list(named_state(model)), outputs(model)
+    add_lora(model, LoraConfig(rank=2, parts=parts), seed=3)
     assert torch.equal(outputs(model), before)
-    assert any(isinstance(part, Adapter) for part in model.modules())
+    assert any(isinstance(part, LoraLinear) for part in model.modules())
     teach(model)
     learned = outputs(model)
     assert not torch.allclose(learned, before, atol=1e-3)
-    merge(model)
+    merge_lora(model)
     torch.testing.assert_close(outputs(model), learned, rtol=0, atol=1e-5)
-    assert list(weights(model)) == names
+    assert list(named_state(model)) == names
 
 
 def test_adapters_learn_and_what_a_classifier_has_above_its_encoder() -> None:
     model = model_of("classifier")
-    adapt(model, AdaptSection(rank=2), seed=3)
+    add_lora(model, LoraConfig(rank=2), seed=3)
     learn = {name for name, p in model.named_parameters() if p.requires_grad}
-    above = {name for name in weights(model) if name.startswith(("pooler.", "classifier."))}
+    above = {name for name in named_state(model) if name.startswith(("pooler.", "classifier."))}
     maps = [f"encoder.stack.layers.{i}.attn.{p}_proj" for i in (0, 1) for p in "qv"]
-    assert learn == above | {f"{name}.adapter_{x}" for name in maps for x in "ab"}
+    assert learn == above | {f"{name}.lora_{x}" for name in maps for x in "ab"}
     # 4 maps of rank 2 between 16 and 16; a pooler of 16 x 16 + 16; classes of 2 x 16 + 2
-    assert counted(model).endswith(f" parameters, {4 * 2 * 32 + 272 + 34:,} of them learn")
-    assert counted(model_of("decoder")).endswith("parameters")
+    assert parameter_summary(model).endswith(f" parameters, {4 * 2 * 32 + 272 + 34:,} of them learn")
+    assert parameter_summary(model_of("decoder")).endswith("parameters")
     model = model_of("classifier")
-    adapt(model, AdaptSection(rank=2, parts=["layers.1.ffn"], learn=["classifier"]), seed=3)
+    add_lora(model, LoraConfig(rank=2, parts=["layers.1.ffn"], learn=["classifier"]), seed=3)
     learn = {name for name, p in model.named_parameters() if p.requires_grad}
     assert {name.rpartition(".")[0] for name in learn} == {
         "classifier",
@@ -103,10 +108,8 @@ def test_adapters_learn_and_what_a_classifier_has_above_its_encoder() -> None:
 def test_the_same_seed_draws_the_same_adapters_and_leaves_other_draws_alone() -> None:
     def drawn(seed: int) -> Tensor:
         model = model_of("decoder")
-        adapt(model, AdaptSection(), seed)
-        return torch.cat(
-            [p.detach().flatten() for n, p in model.named_parameters() if n.endswith("adapter_a")]
-        )
+        add_lora(model, LoraConfig(), seed)
+        return torch.cat([p.detach().flatten() for n, p in model.named_parameters() if n.endswith("lora_a")])
 
     torch.manual_seed(9)
     wanted = torch.rand(3)
@@ -115,7 +118,7 @@ def test_the_same_seed_draws_the_same_adapters_and_leaves_other_draws_alone() ->
     torch.manual_seed(9)
     model = model_of("decoder")
     torch.manual_seed(9)
-    adapt(model, AdaptSection(), 3)
+    add_lora(model, LoraConfig(), 3)
     assert torch.equal(torch.rand(3), wanted)
     assert torch.equal(one, drawn(3)) and not torch.equal(one, drawn(4))
 
@@ -132,7 +135,7 @@ def test_the_same_seed_draws_the_same_adapters_and_leaves_other_draws_alone() ->
 )  # fmt: skip
 def test_names_and_numbers_that_are_none_are_refused(section: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        adapt(model_of("classifier"), AdaptSection(**section), seed=3)
+        add_lora(model_of("classifier"), LoraConfig(**section), seed=3)
 
 
 def test_adapters_are_for_weights_that_were_trained(first: Path) -> None:
@@ -157,9 +160,9 @@ def test_new_weights_must_learn() -> None:
         config = model.config
 
     classifier, masked = model_of("classifier"), model_of("encoder")
-    said = begin(classifier, Origin, 1, AdaptSection())  # type: ignore[arg-type]
+    said = load_init_weights(classifier, Origin, 1, LoraConfig())  # type: ignore[arg-type]
     assert said.endswith("; new: classifier, pooler")
-    must_learn(masked, AdaptSection(), [])
+    check_new_weights(masked, LoraConfig(), [])
     detector = build(ph.ModelConfig(**sizes, generator=1), seed=1)
     for model, named, parts in (
         (masked, (), ["transform", "transform_norm"]),
@@ -167,20 +170,20 @@ def test_new_weights_must_learn() -> None:
         (detector, (), ["detector", "detector_transform", "generator"]),
     ):
         with pytest.raises(UserError, match=r"train.adapt: .* is new and would never learn; name it") as told:
-            begin(model, Origin, 1, AdaptSection(learn=named))  # type: ignore[arg-type]
+            load_init_weights(model, Origin, 1, LoraConfig(learn=named))  # type: ignore[arg-type]
         assert str(told.value).endswith(f"train.adapt.learn=[{', '.join(parts)}]")
-        begin(model, Origin, 1, AdaptSection(learn=parts))  # type: ignore[arg-type]
+        load_init_weights(model, Origin, 1, LoraConfig(learn=parts))  # type: ignore[arg-type]
 
 
 def test_the_loss_falls_as_if_all_had_learned() -> None:
     """Other texts than those of the weights: adapters alone learn them, and nothing else moves by a bit."""
     model, config = (
         model_of("decoder"),
-        TrainConfig(steps=150, lr=1e-2, adapt=AdaptSection(rank=4, parts=["attn", "ffn"])),
+        TrainConfig(steps=150, lr=1e-2, adapt=LoraConfig(rank=4, parts=["attn", "ffn"])),
     )
     tokens = torch.randint(11, (6, 9), generator=torch.Generator().manual_seed(4))
-    before = {name: tensor.clone() for name, tensor in weights(model).items()}
-    training = Training(model, config, 16, 150)
+    before = {name: tensor.clone() for name, tensor in named_state(model).items()}
+    training = TrainState(model, config, 16, 150)
 
     def loss() -> Tensor:
         return cross_entropy(model.features(tokens[:, :-1]), model.head, tokens[:, 1:]).total / 48
@@ -195,7 +198,7 @@ def test_the_loss_falls_as_if_all_had_learned() -> None:
         losses.append(float(value.detach()))
     assert losses[-1] < 0.5 * losses[0]
     for name, tensor in before.items():
-        assert torch.equal(tensor, weights(model)[name]), name
+        assert torch.equal(tensor, named_state(model)[name]), name
 
 
 def test_a_run_learns_with_adapters_and_ends_as_a_plain_one(first: Path) -> None:
@@ -212,7 +215,7 @@ def test_a_run_learns_with_adapters_and_ends_as_a_plain_one(first: Path) -> None
     losses = notes.series("loss")
     assert losses[-1] < losses[0]
     assert any("of them learn" in line for line in notes.said)
-    before, after = weights(origin.model), weights(run.model)
+    before, after = named_state(origin.model), named_state(run.model)
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {
@@ -220,13 +223,13 @@ def test_a_run_learns_with_adapters_and_ends_as_a_plain_one(first: Path) -> None
         if any(part in name for part in (".attn.", ".cross.", ".ffn.")) and name.endswith("proj.weight")
     }  # fmt: skip
     again = ph.load(first / "adapted")
-    assert not any(isinstance(part, Adapter) for part in again.model.modules())
-    for name, tensor in weights(again.model).items():
+    assert not any(isinstance(part, LoraLinear) for part in again.model.modules())
+    for name, tensor in named_state(again.model).items():
         assert torch.equal(tensor, after[name])
     (
         first / "adapted/model.safetensors"
     ).unlink()  # as if it had not come to its end: the checkpoint has adapters
-    for name, tensor in weights(ph.load(first / "adapted").model).items():
+    for name, tensor in named_state(ph.load(first / "adapted").model).items():
         torch.testing.assert_close(tensor, after[name], rtol=0, atol=1e-7)
 
 
@@ -243,17 +246,19 @@ def test_it_goes_on_bit_for_bit(first: Path, ema: float | None) -> None:
         load_recipe(first / "cut/recipe.yaml", ["train.steps=14"]), resume=True, report=Notes()
     )
     straight = ph.load(first / "all")
-    for name, tensor in weights(straight.model).items():
-        assert torch.equal(weights(on.model)[name], tensor), name
+    for name, tensor in named_state(straight.model).items():
+        assert torch.equal(named_state(on.model)[name], tensor), name
     for name in ("cut", "all"):
         shutil.rmtree(first / name)
 
 
 def test_a_plan_counts_what_learns() -> None:
     config = ph.ModelConfig(**{**SMALL, "kind": "decoder", "d_model": 32, "vocab_size": 500})
-    train = TrainConfig(steps=1, adapt=AdaptSection(rank=2))
+    train = TrainConfig(steps=1, adapt=LoraConfig(rank=2))
     whole, part = (
-        training_memory(config, Load(2, 8), Choice("adamw"), prepare=lambda model, t=t: prepare(model, t))
+        estimate_training_memory(
+            config, BatchShape(2, 8), Choice("adamw"), prepare=lambda model, t=t: prepare_trainable(model, t)
+        )
         for t in (TrainConfig(steps=1), train)
     )
     learn = 2 * 2 * 2 * (32 + 32)  # 2 layers of 2 maps of rank 2

@@ -12,16 +12,16 @@ import torch
 from tests.train.conftest import Notes, small_recipe, write_corpus
 
 import polyhead as ph
-from polyhead.errors import UserError
+from polyhead.config.config_sections import DistillConfig
+from polyhead.config.recipe import Recipe
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
 from polyhead.models import build
-from polyhead.recipe import Recipe
-from polyhead.registry import Choice
-from polyhead.run import Run
-from polyhead.sections import DistillSection
-from polyhead.train.distill import Distilled, distilled, open_teachers, softened
-from polyhead.train.pipeline import run_training
-from polyhead.train.start import begin
-from polyhead.train.tasks.translation import Translation
+from polyhead.run.run import Run
+from polyhead.train.distill import DistillationTask, kd_loss, load_teachers, make_distillation_task
+from polyhead.train.init_from import load_init_weights
+from polyhead.train.run_training import run_training
+from polyhead.train.tasks.translation import TranslationTask
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -55,8 +55,8 @@ def student(place: Path, out: str, **changes: Any) -> Recipe:
     )  # fmt: skip
 
 
-def taught(task: Any, recipe: Recipe) -> Distilled:
-    return distilled(task, recipe, open_teachers(recipe.distill), task.tokenizer)
+def taught(task: Any, recipe: Recipe) -> DistillationTask:
+    return make_distillation_task(task, recipe, load_teachers(recipe.distill), task.tokenizer)
 
 
 def test_softened_is_the_divergence_at_a_temperature() -> None:
@@ -67,21 +67,21 @@ def test_softened_is_the_divergence_at_a_temperature() -> None:
         a, b = (p[row] / 3).exp(), (q[row] / 3).exp()
         a, b = a / a.sum(), b / b.sum()
         wanted += float((a * (a / b).log()).sum()) * 9
-    assert float(softened(q, p, 3.0)) == pytest.approx(wanted, rel=1e-5)
-    assert float(softened(p, p, 3.0)) == pytest.approx(0, abs=1e-5)
+    assert float(kd_loss(q, p, 3.0)) == pytest.approx(wanted, rel=1e-5)
+    assert float(kd_loss(p, p, 3.0)) == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize("weight", ["logits", "labels", "hidden"])
 def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> None:
     recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
-    task = Translation.open(recipe, teacher.tokenizer, Notes())
-    section = DistillSection(
+    task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
+    section = DistillConfig(
         teacher=[str(place / "teacher")], **({"logits": 0.0, "labels": 0.0, "hidden": 0.0} | {weight: 2.0})
     )
     wrapped = taught(task, recipe.model_copy(update={"distill": section}))
     model = build(teacher.config, seed=5)
-    batch = task.batch(task.plan(0)[0])
-    loss, asked = wrapped.loss(model, wrapped.batch(task.plan(0)[0])), batch.labels >= 0
+    batch = task.collate(task.epoch_batches(0)[0])
+    loss, asked = wrapped.loss(model, wrapped.collate(task.epoch_batches(0)[0])), batch.labels >= 0
     with torch.no_grad():
         f, g = (
             m.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked]
@@ -92,7 +92,7 @@ def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> No
     cosine = (f * g).sum(-1) / f.norm(dim=-1) / g.norm(dim=-1)
     wanted = {
         "labels": nll,
-        "logits": softened(model.head(f), teacher.model.head(g), 2.0),
+        "logits": kd_loss(model.head(f), teacher.model.head(g), 2.0),
         "hidden": len(f) * (1 - cosine).mean(),
     }[weight]
     torch.testing.assert_close(loss.total, 2 * wanted, rtol=1e-4, atol=1e-3)
@@ -104,23 +104,25 @@ def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> No
 def test_models_of_one_tokenizer_may_have_differently_many_rows(place: Path) -> None:
     """What stands for no token of both is left out before the probabilities are taken."""
     recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
-    task = Translation.open(recipe, teacher.tokenizer, Notes())
+    task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
     models = [
         build(teacher.config.model_copy(update={"vocab_size": 280 + more}), seed=more) for more in (8, 3, 5)
     ]
     runs = [Run(model, teacher.tokenizer, teacher.generation) for model in models[1:]]
-    section = DistillSection(teacher=["a", "b"], logits=1.0, labels=0.0, hidden=0.0, temperature=2.0)
-    wrapped = distilled(task, recipe.model_copy(update={"distill": section}), runs, teacher.tokenizer)
-    batch = task.batch(task.plan(0)[0])
+    section = DistillConfig(teacher=["a", "b"], logits=1.0, labels=0.0, hidden=0.0, temperature=2.0)
+    wrapped = make_distillation_task(
+        task, recipe.model_copy(update={"distill": section}), runs, teacher.tokenizer
+    )
+    batch = task.collate(task.epoch_batches(0)[0])
     asked = batch.labels >= 0
     with torch.no_grad():
-        found = wrapped.loss(models[0], wrapped.batch(task.plan(0)[0])).total
+        found = wrapped.loss(models[0], wrapped.collate(task.epoch_batches(0)[0])).total
         own, *theirs = (
             m.head(m.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked])[:, :283]
             for m in models
         )
     mean = torch.stack([x.softmax(-1) for x in theirs]).mean(0).log()
-    torch.testing.assert_close(found, softened(own, mean, 2.0), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(found, kd_loss(own, mean, 2.0), rtol=1e-4, atol=1e-3)
 
 
 def test_a_student_follows_its_teacher_and_the_card_says_how_far(place: Path) -> None:
@@ -131,17 +133,20 @@ def test_a_student_follows_its_teacher_and_the_card_says_how_far(place: Path) ->
     assert f"{sizes[0]:,}, the teacher's {sizes[1]:,}: {1 - sizes[0] / sizes[1]:.0%} smaller" in card
     assert "times the teacher's on the validation text" in card
     assert "valid loss beside the teacher's" in card
-    task = Translation.open(student(place, "unused"), teacher.tokenizer, Notes())
-    batch = task.batch(task.plan(0)[0])
+    task = TranslationTask.open(student(place, "unused"), teacher.tokenizer, Notes())
+    batch = task.collate(task.epoch_batches(0)[0])
     begun = build(run.config, seed=1)
-    begin(begun, teacher, 2)
+    load_init_weights(begun, teacher, 2)
     with torch.no_grad():
         wanted, before, after = (
-            task.scores(model.eval(), batch) for model in (teacher.model, begun, run.model)
+            task.compute_logits(model.eval(), batch) for model in (teacher.model, begun, run.model)
         )
-    far, near = (float(softened(said.logits, wanted.logits, 1.0)) for said in (before, after))
+    far, near = (float(kd_loss(said.logits, wanted.logits, 1.0)) for said in (before, after))
     assert near < far / 4
-    cosines = [torch.cosine_similarity(said.hidden, wanted.hidden, dim=-1).mean() for said in (before, after)]
+    cosines = [
+        torch.cosine_similarity(said.hidden_states, wanted.hidden_states, dim=-1).mean()
+        for said in (before, after)
+    ]
     assert cosines[1] > cosines[0] + 0.2
 
 
@@ -160,11 +165,11 @@ def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
         [ph.load(name) for name in names],
     )
     assert recipe.distill is not None
-    task = Translation.open(recipe, teachers[0].tokenizer, Notes())
+    task = TranslationTask.open(recipe, teachers[0].tokenizer, Notes())
     only = recipe.distill.model_copy(update={"labels": 0.0, "temperature": 3.0})
     wrapped = taught(task, recipe.model_copy(update={"distill": only}))
     model = build(teachers[0].config, seed=5)
-    batch = task.batch(task.plan(0)[0])
+    batch = task.collate(task.epoch_batches(0)[0])
     asked = batch.labels >= 0
     with torch.no_grad():
         given = (batch.source, batch.target, batch.source_pos, batch.target_pos)
@@ -172,7 +177,7 @@ def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
         wanted = ((p + q) / 2) ** (1 / 3) / (((p + q) / 2) ** (1 / 3)).sum(-1, keepdim=True)
         said = own ** (1 / 3) / (own ** (1 / 3)).sum(-1, keepdim=True)
     divergence = 9 * (wanted * (wanted / said).log()).sum()
-    loss = wrapped.loss(model, wrapped.batch(task.plan(0)[0]))
+    loss = wrapped.loss(model, wrapped.collate(task.epoch_batches(0)[0]))
     assert float(loss.total.detach()) == pytest.approx(float(divergence), rel=1e-4)
     assert float((p - q).abs().max()) > 0.1
 
@@ -199,12 +204,12 @@ def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> 
     """Towards the teacher's probabilities, however wrong they are: those of one that learned nothing."""
     recipe = student(place, "blind", labels=0.0)
     teacher = ph.load(place / "teacher")
-    task = Translation.open(recipe, teacher.tokenizer, Notes())
+    task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
     fool = build(teacher.config, seed=9)
     wrapped = taught(task, recipe)
     wrapped.teachers[0].run.model = fool.eval()
     model = build(teacher.config, seed=10)
-    batch = wrapped.batch(task.plan(0)[0])
+    batch = wrapped.collate(task.epoch_batches(0)[0])
     before = float(wrapped.loss(model, batch).total.detach())
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(40):
@@ -217,12 +222,12 @@ def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_teachers_of_another_kind_are_refused(place: Path, kind: str) -> None:
     recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
-    task = Translation.open(recipe, teacher.tokenizer, Notes())
+    task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
     other = build(teacher.config.model_copy(update={"kind": kind}), seed=1)
-    section = DistillSection(teacher=["teach"])
+    section = DistillConfig(teacher=["teach"])
     said = f"teach is of kind '{kind}', and task 'translation' trains 'encoder-decoder'"
     with pytest.raises(UserError, match=f"^distill.teacher: {said}$"):
-        distilled(
+        make_distillation_task(
             task,
             recipe.model_copy(update={"distill": section}),
             [Run(other, teacher.tokenizer, teacher.generation)],
@@ -253,7 +258,7 @@ def test_teachers_that_say_no_tokens_are_refused(place: Path, changes: dict[str,
     config = teacher.config.model_copy(update={"kind": "encoder", **changes})
     task: Any = Mock(labels=())
     with pytest.raises(UserError, match=f"^distill.teacher: {said}$"):
-        distilled(
+        make_distillation_task(
             task, recipe, [Run(build(config, 1), teacher.tokenizer, teacher.generation)], teacher.tokenizer
         )
 
@@ -276,7 +281,7 @@ def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: 
     ):
         run_training(
             student(place, "no").model_copy(
-                update={"distill": DistillSection(teacher=[str(tmp_path / "other")])}
+                update={"distill": DistillConfig(teacher=[str(tmp_path / "other")])}
             ),
             report=Notes(),
         )
@@ -284,8 +289,6 @@ def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: 
     plain = small_recipe(place, "narrow", model=small, tokenizer={"vocab_size": 280})
     with pytest.raises(UserError, match="student has 16 features, the teacher 32"):
         run_training(
-            plain.model_copy(
-                update={"distill": DistillSection(teacher=[str(place / "teacher")], hidden=1.0)}
-            ),
+            plain.model_copy(update={"distill": DistillConfig(teacher=[str(place / "teacher")], hidden=1.0)}),
             report=Notes(),
         )

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from tests.train.conftest import Notes
-from tests.train.test_classification import learned, place, recipe  # noqa: F401  # fixtures
+from tests.train.tasks.test_classification import learned, place, recipe  # noqa: F401  # fixtures
 
 import polyhead as ph
-from polyhead.errors import UserError
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError
+from polyhead.core.registry import TASK
 from polyhead.models import build
-from polyhead.recipe import Recipe
-from polyhead.registry import TASK
-from polyhead.train.distill import distilled, open_teachers
-from polyhead.train.pipeline import run_training
+from polyhead.train.distill import load_teachers, make_distillation_task
+from polyhead.train.run_training import run_training
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -45,17 +45,17 @@ def test_each_teacher_reads_the_text_in_its_own_tokens(place: Path, teachers: li
     asked = student(place, teachers[1:])
     tokenizer = ph.load(teachers[0]).tokenizer
     task = TASK.get("classification").open(asked, tokenizer, Notes())
-    wrapped = distilled(task, asked, open_teachers(asked.distill), tokenizer)
+    wrapped = make_distillation_task(task, asked, load_teachers(asked.distill), tokenizer)
     assert wrapped.teachers[0].run.tokenizer.sha256 != tokenizer.sha256
     lines = [line.split("\t") for line in (place / "train.tsv").read_text().splitlines()[1:]]
     model = build(asked.model.with_vocabulary(tokenizer.vocab_size, task.labels), seed=5).eval()
-    for rows in wrapped.plan(0)[:3]:
+    for rows in wrapped.epoch_batches(0)[:3]:
         torch.manual_seed(8)
-        batch = wrapped.batch(rows)
+        batch = wrapped.collate(rows)
         torch.manual_seed(8)
-        plain = task.batch(rows)
+        plain = task.collate(rows)
         torch.testing.assert_close(
-            batch.own.given.tokens, plain.given.tokens
+            batch.student.inputs.tokens, plain.inputs.tokens
         )  # the draws are those of the student
         texts, labels = [lines[row][1] for row in rows], [lines[row][0] for row in rows]
         told = ph.load(teachers[1]).classify(texts)
@@ -63,23 +63,25 @@ def test_each_teacher_reads_the_text_in_its_own_tokens(place: Path, teachers: li
             [[one.probabilities[label] for label in task.labels] for one in told], dtype=torch.float64
         )
         with torch.no_grad():
-            q = task.scores(model, plain).logits.double().softmax(-1)
+            q = task.compute_logits(model, plain).logits.double().softmax(-1)
         soft_p, soft_q = ((x ** (1 / 3)) / (x ** (1 / 3)).sum(-1, keepdim=True) for x in (p, q))
         right = q.gather(1, torch.tensor([[task.labels.index(label)] for label in labels]))
         wanted = 9 * (soft_p * (soft_p / soft_q).log()).sum() - 0.25 * right.log().sum()
         loss = wrapped.loss(model, batch)
         assert float(loss.total.detach()) == pytest.approx(float(wanted), rel=1e-4)
         assert float(loss.nll.detach()) == pytest.approx(-float(right.log().sum()), rel=1e-4)
-        assert loss.count == wrapped.count(batch) == len(rows)
+        assert loss.count == wrapped.count_labels(batch) == len(rows)
 
 
 def test_a_teacher_of_the_same_tokens_reads_what_the_student_reads(place: Path, teachers: list[Path]) -> None:  # noqa: F811
     """With what is hidden from it."""
     asked, tokenizer = student(place, teachers), ph.load(teachers[0]).tokenizer
     task = TASK.get("classification").open(asked, tokenizer, Notes())
-    batch = distilled(task, asked, open_teachers(asked.distill), tokenizer).batch(task.plan(0)[0])
-    assert batch.theirs[0] is batch.own
-    hidden = [(one.given.tokens == tokenizer.mask_id).any() for one in batch.theirs]
+    batch = make_distillation_task(task, asked, load_teachers(asked.distill), tokenizer).collate(
+        task.epoch_batches(0)[0]
+    )
+    assert batch.teachers[0] is batch.student
+    hidden = [(one.inputs.tokens == tokenizer.mask_id).any() for one in batch.teachers]
     assert hidden == [True, False]
 
 
@@ -106,10 +108,13 @@ def test_a_teacher_reads_as_far_as_it_can(place: Path, teachers: list[Path]) -> 
     asked = asked.model_copy(update={"data": data, "train": train})
     tokenizer = ph.load(teachers[0]).tokenizer
     task = TASK.get("classification").open(asked, tokenizer, Notes())
-    wrapped = distilled(task, asked, open_teachers(asked.distill), tokenizer)
+    wrapped = make_distillation_task(task, asked, load_teachers(asked.distill), tokenizer)
     ((run, read),) = wrapped.teachers
-    assert max(wrapped.batch(rows).own.given.tokens.size(1) for rows in wrapped.plan(0)) == 6
-    assert max(wrapped.batch(rows).theirs[0].given.tokens.size(1) for rows in wrapped.plan(0)) == 16
+    assert max(wrapped.collate(rows).student.inputs.tokens.size(1) for rows in wrapped.epoch_batches(0)) == 6
+    assert (
+        max(wrapped.collate(rows).teachers[0].inputs.tokens.size(1) for rows in wrapped.epoch_batches(0))
+        == 16
+    )
     own = re.search(r"valid accuracy \| ([\d.]+)", (teachers[1] / "README.md").read_text())
     assert f"{read.evaluate(run.model)['accuracy']:.4f}" == own[1]  # type: ignore[index]
 
@@ -132,9 +137,9 @@ def test_a_teacher_may_number_the_classes_otherwise(place: Path, teachers: list[
     for name in (teachers[1], place / "turned"):
         asked = student(place, [name])
         task = TASK.get("classification").open(asked, tokenizer, Notes())
-        wrapped = distilled(task, asked, open_teachers(asked.distill), tokenizer)
+        wrapped = make_distillation_task(task, asked, load_teachers(asked.distill), tokenizer)
         torch.manual_seed(8)
-        batch = wrapped.batch(wrapped.plan(0)[0])
+        batch = wrapped.collate(wrapped.epoch_batches(0)[0])
         model = build(asked.model.with_vocabulary(tokenizer.vocab_size, task.labels), seed=5).eval()
         ((run, read),) = wrapped.teachers
         found.append((float(wrapped.loss(model, batch).total.detach()), read.evaluate(run.model)["accuracy"]))
@@ -144,4 +149,4 @@ def test_a_teacher_may_number_the_classes_otherwise(place: Path, teachers: list[
     other.save(place / "other")
     asked = student(place, [place / "other"])
     with pytest.raises(UserError, match=r"distill\.teacher: the classes of .*other are x, "):
-        distilled(task, asked, open_teachers(asked.distill), tokenizer)
+        make_distillation_task(task, asked, load_teachers(asked.distill), tokenizer)

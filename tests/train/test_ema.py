@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyhead.train.ema import Ema, mean, put
+from polyhead.train.ema import Ema, average, copy_into
 
 
 def test_the_average_moves_as_computed_by_hand() -> None:
@@ -45,7 +45,7 @@ def test_applied_weights_are_taken_back_also_after_an_error() -> None:
     ema.weights["weight"].fill_(3)
 
     def evaluate() -> None:
-        with ema.applied(model):
+        with ema.apply_to(model):
             assert torch.equal(model.weight, torch.full((2, 2), 3.0))
             raise RuntimeError
 
@@ -60,12 +60,12 @@ def test_the_mean_of_checkpoints_is_summed_in_double_precision() -> None:
         {"w": torch.tensor([1.0, 2.0])},
         {"w": torch.tensor([-1e8, 6.0])},
     ]
-    assert torch.equal(mean(several)["w"], torch.tensor([1 / 3, 3.0]))
-    assert mean([{"w": torch.ones(1, dtype=torch.bfloat16)}])["w"].dtype is torch.bfloat16
+    assert torch.equal(average(several)["w"], torch.tensor([1 / 3, 3.0]))
+    assert average([{"w": torch.ones(1, dtype=torch.bfloat16)}])["w"].dtype is torch.bfloat16
 
 
 def test_put_copies_and_does_not_share() -> None:
     model, weights = nn.Linear(1, 1), {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}
-    put(model, weights)
+    copy_into(model, weights)
     weights["weight"].zero_()
     assert model.weight.item() == 1

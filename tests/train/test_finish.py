@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.train.conftest import Notes, small_recipe
-from tests.train.test_ranks import place, recipe_of
+from tests.train.distributed.test_process_group import place, recipe_of
 
 import polyhead as ph
-from polyhead.errors import UserError
-from polyhead.generation_section import GenerationConfig
-from polyhead.recipe import Recipe
-from polyhead.registry import Choice
-from polyhead.train import checkpoint
-from polyhead.train.pipeline import run_training
-from polyhead.train.tasks.translation import Translation
+from polyhead.checkpoint import checkpoint
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.recipe import Recipe
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.train.run_training import run_training
+from polyhead.train.tasks.translation import TranslationTask
 
 __all__ = ["place"]
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -37,7 +37,7 @@ def refused(recipe: Recipe, message: str, **data: Any) -> None:
     with pytest.raises(UserError, match=message):
         run_training(recipe, report=notes)
     assert notes.rows == []
-    assert not checkpoint.steps(recipe.out / "checkpoints")
+    assert not checkpoint.list_steps(recipe.out / "checkpoints")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_test_text_of_one_token_predicts_nothing(place: Path, tmp_path: Path) 
         ({"ends": ["<nuk>"]}, "generation.ends: no token '<nuk>' in the vocabulary"),
         ({"cache": Choice("state")}, "generation.cache: cache 'state' keeps a state"),
         ({"cache": Choice("h2o", budget=1)}, "generation.cache: cache 'h2o': a budget of 1 tokens"),
-        ({"cache": Choice("paged", block=0)}, "generation.cache: cache 'paged': block is 0"),
+        ({"cache": Choice("paged", block_size=0)}, "generation.cache: cache 'paged': block_size is 0"),
     ],
 )
 def test_settings_that_translations_are_refused_for_are_told_at_the_start(
@@ -123,7 +123,7 @@ def test_what_fails_in_the_final_measures_loses_no_weights(
         raise RuntimeError("out of luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Translation, "facts", facts)
+        patch.setattr(TranslationTask, "collect_facts", facts)
         with pytest.raises(RuntimeError, match="out of luck"):
             run_training(cut, report=Notes())
     weights, wanted = (load_file(recipe.out / "model.safetensors") for recipe in (cut, whole))

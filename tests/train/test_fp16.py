@@ -13,12 +13,12 @@ from tests.train.test_loop import config as usual
 from torch import nn
 
 from polyhead import ModelConfig, build
-from polyhead.errors import UserError
+from polyhead.config.recipe import TrainConfig
+from polyhead.core.errors import UserError
 from polyhead.nn.loss import Loss, cross_entropy
-from polyhead.recipe import TrainConfig
-from polyhead.train.loop import update
+from polyhead.train.loop import train_step
 from polyhead.train.precision import LossScale
-from polyhead.train.training import Training
+from polyhead.train.train_state import TrainState
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -34,7 +34,7 @@ class Words:
         bits = torch.Generator().manual_seed(2)
         self.source, self.target = torch.randint(4, 20, (2, 6, 9), generator=bits)
 
-    def count(self, batch: Any) -> int:
+    def count_labels(self, batch: Any) -> int:
         return self.target.numel()
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
@@ -46,11 +46,11 @@ def gradients(precision: str) -> dict[str, torch.Tensor]:
     model = build(
         ModelConfig(vocab_size=20, d_model=16, n_heads=2, n_layers=2, d_ff=32, max_len=16, dropout=0.0, attention="softmax",
                     feed_forward={"name": "experts", "n_experts": 4, "top_k": 2}), seed=3)  # fmt: skip
-    training = Training(model, config(precision=precision, clip_norm=0), 16, 1)
+    training = TrainState(model, config(precision=precision, clip_norm=0), 16, 1)
     training.optimizers = [Catch(model)]  # type: ignore[list-item]
     training.progress.step = 1
     names = [name for name, _ in model.named_parameters()]
-    assert update(training, Words(), [0], config(precision=precision, clip_norm=0)) == ""  # type: ignore[arg-type]
+    assert train_step(training, Words(), [0], config(precision=precision, clip_norm=0)) == ""  # type: ignore[arg-type]
     return dict(zip(names, training.optimizers[0].seen[0], strict=True))  # type: ignore[attr-defined]
 
 
@@ -74,16 +74,16 @@ class Faint(Toy):
         return Loss(total, total.detach(), len(batch))
 
 
-@pytest.mark.parametrize("first", [1.0, LossScale.FIRST])
+@pytest.mark.parametrize("first", [1.0, LossScale.INIT_SCALE])
 def test_what_would_be_rounded_to_nothing_is_kept(first: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LossScale, "FIRST", first)
+    monkeypatch.setattr(LossScale, "INIT_SCALE", first)
     seen = {}
     for precision in ("fp32", "fp16"):
         model, task = toy_model().eval(), Faint()
-        training = Training(model, config(precision=precision, clip_norm=0), 8, 1)
+        training = TrainState(model, config(precision=precision, clip_norm=0), 8, 1)
         training.optimizers = [Catch(model)]  # type: ignore[list-item]
         training.progress.step = 1
-        update(training, task, [list(range(4))], config(clip_norm=0))
+        train_step(training, task, [list(range(4))], config(clip_norm=0))
         seen[precision] = training.optimizers[0].seen[0][0]  # type: ignore[attr-defined]
     if first == 1.0:
         assert not seen["fp16"].any() and seen["fp32"].any()
@@ -96,13 +96,13 @@ def test_the_scale_gives_way_and_grows_again() -> None:
     bits = torch.Generator().manual_seed(1)
     events = [True] * 2500 + torch.randint(0, 30, (3000,), generator=bits).bool().tolist() + [False] * 40
     for finite in events:
-        told, before = scale.learn(finite), value
+        told, before = scale.update(finite), value
         good = good + 1 if finite else 0
         if not finite:
             value = max(1.0, value / 2)
         elif good == 2000:
             value, good = value * 2, 0
-        assert (scale.value, scale.good, told) == (value, good, not finite and before > 1.0)
+        assert (scale.value, scale.n_good_steps, told) == (value, good, not finite and before > 1.0)
     assert scale.value == 1.0
 
 
@@ -110,16 +110,16 @@ def test_gradients_that_overflow_are_left_out_until_they_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often: they are no sign of a loss that is lost."""
-    monkeypatch.setattr(LossScale, "FIRST", 2.0**34)
+    monkeypatch.setattr(LossScale, "INIT_SCALE", 2.0**34)
     training, outcome, notes = run(tmp_path, Toy(), config(steps=40))
-    assert training.scale is not None
+    assert training.loss_scale is not None
     told = [line.partition(": ")[2] for line in notes.said]
-    assert len(told) > 12 and (outcome.how, training.progress.skipped) == ("done", len(told))
+    assert len(told) > 12 and (outcome.status, training.progress.skipped) == ("done", len(told))
     assert told == [
         f"gradients overflow in fp16, so the loss is scaled by {2.0 ** (34 - i):g} from now on; skipped"
         for i in range(1, len(told) + 1)
     ]
-    assert training.scale.value == 2.0 ** (34 - len(told))
+    assert training.loss_scale.value == 2.0 ** (34 - len(told))
     assert len(notes.series("loss")) == 40 and notes.series("loss")[-1] > 0
 
 
@@ -133,22 +133,24 @@ def test_a_loss_that_stays_infinite_ends_the_run_in_fp16_too(tmp_path: Path) -> 
 def test_a_run_that_is_stopped_at_any_step_has_its_scale_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LossScale, "FIRST", 2.0**30)
-    monkeypatch.setattr(LossScale, "AFTER", 5)
+    monkeypatch.setattr(LossScale, "INIT_SCALE", 2.0**30)
+    monkeypatch.setattr(LossScale, "GROWTH_INTERVAL", 5)
     settings = config(steps=30, ema=0.8)
     whole, _, _ = run(tmp_path / "whole", Toy(), settings)
-    assert whole.scale is not None and whole.progress.skipped > 10
+    assert whole.loss_scale is not None and whole.progress.skipped > 10
     for k in range(1, 30, 3):
         run(tmp_path / str(k), Toy(), settings, stop_at=k)
         again, _, _ = run(tmp_path / str(k), Toy(), settings, resume=True)
-        assert again.scale is not None
-        assert again.scale.to_json() == whole.scale.to_json()
+        assert again.loss_scale is not None
+        assert again.loss_scale.to_json() == whole.loss_scale.to_json()
         assert equal(again, whole), k
 
 
 def test_a_run_may_go_on_in_another_format(tmp_path: Path) -> None:
     run(tmp_path, Toy(), config(precision="fp32"), stop_at=4)
     training, outcome, _ = run(tmp_path, Toy(), config(), resume=True)
-    assert outcome.how == "done" and training.scale is not None and training.scale.good > 3
+    assert (
+        outcome.status == "done" and training.loss_scale is not None and training.loss_scale.n_good_steps > 3
+    )
     run(tmp_path / "b", Toy(), config(), stop_at=4)
-    assert run(tmp_path / "b", Toy(), config(precision="fp32"), resume=True)[0].scale is None
+    assert run(tmp_path / "b", Toy(), config(precision="fp32"), resume=True)[0].loss_scale is None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from polyhead.alive import start_time
-from polyhead.errors import UserError
+from polyhead.core.errors import UserError
+from polyhead.core.process_liveness import process_start_time
 from polyhead.train import lock
 from polyhead.train.lock import RunLock
 
@@ -33,7 +33,7 @@ def holder(directory: Path) -> subprocess.Popen:
 
 
 def write_lock(directory: Path, **changes) -> None:
-    me = {"pid": os.getpid(), "host": socket.gethostname(), "start": start_time(os.getpid())}
+    me = {"pid": os.getpid(), "host": socket.gethostname(), "start": process_start_time(os.getpid())}
     (directory / "run.lock").write_text(json.dumps(me | changes))
 
 
@@ -71,7 +71,7 @@ def test_a_pid_that_was_given_to_another_process_does_not_hold_the_lock(tmp_path
     write_lock(tmp_path)
     with pytest.raises(UserError, match="in use"), RunLock(tmp_path):
         pass
-    write_lock(tmp_path, start=start_time(os.getpid()) - 1)
+    write_lock(tmp_path, start=process_start_time(os.getpid()) - 1)
     with RunLock(tmp_path):
         pass
 

@@ -17,16 +17,16 @@ from tests.train.conftest import Notes, Toy, bits, equal, toy_training
 from torch import Tensor, nn
 
 from polyhead import ModelConfig, build
-from polyhead.errors import UserError
-from polyhead.nn.head import Head
+from polyhead.checkpoint import checkpoint
+from polyhead.config.recipe import TrainConfig
+from polyhead.core.errors import UserError
+from polyhead.nn.lm_head import Head
 from polyhead.nn.loss import Loss, cross_entropy
 from polyhead.nn.norm import BatchNorm
-from polyhead.nn.weights import weights
-from polyhead.recipe import TrainConfig
-from polyhead.train import checkpoint
-from polyhead.train.loop import MOST_SKIPPED, Outcome, rehearse, seed_of, total_steps, train
-from polyhead.train.ranks import Each
-from polyhead.train.training import Training, final_weights, regular
+from polyhead.nn.state import named_state
+from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.loop import MAX_SKIPPED, Outcome, check_memory, derive_seed, total_steps, train_model
+from polyhead.train.train_state import TrainState, load_final_weights, periodic_checkpoints
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -44,13 +44,13 @@ def run(
     stop_at: int | None = None,
     resume: bool = False,
     steps: int | None = None,
-) -> tuple[Training, Outcome, Notes]:
+) -> tuple[TrainState, Outcome, Notes]:
     """A training of the toy, from the start or from the newest checkpoint, stopped after a step if asked."""
     training, notes = toy_training(settings, steps), Notes()
-    saved = checkpoint.newest(root) if resume else None
+    saved = checkpoint.read_newest_checkpoint(root) if resume else None
     if saved:
         training.restore(saved)
-    outcome = train(training, task, settings, root, notes, lambda: training.progress.step == stop_at)
+    outcome = train_model(training, task, settings, root, notes, lambda: training.progress.step == stop_at)
     return training, outcome, notes
 
 
@@ -80,16 +80,16 @@ class Parts:
         lengths = [1, 2, 3, 3, 5, 8, 8, 9]
         self.rows = [torch.randint(4, 20, (2, n), generator=generator) for n in lengths]
 
-    def plan(self, epoch: int) -> list[list[int]]:
+    def epoch_batches(self, epoch: int) -> list[list[int]]:
         return self.parts
 
-    def hardest(self) -> list[int]:
+    def largest_batch(self) -> list[int]:
         return self.parts[0]
 
-    def batch(self, rows: list[int]) -> list[int]:
+    def collate(self, rows: list[int]) -> list[int]:
         return rows
 
-    def count(self, batch: list[int]) -> int:
+    def count_labels(self, batch: list[int]) -> int:
         return sum(self.rows[i].shape[1] for i in batch)
 
     def loss(self, model: nn.Module, batch: list[int]) -> Loss:
@@ -103,7 +103,7 @@ class Parts:
         labels[labels == -1] = -100
         return cross_entropy(model.features(source, target, pos), model.head, labels, 0.1)
 
-    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
         return {"loss": 0.0}
 
 
@@ -114,10 +114,10 @@ MODEL = build(
 
 def gradients(parts: list[list[int]], root: Path) -> tuple[list[torch.Tensor], dict[str, float]]:
     settings = config(steps=1, accumulate=len(parts), clip_norm=0, eval_every=1)
-    training, notes = Training(MODEL, settings, 8, 1), Notes()
+    training, notes = TrainState(MODEL, settings, 8, 1), Notes()
     catch = Catch(MODEL)
     training.optimizers = [catch]  # type: ignore[list-item]
-    train(training, Parts(parts), settings, root, notes)
+    train_model(training, Parts(parts), settings, root, notes)
     return catch.seen[0], notes.rows[0]
 
 
@@ -144,7 +144,7 @@ def test_long_gradients_are_clipped_and_short_ones_are_not(tmp_path: Path) -> No
         training, notes = toy_training(settings), Notes()
         catch = Catch(training.model)
         training.optimizers = [catch]  # type: ignore[list-item]
-        train(training, Toy(), settings, tmp_path / str(limit), notes)
+        train_model(training, Toy(), settings, tmp_path / str(limit), notes)
         norm = math.sqrt(sum(float(g.square().sum()) for g in catch.seen[0]))
         assert norm == pytest.approx(wanted or notes.rows[0]["grad_norm"], rel=1e-4)
         assert notes.rows[0]["grad_norm"] > 0.05
@@ -153,11 +153,11 @@ def test_long_gradients_are_clipped_and_short_ones_are_not(tmp_path: Path) -> No
 @pytest.mark.acceptance("A5")
 def test_a_batch_without_labels_is_skipped_and_counted(tmp_path: Path) -> None:
     class Empty(Toy):
-        def count(self, batch: Any) -> int:
+        def count_labels(self, batch: Any) -> int:
             return 0 if 3 <= len(self.ledger) - 1 < 20 else len(batch)
 
         def loss(self, model: nn.Module, batch: Any) -> Loss:
-            if self.count(batch):
+            if self.count_labels(batch):
                 return super().loss(model, batch)
             features, weight = torch.randn(len(batch), 2, 4), torch.randn(6, 4, requires_grad=True)
             loss = cross_entropy(features, Head(weight), torch.full((len(batch), 2), -100))
@@ -165,7 +165,7 @@ def test_a_batch_without_labels_is_skipped_and_counted(tmp_path: Path) -> None:
             return loss
 
     training, outcome, notes = run(tmp_path, Empty(), config(steps=25))
-    assert outcome.how == "done"  # even after more of them in a row than the loss may be infinite
+    assert outcome.status == "done"  # even after more of them in a row than the loss may be infinite
     assert training.progress.skipped == 17
     assert training.progress.in_a_row == 0
     assert notes.series("skipped")[-1] == training.progress.skipped
@@ -188,42 +188,42 @@ class Sick(Toy):
 @pytest.mark.acceptance("A7")
 def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(tmp_path: Path) -> None:
     training, outcome, notes = run(tmp_path, Sick({3, 7}), config(save_every=1, keep=50, ema=0.9))
-    assert (outcome.how, training.progress.skipped) == ("done", 2)
+    assert (outcome.status, training.progress.skipped) == ("done", 2)
     assert [line.partition(":")[0] for line in notes.said] == ["step 3", "step 7"]
     # none while it is unknown whether it heals
-    assert checkpoint.steps(tmp_path) == [1, 2, 4, 5, 6, 8, 9, 10, 11, 12]
+    assert checkpoint.list_steps(tmp_path) == [1, 2, 4, 5, 6, 8, 9, 10, 11, 12]
     before, after = (toy_training(config(ema=0.9)) for _ in range(2))
-    before.restore(checkpoint.load(tmp_path / "step-2"))
+    before.restore(checkpoint.read_checkpoint(tmp_path / "step-2"))
     run(tmp_path / "to-3", Sick({3}), config(ema=0.9), stop_at=3)
-    after.restore(checkpoint.load(tmp_path / "to-3" / "step-3"))
+    after.restore(checkpoint.read_checkpoint(tmp_path / "to-3" / "step-3"))
     assert equal(before, after)
 
 
 @pytest.mark.acceptance("A7")
 def test_a_loss_that_stays_infinite_ends_the_run_at_the_last_good_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=rf"not finite for {MOST_SKIPPED} updates in a row, at step 16"
+        UserError, match=rf"not finite for {MAX_SKIPPED} updates in a row, at step 16"
     ) as error:
         run(tmp_path, Sick(set(range(7, 99))), config(steps=50, save_every=2, keep=1))
     # step-6 holds the weights that gave no finite loss ten times: it is gone
     assert f"the last good checkpoint is {tmp_path / 'step-4'}; try a lower train.lr" in str(error.value)
-    assert checkpoint.steps(tmp_path) == [4]
+    assert checkpoint.list_steps(tmp_path) == [4]
 
 
 @pytest.mark.acceptance("A7")
 def test_a_loss_that_was_never_finite_leaves_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="at step 10; there is no good checkpoint"):
         run(tmp_path, Sick(set(range(99))), config(steps=50, save_every=2, eval_every=2))
-    assert checkpoint.steps(tmp_path) == []
+    assert checkpoint.list_steps(tmp_path) == []
 
 
 @pytest.mark.acceptance("A7")
 def test_a_short_run_whose_loss_was_never_finite_is_an_error_too(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not finite for 4 updates in a row, at step 4; there is no good"):
         run(tmp_path, Sick(set(range(99))), config(steps=4, save_every=2, eval_every=2))
-    assert checkpoint.steps(tmp_path) == []
+    assert checkpoint.list_steps(tmp_path) == []
     _, outcome, _ = run(tmp_path / "later", Sick({2, 3, 4}), config(steps=4))
-    assert (outcome.how, outcome.step) == ("done", 4)
+    assert (outcome.status, outcome.step) == ("done", 4)
 
 
 @pytest.mark.acceptance("A7")
@@ -239,15 +239,15 @@ def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path: Path) -> N
     with pytest.raises(
         UserError, match=r"the weights are not finite, at step 5; the last good checkpoint is .*step-4"
     ):
-        train(training, Toy(), settings, tmp_path, Notes())
-    assert checkpoint.steps(tmp_path)[-1] == 4
+        train_model(training, Toy(), settings, tmp_path, Notes())
+    assert checkpoint.list_steps(tmp_path)[-1] == 4
 
 
 def test_each_step_draws_other_dropout_and_each_seed_too() -> None:
     # torch's CPU generator looks at the low 32 bits of a seed alone
     draws = set()
     for seed, step in [(1, 1), (1, 2), (2, 1), (1, 3), (1 + 2**32, 1), (2, 2**31)]:
-        torch.manual_seed(seed_of(seed, step))
+        torch.manual_seed(derive_seed(seed, step))
         draws.add(tuple(torch.rand(4).tolist()))
     assert len(draws) == 6
 
@@ -288,9 +288,9 @@ def test_a_run_that_is_stopped_at_any_step_goes_on_as_if_it_had_not_been(
     for k in range(1, steps + 1):
         first, second = Toy(), Toy()
         _, outcome, early = run(tmp_path / str(k), first, settings, stop_at=k, steps=steps)
-        assert (outcome.how, outcome.step) == ("interrupted", k)
+        assert (outcome.status, outcome.step) == ("interrupted", k)
         training, outcome, late = run(tmp_path / str(k), second, settings, resume=True, steps=steps)
-        assert (outcome.how, outcome.step) == ("done", steps)
+        assert (outcome.status, outcome.step) == ("done", steps)
         assert first.ledger[1:] + second.ledger[1:] == whole_task.ledger[1:]
         assert equal(training, whole), k
         assert training.progress == whole.progress
@@ -325,25 +325,25 @@ def test_patience_and_the_best_survive_a_resume(tmp_path: Path, stop_at: int | N
     if stop_at:
         run(tmp_path, Toy(scripted()), settings, stop_at)
     training, outcome, _ = run(tmp_path, Toy(scripted((stop_at or 0) // 2)), settings, resume=True)
-    assert (outcome.how, outcome.step) == ("stopped early", 16)
+    assert (outcome.status, outcome.step) == ("stopped early", 16)
     progress = training.progress
     assert (progress.best, progress.best_step, progress.stale) == (3.0, 10, 3)
-    assert checkpoint.steps(tmp_path) == [10, 16]
-    assert final_weights(training, settings, tmp_path, unmeasured) == "checkpoint 10"
+    assert checkpoint.list_steps(tmp_path) == [10, 16]
+    assert load_final_weights(training, settings, tmp_path, unmeasured) == "checkpoint 10"
     # the run is over, and saying --resume once more does not train a step more
     again, outcome, notes = run(tmp_path, Toy(), settings, resume=True)
-    assert (outcome.how, outcome.step, notes.rows) == ("stopped early", 16, [])
+    assert (outcome.status, outcome.step, notes.rows) == ("stopped early", 16, [])
     assert again.progress == progress
 
 
 def test_a_measure_that_should_rise_is_best_at_its_top(tmp_path: Path) -> None:
     class Bleu(Toy):
-        def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
+        def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
             return {"loss": 1.0, "bleu": {4: 20.0, 8: 31.0, 12: 30.0}[training.progress.step]}
 
     settings = config(metric="bleu", eval_every=4)
     training, notes = toy_training(settings), Notes()
-    train(training, Bleu(), settings, tmp_path, notes)
+    train_model(training, Bleu(), settings, tmp_path, notes)
     assert (training.progress.best, training.progress.best_step) == (31.0, 8)
     assert notes.series("best", "valid") == [1.0, 1.0, 0.0]
 
@@ -369,7 +369,7 @@ def unmeasured() -> float:
 
 
 def averaged(place: Path, steps: Sequence[int]) -> dict[str, Tensor]:
-    several = [checkpoint.load(place / f"step-{step}").tensors["model"] for step in steps]
+    several = [checkpoint.read_checkpoint(place / f"step-{step}").tensors["model"] for step in steps]
     return {name: torch.stack([one[name].double() for one in several]).mean(0).float() for name in several[0]}
 
 
@@ -378,20 +378,20 @@ def test_the_last_regular_checkpoints_are_averaged_where_the_mean_is_better(tmp_
     falling = iter(range(99, 0, -1))
     settings = config(steps=23, eval_every=2, save_every=5, keep=3, average=3)
     training, _, _ = run(tmp_path, Toy(lambda model: float(next(falling))), settings)
-    assert regular(checkpoint.steps(tmp_path), settings) == [10, 15, 20]
+    assert periodic_checkpoints(checkpoint.list_steps(tmp_path), settings) == [10, 15, 20]
     mean, single = averaged(tmp_path, [10, 15, 20]), averaged(tmp_path, [23])
 
     def distance(wanted: dict[str, Tensor]) -> Callable[[], float]:
         return lambda: sum(float((p.detach() - wanted[name]).abs().sum()) for name, p in training.model.named_parameters())  # fmt: skip
 
-    said = final_weights(training, settings, tmp_path, distance(mean))
+    said = load_final_weights(training, settings, tmp_path, distance(mean))
     far = distance(single)()
     assert said == f"mean of the checkpoints 10, 15, 20 (loss 0.0000; checkpoint 23: {far:.4f})"
     assert far > 0
     for name, p in training.model.named_parameters():
         assert torch.allclose(p, mean[name], rtol=1e-6, atol=1e-9)
 
-    said = final_weights(training, settings, tmp_path, distance(single))
+    said = load_final_weights(training, settings, tmp_path, distance(single))
     assert said == f"checkpoint 23 (loss 0.0000; mean of the checkpoints 10, 15, 20: {far:.4f})"
     assert all(torch.equal(p, single[name]) for name, p in training.model.named_parameters())
 
@@ -421,10 +421,10 @@ def test_the_best_of_single_weights_ema_and_mean_is_kept(
         seen.append({name: p.detach().clone() for name, p in training.model.named_parameters()})
         return next(numbers)
 
-    said = final_weights(training, settings.model_copy(update={"metric": metric}), tmp_path, measure)
+    said = load_final_weights(training, settings.model_copy(update={"metric": metric}), tmp_path, measure)
     assert said.startswith(f"{chosen} ({metric} {values[names.index(chosen)]:.4f}; ")
     assert all(f"{name}: {value:.4f}" in said for name, value in zip(names, values, strict=True) if name != chosen)  # fmt: skip
-    ema = checkpoint.load(tmp_path / "step-8").tensors["ema"]
+    ema = checkpoint.read_checkpoint(tmp_path / "step-8").tensors["ema"]
     wanted = [averaged(tmp_path, [8]), averaged(tmp_path, [12]), ema, averaged(tmp_path, [4, 8, 12])]
     for one, other in zip(seen, wanted, strict=True):
         assert all(torch.allclose(tensor, other[name], rtol=1e-6, atol=1e-9) for name, tensor in one.items())
@@ -435,7 +435,7 @@ def test_the_best_of_single_weights_ema_and_mean_is_kept(
 def test_without_a_finite_evaluation_the_last_weights_are_kept(tmp_path: Path) -> None:
     training, _, _ = run(tmp_path, Toy(lambda model: math.nan), config())
     last = bits(training)
-    assert final_weights(training, config(), tmp_path, unmeasured) == "checkpoint 12"
+    assert load_final_weights(training, config(), tmp_path, unmeasured) == "checkpoint 12"
     assert all(torch.equal(last[name], tensor) for name, tensor in bits(training).items())
 
 
@@ -443,11 +443,11 @@ def test_without_a_finite_evaluation_the_last_weights_are_kept(tmp_path: Path) -
 def test_the_costliest_batch_is_run_before_anything_is_learned(tmp_path: Path) -> None:
     task = Toy()
     run(tmp_path, task, config(steps=1))
-    assert task.ledger[0] == task.hardest().tolist()
+    assert task.ledger[0] == task.largest_batch().tolist()
     with_rehearsal, _, _ = run(tmp_path / "a", Toy(), config())
 
     class Small(Toy):
-        def hardest(self) -> np.ndarray:
+        def largest_batch(self) -> np.ndarray:
             return np.arange(1)
 
     assert equal(with_rehearsal, run(tmp_path / "b", Small(), config())[0])
@@ -496,29 +496,29 @@ def test_speed_counts_the_labels_of_the_time_since_the_last_row(tmp_path: Path) 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run(tmp_path, Toy(), config(steps=1))
-    other = Training(nn.Linear(4, 1), config(), 8, 1)
+    other = TrainState(nn.Linear(4, 1), config(), 8, 1)
     with pytest.raises(
         UserError, match=r"does not fit: 'bias' is missing; 'weight' is missing; '0\.bias' is not wanted"
     ):
-        other.restore(checkpoint.load(tmp_path / "step-1"))
+        other.restore(checkpoint.read_checkpoint(tmp_path / "step-1"))
 
 
-def norming(settings: TrainConfig) -> Training:
+def norming(settings: TrainConfig) -> TrainState:
     """The toy with a batch norm, whose running statistics are kept beside the weights."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), BatchNorm(8), nn.Tanh(), nn.Linear(8, 1))
-    return Training(model, settings, 8, settings.steps or 0)
+    return TrainState(model, settings, 8, settings.steps or 0)
 
 
-def kept(training: Training) -> dict[str, torch.Tensor]:
+def kept(training: TrainState) -> dict[str, torch.Tensor]:
     """Weights and running statistics, as they are now."""
-    return {name: w.detach().clone() for name, w in weights(training.model).items()}
+    return {name: w.detach().clone() for name, w in named_state(training.model).items()}
 
 
 def test_the_rehearsal_leaves_running_statistics_alone() -> None:
     training = norming(config())
     before = kept(training)
-    rehearse(training.model, Toy(), config())
+    check_memory(training.model, Toy(), config())
     assert before.keys() >= {"1.running_mean", "1.running_var"}
     assert all(torch.equal(w, before[name]) for name, w in kept(training).items())
 
@@ -526,25 +526,29 @@ def test_the_rehearsal_leaves_running_statistics_alone() -> None:
 def test_running_statistics_are_saved_resumed_and_averaged_with_the_weights(tmp_path: Path) -> None:
     settings = config(ema=0.9, save_every=4, keep=3, average=3)
     whole = norming(settings)
-    train(whole, Toy(), settings, tmp_path / "whole", Notes())
+    train_model(whole, Toy(), settings, tmp_path / "whole", Notes())
     assert not torch.equal(whole.model[1].running_mean, norming(settings).model[1].running_mean)
     stopped = norming(settings)
-    train(stopped, Toy(), settings, tmp_path / "cut", Notes(), lambda: stopped.progress.step == 5)
+    train_model(stopped, Toy(), settings, tmp_path / "cut", Notes(), lambda: stopped.progress.step == 5)
     resumed = norming(settings)
-    resumed.restore(checkpoint.newest(tmp_path / "cut"))
-    train(resumed, Toy(), settings, tmp_path / "cut", Notes())
+    resumed.restore(checkpoint.read_newest_checkpoint(tmp_path / "cut"))
+    train_model(resumed, Toy(), settings, tmp_path / "cut", Notes())
     assert all(torch.equal(w, kept(whole)[name]) for name, w in kept(resumed).items())
     assert all(torch.equal(w, whole.ema.weights[name]) for name, w in resumed.ema.weights.items())
     assert not torch.equal(whole.ema.weights["1.running_var"], whole.model[1].running_var)
-    saved = [checkpoint.load(tmp_path / f"whole/step-{step}").tensors["model"] for step in (4, 8, 12)]
+    saved = [
+        checkpoint.read_checkpoint(tmp_path / f"whole/step-{step}").tensors["model"] for step in (4, 8, 12)
+    ]
     values = iter([2.0, 3.0, 1.0])  # a checkpoint, its moving average, the mean
-    assert "mean" in final_weights(whole, settings, tmp_path / "whole", lambda: next(values)).split("(")[0]
+    assert (
+        "mean" in load_final_weights(whole, settings, tmp_path / "whole", lambda: next(values)).split("(")[0]
+    )
     wanted = sum(one["1.running_var"].double() for one in saved) / 3
     assert torch.allclose(whole.model[1].running_var.double(), wanted, rtol=1e-6)
 
 
 def test_statistics_that_are_not_finite_are_never_a_checkpoint() -> None:
     training = norming(config())
-    assert training.finite()
+    assert training.is_finite()
     training.model[1].running_var[3] = math.nan
-    assert not training.finite()
+    assert not training.is_finite()

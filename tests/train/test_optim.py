@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.registry import OPTIMIZER, POSITION
+from polyhead.core.registry import OPTIMIZER, POSITION
 from polyhead.train import muon
 from polyhead.train.optim import set_rates
 
@@ -164,7 +164,7 @@ def test_muon_is_the_published_update_in_the_format_the_processor_is_fast_in(
     start, *grads = (torch.randn(shape, generator=generator) for _ in range(5))
     found = {}
     for format in ("fp32", "bf16"):
-        monkeypatch.setattr(muon, "resolve", lambda wanted, device, format=format: format)
+        monkeypatch.setattr(muon, "resolve_precision", lambda wanted, device, format=format: format)
         p, q = nn.Parameter(start.clone()), nn.Parameter(start.clone())
         ours = muon.Muon([p], lr=0.02, momentum=0.9, weight_decay=0.1)
         theirs = torch.optim.Muon(
@@ -186,8 +186,8 @@ def test_muon_is_the_published_update_in_the_format_the_processor_is_fast_in(
 def test_what_muon_goes_by_is_nearly_orthogonal(dtype: torch.dtype) -> None:
     matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float32).to(dtype)
     u, _, v = torch.linalg.svd(matrix.float(), full_matrices=False)
-    found = muon.orthogonal(matrix).float()
+    found = muon.orthogonalize(matrix).float()
     inside = u.T @ found @ v.T  # its own singular vectors, so a diagonal matrix
     assert torch.allclose(inside, torch.diag(inside.diag()), atol=0.02)
     assert inside.diag().min() > 0.65 and inside.diag().max() < 1.25
-    assert not muon.orthogonal(torch.zeros(3, 4)).any()
+    assert not muon.orthogonalize(torch.zeros(3, 4)).any()

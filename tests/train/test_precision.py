@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyhead.fast import processor
-from polyhead.train.precision import autocast, resolve
+from polyhead.kernels import cpu_features
+from polyhead.train.precision import autocast, resolve_precision
 
 CPU = torch.device("cpu")
 
 
 def test_what_is_asked_for_is_used() -> None:
-    assert resolve("fp32", CPU) == "fp32"
-    assert resolve("bf16", CPU) == "bf16"
-    assert resolve("fp16", CPU) == "fp16"
+    assert resolve_precision("fp32", CPU) == "fp32"
+    assert resolve_precision("bf16", CPU) == "bf16"
+    assert resolve_precision("fp16", CPU) == "fp16"
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ def test_what_is_asked_for_is_used() -> None:
 def test_auto_is_bf16_only_where_it_is_fast(
     vendor: str, avx: bool, amx: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "processor", lambda: {"vendor_id": vendor})
+    monkeypatch.setattr(cpu_features, "cpu_info", lambda: {"vendor_id": vendor})
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    assert resolve("auto", CPU) == wanted
+    assert resolve_precision("auto", CPU) == wanted
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_auto_is_what_a_gpu_multiplies(
         torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert resolve("auto", torch.device("cuda", 0)) == wanted
+    assert resolve_precision("auto", torch.device("cuda", 0)) == wanted
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.analysis.test_report import Page
 from tests.train.conftest import Notes
 from tests.train.several import together
 from tests.train.task_runs import TASKS, task_recipe, write_texts
+from tests.viz.test_training_report import Page
 
 import polyhead as ph
-from polyhead.analysis.run_record import read_run
-from polyhead.errors import UserError
+from polyhead.core.errors import UserError
+from polyhead.core.registry import TASK
 from polyhead.models import build
-from polyhead.registry import TASK
-from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train import report
-from polyhead.train.pipeline import run_training
-from polyhead.train.ranks import Ranks
+from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.report import RunReport
+from polyhead.train.run_training import run_training
+from polyhead.viz.run_record import read_run
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -111,7 +111,7 @@ def test_the_logged_nll_is_that_of_an_independent_computation(place: Path) -> No
     tokenizer = Tokenizer.load(recipe.out)
     task = TASK.get("translation").open(recipe, tokenizer, Notes())
     model = build(recipe.model.with_vocabulary(tokenizer.vocab_size, ()), recipe.train.seed)
-    batch = task.batch(task.plan(0)[0])
+    batch = task.collate(task.epoch_batches(0)[0])
     with torch.no_grad():
         logits = model(batch.source, batch.target, batch.source_pos, batch.target_pos).flatten(0, 1)
     labels = batch.labels.flatten()
@@ -127,7 +127,7 @@ def test_the_page_is_written_at_each_evaluation(place: Path) -> None:
     seen: list[tuple[int, str]] = []
 
     class Looking(Notes):
-        def valid(self, row: Any) -> None:
+        def log_valid(self, row: Any) -> None:
             page = Page((place / "each" / "report.html").read_text())
             curves = page.data()[0]
             seen.append((int(row["step"]), page.words()))
@@ -176,7 +176,7 @@ def test_the_loss_by_place_averages_to_the_loss_of_the_rows(place: Path) -> None
     run, _ = run_training(recipe, report=Notes())
     task = TASK.get("chat").open(recipe, run.tokenizer, Notes())
     chosen = torch.linspace(0, len(task.valid) - 1, 8).long().unique().numpy()
-    batch = task.valid.batch(chosen, run.tokenizer.pad_id)
+    batch = task.valid.collate(chosen, run.tokenizer.pad_id)
     with torch.inference_mode():
         logits = run.model(batch.tokens, batch.pos).flatten(0, 1)
     wanted = float(F.cross_entropy(logits, batch.labels.flatten(), ignore_index=-100))
@@ -190,8 +190,8 @@ def test_an_interrupted_training_leaves_its_report_and_goes_on_in_it(place: Path
     recipe = task_recipe(place, "translation", place / "stopped")
 
     class Stopping(Notes):
-        def valid(self, row: Any) -> None:
-            super().valid(row)
+        def log_valid(self, row: Any) -> None:
+            super().log_valid(row)
             import os
             import signal
 
@@ -199,7 +199,7 @@ def test_an_interrupted_training_leaves_its_report_and_goes_on_in_it(place: Path
 
     notes = Stopping()
     _, outcome = run_training(recipe, report=notes)
-    assert outcome.how == "interrupted" and notes.said[-1] == f"report: {recipe.out}/report.html"
+    assert outcome.status == "interrupted" and notes.said[-1] == f"report: {recipe.out}/report.html"
     record = read_run(recipe.out)
     assert record.state == "interrupted" and record.samples.examples
     assert (
@@ -227,7 +227,7 @@ def test_trouble_with_the_report_is_said_once_and_ends_no_training(
     monkeypatch.setattr("polyhead.train.report.take_samples", fail)
     notes = Notes()
     _, outcome = run_training(task_recipe(place, "translation", place / "trouble"), report=notes)
-    assert outcome.how == "done"
+    assert outcome.status == "done"
     assert [line for line in notes.said if "report is not" in line] == [
         "warning: the report is not complete: no such head"
     ]
@@ -246,15 +246,15 @@ def test_a_report_without_its_json_still_shows_the_curves(place: Path) -> None:
 def test_the_first_of_several_processes_alone_writes_it(place: Path) -> None:
     recipe = task_recipe(place, "translation", place / "together")
 
-    def work(ranks: Ranks) -> list[str]:
+    def work(ranks: ProcessGroup) -> list[str]:
         written: list[str] = []
-        write = report.RunReport._write
+        write = report.RunReport._write_page
 
         def remember(self: RunReport, *given: Any) -> None:
             written.append(self.state)
             write(self, *given)
 
-        report.RunReport._write = remember  # type: ignore[method-assign]
+        report.RunReport._write_page = remember  # type: ignore[method-assign]
         run_training(recipe, report=Notes(), ranks=ranks)
         return written
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from tests.train.conftest import Notes, small_recipe, write_corpus
 
-from polyhead.analysis.run_record import read_metrics
-from polyhead.errors import UserError
-from polyhead.recipe import Recipe
-from polyhead.train import checkpoint
+from polyhead.checkpoint import checkpoint
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError
 from polyhead.train.lock import RunLock
-from polyhead.train.pipeline import run_training
+from polyhead.train.run_training import run_training
+from polyhead.viz.run_record import read_metrics
 
 pytestmark = pytest.mark.timeout(600)  # the first test makes the runs that all are compared with
 STEPS = 40
@@ -60,11 +60,11 @@ class Deadly(Notes):
         super().__init__()
         self.step, self.split = step, split
 
-    def train(self, row: Any) -> None:
+    def log_train(self, row: Any) -> None:
         if self.split == "train" and row["step"] == self.step:
             die()
 
-    def valid(self, row: Any) -> None:
+    def log_valid(self, row: Any) -> None:
         if self.split == "valid" and row["step"] == self.step:
             die()
 
@@ -116,7 +116,7 @@ def test_a_run_killed_at_any_step_ends_with_the_same_bits(k: int, place: Path, w
     assert in_child(lambda: run_training(recipe, report=Deadly(k))) == KILLED
     assert (recipe.out / "run.lock").exists()
     there = [step for step in range(1, k) if step % (1 + k % 7) == 0]
-    assert max(checkpoint.steps(recipe.out / "checkpoints"), default=0) >= max(there, default=0)
+    assert max(checkpoint.list_steps(recipe.out / "checkpoints"), default=0) >= max(there, default=0)
     assert in_child(lambda: run_training(recipe, resume=True, report=Notes())) == 0
     assert result(recipe) == whole[precision]
     assert not (recipe.out / "run.lock").exists()
@@ -138,7 +138,7 @@ def test_a_run_killed_while_it_saves_ends_with_the_same_bits(
         return call
 
     points = {
-        "first tensor": (checkpoint.safetensors, "write", 6),
+        "first tensor": (checkpoint.safetensors, "write_safetensors", 6),
         "manifest": (checkpoint, "Manifest", 3),
         "rename": (checkpoint.os, "rename", 30),
         "latest": (checkpoint, "replace_file", 3),
@@ -178,7 +178,7 @@ def test_the_same_seed_gives_the_same_bits(place: Path, whole: dict[str, Any]) -
     assert result(other)["final"] != whole["fp32"]["final"]
     notes = Notes()  # what is finished stays as it is, however often it is resumed
     _, outcome = run_training(again, resume=True, report=notes)
-    assert (outcome.how, outcome.step, notes.rows) == ("done", STEPS, [])
+    assert (outcome.status, outcome.step, notes.rows) == ("done", STEPS, [])
     assert result(again) == whole["fp32"]
 
 
@@ -228,7 +228,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     _, said = process.communicate(timeout=100)
     assert process.returncode == 130, said
     assert "stopping after this step; once more stops at once, without saving" in said
-    (step,) = checkpoint.steps(Path(name) / "checkpoints")
+    (step,) = checkpoint.list_steps(Path(name) / "checkpoints")
     assert 5 <= step < 3000
     how = f"saved at step {step}; go on with: polyhead train {name}/recipe.yaml --resume\n"
     assert said.endswith(f"{how}report: {name}/report.html\n")

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from polyhead.registry import SCHEDULE, Choice
-from polyhead.train.schedule import faint, late
+from polyhead.core.choice import Choice
+from polyhead.core.registry import SCHEDULE
+from polyhead.train.schedule import warn_factor, warn_long_warmup
 
 STEPS = [1, 2, 7, 10, 11, 40, 79, 80, 81, 99, 100]
 
@@ -68,15 +69,15 @@ def test_a_warm_up_of_most_of_a_training_is_told(name: str) -> None:
     for options in ({}, {"warmup": 30}):
         factor = SCHEDULE.build(Choice(name, **options), 64, 10**6)
         peak = max(range(1, 10_000), key=lambda step: (factor(step), -step))
-        told = late(Choice(name, **options), max(1, 2 * peak - 1))
+        told = warn_long_warmup(Choice(name, **options), max(1, 2 * peak - 1))
         if options or SCHEDULE.options(name)["warmup"][1]:
             assert told == f"the warm-up ({peak:,} steps) is more than half of the {2 * peak - 1:,} steps"
-        assert late(Choice(name, **options), 2 * peak) == ""
+        assert warn_long_warmup(Choice(name, **options), 2 * peak) == ""
 
 
 @pytest.mark.parametrize("name", SCHEDULE.names())
 def test_a_rate_that_a_schedule_makes_tiny_is_told(name: str) -> None:
     """The default of train.lr is a peak; the same under Noam's schedule is 7e-7 at best."""
     highest = 0.001 * max(map(SCHEDULE.build(Choice(name), 512, 10**6), range(1, 10_000)))
-    assert bool(faint(Choice(name), 0.001)) == (highest < 1e-5)
-    assert faint(Choice(name), 1.0) == ""
+    assert bool(warn_factor(Choice(name), 0.001)) == (highest < 1e-5)
+    assert warn_factor(Choice(name), 1.0) == ""

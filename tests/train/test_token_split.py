@@ -13,14 +13,14 @@ from tests.train.test_resume import KILLED, Deadly, in_child, result
 
 import polyhead as ph
 from polyhead.cli import main
-from polyhead.data.collate import collate
-from polyhead.nn.loss import IGNORED
-from polyhead.recipe import Recipe
-from polyhead.registry import Choice
-from polyhead.text.learn import train_tokenizer
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.train.pipeline import run_training
-from polyhead.train.tasks.translation import Translation
+from polyhead.config.recipe import Recipe
+from polyhead.core.choice import Choice
+from polyhead.data.batching.collate import collate
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.train.run_training import run_training
+from polyhead.train.tasks.translation import TranslationTask
 
 SPLIT = Choice("translation", token_split=0.5)
 
@@ -44,40 +44,40 @@ def ids(rows: torch.Tensor, *around: int) -> list[list[int]]:
 def test_every_batch_says_the_same_in_other_tokens(place: Path) -> None:
     given = recipe(place, "unused")
     given = given.model_copy(update={"data": given.data.model_copy(update={"max_len": 12})})
-    files = [path.read_text().split("\n")[:-1] for path in given.data.paths("train")]
+    files = [path.read_text().split("\n")[:-1] for path in given.data.split_paths("train")]
     source, target = (train_tokenizer(lines, Choice("bpe"), 320) for lines in files)
-    tokenizer = Tokenizer(source._inner, target=target)  # each side is cut in its own way
-    task = Translation.open(given, tokenizer, Notes())
+    tokenizer = Tokenizer(source._inner, target_tokenizer=target)  # each side is cut in its own way
+    task = TranslationTask.open(given, tokenizer, Notes())
     torch.manual_seed(1)
     longer = total = longest = 0
-    for rows in [rows for epoch in (0, 1) for rows in task.plan(epoch)]:
-        batch = task.batch(rows)
-        lines = task.train.lines[rows] - 1
+    for rows in [rows for epoch in (0, 1) for rows in task.epoch_batches(epoch)]:
+        batch = task.collate(rows)
+        lines = task.train.line_numbers[rows] - 1
         read = ids(batch.source, tokenizer.pad_id, tokenizer.eos_id)
-        said = ids(batch.labels, IGNORED, tokenizer.eos_id)
+        said = ids(batch.labels, IGNORE_INDEX, tokenizer.eos_id)
         assert source.decode(read) == [files[0][line] for line in lines]
         assert target.decode(said) == [files[1][line] for line in lines]
         assert [[tokenizer.bos_id, *row] for row in said] == ids(batch.target, tokenizer.pad_id)
-        assert task.count(batch) == sum(map(len, said)) + len(rows)
+        assert task.count_labels(batch) == sum(map(len, said)) + len(rows)
         longest = max(longest, *map(len, read + said))
-        longer, total = longer + task.count(batch), total + sum(task.train.target_lengths[rows])
+        longer, total = longer + task.count_labels(batch), total + sum(task.train.target_lengths[rows])
     assert longest + 1 == 12  # with its end
     assert 1.1 * total < longer < 1.5 * total
 
 
 def test_it_is_drawn_anew_from_the_seed_and_only_while_it_learns(place: Path) -> None:
     given = recipe(place, "unused")
-    tokenizer = train_tokenizer(Translation.texts(given), Choice("bpe"), 320)
+    tokenizer = train_tokenizer(TranslationTask.iter_texts(given), Choice("bpe"), 320)
     task, plain = (
-        Translation.open(given.model_copy(update={"task": one}), tokenizer, Notes())
+        TranslationTask.open(given.model_copy(update={"task": one}), tokenizer, Notes())
         for one in (SPLIT, Choice("translation", token_split=0.0))
     )
-    rows = task.plan(0)[0]
+    rows = task.epoch_batches(0)[0]
     torch.manual_seed(1)
-    first, second = task.batch(rows), task.batch(rows)
+    first, second = task.collate(rows), task.collate(rows)
     torch.manual_seed(1)
-    assert first.source.tolist() == task.batch(rows).source.tolist() != second.source.tolist()
-    assert plain.batch(rows).labels.tolist() == collate(plain.train, rows, tokenizer).labels.tolist()
+    assert first.source.tolist() == task.collate(rows).source.tolist() != second.source.tolist()
+    assert plain.collate(rows).labels.tolist() == collate(plain.train, rows, tokenizer).labels.tolist()
     model = ph.build(given.model.with_vocabulary(tokenizer.vocab_size), 1).eval()
     assert task.evaluate(model) == plain.evaluate(model)
 

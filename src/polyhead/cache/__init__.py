@@ -1,7 +1,8 @@
-"""What decoding remembers, so that the tokens before are not read again at every step.
+"""Caches of keys, values and states of earlier tokens, so that a decoding step computes only the new tokens.
 
-A step is ``cache.begin(rows, pos)``, then ``model.decode(tokens, pos, cache, memory)``; the cache is passed in and
-hangs on no module. If none is chosen, a model gets the plain one of its kind: ``static`` for keys and values,
-``state`` for states; where some layers keep the one and some the other, what is chosen is for keys and values. Those of
-the encoder's output are computed once and are shared by all beams of a sentence; they are no part of the cache.
+A step is ``cache.prepare_step(rows, pos)``, then ``model.decode(tokens, pos, cache, memory)``; the cache is
+an argument, not an attribute of a module. The default is ``static`` for keys and values and ``state`` for
+recurrent states; in a model with both kinds of layers the chosen cache is for keys and values. Keys and
+values of the encoder output are computed once per sentence and shared by its beams; they are not part of the
+cache.
 """

@@ -1,4 +1,4 @@
-"""Keys and values in pages: what a page table says, done with tensors."""
+"""Paged KV cache: the tensor operations for the block tables of ``BlockManager``."""
 
 from __future__ import annotations
 
@@ -6,38 +6,37 @@ from collections.abc import Sequence
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyhead.cache.base import CacheShape, Memory
-from polyhead.cache.page_size import block_for
-from polyhead.cache.paged_layer import PagedLayer, Step
-from polyhead.cache.pages import NoRoom, PageTable, Span, Usage
-from polyhead.cache.rows import check_fits
-from polyhead.errors import UserError
+from polyhead.cache.block_manager import BlockManager, BlockStats, OutOfBlocks, WriteSpan
+from polyhead.cache.block_size import choose_block_size
+from polyhead.cache.paged_layer import PagedLayer, PagedStepLayout
+from polyhead.cache.row_cache import check_cache_len
+from polyhead.core.array_types import Bools, Ints
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
+from polyhead.nn.cache import CacheMemory, CacheShape
 from polyhead.nn.kv import visible
-from polyhead.registry import CACHE
-
-Ints = npt.NDArray[np.int64]
-Truths = npt.NDArray[np.bool_]
 
 
 @CACHE.register("paged")
 class PagedCache:
-    """Keys and values in pages of a few tokens, which rows share until one of them writes (copy on write).
+    """Store keys and values in pages (blocks) of a few tokens, shared between rows and copied on write.
 
-    Storage is taken a page at a time as rows grow, so short rows do not pay for long ones; beams and parallel samples
-    hold what they have in common once, and reordering them moves numbers of pages, no keys. A packed model reads the pages
-    where they lie; any other has them gathered at every step. Stepping gives what the whole forward gives.
+    Storage grows by pages as rows grow, so short rows do not pay for long ones. Beams and parallel samples
+    store their common tokens once, and reordering them changes block tables, not keys. A packed model attends
+    to the pages in place; any other model gathers them at every step. Decoding step by step gives the results
+    of the full forward pass.
 
     Paper: Kwon et al., 2023, sec. 4
-    When: beams, parallel samples, a service: where memory counts; static is a little faster
+    When: beam search, parallel samples and serving, where memory is the limit; static is a little faster
     Recipe: generation: {cache: paged}
     Options:
-      block: tokens of a page; if not given, the largest of 32, 16, 8, 4, 2 that wastes less than 4 % of the slots
-      expected: tokens expected in a row, for choosing the block; half of the greatest length if not given
-      blocks: pages that may be taken; if not given, as many as all rows at the greatest length need
+      block_size: block size in tokens; default: the largest of 32, 16, 8, 4, 2 that wastes less than 4 % of the
+        slots
+      expected_len: expected tokens per row, for the default block size; default: half of the maximum length
+      max_blocks: maximum number of pages; default: what all rows need at the maximum length
     """
 
     lossless, rewinds = True, True
@@ -48,173 +47,203 @@ class PagedCache:
         n_rows: int,
         max_len: int,
         *,
-        block: int | None = None,
-        expected: int | None = None,
-        blocks: int | None = None,
+        block_size: int | None = None,
+        expected_len: int | None = None,
+        max_blocks: int | None = None,
     ) -> None:
         if any(shape.states):
             raise UserError(
                 "cache 'paged' keeps keys and values in pages; this model keeps a state of constant size, which has no "
                 "tokens to page: use cache 'state'"
             )
-        for name, value in (("block", block), ("expected", expected), ("blocks", blocks)):
+        for name, value in (
+            ("block_size", block_size),
+            ("expected_len", expected_len),
+            ("max_blocks", max_blocks),
+        ):
             if value is not None and value < 1:
                 raise UserError(f"cache 'paged': {name} is {value}, wanted at least 1")
-        self.max_len, self.blocks, self.device = max_len, blocks, shape.device
-        self.block = block or block_for(max(1, max_len // 2) if expected is None else expected)
-        self.table = PageTable(self.block)
-        self._names = count()
-        self.rows = [self._empty() for _ in range(n_rows)]  # the sequence of each row
-        # pages with numbers that are not finite; layers know it and not the cache, lest a cache outlive its use in a circle
-        self._dirty: set[int] = set()
-        self._index: tuple[tuple[object, ...], tuple[Ints, Tensor, Tensor]] | None = None
-        self.layers = [PagedLayer(self.block, shape, self._dirty) for _ in range(shape.n_layers)]
+        self.max_len, self.max_blocks, self.device = max_len, max_blocks, shape.device
+        self.block_size = block_size or choose_block_size(
+            max(1, max_len // 2) if expected_len is None else expected_len
+        )
+        self.block_manager = BlockManager(self.block_size)
+        self._seq_counter = count()
+        self.seq_ids = [self._new_seq() for _ in range(n_rows)]  # the sequence id of each row
+        # pages with non-finite numbers; layers refer to this set and not to the cache, to avoid a reference
+        # cycle
+        self._nonfinite_pages: set[int] = set()
+        self._last_page_index: tuple[tuple[object, ...], tuple[Ints, Tensor, Tensor]] | None = None
+        self.layers = [
+            PagedLayer(self.block_size, shape, self._nonfinite_pages) for _ in range(shape.n_layers)
+        ]
 
     @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
 
-    def memory(self) -> Memory:
-        """A shared token is held once; shared is what sharing saves."""
-        usage, page = self.table.usage(), sum(layer.page_bytes for layer in self.layers)
-        used, shared = usage.tokens * page // self.block, (usage.unshared - usage.used) * page
-        return Memory(self.nbytes, used, self.nbytes, shared)
+    def memory_usage(self) -> CacheMemory:
+        """Bytes of all layers: used counts a shared token once, shared is what sharing saves."""
+        usage, page_bytes = self.block_manager.block_stats(), sum(layer.page_bytes for layer in self.layers)
+        used_bytes, shared_bytes = (
+            usage.n_tokens * page_bytes // self.block_size,
+            (usage.unshared_blocks - usage.used_blocks) * page_bytes,
+        )
+        return CacheMemory(self.nbytes, used_bytes, self.nbytes, shared_bytes)
 
-    def usage(self) -> Usage:
-        """Pages held, shared and wasted, now and at the most."""
-        return self.table.usage()
+    def block_stats(self) -> BlockStats:
+        """Numbers of used, shared and wasted blocks, and the peak."""
+        return self.block_manager.block_stats()
 
-    def limit(self, rows: int) -> int:
-        """Pages that there may be for so many rows."""
-        return rows * -(-self.max_len // self.block) if self.blocks is None else self.blocks
+    def block_limit(self, n_rows: int) -> int:
+        """Maximum number of pages for ``n_rows`` rows."""
+        return n_rows * -(-self.max_len // self.block_size) if self.max_blocks is None else self.max_blocks
 
-    def begin(self, rows: Sequence[int], pos: Tensor) -> None:
+    def prepare_step(self, rows: Sequence[int], pos: Tensor) -> None:
         rows, host = list(rows), pos.cpu().numpy()
         assert len(set(rows)) == len(host), f"{len(host)} rows of positions for rows {rows}"
-        spans = self._spans(rows, host)
-        wanted = self.table.wanted(spans)
-        more = wanted - self.table.available
-        if self.blocks is not None:  # known beginnings stay as long as the pages that were granted allow it
-            more = max(more, min(wanted - self.table.free, self.blocks - self.table.blocks))
-        if more > 0:
-            self._grow(more)
-        granted = self.table.write(spans, wanted)
-        dirty = [page for page in granted.fresh if page in self._dirty or self.device.type != "cpu"]
-        self._dirty -= {*dirty, *(dst for _, dst in granted.copies)}
-        self._dirty |= {dst for src, dst in granted.copies if src in self._dirty}
+        spans = self._write_spans(rows, host)
+        n_needed = self.block_manager.blocks_needed(spans)
+        n_missing = n_needed - self.block_manager.n_available
+        # prefix blocks are evicted only when the page limit is reached
+        if self.max_blocks is not None:
+            n_missing = max(
+                n_missing,
+                min(n_needed - self.block_manager.n_free, self.max_blocks - self.block_manager.n_blocks),
+            )
+        if n_missing > 0:
+            self._grow(n_missing)
+        allocation = self.block_manager.allocate(spans, n_needed)
+        dirty_pages = [
+            page
+            for page in allocation.new_blocks
+            if page in self._nonfinite_pages or self.device.type != "cpu"
+        ]
+        self._nonfinite_pages -= {*dirty_pages, *(dst for _, dst in allocation.copies)}
+        self._nonfinite_pages |= {dst for src, dst in allocation.copies if src in self._nonfinite_pages}
         for layer in self.layers:
-            layer.copy(granted.copies)
-            layer.clear(dirty)
-        step = self._step(rows, pos, host)
+            layer.copy_pages(allocation.copies)
+            layer.clear_pages(dirty_pages)
+        step = self._build_layout(rows, pos, host)
         for layer in self.layers:
             layer.step = step
 
-    @property
-    def grain(self) -> int:
-        return self.block
+    def free_tokens(self, extra_rows: int = 0) -> int:
+        """Free pages in tokens, up to the page limit; free slots of partly filled pages are not counted."""
+        rows = len(self.seq_ids) + extra_rows
+        n_used = self.block_manager.n_blocks - self.block_manager.n_available
+        return (
+            max(0, min(self.block_limit(rows), rows * -(-self.max_len // self.block_size)) - n_used)
+            * self.block_size
+        )
 
-    def room(self, more: int = 0) -> int:
-        """Whole pages that can still be taken, in tokens; what is left of pages begun is not counted."""
-        rows = len(self.rows) + more
-        held = self.table.blocks - self.table.available
-        return max(0, min(self.limit(rows), rows * -(-self.max_len // self.block)) - held) * self.block
-
-    def add(self, n: int) -> None:
-        self.rows += [self._empty() for _ in range(n)]
+    def append_rows(self, n: int) -> None:
+        self.seq_ids += [self._new_seq() for _ in range(n)]
 
     def fork(self, src: int, dst: int) -> None:
         if src != dst:
-            self.table.release(self.rows[dst])
-            self.rows[dst] = self._copy(self.rows[src])
+            self.block_manager.release(self.seq_ids[dst])
+            self.seq_ids[dst] = self._fork_seq(self.seq_ids[src])
 
     def release(self, row: int) -> None:
-        self.table.release(self.rows[row])
-        self.rows[row] = self._empty()
+        self.block_manager.release(self.seq_ids[row])
+        self.seq_ids[row] = self._new_seq()
 
     def select(self, rows: Sequence[int]) -> None:
-        held, taken = self.rows, set[int]()
-        self.rows = []
-        for row in map(int, rows):  # the first to ask for a row goes on with it, the others share its pages
-            self.rows.append(self._copy(held[row]) if row in taken else held[row])
-            taken.add(row)
-        for row, seq in enumerate(held):
-            if row not in taken:
-                self.table.release(seq)
+        old_seq_ids, used_rows = self.seq_ids, set[int]()
+        self.seq_ids = []
+        for row in map(int, rows):  # the first use of a row keeps its sequence, further ones fork it
+            self.seq_ids.append(self._fork_seq(old_seq_ids[row]) if row in used_rows else old_seq_ids[row])
+            used_rows.add(row)
+        for row, seq in enumerate(old_seq_ids):
+            if row not in used_rows:
+                self.block_manager.release(seq)
 
-    def reuse(self, row: int, tokens: Sequence[int]) -> int:
-        """Begin an empty row with pages whose tokens are known to be these; how many need not be fed comes back."""
-        seq = self.rows[row]
-        assert not self.table.lengths[seq], f"row {row} is not empty"
-        self.table.release(seq)
-        return self.table.admit(seq, tokens)
+    def match_prefix(self, row: int, tokens: Sequence[int]) -> int:
+        """Fill an empty row with cached pages of this token prefix; return the number of tokens matched."""
+        seq = self.seq_ids[row]
+        assert not self.block_manager.lengths[seq], f"row {row} is not empty"
+        self.block_manager.release(seq)
+        return self.block_manager.admit(seq, tokens)
 
-    def publish(self, row: int, tokens: Sequence[int]) -> None:
-        """Tell the tokens of a row, after the step that wrote them, for ``reuse`` by others.
+    def insert_prefix(self, row: int, tokens: Sequence[int]) -> None:
+        """Register the tokens of a row for ``match_prefix``, after the step that wrote them.
 
-        Only where keys and values depend on these tokens alone: not in the decoder of an encoder-decoder.
+        Only valid if keys and values depend on these tokens alone: not in the decoder of an encoder-decoder.
         """
-        self.table.publish(self.rows[row], tokens)
+        self.block_manager.insert_prefix(self.seq_ids[row], tokens)
 
-    def _empty(self) -> int:
-        seq = next(self._names)
-        self.table.admit(seq)
+    def _new_seq(self) -> int:
+        seq = next(self._seq_counter)
+        self.block_manager.admit(seq)
         return seq
 
-    def _copy(self, src: int) -> int:
-        seq = next(self._names)
-        self.table.fork(src, seq)
+    def _fork_seq(self, src: int) -> int:
+        seq = next(self._seq_counter)
+        self.block_manager.fork(src, seq)
         return seq
 
-    def _spans(self, rows: list[int], host: Ints) -> list[Span]:
-        """What each row writes; positions follow each other, padding may stand anywhere."""
+    def _write_spans(self, rows: list[int], host_pos: Ints) -> list[WriteSpan]:
+        """Positions that each row writes: they must be consecutive; padding may be anywhere."""
         spans = []
-        for row, at in zip(rows, host.tolist(), strict=True):
-            real = [place for place in at if place >= 0]
-            first, end = (min(real), max(real) + 1) if real else (0, 0)
-            assert end - first == len(real), f"{len(real)} positions from {first} to {end - 1} of row {row}"
-            check_fits(end, self.max_len)
-            spans.append(Span(self.rows[row], first, end))
+        for row, row_pos in zip(rows, host_pos.tolist(), strict=True):
+            token_pos = [p for p in row_pos if p >= 0]
+            start, end = (min(token_pos), max(token_pos) + 1) if token_pos else (0, 0)
+            assert end - start == len(token_pos), (
+                f"{len(token_pos)} positions from {start} to {end - 1} of row {row}"
+            )
+            check_cache_len(end, self.max_len)
+            spans.append(WriteSpan(self.seq_ids[row], start, end))
         return spans
 
-    def _grow(self, more: int) -> None:
-        """So many pages more, or an eighth of what there is: what does not fit the limit is refused."""
-        limit = self.limit(len(self.rows))
-        free = limit - self.table.blocks
-        if more > free:
-            raise NoRoom(
-                f"the step needs {more - free} pages of {self.block} tokens more than the {limit} of this cache: give it more "
+    def _grow(self, n: int) -> None:
+        """Add n pages, or an eighth of the present number if that is more; OutOfBlocks above the limit."""
+        limit = self.block_limit(len(self.seq_ids))
+        n_free = limit - self.block_manager.n_blocks
+        if n > n_free:
+            raise OutOfBlocks(
+                f"the step needs {n - n_free} pages of {self.block_size} tokens more than the {limit} of this cache: give it more "
                 "blocks, or decode fewer rows at once"
             )
-        more = min(max(more, self.table.blocks // 8), free)
-        self.table.grow(more)
+        n = min(max(n, self.block_manager.n_blocks // 8), n_free)
+        self.block_manager.grow(n)
         for layer in self.layers:
-            layer.grow(more)
+            layer.grow(n)
 
-    def _step(self, rows: list[int], pos: Tensor, host: Ints) -> Step:
-        """Slots of the new tokens, pages to read, positions. Page 0 of the storage swallows padding."""
-        table, pages, read = self._pages(rows)
-        empty, K = host < 0, self.layers[0].k.size(1)
-        page, slot = np.divmod(np.where(empty, 0, host), self.block)
-        heads = table[np.arange(len(host))[:, None], page][:, None] * K + np.arange(K)[:, None]
-        write = np.where(empty[:, None], 0, heads * self.block + slot[:, None])
-        lengths = np.array([self.table.lengths[self.rows[row]] for row in rows])[:, None]
-        slots = np.arange(table.shape[1] * self.block)
-        held = self._there(np.where(slots < lengths, slots, -1)[:, None])
-        padding = self._there(empty[:, None, :, None]) if empty.any() else None
-        return Step(self._there(write.ravel()), read, pages, held, visible(pos, held, True), padding)
+    def _build_layout(self, rows: list[int], pos: Tensor, host_pos: Ints) -> PagedStepLayout:
+        """Slots of the new tokens, pages to read, positions. Padding is written to page 0 of the storage."""
+        table, pages, read_pages = self._index_pages(rows)
+        is_padding, K = host_pos < 0, self.layers[0].k.size(1)
+        page, slot = np.divmod(np.where(is_padding, 0, host_pos), self.block_size)
+        heads = table[np.arange(len(host_pos))[:, None], page][:, None] * K + np.arange(K)[:, None]
+        write_slots = np.where(is_padding[:, None], 0, heads * self.block_size + slot[:, None])
+        lengths = np.array([self.block_manager.lengths[self.seq_ids[row]] for row in rows])[:, None]
+        slots = np.arange(table.shape[1] * self.block_size)
+        slot_pos = self._to_device(np.where(slots < lengths, slots, -1)[:, None])
+        padding = self._to_device(is_padding[:, None, :, None]) if is_padding.any() else None
+        return PagedStepLayout(
+            self._to_device(write_slots.ravel()),
+            read_pages,
+            pages,
+            slot_pos,
+            visible(pos, slot_pos, True),
+            padding,
+        )
 
-    def _pages(self, rows: list[int]) -> tuple[Ints, Tensor, Tensor]:
-        """The pages of rows (B, n), and how to read them; the same as in the last step unless a table changed."""
-        key = (self.table.changes, self.table.blocks, *(self.rows[row] for row in rows))
-        if self._index is None or self._index[0] != key:
-            tables = [self.table.tables[self.rows[row]] for row in rows]
+    def _index_pages(self, rows: list[int]) -> tuple[Ints, Tensor, Tensor]:
+        """Block table (B, n) of the rows on host and device, and page indices for the gather.
+
+        The result of the last step is reused unless a block table changed.
+        """
+        key = (self.block_manager.version, self.block_manager.n_blocks, *(self.seq_ids[row] for row in rows))
+        if self._last_page_index is None or self._last_page_index[0] != key:
+            tables = [self.block_manager.block_tables[self.seq_ids[row]] for row in rows]
             n = max(1, *map(len, tables), 1)
             pages = np.array([[page + 1 for page in t] + [0] * (n - len(t)) for t in tables])
             K = self.layers[0].k.size(1)
-            read = (pages[:, None] * K + np.arange(K)[:, None]).ravel()
-            self._index = key, (pages, self._there(pages), self._there(read))
-        return self._index[1]
+            read_pages = (pages[:, None] * K + np.arange(K)[:, None]).ravel()
+            self._last_page_index = key, (pages, self._to_device(pages), self._to_device(read_pages))
+        return self._last_page_index[1]
 
-    def _there(self, x: Ints | Truths) -> Tensor:
-        """On the device."""
+    def _to_device(self, x: Ints | Bools) -> Tensor:
         return torch.from_numpy(x).to(self.device)

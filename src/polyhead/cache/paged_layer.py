@@ -1,4 +1,4 @@
-"""The pages of one layer: keys and values are written into them, and read through the table of a row."""
+"""Paged storage of one layer: keys and values are written to slots and read through block tables."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.cache.base import CacheShape
-from polyhead.cache.stored import Pages, Places, Stored, gathered
-from polyhead.nn.kv import KV, Watcher
+from polyhead.cache.paged_view import PagedKV, PagedView, SlotMapping, gather_pages
+from polyhead.nn.cache import CacheShape
+from polyhead.nn.kv import KV, WeightsHook
 
 
-class Step(NamedTuple):
-    """Where one step writes and what it reads, computed once for all layers."""
+class PagedStepLayout(NamedTuple):
+    """Slots that one step writes and pages that it reads, computed once for all layers."""
 
-    write: Tensor  # (B * K * T,): the slots of the new tokens in all heads; padding goes to page 0
-    read: Tensor  # (B * K * n,): the pages of the rows, head by head
-    pages: Tensor  # (B, n): the pages of the rows
-    pos: Tensor  # (B, 1, S): one object for all layers, so what depends on it can be computed once
-    seen: Tensor  # (B, 1, T, S): which slots each new token may see
-    padding: Tensor | None  # (B, 1, T, 1) True at tokens that are none; None where there are no such
+    write_slots: Tensor  # (B * K * T,): slots of the new tokens in all heads; padding goes to page 0
+    read_pages: Tensor  # (B * K * n,): pages of the rows, head by head
+    pages: Tensor  # (B, n): block table of the rows
+    # (B, 1, S): the same tensor object in all layers, so that values derived from it are computed once
+    pos: Tensor
+    mask: Tensor  # (B, 1, T, S): which slots each new token may attend to
+    padding: Tensor | None  # (B, 1, T, 1) True at padding; None without padding
 
 
 class PagedLayer:
-    """The pages of one layer, (page, K, slot, D), finite from the beginning: a masked slot has weight 0, and 0 times NaN
-    is NaN. Page 0 belongs to nobody.
+    """The pages of one layer, (page, K, slot, D).
+
+    Initialised to 0: a masked slot has weight 0, and 0 times NaN is NaN. Page 0 belongs to no sequence.
     """
 
     state: tuple[Tensor, ...] = ()
 
-    def __init__(self, block: int, shape: CacheShape, dirty: set[int]) -> None:
-        self.k, self.v = shape.storage(1, block)
-        self.dirty = dirty  # pages of the cache that got what is not finite
-        self.step: Step | None = None
-        self.watcher: Watcher | None = None
+    def __init__(self, block_size: int, shape: CacheShape, nonfinite_pages: set[int]) -> None:
+        self.k, self.v = shape.make_storage(1, block_size)
+        self.nonfinite_pages = nonfinite_pages  # pages of the cache with non-finite numbers
+        self.step: PagedStepLayout | None = None
+        self.weights_hook: WeightsHook | None = None
 
     @property
     def nbytes(self) -> int:
@@ -45,58 +47,60 @@ class PagedLayer:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page."""
+        """Bytes of one page in this layer."""
         return self.nbytes // self.k.size(0)
 
     def update(self, kv: KV) -> KV:
-        """(B, K, T, D) in, (B, K, S, D) out: all slots of the rows' pages."""
-        assert self.step is not None, "begin() comes before update()"
+        """Write (B, K, T, D) and return (B, K, S, D): all slots of the rows' pages."""
+        assert self.step is not None, "prepare_step() comes before update()"
         step = self.step
-        new = [part.detach().to(self.k.dtype) for part in (kv.k, kv.v)]
+        new_kv = [part.detach().to(self.k.dtype) for part in (kv.k, kv.v)]
         if step.padding is not None:
-            new = [part.masked_fill(step.padding, 0) for part in new]
-        # another device would have to be waited for; there every page is cleared before it is used again
-        if self.k.device.type == "cpu" and not math.isfinite(new[0].sum() + new[1].sum()):
-            self.soil(step.write)
-        for x, part in zip((self.k, self.v), new, strict=True):
-            x.flatten(0, 2).index_copy_(0, step.write, part.flatten(0, 2))
-        return Stored.of(self._pages(step), step.pos, step.seen)
+            new_kv = [part.masked_fill(step.padding, 0) for part in new_kv]
+        # on other devices this would synchronise; there every page is cleared before it is reused
+        if self.k.device.type == "cpu" and not math.isfinite(new_kv[0].sum() + new_kv[1].sum()):
+            self.mark_nonfinite(step.write_slots)
+        for x, part in zip((self.k, self.v), new_kv, strict=True):
+            x.flatten(0, 2).index_copy_(0, step.write_slots, part.flatten(0, 2))
+        return PagedKV(self._make_view(step), step.pos, step.mask)
 
-    def places(self) -> Places | None:
-        """Where this step's tokens go, for who writes them there himself; None where some are padding."""
-        assert self.step is not None, "begin() comes before places()"
+    def slot_mapping(self) -> SlotMapping | None:
+        """Slots of this step's tokens, for kernels that write keys and values; None if there is padding."""
+        assert self.step is not None, "prepare_step() comes before slot_mapping()"
         step = self.step
         if step.padding is not None:
             return None
-        first = step.write.view(len(step.pages), self.k.size(1), -1)[:, 0].contiguous().flatten()
-        return Places(self._pages(step), first, step.pos, step.seen)
+        first_head_slots = (
+            step.write_slots.view(len(step.pages), self.k.size(1), -1)[:, 0].contiguous().flatten()
+        )
+        return SlotMapping(self._make_view(step), first_head_slots, step.pos, step.mask)
 
-    def _pages(self, step: Step) -> Pages:
-        return Pages(self.k, self.v, step.pages, partial(gathered, step.read, len(step.pages)))
+    def _make_view(self, step: PagedStepLayout) -> PagedView:
+        return PagedView(self.k, self.v, step.pages, partial(gather_pages, step.read_pages, len(step.pages)))
 
-    def soil(self, slots: Tensor) -> None:
-        """Remember that the pages of these slots hold what is not finite: cleared before somebody else gets them."""
-        page = self.k.size(1) * self.k.size(2)
-        self.dirty |= {slot // page - 1 for slot in slots.tolist()} - {-1}
+    def mark_nonfinite(self, slots: Tensor) -> None:
+        """Record that the pages of these slots hold non-finite numbers; they are cleared before reuse."""
+        slots_per_page = self.k.size(1) * self.k.size(2)
+        self.nonfinite_pages |= {slot // slots_per_page - 1 for slot in slots.tolist()} - {-1}
 
-    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
-        """Copy whole pages, (from, to) each."""
+    def copy_pages(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Copy pages; each pair is (source, target)."""
         if pages:
             src, dst = (torch.tensor(side, device=self.k.device) + 1 for side in zip(*pages, strict=True))
             for x in (self.k, self.v):
                 x.index_copy_(0, dst, x.index_select(0, src))
 
-    def clear(self, pages: Sequence[int]) -> None:
-        """Fill pages with 0."""
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        """Set pages to 0."""
         if pages:
             for x in (self.k, self.v):
                 x.index_fill_(0, torch.tensor(pages, device=x.device) + 1, 0)
 
-    @torch.inference_mode(False)  # what is made here is written to later, perhaps outside of that mode
+    @torch.inference_mode(False)  # the new tensors may be written to outside of inference mode
     @torch.no_grad()
-    def grow(self, more: int) -> None:
-        """So many pages more."""
-        self.k, self.v = (torch.cat([x, x.new_zeros(more, *x.shape[1:])]) for x in (self.k, self.v))
+    def grow(self, n: int) -> None:
+        """Append n pages."""
+        self.k, self.v = (torch.cat([x, x.new_zeros(n, *x.shape[1:])]) for x in (self.k, self.v))
 
     def select(self, rows: Tensor) -> None:
         raise AssertionError("rows of a paged cache are reordered in its tables: select on the cache")

@@ -1,4 +1,4 @@
-"""The command line: a verb a file, and torch only for the verb that needs it."""
+"""The command line: one module per verb; torch is imported only by verbs that need it."""
 
 from polyhead.cli.app import main
 

@@ -1,4 +1,4 @@
-"""``polyhead chat``: a conversation with a language model, in a terminal or a pipe."""
+"""``polyhead chat``: converse with a language model, in a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import decoded, harmless, read_lines
+from polyhead.cli.line_io import decode_lines, escape_terminal, read_lines
 from polyhead.cli.options import (
     AS_TRAINED,
     CacheName,
     Device,
     Dtype,
-    Form,
+    EnsembleOption,
     FrequencyPenalty,
+    GrammarOption,
     MinP,
-    NoRepeat,
+    NoRepeatNgramSize,
     PresencePenalty,
     RepetitionPenalty,
     Temperature,
     TopK,
     TopP,
-    With,
-    opened,
-    parts,
-    tell_unguessed,
-    typed,
+    given_options,
+    given_parts,
+    load_run,
+    warn_no_speculation,
 )
-from polyhead.document import parse_part
-from polyhead.errors import UserError, nearest
+from polyhead.config.yaml_io import parse_part
+from polyhead.core.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from polyhead.generate.chat import Chat
-    from polyhead.text.chat.base import Message
+    from polyhead.chat.base import Message
+    from polyhead.generation.chat import ChatSession
 
 COMMANDS = {"/reset": "forgets what was said", "/quit": "ends, as Ctrl-D does"}
 
 
 def run(
-    directory: Annotated[str, typer.Argument(metavar="RUN", help="directory of a run, or of a checkpoint")],
+    directory: Annotated[str, typer.Argument(metavar="RUN", help="path of a run or of a checkpoint")],
     chat: Annotated[
         str | None,
         typer.Option(
-            help="how conversations are written, e.g. chatml; see polyhead parts chat",
+            help="chat format, e.g. chatml; see polyhead parts chat",
             show_default=AS_TRAINED,
         ),
     ] = None,
-    system: Annotated[str, typer.Option(help="what the system says first", show_default="nothing")] = "",
+    system: Annotated[str, typer.Option(help="system message", show_default="none")] = "",
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="longest answer, in tokens", show_default=AS_TRAINED)
+        int | None, typer.Option(help="maximum number of tokens per answer", show_default=AS_TRAINED)
     ] = None,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -63,28 +63,28 @@ def run(
     repetition_penalty: RepetitionPenalty = None,
     frequency_penalty: FrequencyPenalty = None,
     presence_penalty: PresencePenalty = None,
-    seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same answers")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="random seed; the same seed gives the same answers")] = 0,
     stop: Annotated[
-        list[str] | None, typer.Option(help="text that ends an answer; may be given again")
+        list[str] | None, typer.Option(help="stop string that ends an answer; may be repeated")
     ] = None,
-    no_repeat_ngram_size: NoRepeat = None,
-    form: Form = None,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
+    form: GrammarOption = None,
     cache: CacheName = None,
-    others: With = None,
+    others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
-    """Converse with a language model; it answers as it thinks, and knows what was said before.
+    """Chat with a language model: answers are streamed, and earlier turns are part of the prompt.
 
-    Ctrl-C stops an answer, /reset forgets all, /quit or Ctrl-D ends. Of a pipe every line is a message. A conversation that
-    outgrows the model loses its oldest questions.
+    Ctrl-C stops an answer, /reset clears the conversation, /quit or Ctrl-D exits. From a pipe, every line is
+    one message. If a conversation exceeds the maximum length of the model, its oldest questions are dropped.
 
     \b
     polyhead chat runs/assistant
     polyhead chat runs/assistant --system "Answer in one sentence." --temperature 0
     echo "Hello" | polyhead chat runs/assistant
     """
-    wishes = typed(
+    overrides = given_options(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -95,76 +95,79 @@ def run(
         presence_penalty=presence_penalty,
         no_repeat_ngram_size=no_repeat_ngram_size,
     ) | {"stop": stop or []}
-    wishes |= parts(form=form)
-    loaded = opened(directory, others, dtype, device)
-    tell_unguessed(loaded)
-    options: dict[str, Any] = {"rows": 1} | parts(cache=cache)
-    talker = loaded.talker(parse_part(chat) if chat else None, **options)
-    talk = Talk(talker, system, wishes, seed)
+    overrides |= given_parts(form=form)
+    loaded = load_run(directory, others, dtype, device)
+    warn_no_speculation(loaded)
+    options: dict[str, Any] = {"max_num_seqs": 1} | given_parts(cache=cache)
+    session = loaded.chat_session(parse_part(chat) if chat else None, **options)
+    conversation = TerminalChat(session, system, overrides, seed)
     if sys.stdin.isatty():
-        told = "; ".join(f"{command} {what}" for command, what in COMMANDS.items())
-        print(f"{talker.choice.name}: Ctrl-C stops an answer; {told}", file=sys.stderr)
-    for line in messages():
+        commands = "; ".join(f"{command} {description}" for command, description in COMMANDS.items())
+        print(f"{session.choice.name}: Ctrl-C stops an answer; {commands}", file=sys.stderr)
+    for line in read_messages():
         if line in COMMANDS:
             if line == "/quit":
                 return
-            talk.forget()
+            conversation.reset()
         elif line.startswith("/") and " " not in line and sys.stdin.isatty():
-            print(f"no command {line}{nearest(line, COMMANDS)}", file=sys.stderr)
+            print(f"no command {line}{did_you_mean(line, COMMANDS)}", file=sys.stderr)
         elif line:
-            talk.say(line)
+            conversation.send(line)
 
 
-class Talk:
-    """A conversation, and how it goes on."""
+class TerminalChat:
+    """A conversation with its history."""
 
-    def __init__(self, talker: Chat, system: str, wishes: dict[str, Any], seed: int) -> None:
-        self.talker, self.wishes, self.seed = talker, wishes, seed
+    def __init__(self, chat: ChatSession, system: str, options: dict[str, Any], seed: int) -> None:
+        self.chat, self.options, self.seed = chat, options, seed
         self.system, self.turn = system, 0
         self.history: list[Message] = []
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Begin anew."""
-        from polyhead.text.chat.base import Message
+    def reset(self) -> None:
+        """Clear the history."""
+        from polyhead.chat.base import Message
 
         self.history = [Message("system", self.system)] if self.system else []
 
-    def say(self, content: str) -> None:
-        """Ask, show the answer as it comes, and remember both; what cannot be asked is forgotten."""
-        from polyhead.text.chat.base import Message
+    def send(self, content: str) -> None:
+        """Send a message and print the answer as it is generated; both are stored.
+
+        A rejected message is dropped.
+        """
+        from polyhead.chat.base import Message
 
         try:
-            asked = [*self.history, Message("user", content)]
-            kept = self.talker.kept(asked, self.wishes)
-            answer = self.talker.answer(kept, seed=self.seed + self.turn, **self.wishes)
-            said = "".join(shown(answer))
+            messages = [*self.history, Message("user", content)]
+            history = self.chat.history_within(messages, self.options)
+            answer = self.chat.answer(history, seed=self.seed + self.turn, **self.options)
+            text = "".join(print_answer(answer))
         except UserError as error:
             if not sys.stdin.isatty():
                 raise
             print(f"polyhead: {error}", file=sys.stderr)
             return
-        if len(kept) < len(asked):
+        if len(history) < len(messages):
             print(
                 "polyhead: the conversation is too long: its oldest messages are no longer read",
                 file=sys.stderr,
             )
-        self.history = [*kept, Message("assistant", said)]
+        self.history = [*history, Message("assistant", text)]
         self.turn += 1
 
 
-def messages() -> Iterator[str]:
-    """What is said, line by line, until there is no more."""
-    said = decoded(typed_lines(), "what was typed") if sys.stdin.isatty() else read_lines("-")
-    yield from (line.strip() for line in said)
+def read_messages() -> Iterator[str]:
+    """Yield the messages, one per line."""
+    lines = decode_lines(read_typed_lines(), "what was typed") if sys.stdin.isatty() else read_lines("-")
+    yield from (line.strip() for line in lines)
 
 
-def typed_lines() -> Iterator[bytes]:
-    """What a person types, line by line, as the bytes that came."""
+def read_typed_lines() -> Iterator[bytes]:
+    """Yield the lines typed in the terminal, as bytes."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     with suppress(ImportError):
-        import readline  # noqa: F401  # gives input() the keys of a line editor
+        import readline  # noqa: F401  # line editing for input()
     while True:
         try:
             yield input("> ").encode(errors="surrogateescape")
@@ -175,35 +178,35 @@ def typed_lines() -> Iterator[bytes]:
             print()
 
 
-def shown(answer: Iterator[str]) -> Iterator[str]:
-    """The pieces of an answer, each printed as it comes; Ctrl-C ends it between two of them."""
-    with interrupts() as wanted:
-        for piece in answer:
-            print(harmless(piece), end="", flush=True)
-            yield piece
-            if wanted:
+def print_answer(answer: Iterator[str]) -> Iterator[str]:
+    """Print each delta of an answer and yield it; Ctrl-C stops between two of them."""
+    with catch_interrupts() as interrupts:
+        for delta in answer:
+            print(escape_terminal(delta), end="", flush=True)
+            yield delta
+            if interrupts:
                 break
     print()
 
 
 @contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """A list that Ctrl-C adds to, so that no step of a model is cut in the middle; a second one is the usual kind.
+def catch_interrupts() -> Iterator[list[int]]:
+    """Yield a list that Ctrl-C appends to, so that no decoding step is interrupted.
 
-    Where nobody sits at a terminal Ctrl-C is what it always is.
+    A second Ctrl-C raises KeyboardInterrupt as usual. Without a terminal, Ctrl-C is not caught.
     """
-    wanted: list[int] = []
+    interrupts: list[int] = []
     if not sys.stdin.isatty():
-        yield wanted
+        yield interrupts
         return
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if wanted:
+    def on_interrupt(signum: int, frame: FrameType | None) -> None:
+        if interrupts:
             raise KeyboardInterrupt
-        wanted.append(number)
+        interrupts.append(signum)
 
-    before = signal.signal(signal.SIGINT, note)
+    previous = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield wanted
+        yield interrupts
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)

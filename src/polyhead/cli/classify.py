@@ -1,4 +1,4 @@
-"""``polyhead classify``: which class texts belong to."""
+"""``polyhead classify``: predict the class of texts."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.answers import answers, output_place
-from polyhead.cli.lines import Counter, chunk_size, lines_or_text, one_column
-from polyhead.cli.options import Chunk, Device, Dtype, Output, Texts, With, opened
-from polyhead.data.reading import chunks
-from polyhead.errors import UserError
+from polyhead.cli.line_io import LineCounter, choose_read_batch, read_lines_or_text, to_one_column
+from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource, load_run
+from polyhead.cli.output_file import check_output_path, open_output
+from polyhead.core.errors import UserError
+from polyhead.data.readers.reader_common import iter_chunks
 
 if TYPE_CHECKING:
-    from polyhead.analysis.classes import Classified
+    from polyhead.evaluate.classify import ClassPrediction
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
-    source: Texts = "-",
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    source: TextSource = "-",
     all_classes: Annotated[
-        bool, typer.Option("--all", help="the probability of every class, the likeliest first")
+        bool, typer.Option("--all", help="print the probability of every class, the most likely first")
     ] = False,
-    output: Output = None,
-    chunk: Chunk = 512,
-    others: With = None,
+    output: OutputFile = None,
+    chunk: ReadBatch = 512,
+    others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
-    """Say which class each text belongs to, a line for a line: the label, a tab, its probability.
+    """Classify texts, one output line per input line: the label, a tab, its probability.
 
-    A line with a tab is a pair of texts; a blank line has a class too, as the model gives it without a word. Texts longer than the run's max_text_len, or the model's max_len, are cut, and counted on
-    standard error. A reranker has no classes: of a question, a tab and a text it says how well the text answers, one number a line.
+    A line with a tab is a pair of texts. A blank line is classified too, as an empty text. Texts longer than
+    the run's max_text_len, or the model's max_len, are truncated, and their number is printed on standard
+    error. A reranker has no classes: for each line with a question, a tab and a text, it prints one number,
+    the relevance of the text to the question.
 
     \b
     polyhead classify runs/sst2 "a gripping, funny film"
@@ -42,44 +44,50 @@ def run(
     polyhead classify runs/reranker pairs.tsv | paste - pairs.tsv | sort -rn | head
     printf 'A dog barks.\\tAn animal makes a noise.\\n' | polyhead classify runs/pairs --all
     """
-    output_place(output, [source], directory, others)
-    given = lines_or_text(source)
-    classifier = opened(directory, others, dtype, device)
-    classifier.classify([])  # a run that cannot is told before the first line comes
-    learned = classifier.recipe.data.text if classifier.recipe else []
-    counter, cut = Counter(prints=output is None), 0
-    with answers(output, "classes") as add:
-        for lines in chunks(texts(given, len(learned)), chunk_size(source, chunk)):
-            told = classifier.classified(lines)
-            add((shown(found, all_classes) for found in told.found), len(lines))
+    check_output_path(output, [source], directory, others)
+    texts = read_lines_or_text(source)
+    classifier = load_run(directory, others, dtype, device)
+    classifier.classify([])  # fails for an unsuitable model before the first line is read
+    text_columns = classifier.recipe.data.text if classifier.recipe else []
+    counter, num_truncated = LineCounter(prints_to_stdout=output is None), 0
+    with open_output(output, "classes") as add:
+        for lines in iter_chunks(split_columns(texts, len(text_columns)), choose_read_batch(source, chunk)):
+            batch = classifier.predict_classes(lines)
+            add((format_classes(prediction, all_classes) for prediction in batch.predictions), len(lines))
             counter.add(len(lines))
-            cut += told.cut
+            num_truncated += batch.n_truncated
     counter.close()
-    if cut:
-        print(f"polyhead: cut to {told.most} tokens: {cut:,} of {counter.lines:,} texts", file=sys.stderr)
+    if num_truncated:
+        print(
+            f"polyhead: cut to {batch.max_tokens} tokens: {num_truncated:,} of {counter.lines:,} texts",
+            file=sys.stderr,
+        )
 
 
-def shown(found: Classified, all_classes: bool) -> str:
-    """The likeliest class, or all of them, with their probabilities; of a reranker its score."""
-    if len(found.probabilities) == 1:
-        return f"{found.probabilities[found.label]:.6f}"
-    ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
-    kept = ranked if all_classes else ranked[:1]
-    return "\t".join(f"{one_column(label)}\t{probability:.4f}" for label, probability in kept)
+def format_classes(prediction: ClassPrediction, all_classes: bool) -> str:
+    """Format the most likely class, or all classes, with probabilities; for a reranker the score."""
+    if len(prediction.probabilities) == 1:
+        return f"{prediction.probabilities[prediction.label]:.6f}"
+    ranked = sorted(prediction.probabilities.items(), key=lambda pair: -pair[1])
+    selected = ranked if all_classes else ranked[:1]
+    return "\t".join(f"{to_one_column(label)}\t{probability:.4f}" for label, probability in selected)
 
 
-def texts(lines: Iterator[str], learned: int) -> Iterator[Any]:
-    """Lines as texts, or as pairs where there is a tab: as many as the run ``learned`` from, or all as the first (0)."""
-    width = learned
+def split_columns(lines: Iterator[str], num_columns: int) -> Iterator[Any]:
+    """Yield lines as texts, or as pairs if they have a tab.
+
+    Each line must have ``num_columns`` texts, as in training; 0: as many as the first line.
+    """
+    width = num_columns
     for number, line in enumerate(lines, 1):
         columns = line.split("\t")
         width = width or len(columns)
         if not line and width == 2:
-            columns = ["", ""]  # of no words, as a blank line is where texts are single
+            columns = ["", ""]  # two empty texts; a blank line is one for single texts
         if len(columns) != width or width > 2:
-            wanted = "one text or two" if number == 1 else f"{width} as before"
-            wanted = f"{learned}, as the run learned from" if learned else wanted
+            expected = "one text or two" if number == 1 else f"{width} as before"
+            expected = f"{num_columns}, as the run learned from" if num_columns else expected
             raise UserError(
-                f"line {number}: {len(columns)} text{'s, separated by tabs' * (len(columns) > 1)}; wanted {wanted}"
+                f"line {number}: {len(columns)} text{'s, separated by tabs' * (len(columns) > 1)}; wanted {expected}"
             )
         yield line if width == 1 else tuple(columns)

@@ -1,4 +1,4 @@
-"""``polyhead compare``: designs side by side on one's own text."""
+"""``polyhead compare``: compare designs on your own text."""
 
 from __future__ import annotations
 
@@ -9,61 +9,70 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.guard import FAILED, INTERRUPTED
-from polyhead.compare.axes import read_axis, read_design
+from polyhead.cli.error_handler import EXIT_FAILED, EXIT_INTERRUPTED
 from polyhead.compare.budget import read_budget
 from polyhead.compare.plan import make_plan
-from polyhead.errors import UserError
+from polyhead.compare.sweep import read_axis, read_design
+from polyhead.core.errors import UserError
 
 
 def run(
     recipe: Annotated[
-        Path | None, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file: the base design")
+        Path | None, typer.Argument(metavar="RECIPE", help="path of a recipe (YAML): the base design")
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="changes to the recipe that hold for every design"),
+        typer.Argument(metavar="KEY=VALUE", help="changes to the recipe for all designs"),
     ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE,VALUE", help="a key of the recipe and its values, e.g. norm=layernorm,rmsnorm"
+            metavar="KEY=VALUE,VALUE", help="recipe key and its values, e.g. norm=layernorm,rmsnorm"
         ),
     ] = None,
     design: Annotated[
         list[str] | None,
-        typer.Option(metavar="'NAME: KEY=VALUE ...'", help="one design more, with several changes at once"),
+        typer.Option(metavar="'NAME: KEY=VALUE ...'", help="additional design with several changes"),
     ] = None,
     full_grid: Annotated[
         bool,
-        typer.Option("--grid/--one-at-a-time", help="all combinations, or each value alone around the base"),
+        typer.Option(
+            "--grid/--one-at-a-time",
+            help="all combinations of values, or each value alone, changed from the base design",
+        ),
     ] = False,
     budget: Annotated[
         str | None,
         typer.Option(
             metavar="AMOUNT",
-            help="for each design: 10m, 2000steps, 3Mtokens or 1e14flops",
-            show_default="the steps of the recipe",
+            help="training budget of each design: 10m, 2000steps, 3Mtokens or 1e14flops",
+            show_default="steps of the recipe",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="how often each design is trained")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=100, help="number of seeds that each design is trained with")
+    ] = 1,
     match: Annotated[
         str | None,
         typer.Option(
-            metavar="params", help="rescale d_ff so that parameters agree with the base's within 1 %"
+            metavar="params",
+            help="rescale d_ff to match the number of parameters of the base design within 1 %",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="directory of the comparison", show_default="runs/compare-NAME"),
+        typer.Option(
+            metavar="DIR", help="output directory of the comparison", show_default="runs/compare-NAME"
+        ),
     ] = None,
-    plan_only: Annotated[bool, typer.Option("--plan", help="list the designs and end")] = False,
+    plan_only: Annotated[bool, typer.Option("--plan", help="list the designs and exit")] = False,
     cell: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Train designs side by side on your text and measure them all the same way.
+    """Train several designs on your text and evaluate all of them the same way.
 
-    Every design gets the same text in the same order, the same seeds and an equal budget. Ctrl-C saves; the same
-    command goes on, and what is finished is not run again. The result is a table, and compare.html, .json and .csv.
+    Every design gets the same text in the same order, the same seeds and an equal budget. Ctrl-C saves; the
+    same command resumes, and finished trials are not run again. The result is a table, and compare.html,
+    .json and .csv.
 
     \b
     polyhead compare recipe.yaml --vary norm=layernorm,rmsnorm --vary norm_first=true,false --budget 10m
@@ -71,7 +80,7 @@ def run(
     polyhead compare recipe.yaml --design 'wide: d_model=256 d_ff=512' --match params --budget 3Mtokens
     """
     if cell is not None:
-        run_cell(cell)
+        run_trial_process(cell)
         return
     if recipe is None:
         raise UserError(
@@ -90,28 +99,28 @@ def run(
         match=match is not None,
         out=out,
     )
-    from polyhead.compare.run import compare, prepare, show_plan
-    from polyhead.compare.table import table
+    from polyhead.compare.report.text_table import format_table
+    from polyhead.compare.run import format_plan, prepare_comparison, run_trials
 
-    plan = prepare(plan)
+    plan = prepare_comparison(plan)
     if plan_only:
-        print(show_plan(plan))
+        print(format_plan(plan))
         return
-    rows, finished = compare(plan)
-    print(table(rows, plan, bold=sys.stdout.isatty()))
+    rows, finished = run_trials(plan)
+    print(format_table(rows, plan, bold=sys.stdout.isatty()))
     if not finished:
         print("The same command goes on from there.", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(EXIT_INTERRUPTED)
     print(f"\n{shlex.quote(str(plan.out / 'compare.html'))}")
     if all(row["status"] != "done" for row in rows):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
-def run_cell(directory: Path) -> None:
-    """The work of one process of a comparison."""
-    from polyhead.compare.cell import end_with_parent
-    from polyhead.compare.cell import run_cell as work
+def run_trial_process(directory: Path) -> None:
+    """Run one trial, in a process of its own."""
+    from polyhead.compare.trial import die_with_parent
+    from polyhead.compare.trial import run_trial as work
 
-    end_with_parent()
+    die_with_parent()
     if not work(directory):
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(EXIT_INTERRUPTED)

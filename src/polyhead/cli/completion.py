@@ -1,4 +1,4 @@
-"""Completion of what is typed in bash, zsh and fish: the verbs, and the options of each."""
+"""Shell completion for bash, zsh and fish: verbs and their options."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import shellingham
 import typer
 from typer.completion import get_completion_script, install
 
-from polyhead.cli.app import VERBS
-from polyhead.errors import UserError, unknown
+from polyhead.cli.verbs import VERBS
+from polyhead.core.errors import UserError, unknown_name_error
 
 SHELLS = ("bash", "zsh", "fish")
-VARIABLE = "_POLYHEAD_COMPLETE"  # set by the shell's script when it asks for completions
+COMPLETE_VARIABLE = "_POLYHEAD_COMPLETE"  # set by the shell's script when it asks for completions
 
 
-def complete() -> int:
-    """Print what could come next, for the shell that asks through the environment; returns the exit code."""
-    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+def print_completions() -> int:
+    """Print the completions that the shell requests through the environment; return the exit code."""
+    command_line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
     app = typer.Typer(add_completion=True)
     app.callback()(_options)
-    for verb, (module, about) in VERBS.items():
-        run = import_module(f"polyhead.cli.{module}").run if verb in typed.split() else _no_options
-        app.command(verb, help=about, context_settings={"help_option_names": ["-h", "--help"]})(run)
+    for verb, (module, description) in VERBS.items():
+        run = import_module(f"polyhead.cli.{module}").run if verb in command_line.split() else _no_options
+        app.command(verb, help=description, context_settings={"help_option_names": ["-h", "--help"]})(run)
     try:
         app(prog_name="polyhead")
     except SystemExit as end:
@@ -33,27 +33,33 @@ def complete() -> int:
     return 0
 
 
-def show(arguments: Sequence[str]) -> int:
-    """Print the script that a shell reads."""
-    print(get_completion_script(prog_name="polyhead", complete_var=VARIABLE, shell=_shell(arguments)))
+def print_script(arguments: Sequence[str]) -> int:
+    """Print the completion script of a shell."""
+    print(
+        get_completion_script(
+            prog_name="polyhead", complete_var=COMPLETE_VARIABLE, shell=_choose_shell(arguments)
+        )
+    )
     return 0
 
 
-def set_up(arguments: Sequence[str]) -> int:
-    """Write the script, and the line that reads it into the start file of the shell."""
-    shell, path = install(shell=_shell(arguments), prog_name="polyhead", complete_var=VARIABLE)
+def install_script(arguments: Sequence[str]) -> int:
+    """Write the completion script, and the line that loads it into the start file of the shell."""
+    shell, path = install(
+        shell=_choose_shell(arguments), prog_name="polyhead", complete_var=COMPLETE_VARIABLE
+    )
     print(f"completion for {shell} is in {path}; it works in the next terminal")
     return 0
 
 
 ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
-    "--show-completion": show,
-    "--install-completion": set_up,
+    "--show-completion": print_script,
+    "--install-completion": install_script,
 }
 
 
-def _shell(arguments: Sequence[str]) -> str:
-    """The shell that is named, else the one that this was started from."""
+def _choose_shell(arguments: Sequence[str]) -> str:
+    """Return the named shell, else the one that started this process."""
     if len(arguments) > 1:
         raise UserError(f"completion is for one shell at a time, got {', '.join(arguments)}")
     if arguments:
@@ -64,16 +70,16 @@ def _shell(arguments: Sequence[str]) -> str:
         except shellingham.ShellDetectionFailure:
             raise UserError(f"which shell? name it: {', '.join(SHELLS)}") from None
     if name not in SHELLS:
-        raise unknown("shell", name, SHELLS)
+        raise unknown_name_error("shell", name, SHELLS)
     return str(name)
 
 
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="the version")] = False,
+    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
     lang: Annotated[str, typer.Option(help="language of messages and pages: en, zh")] = "",
 ) -> None:
-    """The options that stand before a verb."""
+    """Options before the verb."""
 
 
 def _no_options() -> Any:
-    """In place of a verb that is not asked about."""
+    """Placeholder for a verb whose options are not requested."""

@@ -1,4 +1,4 @@
-"""``polyhead demo``: the whole way from text to a judged translator, on a corpus that is included."""
+"""``polyhead demo``: train and evaluate a translator on an included corpus."""
 
 from __future__ import annotations
 
@@ -9,44 +9,42 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.cli.guard import INTERRUPTED
-from polyhead.cli.lines import harmless, one_line
+from polyhead.cli.error_handler import EXIT_INTERRUPTED
+from polyhead.cli.line_io import escape_terminal, to_one_line
+from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.errors import UserError
-from polyhead.places import directory_place
-from polyhead.text.control import spelled
+from polyhead.core.output_paths import check_output_dir
+from polyhead.tokenizers.terminal_escapes import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from polyhead.demo import Judged
-    from polyhead.recipe import Recipe
-    from polyhead.run import Run
-    from polyhead.train.reporting import Row
+    from polyhead.cli.demo_run import DemoEvaluation
+    from polyhead.config.recipe import Recipe
+    from polyhead.run.run import Run
+    from polyhead.train.loggers import MetricsRow
 
-SHOWN = 5  # examples
+NUM_EXAMPLES = 5
 
 
 def run(
-    source: Annotated[str, typer.Option(metavar="LOCALE", help="translate from, e.g. en, fr, pt_BR")] = "en",
-    target: Annotated[str, typer.Option(metavar="LOCALE", help="translate to, e.g. zh, de, ja")] = "zh",
+    source: Annotated[str, typer.Option(metavar="LOCALE", help="source language, e.g. en, fr, pt_BR")] = "en",
+    target: Annotated[str, typer.Option(metavar="LOCALE", help="target language, e.g. zh, de, ja")] = "zh",
     translate: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="print the translation of this text, and nothing else"),
+        typer.Option(metavar="TEXT", help="print only the translation of this text"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="directory of the run", show_default="runs/demo, runs/demo-fr-de, ..."
-        ),
+        typer.Option(metavar="DIR", help="path of the run", show_default="runs/demo, runs/demo-fr-de, ..."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="train anew where a finished run lies")] = False,
+    retrain: Annotated[bool, typer.Option("--again", help="train again if there is a finished run")] = False,
 ) -> None:
-    """Train a translator in a few minutes, from scratch, and show what it learned.
+    """Train a translation model from scratch in a few minutes, and show what it learned.
 
-    The text is made on the spot: dates, amounts, spans of time and lists, worded in two languages by Unicode's
-    CLDR data. Ctrl-C saves; the same command goes on from there. A finished run is used again.
+    The text is synthetic: dates, amounts, time spans and lists, generated in two languages from Unicode's
+    CLDR data. Ctrl-C saves; the same command resumes. A finished run is reused.
 
     \b
     polyhead demo
@@ -55,131 +53,138 @@ def run(
     """
     if translate is not None and not translate.strip():
         raise UserError("--translate: there is nothing to translate")
-    out = directory_place(out or default_out(source, target))
+    out = check_output_dir(out or default_out(source, target))
     from rich.console import Console
 
-    from polyhead import demo
+    from polyhead.cli import demo_run
 
     console = Console(stderr=translate is not None, highlight=False)
-    recipe = demo.open_recipe(source, target, out)
-    if again and (demo.begun(out) or demo.finished(out)):
-        demo.forget(out)
-        recipe = demo.open_recipe(source, target, out)
-    told = translate is None or not demo.finished(out)
-    if told:
-        introduce(console, recipe)
-    trained, outcome = demo.obtain(recipe, UntilTrained())
-    if outcome is not None and outcome.how == "interrupted":
+    recipe = demo_run.open_recipe(source, target, out)
+    if retrain and (demo_run.can_resume(out) or demo_run.is_finished(out)):
+        demo_run.reset_training(out)
+        recipe = demo_run.open_recipe(source, target, out)
+    is_verbose = translate is None or not demo_run.is_finished(out)
+    if is_verbose:
+        print_introduction(console, recipe)
+    trained, outcome = demo_run.load_or_train(recipe, TrainingOnlyReporter())
+    if outcome is not None and outcome.status == "interrupted":
         console.print(tr("The same command goes on from there."))
-        raise typer.Exit(INTERRUPTED)
-    if told:
-        conclude(console, trained, recipe)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if is_verbose:
+        print_results(console, trained, recipe)
     if translate is not None:
         (output,) = trained.translate([translate])
-        print(harmless(one_line(output)))
+        print(escape_terminal(to_one_line(output)))
 
 
-class UntilTrained:
-    """The reporter of every training, silent once it is over: the demo tells the results in its own way."""
+class TrainingOnlyReporter:
+    """Terminal reporter that is silent once training has finished; the demo prints the results itself."""
 
     def __init__(self) -> None:
-        from polyhead.train.reporting import at_terminal
+        from polyhead.train.loggers import make_terminal_reporter
 
-        self.inner, self.over = at_terminal(), False
+        self.reporter, self.is_finished = make_terminal_reporter(), False
 
-    def train(self, row: Row) -> None:
-        self.inner.train(row)
-        self.over = row["step"] == row["steps"]
+    def log_train(self, row: MetricsRow) -> None:
+        self.reporter.log_train(row)
+        self.is_finished = row["step"] == row["steps"]
 
-    def valid(self, row: Row) -> None:
-        self.inner.valid(row)
+    def log_valid(self, row: MetricsRow) -> None:
+        self.reporter.log_valid(row)
 
-    def say(self, line: str) -> None:
-        if not self.over:
-            self.inner.say(line)
+    def info(self, line: str) -> None:
+        if not self.is_finished:
+            self.reporter.info(line)
 
     def close(self) -> None:
-        self.inner.close()
+        self.reporter.close()
 
 
-def introduce(console: Console, recipe: Recipe) -> None:
-    """What is going to happen, and the text it happens to, which is written here if it is not there yet."""
+def print_introduction(console: Console, recipe: Recipe) -> None:
+    """Print what the demo will do, and examples of the text, which is written here if it does not exist."""
     from rich.markup import escape
     from rich.text import Text
 
-    from polyhead import demo
-    from polyhead.data.corpus import read_pairs
-    from polyhead.train.tasks.translation import corpus_of
+    from polyhead.cli import demo_run
+    from polyhead.data.readers.parallel_corpus import read_pairs
+    from polyhead.train.tasks.translation import open_split_corpus
 
     data, out = recipe.data, escape(str(recipe.out))
-    languages = {"source": demo.title(data.source_lang), "target": demo.title(data.target_lang)}
+    languages = {
+        "source": demo_run.locale_title(data.source_lang),
+        "target": demo_run.locale_title(data.target_lang),
+    }
     console.print(f"[bold]{tr('Polyhead demo: {source} to {target}', **languages)}[/bold]")
-    if demo.finished(recipe.out):
+    if demo_run.is_finished(recipe.out):
         console.print(tr("{out} holds a finished run, which is used again; --again trains anew.", out=out))
         return
-    if demo.begun(recipe.out):
-        goes_on = tr("{out} holds an interrupted run, which goes on; --again begins anew.", out=out)
-        console.print(f"{goes_on}\n")
+    if demo_run.can_resume(recipe.out):
+        message = tr("{out} holds an interrupted run, which goes on; --again begins anew.", out=out)
+        console.print(f"{message}\n")
         return
     console.print(tr("A small Transformer learns to translate, from nothing, on this machine.") + "\n")
-    demo.write_text(recipe)
-    sources, targets, _ = read_pairs(corpus_of(recipe, "train"))
-    table = grid()
-    for row in demo.spread(sources, SHOWN):
+    demo_run.write_demo_corpus(recipe)
+    sources, targets, _ = read_pairs(open_split_corpus(recipe, "train"))
+    table = make_table()
+    for row in demo_run.select_rows_by_length(sources, NUM_EXAMPLES):
         table.add_row("", Text(sources[row]), Text(targets[row]))
     pairs = tr("{count:,} pairs, worded by Unicode's CLDR data, such as", count=len(sources))
     console.print(f"[bold]{tr('The text')}[/bold]  {pairs}\n")
     console.print(table)
-    saves = tr("Ctrl-C saves, and the same command goes on")
-    console.print(f"\n[bold]{tr('Training')}[/bold]  {saves}\n")
+    hint = tr("Ctrl-C saves, and the same command goes on")
+    console.print(f"\n[bold]{tr('Training')}[/bold]  {hint}\n")
 
 
-def conclude(console: Console, run: Run, recipe: Recipe) -> None:
-    """Judge the run, write the report, and tell both."""
+def print_results(console: Console, run: Run, recipe: Recipe) -> None:
+    """Evaluate the run, write the report, and print both."""
     from rich.text import Text
 
-    from polyhead import demo
-    from polyhead.analysis.heat_map import columns
+    from polyhead.cli import demo_run
+    from polyhead.introspect.attention_map import display_width
 
-    judged = demo.judge(run, recipe)
-    rows = demo.spread(judged.sources, SHOWN)
-    page = demo.write_page(run, recipe, judged, rows)
-    n, bleu = len(judged.references), judged.bleu
-    unseen = tr("{count} that training never saw; {shown} of all lengths", count=n, shown=SHOWN)
-    console.print(f"\n[bold]{tr('Held-out pairs')}[/bold]  {unseen}\n")
-    console.print(examples(judged, rows))
-    right = tr("{right} of {count} equal their reference", right=judged.right, count=n)
-    exact = tr("Exact match")
-    console.print(f"\n  {exact}{' ' * (11 - columns(exact))}  [bold]{judged.exact:.1f} %[/bold]  {right}")
+    evaluation = demo_run.evaluate_demo(run, recipe)
+    rows = demo_run.select_rows_by_length(evaluation.sources, NUM_EXAMPLES)
+    page = demo_run.write_demo_report(run, recipe, evaluation, rows)
+    n, bleu = len(evaluation.references), evaluation.bleu
+    description = tr("{count} that training never saw; {shown} of all lengths", count=n, shown=NUM_EXAMPLES)
+    console.print(f"\n[bold]{tr('Held-out pairs')}[/bold]  {description}\n")
+    console.print(make_examples_table(evaluation, rows))
+    num_correct = tr("{right} of {count} equal their reference", right=evaluation.n_correct, count=n)
+    title = tr("Exact match")
+    console.print(
+        f"\n  {title}{' ' * (11 - display_width(title))}  [bold]{evaluation.exact_match:.1f} %[/bold]  {num_correct}"
+    )
     console.print(f"  BLEU         [bold]{bleu.value:.1f}[/bold]    [dim]{bleu.signature}[/dim]")
-    if baseline := judged.baselines.get("bleu"):
+    if baseline := evaluation.baselines.get("bleu"):
         console.print(
             "              ", Text(baseline.describe(f"{baseline.value:.1f}")), sep="", soft_wrap=True
         )
-    if judged.verdict:
-        console.print(Text(f"\n{judged.verdict}", "bold yellow"), soft_wrap=True)
+    if evaluation.verdict:
+        console.print(Text(f"\n{evaluation.verdict}", "bold yellow"), soft_wrap=True)
     console.print(f"\n[bold]{tr('Report')}[/bold]  ", Text(str(page)), sep="", soft_wrap=True)
-    about = tr("how it learned, every mistake, and what each head looks at")
-    console.print(f"        {about}\n")
+    contents = tr("how it learned, every mistake, and what each head looks at")
+    console.print(f"        {contents}\n")
     console.print(f"[bold]{tr('Next')}[/bold]")
-    for command in commands(recipe, judged.sources[rows[1]]):
+    for command in suggest_commands(recipe, evaluation.sources[rows[1]]):
         console.print(f"  {command}", soft_wrap=True, markup=False)
 
 
-def examples(judged: Judged, rows: Sequence[int]) -> Table:
-    """Some translations beside their references."""
+def make_examples_table(evaluated_run: DemoEvaluation, rows: Sequence[int]) -> Table:
+    """Return a table of translations and their references."""
     from rich.text import Text
 
-    table = grid("", "", tr("Source"), tr("Translation"), tr("Reference"))
+    table = make_table("", "", tr("Source"), tr("Translation"), tr("Reference"))
     for row in rows:
-        output, reference = judged.outputs[row], judged.references[row]
+        output, reference = evaluated_run.outputs[row], evaluated_run.references[row]
         mark = Text("✓", "green") if output == reference else Text("✗", "red")
-        table.add_row("", mark, *map(Text, map(spelled, (judged.sources[row], output, reference))))
+        table.add_row(
+            "", mark, *map(Text, map(escape_controls, (evaluated_run.sources[row], output, reference)))
+        )
     return table
 
 
-def grid(*headings: str) -> Table:
-    """Columns without lines between them; what does not fit goes on in the next line."""
+def make_table(*headings: str) -> Table:
+    """Return a table without lines between its columns; long cells are folded."""
     from rich.table import Table
 
     table = Table(
@@ -190,15 +195,15 @@ def grid(*headings: str) -> Table:
     return table
 
 
-def commands(recipe: Recipe, text: str) -> list[str]:
-    """What to try next, ready to be copied."""
+def suggest_commands(recipe: Recipe, text: str) -> list[str]:
+    """Return the next commands to try, ready to be copied."""
     data, out = recipe.data, str(recipe.out)
     source, target = data.source_lang, data.target_lang
-    chosen = [] if (source, target) == ("en", "zh") else ["--source", source, "--target", target]
+    arguments = [] if (source, target) == ("en", "zh") else ["--source", source, "--target", target]
     if recipe.out != default_out(source, target):
-        chosen += ["--out", out]
+        arguments += ["--out", out]
     return [
-        shlex.join(["polyhead", "demo", *chosen, "--translate", text]),
+        shlex.join(["polyhead", "demo", *arguments, "--translate", text]),
         shlex.join(["polyhead", "eval", out, "--beam-size", "4"]),
         shlex.join(
             ["polyhead", "train", f"{out}/recipe.yaml", "model.position=sinusoidal", f"out={out}-sinusoidal"]
@@ -208,5 +213,5 @@ def commands(recipe: Recipe, text: str) -> list[str]:
 
 
 def default_out(source: str, target: str) -> Path:
-    """Where the run of a pair of locales lies."""
+    """Return the default run directory of a pair of locales."""
     return Path("runs") / ("demo" if (source, target) == ("en", "zh") else f"demo-{source}-{target}")

@@ -1,4 +1,4 @@
-"""``polyhead embed``: texts to vectors."""
+"""``polyhead embed``: embed texts as vectors."""
 
 from __future__ import annotations
 
@@ -9,62 +9,72 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.answers import output_place
-from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_line
-from polyhead.cli.options import AS_TRAINED, Chunk, Device, Dtype, Texts, opened, typed
-from polyhead.data.reading import chunks
-from polyhead.errors import UserError
+from polyhead.cli.line_io import (
+    LineCounter,
+    choose_read_batch,
+    escape_terminal,
+    read_lines_or_text,
+    to_one_line,
+)
+from polyhead.cli.options import AS_TRAINED, Device, Dtype, ReadBatch, TextSource, given_options, load_run
+from polyhead.cli.output_file import check_output_path
+from polyhead.core.errors import UserError
+from polyhead.data.readers.reader_common import iter_chunks
 
 
 def run(
     directory: Annotated[
         Path,
-        typer.Argument(metavar="RUN", help="directory of a trained encoder, classifier or language model"),
+        typer.Argument(metavar="RUN", help="path of a trained encoder, classifier or language model"),
     ],
-    source: Texts = "-",
+    source: TextSource = "-",
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="mean, first, last or max of the tokens' vectors, or the model's own",
+            help="pooling of the token vectors: mean, first, last or max; or own, the model's pooling",
             show_default=AS_TRAINED,
         ),
     ] = None,
     normalize: Annotated[
-        bool | None, typer.Option(help="make the length of each vector 1", show_default=AS_TRAINED)
+        bool | None, typer.Option(help="normalize each vector to length 1", show_default=AS_TRAINED)
     ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|TEXT",
-            help="what stands before each text: a name of the run's prompts, or a text; '' for nothing",
+            help="prompt put before each text: a name of the run's prompts, or a text; '' for none",
             show_default=AS_TRAINED,
         ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="write there: .npy, or .jsonl with the texts; else tabs on standard output"
+            metavar="FILE",
+            help="path of the output: .npy, or .jsonl with the texts; default: tab-separated numbers "
+            "on standard output",
         ),
     ] = None,
     like: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help="instead of vectors, how like this text each is: the cosine, and the text"
+            metavar="TEXT",
+            help="instead of vectors, print the cosine similarity of each text to this text, and the text",
         ),
     ] = None,
     like_prompt: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|TEXT", help="what stands before the text of --like", show_default="as --prompt"
+            metavar="NAME|TEXT", help="prompt put before the text of --like", show_default="as --prompt"
         ),
     ] = None,
-    chunk: Chunk = 512,
+    chunk: ReadBatch = 512,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
-    """Make one vector of each text: a line of numbers for each line, separated by tabs.
+    """Compute an embedding of each text: one line of tab-separated numbers per input line.
 
-    Texts longer than the run's max_text_len, or the model's max_len, are cut, and counted on standard error.
+    Texts longer than the run's max_text_len, or the model's max_len, are truncated, and their number is
+    printed on standard error.
 
     \b
     polyhead embed runs/wikitext sentences.txt --output vectors.npy
@@ -77,33 +87,38 @@ def run(
         raise UserError("--like prints how like the texts are; without it --output writes their vectors")
     if like_prompt is not None and like is None:
         raise UserError("--like-prompt stands before the text of --like: give that too, or --prompt")
-    output_place(output, [source], directory)
-    given = lines_or_text(source)
-    from polyhead.analysis.vectors import cosine
-    from polyhead.cli.vector_file import rows, vector_file
+    check_output_path(output, [source], directory)
+    lines = read_lines_or_text(source)
+    from polyhead.cli.embedding_file import encode_rows, open_embedding_file
+    from polyhead.evaluate.embed import cosine_similarity
 
-    changes = typed(pooling=pooling, normalize=normalize, prompt=prompt)
-    of_like = changes | ({} if like_prompt is None else {"prompt": like_prompt})
-    loaded, counter = opened(directory, None, dtype, device), Counter(prints=output is None)
-    cut = 0
-    # a run that cannot is told before the first line comes
-    other, short, most = loaded.embedded([] if like is None else [like], **of_like)
-    if short:
-        print(f"polyhead: --like is cut to {most} tokens", file=sys.stderr)
-    with nullcontext() if output is None else vector_file(output, other.size(1)) as file:
-        for texts in chunks(given, chunk_size(source, chunk)):
-            vectors, short, most = loaded.embedded(texts, **changes)
+    changes = given_options(pooling=pooling, normalize=normalize, prompt=prompt)
+    like_options = changes | ({} if like_prompt is None else {"prompt": like_prompt})
+    loaded, counter = load_run(directory, None, dtype, device), LineCounter(prints_to_stdout=output is None)
+    num_truncated = 0
+    # fails for an unsuitable model before the first line is read
+    query, num_cut, max_tokens = loaded.compute_embeddings([] if like is None else [like], **like_options)
+    if num_cut:
+        print(f"polyhead: --like is cut to {max_tokens} tokens", file=sys.stderr)
+    with nullcontext() if output is None else open_embedding_file(output, query.size(1)) as file:
+        for texts in iter_chunks(lines, choose_read_batch(source, chunk)):
+            vectors, num_cut, max_tokens = loaded.compute_embeddings(texts, **changes)
             if output is not None and file is not None:
-                file.add(rows(output, texts, vectors), len(texts))
+                file.add(encode_rows(output, texts, vectors), len(texts))
             elif like is not None:
-                for text, near in zip(texts, cosine(vectors, other)[:, 0].tolist(), strict=True):
-                    print(f"{near:.4f}\t{harmless(one_line(text))}")
+                for text, similarity in zip(
+                    texts, cosine_similarity(vectors, query)[:, 0].tolist(), strict=True
+                ):
+                    print(f"{similarity:.4f}\t{escape_terminal(to_one_line(text))}")
             else:
                 for row in vectors.tolist():
                     print("\t".join(f"{value:.6g}" for value in row))
             print(end="", flush=True)
             counter.add(len(texts))
-            cut += short
+            num_truncated += num_cut
     counter.close()
-    if cut:
-        print(f"polyhead: cut to {most} tokens: {cut:,} of {counter.lines:,} texts", file=sys.stderr)
+    if num_truncated:
+        print(
+            f"polyhead: cut to {max_tokens} tokens: {num_truncated:,} of {counter.lines:,} texts",
+            file=sys.stderr,
+        )

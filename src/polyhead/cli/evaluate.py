@@ -1,4 +1,4 @@
-"""``polyhead eval``: how good a trained model is."""
+"""``polyhead eval``: evaluate a trained model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from polyhead.cli.answers import output_place
 from polyhead.cli.options import (
     AS_TRAINED,
     BatchTokens,
@@ -15,57 +14,61 @@ from polyhead.cli.options import (
     CacheName,
     Device,
     Dtype,
-    EarlyStopping,
+    EarlyStoppingOption,
+    EnsembleOption,
     LengthPenalty,
     MinNewTokens,
-    NoRepeat,
-    Short,
+    NoRepeatNgramSize,
+    ShortlistOption,
     SourceLang,
     TargetLang,
-    TermsFile,
-    With,
-    opened,
+    TerminologyOption,
+    load_run,
 )
-from polyhead.errors import UserError
+from polyhead.cli.output_file import check_output_path
+from polyhead.core.errors import UserError
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     files: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="FILES",
-            help="source and target, or one TSV or JSONL; plain text for a language model; labelled texts in TSV or JSONL for a "
-            "classifier; else those of the recipe",
+            help="source and target files, or one TSV or JSONL; plain text for a language model; "
+            "labelled texts in TSV or JSONL for a classifier; default: the files of the recipe",
         ),
     ] = None,
     split: Annotated[
-        Literal["test", "valid"] | None, typer.Option(help="which files of the recipe", show_default="test")
+        Literal["test", "valid"] | None, typer.Option(help="split of the recipe's data", show_default="test")
     ] = None,
     beam_size: BeamSize = None,
     length_penalty: LengthPenalty = None,
     min_new_tokens: MinNewTokens = None,
-    early_stopping: EarlyStopping = None,
-    no_repeat_ngram_size: NoRepeat = None,
+    early_stopping: EarlyStoppingOption = None,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
     cache: CacheName = None,
     batch_tokens: BatchTokens = None,
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
-    terms: TermsFile = None,
-    shortlist: Short = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="pairs measured, the first ones")] = None,
+    terminology: TerminologyOption = None,
+    shortlist: ShortlistOption = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="number of pairs evaluated, from the first")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="write the translations, or labels, there, a line each, blank for what is skipped",
+            help="path of a file for the translations or labels, one per line; blank lines for "
+            "skipped inputs",
         ),
     ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(
             metavar="COLUMN",
-            help="classifiers, language models: column or key of the text; twice for pairs",
+            help="classifiers, language models: column or key of the text; repeated for pairs",
             show_default=AS_TRAINED,
         ),
     ] = None,
@@ -78,23 +81,28 @@ def run(
     source: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="translators: column or key of the source", show_default=AS_TRAINED
+            metavar="COLUMN", help="translation models: column or key of the source", show_default=AS_TRAINED
         ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help="translators: that of the reference", show_default=AS_TRAINED),
+        typer.Option(
+            metavar="COLUMN",
+            help="translation models: column or key of the reference",
+            show_default=AS_TRAINED,
+        ),
     ] = None,
-    others: With = None,
+    others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
-    """Measure a trained model: BLEU, chrF, perplexity, accuracy.
+    """Evaluate a trained model: BLEU, chrF, perplexity, accuracy.
 
-    BLEU and chrF are sacreBLEU's, of the whole corpus, on detokenised translations, with their signatures.
-    The perplexity is that of a reference token, end of sentence included. Of a language model: perplexity of a token
-    and of a word, bits of a character. Of a classifier: accuracy, the mean F1 of the classes, Matthews correlation. Of a model
-    that recovers what is hidden: loss, perplexity and accuracy of that.
+    Translation models: BLEU and chrF of sacreBLEU, on the whole corpus of detokenised translations, with
+    their signatures, and perplexity per reference token, end of sentence included. Language models:
+    perplexity per token and per word, bits per character. Classifiers: accuracy, mean F1 of the classes,
+    Matthews correlation. Models that recover masked, corrupted or replaced tokens: loss, perplexity and
+    accuracy of the recovered tokens.
 
     \b
     polyhead eval runs/multi30k
@@ -102,16 +110,16 @@ def run(
     polyhead eval runs/sst2 dev.tsv --output labels.txt
     polyhead eval runs/multi30k test.de test.en --beam-size 1 --output test.out
     """
-    from polyhead.cli.measures.table import measure_of, understood
+    from polyhead.cli.eval_metrics.dispatch import choose_evaluator, filter_options
 
     if files and split:
         raise UserError(
             f"--split {split} means files of the recipe, and {files[0]!r} is given: leave one of them out"
         )
-    output_place(output, [*(files or []), terms], directory, others)
-    loaded = opened(directory, others, dtype, device)
-    measure = measure_of(loaded)
-    typed = {
+    check_output_path(output, [*(files or []), terminology], directory, others)
+    loaded = load_run(directory, others, dtype, device)
+    evaluator = choose_evaluator(loaded)
+    options = {
         "beam_size": beam_size,
         "length_penalty": length_penalty,
         "min_new_tokens": min_new_tokens,
@@ -121,7 +129,7 @@ def run(
         "batch_tokens": batch_tokens,
         "source_lang": source_lang,
         "target_lang": target_lang,
-        "terms": terms,
+        "terminology": terminology,
         "shortlist": shortlist or None,
         "limit": limit,
         "output": output,
@@ -130,4 +138,4 @@ def run(
         "source": source,
         "target": target,
     }
-    measure.show(loaded, files or [], split or "test", **understood(measure, typed))
+    evaluator.evaluate(loaded, files or [], split or "test", **filter_options(evaluator, options))

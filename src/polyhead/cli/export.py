@@ -1,4 +1,4 @@
-"""``polyhead export``: a run as a checkpoint that other tools open."""
+"""``polyhead export``: convert a run to a checkpoint for other tools."""
 
 from __future__ import annotations
 
@@ -8,49 +8,55 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.errors import UserError, unknown
-from polyhead.places import new_directory
+from polyhead.core.errors import UserError, unknown_name_error
+from polyhead.core.output_paths import check_new_directory
 
 if TYPE_CHECKING:
-    from polyhead.run import Run
+    from polyhead.run.run import Run
 
-LARGEST = "5GB"
-Fill = Callable[[Path], str]
-"""Fills a directory, and says what is in it; what cannot be written at all was refused before."""
+DEFAULT_SHARD_SIZE = "5GB"
+WriteExport = Callable[[Path], str]
+"""Fills a directory and returns a description; unsupported models were rejected before."""
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="directory of the checkpoint")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="output directory of the checkpoint")],
     to: Annotated[
         str,
         typer.Option(
-            help="hf: what from_pretrained of transformers opens; onnx: graphs for onnxruntime; ctranslate2; gguf: a file for llama.cpp"
+            help="format; hf: a checkpoint for from_pretrained of transformers; onnx: graphs for "
+            "onnxruntime; ctranslate2; gguf: a file for llama.cpp"
         ),
     ] = "hf",
     family: Annotated[
         str | None,
         typer.Option(
             help="hf: model_type to write, e.g. gpt2",
-            show_default="that of the checkpoint it came from, else the first that fits",
+            show_default="that of the imported checkpoint, otherwise the first that fits",
         ),
     ] = None,
     dtype: Annotated[
         str,
         typer.Option(
-            help="of the weights: fp32, fp16, bf16 (not onnx), int8 (not hf; gguf: Q8_0), int8_float32 (ctranslate2), int4 (gguf: Q4_0)"
+            help="dtype of the weights: fp32, fp16, bf16 (not onnx), int8 (not hf; gguf: Q8_0), "
+            "int8_float32 (ctranslate2), int4 (gguf: Q4_0)"
         ),
     ] = "fp32",
     shard_size: Annotated[
-        str | None, typer.Option(help="hf: most of the weights in one file, e.g. 500MB", show_default=LARGEST)
+        str | None,
+        typer.Option(
+            help="hf: maximum size of the weights in one file, e.g. 500MB", show_default=DEFAULT_SHARD_SIZE
+        ),
     ] = None,
 ) -> None:
-    """Write a model for other tools: weights, config, tokenizer and settings of decoding.
+    """Export a model for other tools: weights, config, tokenizer and generation settings.
 
-    hf: a Hugging Face checkpoint. A run whose parts no published family has is refused, and the message names the part
-    in the way. onnx: model.onnx, or encoder_model.onnx and decoder_model.onnx. ctranslate2: a translator, a language model,
-    or the vectors of an encoder. gguf: a language model for llama.cpp and what is built on it. The last three need
-    the extra 'export', and prove what they wrote (docs/export.md).
+    hf: a Hugging Face checkpoint; if no published model family has the parts of the run, it is rejected, and
+    the message names the part that has no equivalent. onnx: model.onnx, or encoder_model.onnx and
+    decoder_model.onnx. ctranslate2: a translation model, a language model, or an encoder for embeddings.
+    gguf: a language model for llama.cpp and tools built on it. The last three require the extra 'export', and
+    verify what they wrote (docs/export.md).
 
     \b
     polyhead export runs/shakespeare shakespeare-hf --to hf
@@ -60,96 +66,101 @@ def run(
     polyhead export runs/shakespeare shakespeare-gguf --to gguf --dtype fp16
     """
     if to not in FORMATS:
-        raise unknown("format", to, FORMATS)
-    typed = {"--family": family, "--shard-size": shard_size}
-    given = {name: value for name, value in typed.items() if value is not None}
-    if to != "hf" and given:
+        raise unknown_name_error("format", to, FORMATS)
+    hf_only = {"--family": family, "--shard-size": shard_size}
+    specified = {name: value for name, value in hf_only.items() if value is not None}
+    if to != "hf" and specified:
         raise UserError(
-            f"{' and '.join(given)} belong{'' if len(given) > 1 else 's'} to --to hf, not to {to}"
+            f"{' and '.join(specified)} belong{'' if len(specified) > 1 else 's'} to --to hf, not to {to}"
         )
-    new_directory(out, "the checkpoint")
-    from polyhead.files import whole_directory
-    from polyhead.loading import load
-    from polyhead.models import Detector
+    check_new_directory(out, "the checkpoint")
+    from polyhead.core.atomic_io import atomic_directory
+    from polyhead.models import ReplacedTokenDetector
+    from polyhead.run.load import load
 
-    made, left = load(directory, device="cpu"), ""
-    if isinstance(made.model, Detector):
-        made.model, left = made.model.bare(), "; its generator, and what tells replaced tokens, stay behind"
-    of_hf = {"family": family, "shard_size": shard_size}
-    fill = FORMATS[to](made, dtype, **(of_hf if to == "hf" else {}))
-    with whole_directory(out) as place:
-        said = fill(place)
-    print(f"{out}: {said}{left}")
+    loaded, note = load(directory, device="cpu"), ""
+    if isinstance(loaded.model, ReplacedTokenDetector):
+        loaded.model, note = (
+            loaded.model.encoder_only(),
+            "; its generator, and what tells replaced tokens, stay behind",
+        )
+    hf_options = {"family": family, "shard_size": shard_size}
+    fill = FORMATS[to](loaded, dtype, **(hf_options if to == "hf" else {}))
+    with atomic_directory(out) as path:
+        description = fill(path)
+    print(f"{out}: {description}{note}")
 
 
-def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fill:
-    from polyhead.export.description import save_tokenizer
-    from polyhead.files import replacing
-    from polyhead.hf.files import INDEX
-    from polyhead.hf.shards import bytes_of, index_of, shards
-    from polyhead.hf.writing import published
-    from polyhead.run_files import write_json
-    from polyhead.train.tensors import write
+def _prepare_hf(source_run: Run, dtype: str, family: str | None, shard_size: str | None) -> WriteExport:
+    from polyhead.checkpoint.safetensors_io import write_safetensors
+    from polyhead.core.atomic_io import atomic_writer
+    from polyhead.export.sidecar_files import save_tokenizer
+    from polyhead.hf.checkpoint_files import INDEX_FILE
+    from polyhead.hf.save import build_checkpoint
+    from polyhead.hf.shards import build_index, parse_size, split_shards
+    from polyhead.run.run_directory import write_json_atomic
 
-    most = bytes_of(shard_size or LARGEST)
-    content = published(made.model, made.tokenizer, made.generation, family, dtype, made.family)
-    parts = shards(content.tensors, most)
+    max_bytes = parse_size(shard_size or DEFAULT_SHARD_SIZE)
+    content = build_checkpoint(
+        source_run.model, source_run.tokenizer, source_run.generation, family, dtype, source_run.family
+    )
+    parts = split_shards(content.tensors, max_bytes)
 
-    def fill(place: Path) -> str:
-        write_json(place / "config.json", content.config)
+    def write_files(directory: Path) -> str:
+        write_json_atomic(directory / "config.json", content.config)
         if content.generation:
-            write_json(place / "generation_config.json", content.generation)
-        for name, value in content.beside.items():
-            (place / name).parent.mkdir(exist_ok=True)
-            write_json(place / name, value)
-        save_tokenizer(made, place, filled=made.config.kind == "decoder")
-        for name, tensors in (parts | content.maps).items():
-            with replacing(place / name) as out:
-                write(out, tensors, {"format": "pt"})
+            write_json_atomic(directory / "generation_config.json", content.generation)
+        for name, value in content.extra_files.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            write_json_atomic(directory / name, value)
+        save_tokenizer(source_run, directory, pad_with_eos=source_run.config.kind == "decoder")
+        for name, tensors in (parts | content.extra_tensors).items():
+            with atomic_writer(directory / name) as out:
+                write_safetensors(out, tensors, {"format": "pt"})
         if len(parts) > 1:
-            write_json(place / INDEX, index_of(parts))
+            write_json_atomic(directory / INDEX_FILE, build_index(parts))
         files = f" in {len(parts)} files" if len(parts) > 1 else ""
         return f"a checkpoint of the family {content.family!r}{files}"
 
-    return fill
+    return write_files
 
 
-def _onnx(made: Run, dtype: str) -> Fill:
-    from polyhead.export.description import describe
-    from polyhead.export.onnx import check, write
+def _prepare_onnx(source_run: Run, dtype: str) -> WriteExport:
+    from polyhead.export.onnx import check_onnx, write_onnx
+    from polyhead.export.sidecar_files import write_sidecar_files
 
-    check(made.model, dtype)
+    check_onnx(source_run.model, dtype)
 
-    def fill(place: Path) -> str:
-        describe(made, place)
-        return f"{' and '.join(write(made.model, place, dtype))} in {dtype}"
+    def write_files(directory: Path) -> str:
+        write_sidecar_files(source_run, directory)
+        return f"{' and '.join(write_onnx(source_run.model, directory, dtype))} in {dtype}"
 
-    return fill
-
-
-def _ctranslate2(made: Run, dtype: str) -> Fill:
-    from polyhead.export.ctranslate2 import check, write
-    from polyhead.export.description import save_tokenizer
-
-    check(made.model, dtype)
-
-    def fill(place: Path) -> str:
-        save_tokenizer(made, place)
-        return f"{write(made.model, made.tokenizer, place, dtype)} for CTranslate2 in {dtype}"
-
-    return fill
+    return write_files
 
 
-def _gguf(made: Run, dtype: str) -> Fill:
-    from polyhead.export.gguf import check, write
+def _prepare_ctranslate2(source_run: Run, dtype: str) -> WriteExport:
+    from polyhead.export.ctranslate2 import check_ct2, write_ct2
+    from polyhead.export.sidecar_files import save_tokenizer
 
-    check(made, dtype)
-    return lambda place: write(made, place, dtype)
+    check_ct2(source_run.model, dtype)
+
+    def write_files(directory: Path) -> str:
+        save_tokenizer(source_run, directory)
+        return f"{write_ct2(source_run.model, source_run.tokenizer, directory, dtype)} for CTranslate2 in {dtype}"
+
+    return write_files
 
 
-FORMATS: dict[str, Callable[..., Fill]] = {
-    "hf": _hf,
-    "onnx": _onnx,
-    "ctranslate2": _ctranslate2,
-    "gguf": _gguf,
+def _prepare_gguf(source_run: Run, dtype: str) -> WriteExport:
+    from polyhead.export.gguf import check_gguf, write_gguf
+
+    check_gguf(source_run, dtype)
+    return lambda place: write_gguf(source_run, place, dtype)
+
+
+FORMATS: dict[str, Callable[..., WriteExport]] = {
+    "hf": _prepare_hf,
+    "onnx": _prepare_onnx,
+    "ctranslate2": _prepare_ctranslate2,
+    "gguf": _prepare_gguf,
 }

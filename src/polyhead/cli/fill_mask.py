@@ -1,4 +1,4 @@
-"""``polyhead fill-mask``: what stands behind the masks of texts."""
+"""``polyhead fill-mask``: predict masked tokens."""
 
 from __future__ import annotations
 
@@ -8,54 +8,53 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.cli.answers import answers, output_place
-from polyhead.cli.lines import Counter, chunk_size, lines_or_text, one_line
-from polyhead.cli.options import Chunk, Device, Dtype, Output, Texts, With, opened
-from polyhead.data.reading import chunks
+from polyhead.cli.line_io import LineCounter, choose_read_batch, read_lines_or_text, to_one_line
+from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource, load_run
+from polyhead.cli.output_file import check_output_path, open_output
+from polyhead.data.readers.reader_common import iter_chunks
 
 if TYPE_CHECKING:
-    from polyhead.analysis.filling import Fill
+    from polyhead.evaluate.fill_mask import MaskPrediction
 
 
 def run(
-    directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="directory of a trained masked language model")
-    ],
-    source: Texts = "-",
-    top: Annotated[int, typer.Option(min=1, help="tokens shown for a mask, the likeliest first")] = 5,
-    output: Output = None,
-    chunk: Chunk = 64,
-    others: With = None,
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained masked language model")],
+    source: TextSource = "-",
+    top: Annotated[int, typer.Option(min=1, help="number of tokens per mask, the most likely first")] = 5,
+    output: OutputFile = None,
+    chunk: ReadBatch = 64,
+    others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
-    """Say what stands behind the masks of texts.
+    """Predict masked tokens.
 
-    A mask is written as the tokenizer has it, or as <mask> or [MASK]; a text may have several. Prints a line for each
-    token: its probability, the token and the text with it, separated by tabs. An empty line ends each mask.
+    A mask is written as the tokenizer's mask token, or as <mask> or [MASK]; a text may have several. Prints a
+    line for each predicted token: its probability, the token and the text with it, separated by tabs. An
+    empty line ends the list of each mask.
 
     \b
     polyhead fill-mask runs/wikitext "The <mask> was built in 1920."
     polyhead fill-mask runs/wikitext masked.txt --top 1
     """
-    output_place(output, [source], directory, others)
-    given = lines_or_text(source)
-    loaded = opened(directory, others, dtype, device)
-    loaded.fill_mask([], top)  # a run that cannot is told before the first line comes
-    counter = Counter(prints=output is None)
-    with answers(output, "fillings") as add:
-        for texts in chunks(given, chunk_size(source, chunk)):
-            with counter.place():
-                filled = loaded.fill_mask(texts, top)
-            add(shown(filled), len(texts))
+    check_output_path(output, [source], directory, others)
+    lines = read_lines_or_text(source)
+    loaded = load_run(directory, others, dtype, device)
+    loaded.fill_mask([], top)  # fails for an unsuitable model before the first line is read
+    counter = LineCounter(prints_to_stdout=output is None)
+    with open_output(output, "fillings") as add:
+        for texts in iter_chunks(lines, choose_read_batch(source, chunk)):
+            with counter.renumber_errors():
+                predictions = loaded.fill_mask(texts, top)
+            add(format_fills(predictions), len(texts))
             counter.add(len(texts))
     counter.close()
 
 
-def shown(filled: list[list[list[Fill]]]) -> Iterator[str]:
-    """A line for each token of each mask of each text, and an empty one behind each mask."""
-    for masks in filled:
+def format_fills(predictions: list[list[list[MaskPrediction]]]) -> Iterator[str]:
+    """Yield a line for each predicted token of each mask of each text, and an empty line after each mask."""
+    for masks in predictions:
         for fills in masks:
             for fill in fills:
-                yield f"{fill.probability:.4f}\t{fill.token}\t{one_line(fill.text)}"
+                yield f"{fill.probability:.4f}\t{fill.token}\t{to_one_line(fill.text)}"
             yield ""

@@ -1,4 +1,4 @@
-"""``polyhead generate``: a language model goes on."""
+"""``polyhead generate``: continue texts with a language model."""
 
 from __future__ import annotations
 
@@ -10,39 +10,37 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.lines import harmless, read_lines, waiting
+from polyhead.cli.line_io import escape_terminal, read_lines, stdin_has_data
 from polyhead.cli.options import (
     AS_TRAINED,
     CacheName,
     Device,
     Dtype,
-    Form,
+    EnsembleOption,
     FrequencyPenalty,
+    GrammarOption,
     MinP,
-    NoRepeat,
+    NoRepeatNgramSize,
     PresencePenalty,
     RepetitionPenalty,
     Temperature,
     TopK,
     TopP,
-    With,
-    opened,
-    parts,
-    typed,
+    given_options,
+    given_parts,
+    load_run,
 )
-from polyhead.data.files import is_table
+from polyhead.data.readers.files import is_table
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     prompt: Annotated[
         str,
-        typer.Argument(
-            metavar="TEXT", help="how it begins; - takes a prompt from each line of standard input"
-        ),
+        typer.Argument(metavar="TEXT", help="prompt; - reads one prompt from each line of standard input"),
     ] = "",
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="longest continuation, in tokens", show_default=AS_TRAINED)
+        int | None, typer.Option(help="maximum number of new tokens", show_default=AS_TRAINED)
     ] = None,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -54,34 +52,39 @@ def run(
     beam_size: Annotated[
         int | None,
         typer.Option(
-            help="draw nothing: the likeliest text found with so many hypotheses", show_default="none"
+            help="use beam search with this number of beams instead of sampling", show_default="none"
         ),
     ] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="with beams: above 0 favours longer texts", show_default=AS_TRAINED)
+        float | None,
+        typer.Option(help="beam search: values > 0 favour longer texts", show_default=AS_TRAINED),
     ] = None,
-    n: Annotated[int, typer.Option("-n", "--n", min=1, help="continuations of the prompt")] = 1,
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="number of continuations of the prompt")] = 1,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="the same seed gives the same text", show_default="0")
+        int | None,
+        typer.Option(min=0, help="random seed; the same seed gives the same text", show_default="0"),
     ] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="text that ends it; may be given again")] = None,
-    no_repeat_ngram_size: NoRepeat = None,
-    form: Form = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="stop string that ends the output; may be repeated")
+    ] = None,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
+    form: GrammarOption = None,
     cache: CacheName = None,
     speculate: Annotated[
         str | None,
         typer.Option(
-            help="who guesses tokens, e.g. lookup or draft,run=runs/small,tokens=4", show_default=AS_TRAINED
+            help="draft source of speculative decoding, e.g. lookup or draft,run=runs/small,tokens=4",
+            show_default=AS_TRAINED,
         ),
     ] = None,
-    others: With = None,
+    others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
-    """Let a language model go on from a text, and show it as it comes.
+    """Generate text with a language model, printed as it is generated.
 
-    Several texts are shown one after another, when they are complete; a line of dashes ends one that has lines.
-    Without a text the model begins one.
+    Several texts are printed one after another, each when it is complete; a text of several lines is followed
+    by a line of dashes. Without a prompt, the model starts a new text.
 
     \b
     polyhead generate runs/shakespeare "ROMEO:" --max-new-tokens 200 --temperature 0.8
@@ -90,7 +93,7 @@ def run(
     polyhead generate runs/shakespeare "To be" --speculate draft,run=runs/small
     polyhead generate runs/forms "Ann is 33." --form json,schema=person.json
     """
-    changes = typed(
+    changes = given_options(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -104,26 +107,26 @@ def run(
         seed=seed,
         length_penalty=length_penalty,
     ) | {"stop": stop or []}
-    changes |= parts(form=form, cache=cache, speculate=speculate)
+    changes |= given_parts(form=form, cache=cache, speculate=speculate)
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
-    if not prompt and waiting():
+    if not prompt and stdin_has_data():
         print(
             "polyhead: what is piped in is not read; for the lines of it: polyhead generate RUN -",
             file=sys.stderr,
         )
     if os.path.isfile(prompt):
-        packed = is_table(Path(prompt)) or Path(prompt).suffix.lower() == ".gz"  # has no lines of text
+        packed = is_table(Path(prompt)) or Path(prompt).suffix.lower() == ".gz"  # not a file of text lines
         lines = "" if packed else f"; for the lines of the file: - < {shlex.quote(prompt)}"
         print(f"polyhead: {prompt!r} is read as a text{lines}", file=sys.stderr)
-    model = opened(directory, others, dtype, device)
+    model = load_run(directory, others, dtype, device)
     if n == len(prompts) == 1:
-        # a mistake in them is told before the prompt is shown
-        for i, new in enumerate(model.stream(prompts, **changes)):
-            print(harmless(new.text if i else prompt + new.text), end="", flush=True)
+        # invalid options fail before the prompt is printed
+        for i, delta in enumerate(model.stream(prompts, **changes)):
+            print(escape_terminal(delta.text if i else prompt + delta.text), end="", flush=True)
         print()
         return
-    for text, said in zip(prompts, model.generate(prompts, n=n, **changes), strict=True):
-        for one in said:
-            print(harmless(text + one))
-            if "\n" in text + one:
+    for text, continuations in zip(prompts, model.generate(prompts, n=n, **changes), strict=True):
+        for continuation in continuations:
+            print(escape_terminal(text + continuation))
+            if "\n" in text + continuation:
                 print("-" * 8)

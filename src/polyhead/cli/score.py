@@ -1,4 +1,4 @@
-"""``polyhead score``: how likely given texts are."""
+"""``polyhead score``: log-probabilities of texts or translations."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.answers import answers, output_place
-from polyhead.cli.lines import Counter, chunk_size, lines_or_text, read_lines
-from polyhead.cli.options import Device, Dtype, Output, With
-from polyhead.data.reading import chunks
-from polyhead.errors import UserError
+from polyhead.cli.line_io import LineCounter, choose_read_batch, read_lines, read_lines_or_text
+from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile
+from polyhead.cli.output_file import check_output_path, open_output
+from polyhead.core.errors import UserError
+from polyhead.data.readers.reader_common import iter_chunks
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     source: Annotated[
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="file of sources; alone, or -: lines of source, tab, translation, or lines of text; or a text itself",
+            help="path of the source texts; without TARGET, or -: lines of source, tab, translation, "
+            "or lines of text; or a text",
         ),
     ] = "-",
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help="file of their translations, line by line")
+        str | None, typer.Argument(metavar="TARGET", help="path of the translations, line by line")
     ] = None,
-    output: Output = None,
+    output: OutputFile = None,
     chunk: Annotated[
-        int, typer.Option(min=1, help="pairs read before the first is answered; 1 in a conversation")
+        int,
+        typer.Option(
+            min=1, help="number of pairs read and processed together; 1 if they are typed in a terminal"
+        ),
     ] = 512,
-    others: With = None,
+    others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
-    """Say how likely given translations are, or lines of text by themselves.
+    """Compute the log-probability of translations, or of lines of text.
 
-    Prints for each pair the logarithm (base e) of the translation's probability and, after a tab, the number of
-    tokens it sums over, end of sentence included. The perplexity of all pairs goes to standard error. A language
-    model scores each line, as the beginning of a text.
+    Prints for each pair the logarithm (base e) of the probability of the translation and, after a tab, the
+    number of tokens it sums over, end of sentence included. The perplexity of all pairs is printed on
+    standard error. A language model scores each line as the beginning of a text.
 
     \b
     polyhead score runs/multi30k test.de test.en
@@ -48,31 +52,32 @@ def run(
     polyhead score runs/shakespeare lines.txt
     polyhead score runs/shakespeare "To be, or not to be"
     """
-    output_place(output, [source, target], directory, others)
+    check_output_path(output, [source, target], directory, others)
     if target is not None:
-        given: Iterator[Any] = parallel_pairs(source, target)
+        inputs: Iterator[Any] = read_parallel_pairs(source, target)
     else:
-        given = lines_or_text(source)
-    from polyhead.analysis.recovered import perplexity_of
-    from polyhead.cli.swapped import SwapCheck
-    from polyhead.loading import load
+        inputs = read_lines_or_text(source)
+    from polyhead.cli.swapped_sides import SwapCheck
+    from polyhead.evaluate.token_accuracy import loss_to_perplexity
+    from polyhead.run.load import load
 
     scorer = load([directory, *(others or [])], dtype=dtype, device=device)
-    alone = scorer.config.kind == "decoder"
-    if alone and target is not None:
+    is_language_model = scorer.config.kind == "decoder"
+    if is_language_model and target is not None:
         raise UserError("this run is a language model: it scores the lines of one file, without translations")
     if target is None:
-        given = zip(given, strict=True) if alone else tsv_pairs(given)
-    scorer.score([], None if alone else [])  # a run that cannot is told before the first line comes
-    swap = None if alone else SwapCheck(scorer)
-    counter, log_prob, tokens = Counter(prints=output is None), 0.0, 0
-    with answers(output, "scores") as add:
-        for chunk_of_texts in chunks(given, chunk_size(source, chunk)):
-            sides = [list(side) for side in zip(*chunk_of_texts, strict=True)]
-            if swap:
-                swap.read(sides[0])
-            with counter.place():
-                scores = scorer.score(sides[0], None if alone else sides[1])
+        inputs = zip(inputs, strict=True) if is_language_model else split_tsv_pairs(inputs)
+    # fails for an unsuitable model before the first line is read
+    scorer.score([], None if is_language_model else [])
+    swap_check = None if is_language_model else SwapCheck(scorer)
+    counter, log_prob, tokens = LineCounter(prints_to_stdout=output is None), 0.0, 0
+    with open_output(output, "scores") as add:
+        for chunk_of_texts in iter_chunks(inputs, choose_read_batch(source, chunk)):
+            columns = [list(column) for column in zip(*chunk_of_texts, strict=True)]
+            if swap_check:
+                swap_check.check_lines(columns[0])
+            with counter.renumber_errors():
+                scores = scorer.score(columns[0], None if is_language_model else columns[1])
             add((f"{score.log_prob:.4f}\t{score.tokens}" for score in scores), len(scores))
             for score in scores:
                 log_prob, tokens = log_prob + score.log_prob, tokens + score.tokens
@@ -80,11 +85,11 @@ def run(
     counter.close()
     if tokens:
         mean = -log_prob / tokens
-        print(f"perplexity {perplexity_of(mean):.4f} over {tokens:,} tokens", file=sys.stderr)
+        print(f"perplexity {loss_to_perplexity(mean):.4f} over {tokens:,} tokens", file=sys.stderr)
 
 
-def parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """The lines of two files side by side; the files must be equally long."""
+def read_parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Read the lines of two files as pairs; the files must have the same number of lines."""
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
         raise UserError(
@@ -93,14 +98,14 @@ def parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
     return zip(sources, targets, strict=True)
 
 
-def tsv_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The two columns of each line."""
+def split_tsv_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the two columns of each line."""
     for number, line in enumerate(lines, 1):
         columns = line.split("\t")
         if len(columns) != 2:
-            found = "no tab" if len(columns) == 1 else f"{len(columns)} columns"
-            way = "; files of both sides are given one after the other: polyhead score RUN SOURCE TARGET"
+            actual = "no tab" if len(columns) == 1 else f"{len(columns)} columns"
+            hint = "; files of both sides are given one after the other: polyhead score RUN SOURCE TARGET"
             raise UserError(
-                f"line {number}: expected source, tab, translation; found {found}{way * (number == 1)}"
+                f"line {number}: expected source, tab, translation; found {actual}{hint * (number == 1)}"
             )
         yield columns[0], columns[1]

@@ -1,4 +1,4 @@
-"""``polyhead serve``: an HTTP service and a page for one model."""
+"""``polyhead serve``: serve a model over HTTP, with a web page."""
 
 from __future__ import annotations
 
@@ -15,99 +15,111 @@ from polyhead.cli.options import (
     CacheName,
     Device,
     Dtype,
-    Short,
-    With,
-    opened,
-    parts,
-    tell_unguessed,
+    EnsembleOption,
+    ShortlistOption,
+    given_parts,
+    load_run,
+    warn_no_speculation,
 )
-from polyhead.document import parse_part
-from polyhead.errors import UserError
-from polyhead.registry import Choice
-from polyhead.serve.limits import Limits
+from polyhead.config.yaml_io import parse_part
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.serve.http.limits import Limits
 
 
 def run(
     directory: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="directory of a trained run, or of a published checkpoint"),
+        typer.Argument(metavar="RUN", help="path of a trained run or of a published checkpoint"),
     ] = None,
     runs: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="show the trainings in this directory, live, in place of a model"),
+        typer.Option(
+            metavar="DIR", help="show the training runs in this directory, live, instead of serving a model"
+        ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="address to listen on; others than this machine's own need a key")
+        str,
+        typer.Option(help="address to listen on; addresses other than this machine's own require an API key"),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0 is any free one")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free port")] = 8000,
     name: Annotated[
         str | None, typer.Option(help="id of the model", show_default="name of the directory")
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help="keys, one a line, of which requests must carry one; POLYHEAD_API_KEY is another"),
+        typer.Option(
+            help="path of a file of API keys, one per line, one of which each request must send; "
+            "POLYHEAD_API_KEY adds another"
+        ),
     ] = None,
     deterministic: Annotated[
         bool,
         typer.Option(
             "--deterministic",
-            help="every answer is the same to the last bit, whatever else runs; slower at load",
+            help="bitwise identical answers, independent of concurrent requests; slower under load",
         ),
     ] = False,
     strict: Annotated[
         bool,
         typer.Option(
             "--strict",
-            help="refuse unknown fields; without it they are ignored and named in a response header",
+            help="reject unknown fields; default: ignore them and name them in a response header",
         ),
     ] = False,
     cache: CacheName = None,
-    shortlist: Short = False,
+    shortlist: ShortlistOption = False,
     chat: Annotated[
         str | None,
         typer.Option(
-            help="how conversations are written, e.g. chatml; see polyhead parts chat",
+            help="chat format, e.g. chatml; see polyhead parts chat",
             show_default=AS_TRAINED,
         ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="sequences that are decoded at once")] = 128,
-    chunk: Annotated[int, typer.Option(min=1, help="known tokens read in a step")] = 512,
+    rows: Annotated[int, typer.Option(min=1, help="maximum number of sequences decoded at once")] = 128,
+    chunk: Annotated[
+        int, typer.Option(min=1, help="maximum number of prompt tokens processed per step (prefill)")
+    ] = 512,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of the model", show_default="all cores")
+        int | None, typer.Option(min=1, help="number of CPU threads of the model", show_default="all cores")
     ] = None,
-    others: With = None,
+    others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="texts that may wait; with more a request gets 429")
-    ] = Limits.waiting,
-    max_batch: Annotated[int, typer.Option(min=1, help="texts of a request")] = Limits.batch,
-    max_chars: Annotated[int, typer.Option(min=1, help="characters of a text")] = Limits.chars,
-    max_body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = Limits.body,
-    max_n: Annotated[int, typer.Option(min=1, help="outputs of a text")] = Limits.n,
-    max_beams: Annotated[int, typer.Option(min=1, help="hypotheses of a beam search")] = Limits.beams,
-    max_tokens: Annotated[int, typer.Option(min=1, help="new tokens of an output")] = Limits.max_tokens,
+        int, typer.Option(min=1, help="maximum number of queued texts; further requests get status 429")
+    ] = Limits.max_queue,
+    max_batch: Annotated[int, typer.Option(min=1, help="maximum number of texts per request")] = Limits.batch,
+    max_chars: Annotated[
+        int, typer.Option(min=1, help="maximum number of characters per text")
+    ] = Limits.chars,
+    max_body: Annotated[int, typer.Option(min=1, help="maximum number of bytes per request")] = Limits.body,
+    max_n: Annotated[int, typer.Option(min=1, help="maximum number of outputs per text")] = Limits.n,
+    max_beams: Annotated[int, typer.Option(min=1, help="maximum number of beams")] = Limits.beams,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="maximum number of new tokens per output")
+    ] = Limits.max_tokens,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="connections open at once")
+        int, typer.Option(min=1, help="maximum number of open connections")
     ] = Limits.connections,
-    timeout: Annotated[float, typer.Option(help="seconds until a request must be answered")] = Limits.timeout,
+    timeout: Annotated[float, typer.Option(help="time limit of a request, in seconds")] = Limits.timeout,
     write_timeout: Annotated[
-        float, typer.Option(help="seconds for which a client may read nothing of its answer")
+        float, typer.Option(help="seconds that a client may leave its response unread")
     ] = Limits.write_timeout,
     stall: Annotated[
-        float, typer.Option(help="seconds without a sign of the model after which it counts as hung")
-    ] = Limits.stall,
+        float, typer.Option(help="seconds without progress of the model after which it counts as hung")
+    ] = Limits.engine_timeout,
     grace: Annotated[
-        float, typer.Option(help="seconds to finish what was accepted when told to stop")
-    ] = Limits.grace,
+        float, typer.Option(help="seconds to finish accepted requests on shutdown")
+    ] = Limits.shutdown_timeout,
     log: Annotated[
         bool,
-        typer.Option("--log/--no-log", help="a line on standard error for each request, without its text"),
+        typer.Option("--log/--no-log", help="log each request on standard error, without its text"),
     ] = True,
 ) -> None:
-    """Serve a model over HTTP, with the routes that OpenAI's clients know, and a page to try it on.
+    """Serve a model over HTTP, with endpoints compatible with OpenAI's clients and a demo page.
 
-    SIGTERM or Ctrl-C lets accepted requests finish; a second one ends at once.
+    SIGTERM or Ctrl-C lets accepted requests finish; a second one exits at once.
 
     \b
     polyhead serve runs/shakespeare
@@ -120,47 +132,49 @@ def run(
         return
     if directory is None:
         raise UserError("RUN: missing; name a run to serve, or give --runs DIR to see how trainings go")
-    from polyhead.serve.keys import check_host, environment, read_keys
+    from polyhead.serve.http.auth import check_host, get_environment, read_keys
 
     limits = Limits(
-        body=max_body, chars=max_chars, batch=max_batch, n=max_n, beams=max_beams, max_tokens=max_tokens, waiting=max_waiting,
-        connections=max_connections, timeout=timeout, write_timeout=write_timeout, stall=stall, grace=grace,
+        body=max_body, chars=max_chars, batch=max_batch, n=max_n, beams=max_beams, max_tokens=max_tokens, max_queue=max_waiting,
+        connections=max_connections, timeout=timeout, write_timeout=write_timeout, engine_timeout=stall, shutdown_timeout=grace,
     )  # fmt: skip
-    keys = read_keys(api_key_file, environment())
+    keys = read_keys(api_key_file, get_environment())
     check_host(host, keys)
     options: dict[str, Any] = {
-        "rows": rows,
-        "chunk": chunk,
-        "chat": None if chat is None else Choice.read(parse_part(chat)),
+        "max_num_seqs": rows,
+        "prefill_chunk": chunk,
+        "chat": None if chat is None else Choice.from_config(parse_part(chat)),
     }
-    options |= parts(cache=cache) | ({"shortlist": True} if shortlist else {})
-    for needed in ("uvicorn", "prometheus_client"):
-        import_module(needed)  # what is missing is told before torch and the model are loaded
+    options |= given_parts(cache=cache) | ({"shortlist": True} if shortlist else {})
+    for module in ("uvicorn", "prometheus_client"):
+        import_module(module)  # fails before torch and the model are loaded
     import torch
 
-    from polyhead.serve.server import serve
+    from polyhead.serve.http.server import run_server
+    from polyhead.serve.http.sockets import get_url, listen
     from polyhead.serve.service import Service
-    from polyhead.serve.sockets import address, listen
 
     sock = listen(host, port)
     if threads is not None:
         torch.set_num_threads(threads)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("polyhead.serve").setLevel(logging.INFO if log else logging.ERROR)
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages may repeat what a client wrote
-    model = opened(directory, others, dtype, device)
-    called = name or (directory if not Path(directory).exists() else Path(directory).resolve().name)
-    if not called.isprintable() or not 0 < len(called) <= 200:
-        raise UserError(f"--name {called!r} is no name that a request could give")
-    tell_unguessed(model)
-    service = Service(model, called, limits, keys, strict=strict, deterministic=deterministic, **options)
-    about = f"{called} ({service.kind}): {', '.join(f'/v1/{task}' for task in service.tasks)}"
-    serve(service, sock, lambda: print(f"{about}\nready at {address(sock)}", flush=True))
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages may contain client text
+    model = load_run(directory, others, dtype, device)
+    model_name = name or (directory if not Path(directory).exists() else Path(directory).resolve().name)
+    if not model_name.isprintable() or not 0 < len(model_name) <= 200:
+        raise UserError(f"--name {model_name!r} is no name that a request could give")
+    warn_no_speculation(model)
+    service = Service(
+        model, model_name, limits, keys, strict_fields=strict, deterministic=deterministic, **options
+    )
+    description = f"{model_name} ({service.kind}): {', '.join(f'/v1/{task}' for task in service.tasks)}"
+    run_server(service, sock, lambda: print(f"{description}\nready at {get_url(sock)}", flush=True))
 
 
 def show_runs(model: str | None, directory: Path, host: str, port: int, api_key_file: Path | None) -> None:
-    """Serve the pages of trainings; no model is loaded."""
-    from polyhead.serve.keys import is_loopback
+    """Serve the pages of training runs; no model is loaded."""
+    from polyhead.serve.http.auth import is_loopback
 
     if model is not None:
         raise UserError(
@@ -168,11 +182,11 @@ def show_runs(model: str | None, directory: Path, host: str, port: int, api_key_
         )
     if api_key_file is not None or not is_loopback(host):
         raise UserError("--runs serves this machine alone, without keys: leave --host and --api-key-file out")
-    from polyhead.serve.runs import check_runs, serve_runs
-    from polyhead.serve.sockets import address, listen
+    from polyhead.serve.http.run_pages import check_runs, serve_runs
+    from polyhead.serve.http.sockets import get_url, listen
 
     check_runs(directory)
     sock = listen(host, port)
     serve_runs(
-        directory, sock, lambda: print(f"trainings in {directory}\nready at {address(sock)}", flush=True)
+        directory, sock, lambda: print(f"trainings in {directory}\nready at {get_url(sock)}", flush=True)
     )

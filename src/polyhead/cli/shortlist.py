@@ -1,4 +1,4 @@
-"""``polyhead shortlist``: which tokens may translate which, so that a translator looks at few of a large vocabulary."""
+"""``polyhead shortlist``: build a lexical shortlist, so that a translator scores fewer tokens."""
 
 from __future__ import annotations
 
@@ -10,100 +10,123 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.errors import UserError
+from polyhead.core.errors import UserError
 
 if TYPE_CHECKING:
-    from polyhead.generate.shortlist import Shortlist
-    from polyhead.run import Run
+    from polyhead.generation.shortlist.shortlist import Shortlist
+    from polyhead.run.run import Run
 
-HELD = 200  # pairs at most that are not learned from: what the list lacks is measured on them
-TRIED = 50  # of these are translated, with the list and without
-CELLS = 40_000_000  # source tokens beside target tokens that are learned from at most: some 50 bytes each
+MAX_HELD_OUT_PAIRS = 200  # maximum number of held-out pairs, on which coverage is measured
+MAX_TRIAL_TEXTS = 50  # of them, translated with and without the shortlist
+# maximum number of (source token, target token) cells in training, about 50 bytes each
+MAX_COUNT_CELLS = 40_000_000
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained translator")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained translation model")],
     files: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="FILES",
-            help="source and target, or one TSV or JSONL, as the run reads them; or one text, which the run translates first",
-            show_default="those it learned from",
+            help="source and target files, or one TSV or JSONL, in the format of the run's data; or "
+            "one text, which the run translates first",
+            show_default="its training data",
         ),
     ] = None,
-    each: Annotated[int, typer.Option(min=1, help="tokens at most that a source token suggests")] = 50,
-    always: Annotated[int, typer.Option(min=0, help="frequent tokens that may stand in any text")] = 100,
-    limit: Annotated[int, typer.Option(min=2, help="pairs that are read, the first ones")] = 100_000,
+    each: Annotated[int, typer.Option(min=1, help="maximum number of output tokens per source token")] = 50,
+    always: Annotated[
+        int, typer.Option(min=0, help="number of frequent tokens that are allowed in any text")
+    ] = 100,
+    limit: Annotated[int, typer.Option(min=2, help="number of pairs read, from the first")] = 100_000,
 ) -> None:
-    """Make a translator faster: the tokens that each source word suggests.
+    """Build a lexical shortlist, the output tokens of each source token, for faster translation.
 
-    The last product of a decoder is one with its whole vocabulary, and often half of the work. Here is learned which
-    tokens translate which (IBM Model 1); translate, eval and serve with --shortlist look at those of the sentence alone.
-    What that changes is measured on pairs that were put aside. Small vocabularies, of 10,000 tokens say, gain nothing.
+    The output projection of a decoder covers the whole vocabulary, and is often half of the work. This
+    command learns which tokens translate which (IBM Model 1); translate, eval and serve with --shortlist
+    compute logits only for the shortlist of the sentence. The effect is measured on held-out pairs. Small
+    vocabularies, of about 10,000 tokens, gain nothing.
 
     \b
     polyhead shortlist runs/multi30k
     polyhead shortlist runs/opus-mt-en-de text.en
     polyhead translate runs/multi30k test.de --shortlist
     """
-    from polyhead.cli.options import opened
-    from polyhead.generate.settings import ends_of
-    from polyhead.generate.shortlist import FILE, Shortlist
-    from polyhead.hf.reading import model_type
-    from polyhead.models.build import check_able
-    from polyhead.run_files import MODEL_TYPE
+    from polyhead.cli.options import load_run
+    from polyhead.generation.settings import eos_ids_for
+    from polyhead.generation.shortlist.shortlist import SHORTLIST_FILE, Shortlist
+    from polyhead.hf.load import read_model_type
+    from polyhead.models.build import check_model_kind
+    from polyhead.run.run_directory import MODEL_TYPE
 
-    if model_type(directory) not in (None, MODEL_TYPE):
+    if read_model_type(directory) not in (None, MODEL_TYPE):
         raise UserError(
             f"{directory} is a published checkpoint; make a run of it: polyhead import {directory} RUN"
         )
-    if (there := directory / FILE).exists():
-        raise UserError(f"{there} is there already; remove it first, to learn another")
-    translator = opened(directory, None, "fp32", "auto")
-    check_able(translator.config, ["encoder-decoder"])
-    texts, sources, targets = pairs(translator, files or [], limit)
-    held, end, room = min(HELD, len(texts) // 10 or 1), 0, CELLS
+    if (path := directory / SHORTLIST_FILE).exists():
+        raise UserError(f"{path} is there already; remove it first, to learn another")
+    translator = load_run(directory, None, "fp32", "auto")
+    check_model_kind(translator.config, ["encoder-decoder"])
+    texts, sources, targets = load_training_pairs(translator, files or [], limit)
+    num_held_out, end, room = min(MAX_HELD_OUT_PAIRS, len(texts) // 10 or 1), 0, MAX_COUNT_CELLS
     while end < len(texts) and room > 0:
         room -= (len(sources[end]) + 1) * len(targets[end])
         end += 1
-    sides = translator.tokenizer.sides
-    ends = ends_of(translator.generation, translator.tokenizer.target, sides.end)
-    made = Shortlist.learned(
-        sources[held:end], targets[held:end], translator.config.vocab_size,
-        each=each, always=always, needed=[*sides.opening, *ends],
+    template = translator.tokenizer.seq2seq_template
+    ends = eos_ids_for(translator.generation, translator.tokenizer.target_tokenizer, template.eos_id)
+    trained = Shortlist.from_pairs(
+        sources[num_held_out:end], targets[num_held_out:end], translator.config.vocab_size,
+        per_token=each, frequent=always, required_ids=[*template.opening_ids, *ends],
     )  # fmt: skip
-    print(f"learned from  {max(0, end - held):,} pairs", flush=True)
-    told(made, sources[:held], targets[:held])
-    translator.shortlist = lambda: made
-    tried(translator, texts[: min(held, TRIED)])
-    made.save(directory)
-    print(f"wrote {directory / FILE}; use it: polyhead translate {directory} input.txt --shortlist")
+    print(f"learned from  {max(0, end - num_held_out):,} pairs", flush=True)
+    print_coverage(trained, sources[:num_held_out], targets[:num_held_out])
+    translator.get_shortlist = lambda: trained
+    print_speedup(translator, texts[: min(num_held_out, MAX_TRIAL_TEXTS)])
+    trained.save(directory)
+    print(f"wrote {directory / SHORTLIST_FILE}; use it: polyhead translate {directory} input.txt --shortlist")
 
 
-def pairs(run: Run, files: list[str], limit: int) -> tuple[list[str], list[list[int]], list[list[int]]]:
-    """Texts, their tokens and those of their translations; of a text alone these are the run's own, by greedy search."""
-    from polyhead.cli.lines import Counter, read_lines
-    from polyhead.cli.measures import translations
-    from polyhead.data.columns import kind_of
+def load_training_pairs(
+    run: Run, files: list[str], limit: int
+) -> tuple[list[str], list[list[int]], list[list[int]]]:
+    """Load texts, their tokens and the tokens of their translations.
+
+    For a text without translations these are the run's own, by greedy search.
+    """
+    from polyhead.cli.eval_metrics import translations
+    from polyhead.cli.line_io import LineCounter, read_lines
+    from polyhead.data.readers.tabular import infer_format
 
     if not files and run.recipe is None:
         raise UserError(
             "this run has no recipe that names files; give them: polyhead shortlist RUN SOURCE TARGET, or a text alone"
         )
-    if len(files) == 1 and kind_of((Path(files[0]),)) is None:
-        texts, counter = [line for line in islice(read_lines(files[0]), limit) if line.strip()], Counter()
-        found = run.hypotheses(texts, beam_size=1, n_best=1, truncate=True, progress=counter.at)
+    if len(files) == 1 and infer_format((Path(files[0]),)) is None:
+        texts, counter = [line for line in islice(read_lines(files[0]), limit) if line.strip()], LineCounter()
+        hypotheses = run.hypotheses(
+            texts, beam_size=1, n_best=1, truncate=True, progress=counter.show_progress
+        )
         counter.add(len(texts))
         counter.close()
-        targets = [best.tokens for (best,) in found]
+        targets = [best.tokens for (best,) in hypotheses]
     else:
-        texts, others, _ = translations.pairs(run, files, "train", limit, {})
-        targets = run.tokenizer.target.encode(others)
-    sources, most = run.tokenizer.encode(texts), run.config.max_len - run.tokenizer.sides.most
-    kept = [i for i, pair in enumerate(zip(sources, targets, strict=True)) if max(map(len, pair)) <= most]
-    if long := len(texts) - len(kept):  # of a few of these each token beside each is more than memory holds
-        print(f"polyhead: {long:,} pairs have more than {most} tokens a side: left out", file=sys.stderr)
-    texts, sources, targets = [texts[i] for i in kept], [sources[i] for i in kept], [targets[i] for i in kept]
+        texts, target_texts, _ = translations.load_pairs(run, files, "train", limit, {})
+        targets = run.tokenizer.target_tokenizer.encode(target_texts)
+    sources, max_len = (
+        run.tokenizer.encode(texts),
+        run.config.max_len - run.tokenizer.seq2seq_template.max_special,
+    )
+    indices = [
+        i for i, pair in enumerate(zip(sources, targets, strict=True)) if max(map(len, pair)) <= max_len
+    ]
+    if num_long := len(texts) - len(indices):  # their co-occurrence counts would not fit into memory
+        print(
+            f"polyhead: {num_long:,} pairs have more than {max_len} tokens a side: left out", file=sys.stderr
+        )
+    texts, sources, targets = (
+        [texts[i] for i in indices],
+        [sources[i] for i in indices],
+        [targets[i] for i in indices],
+    )
     if len(texts) < 2:
         raise UserError(
             f"a shortlist is learned from two pairs at least, better from 10,000; got {len(texts)}"
@@ -111,17 +134,17 @@ def pairs(run: Run, files: list[str], limit: int) -> tuple[list[str], list[list[
     return texts, sources, targets
 
 
-def told(made: Shortlist, sources: list[list[int]], targets: list[list[int]]) -> None:
-    """How much of a vocabulary texts may use, and how much of their references they could not say."""
-    lists = [set(made.of(source).tolist()) for source in sources]
+def print_coverage(shortlist: Shortlist, sources: list[list[int]], targets: list[list[int]]) -> None:
+    """Print how many tokens the shortlists have, and how many reference tokens they contain."""
+    lists = [set(shortlist.select_ids(source).tolist()) for source in sources]
     mean = sum(map(len, lists)) / len(lists)
-    print(f"a text may say  {mean:,.0f} of {made.vocab_size:,} tokens, in the mean")
-    inside = sum(token in own for own, target in zip(lists, targets, strict=True) for token in target)
+    print(f"a text may say  {mean:,.0f} of {shortlist.vocab_size:,} tokens, in the mean")
+    inside = sum(token in allowed for allowed, target in zip(lists, targets, strict=True) for token in target)
     print(f"references have  {inside / max(1, sum(map(len, targets))):.1%} of their tokens among them")
 
 
-def tried(run: Run, texts: list[str]) -> None:
-    """Translate some texts with the list and without."""
+def print_speedup(run: Run, texts: list[str]) -> None:
+    """Translate texts with and without the shortlist; print how many agree, and the speedup."""
     outputs, seconds = [], []
     for shortlist in (False, True):
         run.translate(texts[:1], truncate=True, shortlist=shortlist)

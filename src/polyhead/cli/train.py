@@ -1,4 +1,4 @@
-"""``polyhead train``: from a recipe to a finished run directory."""
+"""``polyhead train``: train a model from a recipe."""
 
 from __future__ import annotations
 
@@ -10,48 +10,50 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from polyhead.cli.guard import DONE, FAILED, INTERRUPTED, said, tell
-from polyhead.cli.keys import keys
-from polyhead.errors import UserError
-from polyhead.recipe import Recipe, load_recipe
-from polyhead.train import launch
-from polyhead.train.signals import end_on_signal
+from polyhead.cli.error_handler import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, describe_error, print_error
+from polyhead.cli.recipe_keys import list_keys
+from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.core.errors import UserError
+from polyhead.train.distributed import launch
+from polyhead.train.signals import interrupt_on_signal
 
 
-def show_keys(wanted: bool) -> None:
-    """Print every key of a recipe and end."""
-    if wanted:
-        print("\n".join(keys()))
+def show_keys(value: bool) -> None:
+    """Print every key of a recipe and exit."""
+    if value:
+        print("\n".join(list_keys()))
         raise typer.Exit
 
 
 def run(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="path of a recipe (YAML)")],
     changes: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="changes to the recipe, e.g. model.d_model=256"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on from the newest checkpoint of the run, bit for bit")
+        bool, typer.Option("--resume", help="resume from the newest checkpoint of the run, bit for bit")
     ] = False,
     processes: Annotated[
         int,
         typer.Option(
-            min=1, max=1024, help="processes of this machine that train together, each with its share"
+            min=1,
+            max=1024,
+            help="number of processes on this machine that train together, each on a share of the batches",
         ),
     ] = 1,
     log: Annotated[
         Literal["wandb", "mlflow"] | None,
-        typer.Option(help="send the numbers to Weights & Biases or MLflow as well; as train.log"),
+        typer.Option(help="also log the metrics to Weights & Biases or MLflow; same as train.log"),
     ] = None,
     listing: Annotated[
         bool,
-        typer.Option("--keys", help="list every key of a recipe and end", callback=show_keys, is_eager=True),
+        typer.Option("--keys", help="list all recipe keys and exit", callback=show_keys, is_eager=True),
     ] = False,
 ) -> None:
-    """Train a model from raw text, as a recipe says.
+    """Train a model from raw text with a recipe.
 
-    Ctrl-C and SIGTERM finish the step, save a checkpoint and end with exit code 130; --resume goes on from there.
+    Ctrl-C and SIGTERM finish the step, save a checkpoint and exit with code 130; --resume continues from it.
 
     \b
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k
@@ -59,28 +61,31 @@ def run(
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --resume
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --processes 4
 
-    The run's report.html is written at each evaluation; see also polyhead report, and polyhead serve --runs.
+    The run's report.html is written at each evaluation; see also polyhead report and polyhead serve --runs.
     """
     changes = [*(changes or []), *([f"train.log={log}"] if log else [])]
-    # until the first step, from which on the training hears them itself; several processes have their launcher
-    with end_on_signal() if launch.processes() == 1 else nullcontext():
-        read = load_recipe(recipe, changes, made=resume)
+    # until step 1, when training installs its own handler; with several processes the launcher has one
+    with interrupt_on_signal() if launch.count_processes() == 1 else nullcontext():
+        loaded = load_recipe(recipe, changes, from_run=resume)
         if resume and not any(change.startswith("out=") for change in changes):
-            check_beside(recipe, read.out)
+            check_resume_directory(recipe, loaded.out)
         if processes > 1:
-            typed = [str(recipe), *changes, *(["--resume"] if resume else [])]
-            raise typer.Exit(launch.launch(typed, processes))
-        if launch.processes() > 1:
-            together(read, resume)
-        from polyhead.train.pipeline import run_training
+            arguments = [str(recipe), *changes, *(["--resume"] if resume else [])]
+            raise typer.Exit(launch.launch(arguments, processes))
+        if launch.count_processes() > 1:
+            run_worker(loaded, resume)
+        from polyhead.train.run_training import run_training
 
-        _, outcome = run_training(read, resume=resume)
-    if outcome.how == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+        _, outcome = run_training(loaded, resume=resume)
+    if outcome.status == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def check_beside(recipe: Path, out: Path) -> None:
-    """A recipe that lies in a run is that run's: of one that was copied or moved the recipe still names the old place."""
+def check_resume_directory(recipe: Path, out: Path) -> None:
+    """Check that a recipe in a run directory has that directory as ``out``.
+
+    The recipe of a run that was copied or moved still contains the old path.
+    """
     here = recipe.parent
     if (here / "checkpoints").is_dir() and here.resolve() != out.resolve():
         raise UserError(
@@ -89,27 +94,27 @@ def check_beside(recipe: Path, out: Path) -> None:
         )
 
 
-def together(recipe: Recipe, resume: bool) -> NoReturn:
-    """The work of one of several processes. It leaves at once, without waiting for messages that are still under way."""
-    launch.end_with_launcher()
-    from polyhead.train.pipeline import run_training
-    from polyhead.train.several import Lost, joined
+def run_worker(recipe: Recipe, resume: bool) -> NoReturn:
+    """Train as one of several processes. Exits at once, without waiting for pending messages."""
+    launch.die_with_launcher()
+    from polyhead.train.distributed.torch_process_group import PeerLost, init_process_group
+    from polyhead.train.run_training import run_training
 
-    code = DONE
+    code = EXIT_OK
     try:
-        with joined(recipe.train.timeout) as ranks:
-            restarted = launch.restarted() and (recipe.out / "recipe.yaml").is_file()
+        with init_process_group(recipe.train.timeout) as ranks:
+            restarted = launch.is_restarted() and (recipe.out / "recipe.yaml").is_file()
             _, outcome = run_training(recipe, resume=resume or restarted, ranks=ranks)
-        if outcome.how == "interrupted":
-            code = INTERRUPTED
-    except Lost as error:
-        code = launch.LOST
+        if outcome.status == "interrupted":
+            code = EXIT_INTERRUPTED
+    except PeerLost as error:
+        code = launch.RANK_LOST
         if str(error):
-            code = tell(str(error), FAILED)
+            code = print_error(str(error), EXIT_FAILED)
     except KeyboardInterrupt:
-        code = tell("interrupted", INTERRUPTED)
+        code = print_error("interrupted", EXIT_INTERRUPTED)
     except Exception as error:
-        code = tell(*said(error))
+        code = print_error(*describe_error(error))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

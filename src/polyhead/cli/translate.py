@@ -1,4 +1,4 @@
-"""``polyhead translate``: lines in, translations out."""
+"""``polyhead translate``: translate lines of text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.answers import answers, output_place
-from polyhead.cli.beside import files_beside, refuse_long
-from polyhead.cli.lines import Counter, chunk_size, one_line, read_lines
+from polyhead.cli.line_inputs import check_line_lengths, open_line_inputs
+from polyhead.cli.line_io import LineCounter, choose_read_batch, read_lines, to_one_line
 from polyhead.cli.options import (
     AS_TRAINED,
     BatchTokens,
@@ -18,85 +17,102 @@ from polyhead.cli.options import (
     CacheName,
     Device,
     Dtype,
-    EarlyStopping,
+    EarlyStoppingOption,
+    EnsembleOption,
     LengthPenalty,
     MinNewTokens,
     MinP,
-    NoRepeat,
-    Output,
-    Short,
+    NoRepeatNgramSize,
+    OutputFile,
+    ShortlistOption,
     SourceLang,
     TargetLang,
     Temperature,
-    TermsFile,
+    TerminologyOption,
     TopK,
     TopP,
-    With,
-    opened,
-    parts,
-    typed,
+    given_options,
+    given_parts,
+    load_run,
 )
-from polyhead.data.reading import chunks
+from polyhead.cli.output_file import check_output_path, open_output
+from polyhead.data.readers.reader_common import iter_chunks
 
 if TYPE_CHECKING:
-    from polyhead.run import Run
+    from polyhead.run.run import Run
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     source: Annotated[
-        str, typer.Argument(metavar="FILE", help="text, one sentence a line, .gz too; - is standard input")
+        str,
+        typer.Argument(
+            metavar="FILE", help="path of a text with one sentence per line, also .gz; -: standard input"
+        ),
     ] = "-",
     beam_size: BeamSize = None,
     length_penalty: LengthPenalty = None,
     n_best: Annotated[
         int | None,
-        typer.Option(help="translations for a line, on as many lines; best first", show_default=AS_TRAINED),
+        typer.Option(
+            help="number of translations per line, each on its own line, best first", show_default=AS_TRAINED
+        ),
     ] = None,
     min_new_tokens: MinNewTokens = None,
-    early_stopping: EarlyStopping = None,
+    early_stopping: EarlyStoppingOption = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="the same seed draws the same translations", show_default="0")
+        int | None,
+        typer.Option(
+            min=0, help="random seed; the same seed gives the same sampled translations", show_default="0"
+        ),
     ] = None,
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
-    no_repeat_ngram_size: NoRepeat = None,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
     cache: CacheName = None,
     batch_tokens: BatchTokens = None,
     prefix: Annotated[
-        str | None, typer.Option(metavar="FILE", help="how each translation must begin, line by line")
+        str | None,
+        typer.Option(metavar="FILE", help="path of the forced prefix of each translation, line by line"),
     ] = None,
-    terms: TermsFile = None,
+    terminology: TerminologyOption = None,
     scores: Annotated[
-        bool, typer.Option("--scores", help="put the score and a tab before each translation")
+        bool, typer.Option("--scores", help="print the score and a tab before each translation")
     ] = False,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="translate the beginning of lines too long for the model")
+        bool,
+        typer.Option(
+            "--truncate", help="truncate lines that are too long for the model, and translate their beginning"
+        ),
     ] = False,
-    shortlist: Short = False,
-    output: Output = None,
+    shortlist: ShortlistOption = False,
+    output: OutputFile = None,
     chunk: Annotated[
-        int, typer.Option(min=1, help="lines read before the first is answered; 1 in a conversation")
+        int,
+        typer.Option(
+            min=1, help="number of lines read and processed together; 1 if they are typed in a terminal"
+        ),
     ] = 512,
-    others: With = None,
+    others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
-    """Translate a file or what is piped in, one line at a time.
+    """Translate a file or standard input line by line.
 
-    A blank line gives a blank line, so line n of the output belongs to line n of the input. With --temperature, --top-k, --top-p or
-    --min-p translations are drawn by their probabilities; without, the best ones are searched for.
+    A blank line gives a blank line, so line n of the output belongs to line n of the input. With
+    --temperature, --top-k, --top-p or --min-p, translations are sampled; otherwise the best ones are found by
+    beam search.
 
     \b
     polyhead translate runs/multi30k test.de --output test.en
     polyhead translate runs/multi30k more.de --output more.en --temperature 1
     echo "Ein Hund bellt." | polyhead translate runs/multi30k --n-best 3 --scores
     """
-    changes = typed(
+    changes = given_options(
         beam_size=beam_size,
         length_penalty=length_penalty,
         min_new_tokens=min_new_tokens,
@@ -110,57 +126,67 @@ def run(
         batch_tokens=batch_tokens,
         source_lang=source_lang,
         target_lang=target_lang,
-    ) | parts(cache=cache)
-    output_place(output, [source, prefix, terms], directory, others)
-    lines, beside = read_lines(source), files_beside(source, prefix, terms)
-    from polyhead.cli.swapped import SwapCheck
-    from polyhead.text.sides import between
+    ) | given_parts(cache=cache)
+    check_output_path(output, [source, prefix, terminology], directory, others)
+    lines, line_inputs = read_lines(source), open_line_inputs(source, prefix, terminology)
+    from polyhead.cli.swapped_sides import SwapCheck
+    from polyhead.tokenizers.languages import with_languages
 
-    translator = opened(directory, others, dtype, device)
-    cuts, most = translator.tokenizer, translator.config.max_len
-    counter, done = Counter(prints=output is None), 0
-    changes |= {"truncate": truncate, "shortlist": shortlist, "progress": counter.at}
+    translator = load_run(directory, others, dtype, device)
+    tokenizer, max_len = translator.tokenizer, translator.config.max_len
+    counter, num_done = LineCounter(prints_to_stdout=output is None), 0
+    changes |= {"truncate": truncate, "shortlist": shortlist, "progress": counter.show_progress}
     n_best = translator.generation.n_best if n_best is None else n_best
-    sides = between(cuts, source_lang, target_lang)
-    for file in beside:
-        file.about(cuts, sides, most)
-        changes |= file.of([], 0)
-    translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
-    swap = SwapCheck(translator, source_lang, target_lang)
-    with answers(output, "translations") as add:
-        for texts in chunks(lines, chunk_size(source, chunk)):
-            swap.read(texts)
+    template = with_languages(tokenizer, source_lang, target_lang)
+    for line_input in line_inputs:
+        line_input.set_model(tokenizer, template, max_len)
+        changes |= line_input.get_options([], 0)
+    # reports an invalid option before the first line is read
+    translator.translate([], n_best=n_best, **changes)
+    swap_check = SwapCheck(translator, source_lang, target_lang)
+    with open_output(output, "translations") as add:
+        for texts in iter_chunks(lines, choose_read_batch(source, chunk)):
+            swap_check.check_lines(texts)
             if not truncate:
-                way = "Split the line, or translate its beginning with --truncate"
-                refuse_long(cuts.encode(texts), most - len(sides.source(())), done + 1, "line", way)
-            for file in beside:
-                changes |= file.of(texts, done)
-            found = translations(translator, texts, n_best, changes, done)
-            add((shown(score, text, scores) for score, text in found), len(texts))
-            done += len(texts)
+                hint = "Split the line, or translate its beginning with --truncate"
+                check_line_lengths(
+                    tokenizer.encode(texts),
+                    max_len - len(template.encoder_input(())),
+                    num_done + 1,
+                    "line",
+                    hint,
+                )
+            for line_input in line_inputs:
+                changes |= line_input.get_options(texts, num_done)
+            translations = translate_lines(translator, texts, n_best, changes, num_done)
+            add((format_translation(score, text, scores) for score, text in translations), len(texts))
+            num_done += len(texts)
             counter.add(len(texts))
         counter.close()
-        for file in beside:
-            file.end(done)
+        for line_input in line_inputs:
+            line_input.finish(num_done)
 
 
-def shown(score: float | None, text: str, scores: bool) -> str:
-    """A line of the output."""
+def format_translation(score: float | None, text: str, scores: bool) -> str:
+    """Format a line of the output."""
     return text if score is None or not scores else f"{score:.4f}\t{text}"
 
 
-def translations(
-    run: Run, texts: list[str], n_best: int, changes: dict[str, Any], first: int
+def translate_lines(
+    run: Run, texts: list[str], n_best: int, changes: dict[str, Any], first_index: int
 ) -> Iterator[tuple[float | None, str]]:
-    """(score, translation), ``n_best`` of them for each text; blanks without a score for a blank text, and where fewer were found.
+    """Yield (score, translation), ``n_best`` for each text.
 
-    ``first`` is the number of the first text among all.
+    A blank text, and missing hypotheses, give blanks without a score. ``first_index`` is the index of the
+    first text in the whole input.
     """
-    from polyhead.generate.stream import decode_whole
+    from polyhead.generation.detokenizer import decode_complete_chars
 
-    given = [text if text.strip() else "" for text in texts]
-    for text, best in zip(given, run.hypotheses(given, n_best=n_best, first=first, **changes), strict=True):
-        outputs = decode_whole(run.tokenizer, [hypothesis.tokens for hypothesis in best])
-        for hypothesis, output in zip(best, outputs, strict=True):
-            yield hypothesis.score if text else None, one_line(output)
+    sources = [text if text.strip() else "" for text in texts]
+    for text, hypotheses in zip(
+        sources, run.hypotheses(sources, n_best=n_best, row_offset=first_index, **changes), strict=True
+    ):
+        outputs = decode_complete_chars(run.tokenizer, [hypothesis.tokens for hypothesis in hypotheses])
+        for hypothesis, output in zip(hypotheses, outputs, strict=True):
+            yield hypothesis.score if text else None, to_one_line(output)
         yield from [(None, "")] * (n_best - len(outputs))

@@ -1,1 +1,1 @@
-"""Designs side by side on the same text: same order of the data, same seeds, equal budget."""
+"""Compare model designs trained on the same text in the same order, with equal seeds and an equal budget."""

@@ -1,4 +1,4 @@
-"""A comparison as one call, and its result as an object that prints as the table."""
+"""Run a comparison with one call; the result prints as a table."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyhead import document
-from polyhead.compare.axes import Axis, read_axis, read_design
 from polyhead.compare.budget import read_budget
-from polyhead.compare.plan import Plan, make_plan
-from polyhead.compare.run import compare, prepare
-from polyhead.compare.table import table
-from polyhead.errors import UserError, check_whole, show
+from polyhead.compare.plan import ComparisonPlan, make_plan
+from polyhead.compare.report.text_table import format_table
+from polyhead.compare.run import prepare_comparison, run_trials
+from polyhead.compare.sweep import Axis, read_axis, read_design
+from polyhead.config import yaml_io
+from polyhead.core.errors import UserError, check_int, format_value
 
 
 class Comparison(NamedTuple):
-    """The rows of a comparison, best first, and where its files are."""
+    """Result of a comparison: its rows, best first, and its plan."""
 
     rows: list[dict[str, Any]]
-    plan: Plan
-    finished: bool  # False where Ctrl-C stopped it
+    plan: ComparisonPlan
+    finished: bool  # False if interrupted by Ctrl-C
 
     @property
     def out(self) -> Path:
-        """The directory with compare.html, compare.json, compare.csv and the trained runs."""
+        """Directory with compare.html, compare.json, compare.csv and the trained runs."""
         return self.plan.out
 
     def __repr__(self) -> str:
-        return f"{table(self.rows, self.plan)}\n\n{self.out / 'compare.html'}"
+        return f"{format_table(self.rows, self.plan)}\n\n{self.out / 'compare.html'}"
 
 
 def run_comparison(
@@ -43,37 +43,43 @@ def run_comparison(
     match: str | None,
     out: Path | None,
 ) -> Comparison:
-    """Train and measure every design; what is finished already in the directory is not run again."""
+    """Train and measure every design; trials that are finished in the output directory are not repeated."""
     if match not in (None, "params"):
-        raise UserError(f"match is {show(match)}: only 'params' can be made equal")
+        raise UserError(f"match is {format_value(match)}: only 'params' can be made equal")
     if not isinstance(vary, Mapping) or not isinstance(designs, Mapping):
         raise UserError(
             "vary is a mapping of keys to lists of values, as {'norm': ['layernorm', 'rmsnorm']}, and designs one of names "
             "to lists of changes"
         )
-    check_whole("seeds", seeds, 1)
+    check_int("seeds", seeds, 1)
     plan = make_plan(
         recipe,
         changes,
-        [_axis(key, values) for key, values in vary.items()],
-        [read_design(f"{name}: {' '.join(_listed(name, own))}") for name, own in designs.items()],
+        [_make_axis(key, values) for key, values in vary.items()],
+        [
+            read_design(f"{name}: {' '.join(_check_list(name, design_changes))}")
+            for name, design_changes in designs.items()
+        ],
         full_grid=grid,
         budget=read_budget(budget),
         seeds=seeds,
         match=match is not None,
         out=out,
     )
-    plan = prepare(plan)
-    rows, finished = compare(plan)
+    plan = prepare_comparison(plan)
+    rows, finished = run_trials(plan)
     return Comparison(rows, plan, finished)
 
 
-def _axis(key: str, values: Sequence[Any]) -> Axis:
-    written = (one if isinstance(one, str) else document.write_value(one) for one in _listed(key, values))
-    return read_axis(f"{key}={','.join(written)}")
+def _make_axis(key: str, values: Sequence[Any]) -> Axis:
+    texts = (
+        value if isinstance(value, str) else yaml_io.dump_yaml_value(value)
+        for value in _check_list(key, values)
+    )
+    return read_axis(f"{key}={','.join(texts)}")
 
 
-def _listed(name: str, values: Sequence[Any]) -> Sequence[Any]:
+def _check_list(name: str, values: Sequence[Any]) -> Sequence[Any]:
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise UserError(f"{name}: wanted a list of values, got {show(values)}")
+        raise UserError(f"{name}: wanted a list of values, got {format_value(values)}")
     return values

@@ -1,6 +1,6 @@
-"""From what was typed to the rows of a comparison: every design resolved into a complete recipe, or refused with a reason.
+"""Plan of a comparison: each requested design is resolved into a complete recipe or rejected with a reason.
 
-No torch here, so that a mistake is answered at once.
+Imports no torch, so that errors are reported immediately.
 """
 
 from __future__ import annotations
@@ -16,30 +16,36 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from polyhead import document
-from polyhead.compare.axes import Axis, Design, grid, one_at_a_time
 from polyhead.compare.budget import Budget
-from polyhead.errors import UserError, explain
-from polyhead.recipe import Recipe, read_recipe
-from polyhead.registry import CACHE, Choice
-from polyhead.train.schedule import faint, late
+from polyhead.compare.sweep import Axis, DesignSpec, expand_grid, vary_one_axis
+from polyhead.config import yaml_io
+from polyhead.config.recipe import Recipe, read_recipe
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.messages import from_validation_error
+from polyhead.core.registry import CACHE
+from polyhead.train.schedule import warn_factor, warn_long_warmup
 
 if TYPE_CHECKING:
-    from polyhead.compare.tasks.base import Compared
+    from polyhead.compare.tasks.base import ComparedTask
 
-LONGEST_NAME = 80  # characters of a directory
-AS_ANOTHER = {"decoder_block": "block", "decoder_attention": "attention", "cross_attention": "attention"}
+_MAX_NAME_LEN = 80  # characters of a directory name
+_INHERITED_PARTS = {
+    "decoder_block": "block",
+    "decoder_attention": "attention",
+    "cross_attention": "attention",
+}
 Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One design: its name, what it changes, and its recipe, or why there can be none."""
+class Design:
+    """One design: its name, its changes to the base, and its recipe, or the reason why it has none."""
 
     name: str
     changes: tuple[str, ...]
     recipe: Recipe | None
-    refused: str = ""
+    error: str = ""
     note: str = ""
 
     @property
@@ -48,141 +54,154 @@ class Row:
 
     @property
     def slug(self) -> str:
-        """The name as that of a directory; one that had to be changed gets a digest, so that none meet."""
-        safe = re.sub(r"[^\w=.,-]+", "-", self.name).strip("-.")[:LONGEST_NAME]
-        return safe if safe == self.name else f"{safe}-{digest(self.name)[:6]}"
+        """Directory name of the design; a name with other characters gets a hash, so that none collide."""
+        safe = re.sub(r"[^\w=.,-]+", "-", self.name).strip("-.")[:_MAX_NAME_LEN]
+        return safe if safe == self.name else f"{safe}-{hash_value(self.name)[:6]}"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A whole comparison before it runs: rows, the base first, each to be trained with every seed."""
+class ComparisonPlan:
+    """Complete plan of a comparison: the designs, the base first, each trained with every seed."""
 
-    rows: tuple[Row, ...]
+    designs: tuple[Design, ...]
     seeds: tuple[int, ...]
     budget: Budget
     match: bool
     out: Path
 
     @property
-    def task(self) -> Compared:
-        """What is measured, and how."""
-        from polyhead.compare.tasks.base import compared
+    def task(self) -> ComparedTask:
+        """The task that designs are compared on, with its metrics."""
+        from polyhead.compare.tasks.base import get_compared_task
 
-        return compared(self.base.task.name)
+        return get_compared_task(self.base.task.name)
 
     @property
     def base(self) -> Recipe:
-        recipe = self.rows[0].recipe
+        recipe = self.designs[0].recipe
         assert recipe is not None, "the base is read before anything else"
         return recipe
 
-    def place(self, row: Row, seed: int) -> Path:
-        """The directory of a cell."""
-        return self.out / "cells" / f"{row.slug}.s{seed}"
+    def trial_dir(self, design: Design, seed: int) -> Path:
+        """Directory of a trial."""
+        return self.out / "cells" / f"{design.slug}.s{seed}"
 
-    def with_rows(self, rows: Iterable[Row]) -> Plan:
-        return replace(self, rows=tuple(rows))
+    def with_designs(self, designs: Iterable[Design]) -> ComparisonPlan:
+        return replace(self, designs=tuple(designs))
 
 
 def make_plan(
     recipe: Path,
     changes: Sequence[str],
     axes: Sequence[Axis],
-    designs: Sequence[Design],
+    designs: Sequence[DesignSpec],
     *,
     full_grid: bool,
     budget: Budget,
     seeds: int,
     match: bool,
     out: Path | None,
-) -> Plan:
-    """Every design as a row; equal ones are merged into the first of them.
+) -> ComparisonPlan:
+    """Resolve all designs; a design with the same recipe as an earlier one is dropped.
 
-    A value that is wrong in any recipe (a name nobody knows, a number out of range) is a UserError; a combination
-    that does not work is a row that says so.
+    A value that no recipe accepts (an unknown name, a number out of range) is a UserError. A combination that
+    does not work becomes a design with an error.
     """
-    tree = _tree(recipe, changes)
-    base = resolve(tree, ())
+    tree = _load_tree(recipe, changes)
+    base = resolve_recipe(tree, ())
     if isinstance(base, str):
         raise UserError(base)
-    given = [value for keys, value in document.parse_overrides(changes, Recipe) if keys == ["out"]]
+    out_values = [value for keys, value in yaml_io.parse_overrides(changes, Recipe) if keys == ["out"]]
     # a run's own recipe is runs/NAME/recipe.yaml
     name = recipe.parent.name if recipe.stem == "recipe" else recipe.stem
-    out = out or Path(given[-1] if given else Path("runs") / f"compare-{name}")
-    varied = grid(axes, lambda change: _same(tree, change, base)) if full_grid else one_at_a_time(axes)
-    rows = [Row("base", (), base, note=warning(base, budget))]
-    for design in [*varied, *designs]:
-        found = resolve(tree, design.changes)
-        if isinstance(found, Recipe) and base.data.valid_share and found.data.train != base.data.train:
-            found = "data.valid_share would hold out another text than the base's; name files in data.valid"
-        if isinstance(found, str):
-            rows.append(Row(design.name, design.changes, None, refused=found))
-        elif all(row.recipe is None or built(found) != built(row.recipe) for row in rows):
-            rows.append(Row(design.name, design.changes, found, note=warning(found, budget)))
+    out = out or Path(out_values[-1] if out_values else Path("runs") / f"compare-{name}")
+    varied_designs = (
+        expand_grid(axes, lambda change: _equals_base(tree, change, base))
+        if full_grid
+        else vary_one_axis(axes)
+    )
+    rows = [Design("base", (), base, note=schedule_warnings(base, budget))]
+    for design in [*varied_designs, *designs]:
+        resolved = resolve_recipe(tree, design.changes)
+        if isinstance(resolved, Recipe) and base.data.valid_share and resolved.data.train != base.data.train:
+            resolved = (
+                "data.valid_share would hold out another text than the base's; name files in data.valid"
+            )
+        if isinstance(resolved, str):
+            rows.append(Design(design.name, design.changes, None, error=resolved))
+        elif all(
+            row.recipe is None or normalise_recipe(resolved) != normalise_recipe(row.recipe) for row in rows
+        ):
+            rows.append(
+                Design(design.name, design.changes, resolved, note=schedule_warnings(resolved, budget))
+            )
     _check_names(rows)
-    from polyhead.compare.tasks.base import compared
+    from polyhead.compare.tasks.base import get_compared_task
 
-    compared(base.task.name)  # a task that cannot be compared is told before anything is made
-    first = base.train.seed
-    return Plan(tuple(rows), tuple(range(first, first + seeds)), budget, match, out)
+    get_compared_task(base.task.name)  # reject a task that cannot be compared before any file is written
+    first_seed = base.train.seed
+    return ComparisonPlan(tuple(rows), tuple(range(first_seed, first_seed + seeds)), budget, match, out)
 
 
-def resolve(tree: Tree, changes: Iterable[str]) -> Recipe | str:
-    """The recipe with some changes, or why these do not go together."""
+def resolve_recipe(tree: Tree, changes: Iterable[str]) -> Recipe | str:
+    """Recipe with some changes applied, or the reason why the changes do not fit together.
+
+    A value that no recipe accepts is a UserError.
+    """
     tree = copy.deepcopy(tree)
-    for keys, value in document.parse_overrides(changes, Recipe):
-        document.assign(tree, keys, value, Recipe)
+    for keys, value in yaml_io.parse_overrides(changes, Recipe):
+        yaml_io.assign(tree, keys, value, Recipe)
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        said = explain(error, Recipe)
+        user_error = from_validation_error(error, Recipe)
         if any(
-            len(found["loc"]) > 1 or found["loc"] == ("task",) for found in error.errors(include_url=False)
+            len(detail["loc"]) > 1 or detail["loc"] == ("task",) for detail in error.errors(include_url=False)
         ):
-            raise said from None
-        return str(said)
+            raise user_error from None
+        return str(user_error)
 
 
-def _tree(path: Path, changes: Sequence[str]) -> Tree:
-    """The recipe as a mapping, with the changes that hold for all designs."""
+def _load_tree(path: Path, changes: Sequence[str]) -> Tree:
+    """Read the recipe as a mapping, with the changes that apply to all designs."""
     tree = read_recipe(path, changes)
-    for keys, value in document.parse_overrides(changes, Recipe):
-        document.assign(tree, keys, value, Recipe)
+    for keys, value in yaml_io.parse_overrides(changes, Recipe):
+        yaml_io.assign(tree, keys, value, Recipe)
     return {key: value for key, value in tree.items() if value is not None}
 
 
-def _same(tree: Tree, change: str, base: Recipe) -> bool:
-    found = resolve(tree, [change])
-    return isinstance(found, Recipe) and built(found) == built(base)
+def _equals_base(tree: Tree, change: str, base: Recipe) -> bool:
+    resolved = resolve_recipe(tree, [change])
+    return isinstance(resolved, Recipe) and normalise_recipe(resolved) == normalise_recipe(base)
 
 
-def built(recipe: Recipe) -> Recipe:
-    """The recipe without the parts that are spelled out and would be the same if they were not."""
+def normalise_recipe(recipe: Recipe) -> Recipe:
+    """Remove explicit parts of a recipe that equal the default they replace."""
     model, generation = recipe.model, recipe.generation
-    varied = {name for parts in model.pattern for name, choice in parts if choice}
-    same = [
+    varied_parts = {name for parts in model.pattern for name, choice in parts if choice}
+    redundant_parts = [
         part
-        for part, usual in AS_ANOTHER.items()
-        if getattr(model, part) == getattr(model, usual) and usual not in varied
+        for part, default_part in _INHERITED_PARTS.items()
+        if getattr(model, part) == getattr(model, default_part) and default_part not in varied_parts
     ]
     if generation.cache == CACHE.check(Choice("static")):
-        from polyhead.analysis.cost.decoding import cache_shape
+        from polyhead.cost.decoding import cache_shape
 
-        if cache_shape(model.with_vocabulary(1)).keyed:
+        if cache_shape(model.with_vocabulary(1)).kv_layers:
             generation = generation.model_copy(update={"cache": None})
-    model = model.model_copy(update=dict.fromkeys(same))
+    model = model.model_copy(update=dict.fromkeys(redundant_parts))
     return recipe.model_copy(update={"model": model, "generation": generation})
 
 
-def _check_names(rows: Sequence[Row]) -> None:
-    names = [row.name for row in rows]
+def _check_names(designs: Sequence[Design]) -> None:
+    names = [row.name for row in designs]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two designs are called {name!r}; give one of them another name")
 
 
-def warning(recipe: Recipe, budget: Budget) -> str:
-    """What a person should know about a row before it runs; empty where there is nothing."""
+def schedule_warnings(recipe: Recipe, budget: Budget) -> str:
+    """Warnings about the learning rate schedule of a design; '' if there are none."""
     steps = (
         int(budget.amount)
         if budget.kind == "steps"
@@ -191,12 +210,12 @@ def warning(recipe: Recipe, budget: Budget) -> str:
         else None
     )
     notes = [
-        late(recipe.train.schedule, steps) if steps else "",
-        faint(recipe.train.schedule, recipe.train.lr),
+        warn_long_warmup(recipe.train.schedule, steps) if steps else "",
+        warn_factor(recipe.train.schedule, recipe.train.lr),
     ]
     return "; ".join(note for note in notes if note)
 
 
-def digest(value: Any) -> str:
-    """A short name for a value that JSON can write."""
+def hash_value(value: Any) -> str:
+    """Short hash of a JSON-serialisable value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

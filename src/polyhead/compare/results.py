@@ -1,4 +1,4 @@
-"""From the results of cells to the rows of the table: means over seeds, intervals, significance against the base."""
+"""Aggregate trial results into table rows: means over seeds, intervals, significance against the base."""
 
 from __future__ import annotations
 
@@ -9,65 +9,70 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.analysis.cost.flops import times_forward
-from polyhead.analysis.recovered import perplexity_of
-from polyhead.compare.files import OUTPUTS, read_json
-from polyhead.compare.origins import tokens_of
-from polyhead.compare.plan import Plan, Row
-from polyhead.compare.significance import Floats, interval, resamples, scores
-from polyhead.compare.tasks.base import Measure
-from polyhead.evaluate.baselines import Baseline, beats
+from polyhead.compare.io import OUTPUTS_FILE, JsonDict, read_json_file
+from polyhead.compare.plan import ComparisonPlan, Design
+from polyhead.compare.shared_setup import tokenizer_fingerprint
+from polyhead.compare.significance import bootstrap_interval, draw_resamples, score_resamples
+from polyhead.compare.tasks.base import QualityMeasure
+from polyhead.core.array_types import Floats
+from polyhead.cost.flops import update_flops_factor
+from polyhead.evaluate.baselines import Baseline, beats_baseline
+from polyhead.evaluate.token_accuracy import loss_to_perplexity
 
-Result = dict[str, Any]
-# what is averaged over the seeds, besides the measures
-MEANS = (
+# averaged over the seeds, in addition to the metrics
+_AVERAGED_KEYS = (
     "parameters", "flops_per_token", "steps", "seconds", "tokens", "train_tokens_per_s",
     "decode_tokens_per_s", "memory", "cache_per_token", "cache_constant", "dead",
 )  # fmt: skip
 
 
-def rows_of(plan: Plan, results: Mapping[tuple[str, int], Result]) -> list[Result]:
-    """One row a design, best first; those without a result come last."""
+def build_result_rows(plan: ComparisonPlan, results: Mapping[tuple[str, int], JsonDict]) -> list[JsonDict]:
+    """One row per design, best first; designs without a result come last."""
     statistics_of = {
-        row.name: statistics_by_seed(plan, row, done)
-        for row in plan.rows
-        if (done := done_seeds(plan, row, results))
+        row.name: load_unit_statistics(plan, row, done)
+        for row in plan.designs
+        if (done := find_done_seeds(plan, row, results))
     }
-    rows = [row_of(plan, row, results, statistics_of) for row in plan.rows]
-    note_fewer(rows, plan)
+    rows = [make_result_row(plan, row, results, statistics_of) for row in plan.designs]
+    note_missing_units(rows, plan)
     withhold_verdicts(rows, plan.task.measures)
-    chief = next(iter(alike(rows, plan.task.measures)), plan.task.measures[0])
+    chief = next(iter(comparable_measures(rows, plan.task.measures)), plan.task.measures[0])
 
-    def order(row: Result) -> tuple[bool, bool, float]:
+    def sort_key(row: JsonDict) -> tuple[bool, bool, float]:
         value = row.get(chief.name)
-        best = math.inf if value is None else value if chief.less_is_better else -value
-        unlearned = row["learned"] is False  # these stay in the order of the plan
+        best = math.inf if value is None else value if chief.lower_is_better else -value
+        unlearned = row["learned"] is False  # unlearned designs keep the order of the plan
         return bool(row["fewer"]), unlearned, 0.0 if unlearned else best
 
-    rows.sort(key=order)
+    rows.sort(key=sort_key)
     return [{"rank": i + 1, **row} for i, row in enumerate(rows)]
 
 
-def alike(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> list[Measure]:
-    """The measures that compare these rows: losses of a token compare only where the tokens are the same."""
+def comparable_measures(
+    rows: Sequence[Mapping[str, Any]], measures: Sequence[QualityMeasure]
+) -> list[QualityMeasure]:
+    """Metrics that compare these rows: losses per token are comparable only with equal tokenizers."""
     same = len({row["tokenizer"] for row in rows if row["status"] == "done"}) <= 1
-    return [measure for measure in measures if same or measure.across]
+    return [measure for measure in measures if same or measure.across_tokenizers]
 
 
-def note_fewer(rows: Sequence[Result], plan: Plan) -> None:
-    """Mark the rows that were measured on less of the text than others: what is too long for a design is not in its figures."""
-    for measure in plan.task.measures if plan.task.words.given else ():
-        most = max((row["units"].get(measure.name, 0) for row in rows), default=0)
+def note_missing_units(rows: Sequence[JsonDict], plan: ComparisonPlan) -> None:
+    """Add a note to rows that were measured on fewer units of text than others.
+
+    Units that are too long for a design are not in its metrics.
+    """
+    for measure in plan.task.measures if plan.task.page_words.has_fixed_units else ():
+        max_units = max((row["units"].get(measure.name, 0) for row in rows), default=0)
         for row in rows:
-            has = row["units"].get(measure.name, most)
-            if has < most and not row["fewer"]:
-                row["fewer"] = most - has
-                said = f"{measure.column} of {has:,} of {most:,} {plan.task.words.unit}, the others are too long for it"
-                row["note"] = "; ".join(filter(None, (row["note"], said)))
+            n_units = row["units"].get(measure.name, max_units)
+            if n_units < max_units and not row["fewer"]:
+                row["fewer"] = max_units - n_units
+                note = f"{measure.column} of {n_units:,} of {max_units:,} {plan.task.page_words.unit}, the others are too long for it"
+                row["note"] = "; ".join(filter(None, (row["note"], note)))
 
 
-def withhold_verdicts(rows: Sequence[Result], measures: Sequence[Measure]) -> None:
-    """Leave out the significance of differences between a row and the base where neither has learned."""
+def withhold_verdicts(rows: Sequence[JsonDict], measures: Sequence[QualityMeasure]) -> None:
+    """Remove the significance of the difference between a row and the base if neither has learned."""
     base = next((row for row in rows if row["base"]), None)
     if base is None or base["learned"] is not False:
         return
@@ -76,103 +81,126 @@ def withhold_verdicts(rows: Sequence[Result], measures: Sequence[Measure]) -> No
             row |= {f"{measure.name}_p": None for measure in measures}
 
 
-def learned(row: Result, measures: Sequence[Measure]) -> bool | None:
-    """Whether the score of a row, which is its second measure, is better than its baseline; None where one is missing."""
+def exceeds_baseline(row: JsonDict, measures: Sequence[QualityMeasure]) -> bool | None:
+    """Whether the score of a row, its second metric, beats its baseline; None if either is missing."""
     name = measures[1].name
     value, baseline = row[name], row["baselines"].get(name)
-    return None if value is None or baseline is None else beats(name, value, Baseline(**baseline))
+    return None if value is None or baseline is None else beats_baseline(name, value, Baseline(**baseline))
 
 
-def done_seeds(plan: Plan, row: Row, results: Mapping[tuple[str, int], Result]) -> list[int]:
-    """The seeds of a row that have a result."""
-    return [seed for seed in plan.seeds if results.get((row.name, seed), {}).get("status") == "done"]
+def find_done_seeds(
+    plan: ComparisonPlan, design: Design, results: Mapping[tuple[str, int], JsonDict]
+) -> list[int]:
+    """Seeds of a design that have a result."""
+    return [seed for seed in plan.seeds if results.get((design.name, seed), {}).get("status") == "done"]
 
 
-def row_of(
-    plan: Plan,
-    row: Row,
-    results: Mapping[tuple[str, int], Result],
-    statistics_of: Mapping[str, Mapping[int, dict[str, Floats]]],
-) -> Result:
-    """One row: what it is, how it went, what was measured."""
-    cells = [results.get((row.name, seed), {"status": "waiting"}) for seed in plan.seeds]
+def make_result_row(
+    plan: ComparisonPlan,
+    design: Design,
+    results: Mapping[tuple[str, int], JsonDict],
+    unit_statistics: Mapping[str, Mapping[int, dict[str, Floats]]],
+) -> JsonDict:
+    """Row of one design: settings, status and measurements."""
+    cells = [results.get((design.name, seed), {"status": "waiting"}) for seed in plan.seeds]
     done = [cell for cell in cells if cell["status"] == "done"]
     failed = [cell for cell in cells if cell["status"] == "failed"]
-    status = "refused" if row.refused else "done" if done else "failed" if failed else "waiting"
-    message = row.refused or "; ".join(dict.fromkeys(cell["message"] for cell in failed))
-    found: Result = {
-        "name": row.name,
-        "base": row.is_base,
+    status = "refused" if design.error else "done" if done else "failed" if failed else "waiting"
+    message = design.error or "; ".join(dict.fromkeys(cell["message"] for cell in failed))
+    row: JsonDict = {
+        "name": design.name,
+        "base": design.is_base,
         "status": status,
         "message": message,
-        "note": row.note,
-        "changes": list(row.changes),
+        "note": design.note,
+        "changes": list(design.changes),
         "seeds": len(done),
-        "tokenizer": tokens_of(row.recipe) if row.recipe else None,
+        "tokenizer": tokenizer_fingerprint(design.recipe) if design.recipe else None,
     }
     measures = [measure.name for measure in plan.task.measures]
-    for name in (*measures, *MEANS):
+    for name in (*measures, *_AVERAGED_KEYS):
         values = [cell[name] for cell in done if cell.get(name) is not None]
-        found[name] = statistics.fmean(values) if values else None
-    found["times_forward"] = times_forward(row.recipe.train.adapt is not None) if row.recipe else None
-    found["skipped"] = sum(cell.get("skipped", 0) for cell in cells)
-    found["ppl"] = perplexity_of(found["loss"]) if found["loss"] is not None else None
+        row[name] = statistics.fmean(values) if values else None
+    row["times_forward"] = (
+        update_flops_factor(design.recipe.train.adapt is not None) if design.recipe else None
+    )
+    row["skipped"] = sum(cell.get("skipped", 0) for cell in cells)
+    row["ppl"] = loss_to_perplexity(row["loss"]) if row["loss"] is not None else None
     for name in measures:
-        found[f"{name}_spread"] = statistics.stdev(cell[name] for cell in done) if len(done) > 1 else None
-    found["baselines"] = done[0].get("baselines", {}) if done else {}
-    found["learned"] = learned(found, plan.task.measures)
-    found["split"] = done[0]["split"] if done else None
-    found["signatures"] = done[0]["signatures"] if done else None
-    found["curves"] = [cell.get("curve", []) for cell in cells if cell.get("curve")]
-    found["recipe"] = next((cell["recipe"] for cell in done), row.recipe.dump_yaml() if row.recipe else None)
-    own = next(iter(statistics_of.get(row.name, {}).values()), {})
-    found["units"] = {name: len(rows) for name, rows in own.items()}
-    found["fewer"] = 0  # units that others have and this one has not
-    left = next((cell["left_out"] for cell in done if cell.get("left_out")), "")
-    found["note"] = "; ".join(filter(None, (row.note, left)))
-    found |= quality(row, plan, statistics_of)
-    return found
+        row[f"{name}_spread"] = statistics.stdev(cell[name] for cell in done) if len(done) > 1 else None
+    row["baselines"] = done[0].get("baselines", {}) if done else {}
+    row["learned"] = exceeds_baseline(row, plan.task.measures)
+    row["split"] = done[0]["split"] if done else None
+    row["signatures"] = done[0]["signatures"] if done else None
+    row["curves"] = [cell.get("curve", []) for cell in cells if cell.get("curve")]
+    row["recipe"] = next(
+        (cell["recipe"] for cell in done), design.recipe.dump_yaml() if design.recipe else None
+    )
+    own_statistics = next(iter(unit_statistics.get(design.name, {}).values()), {})
+    row["units"] = {name: len(rows) for name, rows in own_statistics.items()}
+    row["fewer"] = 0  # units that other designs have and this one lacks
+    left_out = next((cell["left_out"] for cell in done if cell.get("left_out")), "")
+    row["note"] = "; ".join(filter(None, (design.note, left_out)))
+    row |= compute_intervals(design, plan, unit_statistics)
+    return row
 
 
-def quality(row: Row, plan: Plan, statistics_of: Mapping[str, Mapping[int, dict[str, Floats]]]) -> Result:
-    """Intervals of each measure, and significance against the base over the seeds that both have."""
-    own, base = statistics_of.get(row.name, {}), statistics_of.get(plan.rows[0].name, {})
-    found: Result = {}
+def compute_intervals(
+    design: Design, plan: ComparisonPlan, unit_statistics: Mapping[str, Mapping[int, dict[str, Floats]]]
+) -> JsonDict:
+    """Interval of each metric, and its significance against the base over the seeds that both have."""
+    own_statistics, base_statistics = (
+        unit_statistics.get(design.name, {}),
+        unit_statistics.get(plan.designs[0].name, {}),
+    )
+    intervals: JsonDict = {}
     for measure in plan.task.measures:
         name, score = measure.name, measure.score
-        shared = [seed for seed in own if seed in base and not row.is_base]
-        paired = [s for s in shared if _pairs(measure, row, plan, own[s][name], base[s][name])]
-        if not own:
-            found[f"{name}_interval"] = found[f"{name}_p"] = None
+        shared = [seed for seed in own_statistics if seed in base_statistics and not design.is_base]
+        paired = [
+            s
+            for s in shared
+            if _is_paired(measure, design, plan, own_statistics[s][name], base_statistics[s][name])
+        ]
+        if not own_statistics:
+            intervals[f"{name}_interval"] = intervals[f"{name}_p"] = None
             continue
-        mine = [of_seed[name] for of_seed in own.values()]
-        if len(mine[0]) < 2:  # of one unit nothing can be drawn
-            value = scores(mine, score, np.ones((1, 1)))[0]
-            found[f"{name}_interval"], found[f"{name}_p"] = [value, value], None
+        own_values = [of_seed[name] for of_seed in own_statistics.values()]
+        if len(own_values[0]) < 2:  # a single unit cannot be resampled
+            value = score_resamples(own_values, score, np.ones((1, 1)))[0]
+            intervals[f"{name}_interval"], intervals[f"{name}_p"] = [value, value], None
             continue
-        weights = resamples(len(mine[0]))
-        spread = interval(mine, None, score, weights)
+        weights = draw_resamples(len(own_values[0]))
+        spread = bootstrap_interval(own_values, None, score, weights)
         p = None
         if paired:
-            here, there = ([which[seed][name] for seed in paired] for which in (own, base))
-            p = interval(here, there, score, weights).p
-        found[f"{name}_interval"], found[f"{name}_p"] = [spread.low, spread.high], p
-    return found
+            own_paired, base_paired = (
+                [source[seed][name] for seed in paired] for source in (own_statistics, base_statistics)
+            )
+            p = bootstrap_interval(own_paired, base_paired, score, weights).p
+        intervals[f"{name}_interval"], intervals[f"{name}_p"] = [spread.low, spread.high], p
+    return intervals
 
 
-def _pairs(measure: Measure, row: Row, plan: Plan, own: Floats, base: Floats) -> bool:
-    """Whether unit i of the one is unit i of the other; with other tokens it is not, or is measured differently."""
-    if len(own) != len(base) or row.recipe is None:
+def _is_paired(
+    measure: QualityMeasure, design: Design, plan: ComparisonPlan, stats: Floats, base_stats: Floats
+) -> bool:
+    """Whether unit i of both designs is the same; with other tokens it is not, or is measured differently."""
+    if len(stats) != len(base_stats) or design.recipe is None:
         return False
-    same_tokens = tokens_of(row.recipe) == tokens_of(plan.base) and bool((own[:, 1] == base[:, 1]).all())
-    return same_tokens or not measure.of_tokens
+    same_tokens = tokenizer_fingerprint(design.recipe) == tokenizer_fingerprint(plan.base) and bool(
+        (stats[:, 1] == base_stats[:, 1]).all()
+    )
+    return same_tokens or not measure.is_per_token
 
 
-def statistics_by_seed(plan: Plan, row: Row, seeds: Sequence[int]) -> dict[int, dict[str, Floats]]:
-    """Statistics by unit of every measure, for each seed that is done."""
-    found = {}
+def load_unit_statistics(
+    plan: ComparisonPlan, design: Design, seeds: Sequence[int]
+) -> dict[int, dict[str, Floats]]:
+    """Unit statistics of every metric, for each finished seed."""
+    by_seed = {}
     for seed in seeds:
-        kept = read_json(plan.place(row, seed) / OUTPUTS)
-        assert kept is not None, "outputs.json is written before result.json"
-        found[seed] = plan.task.statistics(kept, plan.base)
-    return found
+        outputs = read_json_file(plan.trial_dir(design, seed) / OUTPUTS_FILE)
+        assert outputs is not None, "outputs.json is written before result.json"
+        by_seed[seed] = plan.task.unit_statistics(outputs, plan.base)
+    return by_seed

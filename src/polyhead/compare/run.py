@@ -1,4 +1,4 @@
-"""The whole comparison: what is shared, cell after cell, and the rows that come of it."""
+"""Run a comparison: prepare shared files, run each trial, and publish the rows."""
 
 from __future__ import annotations
 
@@ -9,186 +9,203 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from polyhead.analysis.forecast import duration
-from polyhead.compare import files
-from polyhead.compare.axes import WHOLE
-from polyhead.compare.files import read_json, write_json
-from polyhead.compare.matching import match_parameters
-from polyhead.compare.origins import begun, say, text_of, tokenizer_of
-from polyhead.compare.page import write_page
-from polyhead.compare.plan import Plan, Row
-from polyhead.compare.process import Stop, run_process, stopping
-from polyhead.compare.results import rows_of
-from polyhead.compare.table import write_csv
-from polyhead.compare.tasks.base import Measure
+from polyhead.compare import io as io_module
+from polyhead.compare.io import read_json_file, write_json_file
+from polyhead.compare.match_parameters import match_parameters
+from polyhead.compare.plan import ComparisonPlan, Design
+from polyhead.compare.report.page import write_compare_page
+from polyhead.compare.report.text_table import write_csv
+from polyhead.compare.results import build_result_rows
+from polyhead.compare.shared_setup import check_init_from, ensure_tokenizer, fingerprint_files, print_status
+from polyhead.compare.subprocess_runner import StopHandler, handle_stop_signals, run_subprocess
+from polyhead.compare.sweep import TOP_LEVEL_KEYS
+from polyhead.compare.tasks.base import QualityMeasure
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
-from polyhead.errors import UserError
+from polyhead.core.output_paths import check_output_dir
 from polyhead.evaluate.baselines import Baseline
-from polyhead.places import directory_place
-from polyhead.recipe import Recipe
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.lock import RunLock
-from polyhead.train.resume import differences
+from polyhead.train.resume import list_differences
+from polyhead.viz.eta_model import format_seconds
 
-SECTIONS = ("data", "tokenizer", "model", "train", "generation")
+_RECIPE_SECTIONS = ("data", "tokenizer", "model", "train", "generation")
 
 
-class Cell(NamedTuple):
-    """One row with one seed, where it lives, and what it trains."""
+class Trial(NamedTuple):
+    """One design with one seed, its directory, and the recipe it trains."""
 
-    row: Row
+    design: Design
     seed: int
     directory: Path
     recipe: Recipe
 
 
-def prepare(plan: Plan) -> Plan:
-    """Refuse what another comparison has made, train the tokenizers, and make parameters equal if that is wanted."""
-    plan = begun(plan)
-    check_out(plan)
+def prepare_comparison(plan: ComparisonPlan) -> ComparisonPlan:
+    """Check the plan and the output directory, and match parameter counts if requested.
+
+    Matching trains the tokenizers.
+    """
+    plan = check_init_from(plan)
+    check_same_comparison(plan)
     if not plan.match:
         return plan
     if plan.base.start is not None:
         raise UserError("--match params: a design that begins with a run keeps the sizes of that run")
-    from polyhead.compare.measure import parameters
+    from polyhead.compare.cost_metrics import count_parameters
 
-    labels = plan.task.labels(plan.base)
+    labels = plan.task.read_labels(plan.base)
 
     def count(recipe: Recipe) -> int:
-        return parameters(recipe, Tokenizer.load(tokenizer_of(recipe, plan.out)).vocab_size, labels)
+        return count_parameters(recipe, Tokenizer.load(ensure_tokenizer(recipe, plan.out)).vocab_size, labels)
 
     return match_parameters(plan, count)
 
 
-def compare(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
-    """Run every cell that is not finished. The rows, and whether all cells are done (else it was interrupted)."""
-    cells = [cell_of(plan, row, row.recipe, seed) for row in plan.rows if row.recipe for seed in plan.seeds]
-    for cell in cells:
-        check_cell(cell)
-        tokenizer_of(cell.recipe, plan.out)
-    write_json(plan.out / files.COMPARISON, described(plan))
-    for row in plan.rows:
-        if row.refused:
-            say(tr("{name}: cannot be built: {reason}", name=row.name, reason=translate_message(row.refused)))
+def run_trials(plan: ComparisonPlan) -> tuple[list[dict[str, Any]], bool]:
+    """Run all unfinished trials; return the rows, and False if the comparison was interrupted."""
+    trials = [
+        make_trial(plan, row, row.recipe, seed) for row in plan.designs if row.recipe for seed in plan.seeds
+    ]
+    for trial in trials:
+        check_trial(trial)
+        ensure_tokenizer(trial.recipe, plan.out)
+    write_json_file(plan.out / io_module.COMPARISON_FILE, describe_setup(plan))
+    for row in plan.designs:
+        if row.error:
+            print_status(
+                tr("{name}: cannot be built: {reason}", name=row.name, reason=translate_message(row.error))
+            )
         elif row.note:
-            say(f"{row.name}: {translate_message(row.note)}")
-    with RunLock(plan.out), stopping() as stop:
+            print_status(f"{row.name}: {translate_message(row.note)}")
+    with RunLock(plan.out), handle_stop_signals() as stop:
         results: dict[tuple[str, int], dict[str, Any]] = {}
         finished = True
-        for number, (cell, left) in enumerate(pending(cells, plan), 1):
-            new = settled(cell) is None
+        for number, (trial, eta) in enumerate(iter_with_eta(trials, plan), 1):
+            is_new = finished_result(trial) is None
             if finished:
-                finished = one(cell, plan, stop, f"[{number}/{len(cells)}]", left)
-            results[cell.row.name, cell.seed] = written(cell) or {"status": "waiting"}
-            if finished and new:
-                publish(plan, results)
-        return publish(plan, results), finished
+                finished = run_pending_trial(trial, plan, stop, f"[{number}/{len(trials)}]", eta)
+            results[trial.design.name, trial.seed] = read_result(trial) or {"status": "waiting"}
+            if finished and is_new:
+                publish_results(plan, results)
+        return publish_results(plan, results), finished
 
 
-def pending(cells: list[Cell], plan: Plan) -> Iterator[tuple[Cell, str]]:
-    """The cells with what is left after each, as a person would say it."""
+def iter_with_eta(trials: list[Trial], plan: ComparisonPlan) -> Iterator[tuple[Trial, str]]:
+    """Yield each trial with a text that gives the remaining time after it."""
     spent: list[float] = []
-    to_run = [settled(cell) is None for cell in cells]
-    for i, (cell, ran) in enumerate(zip(cells, to_run, strict=True)):
-        rest, before = sum(to_run[i + 1 :]), time.monotonic()
+    to_run = [finished_result(trial) is None for trial in trials]
+    for i, (trial, is_pending) in enumerate(zip(trials, to_run, strict=True)):
+        n_left, start = sum(to_run[i + 1 :]), time.monotonic()
         mean = (
             sum(spent) / len(spent) if spent else plan.budget.amount if plan.budget.kind == "time" else None
         )
-        left = tr(", about {time} more for the rest", time=duration(mean * rest)) if mean and rest else ""
-        yield cell, left
-        if ran:
-            spent.append(time.monotonic() - before)
+        eta = (
+            tr(", about {time} more for the rest", time=format_seconds(mean * n_left))
+            if mean and n_left
+            else ""
+        )
+        yield trial, eta
+        if is_pending:
+            spent.append(time.monotonic() - start)
 
 
-def one(cell: Cell, plan: Plan, stop: Stop, number: str, left: str) -> bool:
-    """Run one cell in its own process, if it is not finished; False if that was interrupted."""
-    name = cell.row.name + (tr(", seed {seed}", seed=cell.seed) if len(plan.seeds) > 1 else "")
-    found = settled(cell)
-    if found is not None:
-        say(f"{number} {name}: {brief(found, plan)} {tr('(finished before)')}")
+def run_pending_trial(trial: Trial, plan: ComparisonPlan, stop: StopHandler, counter: str, eta: str) -> bool:
+    """Run a trial in a subprocess unless it is finished; False if it was interrupted."""
+    name = trial.design.name + (tr(", seed {seed}", seed=trial.seed) if len(plan.seeds) > 1 else "")
+    result = finished_result(trial)
+    if result is not None:
+        print_status(f"{counter} {name}: {summarize_result(result, plan)} {tr('(finished before)')}")
         return True
-    goes_on = (cell.directory / "checkpoints").is_dir()
-    say(f"{number} {name}{tr(': goes on') if goes_on else ''}{left}")
-    ask(cell, plan)
+    is_resumed = (trial.directory / "checkpoints").is_dir()
+    print_status(f"{counter} {name}{tr(': goes on') if is_resumed else ''}{eta}")
+    write_trial_config(trial, plan)
     start = time.monotonic()
-    code = run_process(cell.directory, stop)
-    if stop.asked:
+    code = run_subprocess(trial.directory, stop)
+    if stop.is_requested:
         return False
-    found = written(cell)
-    if code and found is None:
-        found = {"status": "failed", "message": died(code)}
-        write_json(cell.directory / files.RESULT, {**found, "again": True})
-    assert found is not None, "a cell that ends well has a result"
-    took = duration(time.monotonic() - start)
-    say(tr("    {result} in {time}", result=brief(found, plan), time=took))
+    result = read_result(trial)
+    if code and result is None:
+        result = {"status": "failed", "message": exit_reason(code)}
+        write_json_file(trial.directory / io_module.RESULT_FILE, {**result, "again": True})
+    assert result is not None, "a cell that ends well has a result"
+    elapsed = format_seconds(time.monotonic() - start)
+    print_status(tr("    {result} in {time}", result=summarize_result(result, plan), time=elapsed))
     return True
 
 
-def ask(cell: Cell, plan: Plan) -> None:
-    """Write down what the cell is to do. All seeds of a design take the steps that its first one was given."""
-    first = read_json(plan.place(cell.row, plan.seeds[0]) / files.STEPS) or {}
-    (cell.directory / files.RESULT).unlink(missing_ok=True)
-    write_json(
-        cell.directory / files.CELL,
+def write_trial_config(trial: Trial, plan: ComparisonPlan) -> None:
+    """Write the settings of a trial. All seeds of a design take the number of steps of its first seed."""
+    first = read_json_file(plan.trial_dir(trial.design, plan.seeds[0]) / io_module.STEPS_FILE) or {}
+    (trial.directory / io_module.RESULT_FILE).unlink(missing_ok=True)
+    write_json_file(
+        trial.directory / io_module.TRIAL_FILE,
         {
-            "recipe": cell.recipe.model_dump(mode="json"),
+            "recipe": trial.recipe.model_dump(mode="json"),
             "budget": [plan.budget.kind, plan.budget.amount],
-            "tokenizer": str(tokenizer_of(cell.recipe, plan.out)),
+            "tokenizer": str(ensure_tokenizer(trial.recipe, plan.out)),
             "steps": first.get("steps"),
         },
     )
 
 
-def cell_of(plan: Plan, row: Row, recipe: Recipe, seed: int) -> Cell:
-    """The row's recipe with the seed, in the cell's place, with the store of tokens that all cells share."""
-    directory, shared = plan.place(row, seed), plan.out / "shared" / "tokens"
+def make_trial(plan: ComparisonPlan, design: Design, recipe: Recipe, seed: int) -> Trial:
+    """Make a trial: its directory, and the recipe of the design with the seed and the shared token cache."""
+    directory, shared = plan.trial_dir(design, seed), plan.out / "shared" / "tokens"
     update = {
         "train": recipe.train.model_copy(update={"seed": seed}),
         "data": recipe.data.model_copy(update={"cache": recipe.data.cache or shared}),
         "out": directory,
     }
-    return Cell(row, seed, directory, recipe.model_copy(update=update))
+    return Trial(design, seed, directory, recipe.model_copy(update=update))
 
 
-def check_cell(cell: Cell) -> None:
-    """A directory that was made for another design of the same name is a UserError."""
-    asked = read_json(cell.directory / files.CELL)
-    if asked is not None and changed_keys(asked["recipe"], cell.recipe):
+def check_trial(trial: Trial) -> None:
+    """Raise a UserError if the directory was made for another design of the same name."""
+    trial_config = read_json_file(trial.directory / io_module.TRIAL_FILE)
+    if trial_config is not None and find_changed_keys(trial_config["recipe"], trial.recipe):
         raise UserError(
-            f"{cell.directory} was made for another design called {cell.row.name!r}; "
+            f"{trial.directory} was made for another design called {trial.design.name!r}; "
             "give this one another name, or the comparison another --out"
         )
 
 
-def changed_keys(written: dict[str, Any], now: Recipe) -> list[str]:
-    """The keys in which a recipe that was written down differs from one of now, but for where it lies.
+def find_changed_keys(saved_recipe: dict[str, Any], recipe: Recipe) -> list[str]:
+    """Keys in which a saved recipe differs from the current one, except those of storage locations.
 
-    It is read as a recipe, since a key that came to be later stands at its default there.
+    The saved recipe is parsed as a recipe, so that keys added since then have their default.
     """
     try:
-        before = Recipe.model_validate(written)
+        saved = Recipe.model_validate(saved_recipe)
     except ValidationError:
         return ["the recipe"]
-    found = [key for name in SECTIONS for key in differences(getattr(before, name), getattr(now, name), name)]
-    found += [name for name in WHOLE if getattr(before, name) != getattr(now, name)]
-    return [key for key in found if key != "data.cache"]
+    changed = [
+        key
+        for name in _RECIPE_SECTIONS
+        for key in list_differences(getattr(saved, name), getattr(recipe, name), name)
+    ]
+    changed += [name for name in TOP_LEVEL_KEYS if getattr(saved, name) != getattr(recipe, name)]
+    return [key for key in changed if key != "data.cache"]
 
 
-def written(cell: Cell) -> dict[str, Any] | None:
-    """The result of a cell; None if there is none yet."""
-    return read_json(cell.directory / files.RESULT)
+def read_result(trial: Trial) -> dict[str, Any] | None:
+    """Result of a trial; None if it has none."""
+    return read_json_file(trial.directory / io_module.RESULT_FILE)
 
 
-def settled(cell: Cell) -> dict[str, Any] | None:
-    """The same, but None also for a failure that may pass: the cell has to run."""
-    found = written(cell)
-    return None if found is None or found.get("again") else found
+def finished_result(trial: Trial) -> dict[str, Any] | None:
+    """Result of a trial; None if the trial must run, which includes failures that may be temporary."""
+    result = read_result(trial)
+    return None if result is None or result.get("again") else result
 
 
-def publish(plan: Plan, results: dict[tuple[str, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows as they stand, written as JSON, CSV and a page."""
-    rows = rows_of(plan, results)
-    write_json(
+def publish_results(
+    plan: ComparisonPlan, results: dict[tuple[str, int], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Write the current rows as JSON, CSV and an HTML page, and return them."""
+    rows = build_result_rows(plan, results)
+    write_json_file(
         plan.out / "compare.json",
         {
             "task": plan.base.task.name,
@@ -198,14 +215,14 @@ def publish(plan: Plan, results: dict[tuple[str, int], dict[str, Any]]) -> list[
         },
     )
     write_csv(plan.out / "compare.csv", rows)
-    write_page(plan.out / "compare.html", rows, plan)
+    write_compare_page(plan.out / "compare.html", rows, plan)
     return rows
 
 
-def described(plan: Plan) -> dict[str, Any]:
-    """All that rows must have in common to stand in one table."""
+def describe_setup(plan: ComparisonPlan) -> dict[str, Any]:
+    """Settings that all rows of one table must share."""
     text = {
-        split: text_of(plan.base, split)
+        split: fingerprint_files(plan.base, split)
         for split in ("train", "valid", "test")
         if getattr(plan.base.data, split)
     }
@@ -213,16 +230,16 @@ def described(plan: Plan) -> dict[str, Any]:
     return {"recipe": plan.base.model_dump(mode="json"), "budget": budget, "match": plan.match, "text": text}
 
 
-def check_out(plan: Plan) -> None:
-    """An output directory goes with one base recipe, budget and text; rows and seeds may be added."""
+def check_same_comparison(plan: ComparisonPlan) -> None:
+    """Check that the directory has the same base recipe, budget and text; rows and seeds may be added."""
     if (plan.out / "checkpoints").is_dir() or (plan.out / "model.safetensors").is_file():
         raise UserError(f"{plan.out} is the directory of a run; choose another one with --out")
-    directory_place(plan.out)
-    before, now = read_json(plan.out / files.COMPARISON), described(plan)
-    if before is None:
+    check_output_dir(plan.out)
+    saved, setup = read_json_file(plan.out / io_module.COMPARISON_FILE), describe_setup(plan)
+    if saved is None:
         return
-    changed = [name for name in ("budget", "match", "text") if before.get(name) != now[name]]
-    changed += changed_keys(before["recipe"], plan.base)
+    changed = [name for name in ("budget", "match", "text") if saved.get(name) != setup[name]]
+    changed += find_changed_keys(saved["recipe"], plan.base)
     if changed:
         raise UserError(
             f"{plan.out} holds another comparison: {', '.join(changed)} differ{'s' * (len(changed) == 1)}; "
@@ -230,38 +247,41 @@ def check_out(plan: Plan) -> None:
         )
 
 
-def brief(found: dict[str, Any], plan: Plan) -> str:
-    """The result of a cell in one line."""
-    if found["status"] != "done":
-        return tr("failed: {message}", message=translate_message(found["message"]))
-    chief = [
-        f"{m.column} {found[m.name]:.{m.digits}f}{format_baseline(found, m)}" for m in plan.task.measures[:2]
+def summarize_result(result: dict[str, Any], plan: ComparisonPlan) -> str:
+    """Summary of a trial's result in one line."""
+    if result["status"] != "done":
+        return tr("failed: {message}", message=translate_message(result["message"]))
+    main_metrics = [
+        f"{m.column} {result[m.name]:.{m.digits}f}{format_baseline(result, m)}"
+        for m in plan.task.measures[:2]
     ]
-    return ", ".join([*chief, tr("{count:,} steps", count=found["steps"])])
+    return ", ".join([*main_metrics, tr("{count:,} steps", count=result["steps"])])
 
 
-def format_baseline(found: dict[str, Any], measure: Measure) -> str:
-    """The baseline of a measure, in brackets."""
-    known = found.get("baselines", {}).get(measure.name)
-    if not known:
+def format_baseline(result: dict[str, Any], measure: QualityMeasure) -> str:
+    """Baseline of a metric in parentheses; '' if it has none."""
+    baseline = result.get("baselines", {}).get(measure.name)
+    if not baseline:
         return ""
-    value = f"{known['value']:.{measure.digits}f}"
-    return f" ({Baseline(**known).describe(value)})"
+    value = f"{baseline['value']:.{measure.digits}f}"
+    return f" ({Baseline(**baseline).describe(value)})"
 
 
-def died(code: int) -> str:
-    """Why a process ended without a result."""
-    if code in (-9, 137):
+def exit_reason(exit_code: int) -> str:
+    """Reason why a process ended without a result."""
+    if exit_code in (-9, 137):
         return "killed by the system, most likely for want of memory"
-    return f"its process ended with code {code}; its last lines say why"
+    return f"its process ended with code {exit_code}; its last lines say why"
 
 
-def show_plan(plan: Plan) -> str:
-    """The designs before they run."""
+def format_plan(plan: ComparisonPlan) -> str:
+    """List of the designs before they run."""
     seeds = f"{len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)} each"
-    lines = [f"{len(plan.rows)} design{'s' * (len(plan.rows) > 1)}, {seeds}, {plan.budget}, to {plan.out}"]
-    width = max(len(row.name) for row in plan.rows)
-    for row in plan.rows:
-        what = f"cannot be built: {row.refused}" if row.refused else row.note or " ".join(row.changes)
-        lines.append(f"  {row.name:<{width}}  {what}".rstrip())
+    lines = [
+        f"{len(plan.designs)} design{'s' * (len(plan.designs) > 1)}, {seeds}, {plan.budget}, to {plan.out}"
+    ]
+    width = max(len(row.name) for row in plan.designs)
+    for row in plan.designs:
+        description = f"cannot be built: {row.error}" if row.error else row.note or " ".join(row.changes)
+        lines.append(f"  {row.name:<{width}}  {description}".rstrip())
     return "\n".join(lines)

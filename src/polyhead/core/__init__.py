@@ -1,1 +1,1 @@
-"""What every other package may use: no torch, and no part of a model."""
+"""Utilities that every other package may use; without torch and without model parts."""

@@ -1,8 +1,8 @@
 """User-facing text in English or Chinese.
 
-The English text is the key: ``tr("saved at step {step}", step=3)`` looks it up in the catalogs, ``locale/LANGUAGE/*.json``,
-and falls back to English. Errors are raised in English, which programs may read; ``translate_message`` translates the
-finished message where the command line prints it.
+The English text is the key: ``tr("saved at step {step}", step=3)`` looks it up in the catalogs,
+``locale/LANGUAGE/*.json``, and falls back to English. Errors are raised in English, which programs may parse;
+``translate_message`` translates the finished message where the command line prints it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from polyhead.errors import UserError, nearest
+from polyhead.core.errors import UserError, did_you_mean
 
-LANGUAGES = {"en": "English", "zh": "中文"}
-# catalogs whose entries are patterns of messages; labels of the others, such as "{time} left", would match any message
+UI_LANGUAGES = {"en": "English", "zh": "中文"}
+# catalogs whose entries are message patterns; labels in the others, such as "{time} left", match any message
 MESSAGES = ("errors", "mistakes")
 Translate = Callable[..., str]  # ``tr`` or ``format_english``
-QUOTES = "'\""  # of what users and their texts say
+_QUOTES = "'\""  # around values from the user
 _PLACEHOLDER = re.compile(r"\{(\w+)[^{}]*\}")
 _language: str | None = None
 
 
 def get_language() -> str:
-    """The language set by ``set_language``, else that of the environment: POLYHEAD_LANG, LC_ALL, LC_MESSAGES, LANG."""
+    """The language of ``set_language``, else of the environment: POLYHEAD_LANG, LC_ALL, LC_MESSAGES, LANG."""
     if _language is not None:
         return _language
     for name in ("POLYHEAD_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
@@ -37,28 +37,28 @@ def get_language() -> str:
 
 
 def get_chosen_language() -> str | None:
-    """The language set by ``set_language``, as ``--lang`` does; None where that of the environment counts."""
+    """The language set by ``set_language``, as ``--lang`` does; None if the environment decides."""
     return _language
 
 
 def set_language(language: str | None) -> None:
-    """Set the language of this process, a key of ``LANGUAGES``; None returns to that of the environment."""
+    """Set the language of this process, a key of ``UI_LANGUAGES``; None returns to the environment's."""
     global _language
     _language = None if language is None else check_language(language)
 
 
 def check_language(language: str) -> str:
-    """The key of ``LANGUAGES`` for a tag such as zh, zh-CN or en_US; UserError for another language."""
+    """The key of ``UI_LANGUAGES`` for a tag such as zh, zh-CN or en_US; UserError for another language."""
     tag = re.split(r"[-_.]", language.lower())[0]
-    if tag not in LANGUAGES:
-        hint = nearest(language, LANGUAGES)
-        raise UserError(f"--lang: unknown language {language!r}{hint}; allowed: {', '.join(LANGUAGES)}")
+    if tag not in UI_LANGUAGES:
+        hint = did_you_mean(language, UI_LANGUAGES)
+        raise UserError(f"--lang: unknown language {language!r}{hint}; allowed: {', '.join(UI_LANGUAGES)}")
     return tag
 
 
 @cache
 def load_catalog(language: str, subject: str | None = None) -> Mapping[str, str]:
-    """English text to its translation: of one subject, a file of the locale, or of all; empty for English."""
+    """English text -> translation, from the catalog ``subject`` or from all catalogs; empty for English."""
     if language == "en":
         return {}
     catalog: dict[str, str] = {}
@@ -69,23 +69,23 @@ def load_catalog(language: str, subject: str | None = None) -> Mapping[str, str]
 
 
 def tr(text: str, /, **values: Any) -> str:
-    """The text in the current language, its ``{placeholders}`` filled with the values."""
+    """The text in the current language, with its ``{placeholders}`` filled in."""
     translated = load_catalog(get_language()).get(text, text)
     return translated.format(**values) if values else translated
 
 
 def format_english(text: str, /, **values: Any) -> str:
-    """The English text, its ``{placeholders}`` filled: for files and errors, where ``tr`` is for people."""
+    """The English text with its ``{placeholders}`` filled in, for files and errors; ``tr`` is for display."""
     return text.format(**values) if values else text
 
 
 def translate_message(message: str, subject: str | None = None) -> str:
-    """A finished English message in the current language; as it is where the catalog has no entry that matches.
+    """Translate a finished English message to the current language; unchanged if no catalog entry matches.
 
-    An entry matches if it is the message with ``{name}`` in place of what varies. The one with the most literal text wins.
-    What a placeholder stands for is translated too if it is an entry of the errors itself, such as "a classifier".
-    ``subject`` looks in one catalog only, for what placeholders stand for too, unless that is quoted; without it whole
-    messages are found in all, patterns in ``MESSAGES``.
+    An entry matches if it equals the message with ``{name}`` in place of the varying parts. The entry with
+    the most literal text wins. A placeholder's value is translated too if it is itself an entry of the errors
+    catalog, such as "a classifier". ``subject`` restricts the lookup to one catalog, also for unquoted
+    placeholder values; without it whole messages are looked up in all catalogs, patterns in ``MESSAGES``.
     """
     catalog = load_catalog(get_language(), subject)
     if message in catalog:
@@ -93,30 +93,30 @@ def translate_message(message: str, subject: str | None = None) -> str:
     for pattern, translated in _patterns(get_language(), subject):
         if (match := pattern.fullmatch(message)) and all(map(is_balanced, match.groups())):
             words = load_catalog(get_language(), "errors")
-            found = {name: words.get(word, word) for name, word in match.groupdict().items()}
+            fields = {name: words.get(word, word) for name, word in match.groupdict().items()}
             if subject:
-                found = {
-                    name: word if word[0] in QUOTES else translate_message(word, subject)
-                    for name, word in found.items()
+                fields = {
+                    name: word if word[0] in _QUOTES else translate_message(word, subject)
+                    for name, word in fields.items()
                 }
-            return translated.format(**found)
+            return translated.format(**fields)
     return message
 
 
 def translate_fact(text: str) -> str:
-    """A name or a value from the README.md of a run, which is English, in the current language."""
+    """Translate a name or value from the (English) README.md of a run."""
     return tr(translate_message(text, "facts"))
 
 
 def is_balanced(text: str) -> bool:
-    """Whether each parenthesis that opens closes: a placeholder does not stand for half of a pair."""
+    """Whether all parentheses are balanced: a placeholder does not match half of a pair."""
     depths = [text.count("(", 0, i) - text.count(")", 0, i) for i in range(len(text) + 1)]
     return min(depths) == depths[-1] == 0
 
 
 @cache
 def _patterns(language: str, subject: str | None) -> list[tuple[re.Pattern[str], str]]:
-    """The entries that have placeholders, as regular expressions, the most specific first."""
+    """The entries with placeholders as regular expressions, most specific first."""
     catalog = {
         text: translated
         for name in ((subject,) if subject else MESSAGES)
@@ -124,23 +124,23 @@ def _patterns(language: str, subject: str | None) -> list[tuple[re.Pattern[str],
     }
     entries = sorted(catalog, key=lambda text: -len(_PLACEHOLDER.sub("", text)))
     return [
-        (_compile(text), _PLACEHOLDER.sub(r"{\1}", catalog[text]))
+        (_compile_pattern(text), _PLACEHOLDER.sub(r"{\1}", catalog[text]))
         for text in entries
         if _PLACEHOLDER.search(text)
     ]
 
 
-def _compile(text: str) -> re.Pattern[str]:
+def _compile_pattern(text: str) -> re.Pattern[str]:
     pieces = re.split(r"(\{\w+[^{}]*\})", text)
-    seen: set[str] = set()
+    names: set[str] = set()
     out = []
     for piece in pieces:
         name = _PLACEHOLDER.fullmatch(piece)
         if not name:
             out.append(re.escape(piece))
-        elif name[1] in seen:
+        elif name[1] in names:
             out.append(f"(?P={name[1]})")
         else:
-            seen.add(name[1])
+            names.add(name[1])
             out.append(f"(?P<{name[1]}>.+?)")
     return re.compile("".join(out), re.DOTALL)

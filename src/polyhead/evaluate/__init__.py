@@ -1,1 +1,1 @@
-"""How good a model is against the scores of guesses that have learned nothing."""
+"""Metrics of a model, and the scores of baselines that were not trained."""

@@ -1,4 +1,4 @@
-"""Baselines: what a guess scores that has only counted the training text, in the same measures as a model.
+"""Baselines: scores of trivial predictions from counts of the training text, in the metrics of a model.
 
 Shapes: V tokens of the vocabulary.
 """
@@ -11,114 +11,121 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyhead.analysis.class_metrics import class_measures
-from polyhead.analysis.metrics import evaluated
-from polyhead.analysis.perplexity import Perplexity
 from polyhead.core.i18n import Translate, tr
-from polyhead.data.arrays import Ints
+from polyhead.data.stores.arrays import IdArray
+from polyhead.evaluate.class_metrics import class_measures
+from polyhead.evaluate.perplexity import Perplexity
+from polyhead.evaluate.translation_metrics import evaluate_translations
 
-LESS_IS_BETTER = {"loss", "ppl", "word_ppl", "bits_per_char"}
-CHUNK = 1 << 20  # tokens that are counted at once
-SHOWN = 40  # characters of a guessed text
-PERCENT = {"bleu", "bleu-lc", "chrf"}  # their best value is 100, that of a share is 1
+LOWER_IS_BETTER = {"loss", "ppl", "word_ppl", "bits_per_char"}
+_CHUNK_SIZE = 1 << 20  # tokens counted at once
+_MAX_GUESS_CHARS = 40  # characters of a predicted text that are shown
+PERCENT_METRICS = {"bleu", "bleu-lc", "chrf"}  # their best value is 100, that of a fraction is 1
 
 
 class Baseline(NamedTuple):
-    """The score of a guess, and which guess that is."""
+    """The score of a trivial prediction, and the name of the prediction."""
 
     value: float
     guess: str  # "majority class", "copied source", ...: a key of the message catalogs
-    detail: str = ""  # the class or the text that is guessed
+    detail: str = ""  # the predicted class or text
 
     def describe(self, value: str) -> str:
-        """Its ``value``, as the score beside it is written, and the guess."""
+        """``value``, formatted like the score of the model, and the prediction."""
         return tr("baseline {value}: {guess}", value=value, guess=self.describe_guess())
 
     def describe_guess(self, tr: Translate = tr) -> str:
-        """The guess with what is guessed, in the current language."""
-        detail = self.detail if len(self.detail) <= SHOWN else f"{self.detail[: SHOWN - 1]}…"
+        """The name of the prediction with its class or text, in the current language."""
+        detail = (
+            self.detail if len(self.detail) <= _MAX_GUESS_CHARS else f"{self.detail[: _MAX_GUESS_CHARS - 1]}…"
+        )
         return tr(self.guess) + (f" {detail!r}" if detail else "")
 
 
 Baselines = Mapping[str, Baseline]
-"""By the name of the measure: "accuracy", "bleu", "ppl"."""
+"""By the name of the metric: "accuracy", "bleu", "ppl"."""
 
 
-def beats(name: str, value: float, baseline: Baseline) -> bool:
-    """Whether a score is better than its baseline, or perfect where the baseline is perfect as well."""
-    if name in LESS_IS_BETTER:
+def beats_baseline(name: str, value: float, baseline: Baseline) -> bool:
+    """Whether a score is better than its baseline, or perfect if the baseline is perfect as well."""
+    if name in LOWER_IS_BETTER:
         return value < baseline.value
-    best = 100.0 if name in PERCENT else 1.0
+    best = 100.0 if name in PERCENT_METRICS else 1.0
     return value > baseline.value or value >= best
 
 
-def class_baselines(counts: Mapping[str, int], wanted: ArrayLike, labels: Sequence[str]) -> Baselines:
-    """The most frequent class of the training text for every text; the loss is that of the class frequencies.
+def class_baselines(counts: Mapping[str, int], targets: ArrayLike, labels: Sequence[str]) -> Baselines:
+    """Predict the most frequent training class for every text; the loss is that of the class frequencies.
 
-    ``counts`` are texts of each label in the training text, of which one more of each is assumed for the loss;
-    ``wanted`` the right classes of the evaluation text, as numbers of ``labels``.
+    ``counts`` are the training texts of each label, with add-one smoothing for the loss; ``targets`` are the
+    true classes of the evaluation text, as indices into ``labels``.
     """
-    wanted = np.asarray(wanted, dtype=np.int64)
-    known = np.array([counts.get(label, 0) for label in labels], dtype=np.float64)
-    majority = int(known.argmax())
-    measures = class_measures(np.full(len(wanted), majority), wanted, labels)
-    log_p = np.log((known + 1) / (known.sum() + len(known)))
-    loss = Baseline(-float(log_p[wanted].mean()), "class frequencies")
-    found = {name: Baseline(value, "majority class", labels[majority]) for name, value in measures.items()}
-    return {"loss": loss, **found}
+    targets = np.asarray(targets, dtype=np.int64)
+    class_counts = np.array([counts.get(label, 0) for label in labels], dtype=np.float64)
+    majority = int(class_counts.argmax())
+    measures = class_measures(np.full(len(targets), majority), targets, labels)
+    log_p = np.log((class_counts + 1) / (class_counts.sum() + len(class_counts)))
+    loss = Baseline(-float(log_p[targets].mean()), "class frequencies")
+    baselines = {
+        name: Baseline(value, "majority class", labels[majority]) for name, value in measures.items()
+    }
+    return {"loss": loss, **baselines}
 
 
 def translation_baselines(
-    sources: Sequence[str], references: Sequence[str], lang: str = "", frequent: str | None = None
+    sources: Sequence[str], references: Sequence[str], lang: str = "", frequent_target: str | None = None
 ) -> Baselines:
-    """BLEU and chrF of the better of two guesses: the source as it is, and the most frequent target for every line.
+    """BLEU and chrF of the better of two predictions: the source, or the most frequent target for each line.
 
-    The source is no guess where it is the reference; ``frequent`` is the target, if it is known.
+    The source is left out if it equals the reference; ``frequent_target`` is the most frequent target, if
+    known.
     """
     guesses: list[tuple[str, str, list[str]]] = []
     if list(sources) != list(references):
         guesses.append(("copied source", "", list(sources)))
-    if frequent is not None:
-        guesses.append(("most frequent target", frequent, [frequent] * len(references)))
-    found: dict[str, Baseline] = {}
+    if frequent_target is not None:
+        guesses.append(("most frequent target", frequent_target, [frequent_target] * len(references)))
+    baselines: dict[str, Baseline] = {}
     for guess, detail, outputs in guesses:
-        for score in evaluated(outputs, references, lang).scores:
-            if score.name not in found or score.value > found[score.name].value:
-                found[score.name] = Baseline(score.value, guess, detail)
-    return found
+        for score in evaluate_translations(outputs, references, lang).scores:
+            if score.name not in baselines or score.value > baselines[score.name].value:
+                baselines[score.name] = Baseline(score.value, guess, detail)
+    return baselines
 
 
-def unigram_log_probs(counts: Ints) -> NDArray[np.float64]:
-    """log p of each token (V,) by its count in the training text (V,), one more of each assumed (Laplace)."""
-    more = counts.astype(np.float64) + 1
-    return np.asarray(np.log(more / more.sum()))
+def unigram_log_probs(counts: IdArray) -> NDArray[np.float64]:
+    """log p of each token (V,) by its count in the training text (V,), with add-one smoothing (Laplace)."""
+    smoothed_counts = counts.astype(np.float64) + 1
+    return np.asarray(np.log(smoothed_counts / smoothed_counts.sum()))
 
 
-def unigram_baselines(counts: Ints, asked: Ints, words: int = 0, characters: int = 0) -> Baselines:
+def unigram_baselines(
+    counts: IdArray, target_counts: IdArray, n_words: int = 0, n_chars: int = 0
+) -> Baselines:
     """Loss and perplexity of token frequencies, and the accuracy of the most frequent token.
 
-    ``counts`` (V,) are those of the training text, ``asked`` (V,) how often a model is asked for each token of the
-    evaluation text; with its ``words`` and ``characters`` also perplexity by word and bits by character.
+    ``counts`` (V,) are those of the training text, ``target_counts`` (V,) those of the labels in the
+    evaluation text; with its ``n_words`` and ``n_chars`` also perplexity per word and bits per character.
     """
-    total = int(asked.sum())
+    total = int(target_counts.sum())
     if not total:
         return {}
-    of = Perplexity(-float(asked @ unigram_log_probs(counts)), total, words, characters)
-    found = {"loss": of.loss, "ppl": of.per_token}
-    if words:
-        found["word_ppl"] = of.per_word
-    if characters:
-        found["bits_per_char"] = of.bits_per_character
-    share = float(asked[int(counts.argmax())] / total)
-    unigram = {name: Baseline(value, "unigram") for name, value in found.items()}
+    result = Perplexity(-float(target_counts @ unigram_log_probs(counts)), total, n_words, n_chars)
+    values = {"loss": result.loss, "ppl": result.per_token}
+    if n_words:
+        values["word_ppl"] = result.per_word
+    if n_chars:
+        values["bits_per_char"] = result.bits_per_character
+    share = float(target_counts[int(counts.argmax())] / total)
+    unigram = {name: Baseline(value, "unigram") for name, value in values.items()}
     return {**unigram, "accuracy": Baseline(share, "most frequent token")}
 
 
-def count_tokens(several: Iterable[Ints], vocab_size: int) -> Ints:
-    """How often each token occurs: (V,); negative numbers are no tokens."""
-    counts: Ints = np.zeros(vocab_size, dtype=np.int64)
-    for ids in several:
-        for start in range(0, len(ids), CHUNK):
-            some = ids[start : start + CHUNK]
-            counts += np.bincount(some[some >= 0], minlength=vocab_size)
+def count_tokens(id_arrays: Iterable[IdArray], vocab_size: int) -> IdArray:
+    """The count of each token: (V,); negative ids are ignored."""
+    counts: IdArray = np.zeros(vocab_size, dtype=np.int64)
+    for ids in id_arrays:
+        for start in range(0, len(ids), _CHUNK_SIZE):
+            chunk = ids[start : start + _CHUNK_SIZE]
+            counts += np.bincount(chunk[chunk >= 0], minlength=vocab_size)
     return counts

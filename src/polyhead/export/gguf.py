@@ -1,4 +1,4 @@
-"""A language model in one file of GGUF, the format of llama.cpp and of what is built on it (Ollama, LM Studio)."""
+"""Export a language model to a GGUF file, the format of llama.cpp and its users (Ollama, LM Studio)."""
 
 from __future__ import annotations
 
@@ -13,125 +13,142 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyhead.errors import UserError, unknown
-from polyhead.export.gguf_archs import Arch
-from polyhead.export.gguf_keys import keys_of, slower
-from polyhead.export.gguf_limits import arch_of
-from polyhead.export.gguf_vocabulary import vocabulary
-from polyhead.generate.frame import frame
-from polyhead.hf.generation import UNSAID, left_out
-from polyhead.hf.table import joined
-from polyhead.hf.writing import all_ends
-from polyhead.nn.weights import weights
-from polyhead.run import Run
-from polyhead.text.chat.recognise import template_of
+from polyhead.chat.detect_template import build_template
+from polyhead.core.errors import UserError, unknown_name_error
+from polyhead.export.gguf_archs import GgufArch
+from polyhead.export.gguf_keys import model_metadata, rope_freq_factors
+from polyhead.export.gguf_limits import find_arch
+from polyhead.export.gguf_vocabulary import tokenizer_metadata
+from polyhead.generation.prompt_template import get_prompt_template
+from polyhead.hf.generation_config import UNSUPPORTED_SETTINGS, warn_unsupported_settings
+from polyhead.hf.save import all_eos_ids
+from polyhead.hf.weight_map import to_hf
+from polyhead.nn.state import named_state
+from polyhead.run.run import Run
 
-FILE = "model.gguf"
-KIND = gguf.GGMLQuantizationType
-# what matrices are, and what a whole file of them is called there
-DTYPES = {
-    "fp32": (KIND.F32, gguf.LlamaFileType.ALL_F32),
-    "fp16": (KIND.F16, gguf.LlamaFileType.MOSTLY_F16),
-    "bf16": (KIND.BF16, gguf.LlamaFileType.MOSTLY_BF16),
-    "int8": (KIND.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
-    "int4": (KIND.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
+GGUF_FILE = "model.gguf"
+_GGML_TYPE = gguf.GGMLQuantizationType
+# type of the matrices, and file type of a model with them
+_DTYPES = {
+    "fp32": (_GGML_TYPE.F32, gguf.LlamaFileType.ALL_F32),
+    "fp16": (_GGML_TYPE.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "bf16": (_GGML_TYPE.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "int8": (_GGML_TYPE.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "int4": (_GGML_TYPE.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
-# how far off a number may be, of the largest of its tensor
-CLOSE = {KIND.F32: 0.0, KIND.F16: 2**-10, KIND.BF16: 2**-7, KIND.Q8_0: 2**-7, KIND.Q4_0: 2**-3 + 2**-10}
-BLOCK = 32  # numbers of a row that share a factor in int8 and int4
-WHOLE = ("position_embd.weight",)  # matrices that llama.cpp adds, and wants in fp32
-# of tokens, which have 8 bits where the others have 4, as in our own int4
-ENDS = ("token_embd.weight", "output.weight")
+# maximum error of a number relative to the largest of its tensor
+_TOLERANCES = {
+    _GGML_TYPE.F32: 0.0,
+    _GGML_TYPE.F16: 2**-10,
+    _GGML_TYPE.BF16: 2**-7,
+    _GGML_TYPE.Q8_0: 2**-7,
+    _GGML_TYPE.Q4_0: 2**-3 + 2**-10,
+}
+_QUANT_BLOCK = 32  # numbers of a row with a common scale in int8 and int4
+_FP32_TENSORS = ("position_embd.weight",)  # matrices that llama.cpp adds, which must be fp32
+# token embeddings and head: int8 in an int4 file, as in our own int4
+_INT8_TENSORS = ("token_embd.weight", "output.weight")
 
 
-def check(run: Run, dtype: str) -> None:
-    """A UserError names what llama.cpp has no words for, or a dtype that is none."""
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
-    arch_of(run.model.config)
-    vocabulary(run.tokenizer, run.model.config.vocab_size)
-    _around(run)
+def check_gguf(run: Run, dtype: str) -> None:
+    """Raise a UserError for parts that llama.cpp does not support or an unknown dtype."""
+    if dtype not in _DTYPES:
+        raise unknown_name_error("dtype", dtype, _DTYPES)
+    find_arch(run.model.config)
+    tokenizer_metadata(run.tokenizer, run.model.config.vocab_size)
+    _template_metadata(run)
 
 
 @torch.no_grad()
-def write(run: Run, directory: Path, dtype: str = "fp32") -> str:
-    """Write model.gguf into a directory, and read it again; what was written, in a few words."""
-    check(run, dtype)
-    arch, config = arch_of(run.model.config)
-    kind, file_type = DTYPES[dtype]
-    writer = gguf.GGUFWriter(directory / FILE, arch.name)
+def write_gguf(run: Run, directory: Path, dtype: str = "fp32") -> str:
+    """Write model.gguf to a directory and verify it; return a short description of the model."""
+    check_gguf(run, dtype)
+    arch, config = find_arch(run.model.config)
+    kind, file_type = _DTYPES[dtype]
+    writer = gguf.GGUFWriter(directory / GGUF_FILE, arch.name)
     writer.add_file_type(file_type)
-    _put(writer, {f"{arch.name}.{key}": value for key, value in keys_of(config, arch).items()})
-    _put(writer, vocabulary(run.tokenizer, config.vocab_size) | _around(run) | _sampling(run))
-    tensors = named(run.model, arch)
+    _add_metadata(
+        writer, {f"{arch.name}.{key}": value for key, value in model_metadata(config, arch).items()}
+    )
+    _add_metadata(
+        writer,
+        tokenizer_metadata(run.tokenizer, config.vocab_size)
+        | _template_metadata(run)
+        | _sampling_metadata(run),
+    )
+    tensors = gguf_tensors(run.model, arch)
     for name, tensor in tensors.items():
-        held = _kind(name, tensor, kind)
-        writer.add_tensor(name, quantize(_array(tensor), held), raw_dtype=held)
+        tensor_type = _tensor_type(name, tensor, kind)
+        writer.add_tensor(name, quantize(_to_numpy(tensor), tensor_type), raw_dtype=tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    _prove(tensors, directory / FILE)
+    _verify(tensors, directory / GGUF_FILE)
     return f"a language model of the architecture {arch.name!r} in {dtype}"
 
 
-def named(model: Any, arch: Arch) -> dict[str, Tensor]:
-    """The weights of a model under the names of llama.cpp."""
+def gguf_tensors(model: Any, arch: GgufArch) -> dict[str, Tensor]:
+    """Return the weights of a model under the names of llama.cpp."""
     config = model.config
-    found = joined(arch.table, weights(model), config)
-    if config.norm.options.get("around_one"):
-        found |= {name: x + 1 for name, x in found.items() if name.endswith("norm.weight")}
-    if arch.zeros:
-        rows = {name: len(x) for name, x in found.items() if name.startswith("blk.") or "norm" in name}
+    tensors = to_hf(arch.weight_map, named_state(model), config)
+    if config.norm.options.get("zero_centered"):
+        tensors |= {name: x + 1 for name, x in tensors.items() if name.endswith("norm.weight")}
+    if arch.needs_biases:
+        rows = {name: len(x) for name, x in tensors.items() if name.startswith("blk.") or "norm" in name}
         for name, count in rows.items():
-            found.setdefault(name.replace(".weight", ".bias"), torch.zeros(count))
-    if arch.output == "must" and "output.weight" not in found:
-        found["output.weight"] = found["token_embd.weight"]
-    if (rates := slower(config)) is not None:
-        found["rope_freqs.weight"] = rates
-    return found
+            tensors.setdefault(name.replace(".weight", ".bias"), torch.zeros(count))
+    if arch.output_head == "must" and "output.weight" not in tensors:
+        tensors["output.weight"] = tensors["token_embd.weight"]
+    if (factors := rope_freq_factors(config)) is not None:
+        tensors["rope_freqs.weight"] = factors
+    return tensors
 
 
-def _kind(name: str, tensor: Tensor, kind: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:
-    """What a tensor is written as: vectors are not rounded, and rows that do not come in blocks are halved."""
-    if tensor.dim() < 2 or name in WHOLE:
-        return KIND.F32
-    if kind not in (KIND.Q8_0, KIND.Q4_0):
+def _tensor_type(name: str, tensor: Tensor, kind: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:
+    """Return the type of a tensor: fp32 for vectors, fp16 for rows that are not a multiple of a quantization
+    block.
+    """
+    if tensor.dim() < 2 or name in _FP32_TENSORS:
+        return _GGML_TYPE.F32
+    if kind not in (_GGML_TYPE.Q8_0, _GGML_TYPE.Q4_0):
         return kind
-    if tensor.size(-1) % BLOCK:
-        return KIND.F16
-    return KIND.Q8_0 if name in ENDS else kind
+    if tensor.size(-1) % _QUANT_BLOCK:
+        return _GGML_TYPE.F16
+    return _GGML_TYPE.Q8_0 if name in _INT8_TENSORS else kind
 
 
-def _array(tensor: Tensor) -> NDArray[np.float32]:
+def _to_numpy(tensor: Tensor) -> NDArray[np.float32]:
     return np.ascontiguousarray(tensor.detach().float().cpu().numpy())
 
 
-def _around(run: Run) -> dict[str, Any]:
-    """What stands before a prompt, and how the model converses."""
-    about = frame(run.recipe, run.tokenizer)
-    begin = about.begin if about.always else []
-    if len(begin) > 1:
-        raise UserError(f"llama.cpp puts one token before a text; this model has {len(begin)}")
-    found: dict[str, Any] = {
-        "tokenizer.ggml.add_bos_token": bool(begin),
+def _template_metadata(run: Run) -> dict[str, Any]:
+    """Return the metadata of the token before a prompt and of the chat template."""
+    template = get_prompt_template(run.recipe, run.tokenizer)
+    prefix_ids = template.prefix_ids if template.always_add_prefix else []
+    if len(prefix_ids) > 1:
+        raise UserError(f"llama.cpp puts one token before a text; this model has {len(prefix_ids)}")
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.add_bos_token": bool(prefix_ids),
         "tokenizer.ggml.add_eos_token": False,
     }
-    if begin:
-        found["tokenizer.ggml.bos_token_id"] = begin[0]
+    if prefix_ids:
+        metadata["tokenizer.ggml.bos_token_id"] = prefix_ids[0]
     if run.generation.chat:
-        found["tokenizer.chat_template"] = template_of(run.generation.chat)
+        metadata["tokenizer.chat_template"] = build_template(run.generation.chat)
     if run.generation.chat or run.generation.ends:
-        found["tokenizer.ggml.eot_token_id"] = all_ends(run.generation, run.tokenizer)[:2][-1]
-    return found
+        metadata["tokenizer.ggml.eot_token_id"] = all_eos_ids(run.generation, run.tokenizer)[:2][-1]
+    return metadata
 
 
-def _sampling(run: Run) -> dict[str, Any]:
-    """How it decodes if nobody says otherwise."""
+def _sampling_metadata(run: Run) -> dict[str, Any]:
+    """Return the default sampling settings."""
     settings = run.generation
-    # there are words for one end beside the end of a text
-    ends = ["ends"] if settings.ends and len(all_ends(settings, run.tokenizer)) > 2 else []
-    left_out(settings, (*UNSAID, "logit_bias", "no_repeat_ngram_size", *ends), FILE)
+    # the format has one additional end token
+    unsupported = ["ends"] if settings.ends and len(all_eos_ids(settings, run.tokenizer)) > 2 else []
+    warn_unsupported_settings(
+        settings, (*UNSUPPORTED_SETTINGS, "logit_bias", "no_repeat_ngram_size", *unsupported), GGUF_FILE
+    )
     return {
         "general.sampling.temp": settings.temperature,
         "general.sampling.top_k": settings.top_k,
@@ -141,7 +158,7 @@ def _sampling(run: Run) -> dict[str, Any]:
     }
 
 
-def _put(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -155,11 +172,13 @@ def _put(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
             (writer.add_int32 if key.endswith("top_k") else writer.add_uint32)(key, value)
 
 
-def _prove(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Read what was written; a UserError where it is anything else than the model."""
-    read = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+def _verify(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Read the file and compare it with the tensors; a UserError if they differ."""
+    tensors_in_file = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for name, tensor in tensors.items():
-        found = torch.from_numpy(np.array(dequantize(read[name].data, read[name].tensor_type)))
-        off = (found.reshape(tensor.shape) - tensor.float().cpu()).abs().max()
-        if not off <= CLOSE[read[name].tensor_type] * tensor.abs().max():
-            raise UserError(f"{path.name} holds something else than this model: {name} is off by {off:.2g}")
+        values = torch.from_numpy(
+            np.array(dequantize(tensors_in_file[name].data, tensors_in_file[name].tensor_type))
+        )
+        error = (values.reshape(tensor.shape) - tensor.float().cpu()).abs().max()
+        if not error <= _TOLERANCES[tensors_in_file[name].tensor_type] * tensor.abs().max():
+            raise UserError(f"{path.name} holds something else than this model: {name} is off by {error:.2g}")

@@ -1,4 +1,4 @@
-"""Which architectures of llama.cpp there are, each as the published family that it was made for. No gguf here."""
+"""Table of llama.cpp architectures, each by the Hugging Face family it was made for. Does not import gguf."""
 
 from __future__ import annotations
 
@@ -7,153 +7,161 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from polyhead.config import ModelConfig
-from polyhead.hf.family import EMBEDDING, FINAL_NORM, HEAD, LAYER
-from polyhead.hf.pattern import part
-from polyhead.hf.table import FUSED, Row, Step, both, one
-from polyhead.ranges import factor_of
+from polyhead.config.model import ModelConfig
+from polyhead.core.option_types import resolve_factor
+from polyhead.hf.families.layer_types import layer_choice
+from polyhead.hf.family import FINAL_NORM, HEAD_WEIGHT, STACK_LAYER, TOKEN_EMBEDDING
+from polyhead.hf.weight_map import CONCAT, TensorTransform, WeightRule, linear, weight
 
-Keys = dict[str, Any]
-BLOCK = "blk.{n}"
-NAMES = ("q_proj", "k_proj", "v_proj")
-QKV = tuple(f"{LAYER}.attn.{name}" for name in NAMES)
+GgufMetadata = dict[str, Any]
+_BLOCK = "blk.{n}"
+QKV_NAMES = ("q_proj", "k_proj", "v_proj")
+_QKV = tuple(f"{STACK_LAYER}.attn.{name}" for name in QKV_NAMES)
 
 
-def turned(config: ModelConfig) -> Step:
-    """Features of a head that turn together side by side, where ours lie half a head apart."""
+def permute_rope(config: ModelConfig) -> TensorTransform:
+    """Put the two features that rope rotates together next to each other; ours are half a head apart."""
     assert config.head_dim is not None
     half = config.head_dim // 2
 
-    def side_by_side(x: Tensor) -> Tensor:
+    def interleave(x: Tensor) -> Tensor:
         return x.unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2)
 
-    def apart(x: Tensor) -> Tensor:
+    def deinterleave(x: Tensor) -> Tensor:
         return x.unflatten(0, (-1, half, 2)).transpose(1, 2).flatten(0, 2)
 
-    return Step(lambda ours: side_by_side(ours[0]), lambda theirs, rows: [apart(theirs)])
+    return TensorTransform(lambda params: interleave(params[0]), lambda tensor, rows: [deinterleave(tensor)])
 
 
-COMMON = (
-    *one("token_embd.weight", EMBEDDING),
-    *one("position_embd.weight", "embedding.position.weight"),
-    *both("token_embd_norm", "embedding.norm"),
-    *both(f"{BLOCK}.attn_norm", f"{LAYER}.attn_residual.norm"),
-    *both(f"{BLOCK}.post_attention_norm", f"{LAYER}.attn_residual.after"),
-    *both(f"{BLOCK}.attn_output", f"{LAYER}.attn.o_proj"),
-    *one(f"{BLOCK}.attn_q_norm.weight", f"{LAYER}.attn.q_norm.weight"),
-    *one(f"{BLOCK}.attn_k_norm.weight", f"{LAYER}.attn.k_norm.weight"),
-    *both(f"{BLOCK}.ffn_norm", f"{LAYER}.ffn_residual.norm"),
-    *both(f"{BLOCK}.post_ffw_norm", f"{LAYER}.ffn_residual.after"),
-    *both(f"{BLOCK}.ffn_down", f"{LAYER}.ffn.down_proj"),
-    *both("output_norm", FINAL_NORM),
-    *one("output.weight", HEAD),
+_COMMON = (
+    *weight("token_embd.weight", TOKEN_EMBEDDING),
+    *weight("position_embd.weight", "embedding.position.weight"),
+    *linear("token_embd_norm", "embedding.norm"),
+    *linear(f"{_BLOCK}.attn_norm", f"{STACK_LAYER}.attn_residual.norm"),
+    *linear(f"{_BLOCK}.post_attention_norm", f"{STACK_LAYER}.attn_residual.sandwich_norm"),
+    *linear(f"{_BLOCK}.attn_output", f"{STACK_LAYER}.attn.o_proj"),
+    *weight(f"{_BLOCK}.attn_q_norm.weight", f"{STACK_LAYER}.attn.q_norm.weight"),
+    *weight(f"{_BLOCK}.attn_k_norm.weight", f"{STACK_LAYER}.attn.k_norm.weight"),
+    *linear(f"{_BLOCK}.ffn_norm", f"{STACK_LAYER}.ffn_residual.norm"),
+    *linear(f"{_BLOCK}.post_ffw_norm", f"{STACK_LAYER}.ffn_residual.sandwich_norm"),
+    *linear(f"{_BLOCK}.ffn_down", f"{STACK_LAYER}.ffn.down_proj"),
+    *linear("output_norm", FINAL_NORM),
+    *weight("output.weight", HEAD_WEIGHT),
 )
-UP = both(f"{BLOCK}.ffn_up", f"{LAYER}.ffn.up_proj")
-GATED = (*COMMON, *UP, *both(f"{BLOCK}.ffn_gate", f"{LAYER}.ffn.gate_proj"))
-VALUES = both(f"{BLOCK}.attn_v", QKV[2])
-APART = (*both(f"{BLOCK}.attn_q", QKV[0]), *both(f"{BLOCK}.attn_k", QKV[1]), *VALUES)
-TURNED = (
-    *both(f"{BLOCK}.attn_q", QKV[0], weight=turned, bias=turned),
-    *both(f"{BLOCK}.attn_k", QKV[1], weight=turned, bias=turned),
-    *VALUES,
+_UP_PROJ = linear(f"{_BLOCK}.ffn_up", f"{STACK_LAYER}.ffn.up_proj")
+_GATED_ROWS = (*_COMMON, *_UP_PROJ, *linear(f"{_BLOCK}.ffn_gate", f"{STACK_LAYER}.ffn.gate_proj"))
+_V_PROJ = linear(f"{_BLOCK}.attn_v", _QKV[2])
+_SEPARATE_QKV = (*linear(f"{_BLOCK}.attn_q", _QKV[0]), *linear(f"{_BLOCK}.attn_k", _QKV[1]), *_V_PROJ)
+_PERMUTED_QKV = (
+    *linear(f"{_BLOCK}.attn_q", _QKV[0], weight=permute_rope, bias=permute_rope),
+    *linear(f"{_BLOCK}.attn_k", _QKV[1], weight=permute_rope, bias=permute_rope),
+    *_V_PROJ,
 )
-FUSED_QKV = both(f"{BLOCK}.attn_qkv", *QKV, weight=FUSED, bias=FUSED)
-FUSED_UP = both(f"{BLOCK}.ffn_up", f"{LAYER}.ffn.gate_proj", f"{LAYER}.ffn.up_proj", weight=FUSED, bias=FUSED)
+_FUSED_QKV = linear(f"{_BLOCK}.attn_qkv", *_QKV, weight=CONCAT, bias=CONCAT)
+_FUSED_GATE_UP = linear(
+    f"{_BLOCK}.ffn_up",
+    f"{STACK_LAYER}.ffn.gate_proj",
+    f"{STACK_LAYER}.ffn.up_proj",
+    weight=CONCAT,
+    bias=CONCAT,
+)
 
 
-class Arch(NamedTuple):
-    """An architecture of llama.cpp, and what it cannot do though its published family can."""
+class GgufArch(NamedTuple):
+    """An architecture of llama.cpp, and its limits compared with the Hugging Face family."""
 
     name: str
-    table: tuple[Row, ...]
+    weight_map: tuple[WeightRule, ...]
     feed_forward: tuple[str, ...] = ("swiglu",)
-    biases: tuple[str, ...] = ()  # of which of our linear maps it reads them
-    zeros: bool = False  # no bias may be missing: those that a model has not are zeros
+    biases: tuple[str, ...] = ()  # our linear maps whose biases it reads
+    needs_biases: bool = False  # whether all biases are required; missing ones become zeros
     scalings: tuple[str, ...] = ("none", "linear", "yarn")
-    square: bool = True  # whether heads are together as wide as the model
-    windows: bool = False
-    output: str = "may"  # whether there "must" be a head, though it is the embeddings, or may "not", or may
-    keys: Callable[[ModelConfig], Keys] = lambda config: {}
-    limits: Callable[[ModelConfig], Iterator[str]] = lambda config: iter(())
+    needs_square_heads: bool = True  # whether n_heads * head_dim must be d_model
+    has_windows: bool = False
+    output_head: str = (
+        "may"  # "must": required even if tied to the embedding; "not": not allowed; "may": optional
+    )
+    extra_metadata: Callable[[ModelConfig], GgufMetadata] = lambda config: {}
+    check_limits: Callable[[ModelConfig], Iterator[str]] = lambda config: iter(())
 
 
-MAPS = (*NAMES, "o_proj", "gate_proj", "up_proj", "down_proj")
-LLAMA3 = ("none", "linear", "yarn", "llama3")
-GELU = ("gelu",)
+_LINEAR_NAMES = (*QKV_NAMES, "o_proj", "gate_proj", "up_proj", "down_proj")
+_LLAMA3_SCALINGS = ("none", "linear", "yarn", "llama3")
+_GELU = ("gelu",)
 
 
-def factors(config: ModelConfig) -> Keys:
-    """Those of Granite on embeddings, what sub-layers add, scores, and what the head reads."""
+def scale_metadata(config: ModelConfig) -> GgufMetadata:
+    """Return the scales of Granite: embeddings, sub-layer outputs, scores, and the input of the head."""
     root, scale = config.d_model**0.5, config.attention.options["scale"]
     assert config.head_dim is not None
     return {
-        "embedding_scale": factor_of(config.scale_embedding, root),
+        "embedding_scale": resolve_factor(config.scale_embedding, root),
         "residual_scale": config.scale_residual,
         "attention.scale": config.head_dim**-0.5 if scale is None else scale,
-        "logit_scale": factor_of(config.scale_output, root),
+        "logit_scale": resolve_factor(config.scale_output, root),
     }
 
 
-def bounds(config: ModelConfig) -> Keys:
-    """Where scores are bounded; a file that is silent means the bounds of Gemma 2."""
-    found = {
-        "attn_logit_softcapping": part(config, "attention", 0).options["softcap"],
+def softcap_metadata(config: ModelConfig) -> GgufMetadata:
+    """Return the softcaps. llama.cpp uses those of Gemma 2 if a file has none."""
+    softcaps = {
+        "attn_logit_softcapping": layer_choice(config, "attention", 0).options["softcap"],
         "final_logit_softcapping": config.logit_softcap,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in softcaps.items() if value is not None}
 
 
-def both_bounds(config: ModelConfig) -> Iterator[str]:
-    """Gemma 2 has both."""
+def check_softcaps(config: ModelConfig) -> Iterator[str]:
+    """Require both softcaps, as in Gemma 2."""
     for key, option in {"attn": "softcap of attention", "final": "logit_softcap"}.items():
-        if f"{key}_logit_softcapping" not in bounds(config):
+        if f"{key}_logit_softcapping" not in softcap_metadata(config):
             yield f"{option} is null, there a number"
 
 
-def every_fourth(config: ModelConfig) -> Iterator[str]:
-    """Layers without positions are the fourth, the eighth and so on."""
-    without = [part(config, "position", i).name == "none" for i in range(config.n_layers)]
-    if without != [(i + 1) % 4 == 0 for i in range(config.n_layers)]:
+def check_nope_layers(config: ModelConfig) -> Iterator[str]:
+    """Require that exactly the fourth, eighth, ... layers have no positions."""
+    has_no_position = [layer_choice(config, "position", i).name == "none" for i in range(config.n_layers)]
+    if has_no_position != [(i + 1) % 4 == 0 for i in range(config.n_layers)]:
         yield "layers without positions are other ones than every fourth"
 
 
-def head_scale(config: ModelConfig) -> Keys:
-    """What Command R multiplies scores by."""
-    return {"logit_scale": 1 / factor_of(config.scale_output, config.d_model**0.5)}
+def logit_scale_metadata(config: ModelConfig) -> GgufMetadata:
+    """Return Command R's factor on the logits."""
+    return {"logit_scale": 1 / resolve_factor(config.scale_output, config.d_model**0.5)}
 
 
-def side_by_side(config: ModelConfig) -> Keys:
-    """Whether sub-layers read the same."""
+def residual_metadata(config: ModelConfig) -> GgufMetadata:
+    """Return whether attention and feed-forward are parallel."""
     return {"use_parallel_residual": config.block.name == "parallel"}
 
 
-# by the families that have these parts; of those that say a model alike the first is taken
+# by the families that have these parts; of equivalent families the first is used
 ARCHS = {
-    "llama": Arch("llama", (*GATED, *TURNED), biases=MAPS, scalings=LLAMA3, square=False),
-    "gpt2": Arch("gpt2", (*COMMON, *UP, *FUSED_QKV), GELU, MAPS, zeros=True),
-    "mistral": Arch("llama", (*GATED, *TURNED), square=False),
-    "qwen2": Arch("qwen2", (*GATED, *APART), biases=NAMES),
-    "qwen3": Arch("qwen3", (*GATED, *APART), square=False),
-    "gemma": Arch("gemma", (*GATED, *APART), ("geglu",), square=False, output="not"),
-    "gemma2": Arch(
-        "gemma2", (*GATED, *APART), ("geglu",), square=False, windows=True, output="not", keys=bounds, limits=both_bounds
+    "llama": GgufArch("llama", (*_GATED_ROWS, *_PERMUTED_QKV), biases=_LINEAR_NAMES, scalings=_LLAMA3_SCALINGS, needs_square_heads=False),
+    "gpt2": GgufArch("gpt2", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, _LINEAR_NAMES, needs_biases=True),
+    "mistral": GgufArch("llama", (*_GATED_ROWS, *_PERMUTED_QKV), needs_square_heads=False),
+    "qwen2": GgufArch("qwen2", (*_GATED_ROWS, *_SEPARATE_QKV), biases=QKV_NAMES),
+    "qwen3": GgufArch("qwen3", (*_GATED_ROWS, *_SEPARATE_QKV), needs_square_heads=False),
+    "gemma": GgufArch("gemma", (*_GATED_ROWS, *_SEPARATE_QKV), ("geglu",), needs_square_heads=False, output_head="not"),
+    "gemma2": GgufArch(
+        "gemma2", (*_GATED_ROWS, *_SEPARATE_QKV), ("geglu",), needs_square_heads=False, has_windows=True, output_head="not", extra_metadata=softcap_metadata, check_limits=check_softcaps
     ),
-    "gemma3_text": Arch("gemma3", (*GATED, *APART), ("geglu",), square=False, windows=True, keys=bounds),
-    "phi3": Arch("phi3", (*COMMON, *FUSED_UP, *APART)),
-    "gpt_neox": Arch(
-        "gptneox", (*COMMON, *UP, *FUSED_QKV), GELU, MAPS, zeros=True, output="must", keys=side_by_side
+    "gemma3_text": GgufArch("gemma3", (*_GATED_ROWS, *_SEPARATE_QKV), ("geglu",), needs_square_heads=False, has_windows=True, extra_metadata=softcap_metadata),
+    "phi3": GgufArch("phi3", (*_COMMON, *_FUSED_GATE_UP, *_SEPARATE_QKV)),
+    "gpt_neox": GgufArch(
+        "gptneox", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, _LINEAR_NAMES, needs_biases=True, output_head="must", extra_metadata=residual_metadata
     ),
-    "bloom": Arch("bloom", (*COMMON, *UP, *FUSED_QKV), GELU, MAPS, zeros=True),
-    "gpt_bigcode": Arch("starcoder", (*COMMON, *UP, *FUSED_QKV), GELU, MAPS, zeros=True),
-    "mpt": Arch("mpt", (*COMMON, *UP, *FUSED_QKV), GELU, keys=lambda config: {"attention.max_alibi_bias": 8.0}),
-    "starcoder2": Arch("starcoder2", (*COMMON, *UP, *APART), GELU, MAPS, zeros=True),
-    "stablelm": Arch("stablelm", (*GATED, *APART), biases=NAMES, output="must", keys=side_by_side),
-    "olmo2": Arch("olmo2", (*GATED, *APART), output="must"),
-    "granite": Arch(
-        "granite", (*GATED, *TURNED), biases=MAPS, scalings=LLAMA3, square=False, keys=factors
+    "bloom": GgufArch("bloom", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, _LINEAR_NAMES, needs_biases=True),
+    "gpt_bigcode": GgufArch("starcoder", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, _LINEAR_NAMES, needs_biases=True),
+    "mpt": GgufArch("mpt", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, extra_metadata=lambda config: {"attention.max_alibi_bias": 8.0}),
+    "starcoder2": GgufArch("starcoder2", (*_COMMON, *_UP_PROJ, *_SEPARATE_QKV), _GELU, _LINEAR_NAMES, needs_biases=True),
+    "stablelm": GgufArch("stablelm", (*_GATED_ROWS, *_SEPARATE_QKV), biases=QKV_NAMES, output_head="must", extra_metadata=residual_metadata),
+    "olmo2": GgufArch("olmo2", (*_GATED_ROWS, *_SEPARATE_QKV), output_head="must"),
+    "granite": GgufArch(
+        "granite", (*_GATED_ROWS, *_PERMUTED_QKV), biases=_LINEAR_NAMES, scalings=_LLAMA3_SCALINGS, needs_square_heads=False, extra_metadata=scale_metadata
     ),
-    "smollm3": Arch("smollm3", (*GATED, *TURNED), square=False, limits=every_fourth),
-    "arcee": Arch("arcee", (*COMMON, *UP, *TURNED), ("relu2",), scalings=LLAMA3, square=False),
-    "ernie4_5": Arch("ernie4_5", (*GATED, *APART), square=False),
-    "cohere": Arch("command-r", (*GATED, *APART), output="not", keys=head_scale),
+    "smollm3": GgufArch("smollm3", (*_GATED_ROWS, *_PERMUTED_QKV), needs_square_heads=False, check_limits=check_nope_layers),
+    "arcee": GgufArch("arcee", (*_COMMON, *_UP_PROJ, *_PERMUTED_QKV), ("relu2",), scalings=_LLAMA3_SCALINGS, needs_square_heads=False),
+    "ernie4_5": GgufArch("ernie4_5", (*_GATED_ROWS, *_SEPARATE_QKV), needs_square_heads=False),
+    "cohere": GgufArch("command-r", (*_GATED_ROWS, *_SEPARATE_QKV), output_head="not", extra_metadata=logit_scale_metadata),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The sizes and numbers of a model, as llama.cpp reads them."""
+"""GGUF metadata of a model's sizes and hyperparameters."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from polyhead.config import ModelConfig
-from polyhead.export.gguf_archs import Arch, Keys
-from polyhead.hf.pattern import part
-from polyhead.nn.position.scaling import SCALINGS, Turns
+from polyhead.config.model import ModelConfig
+from polyhead.export.gguf_archs import GgufArch, GgufMetadata
+from polyhead.hf.families.layer_types import layer_choice
+from polyhead.nn.position.rope_scaling import ROPE_SCALINGS, RopeFrequencies
 
 
-def keys_of(config: ModelConfig, arch: Arch) -> Keys:
-    """The sizes and numbers of a model, under the names that llama.cpp gives them behind that of the architecture."""
+def model_metadata(config: ModelConfig, arch: GgufArch) -> GgufMetadata:
+    """Return sizes and hyperparameters under llama.cpp's keys, without the prefix of the architecture."""
     assert config.head_dim is not None
     eps = "layer_norm_rms_epsilon" if config.norm.name == "rmsnorm" else "layer_norm_epsilon"
     return {
@@ -27,14 +27,14 @@ def keys_of(config: ModelConfig, arch: Arch) -> Keys:
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         f"attention.{eps}": config.norm.options["eps"],
-        **_windows(config),
-        **_rope(config),
-        **arch.keys(config),
+        **_window_metadata(config),
+        **_rope_metadata(config),
+        **arch.extra_metadata(config),
     }
 
 
-def _windows(config: ModelConfig) -> Keys:
-    sizes = [part(config, "attention", i).options["window"] for i in range(config.n_layers)]
+def _window_metadata(config: ModelConfig) -> GgufMetadata:
+    sizes = [layer_choice(config, "attention", i).options["window"] for i in range(config.n_layers)]
     if not any(sizes):
         return {}
     return {
@@ -43,23 +43,26 @@ def _windows(config: ModelConfig) -> Keys:
     }
 
 
-def _rope(config: ModelConfig) -> Keys:
-    layers = [(part(config, "position", i), part(config, "attention", i)) for i in range(config.n_layers)]
-    found = {
+def _rope_metadata(config: ModelConfig) -> GgufMetadata:
+    layers = [
+        (layer_choice(config, "position", i), layer_choice(config, "attention", i))
+        for i in range(config.n_layers)
+    ]
+    rope_by_window = {
         attention.options["window"] is not None: position.options
         for position, attention in reversed(layers)
         if position.name == "rope"
     }
-    if not found:
+    if not rope_by_window:
         return {}
-    options = found[min(found)]  # of layers that see all, if there are any
+    options = rope_by_window[min(rope_by_window)]  # of full-attention layers, if there are any
     assert config.head_dim is not None
-    keys: Keys = {
+    keys: GgufMetadata = {
         "rope.freq_base": options["theta"],
         "rope.dimension_count": int(config.head_dim * options["fraction"]),
     }
-    if True in found:
-        keys["rope.freq_base_swa"] = found[True]["theta"]
+    if True in rope_by_window:
+        keys["rope.freq_base_swa"] = rope_by_window[True]["theta"]
     if options["scaling"] in ("linear", "yarn"):
         keys |= {"rope.scaling.type": options["scaling"], "rope.scaling.factor": options["factor"]}
     if options["scaling"] == "yarn":
@@ -67,18 +70,22 @@ def _rope(config: ModelConfig) -> Keys:
     return keys
 
 
-def slower(config: ModelConfig) -> Tensor | None:
-    """By how much each pair turns more slowly than its theta says: (head_dim / 2,); None where a factor says it all."""
-    options = next(iter(ropes(config)), None)
+def rope_freq_factors(config: ModelConfig) -> Tensor | None:
+    """Return the factor that slows each pair of features in llama3 scaling: (head_dim / 2,); None for other
+    scalings.
+    """
+    options = next(iter(layer_rope_options(config)), None)
     if options is None or options["scaling"] != "llama3":
         return None
     assert config.head_dim is not None
-    turns = Turns(options["theta"], config.head_dim, options["factor"], options["original_len"])
-    scaled, _ = SCALINGS["llama3"](turns)
-    return turns.rates() / scaled
+    frequencies = RopeFrequencies(
+        options["theta"], config.head_dim, options["factor"], options["original_len"]
+    )
+    scaled, _ = ROPE_SCALINGS["llama3"](frequencies)
+    return frequencies.compute_inv_freq() / scaled
 
 
-def ropes(config: ModelConfig) -> list[dict[str, Any]]:
-    """The options of rope in each layer that has it."""
-    found = [part(config, "position", i) for i in range(config.n_layers)]
-    return [choice.options for choice in found if choice.name == "rope"]
+def layer_rope_options(config: ModelConfig) -> list[dict[str, Any]]:
+    """Return the rope options of each layer that has rope."""
+    positions = [layer_choice(config, "position", i) for i in range(config.n_layers)]
+    return [choice.options for choice in positions if choice.name == "rope"]

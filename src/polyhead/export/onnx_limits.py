@@ -1,55 +1,55 @@
-"""What cannot be written as ONNX graphs: the parts of a model that stand in the way. No onnx here."""
+"""List the parts of a model that ONNX graphs cannot express. Does not import onnx."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from polyhead.analysis.sizes import hollow
-from polyhead.config import ModelConfig
+from polyhead.config.model import ModelConfig
+from polyhead.cost.parameter_count import meta_model
 from polyhead.models import CausalLM, Seq2Seq
 
-STEPWISE = "it reads one token after the other"
-UNWRITTEN = {
-    "lstm": STEPWISE,
-    "gru": STEPWISE,
+_SEQUENTIAL = "it reads one token after the other"
+_UNSUPPORTED = {
+    "lstm": _SEQUENTIAL,
+    "gru": _SEQUENTIAL,
     "experts": "it deals out tokens by what its router says, and a graph is the same for all",
 }
 
 
-def in_the_way(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """The parts that are no graph of tensors, each with the reason."""
+def onnx_unsupported(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield each part that a graph cannot express, with the reason."""
     layers = max(config.n_layers, config.decoder_layers)
-    for layer in map(config.at, range(min(layers, len(config.pattern) or 1))):
+    for layer in map(config.layer_config, range(min(layers, len(config.pattern) or 1))):
         for field in ("block", "decoder_block", "feed_forward"):
             choice = getattr(layer, field)
-            if choice is not None and choice.name in UNWRITTEN:
-                yield f"{field} {choice.name!r}", UNWRITTEN[choice.name]
+            if choice is not None and choice.name in _UNSUPPORTED:
+                yield f"{field} {choice.name!r}", _UNSUPPORTED[choice.name]
     if config.dense:
         yield "dense", "graphs give the vectors of tokens, and its maps are of a text's"
     if config.kind != "encoder":
-        yield from _keeping_states(config)
+        yield from _stateful_parts(config)
 
 
-def _keeping_states(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """The parts of a decoder that keep something else than keys and values."""
-    turns = min(config.decoder_layers, len(config.pattern) or 1)
-    model = hollow(config.model_copy(update={"n_layers": turns, "n_decoder_layers": None}))
+def _stateful_parts(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a decoder that have a state other than keys and values."""
+    n_layers = min(config.decoder_layers, len(config.pattern) or 1)
+    model = meta_model(config.model_copy(update={"n_layers": n_layers, "n_decoder_layers": None}))
     assert isinstance(model, CausalLM | Seq2Seq)
-    layers = [config.at(i) for i in range(turns)]
+    layers = [config.layer_config(i) for i in range(n_layers)]
     for layer, state in zip(layers, model.cache_shape.states, strict=True):
         if state:
-            yield _keeping(layer), "it keeps a state, and a decoder is given keys and values there"
+            yield _stateful_part(layer), "it keeps a state, and a decoder is given keys and values there"
     if isinstance(model, Seq2Seq) and any(
         (layer.cross_attention or layer.attention).name == "linear" for layer in layers
     ):
         yield "cross_attention 'linear'", "it reads sums, and a decoder is given keys and values there"
 
 
-def _keeping(layer: ModelConfig) -> str:
-    """The part of a decoder's layer that keeps a state."""
-    crossing = layer.kind == "encoder-decoder"
-    block = layer.block_of(crossing)
+def _stateful_part(layer: ModelConfig) -> str:
+    """Return the part of a decoder layer that has a state."""
+    is_seq2seq = layer.kind == "encoder-decoder"
+    block = layer.block_choice(is_seq2seq)
     if block.name not in ("transformer", "parallel"):
-        return f"{'decoder_block' if crossing and layer.decoder_block else 'block'} {block.name!r}"
-    own = (layer.decoder_attention if crossing else None) or layer.attention
-    return f"attention {own.name!r}"
+        return f"{'decoder_block' if is_seq2seq and layer.decoder_block else 'block'} {block.name!r}"
+    attention = (layer.decoder_attention if is_seq2seq else None) or layer.attention
+    return f"attention {attention.name!r}"

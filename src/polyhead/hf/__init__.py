@@ -1,1 +1,3 @@
-"""Checkpoints as they are published: a directory of JSON and safetensors, read and written, never executed."""
+"""Read and write Hugging Face checkpoints: a directory of JSON and safetensors. No code of a checkpoint is
+executed.
+"""

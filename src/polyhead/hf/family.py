@@ -1,4 +1,4 @@
-"""What a family of checkpoints is."""
+"""Definition of a family of Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -8,64 +8,74 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from polyhead.config import ModelConfig
-from polyhead.hf import keys
-from polyhead.hf.given import Given
-from polyhead.hf.keys import Fields, Key
-from polyhead.hf.table import Row
-from polyhead.registry import Choice, Registry
-from polyhead.text.tokenizer import Tokenizer
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.registry import Registry
+from polyhead.hf import config_map
+from polyhead.hf.config_map import ConfigField, ModelFields
+from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.weight_map import WeightRule
+from polyhead.tokenizers.tokenizer import Tokenizer
 
-Made = Callable[[Mapping[str, str]], Tokenizer]  # the tokenizer in which tokens play these roles
+# builds the tokenizer with these special tokens by role
+TokenizerFactory = Callable[[Mapping[str, str]], Tokenizer]
 
 
-class Family(NamedTuple):
-    """Checkpoints of one ``model_type``: the keys of their config and the names of their weights, a table each, both ways.
+class ModelFamily(NamedTuple):
+    """Checkpoints of one ``model_type``: a table of config keys and one of weight names, both used in both
+    directions.
 
-    ``write`` need not look whether a config can be said in the family's words: what it wrote is read again, and where
-    that differs, the part that differs stands in the way.
+    ``write`` need not check whether the family can express a config: ``save.hf_unsupported`` reads the result
+    again and reports each part that differs.
     """
 
-    architectures: Mapping[str, str]  # our models -> the classes of the reference implementation
-    keys: tuple[Key, ...]  # of config.json
-    table: tuple[Row, ...]  # of weights
+    architectures: Mapping[str, str]  # our models -> classes of transformers
+    config_map: tuple[ConfigField, ...]  # rows of config.json
+    weight_map: tuple[WeightRule, ...]  # rows of the weights
     prefix: str  # of all names but the head's; files of the bare model lack it
-    buffers: str = "$^"  # names, as a regular expression, that old files hold and that say nothing
-    tied: Mapping[str, str] = {}  # name -> the one it shares a tensor with, which some files hold under both
-    own: Mapping[str, tuple[Row, ...]] = {}  # rows that one of our models alone has, beside the table
-    renamed: Mapping[str, str] = {}  # how names in old files end -> how they end today
-    specials: Mapping[str, str] = {}  # which token plays which role where no file of the tokenizer says
-    vocabulary: Callable[[Path], Made] | None = None  # its tokenizer from files other than tokenizer.json
-    # what files hold beside what is learned
-    computed: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda config: {}
-    left: str = "$^"  # names of what was learned beside a model and is left behind, which is told
-    older: str = ""  # what names in old files begin with in the place of ``prefix``
+    buffer_pattern: str = "$^"  # regular expression of buffers in old files, which are ignored
+    tied_weights: Mapping[
+        str, str
+    ] = {}  # name -> the tensor it shares, which some files hold under both names
+    model_rules: Mapping[str, tuple[WeightRule, ...]] = {}  # additional rows of one model
+    legacy_suffixes: Mapping[str, str] = {}  # suffix of names in old files -> suffix today
+    special_tokens: Mapping[str, str] = {}  # role -> token, if no tokenizer file states it
+    load_legacy_tokenizer: Callable[[Path], TokenizerFactory] | None = (
+        None  # its tokenizer from files other than tokenizer.json
+    )
+    # tensors in the files that are computed, not learned
+    generate_tensors: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda config: {}
+    ignored_pattern: str = "$^"  # names of weights that our models lack; they are dropped with a warning
+    legacy_prefix: str = ""  # prefix of names in old files in place of ``prefix``
 
-    def read(self, given: Given) -> Fields:
-        """config.json -> fields of ModelConfig."""
-        return keys.read(self.keys, given)
+    def read(self, reader: ConfigReader) -> ModelFields:
+        """Convert config.json to fields of ModelConfig."""
+        return config_map.read_fields(self.config_map, reader)
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        """Fields of ModelConfig -> config.json."""
-        return keys.write(self.keys, config)
+        """Convert fields of ModelConfig to config.json."""
+        return config_map.write_fields(self.config_map, config)
 
-    def rows(self, model: str) -> tuple[Row, ...]:
-        """The table of one of our models; of a language model's encoder alone that without a head."""
-        if model == "Embedder" and "CausalLM" in self.architectures:
-            inner = [row for row in self.table if row.ours[0].split(".")[0] != "head"]
-            return tuple(row._replace(ours=tuple(f"encoder.{name}" for name in row.ours)) for row in inner)
-        return self.table + self.own.get(model, ())
+    def rules_for(self, model: str) -> tuple[WeightRule, ...]:
+        """Return the weight table of one of our models. The bare encoder of a language model has no head."""
+        if model == "SentenceEncoder" and "CausalLM" in self.architectures:
+            encoder_rules = [row for row in self.weight_map if row.param_names[0].split(".")[0] != "head"]
+            return tuple(
+                row._replace(param_names=tuple(f"encoder.{name}" for name in row.param_names))
+                for row in encoder_rules
+            )
+        return self.weight_map + self.model_rules.get(model, ())
 
 
-FAMILY: Registry[Any] = Registry("model_type", "polyhead.hf")
+FAMILY: Registry[Any] = Registry("model_type", "polyhead.hf.families")
 
-EMBEDDING, HEAD = "embedding.token.weight", "head.weight"
-LAYER = "stack.layers.{n}"
-QKV = (f"{LAYER}.attn.q_proj", f"{LAYER}.attn.k_proj", f"{LAYER}.attn.v_proj")
+TOKEN_EMBEDDING, HEAD_WEIGHT = "embedding.token.weight", "head.weight"
+STACK_LAYER = "stack.layers.{n}"
+QKV_PROJ = (f"{STACK_LAYER}.attn.q_proj", f"{STACK_LAYER}.attn.k_proj", f"{STACK_LAYER}.attn.v_proj")
 FINAL_NORM = "stack.final_norm"
 
-# activations by their published names; of those for one choice the first is written
-PLAIN = {
+# Hugging Face name -> activation; of several names for one choice the first is written
+HF_ACTIVATIONS = {
     "gelu_new": Choice("gelu", tanh=True),
     "gelu_pytorch_tanh": Choice("gelu", tanh=True),
     "gelu_fast": Choice("gelu", tanh=True),
@@ -75,7 +85,7 @@ PLAIN = {
     "swish": Choice("silu"),
     "tanh": Choice("tanh"),
 }
-GATED = {
+HF_GATED_ACTIVATIONS = {
     "silu": Choice("swiglu"),
     "swish": Choice("swiglu"),
     "gelu_pytorch_tanh": Choice("geglu", tanh=True),
@@ -86,21 +96,23 @@ GATED = {
 }
 
 
-def activation_of(choice: Choice, known: dict[str, Choice]) -> str:
-    """The published name of a feed-forward's activation; where it has none, of one like it, or the first of all."""
-    same = [name for name, other in known.items() if choice.name == other.name]
-    exact = [name for name in same if choice.options.get("tanh") == known[name].options.get("tanh")]
-    return (exact or same or list(known))[0]
+def activation_name(choice: Choice, names: dict[str, Choice]) -> str:
+    """Return the Hugging Face name of a feed-forward's activation, else of a similar one, else the first
+    name.
+    """
+    same = [name for name, other in names.items() if choice.name == other.name]
+    exact = [name for name in same if choice.options.get("tanh") == names[name].options.get("tanh")]
+    return (exact or same or list(names))[0]
 
 
-def activation(theirs: str, default: str, known: dict[str, Choice] = PLAIN) -> Key:
-    """The feed-forward, by the published name of its activation."""
-    return Key(
-        lambda given, fields: {"feed_forward": known[given.word(theirs, default, known)].written()},
-        lambda config: {theirs: activation_of(config.feed_forward, known)},
+def map_activation(key: str, default: str, names: dict[str, Choice] = HF_ACTIVATIONS) -> ConfigField:
+    """Map the feed-forward by the Hugging Face name of its activation."""
+    return ConfigField(
+        lambda reader, fields: {"feed_forward": names[reader.get_choice(key, default, names)].to_config()},
+        lambda config: {key: activation_name(config.feed_forward, names)},
     )
 
 
-def head_activation(feed_forward: Choice) -> str:
-    """That of the map below the scores of the vocabulary, where it is the one of the layers."""
+def head_activation_name(feed_forward: Choice) -> str:
+    """Return the activation of the head's transform in families that use the one of the layers."""
     return "gelu_tanh" if feed_forward.options.get("tanh") else feed_forward.name

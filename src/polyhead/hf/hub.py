@@ -1,17 +1,17 @@
-"""Checkpoints by their name on the hub."""
+"""Find and fetch checkpoints on the Hugging Face hub."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from polyhead.errors import at
-from polyhead.hf.chat import TEMPLATE
-from polyhead.hub import NAME, snapshot
+from polyhead.core.errors import prefix_errors
+from polyhead.core.hub import REPO_NAME, download_snapshot
+from polyhead.hf.chat_template import TEMPLATE_FILE
 
-FILES = [
+_CHECKPOINT_FILES = [
     "*.json",
-    TEMPLATE,
+    TEMPLATE_FILE,
     "*.spm",
     "sentencepiece.bpe.model",
     "merges.txt",
@@ -23,8 +23,8 @@ FILES = [
 ]
 
 
-# names that are often typed without their owners, as the library transformers allowed once
-OWNERS = {
+# checkpoints that transformers once allowed without an owner: owner -> regular expression of names
+KNOWN_OWNERS = {
     "openai-community": r"gpt2(-medium|-large|-xl)?",
     "distilbert": r"distil(bert|gpt2|roberta)[\w-]*",
     "google-bert": r"bert-(base|large)-[\w-]+",
@@ -40,17 +40,19 @@ OWNERS = {
 }
 
 
-def owner_of(name: str) -> str:
-    """The owner of a well-known checkpoint on the hub; empty for another."""
-    return next((owner for owner, names in OWNERS.items() if re.fullmatch(names, name)), "")
+def find_owner(name: str) -> str:
+    """Return the owner of a well-known checkpoint on the hub, or an empty string."""
+    return next((owner for owner, names in KNOWN_OWNERS.items() if re.fullmatch(names, name)), "")
 
 
-def is_name(text: str) -> bool:
-    """Whether it can be owner/name; where a directory of the owner's name stands here, it is a path."""
-    return bool(re.fullmatch(NAME, text)) and ".." not in text and not Path(text).parent.is_dir()
+def is_repo_id(text: str) -> bool:
+    """Return whether a text can be owner/name. It is a path if there is a local directory with the owner's
+    name.
+    """
+    return bool(re.fullmatch(REPO_NAME, text)) and ".." not in text and not Path(text).parent.is_dir()
 
 
-def fetch(name: str, revision: str | None = None) -> Path:
-    """The directory of a checkpoint in the cache of huggingface_hub, fetched if it is not there."""
-    with at(f"no directory {name!r} here, and from the hub it cannot be had"):
-        return snapshot(name, FILES, revision=revision)
+def fetch_checkpoint(name: str, revision: str | None = None) -> Path:
+    """Return the directory of a checkpoint in the cache of huggingface_hub, downloading it if necessary."""
+    with prefix_errors(f"no directory {name!r} here, and from the hub it cannot be had"):
+        return download_snapshot(name, _CHECKPOINT_FILES, revision=revision)

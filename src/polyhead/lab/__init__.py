@@ -1,1 +1,1 @@
-"""Claims of the literature as experiments: each states the claim, measures it here, and says whether it held."""
+"""Experiments on claims of the literature: each cites a claim, measures it here, and gives a verdict."""

@@ -1,4 +1,4 @@
-"""What each cache costs, and what it changes: on one's own model and text, or on a small one of the lab."""
+"""Cost of each cache and its effect on the output, on a user's model and text or on a small one."""
 
 from __future__ import annotations
 
@@ -11,229 +11,260 @@ from typing import Any
 
 from torch import Tensor
 
-from polyhead.analysis.charts import Curve
-from polyhead.analysis.metrics import bleu
 from polyhead.cache.low_rank import fit_low_rank
-from polyhead.lab.cache_claims import ROUNDING, Founds, change, claims, peak, worse
-from polyhead.lab.catalogue import LAB, Bench, on_a_run
-from polyhead.lab.clock import ratios
-from polyhead.lab.divergence import ROWS, Found, divergence, equal_tokens, goes_on
-from polyhead.lab.policies import Policy, policies
-from polyhead.lab.result import Claim, Figure, Front, Plot, Result, Table
-from polyhead.lab.rows import Rows, rows
-from polyhead.lab.subject import Subject, subject
-from polyhead.lab.verdict import above, all_of, said
-from polyhead.nn.loss import IGNORED
+from polyhead.evaluate.translation_metrics import bleu
+from polyhead.lab.cache_claims import (
+    KL_ROUNDING,
+    Divergences,
+    format_change,
+    loss_changes,
+    make_cache_claims,
+    peak_bytes,
+)
+from polyhead.lab.cache_policies import Policy, select_policies
+from polyhead.lab.divergence import BATCH_ROWS, Divergence, decode_greedy, measure_divergence, token_agreement
+from polyhead.lab.eval_rows import EvalRows, make_eval_rows
+from polyhead.lab.interleaved_timing import time_ratios
+from polyhead.lab.registry import EXPERIMENTS, LabContext, mark_accepts_run
+from polyhead.lab.result import Claim, ExperimentResult, Figure, LinePlot, ParetoPlot, ResultTable
+from polyhead.lab.statistics import format_mean, verdict_above, verdict_all
+from polyhead.lab.test_model import ModelUnderTest, load_subject
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.viz.svg_charts import Curve
 
-LONGEST = 512  # tokens of a window, where the model takes as many
-PLACES = 24  # points of a curve
-QUARTER = ("4 bits", "window+sink 1/4", "window 1/4", "h2o 1/4", "subgen 1/4", "low rank 1/4")
+_MAX_WINDOW = 512  # maximum tokens of a window
+_CURVE_POINTS = 24  # points of a curve
+_QUARTER_POLICIES = ("4 bits", "window+sink 1/4", "window 1/4", "h2o 1/4", "subgen 1/4", "low rank 1/4")
 
 
-@LAB.register("caches")
-@on_a_run
-def caches(bench: Bench) -> Result:
-    """Every KV cache at several budgets: divergence from the full one, bytes, speed; on your model and text."""
-    given = subject(bench)
-    model: Any = given.run.model
-    width = min(bench.size(LONGEST, 48), given.run.config.max_len)
-    n = bench.limit or bench.size(128 if given.translates else 16, 2)
-    read = rows(given, 2 * n, width)
-    held = len(read.read) // 2  # for the directions of low rank, which must not know what is measured
-    fit, read = read.some(slice(0, held)), read.some(slice(held, None))
-    length = width if not given.translates else round(fmean((read.wanted != IGNORED).sum(1).tolist()))
-    with tempfile.TemporaryDirectory() as place:
-        projection = fitted(model, fit, (bench.out or Path(place)) / "caches-low-rank.safetensors")
-        chosen, refused = policies(model.cache_shape, length, projection)
-        texts, each = read.read.shape
-        bench.say(f"{given.said}: {len(chosen)} caches, {texts} texts of up to {each} tokens, token by token")
-        found, plain = divergence(model, chosen, read)
-        bench.say("stepped through the text; now they say something of their own")
-        if given.translates:
-            spoken, scores = translations(given, chosen, held, len(read.read))
+@EXPERIMENTS.register("caches")
+@mark_accepts_run
+def measure_caches(lab: LabContext) -> ExperimentResult:
+    """KV caches at several budgets: divergence from the full cache, bytes, speed; on your model and text."""
+    subject = load_subject(lab)
+    model: Any = subject.run.model
+    width = min(lab.pick_size(_MAX_WINDOW, 48), subject.run.config.max_len)
+    n = lab.limit or lab.pick_size(128 if subject.is_translator else 16, 2)
+    rows = make_eval_rows(subject, 2 * n, width)
+    n_fit = len(rows.input_ids) // 2  # texts to fit the low-rank basis on, disjoint from the measured ones
+    fit_rows, rows = rows.select(slice(0, n_fit)), rows.select(slice(n_fit, None))
+    length = (
+        width if not subject.is_translator else round(fmean((rows.labels != IGNORE_INDEX).sum(1).tolist()))
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        projection = save_low_rank_basis(
+            model, fit_rows, (lab.out or Path(directory)) / "caches-low-rank.safetensors"
+        )
+        policies, refused = select_policies(model.cache_shape, length, projection)
+        texts, row_len = rows.input_ids.shape
+        lab.info(
+            f"{subject.description}: {len(policies)} caches, {texts} texts of up to {row_len} tokens, token by token"
+        )
+        divergences, baseline = measure_divergence(model, policies, rows)
+        lab.info("stepped through the text; now they say something of their own")
+        if subject.is_translator:
+            agreement, scores = compare_translations(subject, policies, n_fit, len(rows.input_ids))
         else:
-            spoken, scores = continuations(model, chosen, read), {}
-    made = claims(chosen, found, plain)
-    made += quality(given, spoken, scores) if "8 bits" in found else []
-    return Result(
+            agreement, scores = compare_continuations(model, policies, rows), {}
+    claims = make_cache_claims(policies, divergences, baseline)
+    claims += greedy_claims(subject, agreement, scores) if "8 bits" in divergences else []
+    return ExperimentResult(
         "Caches: what they cost, and what they change",
         f"What a model has read it keeps as keys and values, token by token. A cache may keep fewer of them, or keep them more "
-        f"coarsely. How far does {given.said} depart from itself then, and for how many bytes?",
-        made,
+        f"coarsely. How far does {subject.description} depart from itself then, and for how many bytes?",
+        claims,
         [
-            *figures(chosen, found, texts),
-            numbers(given, chosen, found, plain, spoken, scores),
-            *refusals(refused),
+            *make_cache_figures(policies, divergences, texts),
+            make_cache_table(subject, policies, divergences, baseline, agreement, scores),
+            *make_refusal_tables(refused),
         ],
-        method(given, read, fit, length, bool(projection)),
+        describe_method(subject, rows, fit_rows, length, bool(projection)),
     )
 
 
-def fitted(model: Any, fit: Rows, path: Path) -> Path | None:
-    """The directions of keys and values over the texts that are not measured, or none for a model without them."""
+def save_low_rank_basis(model: Any, fit_rows: EvalRows, path: Path) -> Path | None:
+    """Fit the low-rank basis of keys and values on texts that are not measured; None without KV layers."""
     shape = model.cache_shape
-    if not shape.keyed:
+    if not shape.kv_layers:
         return None
-    source = None if fit.source is None else (fit.source, fit.source_pos)
-    rank = min(max(shape.head_dim, shape.v_dim), int((fit.pos >= 0).sum()))
-    fit_low_rank(model, fit.read, rank, path, pos=fit.pos, source=source)
+    source = None if fit_rows.source is None else (fit_rows.source, fit_rows.source_pos)
+    rank = min(max(shape.head_dim, shape.v_dim), int((fit_rows.pos >= 0).sum()))
+    fit_low_rank(model, fit_rows.input_ids, rank, path, pos=fit_rows.pos, source=source)
     return path
 
 
-def continuations(model: Any, chosen: Sequence[Policy], read: Rows) -> dict[str, list[float]]:
-    """Share of equal tokens with the plain cache, where each goes on from half a window for a quarter of one."""
-    half, new = read.read.size(1) // 2, max(1, read.read.size(1) // 4)
+def compare_continuations(model: Any, policies: Sequence[Policy], rows: EvalRows) -> dict[str, list[float]]:
+    """Share of tokens equal to those of the plain cache, for continuations of half a window by a quarter."""
+    half, new = rows.input_ids.size(1) // 2, max(1, rows.input_ids.size(1) // 4)
     outputs = {
         policy.name: [
             tokens
-            for batch in read.batches(ROWS)
-            for tokens in goes_on(model, policy.choice, batch.read[:, :half], new).tolist()
+            for batch in rows.batches(BATCH_ROWS)
+            for tokens in decode_greedy(model, policy.choice, batch.input_ids[:, :half], new).tolist()
         ]
-        for policy in chosen
+        for policy in policies
     }
-    first = outputs[chosen[0].name]
-    return {name: equal_tokens(first, own) for name, own in outputs.items()}
+    first = outputs[policies[0].name]
+    return {name: token_agreement(first, tokens_of_policy) for name, tokens_of_policy in outputs.items()}
 
 
-def translations(
-    given: Subject, chosen: Sequence[Policy], first: int, n: int
+def compare_translations(
+    subject: ModelUnderTest, policies: Sequence[Policy], start: int, n: int
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Share of equal tokens with the plain cache where each translates by greedy search, and BLEU if there are references.
+    """Share of tokens equal to those of the plain cache, for greedy translations, and BLEU.
 
-    Without them BLEU is against what the plain cache says.
+    BLEU is computed against the references, or against the output of the plain cache if there are none.
     """
-    some = slice(first, first + n)
+    measured_texts = slice(start, start + n)
     outputs = {
-        policy.name: given.run.translate(
-            given.texts[some],
+        policy.name: subject.run.translate(
+            subject.texts[measured_texts],
             truncate=True,
             beam_size=1,
             cache={"name": policy.choice.name, **policy.choice.options},
         )
-        for policy in chosen
+        for policy in policies
     }
-    ids = {name: given.run.tokenizer.target.encode(texts) for name, texts in outputs.items()}
-    plain = chosen[0].name
-    lang = given.run.recipe.data.target_lang if given.run.recipe else ""
-    references = given.references[some] or outputs[plain]
+    ids = {name: subject.run.tokenizer.target_tokenizer.encode(texts) for name, texts in outputs.items()}
+    plain = policies[0].name
+    lang = subject.run.recipe.data.target_lang if subject.run.recipe else ""
+    references = subject.references[measured_texts] or outputs[plain]
     return (
-        {name: equal_tokens(ids[plain], own) for name, own in ids.items()},
+        {name: token_agreement(ids[plain], tokens_of_policy) for name, tokens_of_policy in ids.items()},
         {name: bleu(texts, references, lang).value for name, texts in outputs.items()},
     )
 
 
-def quality(
-    given: Subject, spoken: Mapping[str, Sequence[float]], scores: Mapping[str, float]
+def greedy_claims(
+    subject: ModelUnderTest, agreement: Mapping[str, Sequence[float]], scores: Mapping[str, float]
 ) -> list[Claim]:
-    """What the model says of its own."""
-    names = [name for name in ("8 bits", "h2o 1/5", "window+sink 1/4") if name in spoken]
-    told = ", ".join(f"{name} {100 * fmean(spoken[name]):.1f} %" for name in names)
+    """Claim about greedy outputs."""
+    names = [name for name in ("8 bits", "h2o 1/5", "window+sink 1/4") if name in agreement]
+    agreement_text = ", ".join(f"{name} {100 * fmean(agreement[name]):.1f} %" for name in names)
     if scores:
-        told += "; BLEU " + ", ".join(f"{name} {scores[name]:.1f}" for name in ("static", *names))
+        agreement_text += "; BLEU " + ", ".join(f"{name} {scores[name]:.1f}" for name in ("static", *names))
     return [
         Claim(
             "A small divergence is a small change of what is said.",
             "implied wherever perplexity alone is given; asked here",
-            f"Tokens of a greedy {'translation' if given.translates else 'continuation'} that are those of the full cache: {told} "
+            f"Tokens of a greedy {'translation' if subject.is_translator else 'continuation'} that are those of the full cache: {agreement_text} "
             "(small: 95 % for each). One other token changes all that follow.",
-            all_of(above(spoken[name], 0.95) for name in names),
+            verdict_all(verdict_above(agreement[name], 0.95) for name in names),
         )
     ]
 
 
-def figures(chosen: Sequence[Policy], found: Founds, texts: int) -> list[Figure]:
-    """Bytes against divergence, and where in a text it arises."""
+def make_cache_figures(policies: Sequence[Policy], divergences: Divergences, n_texts: int) -> list[Figure]:
+    """Divergence against bytes, and divergence by position in a text."""
     families = {
         family: [
-            (p.name, peak(found[p.name]) / 1024 / min(ROWS, texts), fmean(found[p.name].kl)) for p in some
+            (
+                p.name,
+                peak_bytes(divergences[p.name]) / 1024 / min(BATCH_ROWS, n_texts),
+                fmean(divergences[p.name].kl),
+            )
+            for p in family_policies
         ]
-        for family, some in groupby(chosen, key=lambda policy: policy.family)
+        for family, family_policies in groupby(policies, key=lambda policy: policy.family)
     }
-    lines = [name for name in QUARTER if name in found] or list(found)
+    lines = [name for name in _QUARTER_POLICIES if name in divergences] or list(divergences)
     return [
-        Front(
+        ParetoPlot(
             "Divergence against bytes",
             "KiB a text, at the most",
             "KL divergence, nats a token",
             families,
             "The grey steps join those that no other cache beats in both. At the lower end of the divergence stands who differs "
             "by no more than rounding.",
-            ROUNDING,
+            KL_ROUNDING,
         ),
-        Plot(
+        LinePlot(
             "Where in a text the divergence arises",
             "token",
-            [Curve(name, by_place(found[name].by_place)) for name in lines],
+            [Curve(name, average_by_position(divergences[name].kl_by_position)) for name in lines],
             "Nats a token, means over the texts that reach so far and neighbouring places, at a quarter of the tokens or of the width; what is less than "
-            f"{ROUNDING:.0e} is shown as that.",
+            f"{KL_ROUNDING:.0e} is shown as that.",
         ),
     ]
 
 
-def by_place(means: Tensor) -> list[tuple[float, float]]:
-    """(token, mean divergence there), neighbours together."""
-    size = -(-len(means) // PLACES)
+def average_by_position(means: Tensor) -> list[tuple[float, float]]:
+    """(token, mean divergence there), averaged over neighbouring tokens."""
+    size = -(-len(means) // _CURVE_POINTS)
     parts: list[Tensor] = list(means.split(size))
     return [
-        (i * size + (len(part) + 1) / 2, max(float(part.mean()), ROUNDING)) for i, part in enumerate(parts)
+        (i * size + (len(part) + 1) / 2, max(float(part.mean()), KL_ROUNDING)) for i, part in enumerate(parts)
     ]
 
 
-def numbers(
-    given: Subject, chosen: Sequence[Policy], found: Founds, plain: Found, spoken: Mapping[str, Sequence[float]], scores: Mapping[str, float]
-) -> Table:  # fmt: skip
-    """The table of all numbers, a line for each cache."""
-    base = chosen[0].name
+def make_cache_table(
+    subject: ModelUnderTest, policies: Sequence[Policy], divergences: Divergences, baseline: Divergence, agreement: Mapping[str, Sequence[float]], scores: Mapping[str, float]
+) -> ResultTable:  # fmt: skip
+    """Table of all numbers, one row for each cache."""
+    base = policies[0].name
     head = ["cache", "KL, nats a token", "same likeliest token", "perplexity", "change", "said alike", *(["BLEU"] if scores else []),
             "KiB reserved", "KiB used", "KiB at the peak", "tokens/s", f"speed to {base}"]  # fmt: skip
     lines: list[list[str | float]] = []
-    for policy in chosen:
-        one, name = found[policy.name], policy.name
-        assert one.memory is not None
-        held = [f"{size / 1024:,.0f}" for size in (one.memory.reserved, one.memory.used, one.memory.peak)]
-        ratio = ratios(found[base].seconds, one.seconds)
+    for policy in policies:
+        divergence, name = divergences[policy.name], policy.name
+        assert divergence.memory is not None
+        sizes = [
+            f"{size / 1024:,.0f}"
+            for size in (
+                divergence.memory.reserved_bytes,
+                divergence.memory.used_bytes,
+                divergence.memory.peak_bytes,
+            )
+        ]
+        ratio = time_ratios(divergences[base].seconds, divergence.seconds)
         lines.append(
-            [name, said(one.kl) if fmean(one.kl) > ROUNDING else f"{fmean(one.kl):.0e}", f"{100 * fmean(one.same):.2f} %",
-             f"{one.perplexity:.5g}", worse(change(one, plain)), f"{100 * fmean(spoken[name]):.1f} %",
-             *([f"{scores[name]:.2f}"] if scores else []), *held, f"{one.speed:,.0f}", said(ratio)]
+            [name, format_mean(divergence.kl) if fmean(divergence.kl) > KL_ROUNDING else f"{fmean(divergence.kl):.0e}", f"{100 * fmean(divergence.top1_agreement):.2f} %",
+             f"{divergence.perplexity:.5g}", format_change(loss_changes(divergence, baseline)), f"{100 * fmean(agreement[name]):.1f} %",
+             *([f"{scores[name]:.2f}"] if scores else []), *sizes, f"{divergence.tokens_per_second:,.0f}", format_mean(ratio)]
         )  # fmt: skip
-    against = "references" if given.references else f"what {base} says"
-    return Table(
+    against = "references" if subject.references else f"what {base} says"
+    return ResultTable(
         "All numbers", head, lines,
-        f"Without a cache the perplexity is {plain.perplexity:.5g}. Said alike: tokens of a greedy output that are those of {base}."
+        f"Without a cache the perplexity is {baseline.perplexity:.5g}. Said alike: tokens of a greedy output that are those of {base}."
         + (f" BLEU against {against}." if scores else "")
-        + f" Bytes of a batch of {min(ROWS, len(plain.nll))} texts.",
+        + f" Bytes of a batch of {min(BATCH_ROWS, len(baseline.nll))} texts.",
     )  # fmt: skip
 
 
-def refusals(refused: Mapping[str, str]) -> list[Table]:
-    """Caches that this model cannot have."""
-    if not refused:
+def make_refusal_tables(refused_policies: Mapping[str, str]) -> list[ResultTable]:
+    """Table of the caches that this model does not support."""
+    if not refused_policies:
         return []
-    return [Table("Not for this model", ("cache", "why"), [(name, why) for name, why in refused.items()])]
+    return [
+        ResultTable(
+            "Not for this model", ("cache", "why"), [(name, why) for name, why in refused_policies.items()]
+        )
+    ]
 
 
-def method(given: Subject, read: Rows, fit: Rows, length: int, projected: bool) -> str:
-    """How it was done."""
-    texts, each = read.read.shape
+def describe_method(
+    subject: ModelUnderTest, rows: EvalRows, fit_rows: EvalRows, length: int, has_projection: bool
+) -> str:
+    """Description of the method."""
+    texts, row_len = rows.input_ids.shape
     kind = (
-        f"{texts} pairs; the decoder is led through the {'references' if given.references else 'greedy translations'}, "
+        f"{texts} pairs; the decoder is led through the {'references' if subject.references else 'greedy translations'}, "
         f"{length} tokens on average, of which a budget of 1/4 keeps a quarter"
-        if given.translates
-        else f"{texts} windows of {each} tokens, side by side"
+        if subject.is_translator
+        else f"{texts} windows of {row_len} tokens, side by side"
     )
-    low = (
-        f" Directions of low rank were fitted on the {len(fit.read)} texts of the file before these and lie beside this page "
+    low_rank_note = (
+        f" Directions of low rank were fitted on the {len(fit_rows.input_ids)} texts of the file before these and lie beside this page "
         "(caches-low-rank.safetensors): cache: {name: low_rank, rank: 32, projection: FILE}."
-        if projected
+        if has_projection
         else ""
     )
     return (
-        f"{given.said[0].upper()}{given.said[1:]}: {kind}. Each token is fed alone, through every cache in turns, {ROWS} texts at "
+        f"{subject.description[0].upper()}{subject.description[1:]}: {kind}. Each token is fed alone, through every cache in turns, {BATCH_ROWS} texts at "
         "a time; the reference of the divergence is the whole forward pass without a cache, KL(p whole ‖ p cached). An interval is "
         "the 95 % one over texts, of times over stretches of 16 steps; times are those of the processor if there is one thread.\n\nA window of 1/4 keeps the newest tokens of that share, "
         "with a sink the first 4 (of a budget under 16 a quarter) are among them; h2o keeps half of its budget for the newest and "
         "has no sink; subgen half for the newest; low rank keeps that share of the width of heads; bits are those of a number, in "
-        f"groups of 32 tokens (of short texts fewer).{low} Bytes are those of the cache alone: what a step unpacks or projects "
+        f"groups of 32 tokens (of short texts fewer).{low_rank_note} Bytes are those of the cache alone: what a step unpacks or projects "
         "back is not counted."
     )

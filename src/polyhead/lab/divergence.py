@@ -1,4 +1,4 @@
-"""How far a model that decodes from a cache departs from the same model without one, and what the cache costs."""
+"""Divergence of a model that decodes from a cache from the same model without one, and the cache's cost."""
 
 from __future__ import annotations
 
@@ -10,106 +10,130 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.cache.base import Cache, Memory
-from polyhead.cache.make import make_cache
-from polyhead.lab.clock import quiet_clock
-from polyhead.lab.policies import Policy
-from polyhead.lab.rows import Rows
-from polyhead.nn.loss import IGNORED
-from polyhead.registry import Choice
+from polyhead.cache.factory import make_cache
+from polyhead.core.choice import Choice
+from polyhead.lab.cache_policies import Policy
+from polyhead.lab.eval_rows import EvalRows
+from polyhead.lab.interleaved_timing import pick_clock
+from polyhead.nn.cache import Cache, CacheMemory
+from polyhead.nn.loss import IGNORE_INDEX
 
-ROWS = 16  # texts that are decoded together
-STRETCH = 16  # steps that make one round of the clock
+BATCH_ROWS = 16  # texts that are decoded in one batch
+_STEPS_PER_ROUND = 16  # steps of one timing round
 
 
 @dataclass
-class Found:
-    """What one cache did over all texts. Lists have an entry a text, but ``seconds`` one for each round of the clock."""
+class Divergence:
+    """Measurements of one cache over all texts.
 
-    kl: list[float] = field(default_factory=list)  # nats a token, mean over the text
-    nll: list[float] = field(default_factory=list)  # nats a token that was to be said
-    # share of tokens where the likeliest one is that of no cache
-    same: list[float] = field(default_factory=list)
+    Lists have one entry per text, except ``seconds``, which has one per timing round.
+    """
+
+    kl: list[float] = field(default_factory=list)  # nats per token, mean over the text
+    nll: list[float] = field(default_factory=list)  # nats per label token
+    # share of tokens with the same most likely token as without a cache
+    top1_agreement: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    # mean KL of the texts that reach there, (T,)
-    by_place: Tensor = field(default_factory=lambda: torch.zeros(0))
-    memory: Memory | None = None  # of the batch that held most
-    tokens: list[int] = field(default_factory=list)  # of each text
+    # mean KL over the texts that are long enough, (T,)
+    kl_by_position: Tensor = field(default_factory=lambda: torch.zeros(0))
+    memory: CacheMemory | None = None  # of the batch with the highest peak
+    token_counts: list[int] = field(default_factory=list)  # labels of each text
 
     @property
     def perplexity(self) -> float:
-        """Perplexity of a token, over all texts."""
-        return math.exp(sum(nll * n for nll, n in zip(self.nll, self.tokens, strict=True)) / sum(self.tokens))
+        """Perplexity per token, over all texts."""
+        return math.exp(
+            sum(nll * n for nll, n in zip(self.nll, self.token_counts, strict=True)) / sum(self.token_counts)
+        )
 
     @property
-    def speed(self) -> float:
-        """Tokens a second."""
-        return sum(self.tokens) / sum(self.seconds)
+    def tokens_per_second(self) -> float:
+        """Decoded tokens per second."""
+        return sum(self.token_counts) / sum(self.seconds)
 
 
 @torch.inference_mode()
-def divergence(model: Any, chosen: Sequence[Policy], rows: Rows) -> tuple[dict[str, Found], Found]:
-    """Step every cache through the same texts, token by token and in turns; the second is the model without a cache.
+def measure_divergence(
+    model: Any, policies: Sequence[Policy], rows: EvalRows
+) -> tuple[dict[str, Divergence], Divergence]:
+    """Decode the same texts with every cache, token by token and interleaved.
 
-    The reference of the KL divergence is the whole forward pass: KL(p whole ‖ p cached), nats.
+    The second result is the model without a cache. It is the reference of the KL divergence, computed in one
+    full forward pass: KL(p full ‖ p cached), in nats.
     """
-    found = {
-        policy.name: Found(by_place=torch.zeros(rows.read.size(1), dtype=torch.double)) for policy in chosen
+    divergences = {
+        policy.name: Divergence(kl_by_position=torch.zeros(rows.input_ids.size(1), dtype=torch.double))
+        for policy in policies
     }
-    plain, reach = Found(), (rows.wanted != IGNORED).sum(0)
-    for batch in rows.batches(ROWS):
-        _lead(model, chosen, batch, found, plain)
-    for one in found.values():
-        one.by_place /= reach.clamp(min=1)
-    return found, plain
+    baseline, n_texts = Divergence(), (rows.labels != IGNORE_INDEX).sum(0)
+    for batch in rows.batches(BATCH_ROWS):
+        _step_caches(model, policies, batch, divergences, baseline)
+    for divergence in divergences.values():
+        divergence.kl_by_position /= n_texts.clamp(min=1)
+    return divergences, baseline
 
 
-def _lead(model: Any, chosen: Sequence[Policy], batch: Rows, found: dict[str, Found], plain: Found) -> None:
-    """One batch of texts through every cache."""
-    (n, length), there = batch.read.shape, batch.wanted != IGNORED
-    counts = there.sum(1)
+def _step_caches(
+    model: Any,
+    policies: Sequence[Policy],
+    batch: EvalRows,
+    divergences: dict[str, Divergence],
+    baseline: Divergence,
+) -> None:
+    """Decode one batch of texts with every cache."""
+    (n, length), has_label = batch.input_ids.shape, batch.labels != IGNORE_INDEX
+    counts = has_label.sum(1)
     pos = batch.pos if bool((batch.pos < 0).any()) else None
     if batch.source is None:
-        memory, whole = None, model.features(batch.read, pos)
+        memory, features = None, model.features(batch.input_ids, pos)
     else:
-        memory = [kept.kept() for kept in model.encode(batch.source, batch.source_pos)]
-        whole = model.features(batch.source, batch.read, batch.source_pos, pos)
+        memory = [layer.contiguous_for_decoding() for layer in model.encode(batch.source, batch.source_pos)]
+        features = model.features(batch.source, batch.input_ids, batch.source_pos, pos)
     caches: dict[str, Cache] = {
-        policy.name: make_cache(policy.choice, model.cache_shape, n, length) for policy in chosen
+        policy.name: make_cache(policy.choice, model.cache_shape, n, length) for policy in policies
     }
-    # KL, negative log-likelihood, same
+    # KL, negative log-likelihood, equal most likely token
     sums = {name: torch.zeros(3, n, dtype=torch.double) for name in caches}
-    own, order = torch.zeros(n, dtype=torch.double), list(caches)
-    taken, clock = dict.fromkeys(caches, 0.0), quiet_clock()
+    baseline_nll, order = torch.zeros(n, dtype=torch.double), list(caches)
+    seconds, clock = dict.fromkeys(caches, 0.0), pick_clock()
     for t in range(length):
-        here = there[:, t]
-        wanted = batch.wanted[:, t].clamp(min=0)[:, None]
-        p = model.head(whole[:, t]).double().log_softmax(-1)
-        own -= p.gather(1, wanted)[:, 0] * here
+        is_counted = has_label[:, t]
+        targets = batch.labels[:, t].clamp(min=0)[:, None]
+        p = model.head(features[:, t]).double().log_softmax(-1)
+        baseline_nll -= p.gather(1, targets)[:, 0] * is_counted
         for name in order[t % len(order) :] + order[: t % len(order)]:
             start = clock()
-            caches[name].begin(range(n), batch.pos[:, t : t + 1])
-            logits = model.decode(batch.read[:, t : t + 1], batch.pos[:, t : t + 1], caches[name], memory)
-            taken[name] += clock() - start
+            caches[name].prepare_step(range(n), batch.pos[:, t : t + 1])
+            logits = model.decode(
+                batch.input_ids[:, t : t + 1], batch.pos[:, t : t + 1], caches[name], memory
+            )
+            seconds[name] += clock() - start
             q = logits[:, 0].double().log_softmax(-1)
             kl = kl_divergence(p, q)
             sums[name] += (
-                torch.stack([kl, -q.gather(1, wanted)[:, 0], (p.argmax(-1) == q.argmax(-1)).double()]) * here
+                torch.stack([kl, -q.gather(1, targets)[:, 0], (p.argmax(-1) == q.argmax(-1)).double()])
+                * is_counted
             )
-            found[name].by_place[t] += (kl * here).sum()
-        if t % STRETCH == STRETCH - 1 or t == length - 1:
+            divergences[name].kl_by_position[t] += (kl * is_counted).sum()
+        if t % _STEPS_PER_ROUND == _STEPS_PER_ROUND - 1 or t == length - 1:
             for name in caches:
-                found[name].seconds.append(taken[name])
-                taken[name] = 0.0
-    plain.nll += (own / counts).tolist()
-    plain.tokens += counts.tolist()
+                divergences[name].seconds.append(seconds[name])
+                seconds[name] = 0.0
+    baseline.nll += (baseline_nll / counts).tolist()
+    baseline.token_counts += counts.tolist()
     for name, cache in caches.items():
-        one = found[name]
-        for values, total in zip((one.kl, one.nll, one.same), sums[name], strict=True):
+        divergence = divergences[name]
+        for values, total in zip(
+            (divergence.kl, divergence.nll, divergence.top1_agreement), sums[name], strict=True
+        ):
             values += (total / counts).tolist()
-        one.tokens += counts.tolist()
-        held = cache.memory()
-        one.memory = held if one.memory is None or held.peak > one.memory.peak else one.memory
+        divergence.token_counts += counts.tolist()
+        usage = cache.memory_usage()
+        divergence.memory = (
+            usage
+            if divergence.memory is None or usage.peak_bytes > divergence.memory.peak_bytes
+            else divergence.memory
+        )
 
 
 def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
@@ -118,21 +142,21 @@ def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def goes_on(model: Any, choice: Choice, prompts: Tensor, new: int) -> Tensor:
-    """The likeliest tokens after prompts (N, P), each fed back: (N, new). The prompt is read in one step."""
+def decode_greedy(model: Any, choice: Choice, prompts: Tensor, max_new_tokens: int) -> Tensor:
+    """Greedy continuation of prompts (N, P): (N, ``max_new_tokens``). The prompt is prefilled in one step."""
     n, length = prompts.shape
-    cache = make_cache(choice, model.cache_shape, n, length + new)
-    pos, fed, said = torch.arange(length).expand(n, -1), prompts, list[Tensor]()
-    for step in range(new):
-        cache.begin(range(n), pos)
-        said.append(model.decode(fed, pos, cache, None)[:, -1].argmax(-1))
-        fed, pos = said[-1][:, None], torch.full((n, 1), length + step)
-    return torch.stack(said, 1)
+    cache = make_cache(choice, model.cache_shape, n, length + max_new_tokens)
+    pos, inputs, tokens = torch.arange(length).expand(n, -1), prompts, list[Tensor]()
+    for step in range(max_new_tokens):
+        cache.prepare_step(range(n), pos)
+        tokens.append(model.decode(inputs, pos, cache, None)[:, -1].argmax(-1))
+        inputs, pos = tokens[-1][:, None], torch.full((n, 1), length + step)
+    return torch.stack(tokens, 1)
 
 
-def equal_tokens(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> list[float]:
-    """The share of places with the same token, of the longer of two outputs; of empty ones all."""
+def token_agreement(outputs: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> list[float]:
+    """Share of positions with equal tokens, relative to the longer of two outputs; 1 if both are empty."""
     return [
         sum(x == y for x, y in zip(a, b, strict=False)) / max(1, len(a), len(b)) if a or b else 1.0
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(outputs, references, strict=True)
     ]

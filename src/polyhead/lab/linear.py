@@ -1,4 +1,4 @@
-"""Attention whose cost grows with the length, not with its square."""
+"""Attention whose cost is linear in the length instead of quadratic."""
 
 from __future__ import annotations
 
@@ -8,43 +8,48 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from polyhead.analysis.charts import Curve
-from polyhead.config import Shape
-from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import design, losses, trained
-from polyhead.lab.result import SEEDS, Claim, Dots, Figure, Plot, Result, Table
-from polyhead.lab.stepping import Stepper, stepwise
-from polyhead.lab.tasks import copying, recall
-from polyhead.lab.verdict import less, said, within
+from polyhead.config.model import AttentionShape
+from polyhead.core.choice import Choice
+from polyhead.core.registry import ATTENTION
+from polyhead.lab.interleaved_timing import median_times, time_interleaved, time_ratios
+from polyhead.lab.registry import EXPERIMENTS, LabContext
+from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead.lab.short_training import collect_losses, make_small_config, train_designs
+from polyhead.lab.statistics import format_mean, verdict_less, verdict_within
+from polyhead.lab.stepwise_decoding import Stepper, decode_stepwise
+from polyhead.lab.tasks import make_copy_task, make_recall_task
 from polyhead.models.build import build
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
-from polyhead.registry import ATTENTION, Choice
+from polyhead.viz.svg_charts import Curve
 
 KATHAROPOULOS = "Katharopoulos et al., 2020"
-KINDS = ("softmax", "linear")
-CHUNK = 1024  # tokens fed at once while a cache is filled
+_KINDS = ("softmax", "linear")
+_FILL_CHUNK = 1024  # tokens fed at once while a cache is filled
 
-Curves = dict[str, list[tuple[float, float]]]
+TimesByKind = dict[str, list[tuple[float, float]]]
 
 
-@LAB.register("linear")
-def linear(bench: Bench) -> Result:
+@EXPERIMENTS.register("linear")
+def measure_linear_attention(lab: LabContext) -> ExperimentResult:
     """Linear against softmax attention: crossover in N, time and memory of a generated token, recall."""
-    forward = layer_times(
-        bench, bench.size([64, 128, 256, 512, 1024, 2048, 4096, 8192], [16, 32]), learning=False
+    forward = time_layers(
+        lab, lab.pick_size([64, 128, 256, 512, 1024, 2048, 4096, 8192], [16, 32]), with_backward=False
     )
-    training = layer_times(bench, bench.size([64, 128, 256, 512, 1024, 2048, 4096], [16, 32]), learning=True)
-    bench.say("a layer measured; now tokens generated after long texts")
-    contexts = bench.size([1024, 4096, 16384, 65536], [32, 64])
-    taken, held = generated(bench, contexts)
-    difference = forms_differ(bench)
-    bench.say("generation measured; now recall")
-    loss = trainings(bench)
+    training = time_layers(
+        lab, lab.pick_size([64, 128, 256, 512, 1024, 2048, 4096], [16, 32]), with_backward=True
+    )
+    lab.info("a layer measured; now tokens generated after long texts")
+    contexts = lab.pick_size([1024, 4096, 16384, 65536], [32, 64])
+    step_times, cache_bytes = time_generation(lab, contexts)
+    difference = compare_forms(lab)
+    lab.info("generation measured; now recall")
+    loss = train_recall(lab)
     first, last = contexts[0], contexts[-1]
-    flat, grown = (ratios(taken[kind][last], taken[kind][first]) for kind in ("linear", "softmax"))
-    slope = {kind: exponent(forward[kind][-3:]) for kind in KINDS}
+    flat, grown = (
+        time_ratios(step_times[kind][last], step_times[kind][first]) for kind in ("linear", "softmax")
+    )
+    slope = {kind: fit_exponent(forward[kind][-3:]) for kind in _KINDS}
 
     claims = [
         Claim(
@@ -57,28 +62,28 @@ def linear(bench: Bench) -> Result:
         Claim(
             "From some length on linear attention is faster, forward.",
             f"{KATHAROPOULOS}, figure 1",
-            said_crossover(forward),
-            crossover(forward) is not None,
+            describe_crossover(forward),
+            find_crossover(forward) is not None,
         ),
         Claim(
             "From some length on it is faster in training, too.",
             f"{KATHAROPOULOS}, figure 1",
-            said_crossover(training),
-            crossover(training) is not None,
+            describe_crossover(training),
+            find_crossover(training) is not None,
         ),
         Claim(
             "The time per generated token is constant.",
             f"{KATHAROPOULOS}, section 3.4",
-            f"After {last:,} tokens linear takes {said(flat)} times what it takes after {first:,} (constant: "
-            f"within 25 %); softmax {said(grown)} times.",
-            within(flat, 1.0, 0.25),
+            f"After {last:,} tokens linear takes {format_mean(flat)} times what it takes after {first:,} (constant: "
+            f"within 25 %); softmax {format_mean(grown)} times.",
+            verdict_within(flat, 1.0, 0.25),
         ),
         Claim(
             "The memory of decoding is constant.",
             f"{KATHAROPOULOS}, section 3.4",
-            f"A row's state: {held['linear'][first]:,} bytes after {first:,} tokens and {held['linear'][last]:,} after "
-            f"{last:,}; softmax: {held['softmax'][first]:,} and {held['softmax'][last]:,}.",
-            held["linear"][first] == held["linear"][last],
+            f"A row's state: {cache_bytes['linear'][first]:,} bytes after {first:,} tokens and {cache_bytes['linear'][last]:,} after "
+            f"{last:,}; softmax: {cache_bytes['softmax'][first]:,} and {cache_bytes['softmax'][last]:,}.",
+            cache_bytes["linear"][first] == cache_bytes["linear"][last],
         ),
         Claim(
             "The parallel and the recurrent form are one function.",
@@ -89,79 +94,80 @@ def linear(bench: Bench) -> Result:
         Claim(
             "Linear attention reaches the quality of softmax.",
             f"{KATHAROPOULOS}, section 4, for images and speech; contested for recall by Schlag et al., 2021",
-            f"Loss on a recall task: linear {said(loss['linear'])}, softmax {said(loss['softmax'])} "
+            f"Loss on a recall task: linear {format_mean(loss['linear'])}, softmax {format_mean(loss['softmax'])} "
             "(reached: no more than 0.1 nats worse).",
-            less(loss["linear"], loss["softmax"], -0.1),
+            verdict_less(loss["linear"], loss["softmax"], -0.1),
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
-        Plot("One causal layer, forward", "tokens N", [Curve(kind, forward[kind]) for kind in KINDS],
+        LinePlot("One causal layer, forward", "tokens N", [Curve(kind, forward[kind]) for kind in _KINDS],
              "Milliseconds of one row, both axes logarithmic: a straight line is a power of N.", log=True),
-        Plot("One causal layer, forward and backward", "tokens N", [Curve(kind, training[kind]) for kind in KINDS], log=True),
-        Plot("Time of a generated token", "tokens so far",
-             [Curve(kind, [(n, 1e3 * sorted(t)[len(t) // 2]) for n, t in taken[kind].items()]) for kind in KINDS],
+        LinePlot("One causal layer, forward and backward", "tokens N", [Curve(kind, training[kind]) for kind in _KINDS], log=True),
+        LinePlot("Time of a generated token", "tokens so far",
+             [Curve(kind, [(n, 1e3 * sorted(t)[len(t) // 2]) for n, t in step_times[kind].items()]) for kind in _KINDS],
              "Milliseconds of a decoder of 2 layers.", log=True),
-        Plot("Memory of a row", "tokens so far",
-             [Curve(kind, [(n, b / 1024) for n, b in held[kind].items()]) for kind in KINDS],
+        LinePlot("Memory of a row", "tokens so far",
+             [Curve(kind, [(n, b / 1024) for n, b in cache_bytes[kind].items()]) for kind in _KINDS],
              "KiB that the cache holds, both layers.", log=True),
-        Dots("Held-out loss on a recall task", "nats a token", loss, SEEDS),
-        Table(
+        DotPlot("Held-out loss on a recall task", "nats a token", loss, SEEDS_NOTE),
+        ResultTable(
             "Generation",
-            ("tokens so far", *(f"ms a token, {kind}" for kind in KINDS), *(f"bytes, {kind}" for kind in KINDS)),
-            [(n, *(said([1e3 * t for t in taken[kind][n]]) for kind in KINDS), *(held[kind][n] for kind in KINDS))
+            ("tokens so far", *(f"ms a token, {kind}" for kind in _KINDS), *(f"bytes, {kind}" for kind in _KINDS)),
+            [(n, *(format_mean([1e3 * t for t in step_times[kind][n]]) for kind in _KINDS), *(cache_bytes[kind][n] for kind in _KINDS))
              for n in contexts],
         ),
-        Table(
+        ResultTable(
             "One layer, ms",
-            ("tokens N", *(f"{kind}, forward" for kind in KINDS), *(f"{kind}, training" for kind in KINDS)),
-            [(int(n), *(f"{dict(forward[kind])[n]:.2f}" for kind in KINDS),
-              *(f"{dict(training[kind])[n]:.2f}" if n in dict(training[kind]) else "not measured" for kind in KINDS))
+            ("tokens N", *(f"{kind}, forward" for kind in _KINDS), *(f"{kind}, training" for kind in _KINDS)),
+            [(int(n), *(f"{dict(forward[kind])[n]:.2f}" for kind in _KINDS),
+              *(f"{dict(training[kind])[n]:.2f}" if n in dict(training[kind]) else "not measured" for kind in _KINDS))
              for n, _ in forward["linear"]],
         ),
     ]  # fmt: skip
-    return Result(
+    return ExperimentResult(
         "Linear attention",
         "Softmax attention compares every token with every other. If the comparison is a product of feature maps, the past "
         "folds into one matrix of fixed size: a Transformer that is a recurrent network.",
         claims,
         figures,
-        f"One layer: d_model {bench.size(128, 16)}, 4 heads, causal, one row, fp32, no positions; medians of rounds in turns. The "
+        f"One layer: d_model {lab.pick_size(128, 16)}, 4 heads, causal, one row, fp32, no positions; medians of rounds in turns. The "
         "crossover is where the line between two measured lengths meets.\n\nGeneration: a decoder of 2 layers, d_model "
-        f"{bench.size(128, 16)}, one row. The state of linear attention is filled by reading, the cache of softmax with random "
+        f"{lab.pick_size(128, 16)}, one row. The state of linear attention is filled by reading, the cache of softmax with random "
         f"keys and values, which cost a step the same.\n\nRecall: encoder-decoders of 2+2 layers, d_model 64, "
-        f"{bench.size(250, 4)} steps, {len(bench.seeds(3))} seeds, feature map elu + 1.",
+        f"{lab.pick_size(250, 4)} steps, {len(lab.make_seeds(3))} seeds, feature map elu + 1.",
     )
 
 
-def layer_times(bench: Bench, lengths: list[int], learning: bool) -> Curves:
+def time_layers(lab: LabContext, lengths: list[int], with_backward: bool) -> TimesByKind:
     """Milliseconds of one causal attention layer at every length."""
-    shape = Shape.of(bench.size(128, 16), 4, causal=True)
-    torch.manual_seed(bench.seed)
+    shape = AttentionShape.from_sizes(lab.pick_size(128, 16), 4, causal=True)
+    torch.manual_seed(lab.seed)
     layers: dict[str, nn.Module] = {
-        kind: ATTENTION.build(ATTENTION.check(Choice(kind)), shape, Position(shape)) for kind in KINDS
+        kind: ATTENTION.build(ATTENTION.check(Choice(kind)), shape, Position(shape)) for kind in _KINDS
     }
-    found: Curves = {kind: [] for kind in KINDS}
+    milliseconds: TimesByKind = {kind: [] for kind in _KINDS}
     for length in lengths:
         x = torch.randn(1, length, shape.d_model)
-        taken = race(
-            {kind: partial(once, layer, x, learning) for kind, layer in layers.items()}, bench.size(5, 2)
+        round_times = time_interleaved(
+            {kind: partial(run_layer, layer, x, with_backward) for kind, layer in layers.items()},
+            lab.pick_size(5, 2),
         )
-        for kind, seconds in medians(taken).items():
-            found[kind].append((float(length), 1e3 * seconds))
-    return found
+        for kind, seconds in median_times(round_times).items():
+            milliseconds[kind].append((float(length), 1e3 * seconds))
+    return milliseconds
 
 
-def once(layer: nn.Module, x: Tensor, learning: bool) -> None:
-    """Forward, or forward and backward."""
-    with torch.set_grad_enabled(learning):
+def run_layer(layer: nn.Module, x: Tensor, with_backward: bool) -> None:
+    """Forward pass, or forward and backward pass."""
+    with torch.set_grad_enabled(with_backward):
         out = layer(x)
-    if learning:
+    if with_backward:
         out.sum().backward()
         layer.zero_grad(set_to_none=True)
 
 
-def crossover(times: Curves) -> float | None:
-    """The length from which on linear attention is faster, interpolated in logarithms; None if it never is."""
+def find_crossover(times: TimesByKind) -> float | None:
+    """Length from which linear attention is faster, interpolated in logarithms; None if it never is."""
     gaps = [(n, math.log(a / b)) for (n, a), (_, b) in zip(times["linear"], times["softmax"], strict=True)]
     if gaps[-1][1] >= 0:
         return None
@@ -172,76 +178,79 @@ def crossover(times: Curves) -> float | None:
     return math.exp(math.log(n0) + (math.log(n1) - math.log(n0)) * g0 / (g0 - g1))
 
 
-def said_crossover(times: Curves) -> str:
-    """The crossover in words."""
-    at, (last, slow), (_, fast) = crossover(times), times["softmax"][-1], times["linear"][-1]
-    there = f"at {last:,.0f} tokens softmax takes {slow / fast:.2g} times as long"
+def describe_crossover(times: TimesByKind) -> str:
+    """Sentence about the crossover."""
+    at, (last, slow), (_, fast) = find_crossover(times), times["softmax"][-1], times["linear"][-1]
+    ratio_text = f"at {last:,.0f} tokens softmax takes {slow / fast:.2g} times as long"
     if at is None:
-        return f"It is never faster up to {last:,.0f} tokens; {there}."
+        return f"It is never faster up to {last:,.0f} tokens; {ratio_text}."
     first = times["linear"][0][0]
     where = f"already at {first:,.0f} tokens, the shortest" if at <= first else f"at about {at:,.0f} tokens"
-    return f"They cross {where}; {there}."
+    return f"They cross {where}; {ratio_text}."
 
 
-def exponent(points: list[tuple[float, float]]) -> float:
-    """Of a power law through the first and the last point."""
+def fit_exponent(points: list[tuple[float, float]]) -> float:
+    """Exponent of a power law through the first and the last point."""
     (n0, t0), (n1, t1) = points[0], points[-1]
     return math.log(t1 / t0) / math.log(n1 / n0)
 
 
-def generated(
-    bench: Bench, contexts: list[int]
+def time_generation(
+    lab: LabContext, contexts: list[int]
 ) -> tuple[dict[str, dict[int, list[float]]], dict[str, dict[int, int]]]:
-    """Seconds of the next token, every round, and bytes of the cache, after so many tokens of one row."""
-    problem = copying(8, 64)._replace(max_len=contexts[-1] + 256)
-    size = bench.size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
+    """Seconds of the next token for every round, and bytes of the cache, by the length of one row."""
+    problem = make_copy_task(8, 64)._replace(max_len=contexts[-1] + 256)
+    size = lab.pick_size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
     token = torch.full((1, 1), 2)
     steppers: dict[tuple[str, int], Stepper] = {}
-    for kind in KINDS:
-        config = design(problem, decoder_attention=Choice(kind), position=Choice("none"), **size)
-        model = build(config, bench.seed)
+    for kind in _KINDS:
+        config = make_small_config(problem, decoder_attention=Choice(kind), position=Choice("none"), **size)
+        model = build(config, lab.seed)
         for context in contexts:
             stepper = Stepper(model, problem.batch(1, 0, 1).source, context + 256)
-            while stepper.at < context:
-                (read if kind == "linear" else fill)(stepper, min(CHUNK, context - stepper.at))
+            while stepper.position < context:
+                (feed_tokens if kind == "linear" else fill_cache)(
+                    stepper, min(_FILL_CHUNK, context - stepper.position)
+                )
             steppers[kind, context] = stepper
-    held = {kind: {n: steppers[kind, n].cache.nbytes for n in contexts} for kind in KINDS}
-    taken = {}
-    for kind in KINDS:  # each by itself, for a long cache of softmax drives all else out of the processor's
+    cache_bytes = {kind: {n: steppers[kind, n].cache.nbytes for n in contexts} for kind in _KINDS}
+    step_times = {}
+    # one kind at a time: a long softmax cache evicts everything else from the processor cache
+    for kind in _KINDS:
         runners = {n: partial(steppers[kind, n].feed, token) for n in contexts}
-        taken[kind] = race(runners, bench.size(15, 3))
-    return taken, held
+        step_times[kind] = time_interleaved(runners, lab.pick_size(15, 3))
+    return step_times, cache_bytes
 
 
-def read(stepper: Stepper, n: int) -> None:
-    """Feed so many tokens."""
+def feed_tokens(stepper: Stepper, n: int) -> None:
+    """Feed ``n`` tokens."""
     stepper.feed(torch.full((1, n), 2))
 
 
 @torch.inference_mode()
-def fill(stepper: Stepper, n: int) -> None:
-    """Put random keys and values of so many tokens into a cache, which costs less than computing them."""
+def fill_cache(stepper: Stepper, n: int) -> None:
+    """Fill a cache with random keys and values of ``n`` tokens, which costs less than computing them."""
     shape = stepper.model.cache_shape
-    pos = torch.arange(stepper.at, stepper.at + n)[None]
-    stepper.cache.begin([0], pos)
+    pos = torch.arange(stepper.position, stepper.position + n)[None]
+    stepper.cache.prepare_step([0], pos)
     for layer in stepper.cache.layers:
         k, v = (torch.randn(1, shape.n_kv_heads, n, width) for width in (shape.head_dim, shape.v_dim))
         layer.update(KV(k, v, pos[:, None]))
-    stepper.at += n
+    stepper.position += n
 
 
-def forms_differ(bench: Bench) -> float:
-    """Largest difference of a logit between linear attention at once and token by token."""
-    problem = copying(bench.size(200, 8), 64)
-    model = build(design(problem, attention=Choice("linear")), bench.seed).eval()
-    batch = problem.batch(bench.seed, 0, 4)
+def compare_forms(lab: LabContext) -> float:
+    """Largest difference of a logit between linear attention in one pass and token by token."""
+    problem = make_copy_task(lab.pick_size(200, 8), 64)
+    model = build(make_small_config(problem, attention=Choice("linear")), lab.seed).eval()
+    batch = problem.batch(lab.seed, 0, 4)
     with torch.inference_mode():
-        whole: Tensor = model(batch.source, batch.target)
-    return float((whole - stepwise(model, batch.source, batch.target)).abs().max())
+        logits: Tensor = model(batch.source, batch.target)
+    return float((logits - decode_stepwise(model, batch.source, batch.target)).abs().max())
 
 
-def trainings(bench: Bench) -> dict[str, list[float]]:
-    """Losses of both kinds on a recall task."""
-    problem = recall()
-    designs = {kind: design(problem, attention=Choice(kind)) for kind in KINDS}
-    return losses(trained(bench, problem, designs, steps=bench.size(250, 4)))
+def train_recall(lab: LabContext) -> dict[str, list[float]]:
+    """Losses of both kinds of attention on a recall task."""
+    problem = make_recall_task()
+    designs = {kind: make_small_config(problem, attention=Choice(kind)) for kind in _KINDS}
+    return collect_losses(train_designs(lab, problem, designs, steps=lab.pick_size(250, 4)))

@@ -1,4 +1,4 @@
-"""What is normalised: a token's features, or a feature over the tokens of the batch."""
+"""Normalization over a token's features, or over a feature of all tokens of the batch."""
 
 from __future__ import annotations
 
@@ -7,166 +7,183 @@ from typing import Any
 
 import torch
 
-from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import backward, by_task, design, loss_dots, loss_plot, losses, sized, trained
-from polyhead.lab.result import Claim, Dots, Figure, Result, Table
-from polyhead.lab.tasks import PAD, START, copying
-from polyhead.lab.verdict import alike, all_of, below, less, said
+from polyhead.lab.interleaved_timing import median_times, time_interleaved, time_ratios
+from polyhead.lab.registry import EXPERIMENTS, LabContext
+from polyhead.lab.result import Claim, DotPlot, ExperimentResult, Figure, ResultTable
+from polyhead.lab.short_training import (
+    collect_losses,
+    make_small_config,
+    plot_loss_curves,
+    plot_losses,
+    run_backward,
+    shrink_if_quick,
+    train_by_task,
+    train_designs,
+)
+from polyhead.lab.statistics import format_mean, verdict_all, verdict_below, verdict_less, verdict_same
+from polyhead.lab.tasks import PAD, START, make_copy_task
 from polyhead.models.build import build
-from polyhead.nn.loss import IGNORED
+from polyhead.nn.loss import IGNORE_INDEX
 
-NORMS = ("layernorm", "rmsnorm", "batchnorm", "none")
-FULL, PADDED, STEPS = copying(), copying(shortest=2), 200
-TASKS = {"full rows": (FULL, STEPS), "much padding": (PADDED, STEPS)}
-DEEP = 6  # layers of encoder and decoder each
-SAME = 0.1  # nats a token that count as no difference
-ROUNDING = 1e-4  # the same for numbers that should be equal
+_NORMS = ("layernorm", "rmsnorm", "batchnorm", "none")
+_FULL_TASK, _PADDED_TASK, _TRAIN_STEPS = make_copy_task(), make_copy_task(shortest=2), 200
+_TASKS = {"full rows": (_FULL_TASK, _TRAIN_STEPS), "much padding": (_PADDED_TASK, _TRAIN_STEPS)}
+_DEEP_LAYERS = 6  # layers of encoder and decoder each
+_SAME_MARGIN = 0.1  # difference in nats per token that counts as none
+_ROUNDING = 1e-4  # difference of features that counts as none
 
 
-@LAB.register("norms")
-def norms(bench: Bench) -> Result:
+@EXPERIMENTS.register("norms")
+def measure_norms(lab: LabContext) -> ExperimentResult:
     """LayerNorm, RMSNorm, BatchNorm and none: loss, cost, and whether padding matters."""
-    runs = by_task(bench, TASKS, {norm: {"norm": norm} for norm in NORMS})
-    loss = {name: losses(cells) for name, cells in runs.items()}
+    runs = train_by_task(lab, _TASKS, {norm: {"norm": norm} for norm in _NORMS})
+    loss = {name: collect_losses(cells) for name, cells in runs.items()}
     gap = {
         name: {norm: [r.loss - r.training_loss for r in rs] for norm, rs in cells.items()}
         for name, cells in runs.items()
     }
-    deep = deep_trainings(bench)
-    taken = step_times(bench)
-    middle = medians(taken)
-    cost = {norm: ratios(taken[norm], taken["layernorm"]) for norm in NORMS}
-    told, untold = padding_matters(bench, True), padding_matters(bench, False)
+    deep = train_deep_models(lab)
+    step_times = time_steps(lab)
+    medians = median_times(step_times)
+    cost = {norm: time_ratios(step_times[norm], step_times["layernorm"]) for norm in _NORMS}
+    with_pos, without_pos = measure_padding_effect(lab, True), measure_padding_effect(lab, False)
 
     claims = [
         Claim(
             "RMSNorm reaches the loss of LayerNorm: centring is not what helps.",
             "Zhang & Sennrich, 2019, section 5",
-            "; ".join(f"{name}: {said(loss[name]['rmsnorm'])} against {said(loss[name]['layernorm'])}" for name in TASKS)
-            + f" (the same: within {SAME} nats).",
-            all_of(alike(cells["rmsnorm"], cells["layernorm"], SAME) for cells in loss.values()),
+            "; ".join(f"{name}: {format_mean(loss[name]['rmsnorm'])} against {format_mean(loss[name]['layernorm'])}" for name in _TASKS)
+            + f" (the same: within {_SAME_MARGIN} nats).",
+            verdict_all(verdict_same(cells["rmsnorm"], cells["layernorm"], _SAME_MARGIN) for cells in loss.values()),
         ),
         Claim(
             "RMSNorm takes less time than LayerNorm.",
             "Zhang & Sennrich, 2019, section 5: 7 to 64 % of a step",
-            f"A whole training step takes {said(cost['rmsnorm'])} times as long as with LayerNorm.",
-            below(cost["rmsnorm"], 1.0),
+            f"A whole training step takes {format_mean(cost['rmsnorm'])} times as long as with LayerNorm.",
+            verdict_below(cost["rmsnorm"], 1.0),
         ),
         Claim(
             "BatchNorm does worse than LayerNorm in a Transformer.",
             "Shen et al., 2020 (PowerNorm), table 1",
-            "; ".join(f"{name}: {said(loss[name]['batchnorm'])} against {said(loss[name]['layernorm'])}" for name in TASKS)
+            "; ".join(f"{name}: {format_mean(loss[name]['batchnorm'])} against {format_mean(loss[name]['layernorm'])}" for name in _TASKS)
             + ".",
-            all_of(less(cells["layernorm"], cells["batchnorm"]) for cells in loss.values()),
+            verdict_all(verdict_less(cells["layernorm"], cells["batchnorm"]) for cells in loss.values()),
         ),
         Claim(
             "BatchNorm's running statistics cost it at evaluation what it had in training.",
             "Shen et al., 2020, section 3",
             "Held-out less training loss: "
             + "; ".join(
-                f"{name}: batchnorm {said(g['batchnorm'])}, layernorm {said(g['layernorm'])}"
+                f"{name}: batchnorm {format_mean(g['batchnorm'])}, layernorm {format_mean(g['layernorm'])}"
                 for name, g in gap.items()
             )
             + ".",
-            all_of(less(g["layernorm"], g["batchnorm"]) for g in gap.values()),
+            verdict_all(verdict_less(g["layernorm"], g["batchnorm"]) for g in gap.values()),
         ),
         Claim(
             "Without any norm a Transformer learns worse or not at all.",
             "Vaswani et al., 2017, section 3.1, has one in every residual; Xiong et al., 2020",
-            "; ".join(f"{name}: {said(loss[name]['none'])} against {said(loss[name]['layernorm'])}" for name in TASKS) + ".",
-            all_of(less(cells["layernorm"], cells["none"]) for cells in loss.values()),
+            "; ".join(f"{name}: {format_mean(loss[name]['none'])} against {format_mean(loss[name]['layernorm'])}" for name in _TASKS) + ".",
+            verdict_all(verdict_less(cells["layernorm"], cells["none"]) for cells in loss.values()),
         ),
         Claim(
             "Without any norm a deeper Transformer learns worse or not at all.",
             "Xiong et al., 2020; Zhang et al., 2019 (Fixup), for the opposite, with an initialisation made for it",
-            f"{DEEP}+{DEEP} layers: {said(deep['none'])} against {said(deep['layernorm'])}.",
-            less(deep["layernorm"], deep["none"]),
+            f"{_DEEP_LAYERS}+{_DEEP_LAYERS} layers: {format_mean(deep['none'])} against {format_mean(deep['layernorm'])}.",
+            verdict_less(deep["layernorm"], deep["none"]),
         ),
         Claim(
             "BatchNorm over the valid tokens alone does not care how much padding a batch has.",
             "the definition: statistics of the tokens that are there",
-            f"Four times the width in padding changes the features of training mode by at most {told:.2g}; counted as "
-            f"tokens, it would change them by up to {untold:.2g}.",
-            told < ROUNDING,
+            f"Four times the width in padding changes the features of training mode by at most {with_pos:.2g}; counted as "
+            f"tokens, it would change them by up to {without_pos:.2g}.",
+            with_pos < _ROUNDING,
         ),
     ]  # fmt: skip
-    figures: list[Figure] = [loss_dots(name, cells) for name, cells in loss.items()]
-    figures.append(Dots(f"Held-out loss, full rows, {DEEP}+{DEEP} layers", "nats a token", deep))
-    figures += [loss_plot(name, cells) for name, cells in runs.items()]
+    figures: list[Figure] = [plot_losses(name, cells) for name, cells in loss.items()]
     figures.append(
-        Dots("A training step", "milliseconds", {norm: [1e3 * t for t in taken[norm]] for norm in NORMS},
+        DotPlot(f"Held-out loss, full rows, {_DEEP_LAYERS}+{_DEEP_LAYERS} layers", "nats a token", deep)
+    )
+    figures += [plot_loss_curves(name, cells) for name, cells in runs.items()]
+    figures.append(
+        DotPlot("A training step", "milliseconds", {norm: [1e3 * t for t in step_times[norm]] for norm in _NORMS},
              "A small dot a round; the norms ran in turns.")
     )  # fmt: skip
     figures.append(
-        Table(
+        ResultTable(
             "All numbers",
-            ("norm", *(f"loss, {name}" for name in TASKS), *(f"held-out less training, {name}" for name in TASKS),
+            ("norm", *(f"loss, {name}" for name in _TASKS), *(f"held-out less training, {name}" for name in _TASKS),
              "ms a step", "times LayerNorm"),
             [
-                (norm, *(said(loss[name][norm]) for name in TASKS), *(said(gap[name][norm]) for name in TASKS),
-                 f"{1e3 * middle[norm]:.2f}", said(cost[norm]))
-                for norm in NORMS
+                (norm, *(format_mean(loss[name][norm]) for name in _TASKS), *(format_mean(gap[name][norm]) for name in _TASKS),
+                 f"{1e3 * medians[norm]:.2f}", format_mean(cost[norm]))
+                for norm in _NORMS
             ],
         )
     )  # fmt: skip
-    return Result(
+    return ExperimentResult(
         "Which norm",
         "A norm keeps the sizes of activations in hand. LayerNorm and RMSNorm look at one token; BatchNorm at one feature of "
         "all tokens of the batch, and so it must know which of them are padding, and needs other statistics when it is used.",
         claims,
         figures,
         f"Encoder-decoders of 2+2 layers, d_model 64, pre-norm, copying 12 tokens (much padding: rows of 2 to 12, on "
-        f"average 42 % of a batch is padding); {bench.size(STEPS, 4)} steps of 64 rows, cosine, {len(bench.seeds(3))} seeds. BatchNorm "
+        f"average 42 % of a batch is padding); {lab.pick_size(_TRAIN_STEPS, 4)} steps of 64 rows, cosine, {len(lab.make_seeds(3))} seeds. BatchNorm "
         "takes its statistics from valid tokens. Training loss is that of the last steps. The deep models: 150 "
         "steps of 32 rows, peak rate 2e-3 instead of 5e-3.\n\nTime: forward and backward "
-        f"pass of 64 rows of 12 + 12 tokens, d_model {bench.size(128, 16)}.",
+        f"pass of 64 rows of 12 + 12 tokens, d_model {lab.pick_size(128, 16)}.",
     )
 
 
-def deep_trainings(bench: Bench) -> dict[str, list[float]]:
+def train_deep_models(lab: LabContext) -> dict[str, list[float]]:
     """Losses of a deep model with and without a norm."""
-    problem = FULL._replace(rows=32)
+    problem = _FULL_TASK._replace(rows=32)
     designs = {
-        norm: design(problem, norm=norm, n_layers=bench.size(DEEP, 2)) for norm in ("layernorm", "none")
+        norm: make_small_config(problem, norm=norm, n_layers=lab.pick_size(_DEEP_LAYERS, 2))
+        for norm in ("layernorm", "none")
     }
-    told = f"{DEEP} layers, seed {{seed}}, {{name}}"
-    return losses(trained(bench, problem, designs, steps=bench.size(150, 4), lr=2e-3, told=told))
+    status_format = f"{_DEEP_LAYERS} layers, seed {{seed}}, {{name}}"
+    return collect_losses(
+        train_designs(
+            lab, problem, designs, steps=lab.pick_size(150, 4), lr=2e-3, status_format=status_format
+        )
+    )
 
 
-def step_times(bench: Bench) -> dict[str, list[float]]:
-    """Seconds of forward and backward pass with each norm, in turns."""
-    problem = sized(bench, FULL)
-    size: dict[str, Any] = bench.size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
-    models = {norm: build(design(problem, norm=norm, **size), bench.seed).train() for norm in NORMS}
-    batch = problem.batch(bench.seed, 0)
-    runners = {norm: partial(backward, model, batch) for norm, model in models.items()}
-    return race(runners, bench.size(15, 3))
+def time_steps(lab: LabContext) -> dict[str, list[float]]:
+    """Seconds of a forward and backward pass with each norm, interleaved."""
+    problem = shrink_if_quick(lab, _FULL_TASK)
+    size: dict[str, Any] = lab.pick_size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
+    models = {norm: build(make_small_config(problem, norm=norm, **size), lab.seed).train() for norm in _NORMS}
+    batch = problem.batch(lab.seed, 0)
+    runners = {norm: partial(run_backward, model, batch) for norm, model in models.items()}
+    return time_interleaved(runners, lab.pick_size(15, 3))
 
 
 @torch.no_grad()
-def padding_matters(bench: Bench, told: bool) -> float:
-    """The most that three times as many columns of padding change any feature of a valid token in training mode.
+def measure_padding_effect(lab: LabContext, with_positions: bool) -> float:
+    """Largest change of a valid token's features in training mode if 3 x the width is added as padding.
 
-    ``told``: the model is given positions, and so knows what is padding; else it takes padding for tokens.
+    ``with_positions``: the model gets positions that mark padding; otherwise padding counts as tokens.
     """
-    problem = sized(bench, PADDED)
-    config = design(problem, norm="batchnorm", max_len=64)
-    batch = problem.batch(bench.seed, 0)
+    problem = shrink_if_quick(lab, _PADDED_TASK)
+    config = make_small_config(problem, norm="batchnorm", max_len=64)
+    batch = problem.batch(lab.seed, 0)
     rows, width = batch.target.shape
     extra = torch.full((rows, 3 * width), PAD)
     source, target = torch.cat([batch.source, extra], 1), torch.cat([batch.target, extra + START], 1)
     assert batch.source_pos is not None, "rows of many lengths leave padding"
     source_pos = torch.cat([batch.source_pos, extra - 1], 1)
     target_pos = torch.cat([batch.target_pos, extra - 1], 1)
-    valid = batch.labels != IGNORED
-    seen = []
+    valid = batch.labels != IGNORE_INDEX
+    features = []
     for s, t, s_pos, t_pos in (
         (batch.source, batch.target, source_pos[:, :width], target_pos[:, :width]),
         (source, target, source_pos, target_pos),
     ):
-        model = build(config, bench.seed).train()  # anew, for training mode moves the running statistics
+        # rebuilt, because training mode updates the running statistics
+        model = build(config, lab.seed).train()
         model.double()
-        x = model.features(s, t, s_pos if told else None, t_pos if told else None)
-        seen.append(x[:, :width][valid])
-    return float((seen[0] - seen[1]).abs().max())
+        x = model.features(s, t, s_pos if with_positions else None, t_pos if with_positions else None)
+        features.append(x[:, :width][valid])
+    return float((features[0] - features[1]).abs().max())

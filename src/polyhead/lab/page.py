@@ -1,4 +1,4 @@
-"""The page of an experiment: claims with their verdicts first, then what they rest on."""
+"""Page of an experiment: claims with their verdicts first, then the measurements they are based on."""
 
 from __future__ import annotations
 
@@ -7,151 +7,159 @@ from dataclasses import fields, replace
 from html import escape
 from typing import Any
 
-from polyhead.analysis.charts import line_chart, number, thin
-from polyhead.analysis.page import Section, asset, data, page, scrollable
 from polyhead.core.i18n import get_language, tr, translate_message
-from polyhead.lab.dots import dot_chart
-from polyhead.lab.front import front_chart
-from polyhead.lab.result import Claim, Dots, Front, Plot, Result, Table
+from polyhead.lab.dot_plot import render_dot_plot
+from polyhead.lab.pareto_plot import render_pareto_plot
+from polyhead.lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
+from polyhead.viz.html_page import PageSection, json_script, read_asset, render_html, scroll_region
+from polyhead.viz.svg_charts import downsample, format_number, line_chart
 
-WIDE, NARROW = (900, 330), (380, 260)
-LOOKS = {True: "held", False: "not", None: "open"}
+_WIDE_CHART, _NARROW_CHART = (900, 330), (380, 260)
+_VERDICT_CLASSES = {True: "held", False: "not", None: "open"}
 
 
-def lab_page(result: Result, quick: bool, note: str) -> str:
-    """The whole document; ``note`` stands at its foot."""
+def render_lab_page(result: ExperimentResult, quick: bool, note: str) -> str:
+    """Complete HTML page; ``note`` is its footer."""
     result = translate_result(result)
     lead = tr(
         "What the literature says, what this machine measured, and whether it held: {tally}.",
-        tally=tally(result.claims),
+        tally=count_verdicts(result.claims),
     )
-    drawn = "\n".join(DRAWN[type(figure)](figure) for figure in result.figures)
+    figures = "\n".join(_RENDERERS[type(figure)](figure) for figure in result.figures)
     method = "".join(f"<p>{escape(p)}</p>" for p in result.method.split("\n\n"))
     sections = [
-        Section(tr("Claims"), lead, claims(result.claims)),
-        Section(tr("Measurements"), tr("Point at a curve to read its values."), drawn),
-        Section(tr("How it was measured"), "", method),
+        PageSection(tr("Claims"), lead, render_claims(result.claims)),
+        PageSection(tr("Measurements"), tr("Point at a curve to read its values."), figures),
+        PageSection(tr("How it was measured"), "", method),
     ]
     if quick:
         warning = tr("Quick run: a fraction of the size, to see that it runs. Its verdicts mean nothing.")
         sections[0] = sections[0]._replace(body=f'<p class="quick">{escape(warning)}</p>{sections[0].body}')
-    there = [section for section in sections if section.body]
-    return page(result.title, result.lead, there, note, style=asset("lab.css", "polyhead.lab"))
+    nonempty_sections = [section for section in sections if section.body]
+    return render_html(
+        result.title, result.lead, nonempty_sections, note, style=read_asset("lab.css", "polyhead.lab")
+    )
 
 
-def translate_result(result: Result) -> Result:
-    """The result with its texts in the language of the page; citations and names of designs are as they are."""
-    return result if get_language() == "en" else _translated(result)
+def translate_result(result: ExperimentResult) -> ExperimentResult:
+    """Translate the texts of a result into the page's language; citations and names of designs are kept."""
+    return result if get_language() == "en" else _translate_value(result)
 
 
-def _translated(value: Any) -> Any:
-    """Each text of a value in the language of the page, as far as the catalog of the lab knows it."""
+def _translate_value(value: Any) -> Any:
+    """Translate each text of a value that the catalog of the lab has."""
     if isinstance(value, str):
         return "\n\n".join(map(_translate_paragraph, value.split("\n\n")))
-    if isinstance(value, Result):
+    if isinstance(value, ExperimentResult):
         return replace(
-            value, **{field.name: _translated(getattr(value, field.name)) for field in fields(value)}
+            value, **{field.name: _translate_value(getattr(value, field.name)) for field in fields(value)}
         )
     if isinstance(value, Mapping):
-        return {_translated(name): _translated(inner) for name, inner in value.items()}
+        return {_translate_value(name): _translate_value(inner) for name, inner in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_make"):
-        return type(value)(*map(_translated, value))
+        return type(value)(*map(_translate_value, value))
     if isinstance(value, Sequence):
-        return [_translated(inner) for inner in value]
+        return [_translate_value(inner) for inner in value]
     return value
 
 
 def _translate_paragraph(text: str) -> str:
-    """A paragraph as a whole; where the catalog lacks that, what stands between its semicolons."""
-    whole = tr(translate_message(text, "lab"))
-    if whole != text or "; " not in text:
-        return whole
+    """Translate a paragraph, or if the catalog lacks it, each of its parts between semicolons."""
+    translation = tr(translate_message(text, "lab"))
+    if translation != text or "; " not in text:
+        return translation
     return "; ".join(tr(translate_message(part, "lab")) for part in text.split("; "))
 
 
-def tally(several: Sequence[Claim]) -> str:
-    """How many claims held, did not, and stay open."""
-    words = [claim.verdict for claim in several]
+def count_verdicts(claims: Sequence[Claim]) -> str:
+    """Numbers of claims that held, did not hold, and are undecided."""
+    words = [claim.verdict for claim in claims]
     return tr(", ").join(f"{words.count(word)} {tr(word)}" for word in dict.fromkeys(words))
 
 
-def claims(several: Sequence[Claim]) -> str:
-    """The list of claims."""
+def render_claims(results: Sequence[Claim]) -> str:
+    """HTML list of the claims."""
     items = (
-        f'<li><p class="sentence-of">{escape(c.sentence)}</p><span class="verdict {LOOKS[c.held]}">{escape(tr(c.verdict))}</span>'
+        f'<li><p class="sentence-of">{escape(c.sentence)}</p><span class="verdict {_VERDICT_CLASSES[c.is_supported]}">{escape(tr(c.verdict))}</span>'
         f'<p class="cited">{escape(c.source)}</p>'
-        f'<p class="measured"><b>{escape(tr("Measured"))}</b>{escape(c.measured)}</p></li>'
-        for c in several
+        f'<p class="measured"><b>{escape(tr("Measured"))}</b>{escape(c.measurement)}</p></li>'
+        for c in results
     )
     return f'<ol class="claims">{"".join(items)}</ol>'
 
 
-def plotted(plot: Plot) -> str:
-    """Curves in two sizes, of which the style shows the one that fits, with a legend that reads out values."""
-    curves = [curve._replace(points=thin(curve.points)) for curve in plot.curves]
+def render_line_figure(plot: LinePlot) -> str:
+    """Line charts in two sizes, of which the style shows the one that fits, with a legend of values."""
+    curves = [curve._replace(points=downsample(curve.points)) for curve in plot.curves]
     curves = [curve for curve in curves if curve.points]
     points = [[[float(f"{x:.6g}"), float(f"{y:.4g}")] for x, y in curve.points] for curve in curves]
     legend = "".join(
-        f'<span class="key c{i}">{escape(curve.name)} <output>{number(curve.points[-1][1])}</output></span>'
+        f'<span class="key c{i}">{escape(curve.name)} <output>{format_number(curve.points[-1][1])}</output></span>'
         for i, curve in enumerate(curves)
     )
-    last = number(max(curve.points[-1][0] for curve in curves))
+    last = format_number(max(curve.points[-1][0] for curve in curves))
     charts = "".join(
         line_chart(curves, plot.x_label, plot.title, *size, plot.from_zero, plot.log)
-        for size in (WIDE, NARROW)
+        for size in (_WIDE_CHART, _NARROW_CHART)
     )
     return (
         f'<figure class="plot sizes"><figcaption><b>{escape(plot.title)}</b>{legend}'
-        f'<span class="at">{escape(plot.x_label)} <output>{last}</output></span>{about(plot.about)}</figcaption>'
-        f"{charts}{data(points)}</figure>"
+        f'<span class="at">{escape(plot.x_label)} <output>{last}</output></span>{render_caption(plot.caption)}</figcaption>'
+        f"{charts}{json_script(points)}</figure>"
     )
 
 
-def dotted(dots: Dots) -> str:
-    """Rows of dots in two sizes; no curves, so nothing for the script to read out."""
-    charts = "".join(dot_chart(dots, width) for width in (WIDE[0], 460))
+def render_dot_figure(plot: DotPlot) -> str:
+    """Dot plots in two sizes; they have no curves whose values the script could show."""
+    charts = "".join(render_dot_plot(plot, width) for width in (_WIDE_CHART[0], 460))
     return (
-        f'<figure class="dotted sizes"><figcaption><b>{escape(dots.title)}</b>{about(dots.about)}</figcaption>'
+        f'<figure class="dotted sizes"><figcaption><b>{escape(plot.title)}</b>{render_caption(plot.caption)}</figcaption>'
         f"{charts}</figure>"
     )
 
 
-def fronted(front: Front) -> str:
-    """Points in the plane in two sizes, with the families as legend."""
-    charts = "".join(front_chart(front, *size) for size in ((900, 460), (400, 420)))
-    legend = "".join(f'<span class="key c{i}">{escape(name)}</span>' for i, name in enumerate(front.families))
+def render_pareto_figure(plot: ParetoPlot) -> str:
+    """Pareto plots in two sizes, with the families as legend."""
+    charts = "".join(render_pareto_plot(plot, *size) for size in ((900, 460), (400, 420)))
+    legend = "".join(f'<span class="key c{i}">{escape(name)}</span>' for i, name in enumerate(plot.families))
     return (
-        f'<figure class="dotted fronts sizes"><figcaption><b>{escape(front.title)}</b> {legend}{about(front.about)}</figcaption>'
+        f'<figure class="dotted fronts sizes"><figcaption><b>{escape(plot.title)}</b> {legend}{render_caption(plot.caption)}</figcaption>'
         f"{charts}</figure>"
     )
 
 
-def tabled(table: Table) -> str:
-    """A table with its title and what there is to say about it."""
+def render_result_table(table: ResultTable) -> str:
+    """Table with its title and caption."""
     head = "".join(f"<th>{escape(str(cell))}</th>" for cell in table.head)
     rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell_text(cell))}</td>' for cell in row)}</tr>" for row in table.rows
+        f"<tr>{''.join(f'<td>{escape(format_table_cell(cell))}</td>' for cell in row)}</tr>"
+        for row in table.rows
     )
-    more = f"<span>{escape(table.about)}</span>" if table.about else ""
+    more = f"<span>{escape(table.caption)}</span>" if table.caption else ""
     body = (
         f'<table class="figures"><caption>{escape(table.title)}{more}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     )
-    return scrollable(body, table.title, "sheet")
+    return scroll_region(body, table.title, "sheet")
 
 
-def cell_text(cell: str | float) -> str:
-    """A cell as text; what belongs together stays in one line."""
+def format_table_cell(cell: str | float) -> str:
+    """Format a cell; an interval or a percentage does not break over lines."""
     return (
         cell.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
         if isinstance(cell, str)
-        else number(cell)
+        else format_number(cell)
     )
 
 
-def about(text: str) -> str:
-    """The sentence under a title."""
+def render_caption(text: str) -> str:
+    """Caption of a figure; '' if it has none."""
     return f'<p class="about">{escape(text)}</p>' if text else ""
 
 
-DRAWN: dict[type, Callable[..., str]] = {Plot: plotted, Dots: dotted, Table: tabled, Front: fronted}
+_RENDERERS: dict[type, Callable[..., str]] = {
+    LinePlot: render_line_figure,
+    DotPlot: render_dot_figure,
+    ResultTable: render_result_table,
+    ParetoPlot: render_pareto_figure,
+}

@@ -1,4 +1,4 @@
-"""Why a Transformer is trained on whole sequences at once."""
+"""Why a Transformer is trained on whole sequences in parallel."""
 
 from __future__ import annotations
 
@@ -9,130 +9,135 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from polyhead.analysis.charts import Curve
-from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import design
-from polyhead.lab.result import Claim, Figure, Plot, Result, Table
-from polyhead.lab.stepping import stepwise
-from polyhead.lab.tasks import copying
-from polyhead.lab.verdict import above, said
+from polyhead.lab.interleaved_timing import median_times, time_interleaved, time_ratios
+from polyhead.lab.registry import EXPERIMENTS, LabContext
+from polyhead.lab.result import Claim, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead.lab.short_training import make_small_config
+from polyhead.lab.statistics import format_mean, verdict_above
+from polyhead.lab.stepwise_decoding import decode_stepwise
+from polyhead.lab.tasks import make_copy_task
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
+from polyhead.viz.svg_charts import Curve
 
-ROWS = 4
-ROUNDING = 1e-4  # largest difference of two logits that fp32 sums in another order may have
+_ROWS = 4
+_ROUNDING = 1e-4  # largest difference of logits that a different summation order may cause in fp32
 
 
-@LAB.register("parallelism")
-def parallelism(bench: Bench) -> Result:
+@EXPERIMENTS.register("parallelism")
+def measure_parallelism(lab: LabContext) -> ExperimentResult:
     """Teacher forcing: the whole target at once against token by token, in time and in numbers."""
-    lengths = bench.size([8, 16, 32, 64, 128, 256], [4, 8])
-    longest_again = bench.size(64, 4)
-    problem = copying(max(lengths), 64)
+    lengths = lab.pick_size([8, 16, 32, 64, 128, 256], [4, 8])
+    longest_again = lab.pick_size(64, 4)
+    problem = make_copy_task(max(lengths), 64)
     model = build(
-        design(problem, **bench.size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})), bench.seed
+        make_small_config(
+            problem, **lab.pick_size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
+        ),
+        lab.seed,
     )
     model.eval()
-    whole, steps, again = "whole sequence", "token by token, cache", "token by token, no cache"
-    seconds: dict[str, list[tuple[float, float]]] = {whole: [], steps: [], again: []}
+    full, steps, uncached = "whole sequence", "token by token, cache", "token by token, no cache"
+    seconds: dict[str, list[tuple[float, float]]] = {full: [], steps: [], uncached: []}
     differences: list[float] = []
     times: dict[int, list[float]] = {}
     for length in lengths:
-        batch = problem.batch(bench.seed, 0, ROWS)
+        batch = problem.batch(lab.seed, 0, _ROWS)
         source, target = batch.source[:, :16], batch.target[:, :length]
         with torch.inference_mode():
-            differences.append(float((model(source, target) - stepwise(model, source, target)).abs().max()))
+            differences.append(
+                float((model(source, target) - decode_stepwise(model, source, target)).abs().max())
+            )
         runners = {
-            whole: partial(at_once, model, source, target),
-            steps: partial(stepwise, model, source, target),
+            full: partial(run_full_sequence, model, source, target),
+            steps: partial(decode_stepwise, model, source, target),
         }
         if length <= longest_again:
-            runners[again] = partial(without_cache, model, source, target)
-        taken = race(runners, bench.size(5, 2))
-        times[length] = ratios(taken[steps], taken[whole])
-        for name, middle in medians(taken).items():
-            seconds[name].append((length, 1e3 * middle))
-        bench.say(f"length {length}: token by token takes {fmean(times[length]):.1f} times as long")
+            runners[uncached] = partial(decode_without_cache, model, source, target)
+        round_times = time_interleaved(runners, lab.pick_size(5, 2))
+        times[length] = time_ratios(round_times[steps], round_times[full])
+        for name, median in median_times(round_times).items():
+            seconds[name].append((length, 1e3 * median))
+        lab.info(f"length {length}: token by token takes {fmean(times[length]):.1f} times as long")
     first, last = lengths[0], lengths[-1]
-    growth = [math.log(ratio) / math.log(last / first) for ratio in ratios(times[last], times[first])]
+    growth = [math.log(ratio) / math.log(last / first) for ratio in time_ratios(times[last], times[first])]
     claims = [
         Claim(
             "Teacher-forced logits of all positions at once are those of feeding one token at a time.",
             "the causal mask of Vaswani et al., 2017, section 3.2.3",
             f"Largest difference of any logit over lengths {first} to {last}: {max(differences):.2g} "
-            f"(rounding: up to {ROUNDING:g}).",
-            max(differences) < ROUNDING,
+            f"(rounding: up to {_ROUNDING:g}).",
+            max(differences) < _ROUNDING,
         ),
         Claim(
             "The whole sequence at once is faster than the same tokens one after another.",
             "Vaswani et al., 2017, table 1: O(1) against O(n) sequential operations",
-            f"At {last} tokens, token by token takes {said(times[last])} times as long.",
-            above(times[last], 1.0),
+            f"At {last} tokens, token by token takes {format_mean(times[last])} times as long.",
+            verdict_above(times[last], 1.0),
         ),
         Claim(
             "The advantage grows with the length.",
             "Vaswani et al., 2017, table 1 and section 4",
             f"From {fmean(times[first]):.3g} times at {first} tokens to {fmean(times[last]):.3g} times "
             f"at {last}: as length^{fmean(growth):.2f}.",
-            above(growth, 0.0),
+            verdict_above(growth, 0.0),
         ),
         Claim(
             "A cache of keys and values saves most of stepwise decoding's work.",
             "Pope et al., 2022, section 2.2; quadratic against cubic attention, linear against quadratic all else",
             f"At {longest_again} tokens, re-reading all former tokens at every step takes "
-            f"{dict(seconds[again])[longest_again] / dict(seconds[steps])[longest_again]:.2f} times as long "
+            f"{dict(seconds[uncached])[longest_again] / dict(seconds[steps])[longest_again]:.2f} times as long "
             "(most: at least twice).",
-            dict(seconds[again])[longest_again] > 2 * dict(seconds[steps])[longest_again],
+            dict(seconds[uncached])[longest_again] > 2 * dict(seconds[steps])[longest_again],
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
-        Plot(
-            f"Time for {ROWS} rows",
+        LinePlot(
+            f"Time for {_ROWS} rows",
             "tokens",
             [Curve(name, points) for name, points in seconds.items()],
             "Milliseconds of the forward pass. The whole sequence is one pass of large matrix products; token by token "
             "it is as many passes of small ones.",
             log=True,
         ),
-        Plot(
+        LinePlot(
             "How many times as long token by token takes",
             "tokens",
             [Curve("token by token / whole", [(n, fmean(r)) for n, r in times.items()])],
             log=True,
             from_zero=True,
         ),
-        Table(
+        ResultTable(
             "All numbers",
             ("tokens", "whole, ms", "token by token, ms", "ratio", "largest difference of a logit"),
             [
-                (n, f"{dict(seconds[whole])[n]:.2f}", f"{dict(seconds[steps])[n]:.2f}", said(times[n]), f"{d:.2g}")
+                (n, f"{dict(seconds[full])[n]:.2f}", f"{dict(seconds[steps])[n]:.2f}", format_mean(times[n]), f"{d:.2g}")
                 for n, d in zip(lengths, differences, strict=True)
             ],
         ),
     ]  # fmt: skip
-    return Result(
+    return ExperimentResult(
         "Whole sequences at once",
         "While it learns, a decoder is given the right answer so far, so that all positions can be computed in one pass "
         "behind a mask. While it writes, each token waits for the one before. Both must give the same numbers.",
         claims,
         figures,
-        f"Encoder-decoder of 2+2 layers, d_model {model.config.d_model}, fresh weights, {ROWS} rows, 16 source tokens, fp32, "
-        f"no gradient. Each length: {bench.size(5, 2)} rounds in turns after one to warm up; plots show medians, ratios "
+        f"Encoder-decoder of 2+2 layers, d_model {model.config.d_model}, fresh weights, {_ROWS} rows, 16 source tokens, fp32, "
+        f"no gradient. Each length: {lab.pick_size(5, 2)} rounds in turns after one to warm up; plots show medians, ratios "
         "are taken round by round.",
     )
 
 
 @torch.inference_mode()
-def at_once(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
+def run_full_sequence(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
     """Logits of all positions in one pass."""
     logits: Tensor = model(source, target)
     return logits
 
 
 @torch.inference_mode()
-def without_cache(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
-    """Logits of the last position, over and over from the first token on; the source is read once."""
+def decode_without_cache(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
+    """Recompute all positions for every token and return the last logits; the source is encoded once."""
     memory = model.encode(source)
     for t in range(1, target.size(1) + 1):
         pos = torch.arange(t).expand(len(target), -1)

@@ -1,4 +1,4 @@
-"""Positions beyond the length that was trained on."""
+"""Position schemes at lengths beyond the training length."""
 
 from __future__ import annotations
 
@@ -6,203 +6,217 @@ import math
 from statistics import fmean
 from typing import NamedTuple
 
-from polyhead.analysis.charts import Curve
-from polyhead.errors import UserError
-from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.learn import Learned, design, judge, learn, sized
-from polyhead.lab.result import SEEDS, Claim, Dots, Figure, Plot, Result, Table
-from polyhead.lab.tasks import delaying
-from polyhead.lab.verdict import all_of, below, less, said
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import POSITION
+from polyhead.lab.registry import EXPERIMENTS, LabContext
+from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead.lab.short_training import (
+    TrainingResult,
+    evaluate_held_out,
+    make_small_config,
+    run_short_training,
+    shrink_if_quick,
+)
+from polyhead.lab.statistics import format_mean, verdict_all, verdict_below, verdict_less
+from polyhead.lab.tasks import make_delay_task
 from polyhead.models.build import build
-from polyhead.registry import POSITION, Choice
+from polyhead.viz.svg_charts import Curve
 
-LENGTH = 24  # trained on
-STRETCH = (1, 2, 4)
-SYMBOLS = 16
-CHANCE = math.log(SYMBOLS)
-SAME = 0.1  # nats a token that count as no worse
-SCHEMES = ("none", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi")
-# so that training sees every bucket, as it does in Press et al.
-OPTIONS = {"t5": {"buckets": 16, "max_distance": 16}}
-SCALED = {
+_TRAIN_LEN = 24  # training length
+_LENGTH_FACTORS = (1, 2, 4)
+_N_SYMBOLS = 16
+_CHANCE_LOSS = math.log(_N_SYMBOLS)
+_SAME_MARGIN = 0.1  # difference in nats per token that counts as no worse
+_SCHEMES = ("none", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi")
+# with these options every bucket occurs in training, as in Press et al.
+_SCHEME_OPTIONS = {"t5": {"buckets": 16, "max_distance": 16}}
+_SCALED_ROPE = {
     "rope, linear": {"scaling": "linear", "factor": 4.0},
     "rope, ntk": {"scaling": "ntk", "factor": 4.0},
-    "rope, yarn": {"scaling": "yarn", "factor": 4.0, "original_len": LENGTH},
+    "rope, yarn": {"scaling": "yarn", "factor": 4.0, "original_len": _TRAIN_LEN},
 }
 
-Losses = dict[str, dict[int, list[float]]]
-"""scheme -> length -> loss of every seed; a scheme that refuses a length has none there."""
+LossesByLength = dict[str, dict[int, list[float]]]
+"""scheme -> length -> loss of every seed; a length that the scheme refuses is missing."""
 
 
-class Swept(NamedTuple):
-    """The losses of all schemes, and what some of them refused."""
+class SweepResult(NamedTuple):
+    """Losses of all schemes, and the errors of schemes that refuse a length."""
 
-    losses: Losses
-    refused: dict[str, str]  # scheme -> what it said
-    first: dict[str, Learned]  # the run of the first seed
+    losses: LossesByLength
+    refusals: dict[str, str]  # scheme -> error message
+    first_runs: dict[str, TrainingResult]  # run of the first seed
 
 
-@LAB.register("positions")
-def positions(bench: Bench) -> Result:
-    """Position schemes at lengths beyond the training length: who still knows where it is."""
-    swept = sweep(bench)
-    losses, far = swept.losses, LENGTH * STRETCH[-1]
-    twice = LENGTH * STRETCH[1]
+@EXPERIMENTS.register("positions")
+def measure_positions(lab: LabContext) -> ExperimentResult:
+    """Position schemes at lengths beyond the training length: which of them extrapolate."""
+    result = sweep_schemes(lab)
+    losses, far_len = result.losses, _TRAIN_LEN * _LENGTH_FACTORS[-1]
+    twice_len = _TRAIN_LEN * _LENGTH_FACTORS[1]
 
-    def at(name: str) -> str:
+    def format_losses(name: str) -> str:
         by_length = losses[name]
-        return ", ".join(f"{said(values)} at {length}" for length, values in by_length.items())
+        return ", ".join(f"{format_mean(values)} at {length}" for length, values in by_length.items())
 
-    def extends(name: str, length: int) -> bool | None:
-        return less(losses[name][length], losses[name][LENGTH], -SAME)
+    def extrapolates(name: str, length: int) -> bool | None:
+        return verdict_less(losses[name][length], losses[name][_TRAIN_LEN], -_SAME_MARGIN)
 
-    def growth(name: str) -> list[float]:
-        return [b - a for a, b in zip(losses[name][LENGTH], losses[name][far], strict=True)]
+    def loss_growth(name: str) -> list[float]:
+        return [b - a for a, b in zip(losses[name][_TRAIN_LEN], losses[name][far_len], strict=True)]
 
     claims = [
         Claim(
             "Sinusoids may let a model extrapolate to sequences longer than those it was trained on.",
             "Vaswani et al., 2017, section 3.5 (a hypothesis)",
-            f"Loss {at('sinusoidal')} (extrapolates: no more than {SAME} worse at {twice}).",
-            extends("sinusoidal", twice),
+            f"Loss {format_losses('sinusoidal')} (extrapolates: no more than {_SAME_MARGIN} worse at {twice_len}).",
+            extrapolates("sinusoidal", twice_len),
         ),
         Claim(
             "Learned positions end where training ended.",
             "Gehring et al., 2017; Press et al., 2022, section 2",
-            f"At {twice} tokens: {swept.refused.get('learned', 'no refusal')}.",
-            "learned" in swept.refused,
+            f"At {twice_len} tokens: {result.refusals.get('learned', 'no refusal')}.",
+            "learned" in result.refusals,
         ),
         Claim(
             "Clipped relative positions generalise to lengths not seen in training.",
             "Shaw et al., 2018, section 3.2",
-            f"Loss {at('shaw')}.",
-            extends("shaw", far),
+            f"Loss {format_losses('shaw')}.",
+            extrapolates("shaw", far_len),
         ),
         Claim(
             "T5's buckets extrapolate.",
             "Press et al., 2022, section 2.2: better than rotary, at a cost",
-            f"Loss {at('t5')}.",
-            extends("t5", far),
+            f"Loss {format_losses('t5')}.",
+            extrapolates("t5", far_len),
         ),
         Claim(
             "Rotary positions extrapolate better than sinusoidal ones, but not well.",
             "Press et al., 2022, section 2.2",
-            f"Loss of rope {at('rope')}; it grows by {said(growth('rope'))} from {LENGTH} to {far} tokens, "
-            f"sinusoidal's by {said(growth('sinusoidal'))}.",
-            all_of([less(growth("rope"), growth("sinusoidal")), less([SAME] * len(growth("rope")), growth("rope"))]),
+            f"Loss of rope {format_losses('rope')}; it grows by {format_mean(loss_growth('rope'))} from {_TRAIN_LEN} to {far_len} tokens, "
+            f"sinusoidal's by {format_mean(loss_growth('sinusoidal'))}.",
+            verdict_all([verdict_less(loss_growth("rope"), loss_growth("sinusoidal")), verdict_less([_SAME_MARGIN] * len(loss_growth("rope")), loss_growth("rope"))]),
         ),
         Claim(
             "ALiBi extrapolates: its loss does not grow with the length.",
             "Press et al., 2022, section 3",
-            f"Loss {at('alibi')} (does not grow: no more than {SAME} worse at {far}).",
-            extends("alibi", far),
+            f"Loss {format_losses('alibi')} (does not grow: no more than {_SAME_MARGIN} worse at {far_len}).",
+            extrapolates("alibi", far_len),
         ),
         Claim(
             "ALiBi loses nothing at the training length against other schemes.",
             "Press et al., 2022, section 3, on natural language",
-            f"At {LENGTH} tokens: alibi {said(losses['alibi'][LENGTH])}, rope "
-            f"{said(losses['rope'][LENGTH])}. Its bias falls steadily with distance, and this task asks for one "
+            f"At {_TRAIN_LEN} tokens: alibi {format_mean(losses['alibi'][_TRAIN_LEN])}, rope "
+            f"{format_mean(losses['rope'][_TRAIN_LEN])}. Its bias falls steadily with distance, and this task asks for one "
             "exact distance.",
-            less(losses["alibi"][LENGTH], losses["rope"][LENGTH], -SAME),
+            verdict_less(losses["alibi"][_TRAIN_LEN], losses["rope"][_TRAIN_LEN], -_SAME_MARGIN),
         ),
         Claim(
             "A causal decoder learns something of order without any positions.",
             "Haviv et al., 2022; Kazemnejad et al., 2023",
-            f"Loss {at('none')}; by chance it would be {CHANCE:.2f} (something: at least 10 % below).",
-            below(losses["none"][LENGTH], 0.9 * CHANCE),
+            f"Loss {format_losses('none')}; by chance it would be {_CHANCE_LOSS:.2f} (something: at least 10 % below).",
+            verdict_below(losses["none"][_TRAIN_LEN], 0.9 * _CHANCE_LOSS),
         ),
         Claim(
             "Spacing rope's angles more closely extends a trained model without training it again.",
             "bloc97, 2023 (NTK-aware); Peng et al., 2023 (YaRN); Chen et al., 2023 (linear, which they train again)",
-            f"At {far} tokens, factor {far // LENGTH}: rope {said(losses['rope'][far])}, "
-            + ", ".join(f"{name.split(', ')[1]} {said(losses[name][far])}" for name in SCALED)
+            f"At {far_len} tokens, factor {far_len // _TRAIN_LEN}: rope {format_mean(losses['rope'][far_len])}, "
+            + ", ".join(f"{name.split(', ')[1]} {format_mean(losses[name][far_len])}" for name in _SCALED_ROPE)
             + ". Held if ntk and yarn are better than plain rope.",
-            all_of(less(losses[name][far], losses["rope"][far]) for name in ("rope, ntk", "rope, yarn")),
+            verdict_all(verdict_less(losses[name][far_len], losses["rope"][far_len]) for name in ("rope, ntk", "rope, yarn")),
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
-        Plot(
+        LinePlot(
             "Held-out loss beyond the training length",
             "tokens",
             [Curve(name, [(n, fmean(v)) for n, v in by.items()]) for name, by in losses.items()
-             if name not in SCALED and len(by) > 1],
-            f"Trained on {LENGTH} tokens. By chance the loss is {CHANCE:.2f}; above that, a model is wrong and sure of it. "
+             if name not in _SCALED_ROPE and len(by) > 1],
+            f"Trained on {_TRAIN_LEN} tokens. By chance the loss is {_CHANCE_LOSS:.2f}; above that, a model is wrong and sure of it. "
             "Learned positions end at the training length and are not drawn.",
             log=True,
         ),
-        Plot(
+        LinePlot(
             "Rope, and rope with scaled angles",
             "tokens",
-            [Curve(name, [(n, fmean(v)) for n, v in losses[name].items()]) for name in ("rope", *SCALED)],
+            [Curve(name, [(n, fmean(v)) for n, v in losses[name].items()]) for name in ("rope", *_SCALED_ROPE)],
             "The same trained weights; only the angles are spaced otherwise, by a factor of 4.",
             log=True,
         ),
-        Dots(
-            f"Held-out loss at the training length ({LENGTH})",
+        DotPlot(
+            f"Held-out loss at the training length ({_TRAIN_LEN})",
             "nats a token",
-            {name: losses[name][LENGTH] for name in SCHEMES},
-            SEEDS,
+            {name: losses[name][_TRAIN_LEN] for name in _SCHEMES},
+            SEEDS_NOTE,
         ),
-        Plot(
+        LinePlot(
             "Training loss (first seed)",
             "step",
-            [Curve(name, run.curve) for name, run in swept.first.items() if run.curve],
+            [Curve(name, run.curve) for name, run in result.first_runs.items() if run.curve],
             from_zero=True,
         ),
-        Table(
+        ResultTable(
             "All numbers",
-            ("positions", *(f"loss at {LENGTH * s}" for s in STRETCH)),
+            ("positions", *(f"loss at {_TRAIN_LEN * s}" for s in _LENGTH_FACTORS)),
             [
-                (name, *(said(by[LENGTH * s]) if LENGTH * s in by else "refused" for s in STRETCH))
+                (name, *(format_mean(by[_TRAIN_LEN * s]) if _TRAIN_LEN * s in by else "refused" for s in _LENGTH_FACTORS))
                 for name, by in losses.items()
             ],
         ),
     ]  # fmt: skip
-    return Result(
+    return ExperimentResult(
         "Positions beyond the training length",
         "Attention alone sees a set, so something must say where each token is. Some ways of saying it go on making sense "
         "further than training went, others do not.",
         claims,
         figures,
         f"A decoder of 2 layers (behind an encoder of one that reads a single dummy token), d_model 64, 4 heads, pre-norm. "
-        f"Task: say the token that was read two places back, 1 of {SYMBOLS}; positions are all that is needed. Shaw's "
+        f"Task: say the token that was read two places back, 1 of {_N_SYMBOLS}; positions are all that is needed. Shaw's "
         "distances are clipped at 16 and T5's last bucket begins there, so that training sees all of them. "
-        f"{bench.size(150, 4)} steps of 32 rows of {LENGTH} tokens, cosine, {len(bench.seeds(5))} seeds. Losses at other "
+        f"{lab.pick_size(150, 4)} steps of 32 rows of {_TRAIN_LEN} tokens, cosine, {len(lab.make_seeds(5))} seeds. Losses at other "
         "lengths are means over all tokens of fresh rows of that length. Other tasks, natural language above all, ask "
         "less for exact distances.",
     )
 
 
-def sweep(bench: Bench) -> Swept:
-    """Train every scheme and judge it at every length; rope also with its angles scaled afterwards."""
-    problem = sized(bench, delaying(LENGTH, symbols=SYMBOLS)._replace(rows=32))
-    swept = Swept({}, {}, {})
-    for seed in bench.seeds(5):
-        for name in SCHEMES:
-            config = design(
-                problem, position=Choice(name, **OPTIONS.get(name, {})), n_layers=1, n_decoder_layers=2
+def sweep_schemes(lab: LabContext) -> SweepResult:
+    """Train every scheme and evaluate it at every length; rope also with its angles scaled after training."""
+    problem = shrink_if_quick(lab, make_delay_task(_TRAIN_LEN, symbols=_N_SYMBOLS)._replace(rows=32))
+    result = SweepResult({}, {}, {})
+    for seed in lab.make_seeds(5):
+        for name in _SCHEMES:
+            config = make_small_config(
+                problem,
+                position=Choice(name, **_SCHEME_OPTIONS.get(name, {})),
+                n_layers=1,
+                n_decoder_layers=2,
             )
-            run = learn(config, problem, seed=seed, steps=bench.size(150, 4), lr=5e-3)
-            swept.first.setdefault(name, run)
-            measure(bench, run, name, swept)
+            run = run_short_training(config, problem, seed=seed, steps=lab.pick_size(150, 4), lr=5e-3)
+            result.first_runs.setdefault(name, run)
+            add_losses(lab, run, name, result)
             if name == "rope":
-                for scaled, options in SCALED.items():
-                    other = config.model_copy(update={"position": POSITION.check(Choice("rope", **options))})
-                    model = build(other)
+                for scaled, options in _SCALED_ROPE.items():
+                    scaled_config = config.model_copy(
+                        update={"position": POSITION.check(Choice("rope", **options))}
+                    )
+                    model = build(scaled_config)
                     model.load_state_dict(run.model.state_dict())
-                    measure(bench, run._replace(model=model), scaled, swept)
-            bench.say(f"seed {seed}, {name}: loss {run.loss:.3f}")
-    order = (*SCHEMES, *SCALED)
-    return swept._replace(losses={name: swept.losses[name] for name in order})
+                    add_losses(lab, run._replace(model=model), scaled, result)
+            lab.info(f"seed {seed}, {name}: loss {run.loss:.3f}")
+    order = (*_SCHEMES, *_SCALED_ROPE)
+    return result._replace(losses={name: result.losses[name] for name in order})
 
 
-def measure(bench: Bench, run: Learned, name: str, swept: Swept) -> None:
-    """Add the losses of a run at every length."""
-    by_length = swept.losses.setdefault(name, {})
-    for stretch in STRETCH:
-        longer = sized(bench, delaying(LENGTH * stretch, symbols=SYMBOLS)._replace(rows=32))
+def add_losses(lab: LabContext, run: TrainingResult, name: str, result: SweepResult) -> None:
+    """Add the losses of a run at every length to ``result``."""
+    by_length = result.losses.setdefault(name, {})
+    for factor in _LENGTH_FACTORS:
+        problem = shrink_if_quick(
+            lab, make_delay_task(_TRAIN_LEN * factor, symbols=_N_SYMBOLS)._replace(rows=32)
+        )
         try:
-            by_length.setdefault(longer.max_len, []).append(judge(run.model, longer)["loss"])
+            by_length.setdefault(problem.max_len, []).append(evaluate_held_out(run.model, problem)["loss"])
         except UserError as error:
-            del by_length[longer.max_len]
-            swept.refused.setdefault(name, str(error))
+            del by_length[problem.max_len]
+            result.refusals.setdefault(name, str(error))

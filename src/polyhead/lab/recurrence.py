@@ -1,4 +1,4 @@
-"""The Transformer against what came before it."""
+"""The Transformer against recurrent and convolutional networks."""
 
 from __future__ import annotations
 
@@ -7,161 +7,189 @@ from typing import Any
 
 import torch
 
-from polyhead.analysis.charts import Curve
-from polyhead.config import ModelConfig
-from polyhead.data.collate import Batch
-from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import HELD_OUT, Learned, backward, design, first_curves, learn, sized, slowness
-from polyhead.lab.result import SEEDS, Claim, Dots, Figure, Plot, Result, Table
-from polyhead.lab.stepping import Stepper
-from polyhead.lab.tasks import FIRST, Problem, copying, recall
-from polyhead.lab.verdict import above, all_of, less, percent, said, within
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.data.batching.collate import PairBatch
+from polyhead.lab.interleaved_timing import median_times, time_interleaved, time_ratios
+from polyhead.lab.registry import EXPERIMENTS, LabContext
+from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead.lab.short_training import (
+    FIRST_HELD_OUT,
+    TrainingResult,
+    collect_first_curves,
+    collect_mean_losses,
+    make_small_config,
+    run_backward,
+    run_short_training,
+    shrink_if_quick,
+)
+from polyhead.lab.statistics import (
+    format_mean,
+    format_mean_percent,
+    verdict_above,
+    verdict_all,
+    verdict_less,
+    verdict_within,
+)
+from polyhead.lab.stepwise_decoding import Stepper
+from polyhead.lab.tasks import FIRST_SYMBOL, SyntheticTask, make_copy_task, make_recall_task
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.registry import Choice
-from polyhead.train.tasks.writing import features
+from polyhead.train.tasks.seq2seq_common import seq2seq_features
+from polyhead.viz.svg_charts import Curve
 
 ITEMS, VALUES = 8, 4
-PROBLEM = recall(ITEMS, ITEMS, VALUES)
-TRANSFORMER, PLAIN = "Transformer", "LSTM, no attention"
-DESIGNS: dict[str, dict[str, Any]] = {
+RECALL_TASK = make_recall_task(ITEMS, ITEMS, VALUES)
+TRANSFORMER, _LSTM_ALONE = "Transformer", "LSTM, no attention"
+_RECURRENT_DESIGNS: dict[str, dict[str, Any]] = {
     TRANSFORMER: {},
     "LSTM": {"block": Choice("lstm"), "position": Choice("none")},
     "GRU": {"block": Choice("gru"), "position": Choice("none")},
     "CNN": {"block": Choice("conv")},
-    PLAIN: {"block": Choice("lstm", attention=False, bidirectional=False), "position": Choice("none")},
+    _LSTM_ALONE: {"block": Choice("lstm", attention=False, bidirectional=False), "position": Choice("none")},
     "GRU, no attention": {
         "block": Choice("gru", attention=False, bidirectional=False),
         "position": Choice("none"),
     },
 }
-WITH_ATTENTION, WITHOUT = ("LSTM", "GRU"), (PLAIN, "GRU, no attention")
+_WITH_ATTENTION, _WITHOUT_ATTENTION = ("LSTM", "GRU"), (_LSTM_ALONE, "GRU, no attention")
 
 
-@LAB.register("recurrence")
-def recurrence(bench: Bench) -> Result:
+@EXPERIMENTS.register("recurrence")
+def measure_recurrence(lab: LabContext) -> ExperimentResult:
     """Transformer, LSTM, GRU and CNN: recall by distance, training speed, decoding speed."""
-    steps = bench.size(250, 4)
-    runs: dict[str, list[Learned]] = {name: [] for name in DESIGNS}
-    for seed in bench.seeds(3):
-        for name in DESIGNS:
+    steps = lab.pick_size(250, 4)
+    runs: dict[str, list[TrainingResult]] = {name: [] for name in _RECURRENT_DESIGNS}
+    for seed in lab.make_seeds(3):
+        for name in _RECURRENT_DESIGNS:
             runs[name].append(
-                learn(config(name, PROBLEM), sized(bench, PROBLEM), seed=seed, steps=steps, lr=5e-3)
+                run_short_training(
+                    make_recurrent_config(name, RECALL_TASK),
+                    shrink_if_quick(lab, RECALL_TASK),
+                    seed=seed,
+                    steps=steps,
+                    lr=5e-3,
+                )
             )
-            bench.say(f"seed {seed}, {name}: {100 * runs[name][-1].accuracy:.1f} % right")
-    held = {ITEMS: [run.accuracy for run in runs[PLAIN]]} | {
-        n: capacity(bench, n, steps) for n in bench.size((4, 12), (4,))
+            lab.info(f"seed {seed}, {name}: {100 * runs[name][-1].accuracy:.1f} % right")
+    capacity = {ITEMS: [run.accuracy for run in runs[_LSTM_ALONE]]} | {
+        n: measure_capacity(lab, n, steps) for n in lab.pick_size((4, 12), (4,))
     }
-    near_far = {name: [by_distance(run.model, bench.size(8, 1)) for run in rs] for name, rs in runs.items()}
-    slow = slowness(runs)
-    right = {name: [run.accuracy for run in rs] for name, rs in runs.items()}
-    bench.say("recall measured; now speeds")
-    lengths = bench.size([16, 64, 256], [4, 8])
-    training = {length: training_times(bench, length) for length in lengths}
-    contexts = bench.size([64, 256, 1024, 4096], [4, 8])
-    decoding = decoding_times(bench, contexts)
-    last, far = lengths[-1], contexts[-1]
-    slower = {name: ratios(training[last][name], training[last][TRANSFORMER]) for name in WITH_ATTENTION}
-    flat, grown = (ratios(decoding[far][name], decoding[contexts[0]][name]) for name in ("LSTM", TRANSFORMER))
-    recency = [near[0] - near[-1] for near in near_far[PLAIN]]
+    near_far = {
+        name: [measure_by_distance(run.model, lab.pick_size(8, 1)) for run in rs] for name, rs in runs.items()
+    }
+    mean_loss = collect_mean_losses(runs)
+    accuracy = {name: [run.accuracy for run in rs] for name, rs in runs.items()}
+    lab.info("recall measured; now speeds")
+    lengths = lab.pick_size([16, 64, 256], [4, 8])
+    training = {length: time_training(lab, length) for length in lengths}
+    contexts = lab.pick_size([64, 256, 1024, 4096], [4, 8])
+    decoding = time_decoding(lab, contexts)
+    last, longest = lengths[-1], contexts[-1]
+    slower = {
+        name: time_ratios(training[last][name], training[last][TRANSFORMER]) for name in _WITH_ATTENTION
+    }
+    flat, grown = (
+        time_ratios(decoding[longest][name], decoding[contexts[0]][name]) for name in ("LSTM", TRANSFORMER)
+    )
+    recency = [near[0] - near[-1] for near in near_far[_LSTM_ALONE]]
 
     claims = [
         Claim(
             "A recurrent network that must keep the whole source in one vector recalls less than one with attention.",
             "Bahdanau et al., 2015, section 1 and figure 2; Cho et al., 2014",
-            "; ".join(f"{name} {percent(right[name])}" for name in (*WITH_ATTENTION, *WITHOUT)) + " of values right.",
-            all_of(less(right[without], right[attends]) for attends, without in zip(WITH_ATTENTION, WITHOUT, strict=True)),
+            "; ".join(f"{name} {format_mean_percent(accuracy[name])}" for name in (*_WITH_ATTENTION, *_WITHOUT_ATTENTION)) + " of values right.",
+            verdict_all(verdict_less(accuracy[without], accuracy[attends]) for attends, without in zip(_WITH_ATTENTION, _WITHOUT_ATTENTION, strict=True)),
         ),
         Claim(
             "The longer the source, the less of it such a vector holds.",
             "Cho et al., 2014, section 4; Bahdanau et al., 2015, figure 2",
-            f"{PLAIN}: " + ", ".join(f"{percent(held[n])} right of {n} items" for n in sorted(held)) + f"; {100 / VALUES:.0f} % by guessing.",
-            less(held[max(held)], held[min(held)]),
+            f"{_LSTM_ALONE}: " + ", ".join(f"{format_mean_percent(capacity[n])} right of {n} items" for n in sorted(capacity)) + f"; {100 / VALUES:.0f} % by guessing.",
+            verdict_less(capacity[max(capacity)], capacity[min(capacity)]),
         ),
         Claim(
             "What such a network recalls is what came last.",
             "Bengio et al., 1994; Hochreiter & Schmidhuber, 1997: gradients vanish over time",
-            f"{PLAIN}: {said([100 * n[0] for n in near_far[PLAIN]])} % right for the last item, "
-            f"{said([100 * n[-1] for n in near_far[PLAIN]])} % for the first.",
-            above(recency, 0.0),
+            f"{_LSTM_ALONE}: {format_mean([100 * n[0] for n in near_far[_LSTM_ALONE]])} % right for the last item, "
+            f"{format_mean([100 * n[-1] for n in near_far[_LSTM_ALONE]])} % for the first.",
+            verdict_above(recency, 0.0),
         ),
         Claim(
             "The Transformer recalls alike at every distance.",
             "Vaswani et al., 2017, table 1: paths of length 1",
-            f"{said([100 * n[0] for n in near_far[TRANSFORMER]])} % right for the last item, "
-            f"{said([100 * n[-1] for n in near_far[TRANSFORMER]])} % for the first (alike: within 5 points).",
-            within([n[0] - n[-1] for n in near_far[TRANSFORMER]], 0.0, 0.05),
+            f"{format_mean([100 * n[0] for n in near_far[TRANSFORMER]])} % right for the last item, "
+            f"{format_mean([100 * n[-1] for n in near_far[TRANSFORMER]])} % for the first (alike: within 5 points).",
+            verdict_within([n[0] - n[-1] for n in near_far[TRANSFORMER]], 0.0, 0.05),
         ),
         Claim(
             "The Transformer learns this in fewer steps than recurrent networks with attention.",
             "Vaswani et al., 2017, table 2, for the cost of learning to translate",
             "Mean loss over training: "
-            + ", ".join(f"{name} {said(slow[name])}" for name in (TRANSFORMER, *WITH_ATTENTION)) + ".",
-            all_of(less(slow[TRANSFORMER], slow[name]) for name in WITH_ATTENTION),
+            + ", ".join(f"{name} {format_mean(mean_loss[name])}" for name in (TRANSFORMER, *_WITH_ATTENTION)) + ".",
+            verdict_all(verdict_less(mean_loss[TRANSFORMER], mean_loss[name]) for name in _WITH_ATTENTION),
         ),
         Claim(
             "The Transformer trains faster, for it reads all tokens at once.",
             "Vaswani et al., 2017, table 1 and section 4",
-            f"A training step over {last} tokens: LSTM {said(slower['LSTM'])}, GRU "
-            f"{said(slower['GRU'])} times the Transformer's time, on {torch.get_num_threads()} thread(s).",
-            all_of(above(r, 1.0) for r in slower.values()),
+            f"A training step over {last} tokens: LSTM {format_mean(slower['LSTM'])}, GRU "
+            f"{format_mean(slower['GRU'])} times the Transformer's time, on {torch.get_num_threads()} thread(s).",
+            verdict_all(verdict_above(r, 1.0) for r in slower.values()),
         ),
         Claim(
             "A recurrent decoder's step takes the same time at any length.",
             "its state is of constant size",
-            f"From {contexts[0]} to {far:,} tokens: LSTM {said(flat)} times, Transformer "
-            f"{said(grown)} times (the same: within 25 %).",
-            within(flat, 1.0, 0.25),
+            f"From {contexts[0]} to {longest:,} tokens: LSTM {format_mean(flat)} times, Transformer "
+            f"{format_mean(grown)} times (the same: within 25 %).",
+            verdict_within(flat, 1.0, 0.25),
         ),
         Claim(
             "A Transformer decoder's step takes longer the more it has written.",
             "it reads all keys and values again",
-            f"At {far:,} tokens {said(grown)} times as long as at {contexts[0]}.",
-            above(grown, 1.0),
+            f"At {longest:,} tokens {format_mean(grown)} times as long as at {contexts[0]}.",
+            verdict_above(grown, 1.0),
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
-        Plot(
+        LinePlot(
             "Recall by distance",
             "items from the end",
-            [Curve(name, mean_by_distance(rows)) for name, rows in near_far.items()],
+            [Curve(name, average_by_distance(rows)) for name, rows in near_far.items()],
             f"Percent of values right, mean over seeds, for the last item of the source (1) to the first ({ITEMS}). "
             f"By guessing: {100 / VALUES:.0f}.",
             from_zero=True,
         ),
-        Dots(
-            "Values right", "percent, held-out", {name: [100 * r for r in right[name]] for name in DESIGNS},
-            SEEDS,
+        DotPlot(
+            "Values right", "percent, held-out", {name: [100 * r for r in accuracy[name]] for name in _RECURRENT_DESIGNS},
+            SEEDS_NOTE,
         ),
-        Plot("Training loss (first seed)", "step", first_curves(runs), from_zero=True),
-        Plot(
+        LinePlot("Training loss (first seed)", "step", collect_first_curves(runs), from_zero=True),
+        LinePlot(
             "A training step",
             "tokens of a row",
-            [Curve(name, [(n, 1e3 * medians(taken)[name]) for n, taken in training.items()]) for name in DESIGNS],
+            [Curve(name, [(n, 1e3 * median_times(step_times)[name]) for n, step_times in training.items()]) for name in _RECURRENT_DESIGNS],
             "Milliseconds, forward and backward, 8 rows.",
             log=True,
         ),
-        Plot(
+        LinePlot(
             "A decoding step",
             "tokens so far",
-            [Curve(name, [(n, 1e3 * medians(taken)[name]) for n, taken in decoding.items()]) for name in decoding[far]],
+            [Curve(name, [(n, 1e3 * median_times(step_times)[name]) for n, step_times in decoding.items()]) for name in decoding[longest]],
             "Milliseconds for the next token of 8 rows.",
             log=True,
             from_zero=True,
         ),
-        Table(
+        ResultTable(
             "All numbers",
-            ("design", "parameters", "right, %", f"ms a training step, {last} tokens", f"ms a decoding step, {far:,} tokens"),
+            ("design", "parameters", "right, %", f"ms a training step, {last} tokens", f"ms a decoding step, {longest:,} tokens"),
             [
-                (name, runs[name][0].parameters, percent(right[name])[:-2],
-                 f"{1e3 * medians(training[last])[name]:.1f}",
-                 f"{1e3 * medians(decoding[far])[name]:.2f}" if name in decoding[far] else "not measured")
-                for name in DESIGNS
+                (name, runs[name][0].parameters, format_mean_percent(accuracy[name])[:-2],
+                 f"{1e3 * median_times(training[last])[name]:.1f}",
+                 f"{1e3 * median_times(decoding[longest])[name]:.2f}" if name in decoding[longest] else "not measured")
+                for name in _RECURRENT_DESIGNS
             ],
         ),
     ]  # fmt: skip
-    return Result(
+    return ExperimentResult(
         "Transformer, recurrence, convolution",
         "A recurrent network reads token by token into a state of fixed size. Attention keeps every token and looks where it "
         "must. What does that buy, in recall and in time?",
@@ -170,76 +198,81 @@ def recurrence(bench: Bench) -> Result:
         f"Encoder-decoders of 2+2 layers, d_model 64, pre-norm; recurrent decoders attend to the source unless it says no "
         f"attention, where also the encoder reads one way. CNN: gated convolutions of width 3 with attention to the source. "
         f"Task: {ITEMS} items, each a key and one of {VALUES} values; asked for a key, say its value. {steps} steps of 64 rows, "
-        f"cosine, one learning rate (5e-3) for all, {len(bench.seeds(3))} seeds.\n\nSpeed: d_model {bench.size(128, 16)}, "
+        f"cosine, one learning rate (5e-3) for all, {len(lab.make_seeds(3))} seeds.\n\nSpeed: d_model {lab.pick_size(128, 16)}, "
         "8 rows, fresh weights, fp32, designs in turns.",
     )
 
 
-def config(name: str, problem: Problem, **size: Any) -> ModelConfig:
-    """A design fitted to a task."""
-    return design(problem, **{**DESIGNS[name], **size})
+def make_recurrent_config(name: str, problem: SyntheticTask, **size: Any) -> ModelConfig:
+    """Model config of a design for a task."""
+    return make_small_config(problem, **{**_RECURRENT_DESIGNS[name], **size})
 
 
-def capacity(bench: Bench, items: int, steps: int) -> list[float]:
-    """Share of values right of a network without attention whose source has so many items, a run a seed."""
-    problem = recall(items, items, VALUES)
-    design = config(PLAIN, problem)
+def measure_capacity(lab: LabContext, items: int, steps: int) -> list[float]:
+    """Accuracy of a network without attention whose source has ``items`` items, one run per seed."""
+    problem = make_recall_task(items, items, VALUES)
+    design = make_recurrent_config(_LSTM_ALONE, problem)
     return [
-        learn(design, sized(bench, problem), seed=seed, steps=steps, lr=5e-3).accuracy
-        for seed in bench.seeds(3)
+        run_short_training(design, shrink_if_quick(lab, problem), seed=seed, steps=steps, lr=5e-3).accuracy
+        for seed in lab.make_seeds(3)
     ]
 
 
 @torch.inference_mode()
-def by_distance(model: Seq2Seq, batches: int) -> list[float]:
-    """Share of values right, from the last item of the source to the first."""
+def measure_by_distance(model: Seq2Seq, n_batches: int) -> list[float]:
+    """Share of correct values, from the last item of the source to the first."""
     model.eval()
-    right, asked = torch.zeros(ITEMS), torch.zeros(ITEMS)
-    for number in range(HELD_OUT, HELD_OUT + batches):
-        batch = PROBLEM.batch(0, number)
-        hit = (model.head(features(model, batch)).argmax(-1) == batch.labels).float()
-        distance = ITEMS - 1 - place(batch)
-        right.index_add_(0, distance.flatten(), hit.flatten())
-        asked.index_add_(0, distance.flatten(), torch.ones(hit.numel()))
-    return list((right / asked).tolist())
+    n_correct, n_queries = torch.zeros(ITEMS), torch.zeros(ITEMS)
+    for number in range(FIRST_HELD_OUT, FIRST_HELD_OUT + n_batches):
+        batch = RECALL_TASK.batch(0, number)
+        is_correct = (model.head(seq2seq_features(model, batch)).argmax(-1) == batch.labels).float()
+        distance = ITEMS - 1 - find_item_positions(batch)
+        n_correct.index_add_(0, distance.flatten(), is_correct.flatten())
+        n_queries.index_add_(0, distance.flatten(), torch.ones(is_correct.numel()))
+    return list((n_correct / n_queries).tolist())
 
 
-def place(batch: Batch) -> torch.Tensor:
-    """Where in the source the item stands that each query asks for: (B, T)."""
-    keys = (batch.source - FIRST) // VALUES  # recall's tokens: key * values + value
-    wanted = batch.target - (FIRST + ITEMS * VALUES)
-    return (keys[:, None, :] == wanted[:, :, None]).int().argmax(-1)
+def find_item_positions(batch: PairBatch) -> torch.Tensor:
+    """Position in the source of the item that each query asks for: (B, T)."""
+    keys = (batch.source - FIRST_SYMBOL) // VALUES  # token ids of the recall task: key * values + value
+    query_keys = batch.target - (FIRST_SYMBOL + ITEMS * VALUES)
+    return (keys[:, None, :] == query_keys[:, :, None]).int().argmax(-1)
 
 
-def mean_by_distance(rows: list[list[float]]) -> list[tuple[float, float]]:
-    """(items from the end, percent right)."""
+def average_by_distance(rows: list[list[float]]) -> list[tuple[float, float]]:
+    """(items from the end, percent correct)."""
     return [(i + 1, 100 * sum(values) / len(values)) for i, values in enumerate(zip(*rows, strict=True))]
 
 
-def training_times(bench: Bench, length: int) -> dict[str, list[float]]:
-    """Seconds of forward and backward pass of every design."""
-    problem = copying(length, 64)
-    batch = problem.batch(bench.seed, 0, 8)
+def time_training(lab: LabContext, length: int) -> dict[str, list[float]]:
+    """Seconds of a forward and backward pass of every design."""
+    problem = make_copy_task(length, 64)
+    batch = problem.batch(lab.seed, 0, 8)
 
-    models = {name: build(config(name, problem, **width(bench)), bench.seed).train() for name in DESIGNS}
-    return race({name: partial(backward, model, batch) for name, model in models.items()}, bench.size(5, 2))
+    models = {
+        name: build(make_recurrent_config(name, problem, **pick_model_size(lab)), lab.seed).train()
+        for name in _RECURRENT_DESIGNS
+    }
+    return time_interleaved(
+        {name: partial(run_backward, model, batch) for name, model in models.items()}, lab.pick_size(5, 2)
+    )
 
 
-def decoding_times(bench: Bench, contexts: list[int]) -> dict[int, dict[str, list[float]]]:
-    """Seconds of the next token of 8 rows that have so many, for every length and design, all in turns."""
-    problem = copying(8, 64)._replace(max_len=contexts[-1] + 256)
-    token, runners = torch.full((8, 1), FIRST), {}
+def time_decoding(lab: LabContext, contexts: list[int]) -> dict[int, dict[str, list[float]]]:
+    """Seconds of the next token of 8 rows, for every context length and design, all interleaved."""
+    problem = make_copy_task(8, 64)._replace(max_len=contexts[-1] + 256)
+    token, runners = torch.full((8, 1), FIRST_SYMBOL), {}
     for context in contexts:
         for name in (TRANSFORMER, "LSTM", "GRU", "CNN"):
-            model = build(config(name, problem, **width(bench)), bench.seed)
+            model = build(make_recurrent_config(name, problem, **pick_model_size(lab)), lab.seed)
             stepper = Stepper(model, problem.batch(1, 0, 8).source, context + 256)
             for _ in range(context // min(context, 512)):
-                stepper.feed(torch.full((8, min(context, 512)), FIRST))
+                stepper.feed(torch.full((8, min(context, 512)), FIRST_SYMBOL))
             runners[context, name] = partial(stepper.feed, token)
-    taken = race(runners, bench.size(15, 3))
-    return {n: {name: times for (at, name), times in taken.items() if at == n} for n in contexts}
+    step_times = time_interleaved(runners, lab.pick_size(15, 3))
+    return {n: {name: times for (at, name), times in step_times.items() if at == n} for n in contexts}
 
 
-def width(bench: Bench) -> dict[str, int]:
-    """The size of models whose speed is measured."""
-    return bench.size({"d_model": 128, "d_ff": 512}, {"d_model": 16, "d_ff": 16})
+def pick_model_size(lab: LabContext) -> dict[str, int]:
+    """Sizes of the models whose speed is measured."""
+    return lab.pick_size({"d_model": 128, "d_ff": 512}, {"d_model": 16, "d_ff": 16})

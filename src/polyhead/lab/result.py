@@ -1,4 +1,4 @@
-"""What an experiment found: claims with their verdicts, and the tables and plots they rest on. No torch here."""
+"""Result of an experiment: claims with verdicts, and their tables and plots. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,95 +7,101 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from polyhead.analysis.charts import Curve
+from polyhead.viz.svg_charts import Curve
 
-SEEDS = "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean."
+SEEDS_NOTE = "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean."
 
 
 class Claim(NamedTuple):
-    """A sentence of the literature, what was measured here, and whether that bears it out."""
+    """A claim of the literature, what was measured here, and whether the measurement supports it."""
 
     sentence: str
     source: str
-    measured: str
-    held: bool | None  # None: what was measured decides it neither way
+    measurement: str
+    is_supported: bool | None  # None: the measurement is inconclusive
 
     @property
     def verdict(self) -> str:
-        """The verdict as a word."""
-        return {True: "held", False: "did not hold", None: "undecided"}[self.held]
+        """The verdict in words."""
+        return {True: "held", False: "did not hold", None: "undecided"}[self.is_supported]
 
 
-class Table(NamedTuple):
-    """Rows of text and numbers under a head."""
+class ResultTable(NamedTuple):
+    """Table of text and numbers with a header row."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str | float | int]]
-    about: str = ""
+    caption: str = ""
 
 
-class Plot(NamedTuple):
+class LinePlot(NamedTuple):
     """Curves over a quantity; ``log`` makes equal ratios of that quantity equal distances."""
 
     title: str
     x_label: str
     curves: Sequence[Curve]
-    about: str = ""
+    caption: str = ""
     log: bool = False
     from_zero: bool = False
 
 
-class Dots(NamedTuple):
-    """Designs beside each other: a row each, with one value for every seed (or other repetition)."""
+class DotPlot(NamedTuple):
+    """Values of designs: one row per design, with one value for every seed (or other repetition)."""
 
     title: str
     x_label: str
     rows: Mapping[str, Sequence[float]]
-    about: str = ""
+    caption: str = ""
 
 
-class Front(NamedTuple):
-    """What each choice costs and how far off it is, less is better in both: families of points (name, cost, error).
+class ParetoPlot(NamedTuple):
+    """Cost and error of choices, lower is better in both: families of points (name, cost, error).
 
-    Both axes are logarithmic; an error below ``floor`` is no error but rounding.
+    Both axes are logarithmic; an error below ``floor`` is considered rounding.
     """
 
     title: str
     x_label: str
     y_label: str
     families: Mapping[str, Sequence[tuple[str, float, float]]]
-    about: str = ""
+    caption: str = ""
     floor: float = 1e-7
 
 
-Figure = Plot | Dots | Table | Front
+Figure = LinePlot | DotPlot | ResultTable | ParetoPlot
+_FIGURE_KINDS: dict[type, str] = {
+    LinePlot: "plot",
+    DotPlot: "dots",
+    ResultTable: "table",
+    ParetoPlot: "front",
+}
 
 
 @dataclass
-class Result:
-    """All that an experiment has to say, in the order in which a reader wants it."""
+class ExperimentResult:
+    """Complete result of an experiment, in the order of its page."""
 
     title: str
     lead: str  # the question, in words for a student
     claims: list[Claim]
     figures: Sequence[Figure] = ()
-    method: str = ""  # sizes, steps, seeds: what one needs to know to judge it
+    method: str = ""  # sizes, steps and seeds, to judge the result by
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it; a value that is no number is null."""
+        """JSON-serialisable form; non-finite numbers are null."""
         claims = [{**claim._asdict(), "verdict": claim.verdict} for claim in self.claims]
-        figures = [{"kind": type(figure).__name__.lower(), **figure._asdict()} for figure in self.figures]
+        figures = [{"kind": _FIGURE_KINDS[type(figure)], **figure._asdict()} for figure in self.figures]
         rest = {"title": self.title, "lead": self.lead, "method": self.method}
-        plain: dict[str, Any] = _plain({**rest, "claims": claims, "figures": figures})
+        plain: dict[str, Any] = _to_jsonable({**rest, "claims": claims, "figures": figures})
         return plain
 
 
-def _plain(value: Any) -> Any:
+def _to_jsonable(value: Any) -> Any:
     if isinstance(value, Curve):
-        return {"name": value.name, "points": _plain(value.points)}
+        return {"name": value.name, "points": _to_jsonable(value.points)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _to_jsonable(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(inner) for inner in value]
+        return [_to_jsonable(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

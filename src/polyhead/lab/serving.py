@@ -1,4 +1,4 @@
-"""The same texts served in the same memory: rows reserved whole, one batch after another or in turns, and pages."""
+"""Serve the same texts in the same memory: reserved rows in static or continuous batches, or paged blocks."""
 
 from __future__ import annotations
 
@@ -7,123 +7,145 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from polyhead.cache.page_size import block_for
-from polyhead.errors import UserError
-from polyhead.generate.drawing import Drawing, Drawn
-from polyhead.generate.engine import Engine
-from polyhead.generate.frame import frame
-from polyhead.generate.sampling import Sampling
-from polyhead.lab.clock import quiet_clock, seconds
-from polyhead.lab.subject import Subject
-from polyhead.registry import Choice
+from polyhead.cache.block_size import choose_block_size
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
+from polyhead.generation.decoding.sampling import Sampling
+from polyhead.generation.engine.engine import Engine
+from polyhead.generation.prompt_template import get_prompt_template
+from polyhead.lab.interleaved_timing import pick_clock, time_call
+from polyhead.lab.test_model import ModelUnderTest
 
-NEVER = -1  # a token that no model says: outputs end where the texts did
-BATCHES, RESERVED, PAGES = (
+_NO_EOS = -1  # token id that no model generates: outputs have the length of the texts
+SCHEDULE_BATCHES, SCHEDULE_RESERVED, SCHEDULE_PAGES = (
     "reserved, batch after batch",
     "reserved, joining and leaving",
     "pages, joining and leaving",
 )
-WAYS = (BATCHES, RESERVED, PAGES)
+_SCHEDULES = (SCHEDULE_BATCHES, SCHEDULE_RESERVED, SCHEDULE_PAGES)
 
 
-class Wish(NamedTuple):
-    """What one text asks for: tokens to go on from, how many more, and a source if there is one."""
+class ServeRequest(NamedTuple):
+    """One request: prompt tokens, number of new tokens, and source tokens for a translator."""
 
     prompt: list[int]
-    new: int
+    new_tokens: int
     source: list[int] | None = None
 
     @property
     def length(self) -> int:
         """Tokens that the cache holds at the end."""
-        return len(self.prompt) + self.new
+        return len(self.prompt) + self.new_tokens
 
 
-class Memory(NamedTuple):
-    """Room for so many rows of the longest text, and the block of pages of the same room."""
+class MemoryBudget(NamedTuple):
+    """Memory for ``rows`` rows of the longest text, and the block size of a paged cache of equal memory."""
 
     rows: int
-    longest: int
-    block: int
+    max_len: int
+    block_size: int
 
     @property
-    def blocks(self) -> int:
-        return self.rows * self.longest // self.block
+    def n_blocks(self) -> int:
+        return self.rows * self.max_len // self.block_size
 
 
-class Served(NamedTuple):
-    """How long each way took, and how many texts it had at work."""
+class ServingResult(NamedTuple):
+    """Duration of each schedule, and its mean number of active texts."""
 
-    seconds: dict[str, list[float]]  # of each round
-    rows: dict[str, float]  # texts that are given a token in a step, mean
-    tokens: int  # that were made in a round
-    memory: Memory
+    seconds: dict[str, list[float]]  # by schedule, one per round
+    rows: dict[str, float]  # by schedule, mean number of texts that get a token in a step
+    tokens: int  # new tokens per round
+    memory: MemoryBudget
 
 
-def wishes(given: Subject, n: int, most: int) -> list[Wish]:
-    """The first n texts: the second half of a line after its first, a target after its source; ``most`` tokens at most."""
-    run, tokenizer = given.run, given.run.tokenizer
-    if given.translates:
+def make_requests(subject: ModelUnderTest, n: int, max_len: int) -> list[ServeRequest]:
+    """Requests from the first ``n`` texts, of at most ``max_len`` tokens each.
+
+    The first half of a line is the prompt and its second half is generated, or a target from its source.
+    """
+    run, tokenizer = subject.run, subject.run.tokenizer
+    if subject.is_translator:
         sides, targets = (
-            tokenizer.sides,
-            given.references[:n] or run.translate(given.texts[:n], beam_size=1, truncate=True),
+            tokenizer.seq2seq_template,
+            subject.references[:n] or run.translate(subject.texts[:n], beam_size=1, truncate=True),
         )
-        pairs = zip(tokenizer.encode(given.texts[:n]), tokenizer.target.encode(targets), strict=True)
+        pairs = zip(
+            tokenizer.encode(subject.texts[:n]), tokenizer.target_tokenizer.encode(targets), strict=True
+        )
         return [
-            Wish([sides.start], min(len(b) + 1, most - 1), sides.source(a[: most - sides.most]))
+            ServeRequest(
+                [sides.decoder_start_id],
+                min(len(b) + 1, max_len - 1),
+                sides.encoder_input(a[: max_len - sides.max_special]),
+            )
             for a, b in pairs
         ]
-    read, own = frame(run.recipe, tokenizer), []
-    for ids in tokenizer.encode(given.lines()[: 4 * n]):
-        prompt = read.prompt(ids[: most // 2][: len(ids) // 2])
+    template, requests = get_prompt_template(run.recipe, tokenizer), []
+    for ids in tokenizer.encode(subject.split_lines()[: 4 * n]):
+        prompt = template.build_prompt(ids[: max_len // 2][: len(ids) // 2])
         if len(prompt) > 0 and len(ids) > 1:
-            own.append(Wish(prompt, min(len(ids) - len(ids) // 2, most - len(prompt))))
-    if not own:
+            requests.append(ServeRequest(prompt, min(len(ids) - len(ids) // 2, max_len - len(prompt))))
+    if not requests:
         raise UserError("the text has no line of two tokens or more")
-    return own[:n]
+    return requests[:n]
 
 
-def memory_of(asked: Sequence[Wish], rows: int) -> Memory:
-    """Room for so many rows of the longest."""
-    return Memory(
-        rows, max(wish.length for wish in asked), block_for(statistics.fmean(wish.length for wish in asked))
+def make_memory_budget(workload: Sequence[ServeRequest], rows: int) -> MemoryBudget:
+    """Memory for ``rows`` rows of the longest request."""
+    return MemoryBudget(
+        rows,
+        max(request.length for request in workload),
+        choose_block_size(statistics.fmean(request.length for request in workload)),
     )
 
 
-def serve(model: Any, asked: Sequence[Wish], rows: int, rounds: int) -> Served:
-    """All wishes to their ends, in each way, in turns."""
-    memory, clock = memory_of(asked, rows), quiet_clock()
-    seen: dict[str, float] = {}
-    taken: dict[str, list[float]] = {how: [] for how in WAYS}
+def time_serving(model: Any, workload: Sequence[ServeRequest], rows: int, rounds: int) -> ServingResult:
+    """Serve all requests with each schedule, interleaved."""
+    memory, clock = make_memory_budget(workload, rows), pick_clock()
+    active_rows: dict[str, float] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in _SCHEDULES}
 
-    def run(how: str) -> None:
-        engine = Engine(model, max_len=memory.longest, **settings(how, memory))
-        seen[how] = through(engine, asked, memory.rows if how == BATCHES else len(asked))
+    def serve_once(schedule: str) -> None:
+        engine = Engine(model, max_len=memory.max_len, **make_engine_settings(schedule, memory))
+        active_rows[schedule] = serve_in_batches(
+            engine, workload, memory.rows if schedule == SCHEDULE_BATCHES else len(workload)
+        )
 
     for turn in range(rounds):
-        for how in WAYS[turn % 3 :] + WAYS[: turn % 3]:
-            taken[how].append(seconds(partial(run, how), clock))
-    return Served(taken, seen, sum(wish.new for wish in asked), memory)
+        for name in _SCHEDULES[turn % 3 :] + _SCHEDULES[: turn % 3]:
+            seconds[name].append(time_call(partial(serve_once, name), clock))
+    return ServingResult(seconds, active_rows, sum(request.new_tokens for request in workload), memory)
 
 
-def settings(how: str, memory: Memory) -> dict[str, Any]:
-    """The engine of each way: so many rows, or so many pages."""
-    if how == PAGES:
-        return {"cache": Choice("paged", block=memory.block, blocks=memory.blocks)}
-    return {"cache": Choice("static"), "rows": memory.rows}
+def make_engine_settings(schedule: str, memory: MemoryBudget) -> dict[str, Any]:
+    """Engine settings of a schedule: a number of rows, or a number of blocks."""
+    if schedule == SCHEDULE_PAGES:
+        return {"cache": Choice("paged", block_size=memory.block_size, max_blocks=memory.n_blocks)}
+    return {"cache": Choice("static"), "max_num_seqs": memory.rows}
 
 
-def through(engine: Engine, asked: Sequence[Wish], together: int) -> float:
-    """Serve so many wishes together until the last of them has ended, then the next; how many are given a token in a step."""
-    rule, steps = Drawing(Sampling(temperature=0.0), NEVER), 0
-    for first in range(0, len(asked), together):
+def serve_in_batches(engine: Engine, workload: Sequence[ServeRequest], batch_size: int) -> float:
+    """Serve requests in batches, each until its last request ends; return the mean number of texts per step.
+
+    Only texts that get a token in a step are counted.
+    """
+    rule, steps = SamplingStrategy(Sampling(temperature=0.0), _NO_EOS), 0
+    for first in range(0, len(workload), batch_size):
         requests = [
-            engine.submit(wish.prompt, Drawn(rule, wish.prompt, wish.new, first=i), source=wish.source)
-            for i, wish in enumerate(asked[first : first + together])
+            engine.submit(
+                item.prompt,
+                SampledSequences(rule, item.prompt, item.new_tokens, row_offset=i),
+                source=item.source,
+            )
+            for i, item in enumerate(workload[first : first + batch_size])
         ]
         while not engine.idle:
             engine.step()
             steps += 1
-        for request, wish in zip(requests, asked[first:], strict=False):
-            assert len(request.result()[0].tokens) == wish.new, "a text is not as long as it was wished"
-    return sum(wish.new for wish in asked) / steps
+        for request, item in zip(requests, workload[first:], strict=False):
+            assert len(request.result()[0].tokens) == item.new_tokens, (
+                "a text is not as long as it was wished"
+            )
+    return sum(item.new_tokens for item in workload) / steps

@@ -1,4 +1,4 @@
-"""From a config to a module."""
+"""Build a model from a config."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from typing import Any
 
 import torch
 
-from polyhead.calls import told
-from polyhead.config import ModelConfig, ModelSection
-from polyhead.errors import UserError, check_whole, show, unknown
+from polyhead.config.model import ModelConfig, ModelSpec
+from polyhead.config.presets import PRESETS
+from polyhead.core.errors import UserError, check_int, format_value, unknown_name_error
+from polyhead.core.registry import INIT
+from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.models.causal_lm import CausalLM
-from polyhead.models.detector import Detector
-from polyhead.models.masked_lm import Classifier, Embedder, MaskedLM, PairLM
+from polyhead.models.masked_lm import Classifier, MaskedLM, NSPModel, SentenceEncoder
+from polyhead.models.replaced_token_detector import ReplacedTokenDetector
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.presets import PRESETS
-from polyhead.registry import INIT
 
-SEEDS = -(2**63), 2**64 - 1  # those that torch takes
-Model = Seq2Seq | CausalLM | MaskedLM | Classifier | Embedder | Detector
+_SEED_RANGE = -(2**63), 2**64 - 1  # accepted by torch.manual_seed
+Model = Seq2Seq | CausalLM | MaskedLM | Classifier | SentenceEncoder | ReplacedTokenDetector
 
 
-ABLE = {
+CAPABILITIES = {
     "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
     "decoder": ("a language model", "generate, eval, score, embed or attend"),
     "encoder": ("an encoder", "fill-mask, embed, eval or attend"),
     "encoder without a head": ("an encoder without a head", "embed or attend"),
     "classifier": ("a classifier", "classify, embed, eval or attend"),
 }
-"""What a model of each kind is called, and the verbs that use it."""
+"""For each kind of model, its name in messages and the verbs that accept it."""
 
 
-def kind_of(config: ModelConfig) -> str:
-    """As the config says, and "classifier" for an encoder that tells classes."""
+def get_model_kind(config: ModelConfig) -> str:
+    """The kind of a config, or "classifier" for an encoder with labels."""
     return "classifier" if config.labels else config.kind
 
 
-def check_able(config: ModelConfig, kinds: Sequence[str]) -> None:
-    """A run's kind is one of those that are wanted, or a UserError says what it can do instead."""
-    kind = kind_of(config)
+def check_model_kind(config: ModelConfig, kinds: Sequence[str]) -> None:
+    """Raise a UserError that names the usable verbs, unless the kind of the model is one of ``kinds``."""
+    kind = get_model_kind(config)
     if kind not in kinds:
-        own, able = ABLE[kind if config.head or kind != "encoder" else "encoder without a head"]
-        taken = " or ".join(ABLE[wanted][0] for wanted in kinds)
-        raise UserError(f"this takes {taken}, and the run is {own}: use {able}")
+        name, verbs = CAPABILITIES[kind if config.head or kind != "encoder" else "encoder without a head"]
+        accepted = " or ".join(CAPABILITIES[accepted_kind][0] for accepted_kind in kinds)
+        raise UserError(f"this takes {accepted}, and the run is {name}: use {verbs}")
 
 
 def model_class(config: ModelConfig) -> type[Model]:
-    """What a config describes: the model of its kind; an encoder may have a vocabulary, classes, replaced tokens or nothing to score."""
+    """The model class of a config; for an encoder by its head: LM, classes, replaced tokens or none."""
     if config.kind == "encoder-decoder":
         return Seq2Seq
     if config.kind == "decoder":
@@ -54,22 +54,22 @@ def model_class(config: ModelConfig) -> type[Model]:
     if config.labels:
         return Classifier
     if config.generator:
-        return Detector
+        return ReplacedTokenDetector
     if not config.head:
-        return Embedder
-    return PairLM if config.pairs else MaskedLM
+        return SentenceEncoder
+    return NSPModel if config.pairs else MaskedLM
 
 
-@told
+@strict_kwargs
 def build(config: ModelConfig | Mapping[str, Any], seed: int | None = None) -> Any:
-    """The model that config describes, of the class of its kind, initialised as it says.
+    """Build the model of a config and initialise its weights.
 
-    A mapping is the keys of a ModelConfig. The same seed gives the same weights.
+    A mapping is taken as the keys of a ModelConfig. The same seed gives the same weights.
     """
-    config = _read(config)
+    config = _to_model_config(config)
     if seed is not None:
-        check_whole("seed", seed)
-        if not SEEDS[0] <= seed <= SEEDS[1]:
+        check_int("seed", seed)
+        if not _SEED_RANGE[0] <= seed <= _SEED_RANGE[1]:
             raise UserError(f"seed is {seed}; wanted one that has 64 bits")
         torch.manual_seed(seed)
     model = model_class(config)(config)
@@ -77,26 +77,26 @@ def build(config: ModelConfig | Mapping[str, Any], seed: int | None = None) -> A
     return model
 
 
-def _read(given: object) -> ModelConfig:
-    """The config that is given, or that a mapping of its keys makes; what else comes is a UserError."""
-    if isinstance(given, ModelConfig):
-        return given
-    if isinstance(given, Mapping):
-        return ModelConfig(**{str(key): value for key, value in given.items()})
-    if isinstance(given, ModelSection):
+def _to_model_config(config: object) -> ModelConfig:
+    """Convert a mapping to a ModelConfig; anything else that is not one is a UserError."""
+    if isinstance(config, ModelConfig):
+        return config
+    if isinstance(config, Mapping):
+        return ModelConfig(**{str(key): value for key, value in config.items()})
+    if isinstance(config, ModelSpec):
         raise UserError(
             "build wants a ModelConfig; the model of a recipe becomes one by with_vocabulary(vocab_size)"
         )
-    if isinstance(given, str):
-        known = f"{show(given)} is none"
-        if given in PRESETS:
-            known = f"{show(given)} becomes one as ModelConfig(preset={given!r}, vocab_size=...)"
+    if isinstance(config, str):
+        known = f"{format_value(config)} is none"
+        if config in PRESETS:
+            known = f"{format_value(config)} becomes one as ModelConfig(preset={config!r}, vocab_size=...)"
         raise UserError(f"build wants a ModelConfig; {known}")
-    raise UserError(f"build wants a ModelConfig, or its keys as a mapping, got {type(given).__name__}")
+    raise UserError(f"build wants a ModelConfig, or its keys as a mapping, got {type(config).__name__}")
 
 
-def preset(name: str, vocab_size: int, **changes: Any) -> ModelConfig:
-    """The config of a model of the literature (``polyhead sizes`` lists them), with changes."""
+def preset_config(name: str, vocab_size: int, **changes: Any) -> ModelConfig:
+    """The config of a published model (``polyhead sizes`` lists them), with changes."""
     if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
+        raise unknown_name_error("preset", name, PRESETS)
     return ModelConfig.model_validate({"preset": name, "vocab_size": vocab_size, **changes})

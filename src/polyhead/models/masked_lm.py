@@ -1,27 +1,31 @@
-"""Encoder-only Transformers: for masked tokens, for classes, for vectors."""
+"""Encoder-only Transformers: masked language models, classifiers and sentence encoders."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from polyhead.config import ModelConfig
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.registry import NORM, POOLING
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding
-from polyhead.nn.feed_forward.layers import ACTIVATIONS
-from polyhead.nn.head import Head
-from polyhead.nn.pooling import DenseMap, biased
+from polyhead.nn.feed_forward.mlp import MLP_ACTIVATIONS
+from polyhead.nn.lm_head import Head
+from polyhead.nn.pooling import DenseMap, has_transform_bias
 from polyhead.nn.stack import build_stack
-from polyhead.registry import NORM, POOLING, Choice
 
 
 class Encoder(nn.Module):
-    """Every token sees all of its row, and becomes a vector (Devlin et al., 2018); with ``causal`` what is before it alone."""
+    """Bidirectional encoder: every token attends to its whole row (Devlin et al., 2018).
+
+    With ``causal`` it attends only to itself and earlier tokens.
+    """
 
     def __init__(self, config: ModelConfig, embedding: Embedding | None = None) -> None:
         super().__init__()
         if embedding is None:
-            position = config.common_position(causal=config.causal)
-            embedding = Embedding.of(
+            position = config.build_common_position(causal=config.causal)
+            embedding = Embedding.from_config(
                 config, nn.Embedding(config.vocab_size, config.embedding_width), position
             )
         self.embedding = embedding
@@ -30,13 +34,13 @@ class Encoder(nn.Module):
         )
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """(B, T) -> (B, T, C). Position -1 marks padding; None means whole rows."""
+        """(B, T) -> (B, T, C). Position -1 marks padding; None means full rows."""
         out: Tensor = self.stack(self.embedding(tokens, pos, segments), pos)
         return out
 
 
 class MaskedLM(nn.Module):
-    """An encoder that says which tokens stood where some were hidden (Devlin et al., 2018, sec. 3.1)."""
+    """An encoder that predicts masked tokens (Devlin et al., 2018, sec. 3.1)."""
 
     def __init__(self, config: ModelConfig, embedding: Embedding | None = None) -> None:
         super().__init__()
@@ -44,32 +48,34 @@ class MaskedLM(nn.Module):
         self.encoder = Encoder(config, embedding)
         self.transform = None
         if config.head_activation != "none":
-            self.transform = nn.Linear(config.d_model, config.embedding_width, bias=biased(config))
-            self.activation = ACTIVATIONS[config.head_activation]()
+            self.transform = nn.Linear(
+                config.d_model, config.embedding_width, bias=has_transform_bias(config)
+            )
+            self.activation = MLP_ACTIVATIONS[config.head_activation]()
             self.transform_norm = NORM.build(config.norm, config.embedding_width)
-        self.head = Head.of(config, self.encoder.embedding.token)
+        self.head = Head.from_config(config, self.encoder.embedding.token)
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """(B, T) -> logits (B, T, V) of the token at each place itself."""
+        """(B, T) -> logits (B, T, V) of the token at each position itself."""
         logits: Tensor = self.head(self.features(tokens, pos, segments))
         return logits
 
     def features(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """What the head reads, as wide as the embeddings: (B, T) -> (B, T, E)."""
-        return self.transformed(self.encoder(tokens, pos, segments), pos)
+        """The input of the LM head, as wide as the embeddings: (B, T) -> (B, T, E)."""
+        return self.apply_transform(self.encoder(tokens, pos, segments), pos)
 
-    def transformed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
-        """The encoder's output as the head reads it: (..., C) -> (..., E), token by token."""
+    def apply_transform(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """The head's transform of the encoder's output, token by token: (..., C) -> (..., E)."""
         if self.transform is None:
             return x
         out: Tensor = self.transform_norm(self.activation(self.transform(x)), pos)
         return out
 
 
-class PairLM(MaskedLM):
-    """One that learned beside it which texts follow others, from their vectors: W tanh(U x_1 + b) + c (Devlin et al., 2018, sec. 3.1).
+class NSPModel(MaskedLM):
+    """A masked LM with a next-sentence head, W tanh(U x_1 + b) + c (Devlin et al., 2018, sec. 3.1).
 
-    Nothing is trained so here; a classifier that begins with it takes the pooler, U and b.
+    Nothing here trains that head; a classifier initialised from it takes the pooler, U and b.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -79,7 +85,7 @@ class PairLM(MaskedLM):
 
 
 class Classifier(nn.Module):
-    """An encoder that tells classes of texts apart (Devlin et al., 2018, sec. 4.1)."""
+    """An encoder with a classification head (Devlin et al., 2018, sec. 4.1)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -96,10 +102,10 @@ class Classifier(nn.Module):
         return logits
 
 
-class Embedder(nn.Module):
-    """An encoder alone: a vector for each token, and one for the text if the config names a pooling.
+class SentenceEncoder(nn.Module):
+    """An encoder without a head: a vector per token, and one per text if the config has a pooling.
 
-    That of a text, whichever way it is pooled, goes through the maps of ``dense`` (Reimers & Gurevych, 2020).
+    The pooled vector goes through the maps of ``dense`` (Reimers & Gurevych, 2020).
     """
 
     def __init__(self, config: ModelConfig) -> None:

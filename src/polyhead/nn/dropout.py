@@ -1,4 +1,4 @@
-"""Dropout whose mask costs a quarter: one random byte an element instead of one float."""
+"""Dropout with one random byte per element instead of one float, at a quarter of the cost."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyhead.errors import UserError
+from polyhead.core.errors import UserError
 
-COARSEST = 1 / 32  # 8 of the 256 values of a byte
+_MIN_BYTE_RATE = 1 / 32  # 8 of the 256 values of a byte
 
 
 class Dropout(nn.Module):
     """Zero each element with probability p, scale the rest by 1 / (1 - p) (Srivastava et al., 2014).
 
-    On a CPU p is rounded to the nearest 1/256, so that eight draws come from one 64-bit random number; the scale uses
-    the rounded rate, so the expectation is exact. Below 1/32 and above 31/32 that could change how much is dropped,
-    or kept, by more than a sixteenth, so p is exact there, as on other devices, at one random float an element.
+    On a CPU p is rounded to the nearest 1/256, so that one 64-bit random number gives eight samples; the
+    scale uses the rounded rate, so the expectation is exact. Below 1/32 and above 31/32, where rounding could
+    change the rate of dropped or of kept elements by more than a sixteenth, and on other devices, p is exact,
+    at one random float per element.
     """
 
     def __init__(self, p: float) -> None:
@@ -29,28 +30,28 @@ class Dropout(nn.Module):
         """Any shape -> the same."""
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu" or min(self.p, 1 - self.p) < COARSEST:
+        if x.device.type != "cpu" or min(self.p, 1 - self.p) < _MIN_BYTE_RATE:
             return F.dropout(x, self.p)
         threshold = round(self.p * 256)
         words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)
         # random_() with no bounds leaves the sign bit 0, so draw from the full range
-        drawn = words.random_(-(2**63), None).view(torch.uint8)[: x.numel()].view(x.shape)
-        return _Masked.apply(x, drawn >= threshold, 256 / (256 - threshold))
+        random_bytes = words.random_(-(2**63), None).view(torch.uint8)[: x.numel()].view(x.shape)
+        return _DropoutFunction.apply(x, random_bytes >= threshold, 256 / (256 - threshold))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
 
 
-class _Masked(torch.autograd.Function):
-    """x * kept * scale, remembering one byte an element."""
+class _DropoutFunction(torch.autograd.Function):
+    """x * keep_mask * scale, saving one byte per element for the backward pass."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, kept: Tensor, scale: float) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(kept)
+    def forward(ctx, x: Tensor, keep_mask: Tensor, scale: float) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(keep_mask)
         ctx.scale = scale
-        return (x * scale).mul_(kept)
+        return (x * scale).mul_(keep_mask)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
-        (kept,) = ctx.saved_tensors
-        return (grad * ctx.scale).mul_(kept), None, None
+        (keep_mask,) = ctx.saved_tensors
+        return (grad * ctx.scale).mul_(keep_mask), None, None

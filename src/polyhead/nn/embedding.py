@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from polyhead.config import ModelSection
-from polyhead.errors import UserError
+from polyhead.config.model import ModelSpec
+from polyhead.core.errors import UserError
+from polyhead.core.option_types import resolve_factor
+from polyhead.core.registry import NORM
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.position.base import Position
-from polyhead.ranges import factor_of
-from polyhead.registry import NORM
 
 
 class Embedding(nn.Module):
-    """Tokens to vectors, scaled, with positions and dropout (Vaswani et al., 2017, sec. 3.4).
+    """Token embeddings, scaled, with positions and dropout (Vaswani et al., 2017, sec. 3.4).
 
-    Where the config says so, with a vector for the segment of each token (Devlin et al., 2018, figure 2) and a norm.
-    Embeddings of E numbers are taken to those of the model by a linear map: that of a decoder behind the tokens alone
-    (Zhang et al., 2022, OPT of 350 M), that of an encoder behind all of these (Lan et al., 2019, sec. 3.1).
+    Optionally with segment embeddings (Devlin et al., 2018, figure 2) and a norm. If the embedding width E
+    differs from d_model, a linear map follows: in a decoder on the token embeddings alone (Zhang et al.,
+    2022, OPT of 350 M), in an encoder on the result (Lan et al., 2019, sec. 3.1).
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Embedding(nn.Module):
         self.token_proj, self.segment, self.norm, self.proj = token_proj, segment, norm, proj
 
     @classmethod
-    def of(cls, config: ModelSection, token: nn.Embedding, position: Position) -> Embedding:
-        """As the config says."""
-        width, summed = config.embedding_width, config.summed_width
+    def from_config(cls, config: ModelSpec, token: nn.Embedding, position: Position) -> Embedding:
+        """Build from a config."""
+        width, summed = config.embedding_width, config.position_width
         segment = nn.Embedding(config.segments, summed) if config.segments else None
         norm = NORM.build(config.norm, summed) if config.embedding_norm else None
-        scale = factor_of(config.scale_embedding, width**0.5)
+        scale = resolve_factor(config.scale_embedding, width**0.5)
         token_proj = proj = None
         if config.d_embedding is not None and config.kind == "decoder":
             token_proj = nn.Linear(width, summed, bias=False)
@@ -50,7 +50,7 @@ class Embedding(nn.Module):
         return cls(token, position, scale, config.dropout, segment, norm, token_proj, proj)
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """(B, T) -> (B, T, C); segments (B, T) count from 0, and None stands for the first alone."""
+        """(B, T) -> (B, T, C); segments (B, T) count from 0, and None means all 0."""
         x = self.token(tokens) * self.scale
         x = x if self.token_proj is None else self.token_proj(x)
         if self.segment is not None:

@@ -1,7 +1,7 @@
-"""Feature maps phi of linear attention, (..., D) -> (..., P): phi(q) . phi(k) is what it takes for exp(q . k).
+"""Feature maps phi of linear attention, (..., D) -> (..., P): phi(q) . phi(k) replaces exp(q . k).
 
-A map of one's own is a function as well, ``my_pkg.mine:map``; no feature should be negative, for the sum of the
-products divides.
+A custom map is a function as well, ``my_pkg.mine:map``; features must not be negative, since attention
+divides by the sum of the products.
 """
 
 from __future__ import annotations
@@ -13,40 +13,41 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyhead.registry import FEATURE_MAP
+from polyhead.core.registry import FEATURE_MAP
 
 
 @FEATURE_MAP.register("elu")
-def elu(x: Tensor) -> Tensor:
-    """The plain one: above 0 everywhere, so no feature and no gradient dies.
+def elu_features(x: Tensor) -> Tensor:
+    """The default: positive everywhere, so no feature and no gradient vanishes.
 
     Equation: phi(x) = elu(x) + 1, P = D
     Paper: Katharopoulos et al., 2020, eq. 7
-    When: a good first choice, and the one to take with rope
+    When: a good first choice, and the one to combine with rope
     """
-    features: Tensor = _Elu.apply(x)
+    features: Tensor = _EluFunction.apply(x)
     return features
 
 
 @FEATURE_MAP.register("relu")
-def relu(x: Tensor) -> Tensor:
-    """Sparse features: cheap, but those at 0 get no gradient, and a query may match no key at all.
+def relu_features(x: Tensor) -> Tensor:
+    """Sparse features: cheap, but zeros get no gradient, and a query may match no key at all.
 
     Equation: phi(x) = max(0, x), P = D
-    Paper: Katharopoulos et al., 2020, sec. 3.2.1, where elu is preferred to it
-    When: to compare with
+    Paper: Katharopoulos et al., 2020, sec. 3.2.1, which prefers elu
+    When: for comparison
     """
     return F.relu(x)
 
 
 @FEATURE_MAP.register("square")
-def square(x: Tensor) -> Tensor:
+def square_features(x: Tensor) -> Tensor:
     """All products of two features, which make the polynomial kernel of degree 2 linear.
 
-    A product of two different features stands for both its orders, hence its weight sqrt(2). Vectors at right angles are
-    not similar at all, so a row's first queries may find nothing but rounding to divide: give attention eps: 1 with it.
+    A product of two different features counts for both orders, hence its weight sqrt(2). Orthogonal vectors
+    have similarity 0, so the first queries of a row may divide mere rounding errors: use eps: 1 in attention
+    with it.
 
-    Equation: phi(x) = (x_i^2, sqrt(2) x_i x_j for i < j), P = D (D + 1) / 2, so that phi(x) . phi(y) = (x . y)^2
+    Equation: phi(x) = (x_i^2, sqrt(2) x_i x_j for i < j), P = D (D + 1) / 2; phi(x) . phi(y) = (x . y)^2
     Paper: Katharopoulos et al., 2020, sec. 3.2.1
     When: sharper weights are worth (D + 1) / 2 times the state and the work
     Recipe: model: {attention: {name: linear, feature_map: square, eps: 1.0}}
@@ -56,8 +57,8 @@ def square(x: Tensor) -> Tensor:
     return x[..., i] * x[..., j] * weight
 
 
-class _Elu(torch.autograd.Function):
-    """max(x, 0) + exp(min(x, 0)), for elu(x) + 1 rounds what is below -16 to 0; autograd keeps what it gives alone."""
+class _EluFunction(torch.autograd.Function):
+    """max(x, 0) + exp(min(x, 0)): elu(x) + 1 would round to 0 below -16; backward needs only the output."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Initial weights. They are drawn after ``torch.manual_seed(train.seed)``: the same seed gives the same model.
+"""Weight initialisation, seeded by ``torch.manual_seed(train.seed)``: the same seed gives the same model.
 
-Whatever is chosen, matrices on the state of a recurrent layer are orthogonal (Saxe et al., 2014), so that what is kept
-keeps its length, and the forget gate of an LSTM has bias 1, so that it keeps (Jozefowicz et al., 2015).
+For every scheme, recurrent state matrices are orthogonal (Saxe et al., 2014), which preserves the norm of the
+state, and the forget gate of an LSTM has bias 1, so that it remembers at first (Jozefowicz et al., 2015).
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from polyhead.config import ModelConfig
-from polyhead.nn.head import Head
-from polyhead.nn.position.learned import Learned
+from polyhead.config.model import ModelConfig
+from polyhead.core.option_types import PositiveFloat
+from polyhead.core.registry import INIT
+from polyhead.nn.lm_head import Head
+from polyhead.nn.position.learned import LearnedPosition
 from polyhead.nn.stack import Stack
-from polyhead.ranges import Above0
-from polyhead.registry import INIT
 
 
 @INIT.register("xavier")
-def xavier(model: nn.Module, config: ModelConfig, *, gain: Above0 = 1.0) -> None:
-    """Uniform matrices whose bound keeps the variance of signals and gradients alike; biases 0.
+def xavier_init(model: nn.Module, config: ModelConfig, *, gain: PositiveFloat = 1.0) -> None:
+    """Uniform matrices whose bound preserves the variance of activations and gradients; biases 0.
 
-    Embeddings are normal with variance 1/E, E being their width, so that with ``model.scale_embedding`` they have variance 1. The recipe of
-    the original Transformer's implementations and the default.
+    Embeddings are normal with variance 1/E for width E, so that with ``model.scale_embedding`` they have
+    variance 1. The scheme of the original Transformer's implementations and the default.
 
     Equation: W ~ U(-a, a),  a = gain √(6 / (n_in + n_out))
     Paper: Glorot & Bengio, 2010
@@ -31,50 +31,52 @@ def xavier(model: nn.Module, config: ModelConfig, *, gain: Above0 = 1.0) -> None
     Options:
       gain: factor on the bound
     """
-    _fill(model, lambda w: nn.init.xavier_uniform_(w, gain), config.embedding_width**-0.5)
+    _init_weights(model, lambda w: nn.init.xavier_uniform_(w, gain), config.embedding_width**-0.5)
 
 
 @INIT.register("normal")
-def normal(model: nn.Module, config: ModelConfig, *, std: Above0 = 0.02) -> None:
-    """Normal matrices and embeddings of one small spread; biases 0.
+def normal_init(model: nn.Module, config: ModelConfig, *, std: PositiveFloat = 0.02) -> None:
+    """Normal matrices and embeddings with one small standard deviation; biases 0.
 
-    The projections that feed the residual stream (``o_proj``, ``down_proj``) are divided by √(2N) for a stack of N layers,
-    so that its variance does not grow with depth.
+    The projections into the residual stream (``o_proj``, ``down_proj``) are divided by √(2N) in a stack of N
+    layers, so that its variance does not grow with depth.
 
     Equation: W ~ N(0, std²)
     Paper: Radford et al., 2019
-    When: to build as GPT-2 and BERT do
+    When: models like GPT-2 and BERT
     Recipe: model: {init: normal, scale_embedding: false}
     Options:
       std: standard deviation
     """
-    _fill(model, lambda w: nn.init.normal_(w, std=std), std)
+    _init_weights(model, lambda w: nn.init.normal_(w, std=std), std)
     for stack in (module for module in model.modules() if isinstance(module, Stack)):
         for name, weight in stack.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 weight.data.div_((2 * len(stack.layers)) ** 0.5)
 
 
-def _fill_recurrent(module: nn.RNNBase, matrix: Callable[[Tensor], object]) -> None:
-    """Matrices on the input as any other, those on the state orthogonal, biases zero, but 1 for an LSTM's forget gate."""
+def _init_recurrent(module: nn.RNNBase, init_matrix: Callable[[Tensor], object]) -> None:
+    """Initialise an RNN: input matrices as usual, state matrices orthogonal, biases 0, forget gates 1."""
     for name, weight in module.named_parameters():
         if weight.ndim == 1:
             nn.init.zeros_(weight)
         for gate in weight.split(module.hidden_size) if weight.ndim == 2 else ():
-            nn.init.orthogonal_(gate) if name.startswith("weight_hh") else matrix(gate)
+            nn.init.orthogonal_(gate) if name.startswith("weight_hh") else init_matrix(gate)
     if isinstance(module, nn.LSTM):
         nn.init.ones_(module.get_parameter("bias_ih_l0").chunk(4)[1])  # gates i, f, g, o
 
 
-def _fill(model: nn.Module, matrix: Callable[[Tensor], object], embedding_std: float) -> None:
-    done: set[int] = set()
+def _init_weights(model: nn.Module, init_matrix: Callable[[Tensor], object], embedding_std: float) -> None:
+    initialized: set[int] = set()
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Conv1d)):
-            matrix(module.weight)
+            init_matrix(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.RNNBase):
-            _fill_recurrent(module, matrix)
-        elif isinstance(module, (nn.Embedding, Learned, Head)) and id(module.weight) not in done:
+            _init_recurrent(module, init_matrix)
+        elif (
+            isinstance(module, (nn.Embedding, LearnedPosition, Head)) and id(module.weight) not in initialized
+        ):
             nn.init.normal_(module.weight, std=embedding_std)
-            done.add(id(module.weight))  # the head may be an embedding
+            initialized.add(id(module.weight))  # the LM head may be tied to an embedding

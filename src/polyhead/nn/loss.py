@@ -1,4 +1,4 @@
-"""Cross-entropy as sums, straight from features, so that the logits of a whole batch never exist."""
+"""Cross-entropy as sums, computed in chunks so that the logits of a whole batch are never stored."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyhead.nn.head import Head
+from polyhead.nn.lm_head import Head
 
-IGNORED = -100  # a label that does not count
-CHUNK = 512  # rows of logits that exist at a time
+IGNORE_INDEX = -100  # label of positions without loss
+LOGITS_CHUNK = 512  # rows of logits stored at a time
 
 
 class Loss(NamedTuple):
@@ -23,33 +23,33 @@ class Loss(NamedTuple):
 
 
 def cross_entropy(
-    features: Tensor, head: Head, labels: Tensor, smoothing: float = 0.0, chunk: int = CHUNK
+    features: Tensor, head: Head, labels: Tensor, smoothing: float = 0.0, chunk: int = LOGITS_CHUNK
 ) -> Loss:
     """Label-smoothed cross-entropy of softmax(head(features)) (Szegedy et al., 2016).
 
-    features (..., C), labels (...) with -100 where nothing is asked. Smoothing e gives the
-    label 1 - e + e/V and every other token e/V. Only ``chunk`` rows of logits exist at a time: the gradient
-    is taken in the forward pass, where the probabilities already are.
+    features (..., C), labels (...) with -100 at positions to ignore. Smoothing e gives the label 1 - e + e/V
+    and every other token e/V. Only ``chunk`` rows of logits are stored at a time: gradients are computed in
+    the forward pass, where the probabilities are available.
     """
-    asked = labels.flatten() != IGNORED
-    features, labels = head.scaled(features.flatten(0, -2)[asked]), labels.flatten()[asked]
-    learning = torch.is_grad_enabled()
-    total, nll = _Chunked.apply(
-        features, head.weight, head.bias, labels, head.softcap, smoothing, chunk, learning
+    has_label = labels.flatten() != IGNORE_INDEX
+    features, labels = head.scale_input(features.flatten(0, -2)[has_label]), labels.flatten()[has_label]
+    needs_grad = torch.is_grad_enabled()
+    total, nll = _ChunkedCrossEntropy.apply(
+        features, head.weight, head.bias, labels, head.softcap, smoothing, chunk, needs_grad
     )
     return Loss(total, nll, len(labels))
 
 
-def classification(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
-    """Label-smoothed cross-entropy over classes: logits (B, L), labels (B,) with -100 where nothing is asked."""
-    asked = labels != IGNORED
-    log_p, labels = logits[asked].log_softmax(-1, dtype=torch.float32), labels[asked]
+def classification_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
+    """Label-smoothed cross-entropy over classes: logits (B, L), labels (B,) with -100 for rows to ignore."""
+    has_label = labels != IGNORE_INDEX
+    log_p, labels = logits[has_label].log_softmax(-1, dtype=torch.float32), labels[has_label]
     nll = -log_p.gather(1, labels[:, None]).sum()
     total = (1 - smoothing) * nll - smoothing * log_p.mean(-1).sum() if smoothing else nll
     return Loss(total, nll.detach(), len(labels))
 
 
-class _Chunked(torch.autograd.Function):
+class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -60,14 +60,14 @@ class _Chunked(torch.autograd.Function):
         softcap: float | None,
         smoothing: float,
         chunk: int,
-        learning: bool,
+        needs_grad: bool,
     ) -> tuple[Tensor, Tensor]:
         vocab_size, dtype = len(weight), _compute_dtype(features)
         w = weight.detach().to(dtype)
-        wants = learning and any(ctx.needs_input_grad)
-        d_features = torch.empty_like(features) if wants else None
-        own = learning and ctx.needs_input_grad[1]  # the head's own weights learn: they may be frozen
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if own else None
+        features_need_grad = needs_grad and any(ctx.needs_input_grad)
+        d_features = torch.empty_like(features) if features_need_grad else None
+        weight_needs_grad = needs_grad and ctx.needs_input_grad[1]  # the head's weights may be frozen
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if weight_needs_grad else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         total, nll = (torch.zeros((), dtype=torch.float32, device=features.device) for _ in range(2))
         for at in range(0, len(labels), chunk):
@@ -76,13 +76,15 @@ class _Chunked(torch.autograd.Function):
             if bias is not None:
                 scores += bias
             if softcap is not None:
-                bounded = torch.tanh_(scores / softcap)
-                scores = softcap * bounded
+                tanh_scores = torch.tanh_(scores / softcap)
+                scores = softcap * tanh_scores
             log_p = scores.log_softmax(-1)
-            missed = -log_p.gather(1, y).sum()
-            nll += missed
+            chunk_nll = -log_p.gather(1, y).sum()
+            nll += chunk_nll
             total += (
-                (1 - smoothing) * missed - (smoothing / vocab_size) * log_p.sum() if smoothing else missed
+                (1 - smoothing) * chunk_nll - (smoothing / vocab_size) * log_p.sum()
+                if smoothing
+                else chunk_nll
             )
             if d_features is not None:
                 d = log_p.exp_()
@@ -90,7 +92,7 @@ class _Chunked(torch.autograd.Function):
                     d -= smoothing / vocab_size
                 d.scatter_add_(1, y, d.new_full(y.shape, smoothing - 1))
                 if softcap is not None:
-                    d *= 1 - bounded.square_()
+                    d *= 1 - tanh_scores.square_()
                 if d_bias is not None:
                     d_bias += d.sum(0)
                 d = d.to(dtype)

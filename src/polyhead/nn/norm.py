@@ -1,6 +1,6 @@
 """Norms, called with the tokens and their positions: (B, T, C), (B, T) -> (B, T, C).
 
-Where a norm stands in a block, before or after what the sub-layer does, is the business of the residual:
+Where a norm is placed in a block, before or after a sub-layer, is decided by the residual:
 ``model.norm_first`` and ``model.sandwich_norm``.
 """
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from polyhead.errors import UserError
-from polyhead.ranges import AtLeast0
-from polyhead.registry import NORM
+from polyhead.core.errors import UserError
+from polyhead.core.option_types import NonNegativeFloat
+from polyhead.core.registry import NORM
 
 
 @NORM.register("layernorm")
@@ -32,7 +32,7 @@ class LayerNorm(nn.LayerNorm):
       bias: learn β
     """
 
-    def __init__(self, d_model: int, *, eps: AtLeast0 = 1e-5, bias: bool = True) -> None:
+    def __init__(self, d_model: int, *, eps: NonNegativeFloat = 1e-5, bias: bool = True) -> None:
         super().__init__(d_model, eps=eps, bias=bias)
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
@@ -46,23 +46,26 @@ class RMSNorm(nn.Module):
 
     No mean and no bias, so there is less to compute and to learn. The mean square is taken in fp32.
 
-    Equation: y = x / √(mean(x²) + eps) ⊙ γ,  or ⊙ (1 + γ) around one
+    Equation: y = x / √(mean(x²) + eps) ⊙ γ,  or ⊙ (1 + γ) if zero_centered
     Paper: Zhang & Sennrich, 2019, eq. 4
-    When: a good first choice for a new model; that of T5 and Llama
+    When: a good first choice for a new model; used in T5 and Llama
     Options:
       eps: added to the mean square
-      around_one: γ is kept as its distance from 1 and begins at 0, so weight decay pulls the factor to 1 (Gemma, 2024)
+      zero_centered: γ is stored as its distance from 1 and starts at 0, so weight decay pulls the factor to 1
+        (Gemma, 2024)
       weight: learn γ; without, it stays 1 (nanochat, 2025)
     """
 
     def __init__(
-        self, d_model: int, *, eps: AtLeast0 = 1e-6, around_one: bool = False, weight: bool = True
+        self, d_model: int, *, eps: NonNegativeFloat = 1e-6, zero_centered: bool = False, weight: bool = True
     ) -> None:
         super().__init__()
-        if around_one and not weight:
-            raise UserError("around_one of rmsnorm is of a weight that learns; leave it or weight=false out")
-        self.eps, self.around_one = eps, around_one
-        factors = torch.zeros(d_model) if around_one else torch.ones(d_model)
+        if zero_centered and not weight:
+            raise UserError(
+                "zero_centered of rmsnorm is of a weight that learns; leave it or weight=false out"
+            )
+        self.eps, self.zero_centered = eps, zero_centered
+        factors = torch.zeros(d_model) if zero_centered else torch.ones(d_model)
         self.weight: Tensor
         if weight:
             self.weight = nn.Parameter(factors)
@@ -71,34 +74,34 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(..., C) -> (..., C)."""
-        weight = 1 + self.weight if self.around_one else self.weight
+        weight = 1 + self.weight if self.zero_centered else self.weight
         if x.device.type != "cpu" or not torch.is_grad_enabled():
             return nn.functional.rms_norm(x, x.shape[-1:], weight.to(x.dtype), self.eps)
-        out: Tensor = _RMS.apply(x, weight, self.eps)
+        out: Tensor = _RMSNormFunction.apply(x, weight, self.eps)
         return out
 
 
 @NORM.register("batchnorm")
 class BatchNorm(nn.Module):
-    """Centre and scale each feature over all tokens of the batch; at inference by running statistics.
+    """Centre and scale each feature over all tokens of the batch; at inference with running statistics.
 
-    Padding never counts: statistics are those of the tokens that pos shows. In training a token sees the others of its
-    batch through them, later ones too, so a decoder learns with a little of the answer in sight; at inference it sees
-    none. The running variance is the unbiased one, as in PyTorch. Several processes that train together count all their
-    tokens.
+    Padding is excluded. In training, the statistics of a token include the other tokens of its batch, also
+    later ones, so a decoder trains with some information from the targets; at inference it has none. The
+    running variance is the unbiased one, as in PyTorch. In distributed training the statistics are those of
+    all ranks.
 
     Equation: y = (x - μ) / √(σ² + eps) ⊙ γ + β,  μ and σ² of each feature over the batch;
               running ← (1 - momentum) running + momentum · that of the batch
     Paper: Ioffe & Szegedy, 2015
-    When: to compare with, not to use: batches of text differ too much in length and content
+    When: for comparison only: batches of text differ too much in length and content
     Options:
       eps: added to the variance
       momentum: weight of the newest batch in the running statistics
     """
 
-    counts_tokens = True
+    needs_padding_mask = True
 
-    def __init__(self, d_model: int, *, eps: AtLeast0 = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(self, d_model: int, *, eps: NonNegativeFloat = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
         if not 0 < momentum <= 1:
             raise UserError(
@@ -110,46 +113,46 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(d_model))
         self.running_mean: Tensor
         self.running_var: Tensor
-        # a row of numbers, of which other processes have their own: the sum of all; alone they are it
-        self.summed: Callable[[Tensor], Tensor] = _alone
+        # sums a vector over all ranks; the identity in a single process
+        self.all_reduce: Callable[[Tensor], Tensor] = _identity_reduce
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C)."""
-        mean, var = self._statistics(x, pos) if self.training else (self.running_mean, self.running_var)
+        mean, var = self._batch_statistics(x, pos) if self.training else (self.running_mean, self.running_var)
         scale = self.weight * (var + self.eps).rsqrt()
         return x * scale.to(x.dtype) + (self.bias - mean * scale).to(x.dtype)
 
-    def _statistics(self, x: Tensor, pos: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance of the tokens, (C,) each; the running ones follow, with the unbiased variance."""
+    def _batch_statistics(self, x: Tensor, pos: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance of the tokens, (C,) each; updates the running statistics (unbiased)."""
         tokens = x.flatten(0, -2).to(torch.promote_types(x.dtype, torch.float32))
         empty = None if pos is None else (pos < 0).expand(x.shape[:-1]).reshape(-1, 1)
-        there = len(tokens) if empty is None else int((~empty).sum())
-        own = torch.full((1,), there, dtype=tokens.dtype, device=tokens.device)
+        n_tokens = len(tokens) if empty is None else int((~empty).sum())
+        count_tensor = torch.full((1,), n_tokens, dtype=tokens.dtype, device=tokens.device)
         tokens = tokens if empty is None else tokens.masked_fill(empty, 0)
-        sums = self.summed(torch.cat([tokens.sum(0), own]))
+        sums = self.all_reduce(torch.cat([tokens.sum(0), count_tensor]))
         count = int(sums[-1])
-        if count < 2:  # no spread to speak of
+        if count < 2:  # no variance
             return self.running_mean, self.running_var
         mean = sums[:-1] / count
-        off = tokens - mean if empty is None else (tokens - mean).masked_fill(empty, 0)
-        var = self.summed(torch.cat([off.square().sum(0), own]))[:-1] / count
+        centred = tokens - mean if empty is None else (tokens - mean).masked_fill(empty, 0)
+        var = self.all_reduce(torch.cat([centred.square().sum(0), count_tensor]))[:-1] / count
         with torch.no_grad():
             for running, new in ((self.running_mean, mean), (self.running_var, var * (count / (count - 1)))):
-                # a step that is not finite is skipped; what it left here would stay
+                # a non-finite step is skipped by the optimizer, but would stay in the running statistics
                 running.lerp_(torch.where(new.isfinite(), new.to(running.dtype), running), self.momentum)
         return mean, var
 
 
-def _alone(sums: Tensor) -> Tensor:
+def _identity_reduce(sums: Tensor) -> Tensor:
     return sums
 
 
 @NORM.register("none")
 class NoNorm(nn.Module):
-    """No norm: what it is given.
+    """No norm: the identity.
 
     Equation: y = x
-    When: to see what norms are for; deep stacks without one hardly train
+    When: to measure the effect of norms; deep stacks without one hardly train
     """
 
     def __init__(self, d_model: int) -> None:
@@ -160,8 +163,11 @@ class NoNorm(nn.Module):
         return x
 
 
-class _RMS(torch.autograd.Function):
-    """The CPU has no fused kernel for it; written out, autograd keeps four tensors of x's size instead of one."""
+class _RMSNormFunction(torch.autograd.Function):
+    """RMS norm with its own backward pass.
+
+    The CPU has no fused kernel, and autograd would save four tensors of x's size, not one.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,32 +10,39 @@ from polyhead.nn.dropout import Dropout
 
 
 class Residual(nn.Module):
-    """The one place that knows pre-norm from post-norm: x + F(N(x)) or N(x + F(x)) (Xiong et al., 2020).
+    """Residual connection, pre-norm or post-norm: x + F(N(x)) or N(x + F(x)) (Xiong et al., 2020).
 
-    ``after`` is one more norm on what the sub-layer gives, before it is added: with pre-norm the sandwich
-    x + N'(F(N(x))) (Ding et al., 2021), and with no norm before it x + N'(F(x)) (Liu et al., 2022). ``scale`` is a factor on
-    all that is added (Granite 3, 2024).
+    ``sandwich_norm`` is an additional norm on the sub-layer's output: x + N'(F(N(x))) with pre-norm (Ding et
+    al., 2021), and x + N'(F(x)) without a norm before it (Liu et al., 2022). ``scale`` is a factor on the
+    branch (Granite 3, 2024).
     """
 
     def __init__(
         self,
         norm: nn.Module,
-        pre: bool,
+        norm_first: bool,
         dropout: float = 0.0,
-        after: nn.Module | None = None,
+        sandwich_norm: nn.Module | None = None,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.norm, self.pre, self.dropout, self.after = norm, pre, Dropout(dropout), after
+        self.norm, self.norm_first, self.dropout, self.sandwich_norm = (
+            norm,
+            norm_first,
+            Dropout(dropout),
+            sandwich_norm,
+        )
         self.scale = scale
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], pos: Tensor | None = None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C)."""
-        out = x + self.branch(x, sublayer, pos)
-        return out if self.pre else self.norm(out, pos)
+        out = x + self.compute_branch(x, sublayer, pos)
+        return out if self.norm_first else self.norm(out, pos)
 
-    def branch(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], pos: Tensor | None = None) -> Tensor:
-        """What is added to x alone: (B, T, C), (B, T) -> (B, T, C)."""
-        out = sublayer(self.norm(x, pos) if self.pre else x)
-        dropped: Tensor = self.dropout(out if self.after is None else self.after(out, pos))
+    def compute_branch(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], pos: Tensor | None = None
+    ) -> Tensor:
+        """The term added to x: (B, T, C), (B, T) -> (B, T, C)."""
+        out = sublayer(self.norm(x, pos) if self.norm_first else x)
+        dropped: Tensor = self.dropout(out if self.sandwich_norm is None else self.sandwich_norm(out, pos))
         return dropped if self.scale == 1 else self.scale * dropped

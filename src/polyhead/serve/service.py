@@ -1,4 +1,4 @@
-"""One model that is being served: who may come in, what waits, and the way from a request to the model's thread and back."""
+"""One served model: admission control, the request queue, and the way from a request to the engine thread."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from polyhead.errors import UserError
-from polyhead.generate.chat import Chat
-from polyhead.generate.service import Asked
-from polyhead.models.build import ABLE
-from polyhead.registry import Choice
-from polyhead.run import Run
-from polyhead.serve.bodies import Drawing
-from polyhead.serve.card import Card
-from polyhead.serve.driver import Driver
-from polyhead.serve.keys import Keys
-from polyhead.serve.limits import Limits
-from polyhead.serve.meters import Meters
-from polyhead.serve.refusal import Refusal
-from polyhead.serve.talk import Talk, Talks, told
-from polyhead.text.sides import undecided
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.generation.chat import ChatSession
+from polyhead.generation.text_engine import PreparedRequest
+from polyhead.models.build import CAPABILITIES
+from polyhead.run.run import Run
+from polyhead.serve.client_stream import ClientStream, ClientStreams, to_api_error
+from polyhead.serve.engine_thread import EngineThread
+from polyhead.serve.http.auth import ApiKeys
+from polyhead.serve.http.errors import ApiError
+from polyhead.serve.http.limits import Limits
+from polyhead.serve.http.metrics import Metrics
+from polyhead.serve.model_card import Card
+from polyhead.serve.openai.schemas import SamplingParams
+from polyhead.tokenizers.languages import language_error
 
 T = TypeVar("T")
-READERS = 2  # threads that turn text into tokens
-SHORT = 4096  # characters that are tokenized on the spot: handing them to another thread takes longer
-TASKS = {
+TOKENIZER_THREADS = 2  # threads that tokenize texts
+MAX_INLINE_CHARS = 4096  # characters tokenized in the event loop: a hand-over to another thread takes longer
+TASKS_BY_KIND = {
     "encoder-decoder": ["translations", "completions", "score"],
     "decoder": ["completions", "score", "embeddings"],
     "encoder": ["embeddings", "fill-mask"],
@@ -40,47 +40,59 @@ log = logging.getLogger("polyhead.serve")
 
 
 class Service:
-    """A run, the thread that its model lives in, and what is bounded about them."""
+    """A run, the engine thread that owns its model, and the limits of the service."""
 
     def __init__(
         self,
         run: Run,
         name: str,
         limits: Limits,
-        keys: Keys,
+        api_keys: ApiKeys,
         *,
-        strict: bool = False,
+        strict_fields: bool = False,
         deterministic: bool = False,
         chat: Choice | None = None,
         **engine: Any,
     ) -> None:
-        self.run, self.name, self.limits, self.keys, self.strict = run, name, limits, keys, strict
-        self.deterministic, self.created, self.draining = deterministic, int(time.time()), False
+        self.run, self.name, self.limits, self.api_keys, self.strict_fields = (
+            run,
+            name,
+            limits,
+            api_keys,
+            strict_fields,
+        )
+        self.deterministic, self.created_at, self.is_draining = deterministic, int(time.time()), False
         self.kind = run.kind
-        talks = self.kind in ("decoder", "encoder-decoder")
-        self.engine = run.engine(deterministic=deterministic, **engine) if talks else None
-        self.chat = self._chat(chat)
-        self.undecided = undecided(run.tokenizer) if self.kind == "encoder-decoder" else ""
-        unable = dict.fromkeys(("completions", "score"), bool(self.undecided))
-        unable |= {"fill-mask": not run.config.head, "embeddings": len(run.members) > 1}
-        self.tasks = [task for task in TASKS[self.kind] if not unable.get(task)]
+        is_generative = self.kind in ("decoder", "encoder-decoder")
+        self.engine = run.engine(deterministic=deterministic, **engine) if is_generative else None
+        self.chat = self._open_chat_session(chat)
+        self.language_error = language_error(run.tokenizer) if self.kind == "encoder-decoder" else ""
+        unsupported = dict.fromkeys(("completions", "score"), bool(self.language_error))
+        unsupported |= {"fill-mask": not run.config.head, "embeddings": len(run.members) > 1}
+        self.tasks = [task for task in TASKS_BY_KIND[self.kind] if not unsupported.get(task)]
         self.tasks += ["chat/completions", "responses"] if self.chat else []
         if not self.tasks:
             raise UserError(f"{name} can do nothing here: vectors are of one run, not of {len(run.members)}")
-        self.card = Card.of(run, shows_own=not keys)
-        self.meters = Meters()
-        self.driver: Driver | None = None
-        self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="polyhead-read")
-        self._reading = self._gave_way = 0
+        self.card = Card.from_run(run, use_own_samples=not api_keys)
+        self.metrics = Metrics()
+        self.engine_thread: EngineThread | None = None
+        self.tokenizer_pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="polyhead-read")
+        self._num_reading = self._num_preemptions = 0
 
-    def _chat(self, choice: Choice | None) -> Chat | None:
-        """How it converses, if it does; a format that was asked for must fit, one that the run says may turn out not to."""
+    def _open_chat_session(self, choice: Choice | None) -> ChatSession | None:
+        """Open a chat session if the model can chat, else return None.
+
+        An explicitly requested chat format must fit the model (UserError); a format that comes from the run's
+        settings only logs a warning if it does not.
+        """
         if choice is None and (self.run.generation.chat is None or self.kind != "decoder"):
             return None
         if self.kind != "decoder" or self.engine is None:
-            raise UserError(f"--chat: {self.name} is {ABLE[self.kind][0]}; language models alone converse")
+            raise UserError(
+                f"--chat: {self.name} is {CAPABILITIES[self.kind][0]}; language models alone converse"
+            )
         try:
-            return Chat(self.engine, choice or self.run.generation.chat)
+            return ChatSession(self.engine, choice or self.run.generation.chat)
         except UserError as error:
             if choice is not None:
                 raise
@@ -88,84 +100,95 @@ class Service:
             return None
 
     def start(self) -> None:
-        """Begin to work, for the event loop that runs."""
+        """Start the engine thread and register the gauges. Called from within the running event loop."""
         loop = asyncio.get_running_loop()
-        # sums in a batch are rounded as the batch is composed
-        together = 0 if self.deterministic else self.limits.batch
-        self.driver = driver = Driver(self.engine, loop, self.limits.stall, together)
-        driver.start()
-        self.meters.gauge("requests_running", "texts that the model is at", lambda: driver.running)
-        self.meters.gauge("requests_waiting", "texts that wait for their turn", lambda: self.waiting)
-        self.meters.gauge("kv_tokens", "tokens whose keys and values are kept", lambda: driver.held)
+        # the rounding of sums depends on what else is in the batch
+        batch_size = 0 if self.deterministic else self.limits.batch
+        self.engine_thread = engine_thread = EngineThread(
+            self.engine, loop, self.limits.engine_timeout, batch_size
+        )
+        engine_thread.start()
+        self.metrics.add_gauge(
+            "requests_running", "texts that the model is at", lambda: engine_thread.num_running
+        )
+        self.metrics.add_gauge("requests_waiting", "texts that wait for their turn", lambda: self.num_waiting)
+        self.metrics.add_gauge(
+            "kv_tokens", "tokens whose keys and values are kept", lambda: engine_thread.cached_tokens
+        )
 
     def close(self) -> None:
-        """Stop working; who still waits is told so."""
-        if self.driver is not None:
-            self.driver.close()
-        self.readers.shutdown(wait=False, cancel_futures=True)
+        """Stop the engine thread and the tokenizer pool; pending requests end with an error."""
+        if self.engine_thread is not None:
+            self.engine_thread.close()
+        self.tokenizer_pool.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def waiting(self) -> int:
-        """Texts whose turn has not come."""
-        return self._reading + (self.driver.waiting if self.driver else 0)
+    def num_waiting(self) -> int:
+        """Number of texts that wait to be started."""
+        return self._num_reading + (self.engine_thread.num_waiting if self.engine_thread else 0)
 
     @property
-    def trouble(self) -> str:
-        """Why nobody should send requests now; empty if they may."""
-        if self.draining:
+    def health_error(self) -> str:
+        """Reason why the service is not ready for requests, or "" if it is ready."""
+        if self.is_draining:
             return "the service is shutting down"
-        return self.driver.trouble if self.driver else "the service is starting"
+        return self.engine_thread.health_error if self.engine_thread else "the service is starting"
 
-    def need(self, task: str) -> None:
-        """Refuse what this model cannot do, and say what it can."""
+    def require_task(self, task: str) -> None:
+        """Reject an endpoint that this model does not support; the error lists the supported ones."""
         if task not in self.tasks:
-            able = ", ".join(f"/v1/{one}" for one in self.tasks)
-            raise Refusal(
+            paths = ", ".join(f"/v1/{name}" for name in self.tasks)
+            raise ApiError(
                 400,
                 "wrong_task",
-                (task in TASKS[self.kind] and self.undecided)
-                or f"{self.name} is {ABLE[self.kind][0]}, which /v1/{task} cannot use: use {able}",
+                (task in TASKS_BY_KIND[self.kind] and self.language_error)
+                or f"{self.name} is {CAPABILITIES[self.kind][0]}, which /v1/{task} cannot use: use {paths}",
                 "model",
             )
 
-    def named(self, model: str) -> None:
-        """Refuse a request for another model."""
+    def check_model(self, model: str) -> None:
+        """Reject a request for another model id."""
         if model not in ("", self.name):
-            raise Refusal(
+            raise ApiError(
                 404,
                 "model_not_found",
                 f"there is no model of that name; this service has {self.name!r}",
                 "model",
             )
 
-    def check_room(self, texts: int = 1) -> None:
-        """Refuse texts for which there is no place in the queue, or nobody to do them."""
-        assert self.driver is not None
-        if not self.driver.is_alive():
-            raise Refusal(503, "not_ready", self.trouble, headers={"retry-after": "5"})
-        if self.waiting and self.waiting + texts > self.limits.waiting:
-            raise Refusal(
+    def check_queue(self, num_texts: int = 1) -> None:
+        """Reject a request if the queue has no room for its texts or the engine thread is dead."""
+        assert self.engine_thread is not None
+        if not self.engine_thread.is_alive():
+            raise ApiError(503, "not_ready", self.health_error, headers={"retry-after": "5"})
+        if self.num_waiting and self.num_waiting + num_texts > self.limits.max_queue:
+            raise ApiError(
                 429,
                 "overloaded",
-                f"{self.waiting} texts wait already: try again later",
+                f"{self.num_waiting} texts wait already: try again later",
                 headers={"retry-after": "1"},
             )
 
     @contextmanager
-    def _place(self, texts: int) -> Iterator[None]:
-        """A place in the queue while texts are read; they stand in the engine's afterwards."""
-        self.check_room(texts)
-        self._reading += texts
+    def _reserve_queue(self, num_texts: int) -> Iterator[None]:
+        """Reserve places in the queue during tokenization; afterwards the engine counts the texts."""
+        self.check_queue(num_texts)
+        self._num_reading += num_texts
         try:
             yield
         finally:
-            self._reading -= texts
+            self._num_reading -= num_texts
 
-    async def aside(self, work: Callable[[], T], chars: float) -> T:
-        """What is done with so many characters; where that would hold up the event loop, by a thread that does not touch the model."""
-        if chars <= SHORT:
-            return _plainly(work)
-        return await asyncio.get_running_loop().run_in_executor(self.readers, lambda: _plainly(work))
+    async def run_in_executor(self, work: Callable[[], T], num_chars: float) -> T:
+        """Run ``work``, above ``MAX_INLINE_CHARS`` characters in the tokenizer pool.
+
+        This keeps the event loop responsive. ``work`` must not touch the model.
+        """
+        if num_chars <= MAX_INLINE_CHARS:
+            return _run_with_api_errors(work)
+        return await asyncio.get_running_loop().run_in_executor(
+            self.tokenizer_pool, lambda: _run_with_api_errors(work)
+        )
 
     async def compute(
         self,
@@ -174,100 +197,119 @@ class Service:
         work: Callable[[list[Any]], Sequence[Any]],
         texts: Sequence[Any],
     ) -> tuple[list[Any], Sequence[Any]]:
-        """What ``check`` gives, and of each item of it a result that the model's thread computes."""
-        assert self.driver is not None
-        with self._place(len(texts)):
-            items = await self.aside(check, size(texts))
-            done = self.driver.work(key, work, items)
-        return items, await self._done(done)
+        """Run ``check``, then ``work`` on its items in the engine thread; return the items and their results.
+
+        There is one result per item. Jobs with the same ``key`` may be batched.
+        """
+        assert self.engine_thread is not None
+        with self._reserve_queue(len(texts)):
+            items = await self.run_in_executor(check, total_length(texts))
+            done = self.engine_thread.submit_job(key, work, items)
+        return items, await self._await_result(done)
 
     async def compute_more(
         self, key: Hashable, work: Callable[[list[Any]], Sequence[Any]], items: list[Any]
     ) -> Sequence[Any]:
-        """Results for a request that was let in before: it is not turned away halfway, however many wait."""
-        assert self.driver is not None
-        return await self._done(self.driver.work(key, work, items))
+        """Compute further results for a request that has already been admitted.
 
-    async def _done(self, work: Future[Sequence[Any]]) -> Sequence[Any]:
+        The queue limit is not checked again, so that a request is not rejected halfway.
+        """
+        assert self.engine_thread is not None
+        return await self._await_result(self.engine_thread.submit_job(key, work, items))
+
+    async def _await_result(self, future: Future[Sequence[Any]]) -> Sequence[Any]:
         try:
-            return await asyncio.wrap_future(work)
+            return await asyncio.wrap_future(future)
         except UserError as error:
-            raise Refusal(400, "invalid_value", str(error)) from None
+            raise ApiError(400, "invalid_value", str(error)) from None
         finally:
-            del work  # it knows its error, which knows this frame
+            del future  # breaks the reference cycle future -> error -> frame
 
     @asynccontextmanager
-    async def talking(
-        self, read: Callable[[], list[Asked]], texts: Sequence[Any], body: Drawing
-    ) -> AsyncIterator[Talks]:
-        """Texts that the engine has taken. Whoever leaves early takes them with him: their room is free a step later."""
-        assert self.driver is not None and self.engine is not None
-        talks = Talks()
-        form = body.response_format or body.structured_outputs or self.engine.config.form
-        form = form or getattr(body, "tools", None)  # of which one may have to be called
+    async def open_streams(
+        self, prepare: Callable[[], list[PreparedRequest]], texts: Sequence[Any], body: SamplingParams
+    ) -> AsyncIterator[ClientStreams]:
+        """Submit texts to the engine and yield their streams.
+
+        Leaving the context early aborts the texts; their cache blocks are free one step later.
+        """
+        assert self.engine_thread is not None and self.engine is not None
+        streams = ClientStreams()
+        grammar = body.response_format or body.structured_outputs or self.engine.config.form
+        grammar = grammar or getattr(body, "tools", None)  # a required tool call has a grammar too
         try:
-            with self._place(len(texts)):
-                # a form of few characters may take seconds to be read
-                asked = await self.aside(read, math.inf if form else size(texts))
-                talks.all = [Talk(number, one, talks.hears, body.stream) for number, one in enumerate(asked)]
+            with self._reserve_queue(len(texts)):
+                # a grammar of a few characters may take seconds to compile
+                requests = await self.run_in_executor(prepare, math.inf if grammar else total_length(texts))
+                streams.members = [
+                    ClientStream(number, request, streams.queue, body.stream)
+                    for number, request in enumerate(requests)
+                ]
                 if body.max_tokens:
-                    self.driver.begin(talks.all)
+                    self.engine_thread.submit(streams.members)
                 else:
-                    talks.rest()
-            for taken in [await talks.hears.get() for _ in talks.all]:
-                if taken is not None and taken.error is not None:
-                    raise told(taken.error)
-            yield talks
+                    streams.finish_empty()
+            for update in [await streams.queue.get() for _ in streams.members]:
+                if update is not None and update.error is not None:
+                    raise to_api_error(update.error)
+            yield streams
         finally:
-            for talk in talks.all:
-                self.driver.drop(talk)
-                talk.hears = None  # news that nobody has read know their text, which must not know them
+            for stream in streams.members:
+                self.engine_thread.abort(stream)
+                stream.queue = None  # unread updates refer to their stream: breaks the reference cycle
 
-    def measures(self) -> bytes:
-        """What Prometheus is told."""
-        gave_way = self.engine.engine.preemptions if self.engine else 0
-        self.meters.preemptions.inc(gave_way - self._gave_way)
-        self._gave_way = gave_way
-        return self.meters.text()
+    def render_metrics(self) -> bytes:
+        """Return the metrics in the Prometheus text format."""
+        num_preemptions = self.engine.engine.preemptions if self.engine else 0
+        self.metrics.preemptions.inc(num_preemptions - self._num_preemptions)
+        self._num_preemptions = num_preemptions
+        return self.metrics.to_prometheus()
 
-    def count(self, talks: Sequence[Talk]) -> dict[str, Any]:
-        """The usage that an answer tells, also added to the measures."""
-        read = sum(len(talk.asked.source or talk.asked.prompt) for talk in talks)
-        said = sum(sum(map(len, talk.stream.tokens)) for talk in talks if talk.stream)
-        self.meters.tokens.labels("prompt").inc(read)
-        self.meters.tokens.labels("completion").inc(said)
-        for talk in talks:
-            # beams come all at once: they have no log-probabilities of single tokens, and no time between two
-            longest = max(map(len, talk.stream.log_probs)) if talk.stream else 0
-            if talk.first:
-                self.meters.first_token.observe(talk.first - talk.begun)
+    def count_usage(self, streams: Sequence[ClientStream]) -> dict[str, Any]:
+        """Return the ``usage`` field of a response, and add it to the metrics."""
+        num_prompt = sum(len(stream.request.source or stream.request.prompt) for stream in streams)
+        num_completion = sum(sum(map(len, stream.output.tokens)) for stream in streams if stream.output)
+        self.metrics.tokens.labels("prompt").inc(num_prompt)
+        self.metrics.tokens.labels("completion").inc(num_completion)
+        for stream in streams:
+            # beam search returns all tokens at once: no per-token log-probabilities, no time per token
+            longest = max(map(len, stream.output.log_probs)) if stream.output else 0
+            if stream.first_token_time:
+                self.metrics.time_to_first_token.observe(stream.first_token_time - stream.start_time)
             if longest > 1:
-                self.meters.per_token.observe((talk.last - talk.first) / (longest - 1))
-        counted: dict[str, Any] = {
-            "prompt_tokens": read,
-            "completion_tokens": said,
-            "total_tokens": read + said,
+                self.metrics.time_per_output_token.observe(
+                    (stream.last_token_time - stream.first_token_time) / (longest - 1)
+                )
+        usage: dict[str, Any] = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
         }
         if self.kind == "decoder":
-            known = sum(talk.stream.request.reused or 0 for talk in talks if talk.stream)
-            counted["prompt_tokens_details"] = {"cached_tokens": known}
-        return counted
+            num_cached = sum(
+                stream.output.request.num_cached_tokens or 0 for stream in streams if stream.output
+            )
+            usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
+        return usage
 
 
-def size(texts: Sequence[Any]) -> int:
-    """Characters, or tokens, of texts and of pairs of texts."""
-    return sum(size(text) if isinstance(text, tuple) else len(text) for text in texts)
+def total_length(texts: Sequence[Any]) -> int:
+    """Return the number of characters, or of token ids, of texts and pairs of texts."""
+    return sum(total_length(text) if isinstance(text, tuple) else len(text) for text in texts)
 
 
-def _plainly(work: Callable[[], T]) -> T:
-    """The result, or a Refusal; a tokenizer's panic is no Exception and must not end the thread."""
+def _run_with_api_errors(work: Callable[[], T]) -> T:
+    """Run ``work``; a UserError becomes an ApiError.
+
+    A panic of the Rust tokenizer is not an Exception and must not end the thread.
+    """
     try:
         return work()
-    except (Refusal, MemoryError):
+    except (ApiError, MemoryError):
         raise
     except UserError as error:
-        raise Refusal(400, "invalid_value", str(error)) from None
+        raise ApiError(400, "invalid_value", str(error)) from None
     except BaseException as error:
         if isinstance(error, Exception):
             raise
-        raise Refusal(400, "invalid_value", "the text cannot be turned into tokens") from None
+        raise ApiError(400, "invalid_value", "the text cannot be turned into tokens") from None

@@ -1,55 +1,57 @@
-"""Baselines of a run that has been trained: kept in its directory, and shown beside its scores."""
+"""Baselines of a trained run: counts saved in its directory, and scores reported with its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from polyhead.analysis.run_record import read_metrics
+from polyhead.core.errors import UserError
 from polyhead.core.i18n import format_english
-from polyhead.errors import UserError
 from polyhead.evaluate.baselines import Baselines
 from polyhead.evaluate.training_counts import TrainingCounts, read_counts, write_counts
-from polyhead.evaluate.verdict import describe, values_of, with_baselines
-from polyhead.run import Run
-from polyhead.train.distill import plain
-from polyhead.train.tasks.base import HasBaselines, RunTask
+from polyhead.evaluate.verdict import add_baseline_facts, describe_verdict, scores_from_facts
+from polyhead.run.run import Run
+from polyhead.train.distill import without_teacher
+from polyhead.train.tasks.base import HasBaselines, Task
+from polyhead.viz.run_record import read_metrics
 
 
-def keep_counts(task: RunTask, run: Run) -> None:
-    """Write what the baselines need of the training text into the run directory."""
-    task = plain(task)
+def save_training_counts(task: Task, run: Run) -> None:
+    """Write the training counts that the baselines need into the run directory."""
+    task = without_teacher(task)
     if isinstance(task, HasBaselines) and run.recipe is not None:
-        write_counts(run.recipe.out, task.count_training(run.tokenizer))
+        write_counts(run.recipe.out, task.count_training_tokens(run.tokenizer))
 
 
-def find_baselines(task: RunTask, run: Run) -> dict[str, Baselines]:
-    """Those of each text that a run is measured on; none of a task that has none."""
-    task, recipe = plain(task), run.recipe
+def find_baselines(task: Task, run: Run) -> dict[str, Baselines]:
+    """Baselines of each evaluated split; empty for a task without baselines."""
+    task, recipe = without_teacher(task), run.recipe
     assert recipe is not None
     if not isinstance(task, HasBaselines):
         return {}
     counts = read_counts(recipe.out) or TrainingCounts()
-    return {split: task.baselines(counts, run, split) for split in recipe.data.splits if split != "train"}
+    return {
+        split: task.compute_baselines(counts, run, split) for split in recipe.data.splits if split != "train"
+    }
 
 
-def add_baselines(facts: dict[str, str], task: RunTask, run: Run) -> dict[str, str]:
-    """The facts with the baselines of each split, and a sentence where a score is not above its own; in English."""
+def add_baselines(facts: dict[str, str], task: Task, run: Run) -> dict[str, str]:
+    """Add the baselines of each split to the facts, and a verdict on the scores against them; in English."""
     assert run.recipe is not None
     verdict = None
     for split, baselines in find_baselines(task, run).items():
-        values = values_of(facts, split)
-        facts = with_baselines(facts, split, baselines)
-        # the test text is the last, and counts where it is measured
+        values = scores_from_facts(facts, split)
+        facts = add_baseline_facts(facts, split, baselines)
+        # the test split is last, and its verdict counts if there is one
         if values.keys() & baselines.keys():
-            losses = validation_losses(run.recipe.out)
-            verdict = describe(values, baselines, run.recipe.task.name, losses, format_english)
+            losses = read_validation_losses(run.recipe.out)
+            verdict = describe_verdict(values, baselines, run.recipe.task.name, losses, format_english)
     return facts | ({"verdict": verdict} if verdict else {})
 
 
-def validation_losses(directory: Path | None) -> list[float | None]:
-    """The loss at each evaluation of a training; none where the run directory does not tell."""
+def read_validation_losses(directory: Path | None) -> list[float | None]:
+    """Validation loss at each evaluation of a training; empty if there are no readable metrics."""
     try:
         rows = read_metrics(directory / "metrics.jsonl") if directory else []
-    except UserError:  # damaged, which concerns those who go on training
+    except UserError:  # a damaged file is an error only on resume
         return []
     return [row.get("loss") for row in rows if row.get("split") == "valid"]

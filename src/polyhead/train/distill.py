@@ -1,4 +1,4 @@
-"""Learning from a teacher: its probabilities and its vectors, besides the labels."""
+"""Knowledge distillation: a loss from the probabilities and hidden states of teachers, besides the labels."""
 
 from __future__ import annotations
 
@@ -11,163 +11,195 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyhead.errors import UserError, at
-from polyhead.loading import load
-from polyhead.models.ensemble import log_mean
-from polyhead.nn.loss import Loss, classification
-from polyhead.nn.weights import weights
-from polyhead.recipe import Recipe
-from polyhead.run import Run
-from polyhead.sections import DistillSection
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.train.ranks import Each
-from polyhead.train.start import with_classes
-from polyhead.train.tasks.base import OfWholeTexts, RunTask, Scores, Teachable
+from polyhead.config.config_sections import DistillConfig
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError, prefix_errors
+from polyhead.models.ensemble import log_mean_probs
+from polyhead.nn.loss import Loss, classification_loss
+from polyhead.nn.state import named_state
+from polyhead.run.load import load
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.init_from import reorder_class_weights
+from polyhead.train.tasks.base import ReadsWholeTexts, SupportsDistillation, Task, TaskLogits
 
-BETTER = ("accuracy", "f1", "mcc", "bleu", "chrf")  # measures of which more is better
-ROUNDS = 3
+HIGHER_IS_BETTER = ("accuracy", "f1", "mcc", "bleu", "chrf")
+TIMING_ROUNDS = 3
 
 
 class Teacher(NamedTuple):
-    """A run, and the task as it reads it: that of the student, or the same texts in its own tokens."""
+    """A teacher run and its task: that of the student, or the same texts in the teacher's own tokens."""
 
     run: Run
-    task: Teachable
+    task: SupportsDistillation
 
 
-class Taught(NamedTuple):
-    """A batch as the student reads it, and as each teacher does."""
+class DistillBatch(NamedTuple):
+    """A batch of the student, and the same rows for each teacher."""
 
-    own: Any
-    theirs: tuple[Any, ...]
+    student: Any
+    teachers: tuple[Any, ...]
 
 
-class Distilled:
-    """A task whose loss also asks to say what a teacher says, or the mean of several.
+class DistillationTask:
+    """A task with a distillation loss from one teacher, or from the mean of several.
 
-    Equation: L = a T² KL(p_teacher^(1/T) ‖ p_student^(1/T)) + b CE(labels) + c Σ (1 - cos(h_student, h_teacher))
+    Equation: L = a T² KL(p_teacher^(1/T) ‖ p_student^(1/T)) + b CE(labels)
+                  + c Σ (1 - cos(h_student, h_teacher))
     Paper: Hinton et al., 2015, sec. 2; Sanh et al., 2019, sec. 3 (whose a, b, c are 5, 2, 1)
     """
 
     def __init__(
-        self, task: Teachable, teachers: Sequence[Teacher], config: DistillSection, smoothing: float = 0.0
+        self,
+        task: SupportsDistillation,
+        teachers: Sequence[Teacher],
+        config: DistillConfig,
+        smoothing: float = 0.0,
     ) -> None:
         self.task, self.teachers, self.config, self.smoothing = task, teachers, config, smoothing
-        self.identity, self.title, self.labels, self.use = task.identity, task.title, task.labels, task.use
+        self.identity, self.title, self.labels, self.usage = (
+            task.identity,
+            task.title,
+            task.labels,
+            task.usage,
+        )
         for teacher in teachers:
             teacher.run.model.requires_grad_(False)
 
-    def plan(self, epoch: int) -> Sequence[Any]:
-        return self.task.plan(epoch)
+    def epoch_batches(self, epoch: int) -> Sequence[Any]:
+        return self.task.epoch_batches(epoch)
 
-    def hardest(self) -> Any:
-        return self.task.hardest()
+    def largest_batch(self) -> Any:
+        return self.task.largest_batch()
 
-    def deal(self, rows: Any, n: int) -> list[Any]:
-        return self.task.deal(rows, n)
+    def shard(self, rows: Any, n: int) -> list[Any]:
+        return self.task.shard(rows, n)
 
-    def batch(self, rows: Any) -> Taught:
-        own = self.task.batch(rows)
-        return Taught(
-            own, tuple(own if one.task is self.task else one.task.batch(rows) for one in self.teachers)
+    def collate(self, rows: Any) -> DistillBatch:
+        student_batch = self.task.collate(rows)
+        return DistillBatch(
+            student_batch,
+            tuple(
+                student_batch if teacher.task is self.task else teacher.task.collate(rows)
+                for teacher in self.teachers
+            ),
         )
 
-    def count(self, batch: Taught) -> int:
-        return self.task.count(batch.own)
+    def count_labels(self, batch: DistillBatch) -> int:
+        return self.task.count_labels(batch.student)
 
-    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
-        return self.task.evaluate(model, each)
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
+        return self.task.evaluate(model, map_fn)
 
-    def scores(self, model: nn.Module, batch: Taught) -> Scores:
-        return self.task.scores(model, batch.own)
+    def compute_logits(self, model: nn.Module, batch: DistillBatch) -> TaskLogits:
+        return self.task.compute_logits(model, batch.student)
 
-    def loss(self, model: nn.Module, batch: Taught) -> Loss:
-        """The sum of all three; nll is that of the labels, as without a teacher."""
-        c, said = self.config, self.task.scores(model, batch.own)
+    def loss(self, model: nn.Module, batch: DistillBatch) -> Loss:
+        """The weighted sum of the three terms; nll is that of the labels, as without a teacher."""
+        config, student = self.config, self.task.compute_logits(model, batch.student)
         with torch.no_grad():
-            taught = [self._asked(i, theirs) for i, theirs in enumerate(batch.theirs)]
-        own = classification(said.logits, said.labels, self.smoothing)
-        # published models of one tokenizer differ in rows that stand for no token
-        known = min(one.logits.size(-1) for one in (said, *taught))
-        teachers = log_mean([one.logits[:, :known] for one in taught])
-        soft = softened(said.logits[:, :known], teachers, c.temperature)
-        total = c.logits * soft + c.labels * own.total
-        if c.hidden:
-            apart = (1 - F.cosine_similarity(said.hidden.float(), taught[0].hidden.float(), dim=-1)).mean()
-            total = total + c.hidden * own.count * apart
-        return Loss(total, own.nll, own.count)
+            teacher_logits = [
+                self._teacher_logits(i, teacher_batch) for i, teacher_batch in enumerate(batch.teachers)
+            ]
+        label_loss = classification_loss(student.logits, student.labels, self.smoothing)
+        # published models with the same tokenizer may differ in unused rows of the vocabulary
+        n_shared = min(scores.logits.size(-1) for scores in (student, *teacher_logits))
+        mean_log_probs = log_mean_probs([scores.logits[:, :n_shared] for scores in teacher_logits])
+        kd = kd_loss(student.logits[:, :n_shared], mean_log_probs, config.temperature)
+        total = config.logits * kd + config.labels * label_loss.total
+        if config.hidden:
+            distance = (
+                1
+                - F.cosine_similarity(
+                    student.hidden_states.float(), teacher_logits[0].hidden_states.float(), dim=-1
+                )
+            ).mean()
+            total = total + config.hidden * label_loss.count * distance
+        return Loss(total, label_loss.nll, label_loss.count)
 
-    def _asked(self, i: int, batch: Any) -> Scores:
-        """What a teacher says to a batch."""
-        teacher = self.teachers[i]
-        with at(f"distill.teacher {self.config.teacher[i]}"):
-            return teacher.task.scores(teacher.run.model, batch)
+    def _teacher_logits(self, teacher_index: int, batch: Any) -> TaskLogits:
+        """The logits of one teacher for its batch."""
+        teacher = self.teachers[teacher_index]
+        with prefix_errors(f"distill.teacher {self.config.teacher[teacher_index]}"):
+            return teacher.task.compute_logits(teacher.run.model, batch)
 
-    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
-        """Those of the task, and what the student has of its teacher: size, speed, and the share of quality."""
-        everyone = [Teacher(run, self.task), *self.teachers]
-        whose = "teacher's" if len(self.teachers) == 1 else "teachers'"
-        own, *others = (sum(p.numel() for p in one.run.model.parameters()) for one in everyone)
+    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
+        """Facts of the task, and the size, speed and metrics of the student compared with its teachers."""
+        models = [Teacher(run, self.task), *self.teachers]
+        owner = "teacher's" if len(self.teachers) == 1 else "teachers'"
+        student_size, *teacher_sizes = (
+            sum(p.numel() for p in model.run.model.parameters()) for model in models
+        )
         with torch.inference_mode():
-            measured = [one.task.evaluate(one.run.model, each) for one in everyone]
-            # a single work is done by one process, undisturbed by others
-            [seconds] = each(lambda n: [[_time(one) for one in everyone] for _ in range(n)], [ROUNDS])
-        faster = statistics.median(sum(theirs) / ours for ours, *theirs in seconds)
-        how = "faster" if faster >= 1 else "slower"
+            metrics = [model.task.evaluate(model.run.model, map_fn) for model in models]
+            # a single item is run by one process, while the others are idle
+            [seconds] = map_fn(
+                lambda n: [[_time_evaluation(model) for model in models] for _ in range(n)], [TIMING_ROUNDS]
+            )
+        speedup = statistics.median(
+            sum(teacher_seconds) / student_seconds for student_seconds, *teacher_seconds in seconds
+        )
+        direction = "faster" if speedup >= 1 else "slower"
         report = {
-            "parameters": f"{own:,}, the {whose} {sum(others):,}: {_beside(own, sum(others))}",
-            "speed": f"{faster:.2f} times the {whose} on the validation text ({abs(faster - 1):.0%} {how})",
+            "parameters": f"{student_size:,}, the {owner} {sum(teacher_sizes):,}: "
+            f"{_format_size_ratio(student_size, sum(teacher_sizes))}",
+            "speed": f"{speedup:.2f} times the {owner} on the validation text "
+            f"({abs(speedup - 1):.0%} {direction})",
         }
-        for name in measured[0]:
-            value, *theirs = (one[name] for one in measured)
-            best = max(theirs)
-            kept = f": {value / best:.1%} kept" if name in BETTER and best > 0 else ""
-            figures = ", ".join(f"{one:.4f}" for one in theirs)
-            report[f"valid {name} beside the {whose}"] = f"{value:.4f} and {figures}{kept}"
-        return report | self.task.facts(run, each)
+        for name in metrics[0]:
+            value, *teacher_values = (values[name] for values in metrics)
+            best = max(teacher_values)
+            retained = f": {value / best:.1%} kept" if name in HIGHER_IS_BETTER and best > 0 else ""
+            figures = ", ".join(f"{figure:.4f}" for figure in teacher_values)
+            report[f"valid {name} beside the {owner}"] = f"{value:.4f} and {figures}{retained}"
+        return report | self.task.collect_facts(run, map_fn)
 
 
-def _beside(own: int, theirs: int) -> str:
-    """How much smaller or larger."""
-    return f"{abs(1 - own / theirs):.0%} {'smaller' if own <= theirs else 'larger'}"
+def _format_size_ratio(student_size: int, teacher_size: int) -> str:
+    """Relative size of the student, as a percentage smaller or larger."""
+    direction = "smaller" if student_size <= teacher_size else "larger"
+    return f"{abs(1 - student_size / teacher_size):.0%} {direction}"
 
 
-def plain(task: RunTask) -> RunTask:
-    """A task without its teachers."""
-    return task.task if isinstance(task, Distilled) else task
+def without_teacher(task: Task) -> Task:
+    """The student's task of a distillation task; any other task unchanged."""
+    return task.task if isinstance(task, DistillationTask) else task
 
 
-def softened(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T² KL(teacher ‖ student) of both distributions at a temperature, summed over rows: (N, L), (N, L) -> ().
+def kd_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T² KL(teacher ‖ student) of the distributions at temperature T, summed over rows: (N, L), (N, L) -> ().
 
-    T² keeps the size of its gradient beside that of the labels (Hinton et al., 2015, sec. 2).
+    The factor T² keeps its gradient in proportion to that of the labels (Hinton et al., 2015, sec. 2).
     """
     p = (teacher.float() / temperature).softmax(-1)
     log_q = (student.float() / temperature).log_softmax(-1)
     return temperature**2 * F.kl_div(log_q, p, reduction="sum")
 
 
-def open_teachers(config: DistillSection | None, device: str = "auto") -> list[Run]:
-    """The runs to learn from, before any text is read."""
-    with at("distill.teacher"):
-        return [load(one, device=device) for one in config.teacher] if config else []
+def load_teachers(config: DistillConfig | None, device: str = "auto") -> list[Run]:
+    """Load the teacher runs, before any text is read."""
+    with prefix_errors("distill.teacher"):
+        return [load(path, device=device) for path in config.teacher] if config else []
 
 
-def distilled(task: RunTask, recipe: Recipe, teachers: Sequence[Run], tokenizer: Tokenizer) -> Distilled:
-    """The task of a recipe with its teachers; a UserError where they do not know the same tokens or classes.
+def make_distillation_task(
+    task: Task, recipe: Recipe, teachers: Sequence[Run], tokenizer: Tokenizer
+) -> DistillationTask:
+    """The distillation task of a recipe; a UserError if tokens or classes of teacher and student differ.
 
-    A class is that of a whole text, so a teacher of classes may know other tokens than its student.
+    Classes belong to whole texts, so a teacher of classes may have another tokenizer.
     """
     config = recipe.distill
-    assert config is not None and isinstance(task, Teachable)  # as the recipe has been asked
+    assert config is not None and isinstance(task, SupportsDistillation)  # the recipe was checked
     if config.hidden and len(config.teacher) > 1:
         raise UserError(
             f"distill.hidden compares vectors with those of one teacher, and here are {len(config.teacher)}"
         )
-    return Distilled(
+    return DistillationTask(
         task,
         [
-            Teacher(run, _read_by(run, name, task, recipe, tokenizer))
+            Teacher(run, _task_for_teacher(run, name, task, recipe, tokenizer))
             for name, run in zip(config.teacher, teachers, strict=True)
         ],
         config,
@@ -175,45 +207,47 @@ def distilled(task: RunTask, recipe: Recipe, teachers: Sequence[Run], tokenizer:
     )
 
 
-def _read_by(teacher: Run, name: str, task: Teachable, recipe: Recipe, tokenizer: Tokenizer) -> Teachable:
-    """The task as a teacher reads it."""
-    config, wanted = teacher.config, recipe.model.kind
-    if config.kind != wanted:
+def _task_for_teacher(
+    teacher: Run, name: str, task: SupportsDistillation, recipe: Recipe, tokenizer: Tokenizer
+) -> SupportsDistillation:
+    """The task for one teacher: the student's, or the same texts in the teacher's tokens."""
+    config, kind = teacher.config, recipe.model.kind
+    if config.kind != kind:
         raise UserError(
-            f"distill.teacher: {name} is of kind {config.kind!r}, and task {recipe.task.name!r} trains {wanted!r}"
+            f"distill.teacher: {name} is of kind {config.kind!r}, and task {recipe.task.name!r} trains {kind!r}"
         )
     if sorted(config.labels) != sorted(task.labels):
-        own, asked = (", ".join(labels) or "none" for labels in (config.labels, task.labels))
-        raise UserError(f"distill.teacher: the classes of {name} are {own}, not {asked}")
-    _number(teacher, task.labels)
+        teacher_labels, task_labels = (", ".join(labels) or "none" for labels in (config.labels, task.labels))
+        raise UserError(f"distill.teacher: the classes of {name} are {teacher_labels}, not {task_labels}")
+    _reorder_classes(teacher, task.labels)
     if not (config.labels or config.head):
         raise UserError(f"distill.teacher: {name} gives vectors alone, no probabilities to learn from")
     if teacher.tokenizer.sha256 == tokenizer.sha256:
         return task
     assert recipe.distill is not None
-    if not isinstance(task, OfWholeTexts):
+    if not isinstance(task, ReadsWholeTexts):
         way_out = "or let the teacher write the training text (polyhead translate) and learn from that"
     elif recipe.distill.hidden:
         way_out = "or leave distill.hidden at 0, which compares the vectors of each token"
     else:
-        return task.read_by(teacher, recipe)
+        return task.retokenize(teacher, recipe)
     raise UserError(
         f"distill.teacher: {name} has another tokenizer than the student; begin with it (start: ...), {way_out}"
     )
 
 
 @torch.no_grad()
-def _number(teacher: Run, labels: tuple[str, ...]) -> None:
-    """Give the classes of a teacher the numbers that they have in the task."""
-    own = weights(teacher.model)
-    for name, tensor in with_classes(own, teacher.config.labels, labels).items():
-        if tensor is not own[name]:
-            own[name].copy_(tensor)
+def _reorder_classes(teacher: Run, labels: tuple[str, ...]) -> None:
+    """Reorder the classifier rows of a teacher to the class order of the task."""
+    weights = named_state(teacher.model)
+    for name, tensor in reorder_class_weights(weights, teacher.config.labels, labels).items():
+        if tensor is not weights[name]:
+            weights[name].copy_(tensor)
     teacher.model.config = teacher.config.model_copy(update={"labels": labels})
 
 
-def check_widths(task: Distilled, d_model: int) -> None:
-    """Vectors are compared where both models have as many features."""
+def check_widths(task: DistillationTask, d_model: int) -> None:
+    """Raise a UserError if hidden states are compared but student and teacher differ in ``d_model``."""
     width = task.teachers[0].run.config.d_model
     if task.config.hidden and width != d_model:
         raise UserError(
@@ -221,8 +255,8 @@ def check_widths(task: Distilled, d_model: int) -> None:
         )
 
 
-def _time(one: Teacher) -> float:
-    """Seconds that the validation text takes."""
+def _time_evaluation(teacher: Teacher) -> float:
+    """Seconds that a teacher takes to evaluate the validation text."""
     start = time.perf_counter()
-    one.task.evaluate(one.run.model)
+    teacher.task.evaluate(teacher.run.model)
     return time.perf_counter() - start

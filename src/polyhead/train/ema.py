@@ -1,4 +1,4 @@
-"""Averages of weights: over time while training, or over the last checkpoints."""
+"""Weight averaging: moving average during training, and mean of the last checkpoints."""
 
 from __future__ import annotations
 
@@ -8,53 +8,54 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from polyhead.nn.weights import weights
+from polyhead.nn.state import named_state
 
 
 class Ema:
     """Exponential moving average of the parameters (Polyak & Juditsky, 1992).
 
-    The decay rises with the steps as (1 + t) / (10 + t), so that the first averages are not the initial weights.
+    The decay at step t is at most (1 + t) / (10 + t), so that the initial weights do not dominate early
+    averages.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = {name: p.detach().clone() for name, p in weights(model).items()}
+        self.weights = {name: p.detach().clone() for name, p in named_state(model).items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Move towards the model's present weights."""
+        """Update the average with the model's current weights."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        names, theirs = zip(*weights(model).items(), strict=True)
-        torch._foreach_lerp_([self.weights[name] for name in names], [p.detach() for p in theirs], 1 - decay)
+        names, params = zip(*named_state(model).items(), strict=True)
+        torch._foreach_lerp_([self.weights[name] for name in names], [p.detach() for p in params], 1 - decay)
 
-    def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Go on from averages that were saved."""
-        for name, ours in self.weights.items():
-            ours.copy_(saved[name])
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Load averages from a checkpoint."""
+        for name, tensor in self.weights.items():
+            tensor.copy_(state[name])
 
     @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
-        """The model with the averaged weights, for as long as the context lasts."""
-        own = {name: p.detach().clone() for name, p in weights(model).items()}
-        put(model, self.weights)
+    def apply_to(self, model: nn.Module) -> Iterator[None]:
+        """Swap the averaged weights into the model inside the context."""
+        original = {name: p.detach().clone() for name, p in named_state(model).items()}
+        copy_into(model, self.weights)
         try:
             yield
         finally:
-            put(model, own)
+            copy_into(model, original)
 
 
 @torch.no_grad()
-def put(model: nn.Module, others: Mapping[str, Tensor]) -> None:
-    """Copy others into the weights of the same names."""
-    for name, tensor in weights(model).items():
-        tensor.copy_(others[name])
+def copy_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy ``state`` into the model's weights of the same names."""
+    for name, tensor in named_state(model).items():
+        tensor.copy_(state[name])
 
 
-def mean(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each tensor over several sets of weights, summed in float64."""
-    assert several
+def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Mean of each tensor over several states, computed in float64."""
+    assert states
     return {
-        name: (torch.stack([one[name].double() for one in several]).mean(0)).to(first.dtype)
-        for name, first in several[0].items()
+        name: (torch.stack([state[name].double() for state in states]).mean(0)).to(first.dtype)
+        for name, first in states[0].items()
     }

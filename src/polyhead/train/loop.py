@@ -1,4 +1,4 @@
-"""The training loop: one function that can be read from top to bottom."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -14,128 +14,131 @@ import numpy as np
 import torch
 from torch import nn
 
+from polyhead.checkpoint import checkpoint
+from polyhead.config.recipe import TrainConfig
+from polyhead.core.atomic_io import remove
+from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.errors import UserError
-from polyhead.files import remove
 from polyhead.nn.loss import Loss
-from polyhead.nn.weights import running, weights
-from polyhead.recipe import TrainConfig
-from polyhead.train import checkpoint
+from polyhead.nn.state import named_state, running_stats
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
+from polyhead.train.loggers import Reporter
 from polyhead.train.optim import set_rates
-from polyhead.train.precision import autocast, resolve
-from polyhead.train.progress import Progress, Sums
-from polyhead.train.ranks import ALONE, Each, Ranks
-from polyhead.train.reporting import Reporter
-from polyhead.train.training import Training, prune
+from polyhead.train.precision import autocast, resolve_precision
+from polyhead.train.progress import MetricSums, Progress
+from polyhead.train.train_state import TrainState, prune_checkpoints
 
-MOST_SKIPPED = 10  # updates in a row that may fail to be finite
+MAX_SKIPPED = 10  # consecutive updates that may be not finite
 
 
-class Task(Protocol):
-    """What is learned. Losses are sums, so that accumulation averages exactly."""
+class TrainingTask(Protocol):
+    """Data, loss and evaluation of a training. Losses are sums, so that accumulation averages exactly."""
 
-    labels: tuple[str, ...]  # classes of texts, which are then what is counted in place of tokens
+    labels: tuple[str, ...]  # classes of whole texts; if any, speed is counted in texts, not in tokens
 
-    def plan(self, epoch: int) -> Sequence[Any]: ...
-    def hardest(self) -> Any: ...
-    def deal(self, rows: Any, n: int) -> list[Any]: ...
-    def batch(self, rows: Any) -> Any: ...
-    def count(self, batch: Any) -> int: ...
+    def epoch_batches(self, epoch: int) -> Sequence[Any]: ...
+    def largest_batch(self) -> Any: ...
+    def shard(self, rows: Any, n: int) -> list[Any]: ...
+    def collate(self, rows: Any) -> Any: ...
+    def count_labels(self, batch: Any) -> int: ...
     def loss(self, model: nn.Module, batch: Any) -> Loss: ...
-    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]: ...
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]: ...
 
 
 OnEvaluation = Callable[[dict[str, float]], None]
-How = Literal["done", "stopped early", "interrupted"]
+TrainStatus = Literal["done", "stopped early", "interrupted"]
 
 
 @dataclass
 class Outcome:
-    """How a training ended, and where."""
+    """How a training ended, and at which step."""
 
-    how: How
+    status: TrainStatus
     step: int
     progress: Progress
 
 
-def total_steps(task: Task, config: TrainConfig) -> int:
-    """Updates from the limits of the recipe, whichever comes first."""
+def total_steps(task: TrainingTask, config: TrainConfig) -> int:
+    """Number of optimizer steps: the lower limit of ``steps`` and ``epochs``."""
     limits = [config.steps] if config.steps else []
     if config.epochs:
-        limits.append(max(1, math.ceil(config.epochs * len(task.plan(0)) / config.accumulate)))
+        limits.append(max(1, math.ceil(config.epochs * len(task.epoch_batches(0)) / config.accumulate)))
     return min(limits)
 
 
-def seed_of(seed: int, step: int, rank: int = 0) -> int:
-    """The seed of one step's dropout, mixed, because torch's CPU generator looks at the low 32 bits alone."""
+def derive_seed(seed: int, step: int, rank: int = 0) -> int:
+    """Random seed of one step on one rank; mixed, as torch's CPU generator uses only the low 32 bits."""
     key = [seed, step, rank] if rank else [seed, step]
     return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
 
 
-def train(
-    training: Training,
-    task: Task,
+def train_model(
+    training: TrainState,
+    task: TrainingTask,
     config: TrainConfig,
     checkpoints: Path,
     report: Reporter,
-    stop: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
     extra: dict[str, str] | None = None,
-    ranks: Ranks = ALONE,
+    ranks: ProcessGroup = SINGLE_PROCESS,
     on_evaluation: OnEvaluation = lambda row: None,
 ) -> Outcome:
-    """Train until the steps are done, progress ends, or ``stop`` asks for it on any rank.
+    """Train until all steps are done, ``patience`` runs out, or ``should_stop`` is true on any rank.
 
-    Every step draws its dropout from (seed, step), and the order of the data is a function of (seed, epoch), so
-    a run that is killed and resumed ends with the same bits as one that never stopped. A batch is the same on any
-    number of ranks, which take its rows in turn, and the batches of an evaluation; the first of them saves and reports.
-    ``on_evaluation`` is called with what was measured, while the model is as it was evaluated.
+    The dropout of a step is seeded by (seed, step, rank), and the data order by (seed, epoch), so a run that
+    is killed and resumed ends bit-identical to an uninterrupted one. A batch is the same for any number of
+    ranks: its rows are sharded over them, and so are the batches of an evaluation. Rank 0 saves and reports.
+    ``on_evaluation`` is called with the metrics, while the model has the weights that were evaluated.
     """
     model, progress = training.model, training.progress
     steps, start = total_steps(task, config), progress.step
-    stream = progress.batches(task.plan)
-    clock = Clock(progress, "texts" if task.labels else "tokens")
-    interrupted = False
+    stream = progress.iter_batches(task.epoch_batches)
+    clock = SpeedMeter(progress, "texts" if task.labels else "tokens")
+    is_interrupted = False
     if start < steps:
-        rehearse(model, task, config, ranks)
-    while progress.step < steps and not _exhausted(progress, config) and not interrupted:
+        check_memory(model, task, config, ranks)
+    while progress.step < steps and not _is_out_of_patience(progress, config) and not is_interrupted:
         model.train()
         progress.step += 1
-        torch.manual_seed(seed_of(config.seed, progress.step, ranks.rank))
-        parts = [ranks.share(task, next(stream)) for _ in range(config.accumulate)]
-        batches = [task.batch(part[0]) if part else None for part in parts]
-        if why := update(training, task, batches, config, ranks):
-            report.say(tr("step {step}: {why}; skipped", step=progress.step, why=why))
-            ranks.tell(lambda: _check_skips(progress, checkpoints, steps))
-        last = progress.step == steps
-        if progress.step % config.log_every == 0 or last:
+        torch.manual_seed(derive_seed(config.seed, progress.step, ranks.rank))
+        shards = [ranks.shard(task, next(stream)) for _ in range(config.accumulate)]
+        batches = [task.collate(shard[0]) if shard else None for shard in shards]
+        if reason := train_step(training, task, batches, config, ranks):
+            report.info(tr("step {step}: {why}; skipped", step=progress.step, why=reason))
+            ranks.on_rank0(lambda: _check_skips(progress, checkpoints, steps))
+        is_last = progress.step == steps
+        if progress.step % config.log_every == 0 or is_last:
             rate = {"lr": training.schedule(progress.step) * config.lr, "epoch": progress.epoch}
             counters = {"skipped": progress.skipped, "step": progress.step, "steps": steps}
-            report.train({**progress.sums.means(), **clock.speed(), **rate, **counters})
-            progress.sums = Sums()
-        improved = (progress.step % config.eval_every == 0 or last) and _evaluate(
+            report.log_train({**progress.sums.compute_means(), **clock.read_speed(), **rate, **counters})
+            progress.sums = MetricSums()
+        is_best = (progress.step % config.eval_every == 0 or is_last) and _evaluate(
             training, task, config, report, ranks, on_evaluation
         )
-        interrupted = any(ranks.sum(stop()))
-        ends = last or interrupted or _exhausted(progress, config)
-        due = progress.step % config.save_every == 0 and not progress.in_a_row
-        if due or improved or ends:
-            ranks.tell(lambda: _save(training, config, checkpoints, extra or {}))
-            ranks.copy(weights(model).values())  # unlike processors round unlike, which must not add up
-    if interrupted:
+        is_interrupted = any(ranks.all_reduce(should_stop()))
+        is_end = is_last or is_interrupted or _is_out_of_patience(progress, config)
+        is_due = progress.step % config.save_every == 0 and not progress.in_a_row
+        if is_due or is_best or is_end:
+            ranks.on_rank0(lambda: _save_checkpoint(training, config, checkpoints, extra or {}))
+            # different processors round differently; the differences must not accumulate
+            ranks.broadcast(named_state(model).values())
+    if is_interrupted:
         return Outcome("interrupted", progress.step, progress)
-    ranks.tell(lambda: prune(training, config, checkpoints))
+    ranks.on_rank0(lambda: prune_checkpoints(training, config, checkpoints))
     return Outcome("done" if progress.step >= steps else "stopped early", progress.step, progress)
 
 
-def rehearse(model: nn.Module, task: Task, config: TrainConfig, ranks: Ranks = ALONE) -> None:
-    """Run the costliest batch once and learn nothing: what does not fit into memory fails now, not after hours."""
+def check_memory(
+    model: nn.Module, task: TrainingTask, config: TrainConfig, ranks: ProcessGroup = SINGLE_PROCESS
+) -> None:
+    """Run the largest batch once without an update; a UserError if it does not fit into memory."""
     device = next(model.parameters()).device
-    before = {name: statistic.clone() for name, statistic in running(model).items()}
+    saved_stats = {name: statistic.clone() for name, statistic in running_stats(model).items()}
     try:
-        with ranks.partaking(model):
-            for part in ranks.share(task, task.hardest()):
-                with autocast(resolve(config.precision, device), device):
-                    loss = task.loss(model.train(), task.batch(part))
+        with ranks.join_uneven(model):
+            for shard in ranks.shard(task, task.largest_batch()):
+                with autocast(resolve_precision(config.precision, device), device):
+                    loss = task.loss(model.train(), task.collate(shard))
                 if loss.count:
                     loss.total.backward()
     except (MemoryError, RuntimeError) as error:
@@ -149,152 +152,172 @@ def rehearse(model: nn.Module, task: Task, config: TrainConfig, ranks: Ranks = A
         ) from error
     finally:
         model.zero_grad(set_to_none=True)
-        for name, statistic in running(model).items():
-            statistic.copy_(before[name])
+        for name, statistic in running_stats(model).items():
+            statistic.copy_(saved_stats[name])
 
 
-class Clock:
-    """Speed since the last look."""
+class SpeedMeter:
+    """Training speed since the last reading."""
 
-    def __init__(self, progress: Progress, what: str = "tokens") -> None:
-        self.progress, self.what = progress, what  # what has a label
+    def __init__(self, progress: Progress, unit: str = "tokens") -> None:
+        self.progress, self.unit = progress, unit  # ``unit`` has the labels
         self.restart()
 
     def restart(self) -> None:
-        """What comes now counts."""
-        self.since, self.step, self.tokens = time.perf_counter(), self.progress.step, self.progress.tokens
+        """Start counting from now."""
+        self.start_time, self.start_step, self.start_tokens = (
+            time.perf_counter(),
+            self.progress.step,
+            self.progress.tokens,
+        )
 
-    def speed(self) -> dict[str, float]:
-        """Labels a second and milliseconds a step; evaluations and checkpoints count as time."""
-        seconds = max(time.perf_counter() - self.since, 1e-9)
-        tokens, steps = self.progress.tokens - self.tokens, self.progress.step - self.step
+    def read_speed(self) -> dict[str, float]:
+        """Labels per second and milliseconds per step, including evaluations and checkpoints."""
+        seconds = max(time.perf_counter() - self.start_time, 1e-9)
+        tokens, steps = self.progress.tokens - self.start_tokens, self.progress.step - self.start_step
         self.restart()
-        return {f"{self.what}_per_s": tokens / seconds, "ms_per_step": 1e3 * seconds / max(steps, 1)}
+        return {f"{self.unit}_per_s": tokens / seconds, "ms_per_step": 1e3 * seconds / max(steps, 1)}
 
 
-def _exhausted(progress: Progress, config: TrainConfig) -> bool:
-    """Whether so many evaluations brought nothing that the run ends."""
+def _is_out_of_patience(progress: Progress, config: TrainConfig) -> bool:
+    """Whether the last ``patience`` evaluations brought no improvement."""
     return config.patience is not None and progress.stale >= config.patience
 
 
-def update(
-    training: Training, task: Task, batches: Sequence[Any], config: TrainConfig, ranks: Ranks = ALONE
+def train_step(
+    training: TrainState,
+    task: TrainingTask,
+    batches: Sequence[Any],
+    config: TrainConfig,
+    ranks: ProcessGroup = SINGLE_PROCESS,
 ) -> str:
-    """One step of the optimisers over some batches; or why there was none, as nothing was to be learned, or nothing finite.
+    """One optimizer step over the accumulated ``batches``; returns why it was skipped, else ''.
 
-    Of several ranks each has its part of the batches, or None, and all make the same step.
+    A step is skipped if there is no label, or if the loss or the gradients are not finite. Each rank passes
+    its shard of every batch, or None; all ranks make the same step.
     """
-    model, progress, scale = training.model, training.progress, training.scale
-    count = int(*ranks.sum(sum(task.count(batch) for batch in batches if batch is not None)))
+    model, progress, scale = training.model, training.progress, training.loss_scale
+    count = int(*ranks.all_reduce(sum(task.count_labels(batch) for batch in batches if batch is not None)))
     total = nll = 0.0
-    # the gradients of the last batch are complete one by one, and travel while others are computed
-    for some, summing in ((batches[:-1], nullcontext()), (batches[-1:], ranks.summing(model))):
-        with summing:
-            for batch in some:
-                with ranks.partaking(model):
+    # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
+    for group, reduce_context in (
+        (batches[:-1], nullcontext()),
+        (batches[-1:], ranks.reduce_gradients(model)),
+    ):
+        with reduce_context:
+            for batch in group:
+                with ranks.join_uneven(model):
                     if batch is None:
                         continue
                     with autocast(training.precision, training.device):
                         loss = task.loss(model, batch)
                     if loss.count:
-                        share = loss.total.float() / count  # in fp16 it would overflow with its scale
+                        share = loss.total.float() / count  # fp16 would overflow with the loss scale
                         (share * scale.value if scale else share).backward()
                         total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
-    total, nll = ranks.sum(total, nll)
+    total, nll = ranks.all_reduce(total, nll)
     if scale:
-        scale.divide(model)
+        scale.unscale(model)
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
-    finite = math.isfinite(total + norm)
-    if count and finite:
+    is_finite = math.isfinite(total + norm)
+    if count and is_finite:
         set_rates(training.optimizers, training.schedule(progress.step))
         for optimizer in training.optimizers:
             optimizer.step()
         if training.ema:
             training.ema.update(model, progress.step)
-        _count(progress, total, nll, norm, count)
+        _record_update(progress, total, nll, norm, count)
     model.zero_grad(set_to_none=True)
-    if scale and count and math.isfinite(total) and scale.learn(finite):
+    if scale and count and math.isfinite(total) and scale.update(is_finite):
         progress.skipped += 1
         return tr(
             "gradients overflow in fp16, so the loss is scaled by {scale:g} from now on", scale=scale.value
         )
-    if count and finite:
+    if count and is_finite:
         return ""
     progress.skipped += 1
-    progress.in_a_row += not finite
-    return tr("no label counts, nothing to learn") if finite else tr("the loss is not finite")
+    progress.in_a_row += not is_finite
+    return tr("no label counts, nothing to learn") if is_finite else tr("the loss is not finite")
 
 
-def _count(progress: Progress, total: float, nll: float, norm: float, count: int) -> None:
+def _record_update(progress: Progress, total: float, nll: float, norm: float, count: int) -> None:
     progress.tokens += count
     progress.updated, progress.in_a_row = progress.step, 0
-    s = progress.sums
-    progress.sums = Sums(s.total + total, s.nll + nll, s.norm + norm, s.count + count, s.updates + 1)
+    sums = progress.sums
+    progress.sums = MetricSums(
+        sums.total + total, sums.nll + nll, sums.norm + norm, sums.count + count, sums.updates + 1
+    )
 
 
 def _check_skips(progress: Progress, checkpoints: Path, steps: int) -> None:
-    """A loss that stays beyond all numbers ends the run, and a short run in which it was never within them."""
-    times = progress.in_a_row
-    if times >= MOST_SKIPPED or (times and progress.step == steps and not progress.updated):
-        raise _diverged(f"the loss was not finite for {times} updates in a row", progress, checkpoints)
+    """Raise if the loss was not finite for ``MAX_SKIPPED`` steps in a row, or in a whole short run."""
+    n_skipped = progress.in_a_row
+    if n_skipped >= MAX_SKIPPED or (n_skipped and progress.step == steps and not progress.updated):
+        raise _divergence_error(
+            f"the loss was not finite for {n_skipped} updates in a row", progress, checkpoints
+        )
 
 
-def _diverged(what: str, progress: Progress, checkpoints: Path) -> UserError:
-    """The end of a run whose weights are of no use any more, with the way back.
+def _divergence_error(message: str, progress: Progress, checkpoints: Path) -> UserError:
+    """The error of a diverged run, with its last good checkpoint.
 
-    Checkpoints since the last update hold just these weights and go, so that the newest one is a good one.
+    Deletes the checkpoints since the last update, which hold the same weights, so that the newest one is
+    good.
     """
-    for step in checkpoint.steps(checkpoints):
+    for step in checkpoint.list_steps(checkpoints):
         if step >= progress.updated:
             remove(checkpoints / f"step-{step}")
-    good = checkpoint.newest(checkpoints)
-    where = f"the last good checkpoint is {good.path}" if good else "there is no good checkpoint"
+    newest = checkpoint.read_newest_checkpoint(checkpoints)
+    location = f"the last good checkpoint is {newest.path}" if newest else "there is no good checkpoint"
     return UserError(
-        f"{what}, at step {progress.step}; {where}; "
+        f"{message}, at step {progress.step}; {location}; "
         "try a lower train.lr, a longer warm-up or train.precision=fp32, with another out=..."
     )
 
 
-def _save(training: Training, config: TrainConfig, checkpoints: Path, extra: dict[str, str]) -> None:
-    """Write a checkpoint, if its weights are numbers.
+def _save_checkpoint(
+    training: TrainState, config: TrainConfig, checkpoints: Path, extra: dict[str, str]
+) -> None:
+    """Write a checkpoint if its weights are finite, else raise.
 
-    Older ones are deleted first and not after: the steps since then have shown that the newest of them is good,
-    of the one to be written nobody knows yet.
+    Old checkpoints are deleted before, not after: the steps since then have shown that the newest of them is
+    good, which is not known yet of the one to write.
     """
-    if not training.finite():
-        raise _diverged("the weights are not finite", training.progress, checkpoints)
-    prune(training, config, checkpoints)
+    if not training.is_finite():
+        raise _divergence_error("the weights are not finite", training.progress, checkpoints)
+    prune_checkpoints(training, config, checkpoints)
     training.save(checkpoints, extra)
 
 
 def _evaluate(
-    training: Training,
-    task: Task,
+    training: TrainState,
+    task: TrainingTask,
     config: TrainConfig,
     report: Reporter,
-    ranks: Ranks,
+    ranks: ProcessGroup,
     on_evaluation: OnEvaluation,
 ) -> bool:
-    """Measure, with the averaged weights where there are any; True if it is the best so far."""
+    """Evaluate, with the EMA weights if there are any; True if it is the best evaluation so far."""
     model, progress = training.model, training.progress
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     model.eval()
 
-    with training.ema.applied(model) if training.ema else nullcontext():
-        ranks.copy(weights(model).values())  # as before a checkpoint: what is measured is one model
+    with training.ema.apply_to(model) if training.ema else nullcontext():
+        # as at a checkpoint: all ranks evaluate the same weights
+        ranks.broadcast(named_state(model).values())
         with torch.inference_mode():
-            measured = task.evaluate(model, ranks.map)
-        measured = ranks.tell(lambda: measured)  # processors may differ in the last bit of a logarithm
-        ranks.tell(lambda: on_evaluation({**measured, "step": progress.step}))
-    best = progress.improved(measured[config.metric], config.metric != "loss")
-    counters = {"step": progress.step, "epoch": progress.epoch, "seconds": time.perf_counter() - started}
-    report.valid({**measured, **counters, "best": float(best)})
-    return best
+            metrics = task.evaluate(model, ranks.map)
+        metrics = ranks.on_rank0(lambda: metrics)  # results may differ in the last bit between processors
+        ranks.on_rank0(lambda: on_evaluation({**metrics, "step": progress.step}))
+    is_best = progress.record_evaluation(metrics[config.metric], config.metric != "loss")
+    counters = {"step": progress.step, "epoch": progress.epoch, "seconds": time.perf_counter() - start_time}
+    report.log_valid({**metrics, **counters, "best": float(is_best)})
+    return is_best
 
 
-def measure_metric(training: Training, task: Task, metric: str, ranks: Ranks) -> float:
-    """One measure of the validation text by the weights that are in the model, the same number on all ranks."""
+def measure_metric(training: TrainState, task: TrainingTask, metric: str, ranks: ProcessGroup) -> float:
+    """One metric of the current weights on the validation text; the same number on all ranks."""
     training.model.eval()
     with torch.inference_mode():
-        measured = task.evaluate(training.model, ranks.map)
-    return ranks.tell(lambda: measured[metric])
+        metrics = task.evaluate(training.model, ranks.map)
+    return ranks.on_rank0(lambda: metrics[metric])

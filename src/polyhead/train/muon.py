@@ -1,4 +1,4 @@
-"""Muon's step, whose products are in the format that the processor is fast in."""
+"""Muon optimizer, with matmuls in the precision that is fastest on the device."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from polyhead.train.precision import resolve
+from polyhead.train.precision import resolve_precision
 
-# steepest at 0, so that few rounds suffice; singular values end within 0.7 and 1.2
-QUINTIC = (3.4445, -4.7750, 2.0315)
+# steepest at 0, so that few iterations suffice; singular values end between 0.7 and 1.2
+NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ROUNDS, EPS = 5, 1e-7
 
 
 class Muon(Optimizer):
-    """``torch.optim.Muon``, with its bits where bf16 is fast.
+    """Muon; bit-identical to ``torch.optim.Muon`` where bf16 is fast.
 
-    Torch's own multiplies in bf16 wherever it is, which processors without instructions for it do ten times slower than in fp32.
+    Torch's implementation always multiplies in bf16, which is ten times slower than fp32 on processors
+    without bf16 instructions.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update all parameters from their gradients."""
+        """One optimizer step."""
         assert closure is None
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
@@ -41,19 +42,19 @@ class Muon(Optimizer):
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(p.grad)
                 mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
-                update = orthogonal(p.grad.lerp(mean, momentum))  # Nesterov's
+                update = orthogonalize(p.grad.lerp(mean, momentum))  # Nesterov's
                 p.mul_(1 - lr * group["weight_decay"])
-                # Liu et al., 2025, eq. 4: as long as an update of AdamW
+                # Liu et al., 2025, eq. 4: the RMS of an AdamW update
                 p.add_(update, alpha=-lr * 0.2 * sqrt(max(p.shape)))
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """The nearest orthogonal matrix, roughly, by a Newton-Schulz iteration: U S Vᵀ -> U S' Vᵀ with S' near 1."""
-    a, b, c = QUINTIC
-    x = matrix.bfloat16() if resolve("auto", matrix.device) == "bf16" else matrix.float()
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Approximate nearest orthogonal matrix by Newton-Schulz iteration: U S Vᵀ -> U S' Vᵀ with S' near 1."""
+    a, b, c = NS_COEFFICIENTS
+    x = matrix.bfloat16() if resolve_precision("auto", matrix.device) == "bf16" else matrix.float()
     tall = x.size(0) > x.size(1)
     x = x.T if tall else x
-    x = x / x.norm().clamp(min=EPS)  # no singular value is above 1
+    x = x / x.norm().clamp(min=EPS)  # singular values at most 1
     for _ in range(ROUNDS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

@@ -1,10 +1,10 @@
-"""Optimisers, from a model's parameters to one or more optimisers of torch.
+"""Optimizers: functions from a model to one or more ``torch.optim`` optimizers.
 
-``train.lr`` is the peak rate, the schedule (``train.schedule``) a factor on it, ``train.clip_norm`` the longest
-gradient.
+``train.lr`` is the peak learning rate, the schedule (``train.schedule``) a factor on it, ``train.clip_norm``
+the maximum gradient norm.
 
 Options:
-  weight_decay: pull of the matrices towards 0; biases and norms are left alone
+  weight_decay: decoupled weight decay of matrices; biases and norms have none
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from polyhead.core.option_types import Decay, NonNegativeFloat, PositiveFloat
+from polyhead.core.registry import OPTIMIZER
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import Stack
-from polyhead.ranges import Above0, AtLeast0, Decay
-from polyhead.registry import OPTIMIZER
 from polyhead.train.muon import Muon
 
 
@@ -29,20 +29,20 @@ def adamw(
     *,
     beta1: Decay = 0.9,
     beta2: Decay = 0.98,
-    eps: Above0 = 1e-9,
-    weight_decay: AtLeast0 = 0.0,
+    eps: PositiveFloat = 1e-9,
+    weight_decay: NonNegativeFloat = 0.0,
 ) -> list[Optimizer]:
     """Adam with decoupled weight decay: the step is the mean gradient over its own root mean square.
 
-    β₂ and ε are those of the original Transformer. The kernel is torch's fused one. The default.
+    β₂ and ε are those of the original Transformer. Uses torch's fused kernel. The default.
 
     Equation: m ← β₁ m + (1 - β₁) g,  s ← β₂ s + (1 - β₂) g²,  m̂ = m / (1 - β₁ᵗ),  ŝ = s / (1 - β₂ᵗ)
               w ← w - lr (m̂ / (√ŝ + ε) + weight_decay · w)
     Paper: Kingma & Ba, 2015; Loshchilov & Hutter, 2019
     When: the safe choice
     Options:
-      beta1: decay of the mean of gradients
-      beta2: decay of the mean of their squares
+      beta1: decay of the running mean of gradients
+      beta2: decay of the running mean of squared gradients
       eps: added to the root of the second moment
     """
     groups = _decay_groups(list(model.parameters()), weight_decay)
@@ -50,8 +50,8 @@ def adamw(
 
 
 @OPTIMIZER.register("adafactor")
-def adafactor(model: nn.Module, lr: float, *, weight_decay: AtLeast0 = 0.0) -> list[Optimizer]:
-    """Adam's second moment as an outer product of row and column means: almost no memory beside the weights.
+def adafactor(model: nn.Module, lr: float, *, weight_decay: NonNegativeFloat = 0.0) -> list[Optimizer]:
+    """Adam's second moment as an outer product of row and column means: almost no memory for optimizer state.
 
     Equation: s ≈ r cᵀ / sum(r),  r and c the running means of g² over columns and rows
     Paper: Shazeer & Stern, 2018
@@ -66,44 +66,45 @@ def muon(
     lr: float,
     *,
     momentum: Decay = 0.95,
-    weight_decay: AtLeast0 = 0.0,
-    adam_lr: Above0 | None = None,
+    weight_decay: NonNegativeFloat = 0.0,
+    adam_lr: PositiveFloat | None = None,
 ) -> list[Optimizer]:
-    """Momentum whose matrix is replaced by the nearest orthogonal one, for the matrices inside the blocks.
+    """Momentum, orthogonalised, for the weight matrices of the blocks; AdamW for all other parameters.
 
-    Embeddings, positions, norms, biases and all that is above the blocks, such as the output layer, get AdamW. Updates are
-    rescaled to the size of Adam's, so one rate can serve both. The products are in bf16 where that is fast, else in fp32.
+    AdamW updates embeddings, positions, norms, biases and everything outside the blocks, such as the output
+    layer. Muon's updates are rescaled to the size of Adam's, so that both can use one learning rate. Matmuls
+    run in bf16 where the hardware is fast at it, else in fp32.
 
     Equation: M ← momentum · M + g;  W ← W - lr · U Vᵀ · 0.2 √max(rows, columns),  M = U S Vᵀ
     Paper: Jordan et al., 2024; Liu et al., 2025
-    When: fewer steps count; its products cost time at each, so compare at equal time, not at equal steps
+    When: fewer steps matter; each step costs more matmuls, so compare at equal time, not at equal steps
     Options:
       momentum: decay of the momentum
-      adam_lr: peak rate of the AdamW part; ``train.lr`` if not given
+      adam_lr: peak learning rate of AdamW; ``train.lr`` if not set
     """
     blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.layers]
-    # a position scheme in a block is a table, whose rows are looked up as those of an embedding
+    # parameters of a position scheme in a block are lookup tables, like an embedding
     tables = {id(p) for part in model.modules() if isinstance(part, Position) for p in part.parameters()}
-    chosen = {id(p) for block in blocks for p in block.parameters() if p.ndim == 2} - tables
-    inside = [p for p in model.parameters() if id(p) in chosen]
-    rest = [p for p in model.parameters() if id(p) not in chosen]
-    others = torch.optim.AdamW(
-        _decay_groups(rest, weight_decay), lr=adam_lr or lr, betas=(0.9, 0.98), eps=1e-9, fused=True
+    matrix_ids = {id(p) for block in blocks for p in block.parameters() if p.ndim == 2} - tables
+    matrices = [p for p in model.parameters() if id(p) in matrix_ids]
+    other_params = [p for p in model.parameters() if id(p) not in matrix_ids]
+    adam = torch.optim.AdamW(
+        _decay_groups(other_params, weight_decay), lr=adam_lr or lr, betas=(0.9, 0.98), eps=1e-9, fused=True
     )
-    if not inside:
-        return [others]
-    return [Muon(inside, lr, momentum, weight_decay), others]
+    if not matrices:
+        return [adam]
+    return [Muon(matrices, lr, momentum, weight_decay), adam]
 
 
 def set_rates(optimizers: Sequence[Optimizer], factor: float) -> None:
-    """Every group at its own peak rate times the schedule's factor."""
+    """Set the learning rate of every parameter group to its peak rate times ``factor``."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
 
 
 def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
-    """Weight decay pulls on matrices only; biases and norms are left alone."""
+    """Parameter groups: matrices with weight decay; biases and norms without."""
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

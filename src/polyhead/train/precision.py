@@ -1,4 +1,4 @@
-"""Which number format the matrix products of training use, and what the least of them needs."""
+"""Precision of training: autocast, and loss scaling for fp16."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from polyhead.fast.processor import is_amd
-from polyhead.fast.wide import wide_products
-from polyhead.nn.feed_forward.mixture import Experts
+from polyhead.kernels.cpu_features import is_amd
+from polyhead.kernels.onednn_matmul import onednn_matmuls
+from polyhead.nn.feed_forward.moe import MixtureOfExperts
 
-Format = Literal["fp32", "bf16", "fp16"]
+ResolvedPrecision = Literal["fp32", "bf16", "fp16"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def resolve(precision: Precision, device: torch.device) -> Format:
-    """``auto`` is bf16 where the hardware multiplies it faster than fp32 (AMX, AVX512-BF16 of AMD, recent GPUs), fp16 on
-    GPUs that multiply only that (Volta, Turing), else fp32.
+def resolve_precision(precision: Precision, device: torch.device) -> ResolvedPrecision:
+    """Resolve ``auto`` to the fastest precision of the device.
+
+    bf16 where the hardware multiplies it faster than fp32 (AMX, AVX512-BF16 of AMD, recent GPUs), fp16 on
+    GPUs that are fast only in fp16 (Volta, Turing), else fp32.
     """
     if precision != "auto":
         return precision
@@ -27,57 +29,57 @@ def resolve(precision: Precision, device: torch.device) -> Format:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16"
         return "fp16" if torch.cuda.get_device_capability(device) >= (7, 0) else "fp32"
-    # without AMX, Intel's processors multiply bf16 at half the rate of fp32
-    fast = torch.cpu._is_amx_tile_supported() or (torch.cpu._is_avx512_bf16_supported() and is_amd())
-    return "bf16" if fast else "fp32"
+    # without AMX, Intel processors multiply bf16 at half the speed of fp32
+    is_fast = torch.cpu._is_amx_tile_supported() or (torch.cpu._is_avx512_bf16_supported() and is_amd())
+    return "bf16" if is_fast else "fp32"
 
 
-def autocast(precision: Format, device: torch.device) -> AbstractContextManager[object]:
-    """Weights stay fp32; the products inside the context run in the given format."""
-    if precision in HALVES:
-        return torch.autocast(device.type, HALVES[precision])
-    return wide_products() if device.type == "cpu" else nullcontext()
+def autocast(precision: ResolvedPrecision, device: torch.device) -> AbstractContextManager[object]:
+    """Run matmuls inside the context in ``precision``; weights stay fp32."""
+    if precision in HALF_DTYPES:
+        return torch.autocast(device.type, HALF_DTYPES[precision])
+    return onednn_matmuls() if device.type == "cpu" else nullcontext()
 
 
 class LossScale:
-    """What a loss is multiplied by before it is differentiated, so that gradients in fp16 are not rounded to 0.
+    """Dynamic loss scale for fp16, so that small gradients are not rounded to 0.
 
-    It is halved when gradients overflow, whose update is left out, and doubled after ``AFTER`` updates without that; as
-    a power of 2 it changes no bit of a gradient in fp32.
+    It is halved when gradients overflow (that update is skipped), and doubled after ``GROWTH_INTERVAL`` updates without
+    an overflow. As a power of 2 it does not change the bits of a gradient in fp32.
 
     Paper: Micikevicius et al., 2018, sec. 3.2
     """
 
-    FIRST, AFTER = 2.0**16, 2000
+    INIT_SCALE, GROWTH_INTERVAL = 2.0**16, 2000
 
     def __init__(self) -> None:
-        self.value, self.good = self.FIRST, 0  # and how many updates it was good for
+        self.value, self.n_good_steps = self.INIT_SCALE, 0  # updates since the last change
 
     @torch.no_grad()
-    def divide(self, model: nn.Module) -> None:
-        """Gradients of a scaled loss -> those of the loss."""
-        # how busy experts are is learned from their load, which no loss is in
-        own = {id(part.balance) for part in model.modules() if isinstance(part, Experts)}
-        scaled = [p.grad for p in model.parameters() if p.grad is not None and id(p) not in own]
-        if scaled:
-            torch._foreach_mul_(scaled, 1 / self.value)
+    def unscale(self, model: nn.Module) -> None:
+        """Divide the gradients by the scale."""
+        # the gradient of the load-balancing bias comes from expert load, not from the loss
+        balance_ids = {id(part.balance) for part in model.modules() if isinstance(part, MixtureOfExperts)}
+        grads = [p.grad for p in model.parameters() if p.grad is not None and id(p) not in balance_ids]
+        if grads:
+            torch._foreach_mul_(grads, 1 / self.value)
 
-    def learn(self, finite: bool) -> bool:
-        """From whether the gradients were; comes back whether it has given way."""
+    def update(self, finite: bool) -> bool:
+        """Update the scale, from whether the gradients were finite; returns whether it was lowered."""
         if finite:
-            self.good += 1
-            if self.good == self.AFTER:
-                self.value, self.good = 2 * self.value, 0
+            self.n_good_steps += 1
+            if self.n_good_steps == self.GROWTH_INTERVAL:
+                self.value, self.n_good_steps = 2 * self.value, 0
             return False
-        lower = max(1.0, self.value / 2)
-        gives_way = lower < self.value
-        self.value, self.good = lower, 0
-        return gives_way
+        new_value = max(1.0, self.value / 2)
+        is_lower = new_value < self.value
+        self.value, self.n_good_steps = new_value, 0
+        return is_lower
 
     def to_json(self) -> dict[str, Any]:
-        """For the checkpoint."""
-        return {"value": self.value, "good": self.good}
+        """The scale as JSON, for the checkpoint."""
+        return {"value": self.value, "good": self.n_good_steps}
 
-    def load(self, saved: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """The inverse of ``to_json``."""
-        self.value, self.good = saved["value"], saved["good"]
+        self.value, self.n_good_steps = state["value"], state["good"]

@@ -1,4 +1,4 @@
-"""report.html of a run: written at each evaluation and at the end, from what lies in the directory and new samples."""
+"""report.html of a run, written at each evaluation and at the end from the run directory and new samples."""
 
 from __future__ import annotations
 
@@ -10,73 +10,73 @@ from typing import Any, Self
 
 import torch
 
-from polyhead.analysis.run_page import run_page
-from polyhead.analysis.run_record import PAGE, REPORT, read_report, read_run
+from polyhead.core.atomic_io import replace_file
 from polyhead.core.i18n import tr
-from polyhead.files import replace_file
-from polyhead.run import Run
-from polyhead.train.distill import plain
+from polyhead.run.run import Run
+from polyhead.train.distill import without_teacher
 from polyhead.train.samples import take_samples
-from polyhead.train.tasks.base import RunTask
+from polyhead.train.tasks.base import Task
+from polyhead.viz.run_page import render_run_page
+from polyhead.viz.run_record import PAGE, REPORT, read_report, read_run
 
 VERSION = 1  # of report.json
 
 
 class RunReport:
-    """The report of one training; on leaving its context by an error it says that the training failed.
+    """The report of one training. If its context ends by an error, the page shows that training failed.
 
-    Nothing that goes wrong here ends a training: it is said once, and the page stays as it was.
+    Errors in the report never end training: the first one is reported, and the page stays as it was.
     """
 
-    def __init__(self, directory: Path, resumed: bool = False) -> None:
+    def __init__(self, directory: Path, is_resumed: bool = False) -> None:
         self.directory, self.state = directory, "training"
-        self.samples: dict[str, Any] = read_report(directory).get("samples") or {} if resumed else {}
-        self.sample: Callable[[], dict[str, Any]] = dict
-        self.say: Callable[[str], None] = lambda line: None
+        self.samples: dict[str, Any] = read_report(directory).get("samples") or {} if is_resumed else {}
+        self.take_sample: Callable[[], dict[str, Any]] = dict
+        self.info: Callable[[str], None] = lambda line: None
 
     @property
     def path(self) -> Path:
-        """Where the page is."""
+        """Path of the page."""
         return self.directory / PAGE
 
-    def start(self, run: Run, task: RunTask, say: Callable[[str], None]) -> None:
-        """Take samples of this run from now on."""
+    def start(self, run: Run, task: Task, info: Callable[[str], None]) -> None:
+        """Set the run and the task that samples are taken of."""
 
-        def sample() -> dict[str, Any]:
+        def take_sample() -> dict[str, Any]:
             with torch.inference_mode():
-                return take_samples(plain(task), run).to_json()
+                return take_samples(without_teacher(task), run).to_json()
 
-        self.sample, self.say = sample, say
+        self.take_sample, self.info = take_sample, info
 
     def update(self, row: Mapping[str, float] | None = None) -> None:
-        """Take samples of the weights as they are and write the page; ``row`` is an evaluation that is not logged yet."""
-        self._try(lambda: self.samples.update(self.sample()))
-        self._try(lambda: self._write(row))
+        """Take samples of the current weights and write the page; ``row`` is an evaluation not logged yet."""
+        self._try_or_warn(lambda: self.samples.update(self.take_sample()))
+        self._try_or_warn(lambda: self._write_page(row))
 
-    def finish(self, how: str) -> None:
+    def finish(self, status: str) -> None:
         """Write the page of a training that has ended: done, stopped early or interrupted."""
-        self.state = how
-        if how == "interrupted":
-            self._try(self._write)
+        self.state = status
+        if status == "interrupted":
+            self._try_or_warn(self._write_page)
         else:
             self.update()
 
-    def _write(self, row: Mapping[str, float] | None = None) -> None:
-        saved = {"version": VERSION, "state": self.state, "samples": self.samples}
-        replace_file(self.directory / REPORT, json.dumps(saved, ensure_ascii=False).encode())
+    def _write_page(self, row: Mapping[str, float] | None = None) -> None:
+        content = {"version": VERSION, "state": self.state, "samples": self.samples}
+        replace_file(self.directory / REPORT, json.dumps(content, ensure_ascii=False).encode())
         record = read_run(self.directory)
         if row:
             record.metrics.append({"split": "valid", **row})
         if record.metrics:
             training = self.state == "training"
-            replace_file(self.path, run_page(record._replace(training=training)).encode())
+            replace_file(self.path, render_run_page(record._replace(is_training=training)).encode())
 
-    def _try(self, work: Callable[[], Any]) -> None:
+    def _try_or_warn(self, work: Callable[[], Any]) -> None:
         try:
             work()
-        except Exception as error:  # of whatever kind: no page is worth a training
-            self.say(tr("warning: the report is not complete: {error}", error=error))
-            self.say = lambda line: None
+        except Exception as error:  # any error: the report must not end training
+            self.info(tr("warning: the report is not complete: {error}", error=error))
+            self.info = lambda line: None
 
     def __enter__(self) -> Self:
         return self
@@ -86,4 +86,4 @@ class RunReport:
     ) -> None:
         if self.state == "training":
             self.state = "failed"
-            self._try(self._write)
+            self._try_or_warn(self._write_page)

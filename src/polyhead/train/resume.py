@@ -1,16 +1,16 @@
-"""Whether a run may begin in a directory, or go on there as if it had never stopped."""
+"""Checks before a run starts or resumes in a directory."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel
 
-from polyhead.errors import UserError
-from polyhead.recipe import Recipe, TrainConfig, load_recipe
-from polyhead.registry import SCHEDULE
-from polyhead.train import checkpoint
+from polyhead.checkpoint import checkpoint
+from polyhead.config.recipe import Recipe, TrainConfig, load_recipe
+from polyhead.core.errors import UserError
+from polyhead.core.registry import SCHEDULE
 
-# what a run may change when it goes on: none of it alters the weights of a step (steps and epochs: see check_rates)
-_CHANGEABLE = (
+# keys that may change on resume: they do not affect the weights of a step (steps and epochs: see check_rates)
+_CHANGEABLE_TRAIN_KEYS = (
     "steps",
     "epochs",
     "log_every",
@@ -22,7 +22,7 @@ _CHANGEABLE = (
     "threads",
     "timeout",
 )
-DESCRIPTION = (
+DESCRIPTION_FILES = (
     "README.md",
     "config.json",
     "generation_config.json",
@@ -31,76 +31,92 @@ DESCRIPTION = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-MAY_CHANGE = {f"train.{name}" for name in _CHANGEABLE}
+CHANGEABLE_KEYS = {f"train.{name}" for name in _CHANGEABLE_TRAIN_KEYS}
 
 
 def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
-    """A directory with work in it is only touched by --resume, and only with the recipe that began it: returned."""
-    written = recipe.out / "recipe.yaml"
-    begun = bool(checkpoint.steps(recipe.out / "checkpoints")) or (recipe.out / "model.safetensors").is_file()
+    """Raise a UserError if a run must not start, or resume, in the directory ``recipe.out``.
+
+    A directory with a run is used only with ``resume``, and only with the recipe of that run, which is
+    returned.
+    """
+    recipe_file = recipe.out / "recipe.yaml"
+    has_run = (
+        bool(checkpoint.list_steps(recipe.out / "checkpoints"))
+        or (recipe.out / "model.safetensors").is_file()
+    )
     if recipe.out.exists() and not recipe.out.is_dir():
         raise UserError(f"out: {recipe.out} is a file; name a directory")
     if not resume:
-        if begun:
+        if has_run:
             raise UserError(
                 f"{recipe.out} already holds a run; go on with --resume, or choose another place with out=..."
             )
-        others = [name for name in DESCRIPTION if (recipe.out / name).exists()]
-        if others and not (recipe.out / "metrics.jsonl").exists():  # what every run has from its first moment
+        existing_files = [name for name in DESCRIPTION_FILES if (recipe.out / name).exists()]
+        # every run writes metrics.jsonl at its start
+        if existing_files and not (recipe.out / "metrics.jsonl").exists():
             raise UserError(
-                f"{recipe.out} holds {others[0]}, which no run wrote and this one would write over; choose another place with out=..."
+                f"{recipe.out} holds {existing_files[0]}, which no run wrote and this one would write over; choose another place with out=..."
             )
         return None
-    if not written.is_file():
+    if not recipe_file.is_file():
         raise UserError(f"--resume: there is no run in {recipe.out} yet; start it without --resume")
-    if begun and not checkpoint.steps(recipe.out / "checkpoints"):
+    if has_run and not checkpoint.list_steps(recipe.out / "checkpoints"):
         raise UserError(f"--resume: {recipe.out} holds a finished model, but no checkpoint to go on from")
-    before = load_recipe(written, made=True)
-    changed = [
+    old_recipe = load_recipe(recipe_file, from_run=True)
+    changed_keys = [
         key
         for section in ("tokenizer", "model", "train")
-        for key in differences(getattr(before, section), getattr(recipe, section), section)
-        if key not in MAY_CHANGE
+        for key in list_differences(getattr(old_recipe, section), getattr(recipe, section), section)
+        if key not in CHANGEABLE_KEYS
     ]
-    changed += ["data.max_len"] if before.data.max_len != recipe.data.max_len else []
-    changed += [name for name in ("task", "distill") if getattr(before, name) != getattr(recipe, name)]
-    if changed:
+    changed_keys += ["data.max_len"] if old_recipe.data.max_len != recipe.data.max_len else []
+    changed_keys += [
+        name for name in ("task", "distill") if getattr(old_recipe, name) != getattr(recipe, name)
+    ]
+    if changed_keys:
         raise UserError(
-            f"--resume: {', '.join(changed)} differ{'s' * (len(changed) == 1)} from the run's own recipe; "
-            f"use {written}, or start anew with out=..."
+            f"--resume: {', '.join(changed_keys)} differ{'s' * (len(changed_keys) == 1)} from the run's own recipe; "
+            f"use {recipe_file}, or start anew with out=..."
         )
-    return before
+    return old_recipe
 
 
-def differences(a: BaseModel, b: BaseModel, under: str) -> list[str]:
-    """The keys in which two sections of a recipe differ."""
-    return [f"{under}.{name}" for name in type(a).model_fields if getattr(a, name) != getattr(b, name)]
+def list_differences(a: BaseModel, b: BaseModel, prefix: str) -> list[str]:
+    """Keys in which two sections of a recipe differ."""
+    return [f"{prefix}.{name}" for name in type(a).model_fields if getattr(a, name) != getattr(b, name)]
 
 
-def check_same(saved: checkpoint.Checkpoint, extra: dict[str, str], before: Recipe, recipe: Recipe) -> None:
-    """The tokenizer and the text must be those that the checkpoint knows by their digests."""
-    out, changed = recipe.out, differences(before.data, recipe.data, "data")
-    if saved.extra.get("tokenizer_sha256") != extra["tokenizer_sha256"]:
-        raise UserError(f"{out / 'tokenizer.json'} is not the tokenizer that {saved.path} was trained with")
+def check_same_data(
+    saved_checkpoint: checkpoint.Checkpoint, extra: dict[str, str], old_recipe: Recipe, recipe: Recipe
+) -> None:
+    """Raise a UserError if the digests of the tokenizer or the text differ from those in the checkpoint."""
+    out, changed_keys = recipe.out, list_differences(old_recipe.data, recipe.data, "data")
+    if saved_checkpoint.extra.get("tokenizer_sha256") != extra["tokenizer_sha256"]:
+        raise UserError(
+            f"{out / 'tokenizer.json'} is not the tokenizer that {saved_checkpoint.path} was trained with"
+        )
     for split in ("train", "valid"):
-        if saved.extra.get(split) != extra[split]:
+        if saved_checkpoint.extra.get(split) != extra[split]:
             raise UserError(
                 f"--resume: the {split} text is not what the run began with"
-                + (f" ({', '.join(changed)} changed)" if changed else "")
+                + (f" ({', '.join(changed_keys)} changed)" if changed_keys else "")
                 + "; put it back, or start anew with out=..."
             )
 
 
-def check_rates(config: TrainConfig, d_model: int, done: int, before: int, now: int) -> None:
-    """Another number of steps must leave those done as they were, and their learning rates."""
-    if now < done:
+def check_rates(config: TrainConfig, d_model: int, n_done: int, old_steps: int, new_steps: int) -> None:
+    """Raise a UserError if ``new_steps`` would change learning rates of the ``n_done`` first steps."""
+    if new_steps < n_done:
         raise UserError(
-            f"--resume: the run has {done} steps done, and is to have {now} now; give at least {done}, "
+            f"--resume: the run has {n_done} steps done, and is to have {new_steps} now; give at least {n_done}, "
             "or start anew with out=..."
         )
-    old, new = (SCHEDULE.build(config.schedule, d_model, steps) for steps in (before, now))
-    if any(old(step) != new(step) for step in range(1, done + 1)):
+    old_schedule, new_schedule = (
+        SCHEDULE.build(config.schedule, d_model, steps) for steps in (old_steps, new_steps)
+    )
+    if any(old_schedule(step) != new_schedule(step) for step in range(1, n_done + 1)):
         raise UserError(
-            f"--resume: the run began with {before} steps; with {now} the schedule {config.schedule.name!r} would "
-            f"have given the {done} steps done other learning rates; keep the number, or start anew with out=..."
+            f"--resume: the run began with {old_steps} steps; with {new_steps} the schedule {config.schedule.name!r} would "
+            f"have given the {n_done} steps done other learning rates; keep the number, or start anew with out=..."
         )

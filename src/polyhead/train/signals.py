@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: as a question to ask between two steps, or as the end of work that can be done again. No torch here."""
+"""Handlers of Ctrl-C and SIGTERM: a flag to check between steps, or KeyboardInterrupt; no torch import."""
 
 from __future__ import annotations
 
@@ -12,57 +12,58 @@ from polyhead.core.i18n import tr
 
 
 @contextmanager
-def stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """A question whether Ctrl-C or SIGTERM has come; a second one ends the program at once.
+def stop_on_signal(info: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Yields a function that returns whether Ctrl-C or SIGTERM was received.
 
-    Python tells signals to its main thread alone: in another one the answer is always no.
+    A second signal ends the program at once. Python delivers signals to the main thread only: in another
+    thread the function always returns False.
     """
-    caught: list[int] = []
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
 
-    def catch(number: int, frame: object) -> None:
-        if caught:
+    def catch_signal(signum: int, frame: object) -> None:
+        if received:
             raise KeyboardInterrupt
-        caught.append(number)
-        say(tr("stopping after this step; once more stops at once, without saving"))
+        received.append(signum)
+        info(tr("stopping after this step; once more stops at once, without saving"))
 
-    with handled(catch):
-        yield lambda: bool(caught)
+    with handle_signals(catch_signal):
+        yield lambda: bool(received)
 
 
 @contextmanager
-def end_on_signal() -> Iterator[None]:
-    """Ctrl-C or SIGTERM raises KeyboardInterrupt at once: for work of which nothing is lost. Main thread alone, as above."""
+def interrupt_on_signal() -> Iterator[None]:
+    """Raise KeyboardInterrupt at Ctrl-C or SIGTERM, for work that can be repeated. Main thread only."""
 
-    def end(number: int, frame: object) -> None:
+    def raise_interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with handled(end):
+    with handle_signals(raise_interrupt):
         yield
 
 
 @contextmanager
-def handled(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Both signals go to the handler, and afterwards to whom they went before."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Install a handler for SIGINT and SIGTERM; restore the old handlers on exit."""
+    old_handlers = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, old_handler in old_handlers.items():
+            signal.signal(number, old_handler)
 
 
-def end_with(pipe: int) -> None:
-    """Ask this process to save and end when whoever holds the other end of a pipe is gone."""
+def die_with(pipe: int) -> None:
+    """Send SIGTERM to this process when the other end of the pipe ``pipe`` is closed."""
 
-    def watch() -> None:
+    def watch_pipe() -> None:
         while os.read(pipe, 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch_pipe, daemon=True).start()

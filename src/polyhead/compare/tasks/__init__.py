@@ -1,1 +1,1 @@
-"""The tasks that designs are compared by, a file each."""
+"""Tasks that designs are compared on, one file each."""

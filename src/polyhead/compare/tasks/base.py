@@ -1,6 +1,6 @@
-"""What a comparison must know of a task: what it measures, and how the models of the task are run.
+"""Interface of a compared task: its metrics, and how its models are evaluated.
 
-Shapes: B rows, T tokens, N units that a resample draws, K statistics of a unit.
+Shapes: B rows, T tokens, R resamples, N units that a resample draws, K statistics of a unit.
 """
 
 from __future__ import annotations
@@ -10,105 +10,108 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from polyhead.compare.significance import Floats, Score, mean_of
-from polyhead.errors import UserError
-from polyhead.recipe import Recipe
-from polyhead.registry import Registry
-from polyhead.run import Run
+from polyhead.compare.io import JsonDict
+from polyhead.compare.significance import ScoreFunction, mean_from_sums
+from polyhead.config.recipe import Recipe
+from polyhead.core.array_types import Floats
+from polyhead.core.errors import UserError
+from polyhead.core.registry import Registry
+from polyhead.run.run import Run
 
-Found = dict[str, Any]
-"""What JSON can write."""
-
-
-class Measure(NamedTuple):
-    """A measure of quality: its names, how sums of statistics become its value, and how it is shown."""
-
-    name: str  # in result.json and in the rows
-    column: str  # over its column: "BLEU"
-    title: str  # in charts: "validation loss"
-    score: Score  # sums (R, K) -> values (R,)
-    less_is_better: bool
-    digits: int  # after the point
-    ends: int  # after the point, in intervals and spreads
-    of_tokens: bool = False  # its units are cut or counted by tokens: no pairs where tokenizers differ
-    across: bool = True  # whether its values compare where tokenizers differ
+"""JSON object."""
 
 
-LOSS_OF_TOKENS = Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True, across=False)
+class QualityMeasure(NamedTuple):
+    """A quality metric: its names, its function from sums of statistics to a value, and its number format."""
+
+    name: str  # key in result.json and in the rows
+    column: str  # column header: "BLEU"
+    title: str  # title in charts: "validation loss"
+    score: ScoreFunction  # sums (R, K) -> values (R,)
+    lower_is_better: bool
+    digits: int  # decimal places
+    interval_digits: int  # decimal places of intervals and spreads
+    is_per_token: bool = False  # units are cut or counted by tokens, so they are not paired across tokenizers
+    across_tokenizers: bool = True  # whether values are comparable across tokenizers
 
 
-def measured_split(recipe: Recipe) -> str:
-    """The text that all but the loss is measured on: the test text, if there is one."""
+TOKEN_LOSS_MEASURE = QualityMeasure(
+    "loss", "loss", "validation loss", mean_from_sums, True, 3, 3, is_per_token=True, across_tokenizers=False
+)
+
+
+def pick_eval_split(recipe: Recipe) -> str:
+    """Split that all metrics but the loss are measured on: test if the recipe has it, else validation."""
     return "test" if recipe.data.test else "valid"
 
 
-class Words(NamedTuple):
-    """What the page says of this task in its sentences."""
+class PageWords(NamedTuple):
+    """Task-specific wording of the page."""
 
-    unit: str  # that a resample draws: "sentences"
-    flops: str  # that are counted as those of a token
-    decoding: str = ""  # how its speed was measured, where anything is decoded
-    each: str = "token"  # what is predicted, and so counted
-    given: bool = False  # whether the units are those of the text, and not cut by the design
-
-
-class Piece(NamedTuple):
-    """A batch that is only measured."""
-
-    features: Callable[[Any], Tensor]  # of a model: what its head reads
-    tokens: int  # that it predicts; texts, where these have classes
-    # for each stack of the model, which places (B, T) are tokens; None: all
-    real: Mapping[str, Tensor | None]
-    head: str = "head"  # the part of the model that reads them
+    unit: str  # unit that a resample draws: "sentences"
+    flops_note: str  # FLOPs that are counted as those of a token
+    decoding_note: str = ""  # how decoding speed was measured; '' if nothing is decoded
+    counted_unit: str = "token"  # unit that is predicted and counted
+    has_fixed_units: bool = False  # whether units are those of the text, independent of the design
 
 
-class Compared(Protocol):
-    """A task by name. ``task`` below is what the training task of the same name opened."""
+class EvalBatch(NamedTuple):
+    """A batch for evaluation."""
 
-    # the loss first; the second is what designs with different tokens are sorted by
-    measures: tuple[Measure, ...]
-    words: Words
+    features: Callable[[Any], Tensor]  # model -> inputs of its head
+    n_tokens: int  # predicted tokens, or texts for a classifier
+    # for each stack of the model the positions (B, T) that are tokens; None: all
+    token_masks: Mapping[str, Tensor | None]
+    head: str = "head"  # attribute of the model that is applied to the features
 
-    def labels(self, recipe: Recipe) -> Sequence[str]:
-        """The classes that its models tell apart."""
+
+class ComparedTask(Protocol):
+    """A compared task. ``task`` in its methods is the training task of the same name."""
+
+    # the loss first; the second one ranks designs with different tokenizers
+    measures: tuple[QualityMeasure, ...]
+    page_words: PageWords
+
+    def read_labels(self, recipe: Recipe) -> Sequence[str]:
+        """Class labels of the models."""
         ...
 
     def tokens_per_step(self, task: Any) -> float:
-        """Tokens, or texts, that a batch of training predicts: the mean over an epoch."""
+        """Tokens, or texts, that a training batch predicts: the mean over an epoch."""
         ...
 
-    def typical(self, task: Any) -> Piece:
-        """A batch of ordinary length; what its forward pass costs is what a token costs."""
+    def typical_batch(self, task: Any) -> EvalBatch:
+        """A batch of ordinary length; its forward pass gives the cost of a token."""
         ...
 
-    def pieces(self, task: Any) -> Iterator[Piece]:
-        """The validation text."""
+    def eval_batches(self, task: Any) -> Iterator[EvalBatch]:
+        """Batches of the validation text."""
         ...
 
-    def quality(self, run: Run, recipe: Recipe, task: Any) -> tuple[Found, Found]:
-        """``split``, ``signatures`` and the value of every measure; and what ``statistics`` needs later."""
+    def evaluate(self, run: Run, recipe: Recipe, task: Any) -> tuple[JsonDict, JsonDict]:
+        """``split``, ``signatures`` and all metrics; and the outputs that ``unit_statistics`` needs later."""
         ...
 
-    def statistics(self, kept: Found, base: Recipe) -> dict[str, Floats]:
-        """For every measure what its score sums up, unit by unit: (N, K)."""
+    def unit_statistics(self, outputs: JsonDict, base: Recipe) -> dict[str, Floats]:
+        """For each metric the per-unit statistics whose sums give its score: (N, K)."""
         ...
 
-    def decode_speed(self, run: Run, recipe: Recipe) -> float | None:
-        """Tokens a second of decoding; None where nothing is decoded."""
+    def measure_decode_speed(self, run: Run, recipe: Recipe) -> float | None:
+        """Tokens per second of decoding; None if nothing is decoded."""
         ...
 
-    def memory(self, run: Run) -> Any:
-        """What a decoder reads besides its own output, of the shortest text; None where it reads nothing, or there is none."""
+    def encode_memory(self, run: Run) -> Any:
+        """Encoder output of the shortest text; None if there is no decoder or it attends to no encoder."""
         ...
 
 
-COMPARED: Registry[Any] = Registry("task", "polyhead.compare.tasks")
+COMPARED_TASKS: Registry[Any] = Registry("task", "polyhead.compare.tasks")
 
 
-def compared(task: str) -> Compared:
-    """How designs of a task are compared; a UserError where nobody has said that yet."""
-    known = COMPARED.names()
-    if task not in known:
-        raise UserError(f"task is {task!r}; designs are compared by these tasks: {', '.join(known)}")
-    part: Compared = COMPARED.get(task)()
+def get_compared_task(task: str) -> ComparedTask:
+    """Look up how designs of a task are compared; a UserError if this is not implemented."""
+    names = COMPARED_TASKS.names()
+    if task not in names:
+        raise UserError(f"task is {task!r}; designs are compared by these tasks: {', '.join(names)}")
+    part: ComparedTask = COMPARED_TASKS.get(task)()
     return part

@@ -1,4 +1,4 @@
-"""Classifiers compared: how often they are right about the same texts."""
+"""Compare classifiers: accuracy, F1 and Matthews correlation on the same texts."""
 
 from __future__ import annotations
 
@@ -9,112 +9,123 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.analysis.class_metrics import class_measures
-from polyhead.compare.measure import counted, loss_and_ppl
-from polyhead.compare.significance import Floats, class_statistics, f1_of, matthews_of, mean_of
-from polyhead.compare.tasks.base import COMPARED, Found, Measure, Piece, Words, measured_split
-from polyhead.data.labelled import labels_of
-from polyhead.data.labelled_store import LabelledStore
+from polyhead.compare.cost_metrics import average_batch_size, loss_and_ppl
+from polyhead.compare.io import JsonDict
+from polyhead.compare.significance import class_statistics, f1_from_sums, matthews_from_sums, mean_from_sums
+from polyhead.compare.tasks.base import COMPARED_TASKS, EvalBatch, PageWords, QualityMeasure, pick_eval_split
+from polyhead.config.recipe import Recipe
+from polyhead.core.array_types import Floats
+from polyhead.data.readers.labeled import collect_labels
+from polyhead.data.stores.labeled_store import LabeledStore
+from polyhead.evaluate.class_metrics import class_measures
 from polyhead.models import Classifier
-from polyhead.nn.place import beside
-from polyhead.recipe import Recipe
-from polyhead.run import Run
-from polyhead.train.tasks.classification import Classification, labelled_of, store_of
+from polyhead.nn.device import to_model_device
+from polyhead.run.run import Run
+from polyhead.train.tasks.classification import ClassificationTask, open_labeled_store, open_split_labeled
 
 
-class Judged(NamedTuple):
-    """What a classifier made of some texts, in their order."""
+class EvaluatedTexts(NamedTuple):
+    """Losses, predictions and labels of some texts, in their order."""
 
     nll: list[float]
-    given: list[int]
-    wanted: list[int]
+    predictions: list[int]
+    labels: list[int]
 
 
-@COMPARED.register("classification")
-class Classifiers:
-    """A unit is a text."""
+@COMPARED_TASKS.register("classification")
+class ComparedClassification:
+    """Compare classifiers; a unit is a text."""
 
     measures = (
-        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3),
-        Measure("accuracy", "accuracy", "accuracy", mean_of, False, 4, 3),
-        Measure("f1", "macro F1", "macro F1", f1_of, False, 4, 3),
-        Measure("mcc", "MCC", "Matthews correlation", matthews_of, False, 3, 3),
+        QualityMeasure("loss", "loss", "validation loss", mean_from_sums, True, 3, 3),
+        QualityMeasure("accuracy", "accuracy", "accuracy", mean_from_sums, False, 4, 3),
+        QualityMeasure("f1", "macro F1", "macro F1", f1_from_sums, False, 4, 3),
+        QualityMeasure("mcc", "MCC", "Matthews correlation", matthews_from_sums, False, 3, 3),
     )
-    words = Words("texts", "of a forward pass, for each text", each="text", given=True)
+    page_words = PageWords(
+        "texts", "of a forward pass, for each text", counted_unit="text", has_fixed_units=True
+    )
 
-    def labels(self, recipe: Recipe) -> tuple[str, ...]:
-        """The classes of the training texts."""
-        return labels_of(labelled_of(recipe, "train"))
+    def read_labels(self, recipe: Recipe) -> tuple[str, ...]:
+        """Class labels of the training texts."""
+        return collect_labels(open_split_labeled(recipe, "train"))
 
-    def tokens_per_step(self, task: Classification) -> float:
-        """The mean number of texts in a batch."""
-        return counted(task)
+    def tokens_per_step(self, task: ClassificationTask) -> float:
+        """Mean number of texts in a batch."""
+        return average_batch_size(task)
 
-    def typical(self, task: Classification) -> Piece:
+    def typical_batch(self, task: ClassificationTask) -> EvalBatch:
         """The validation batch of the median length."""
         lengths = task.valid.lengths
         batches = sorted(task.valid_batches, key=lambda rows: int(lengths[rows].max()))
-        return piece(task, batches[len(batches) // 2])
+        return make_class_batch(task, batches[len(batches) // 2])
 
-    def pieces(self, task: Classification) -> Iterator[Piece]:
-        """The validation texts."""
-        return (piece(task, rows) for rows in task.valid_batches)
+    def eval_batches(self, task: ClassificationTask) -> Iterator[EvalBatch]:
+        """Batches of the validation texts."""
+        return (make_class_batch(task, rows) for rows in task.valid_batches)
 
-    def quality(self, run: Run, recipe: Recipe, task: Classification) -> tuple[Found, Found]:
-        """Loss of the validation texts; how often the test texts, if there are any, got their class."""
+    def evaluate(self, run: Run, recipe: Recipe, task: ClassificationTask) -> tuple[JsonDict, JsonDict]:
+        """Loss on the validation texts; the other metrics on the test texts, if there are any."""
         assert isinstance(run.model, Classifier)
         store = task.valid
-        text = valid = judged(run.model, task, store)
+        text = valid = evaluate_texts(run.model, task, store)
         if recipe.data.test:
-            store = store_of(recipe, "test", task.labels, run.tokenizer)
-            text = judged(run.model, task, store)
-        measures = class_measures(text.given, text.wanted, task.labels)
-        found = {
-            "split": measured_split(recipe),
+            store = open_labeled_store(recipe, "test", task.labels, run.tokenizer)
+            text = evaluate_texts(run.model, task, store)
+        measures = class_measures(text.predictions, text.labels, task.labels)
+        results = {
+            "split": pick_eval_split(recipe),
             **loss_and_ppl(sum(valid.nll), len(valid.nll)),
             **{name: measures[name] for name in ("accuracy", "f1", "mcc")},
             "signatures": {},
-            "left_out": str(store.report) if store.report.kept < store.report.read else "",
+            "left_out": str(store.report) if store.report.used < store.report.total else "",
         }
-        kept = {"nll": valid.nll, "given": text.given, "wanted": text.wanted, "labels": len(task.labels)}
-        return found, kept
+        outputs = {
+            "nll": valid.nll,
+            "given": text.predictions,
+            "wanted": text.labels,
+            "labels": len(task.labels),
+        }
+        return results, outputs
 
-    def statistics(self, kept: Found, base: Recipe) -> dict[str, Floats]:
-        """The loss of every text, and the class that it was given and should have been."""
-        given, wanted = np.asarray(kept["given"]), np.asarray(kept["wanted"])
-        classes = class_statistics(kept["given"], kept["wanted"], kept["labels"])
-        right = np.stack([given == wanted, np.ones(len(given))], 1).astype(np.float64)
-        loss = np.stack([kept["nll"], np.ones(len(kept["nll"]))], 1)
-        return {"loss": loss, "accuracy": right, "f1": classes, "mcc": classes}
+    def unit_statistics(self, outputs: JsonDict, base: Recipe) -> dict[str, Floats]:
+        """Loss of every text, its predicted class and its label."""
+        predicted, expected = np.asarray(outputs["given"]), np.asarray(outputs["wanted"])
+        classes = class_statistics(outputs["given"], outputs["wanted"], outputs["labels"])
+        correct = np.stack([predicted == expected, np.ones(len(predicted))], 1).astype(np.float64)
+        loss = np.stack([outputs["nll"], np.ones(len(outputs["nll"]))], 1)
+        return {"loss": loss, "accuracy": correct, "f1": classes, "mcc": classes}
 
-    def decode_speed(self, run: Run, recipe: Recipe) -> None:
-        """Nothing is decoded."""
+    def measure_decode_speed(self, run: Run, recipe: Recipe) -> None:
+        """None: nothing is decoded."""
 
-    def memory(self, run: Run) -> None:
-        """There is no decoder."""
+    def encode_memory(self, run: Run) -> None:
+        """None: there is no decoder."""
 
 
-def piece(task: Classification, rows: np.ndarray) -> Piece:
-    """A batch of validation texts as it is measured."""
-    given, labels = task.valid.batch(rows, task.tokenizer.pad_id)
+def make_class_batch(task: ClassificationTask, rows: np.ndarray) -> EvalBatch:
+    """Evaluation batch of validation texts."""
+    inputs, labels = task.valid.collate(rows, task.tokenizer.pad_id)
 
-    def pooled(model: Classifier) -> Tensor:
-        here = beside(model, given)
-        out: Tensor = model.pooler(model.encoder(*here.called(model.config.segments)), here.pos)
+    def pool_features(model: Classifier) -> Tensor:
+        device_inputs = to_model_device(model, inputs)
+        out: Tensor = model.pooler(
+            model.encoder(*device_inputs.model_args(model.config.segments)), device_inputs.pos
+        )
         return out
 
-    real = {"encoder": None if given.pos is None else given.pos >= 0}
-    return Piece(pooled, len(labels), real, head="classifier")
+    token_masks = {"encoder": None if inputs.pos is None else inputs.pos >= 0}
+    return EvalBatch(pool_features, len(labels), token_masks, head="classifier")
 
 
 @torch.no_grad()
-def judged(model: Classifier, task: Classification, store: LabelledStore) -> Judged:
-    """Every text of a store by a model."""
-    found: dict[int, tuple[float, int, int]] = {}
-    for rows in task.by_length(store).plan():
-        given, labels = beside(model, store.batch(rows, task.tokenizer.pad_id))
-        log_p = model.eval()(*given.called(model.config.segments)).double().log_softmax(-1)
+def evaluate_texts(model: Classifier, task: ClassificationTask, store: LabeledStore) -> EvaluatedTexts:
+    """Evaluate a model on all texts of a store."""
+    by_row: dict[int, tuple[float, int, int]] = {}
+    for rows in task.make_sampler(store).epoch_batches():
+        inputs, labels = to_model_device(model, store.collate(rows, task.tokenizer.pad_id))
+        log_p = model.eval()(*inputs.model_args(model.config.segments)).double().log_softmax(-1)
         nll = -log_p.gather(1, labels[:, None]).flatten()
-        told = zip(nll.tolist(), log_p.argmax(1).tolist(), labels.tolist(), strict=True)
-        found |= dict(zip(rows.tolist(), told, strict=True))
-    return Judged(*map(list, zip(*(found[row] for row in sorted(found)), strict=True)))
+        row_results = zip(nll.tolist(), log_p.argmax(1).tolist(), labels.tolist(), strict=True)
+        by_row |= dict(zip(rows.tolist(), row_results, strict=True))
+    return EvaluatedTexts(*map(list, zip(*(by_row[row] for row in sorted(by_row)), strict=True)))

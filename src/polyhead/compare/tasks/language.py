@@ -1,4 +1,4 @@
-"""Language models compared: the loss of rows of validation text, and perplexity by words and characters."""
+"""Compare language models: loss by row of validation text, perplexity per word and bits per character."""
 
 from __future__ import annotations
 
@@ -9,152 +9,185 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from polyhead.analysis.perplexity import Perplexity
-from polyhead.compare.measure import by_row, counted, loss_and_ppl
-from polyhead.compare.significance import Floats, mean_of
-from polyhead.compare.tasks.base import COMPARED, LOSS_OF_TOKENS, Found, Measure, Piece, Words, measured_split
-from polyhead.data.rows import Rows, collate_rows
-from polyhead.data.token_store import TokenStore
-from polyhead.generate.loop import generate
-from polyhead.generate.sampling import Sampling
-from polyhead.generate.settings import ends_of
+from polyhead.compare.cost_metrics import average_batch_size, loss_and_ppl, score_rows
+from polyhead.compare.io import JsonDict
+from polyhead.compare.significance import mean_from_sums
+from polyhead.compare.tasks.base import (
+    COMPARED_TASKS,
+    TOKEN_LOSS_MEASURE,
+    EvalBatch,
+    PageWords,
+    QualityMeasure,
+    pick_eval_split,
+)
+from polyhead.config.recipe import Recipe
+from polyhead.core.array_types import Floats
+from polyhead.data.batching.token_windows import TokenWindows, collate_windows
+from polyhead.data.stores.token_store import TokenStore
+from polyhead.evaluate.perplexity import Perplexity
+from polyhead.generation.decoding.sampling import Sampling
+from polyhead.generation.generate import generate
+from polyhead.generation.settings import eos_ids_for
 from polyhead.models import CausalLM
-from polyhead.nn.loss import IGNORED
-from polyhead.nn.place import beside
-from polyhead.recipe import Recipe
-from polyhead.run import Run
-from polyhead.train.tasks.language import LanguageModel
-from polyhead.train.tasks.next_token import features
-from polyhead.train.tasks.plain_text import store_of
+from polyhead.nn.device import to_model_device
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.run.run import Run
+from polyhead.train.tasks.causal_lm_common import causal_lm_features
+from polyhead.train.tasks.language import LanguageModelingTask
+from polyhead.train.tasks.text_common import open_token_store
 
-# texts that go on side by side while speed is measured, and tokens of each at most
-PROMPTS, LONGEST = 32, 128
+# prompts that are continued in one batch to measure speed, and the maximum tokens of each
+_N_PROMPTS, _MAX_PROMPT_TOKENS = 32, 128
 
 
 def word_perplexity(sums: Floats) -> Floats:
-    """exp of nats a word: (R, 2) -> (R,), from sums of -log p and of words."""
-    return np.exp(np.minimum(mean_of(sums), 700.0))
+    """exp of nats per word: (R, 2) -> (R,), from sums of -log p and of words."""
+    return np.exp(np.minimum(mean_from_sums(sums), 700.0))
 
 
-def bits(sums: Floats) -> Floats:
-    """Bits a character: (R, 2) -> (R,), from sums of -log p and of characters."""
-    return mean_of(sums) / math.log(2)
+def bits_per_char(sums: Floats) -> Floats:
+    """Bits per character: (R, 2) -> (R,), from sums of -log p and of characters."""
+    return mean_from_sums(sums) / math.log(2)
 
 
-@COMPARED.register("language-model")
-class LanguageModels:
-    """A unit is a row of ``data.max_len`` tokens."""
+@COMPARED_TASKS.register("language-model")
+class ComparedLanguageModel:
+    """Compare language models; a unit is a row of ``data.max_len`` tokens."""
 
     measures = (
-        LOSS_OF_TOKENS,
-        Measure("word_ppl", "word ppl", "perplexity of a word", word_perplexity, True, 2, 1, of_tokens=True),
-        Measure("bits_per_char", "bits/char", "bits a character", bits, True, 3, 3, of_tokens=True),
+        TOKEN_LOSS_MEASURE,
+        QualityMeasure(
+            "word_ppl", "word ppl", "perplexity of a word", word_perplexity, True, 2, 1, is_per_token=True
+        ),
+        QualityMeasure(
+            "bits_per_char", "bits/char", "bits a character", bits_per_char, True, 3, 3, is_per_token=True
+        ),
     )
-    words = Words(
+    page_words = PageWords(
         "rows of text",
         "of a forward pass over a full row, for each of its tokens",
-        f"greedy, up to {PROMPTS} texts side by side",
+        f"greedy, up to {_N_PROMPTS} texts side by side",
     )
 
-    def labels(self, recipe: Recipe) -> tuple[str, ...]:
-        """There are no classes."""
+    def read_labels(self, recipe: Recipe) -> tuple[str, ...]:
+        """Empty: there are no classes."""
         return ()
 
-    def tokens_per_step(self, task: LanguageModel) -> float:
-        """The mean number of tokens that a batch asks for: of rows of the same length all, but beginnings of documents."""
-        return counted(task)
+    def tokens_per_step(self, task: LanguageModelingTask) -> float:
+        """Mean number of labels of a batch; rows have equal lengths, document starts have no label."""
+        return average_batch_size(task)
 
-    def typical(self, task: LanguageModel) -> Piece:
-        """A row of training text, which is never cut short: all rows are alike."""
-        return piece(task.batch(task.plan(0)[0][:1]))
+    def typical_batch(self, task: LanguageModelingTask) -> EvalBatch:
+        """One row of training text. Rows are never truncated, so all have the same length."""
+        return make_lm_batch(task.collate(task.epoch_batches(0)[0][:1]))
 
-    def pieces(self, task: LanguageModel) -> Iterator[Piece]:
-        """The validation text, so many rows at a time as in training."""
-        return map(piece, batches(task, task.valid))
+    def eval_batches(self, task: LanguageModelingTask) -> Iterator[EvalBatch]:
+        """Batches of the validation text, with as many rows as in training."""
+        return map(make_lm_batch, iter_row_batches(task, task.valid))
 
-    def quality(self, run: Run, recipe: Recipe, task: LanguageModel) -> tuple[Found, Found]:
-        """Loss of the validation text, row by row; by words and characters of the test text, if there is one."""
+    def evaluate(self, run: Run, recipe: Recipe, task: LanguageModelingTask) -> tuple[JsonDict, JsonDict]:
+        """Loss by row of the validation text; per word and character of the test text, if there is one."""
         assert isinstance(run.model, CausalLM)
-        nll, tokens = text_nll, text_tokens = losses(run.model, task, task.valid)
+        nll, tokens = text_nll, text_tokens = compute_row_losses(run.model, task, task.valid)
         store = task.valid
         if recipe.data.test:
-            store = store_of(recipe, "test", run.tokenizer)
-            text_nll, text_tokens = losses(run.model, task, store)
-        of = Perplexity(sum(text_nll), sum(text_tokens), store.report.words, store.report.characters)
-        found = {
-            "split": measured_split(recipe),
+            store = open_token_store(recipe, "test", run.tokenizer)
+            text_nll, text_tokens = compute_row_losses(run.model, task, store)
+        perplexity = Perplexity(sum(text_nll), sum(text_tokens), store.report.words, store.report.characters)
+        results = {
+            "split": pick_eval_split(recipe),
             **loss_and_ppl(sum(nll), sum(tokens)),
-            "word_ppl": of.per_word,
-            "bits_per_char": of.bits_per_character,
+            "word_ppl": perplexity.per_word,
+            "bits_per_char": perplexity.bits_per_character,
             "signatures": {},
         }
-        text = {"nll": text_nll, "tokens": text_tokens, "words": of.words, "characters": of.characters}
-        return found, {"nll": nll, "tokens": tokens, "text": text}
+        text = {
+            "nll": text_nll,
+            "tokens": text_tokens,
+            "words": perplexity.words,
+            "characters": perplexity.characters,
+        }
+        return results, {"nll": nll, "tokens": tokens, "text": text}
 
-    def statistics(self, kept: Found, base: Recipe) -> dict[str, Floats]:
-        """-log p of every row, and its share of what that is divided by.
+    def unit_statistics(self, outputs: JsonDict, base: Recipe) -> dict[str, Floats]:
+        """-log p of every row, and its share of the denominator of each metric.
 
-        A row may begin and end within a word, so words and characters are shared out to the rows by their tokens.
+        A row may begin and end within a word, so words and characters are divided among the rows by their
+        tokens.
         """
-        text = kept["text"]
+        text = outputs["text"]
         share = np.asarray(text["tokens"], dtype=np.float64) / sum(text["tokens"])
         return {
-            "loss": np.stack([kept["nll"], kept["tokens"]], 1).astype(np.float64),
+            "loss": np.stack([outputs["nll"], outputs["tokens"]], 1).astype(np.float64),
             "word_ppl": np.stack([text["nll"], share * max(text["words"], 1)], 1),
             "bits_per_char": np.stack([text["nll"], share * max(text["characters"], 1)], 1),
         }
 
-    def decode_speed(self, run: Run, recipe: Recipe) -> float:
-        """New tokens a second after prompts of half a row from the validation text."""
-        width = min(recipe.data.max_len, run.config.max_len, LONGEST)
+    def measure_decode_speed(self, run: Run, recipe: Recipe) -> float:
+        """New tokens per second after prompts of half a row from the validation text."""
+        width = min(recipe.data.max_len, run.config.max_len, _MAX_PROMPT_TOKENS)
         half = max(1, width // 2)
-        store = store_of(recipe, "valid", run.tokenizer)
-        starts = np.linspace(0, max(0, len(store) - half), PROMPTS).astype(np.int64)
+        store = open_token_store(recipe, "valid", run.tokenizer)
+        starts = np.linspace(0, max(0, len(store) - half), _N_PROMPTS).astype(np.int64)
         prompts = [store.ids[start : start + half].tolist() for start in starts]
-        going_on(run, prompts[:2], min(8, half))  # what is allocated and compiled once is not counted
+        count_generated(run, prompts[:2], min(8, half))  # exclude one-time allocation and compilation
         start = time.perf_counter()
-        made = going_on(run, prompts, half)
-        return made / (time.perf_counter() - start)
+        n_new = count_generated(run, prompts, half)
+        return n_new / (time.perf_counter() - start)
 
-    def memory(self, run: Run) -> None:
-        """There is nothing but its own output."""
-
-
-def piece(batch: Rows) -> Piece:
-    """A batch as it is measured."""
-    real = batch.labels != IGNORED
-    return Piece(lambda model: features(model, beside(model, batch)), int(real.sum()), {"stack": real})
+    def encode_memory(self, run: Run) -> None:
+        """None: there is no encoder."""
 
 
-def batches(task: LanguageModel, store: TokenStore) -> Iterator[Rows]:
-    """A text cut into rows, in its order: each of its tokens but the first is predicted once."""
+def make_lm_batch(batch: TokenWindows) -> EvalBatch:
+    """Evaluation batch of token windows."""
+    has_label = batch.labels != IGNORE_INDEX
+    return EvalBatch(
+        lambda model: causal_lm_features(model, to_model_device(model, batch)),
+        int(has_label.sum()),
+        {"stack": has_label},
+    )
+
+
+def iter_row_batches(task: LanguageModelingTask, store: TokenStore) -> Iterator[TokenWindows]:
+    """Cut a text into rows in order: each token but the first is predicted once."""
     starts = np.arange(0, len(store) - 1, task.width)
-    for at in range(0, len(starts), task.rows):
-        yield collate_rows(store, starts[at : at + task.rows], task.width, documents=len(store.begins) > 1)
+    for first in range(0, len(starts), task.batch_rows):
+        yield collate_windows(
+            store,
+            starts[first : first + task.batch_rows],
+            task.width,
+            has_documents=len(store.document_starts) > 1,
+        )
 
 
 @torch.no_grad()
-def losses(model: CausalLM, task: LanguageModel, store: TokenStore) -> tuple[list[float], list[int]]:
-    """-log p of the tokens of every row, and how many they are."""
-    found: list[tuple[float, int]] = []
-    for batch in batches(task, store):
-        batch = beside(model, batch)
-        found += by_row(model.head, model.eval().features(batch.tokens, batch.pos), batch.labels)
-    return [nll for nll, _ in found], [n for _, n in found]
+def compute_row_losses(
+    model: CausalLM, task: LanguageModelingTask, store: TokenStore
+) -> tuple[list[float], list[int]]:
+    """-log p of every row, and its number of predicted tokens."""
+    row_losses: list[tuple[float, int]] = []
+    for batch in iter_row_batches(task, store):
+        batch = to_model_device(model, batch)
+        row_losses += score_rows(model.head, model.eval().features(batch.tokens, batch.pos), batch.labels)
+    return [nll for nll, _ in row_losses], [n for _, n in row_losses]
 
 
-def going_on(run: Run, prompts: list[list[int]], n: int) -> int:
-    """Go on from some prompts greedily, ``n`` tokens at most; how many came. Turning them into text is left out."""
+def count_generated(run: Run, prompts: list[list[int]], max_new_tokens: int) -> int:
+    """Continue prompts greedily by at most ``max_new_tokens`` tokens; return the number of new tokens.
+
+    The tokens are not decoded into text.
+    """
     assert isinstance(run.model, CausalLM)
-    end, *also = ends_of(run.generation, run.tokenizer)
-    new = generate(
+    eos_id, *extra_eos_ids = eos_ids_for(run.generation, run.tokenizer)
+    tokens = generate(
         run.model,
         prompts,
         sampling=Sampling(temperature=0.0),
-        eos_id=end,
-        also=also,
-        max_new_tokens=n,
+        eos_id=eos_id,
+        extra_eos_ids=extra_eos_ids,
+        max_new_tokens=max_new_tokens,
         max_len=run.config.max_len,
         cache=run.generation.cache,
     )
-    return sum(1 for _ in new)
+    return sum(1 for _ in tokens)

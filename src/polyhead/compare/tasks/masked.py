@@ -1,29 +1,33 @@
-"""Masked language models compared: hidden tokens, the same ones for every design."""
+"""Compare masked language models: every design gets the same masked tokens."""
 
 from __future__ import annotations
 
-from polyhead.compare.tasks.base import COMPARED, Piece, Words
-from polyhead.compare.tasks.recovering import Recovering
-from polyhead.nn.loss import IGNORED
-from polyhead.nn.place import beside
-from polyhead.train.tasks.masked import Masked, features
+from polyhead.compare.tasks.base import COMPARED_TASKS, EvalBatch, PageWords
+from polyhead.compare.tasks.recovering import ComparedTokenPrediction
+from polyhead.nn.device import to_model_device
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.train.tasks.masked import MaskedBatch, masked_lm_features
 
 
-@COMPARED.register("masked-lm")
-def masked_languages() -> Recovering:
-    """A unit is a row of ``data.max_len`` tokens."""
-    return Recovering(
-        words=Words("rows of text", "of a forward pass over full rows, for each token that is asked for"),
-        numbered=lambda task, text: task.measured(text),
+@COMPARED_TASKS.register("masked-lm")
+def compare_masked_lm() -> ComparedTokenPrediction:
+    """Compare masked language models; a unit is a row of ``data.max_len`` tokens."""
+    return ComparedTokenPrediction(
+        page_words=PageWords(
+            "rows of text", "of a forward pass over full rows, for each token that is asked for"
+        ),
+        number_batches=lambda task, text: task.eval_batches(text),
         features=lambda model, batch: model.encoder(batch.tokens, batch.pos),
-        said=lambda model, x: model.head(model.transformed(x)),
-        piece=piece,
+        compute_logits=lambda model, x: model.head(model.apply_transform(x)),
+        make_batch=make_mlm_batch,
     )
 
 
-def piece(batch: Masked) -> Piece:
-    """A batch as it is measured: only what is asked for goes through the head."""
-    real = {"encoder": None if batch.pos is None else batch.pos >= 0}
-    return Piece(
-        lambda model: features(model, beside(model, batch)), int((batch.labels != IGNORED).sum()), real
+def make_mlm_batch(batch: MaskedBatch) -> EvalBatch:
+    """Evaluation batch of masked rows: only the labeled tokens go through the head."""
+    token_masks = {"encoder": None if batch.pos is None else batch.pos >= 0}
+    return EvalBatch(
+        lambda model: masked_lm_features(model, to_model_device(model, batch)),
+        int((batch.labels != IGNORE_INDEX).sum()),
+        token_masks,
     )

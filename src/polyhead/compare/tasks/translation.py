@@ -1,4 +1,4 @@
-"""Translations compared: the loss of validation sentences, BLEU and chrF of free-running output."""
+"""Compare translation models: loss of validation sentences, BLEU and chrF of generated translations."""
 
 from __future__ import annotations
 
@@ -8,125 +8,135 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from polyhead.analysis.metrics import bleu, chrf
-from polyhead.compare.measure import by_row, loss_and_ppl
-from polyhead.compare.significance import (
-    Floats,
-    bleu_of,
-    bleu_statistics,
-    chrf_of,
-    chrf_statistics,
+from polyhead.compare.cost_metrics import loss_and_ppl, score_rows
+from polyhead.compare.io import JsonDict
+from polyhead.compare.significance import bleu_from_sums, bleu_statistics, chrf_from_sums, chrf_statistics
+from polyhead.compare.tasks.base import (
+    COMPARED_TASKS,
+    TOKEN_LOSS_MEASURE,
+    EvalBatch,
+    PageWords,
+    QualityMeasure,
+    pick_eval_split,
 )
-from polyhead.compare.tasks.base import COMPARED, LOSS_OF_TOKENS, Found, Measure, Piece, Words, measured_split
-from polyhead.data.collate import Batch, collate
-from polyhead.data.corpus import read_pairs
+from polyhead.config.recipe import Recipe
+from polyhead.core.array_types import Floats
+from polyhead.data.batching.collate import PairBatch, collate
+from polyhead.data.readers.parallel_corpus import read_pairs
+from polyhead.evaluate.translation_metrics import bleu, chrf
 from polyhead.models import Seq2Seq
-from polyhead.nn.kv import Memory
-from polyhead.nn.loss import IGNORED
-from polyhead.nn.place import beside
-from polyhead.recipe import Recipe
-from polyhead.run import Run
-from polyhead.train.tasks.translation import Translation, corpus_of
-from polyhead.train.tasks.writing import features
+from polyhead.nn.device import to_model_device
+from polyhead.nn.kv import EncoderMemory
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.run.run import Run
+from polyhead.train.tasks.seq2seq_common import seq2seq_features
+from polyhead.train.tasks.translation import TranslationTask, open_split_corpus
 
-DECODED = 512  # sentences at most that speed of decoding is measured on
+MAX_DECODED = 512  # maximum number of sentences for measuring decoding speed
 
 
-@COMPARED.register("translation")
-class Translations:
-    """A unit is a sentence."""
+@COMPARED_TASKS.register("translation")
+class ComparedTranslation:
+    """Compare translation models; a unit is a sentence."""
 
     measures = (
-        LOSS_OF_TOKENS,
-        Measure("bleu", "BLEU", "BLEU", bleu_of, False, 2, 1),
-        Measure("chrf", "chrF", "chrF", chrf_of, False, 2, 1),
+        TOKEN_LOSS_MEASURE,
+        QualityMeasure("bleu", "BLEU", "BLEU", bleu_from_sums, False, 2, 1),
+        QualityMeasure("chrf", "chrF", "chrF", chrf_from_sums, False, 2, 1),
     )
-    words = Words(
-        "sentences", "of a forward pass, encoder included, for each target token", "greedy", given=True
+    page_words = PageWords(
+        "sentences",
+        "of a forward pass, encoder included, for each target token",
+        "greedy",
+        has_fixed_units=True,
     )
 
-    def labels(self, recipe: Recipe) -> tuple[str, ...]:
-        """There are no classes."""
+    def read_labels(self, recipe: Recipe) -> tuple[str, ...]:
+        """Empty: there are no classes."""
         return ()
 
-    def tokens_per_step(self, task: Translation) -> float:
-        """Of the targets, end of sentence included."""
-        return float(np.sum(task.train.target_lengths)) / len(task.plan(0))
+    def tokens_per_step(self, task: TranslationTask) -> float:
+        """Mean number of target tokens of a batch, end of sentence included."""
+        return float(np.sum(task.train.target_lengths)) / len(task.epoch_batches(0))
 
-    def typical(self, task: Translation) -> Piece:
+    def typical_batch(self, task: TranslationTask) -> EvalBatch:
         """The validation batch of the median length."""
         longest = np.maximum(task.valid.source_lengths, task.valid.target_lengths)
         batches = sorted(task.valid_batches, key=lambda rows: int(longest[rows].max()))
-        return piece(collate(task.valid, batches[len(batches) // 2], task.tokenizer))
+        return make_seq2seq_batch(collate(task.valid, batches[len(batches) // 2], task.tokenizer))
 
-    def pieces(self, task: Translation) -> Iterator[Piece]:
-        """The validation pairs, batch by batch."""
-        return (piece(collate(task.valid, rows, task.tokenizer)) for rows in task.valid_batches)
+    def eval_batches(self, task: TranslationTask) -> Iterator[EvalBatch]:
+        """Batches of the validation pairs."""
+        return (make_seq2seq_batch(collate(task.valid, rows, task.tokenizer)) for rows in task.valid_batches)
 
-    def quality(self, run: Run, recipe: Recipe, task: Translation) -> tuple[Found, Found]:
-        """Loss by sentence; translations of the test text, or the validation text, and their scores."""
+    def evaluate(self, run: Run, recipe: Recipe, task: TranslationTask) -> tuple[JsonDict, JsonDict]:
+        """Loss by sentence; BLEU and chrF of translations of the test text, or else the validation text."""
         assert isinstance(run.model, Seq2Seq)
-        scored = validation(run.model, task)
+        scored = score_validation(run.model, task)
         nll, tokens = [nll for _, nll, _ in scored], [n for _, _, n in scored]
-        split = measured_split(recipe)
-        sources, references, _ = read_pairs(corpus_of(recipe, split))
+        split = pick_eval_split(recipe)
+        sources, references, _ = read_pairs(open_split_corpus(recipe, split))
         outputs = run.translate(sources, truncate=True)
         scores = [bleu(outputs, references, recipe.data.target_lang), chrf(outputs, references)]
-        found = {
+        results = {
             "split": split,
             **loss_and_ppl(sum(nll), sum(tokens)),
             **{score.name: score.value for score in scores},
             "signatures": {score.name: score.signature for score in scores},
         }
-        return found, {"outputs": outputs, "nll": nll, "tokens": tokens}
+        return results, {"outputs": outputs, "nll": nll, "tokens": tokens}
 
-    def statistics(self, kept: Found, base: Recipe) -> dict[str, Floats]:
-        """n-grams of every output and its reference, and the loss of every validation sentence."""
-        _, references, _ = read_pairs(corpus_of(base, measured_split(base)))
+    def unit_statistics(self, outputs: JsonDict, base: Recipe) -> dict[str, Floats]:
+        """n-gram statistics of every output and its reference, and the loss of every validation sentence."""
+        _, references, _ = read_pairs(open_split_corpus(base, pick_eval_split(base)))
         return {
-            "bleu": bleu_statistics(kept["outputs"], references, base.data.target_lang),
-            "chrf": chrf_statistics(kept["outputs"], references),
-            "loss": np.stack([kept["nll"], kept["tokens"]], 1).astype(np.float64),
+            "bleu": bleu_statistics(outputs["outputs"], references, base.data.target_lang),
+            "chrf": chrf_statistics(outputs["outputs"], references),
+            "loss": np.stack([outputs["nll"], outputs["tokens"]], 1).astype(np.float64),
         }
 
-    def decode_speed(self, run: Run, recipe: Recipe) -> float:
-        """Target tokens a second on the text that is translated."""
-        return decode_speed(run, read_pairs(corpus_of(recipe, measured_split(recipe)), DECODED)[0])
+    def measure_decode_speed(self, run: Run, recipe: Recipe) -> float:
+        """Target tokens per second on the evaluation split."""
+        return time_greedy_search(
+            run, read_pairs(open_split_corpus(recipe, pick_eval_split(recipe)), MAX_DECODED)[0]
+        )
 
-    def memory(self, run: Run) -> list[Memory]:
-        """Of a source without a word."""
-        return empty_source(run)
+    def encode_memory(self, run: Run) -> list[EncoderMemory]:
+        """Encoder output of an empty source."""
+        return encode_empty_source(run)
 
 
 @torch.inference_mode()
-def empty_source(run: Run) -> list[Memory]:
-    """What a decoder reads of a source of two tokens, whatever they are: as many as stand around one without a word."""
+def encode_empty_source(run: Run) -> list[EncoderMemory]:
+    """Encoder output of a source of two arbitrary tokens, as many as an empty source has special tokens."""
     assert isinstance(run.model, Seq2Seq)
     return run.model.encode(torch.zeros(1, 2, dtype=torch.long, device=run.device))
 
 
-def piece(batch: Batch) -> Piece:
-    """A batch as it is measured."""
-    source = None if batch.source_pos is None else batch.source_pos >= 0
-    real = {"encoder": source, "decoder": batch.labels != IGNORED}
-    return Piece(lambda model: features(model, beside(model, batch)), batch.n_tokens, real)
+def make_seq2seq_batch(batch: PairBatch) -> EvalBatch:
+    """Evaluation batch of pairs."""
+    source_mask = None if batch.source_pos is None else batch.source_pos >= 0
+    token_masks = {"encoder": source_mask, "decoder": batch.labels != IGNORE_INDEX}
+    return EvalBatch(
+        lambda model: seq2seq_features(model, to_model_device(model, batch)), batch.n_tokens, token_masks
+    )
 
 
 @torch.no_grad()
-def validation(model: Seq2Seq, task: Translation) -> list[tuple[int, float, int]]:
-    """(line of the corpus, -log p(target), its tokens) of every validation pair, in the order of the corpus."""
-    found: list[tuple[int, float, int]] = []
+def score_validation(model: Seq2Seq, task: TranslationTask) -> list[tuple[int, float, int]]:
+    """(line of the corpus, -log p(target), target tokens) of every validation pair, in corpus order."""
+    scored: list[tuple[int, float, int]] = []
     for rows in task.valid_batches:
-        batch = beside(model, collate(task.valid, rows, task.tokenizer))
-        sums = by_row(model.head, features(model.eval(), batch), batch.labels)
-        found += [(int(line), *row) for line, row in zip(task.valid.lines[rows], sums, strict=True)]
-    return sorted(found)
+        batch = to_model_device(model, collate(task.valid, rows, task.tokenizer))
+        sums = score_rows(model.head, seq2seq_features(model.eval(), batch), batch.labels)
+        scored += [(int(line), *row) for line, row in zip(task.valid.line_numbers[rows], sums, strict=True)]
+    return sorted(scored)
 
 
-def decode_speed(run: Run, texts: Sequence[str]) -> float:
-    """Target tokens a second of greedy search on some sentences, end of sentence counted; reading text left out."""
-    run.translate(texts[:8], beam_size=1, truncate=True)  # what is allocated and compiled once is not counted
+def time_greedy_search(run: Run, texts: Sequence[str]) -> float:
+    """Target tokens per second of greedy search, end of sentence counted; reading the text is not timed."""
+    run.translate(texts[:8], beam_size=1, truncate=True)  # exclude one-time allocation and compilation
     start = time.perf_counter()
-    found = run.hypotheses(texts, beam_size=1, n_best=1, truncate=True)
+    results = run.hypotheses(texts, beam_size=1, n_best=1, truncate=True)
     seconds = time.perf_counter() - start
-    return sum(len(best[0].tokens) + 1 for best in found) / seconds
+    return sum(len(best[0].tokens) + 1 for best in results) / seconds

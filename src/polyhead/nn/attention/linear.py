@@ -1,4 +1,4 @@
-"""Attention whose cost grows with the length of the text, not with its square.
+"""Linear attention: its cost grows linearly with the length of the text.
 
 P features of a head's query or key; the other letters are those of nn/kv.py.
 """
@@ -11,67 +11,69 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyhead.cache.base import LayerCache
-from polyhead.config import Shape
-from polyhead.errors import UserError
-from polyhead.nn.attention.projections import Tie, keys_values, projections, refuse_scores
-from polyhead.nn.exact import exactly, widened
-from polyhead.nn.kv import Watcher, fold, merge_heads, split_heads, unfold
+from polyhead.config.model import AttentionShape
+from polyhead.core.errors import UserError
+from polyhead.core.registry import ATTENTION, FEATURE_MAP
+from polyhead.nn.attention.projections import Tie, build_projections, project_keys_values, reject_score_bias
+from polyhead.nn.cache import LayerCache
+from polyhead.nn.kv import WeightsHook, fold_groups, merge_heads, split_heads, unfold_groups
+from polyhead.nn.packed_rows import apply_per_document, has_several_documents
 from polyhead.nn.position.base import Position
-from polyhead.nn.rows import documents_apart, several_documents
-from polyhead.registry import ATTENTION, FEATURE_MAP
+from polyhead.nn.precision import at_least_fp32, no_autocast
 
 Ratio = tuple[Tensor, ...]
-"""What numerator and denominator have, in one tensor; or, where positions turn the features of the numerator, each in its own."""
+"""Numerator and denominator in one tensor; in two if rotary positions act on the numerator's features."""
 
 
-class Folded(NamedTuple):
-    """A source as linear attention keeps it: of a size that does not grow with the text."""
+class LinearAttentionState(NamedTuple):
+    """The source as linear attention stores it: of constant size for any length of text."""
 
     sums: Ratio  # (B, K, P, Dv + 1): sum_j phi(k_j) v_j^T and, as the last column, sum_j phi(k_j)
-    keys: Tensor | None = None  # (B, K, S, P): the features, where somebody wants to see the weights
+    keys: Tensor | None = None  # (B, K, S, P): the features, if hooks need the weights
 
-    def select(self, rows: Tensor) -> Folded:
-        """The given batch rows, in that order."""
+    def select(self, rows: Tensor) -> LinearAttentionState:
+        """Select batch rows, in the given order."""
         keys = None if self.keys is None else self.keys.index_select(0, rows)
-        return Folded(tuple(x.index_select(0, rows) for x in self.sums), keys)
+        return LinearAttentionState(tuple(x.index_select(0, rows) for x in self.sums), keys)
 
-    def join(self, other: Folded) -> Folded:
-        """The rows of both, in this order; keys that only the longer one has are 0 in the other's rows."""
+    def cat_rows(self, other: LinearAttentionState) -> LinearAttentionState:
+        """Concatenate the rows of both; missing keys of the shorter one are 0."""
         sums = tuple(torch.cat(pair) for pair in zip(self.sums, other.sums, strict=True))
         if self.keys is None or other.keys is None:
-            return Folded(sums)
-        both, longest = (self.keys, other.keys), max(self.keys.size(2), other.keys.size(2))
-        return Folded(sums, torch.cat([F.pad(x, (0, 0, 0, longest - x.size(2))) for x in both]))
+            return LinearAttentionState(sums)
+        key_pair, longest = (self.keys, other.keys), max(self.keys.size(2), other.keys.size(2))
+        return LinearAttentionState(
+            sums, torch.cat([F.pad(x, (0, 0, 0, longest - x.size(2))) for x in key_pair])
+        )
 
-    def kept(self) -> Folded:
-        """The same."""
+    def contiguous_for_decoding(self) -> LinearAttentionState:
+        """The state itself, which needs no other layout."""
         return self
 
 
 @ATTENTION.register("linear")
 class LinearAttention(nn.Module):
-    """A product of feature maps in the place of exp(q . k), so that the past folds into a state of constant size.
+    """A product of feature maps in place of exp(q . k): the past is summed into a state of constant size.
 
-    Training costs what the length costs, not its square; a decoding row keeps n_kv_heads states of P x (v_head_dim + 1)
-    numbers, however long its text is. Positions that turn heads (rope) turn the features of the numerator alone
-    (RoFormer, Su et al., 2021, eq. 19). Tokens come in the order of their positions.
+    Training cost is linear in the length; a decoding row stores n_kv_heads states of P x (v_head_dim + 1)
+    numbers for any length. Rotary positions (rope) act on the features of the numerator only (RoFormer, Su et
+    al., 2021, eq. 19). Tokens come in the order of their positions.
 
     Equation: out_i = phi(q_i) sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j) + eps)
     Paper: Katharopoulos et al., 2020, eq. 4-12 and 16-20
-    When: texts are long, or memory for keys and values is short; it recalls less well than softmax
+    When: texts are long, or memory for keys and values is short; its recall is worse than that of softmax
     Recipe: model: {attention: {name: linear, feature_map: elu}}
     Options:
       feature_map: phi: elu, relu, square, or a function of your own, "my_pkg.mine:map"
       tie: keys and values (kv), queries and keys (qk) or all three (qkv) share one projection
       bias: biases in the four projections
-      chunk: tokens of a causal row that are read at once, each pair written out; changes speed and memory alone
-      eps: added to the denominator, so that a query that sees nothing gives 0
+      chunk: tokens of a causal row that are computed pairwise at once; affects only speed and memory
+      eps: added to the denominator, so that a query without visible slots gives 0
     """
 
     def __init__(
         self,
-        shape: Shape,
+        shape: AttentionShape,
         position: Position,
         *,
         feature_map: str = "elu",
@@ -81,7 +83,7 @@ class LinearAttention(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        refuse_scores("linear", position)
+        reject_score_bias("linear", position)
         if chunk < 1:
             raise UserError(f"chunk of attention 'linear' is {chunk}, wanted at least 1 token")
         if eps <= 0:
@@ -89,143 +91,158 @@ class LinearAttention(nn.Module):
         self.head_dim, self.v_head_dim, self.n_kv_heads = shape.head_dim, shape.v_head_dim, shape.n_kv_heads
         self.causal, self.chunk, self.eps = shape.causal, chunk, eps
         self.phi, self.position = FEATURE_MAP.get(feature_map), position
-        self.n_features = n_features(self.phi, feature_map, self.head_dim)
-        self.turned = position.acts_on == "heads"
-        if self.turned and self.n_features != self.head_dim:
+        self.n_features = count_features(self.phi, feature_map, self.head_dim)
+        self.is_rotary = position.kind == "heads"
+        if self.is_rotary and self.n_features != self.head_dim:
             raise UserError(
                 f"feature_map {feature_map!r} makes {self.n_features} features of a head's {self.head_dim}, and a "
                 "position that turns heads (rope) turns only those: take feature_map elu, or position sinusoidal"
             )
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = projections(shape, tie, bias)
-        self.watchers: list[Watcher] = []
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias)
+        self.weights_hooks: list[WeightsHook] = []
 
     @property
     def state(self) -> tuple[tuple[int, ...], ...]:
-        """What a decoding row keeps: its sums."""
-        widths = (self.v_head_dim, 1) if self.turned else (self.v_head_dim + 1,)
+        """The state shapes of a decoding row: its sums."""
+        widths = (self.v_head_dim, 1) if self.is_rotary else (self.v_head_dim + 1,)
         return tuple((self.n_kv_heads, self.n_features, width) for width in widths)
 
-    def remember(self, x: Tensor, pos: Tensor | None) -> Folded:
-        """(B, S, C), (B, S) -> its sums. Cross-attention does this once, on the encoder's output."""
-        k, v = keys_values(x, self.k_proj, self.v_proj)
-        with exactly(x):
-            keys = self._keys(k, pos)
-            return Folded(total(keys, self._values(v)), keys[0] if self.watchers else None)
+    def project_kv(self, x: Tensor, pos: Tensor | None) -> LinearAttentionState:
+        """(B, S, C), (B, S) -> the source's sums. Called once by cross-attention, on the encoder's output."""
+        k, v = project_keys_values(x, self.k_proj, self.v_proj)
+        with no_autocast(x):
+            keys = self._map_keys(k, pos)
+            return LinearAttentionState(
+                sum_key_values(keys, self._extend_values(v)), keys[0] if self.weights_hooks else None
+            )
 
     def forward(
         self,
         x: Tensor,
         pos: Tensor | None = None,
         cache: LayerCache | None = None,
-        memory: Folded | None = None,
+        memory: LinearAttentionState | None = None,
     ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C): over memory if there is one, else over x and what cache holds.
+        """(B, T, C), (B, T) -> (B, T, C): over ``memory`` if given, else over x and the cache.
 
-        Watchers see the weights that the sums stand for, where the keys are there to be seen: not those of a past that
-        is folded into a state.
+        Hooks are called with the equivalent weights if the keys are available, not for a past that is summed
+        into a state.
         """
-        if memory is None and cache is None and pos is not None and several_documents(pos):
-            return documents_apart(self, x, pos)
+        if memory is None and cache is None and pos is not None and has_several_documents(pos):
+            return apply_per_document(self, x, pos)
         q = self.q_proj(x)
-        k, v = keys_values(x, self.k_proj, self.v_proj) if memory is None else (None, None)
-        with exactly(x):
-            queries = self._features(q, pos)
+        k, v = project_keys_values(x, self.k_proj, self.v_proj) if memory is None else (None, None)
+        with no_autocast(x):
+            queries = self._map_features(q, pos)
             if memory is not None:
-                out, seen = read(queries, memory.sums), memory.keys
+                out, hook_keys = attend_sums(queries, memory.sums), memory.keys
             else:
                 assert k is not None and v is not None
-                keys, seen = self._keys(k, pos), None
-                out = self._over(queries, keys, self._values(v), cache)
-                seen = keys[0] if cache is None else None
-            above, below = out[..., :-1], out[..., -1:] + self.eps
-            if seen is not None:
-                for see in list(self.watchers):
-                    see(weights(queries[0], seen, memory is None and self.causal) / below)
-        projected: Tensor = self.o_proj(merge_heads(above / below).to(x.dtype))
+                keys, hook_keys = self._map_keys(k, pos), None
+                out = self._attend(queries, keys, self._extend_values(v), cache)
+                hook_keys = keys[0] if cache is None else None
+            numerator, denominator = out[..., :-1], out[..., -1:] + self.eps
+            if hook_keys is not None:
+                for hook in list(self.weights_hooks):
+                    hook(
+                        compute_pair_weights(queries[0], hook_keys, memory is None and self.causal)
+                        / denominator
+                    )
+        projected: Tensor = self.o_proj(merge_heads(numerator / denominator).to(x.dtype))
         return projected
 
-    def _over(self, q: Ratio, k: Ratio, v: Ratio, cache: LayerCache | None) -> Tensor:
-        """What queries gather of the row so far: (B, H, T, P), (B, K, T, P), (B, K, T, Dv + 1) -> (B, H, T, Dv + 1)."""
+    def _attend(self, q: Ratio, k: Ratio, v: Ratio, cache: LayerCache | None) -> Tensor:
+        """Attend to the row so far: (B, H, T, P), (B, K, T, P), (B, K, T, Dv + 1) -> (B, H, T, Dv + 1)."""
         past = tuple(x.new_zeros(()) for x in k) if cache is None else cache.state
-        if not self.causal or q[0].size(2) == 1:  # then every query sees all there is
-            sums = tuple(a + b for a, b in zip(past, total(k, v), strict=True))
-            out = read(q, sums)
+        if not self.causal or q[0].size(2) == 1:  # every query attends to everything
+            sums = tuple(a + b for a, b in zip(past, sum_key_values(k, v), strict=True))
+            out = attend_sums(q, sums)
         else:
-            runs = [running(*part, self.chunk) for part in zip(q, k, v, past, strict=True)]
+            runs = [attend_chunks(*part, self.chunk) for part in zip(q, k, v, past, strict=True)]
             out, sums = torch.cat([run[0] for run in runs], -1), tuple(run[1] for run in runs)
         if cache is not None:
             cache.state = sums
         return out
 
-    def _features(self, x: Tensor, pos: Tensor | None) -> Ratio:
-        """(B, T, H * D) -> phi (B, H, T, P), for the numerator as position turns it and for the denominator unturned."""
-        features: Tensor = self.phi(widened(split_heads(x, self.head_dim)))
-        if not self.turned:
+    def _map_features(self, x: Tensor, pos: Tensor | None) -> Ratio:
+        """(B, T, H * D) -> phi (B, H, T, P), rotated for the numerator and unrotated for the denominator."""
+        features: Tensor = self.phi(at_least_fp32(split_heads(x, self.head_dim)))
+        if not self.is_rotary:
             return (features,)
-        # both as large, or what a scheme makes sharper would come out larger
-        return self.position.rotate(features, pos), self.position.scaled(features)
+        # scale both, or a scheme's attention factor would scale the output
+        return self.position.rotate(features, pos), self.position.scale_only(features)
 
-    def _keys(self, k: Tensor, pos: Tensor | None) -> Ratio:
-        """The same of keys; those of padding have no features at all, and so no weight."""
-        keys = self._features(k, pos)
+    def _map_keys(self, k: Tensor, pos: Tensor | None) -> Ratio:
+        """Features of the keys; 0 at padding, so that it gets no weight."""
+        keys = self._map_features(k, pos)
         return keys if pos is None else tuple(x.masked_fill((pos < 0)[:, None, :, None], 0) for x in keys)
 
-    def _values(self, v: Tensor) -> Ratio:
+    def _extend_values(self, v: Tensor) -> Ratio:
         """(B, T, K * Dv) -> values (B, K, T, Dv) for the numerator, and 1 for the denominator."""
-        values = widened(split_heads(v, self.v_head_dim))
-        if self.turned:
+        values = at_least_fp32(split_heads(v, self.v_head_dim))
+        if self.is_rotary:
             return values, torch.ones_like(values[..., :1])
         return (F.pad(values, (0, 1), value=1.0),)
 
 
-def total(k: Ratio, v: Ratio) -> Ratio:
+def sum_key_values(k: Ratio, v: Ratio) -> Ratio:
     """sum_j phi(k_j) v_j^T: (B, K, S, P), (B, K, S, X) -> (B, K, P, X)."""
     return tuple(a.mT @ b for a, b in zip(k, v, strict=True))
 
 
-def read(q: Ratio, sums: Ratio) -> Tensor:
-    """phi(q) over sums that all queries see: (N, H, T, P), (B, K, P, X) -> (N, H, T, X); row i reads row i // (N / B)."""
+def attend_sums(q: Ratio, sums: Ratio) -> Tensor:
+    """phi(q) times sums that all queries share: (N, H, T, P), (B, K, P, X) -> (N, H, T, X).
+
+    Row i uses the sums of row i // (N / B).
+    """
     n, group = q[0].size(0) // sums[0].size(0), q[0].size(1) // sums[0].size(1)
-    return torch.cat([unfold(fold(a, n, group) @ b, n, group) for a, b in zip(q, sums, strict=True)], -1)
+    return torch.cat(
+        [unfold_groups(fold_groups(a, n, group) @ b, n, group) for a, b in zip(q, sums, strict=True)], -1
+    )
 
 
-def running(q: Tensor, k: Tensor, v: Tensor, past: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """phi(q_i) sum_{j <= i} phi(k_j) v_j^T for every i, and the sum over all j (Katharopoulos et al., 2020, eq. 9-11).
+def attend_chunks(q: Tensor, k: Tensor, v: Tensor, past_sums: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """phi(q_i) sum_{j <= i} phi(k_j) v_j^T for every i, and the sum over all j.
 
-    (B, H, T, P), (B, K, T, P), (B, K, T, X), past (B, K, P, X) -> (B, H, T, X), (B, K, P, X). Within a chunk of c tokens
-    every pair is written out; what came before a chunk is a sum, kept for each chunk: T (c + P X / c) numbers in all.
+    (B, H, T, P), (B, K, T, P), (B, K, T, X), past (B, K, P, X) -> (B, H, T, X), (B, K, P, X) (Katharopoulos
+    et al., 2020, eq. 9-11). Within a chunk of c tokens every pair is computed; the prefix of each chunk is
+    stored as a sum: T (c + P X / c) numbers in all.
     """
     T, K, group, chunk = q.size(2), k.size(1), q.size(1) // k.size(1), min(chunk, q.size(2))
     # (., ., T / c, c, .)
     q, k, v = (F.pad(x, (0, 0, 0, -T % chunk)).unflatten(2, (-1, chunk)) for x in (q, k, v))
     q = q.unflatten(1, (K, group)).transpose(2, 3).flatten(3, 4)  # (B, K, T / c, group * c, P)
     parts = k.mT @ v
-    sums = torch.cat([past.expand_as(parts[:, :, 0])[:, :, None], parts], 2).cumsum(2)
+    sums = torch.cat([past_sums.expand_as(parts[:, :, 0])[:, :, None], parts], 2).cumsum(2)
     pairs = (q @ k.mT).unflatten(3, (group, chunk)).tril().flatten(3, 4)
     out = (pairs @ v + q @ sums[:, :, :-1]).unflatten(3, (group, chunk))
     return out.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :T], sums[:, :, -1]
 
 
-def weights(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """phi(q) . phi(k) for every pair that is seen: (N, H, T, P), (B, K, S, P) -> (N, H, T, S)."""
+def compute_pair_weights(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """phi(q) . phi(k) for every visible pair: (N, H, T, P), (B, K, S, P) -> (N, H, T, S)."""
     n, group = len(q) // len(k), q.size(1) // k.size(1)
-    products = unfold(fold(q, n, group) @ k.mT, n, group)
+    products = unfold_groups(fold_groups(q, n, group) @ k.mT, n, group)
     return products.tril() if causal else products
 
 
-def n_features(phi: object, name: str, head_dim: int) -> int:
-    """P of a feature map; a UserError where it is none."""
+def count_features(phi: object, name: str, head_dim: int) -> int:
+    """The number P of features of a feature map; a UserError if it is not a valid one."""
     assert callable(phi)
-    given = torch.zeros(1, 2, 3, head_dim, device="cpu")
+    x = torch.zeros(1, 2, 3, head_dim, device="cpu")
     try:
-        made = phi(given)
+        features = phi(x)
     except Exception as error:
         raise UserError(
-            f"feature_map {name!r} fails on a tensor of shape {tuple(given.shape)}: {error}"
+            f"feature_map {name!r} fails on a tensor of shape {tuple(x.shape)}: {error}"
         ) from None
-    if not isinstance(made, Tensor) or made.shape[:-1] != given.shape[:-1]:
-        came = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
-        raise UserError(
-            f"feature_map {name!r} makes {came} of a tensor (1, 2, 3, {head_dim}), wanted (1, 2, 3, any)"
+    if not isinstance(features, Tensor) or features.shape[:-1] != x.shape[:-1]:
+        description = (
+            f"shape {tuple(features.shape)}"
+            if isinstance(features, Tensor)
+            else f"a {type(features).__name__}"
         )
-    return made.size(-1)
+        raise UserError(
+            f"feature_map {name!r} makes {description} of a tensor (1, 2, 3, {head_dim}), wanted (1, 2, 3, any)"
+        )
+    return features.size(-1)

@@ -1,4 +1,4 @@
-"""What kinds of attention share: the four projections, some of them tied, and what norms queries and keys."""
+"""Shared parts of attention: the four projections, possibly tied, and the norms of queries and keys."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from polyhead.config import Shape
-from polyhead.errors import UserError
+from polyhead.config.model import AttentionShape
+from polyhead.core.errors import UserError
 from polyhead.nn.kv import merge_heads, split_heads
 from polyhead.nn.norm import LayerNorm, RMSNorm
 from polyhead.nn.position.base import Position
 
 Tie = Literal["none", "kv", "qk", "qkv"]
-"""Which projections are one: keys and values, queries and keys, or all three."""
+"""Which projections are tied: keys and values, queries and keys, or all three."""
 
 
 Bias = bool | Literal["qkv", "o"]
-"""Which projections have one: all four, none, all but that of the output, or that of the output alone."""
+"""Which projections have a bias: all four, none, all but the output, or the output only."""
 
 
-QKNorm = bool | Literal["around_one", "plain", "whole", "layer", "each"]
-"""What is normed: each head, the same by factors kept around one or by none, all heads of a token as one vector, or nothing;
-each head by a layer norm, or by one without a bias whose factors are its own."""
+QKNorm = bool | Literal["zero_centered", "unweighted", "all_heads", "layernorm", "per_head"]
+"""The norm of queries and keys.
+
+false: none; true: RMS norm of each head; around_one: the same with zero-centred weights; plain: without
+weights; whole: all heads of a token as one vector; layer: layer norm of each head; each: without a bias, with
+per-head weights.
+"""
 
 
 QK_EPS = 1e-6
-"""Added to the mean square or variance of what is normed, if nothing is said."""
+"""Default epsilon, added to the mean square or variance."""
 
 
-class WholeNorm(RMSNorm):
+class FullQKNorm(RMSNorm):
     """RMS norm of all heads of a token as one vector."""
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
@@ -38,8 +42,8 @@ class WholeNorm(RMSNorm):
         return split_heads(super().forward(merge_heads(x), pos), x.size(-1))
 
 
-class EachNorm(nn.Module):
-    """Layer norm of each head by factors of its own, without a bias."""
+class PerHeadLayerNorm(nn.Module):
+    """Layer norm of each head with its own weights, without a bias."""
 
     def __init__(self, n_heads: int, head_dim: int, *, eps: float) -> None:
         super().__init__()
@@ -51,28 +55,34 @@ class EachNorm(nn.Module):
         return torch.layer_norm(x, x.shape[-1:], eps=self.eps) * torch.stack(list(self.heads))[:, None]
 
 
-def norms(shape: Shape, qk_norm: QKNorm, eps: float = QK_EPS) -> tuple[nn.Module, nn.Module]:
-    """That of the heads of queries, and that of those of keys."""
+def build_qk_norms(
+    shape: AttentionShape, qk_norm: QKNorm, eps: float = QK_EPS
+) -> tuple[nn.Module, nn.Module]:
+    """Build the norms of the query heads and of the key heads."""
     if not qk_norm and eps != QK_EPS:
         raise UserError(f"qk_eps is {eps}, and nothing norms queries and keys: give qk_norm too")
     if not qk_norm:
         return nn.Identity(), nn.Identity()
-    q, k = (_norm(qk_norm, heads, shape.head_dim, eps) for heads in (shape.n_heads, shape.n_kv_heads))
+    q, k = (_build_norm(qk_norm, heads, shape.head_dim, eps) for heads in (shape.n_heads, shape.n_kv_heads))
     return q, k
 
 
-def _norm(qk_norm: QKNorm, n_heads: int, head_dim: int, eps: float) -> nn.Module:
-    if qk_norm == "whole":
-        return WholeNorm(n_heads * head_dim, eps=eps)
-    if qk_norm == "each":
-        return EachNorm(n_heads, head_dim, eps=eps)
-    if qk_norm == "layer":
+def _build_norm(qk_norm: QKNorm, n_heads: int, head_dim: int, eps: float) -> nn.Module:
+    if qk_norm == "all_heads":
+        return FullQKNorm(n_heads * head_dim, eps=eps)
+    if qk_norm == "per_head":
+        return PerHeadLayerNorm(n_heads, head_dim, eps=eps)
+    if qk_norm == "layernorm":
         return LayerNorm(head_dim, eps=eps)
-    return RMSNorm(head_dim, eps=eps, around_one=qk_norm == "around_one", weight=qk_norm != "plain")
+    return RMSNorm(
+        head_dim, eps=eps, zero_centered=qk_norm == "zero_centered", weight=qk_norm != "unweighted"
+    )
 
 
-def projections(shape: Shape, tie: Tie, bias: Bias) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
-    """Those of queries, keys, values and the output; a tie that the widths do not allow is a UserError."""
+def build_projections(
+    shape: AttentionShape, tie: Tie, bias: Bias
+) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
+    """Build the projections of queries, keys, values and output; a UserError for a tie of unequal widths."""
     q_width, k_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     v_width = shape.n_kv_heads * shape.v_head_dim
     if tie in ("qk", "qkv") and q_width != k_width:
@@ -86,15 +96,15 @@ def projections(shape: Shape, tie: Tie, bias: Bias) -> tuple[nn.Linear, nn.Linea
     return q, k, v, nn.Linear(shape.n_heads * shape.v_head_dim, shape.d_model, bias=outer)
 
 
-def keys_values(x: Tensor, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor]:
-    """(B, S, C) -> (B, S, K * D), (B, S, K * Dv), computed once where they are tied."""
+def project_keys_values(x: Tensor, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor]:
+    """(B, S, C) -> (B, S, K * D), (B, S, K * Dv), computed once if they are tied."""
     k: Tensor = k_proj(x)
     return k, k if v_proj is k_proj else v_proj(x)
 
 
-def refuse_scores(attention: str, position: Position) -> None:
-    """A position that adds to scores is a UserError in attention of this name, which makes none."""
-    if position.acts_on == "scores":
+def reject_score_bias(attention: str, position: Position) -> None:
+    """Raise a UserError for a position scheme with a score bias in an attention without scores."""
+    if position.kind == "scores":
         raise UserError(
             f"attention {attention!r} makes no scores that a bias of the position (alibi, t5, shaw, disentangled) could be "
             "added to: take position rope, sinusoidal, learned or none, or attention softmax"

@@ -6,19 +6,19 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from polyhead.cache.base import LayerCache
-from polyhead.config import ModelSection, Shape
-from polyhead.nn.block.sublayers import cross_attention, residual
-from polyhead.nn.kv import Memory
+from polyhead.config.model import AttentionShape, ModelSpec
+from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD
+from polyhead.nn.block.builders import build_cross_attention, build_residual
+from polyhead.nn.cache import LayerCache
+from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.position.base import Position
 from polyhead.nn.residual import Residual
-from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where there is a memory to read, feed-forward; each in its residual.
+    """Self-attention, cross-attention if there is a source, and feed-forward, each in a residual.
 
-    A block without cross-attention has none, not one switched off.
+    A block without cross-attention has no module for it.
     """
 
     def __init__(
@@ -38,22 +38,31 @@ class Block(nn.Module):
         self.ffn, self.ffn_residual = ffn, ffn_residual
 
     @classmethod
-    def of(cls, config: ModelSection, shape: Shape, position: Position, cross: bool) -> Self:
-        """As the config says."""
-        own = config.decoder_attention if cross and config.decoder_attention else config.attention
+    def from_config(cls, config: ModelSpec, shape: AttentionShape, position: Position, cross: bool) -> Self:
+        """Build from a config."""
+        attention = config.decoder_attention if cross and config.decoder_attention else config.attention
         ffn = FEED_FORWARD.build(config.feed_forward, config.d_model, config.d_ff)
-        parts = (ATTENTION.build(own, shape, position), ffn, residual(config), residual(config))
-        return cls(*parts, cross_attention(config, shape), residual(config)) if cross else cls(*parts)
+        parts = (
+            ATTENTION.build(attention, shape, position),
+            ffn,
+            build_residual(config),
+            build_residual(config),
+        )
+        return (
+            cls(*parts, build_cross_attention(config, shape), build_residual(config))
+            if cross
+            else cls(*parts)
+        )
 
     @property
     def state(self) -> tuple[tuple[int, ...], ...] | None:
-        """The shapes of what a decoding row keeps, if that is not keys and values."""
+        """The state shapes of a decoding row; None if the cache holds keys and values."""
         shapes: tuple[tuple[int, ...], ...] | None = self.attn.state  # type: ignore[assignment]
         return shapes
 
-    def remember(self, x: Tensor, pos: Tensor | None) -> Memory:
-        """The encoder's output (B, S, C) as this layer will read it at every step."""
-        memory: Memory = self.cross.remember(x, pos)  # type: ignore[operator]
+    def project_kv(self, x: Tensor, pos: Tensor | None) -> EncoderMemory:
+        """The encoder's output (B, S, C) as this layer reads it at every step."""
+        memory: EncoderMemory = self.cross.project_kv(x, pos)  # type: ignore[operator]
         return memory
 
     def forward(
@@ -61,7 +70,7 @@ class Block(nn.Module):
         x: Tensor,
         pos: Tensor | None = None,
         cache: LayerCache | None = None,
-        memory: Memory | None = None,
+        memory: EncoderMemory | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C)."""
         x = self.attn_residual(x, lambda h: self.attn(h, pos, cache), pos)
@@ -72,13 +81,13 @@ class Block(nn.Module):
 
 
 @BLOCK.register("transformer")
-def transformer(config: ModelSection, shape: Shape, position: Position, cross: bool) -> Block:
+def transformer_block(config: ModelSpec, shape: AttentionShape, position: Position, cross: bool) -> Block:
     """Attention and a feed-forward layer; in a decoder, attention to the source between them.
 
-    Each stands in a residual connection with norm and dropout (``model.norm_first``).
+    Each is in a residual connection with norm and dropout (``model.norm_first``).
 
     Equation: x ← x + Attention(x);  x ← x + Attention(x, source);  x ← x + FFN(x)
     Paper: Vaswani et al., 2017, sec. 3.1
-    When: the one to beat
+    When: the standard
     """
-    return Block.of(config, shape, position, cross)
+    return Block.from_config(config, shape, position, cross)

@@ -1,4 +1,4 @@
-"""What a position scheme is."""
+"""Base class of position schemes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from polyhead.config import Shape
-from polyhead.nn.certain import certain
+from polyhead.config.model import AttentionShape
+from polyhead.core.registry import POSITION
+from polyhead.nn.export_guard import known_true
 from polyhead.nn.kv import KV
-from polyhead.registry import POSITION
 
-Project = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""What attention makes of vectors as of tokens, queries and keys: (R, C) -> (H, R, D), (K, R, D)."""
+ProjectQK = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Attention's projection of arbitrary vectors to queries and keys: (R, C) -> (H, R, D), (K, R, D)."""
 
-Place = Literal["nothing", "embeddings", "heads", "scores"]
-# whoever does several things is seen by the last of them, which no kernel does unasked
-_PLACES: dict[str, Place] = {
+PositionKind = Literal["nothing", "embeddings", "heads", "scores"]
+# a scheme that overrides several methods is classified by the last one; no kernel supports that combination
+_METHOD_KINDS: dict[str, PositionKind] = {
     "embed": "embeddings",
     "rotate": "heads",
     "bias": "scores",
@@ -30,62 +30,66 @@ _PLACES: dict[str, Place] = {
 class Position(nn.Module):
     """No positions: attention then treats its input as a set.
 
-    An encoder is blind to order; a decoder can still count through its causal mask. It is also the base of all schemes:
-    one acts in one place, whose method it overrides, and which ``acts_on`` then names. ``pos`` None stands for whole rows
-    0..T-1.
+    An encoder is blind to order; a decoder can still count through its causal mask. It is also the base class
+    of all schemes: each acts in one place, whose method it overrides and ``kind`` names. ``pos`` None means
+    full rows 0..T-1.
 
     When: a baseline
     """
 
-    acts_on: Place = "nothing"
-    products = 1  # of which attention's score is the sum: more with vectors of the scheme's own
+    kind: PositionKind = "nothing"
+    n_products = 1  # number of products summed in a score: more if the scheme adds its own
 
     def __init_subclass__(cls) -> None:
-        """A scheme acts where it overrides: the kernels go by ``acts_on``, and would pass over what it does elsewhere."""
+        """Set ``kind`` by the overridden method: kernels dispatch on ``kind`` and ignore other methods."""
         super().__init_subclass__()
-        for method, place in _PLACES.items():
+        for method, kind in _METHOD_KINDS.items():
             if getattr(cls, method) is not getattr(Position, method):
-                cls.acts_on = place
+                cls.kind = kind
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: AttentionShape) -> None:
         super().__init__()
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
-        """Added to the embeddings (sinusoidal, learned): (B, T, C), (B, T) -> (B, T, C)."""
+        """Add positions to the embeddings (sinusoidal, learned): (B, T, C), (B, T) -> (B, T, C)."""
         return x
 
     def rotate(self, x: Tensor, pos: Tensor | None) -> Tensor:
-        """Turns queries and keys (rope): (B, H, T, D), (B, T) -> (B, H, T, D)."""
+        """Rotate queries and keys (rope): (B, H, T, D), (B, T) -> (B, H, T, D)."""
         return x
 
-    def scaled(self, x: Tensor) -> Tensor:
-        """As ``rotate`` makes them larger or smaller, but not turned: (B, H, T, D) -> (B, H, T, D)."""
+    def scale_only(self, x: Tensor) -> Tensor:
+        """Scale as ``rotate`` does, without rotating: (B, H, T, D) -> (B, H, T, D)."""
         return x
 
     def bias(self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None = None) -> Tensor | None:
-        """Added to the scores (alibi, relative): (B, H, T, D) at pos (B, T) over kv -> (1 or B, H, T, S).
+        """Score bias (alibi, relative): (B, H, T, D) at pos (B, T) over kv -> (1 or B, H, T, S).
 
-        ``scale`` is what attention multiplies its products with, 1/sqrt(D) if not given; a bias that is itself a
-        product of the query is multiplied with it too.
+        ``scale`` is attention's factor on its products, 1/sqrt(D) if None; a bias that is itself a product
+        with the query is multiplied by it too.
         """
         return None
 
     def scores(
-        self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None, project: Project
+        self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None, project: ProjectQK
     ) -> Tensor | None:
-        """The same from attention that can ``project`` vectors of the scheme's own (disentangled); else its bias."""
+        """Like ``bias``, for schemes that ``project`` their own vectors through attention (disentangled)."""
         return self.bias(q, kv, pos, scale)
 
     def values(self, weights: Tensor, kv: KV, pos: Tensor | None) -> Tensor | None:
-        """Added to the output (relative): weights (B, H, T, S), after dropout, of queries at pos over kv -> (B, H, T, Dv).
+        """Output term (relative): weights (B, H, T, S), after dropout, at pos over kv -> (B, H, T, Dv).
 
-        A scheme with such a part sets ``adds_values``, for the weights are made by hand for it.
+        A scheme with such a term sets ``adds_values``, since attention must then compute its weights
+        explicitly.
         """
         return None
 
     adds_values = False
 
 
-def beyond(x: Tensor, pos: Tensor | None, length: int) -> bool:
-    """Whether tokens (B, T, C) at pos (B, T) reach beyond a table of so many positions; an exported graph has no more."""
-    return x.size(1) > length if pos is None else pos.numel() > 0 and certain(pos.max() >= length)
+def exceeds_table(x: Tensor, pos: Tensor | None, length: int) -> bool:
+    """Whether tokens (B, T, C) at pos (B, T) exceed a table of ``length`` positions.
+
+    False in an exported graph if pos is given.
+    """
+    return x.size(1) > length if pos is None else pos.numel() > 0 and known_true(pos.max() >= length)

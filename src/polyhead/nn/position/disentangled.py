@@ -1,4 +1,4 @@
-"""Learned vectors of relative positions, read through the projections of attention itself."""
+"""Disentangled attention of DeBERTa: learned relative positions, projected by the attention itself."""
 
 from __future__ import annotations
 
@@ -8,48 +8,49 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from polyhead.config import Shape
-from polyhead.errors import UserError
+from polyhead.config.model import AttentionShape
+from polyhead.core.errors import UserError
+from polyhead.core.option_types import NonNegativeFloat
+from polyhead.core.registry import POSITION
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.kv import KV
 from polyhead.nn.norm import LayerNorm
-from polyhead.nn.position.base import Position, Project
-from polyhead.nn.position.distance import Extent, distances, look_up
-from polyhead.nn.position.once import Once
-from polyhead.ranges import AtLeast0
-from polyhead.registry import POSITION
+from polyhead.nn.position.base import Position, ProjectQK
+from polyhead.nn.position.memo import MemoizeLast
+from polyhead.nn.position.relative_distance import ScoreShape, compute_distances, look_up
 
 
 @POSITION.register("disentangled")
-class Disentangled(Position):
+class DisentangledPosition(Position):
     """A learned vector for each distance, of which every layer makes a query and a key as it does of a token.
 
-    So a query looks for distances (content to position), and a key says at which distance it wants to be seen (position to
-    content). All layers share the vectors, and each has its projections. Scores are sums of three products, and attention
-    divides them by √(3D) if its ``scale`` is not given. Half of the span is for one distance each, the rest widens with
-    the distance up to ``max_distance``. Vectors that no pair of a batch can read are not projected, but on a GPU those of a
-    padded batch are; in a decoder they are projected anew at every step.
+    So queries attend to distances (content to position), and distances to keys (position to content). All
+    layers share the vectors but have their own projections. Scores are sums of three products, and attention
+    divides them by √(3D) if its ``scale`` is not given. Half of the span has one distance per bucket; the
+    other buckets widen up to ``max_distance``. On a CPU, vectors that no pair of a batch needs are not
+    projected; on a GPU, those of a padded batch are. In a decoder they are projected again at every step.
 
-    Equation: (q_i·k_j + q_i·k'_{δ(i,j)} + k_j·q'_{δ(i,j)}) / √(3D),  q' = W_q N(P), k' = W_k N(P),  P learned, (2 span, C)
+    Equation: (q_i·k_j + q_i·k'_{δ(i,j)} + k_j·q'_{δ(i,j)}) / √(3D),  q' = W_q N(P), k' = W_k N(P),
+              P learned, (2 span, C)
     Paper: He et al., 2021a, eq. 4; buckets, norm and shared projections: He et al., 2021b (DeBERTa-v2, v3)
-    When: classes of texts and of pairs, as DeBERTa tells them; dearer than the other schemes
+    When: text and pair classification with DeBERTa; more expensive than the other schemes
     Recipe: model: {position: {name: disentangled, span: 64, max_distance: 256}}
     Options:
-      span: vectors to either side; farther distances are those of the last
-      max_distance: tokens from which on all distances are one; without, each within the span has a vector of its own
-      terms: the products beside that of the contents: both, content to position (c2p) or position to content (p2c)
-      norm_eps: of the layer norm on the vectors, added to the variance; without, there is no norm
+      span: vectors in each direction; larger distances use the last
+      max_distance: tokens from which on all distances are equal; without, each in the span has its own vector
+      terms: products besides content to content: both, content to position (c2p), position to content (p2c)
+      norm_eps: epsilon of the layer norm on the vectors; without, there is no norm
       dropout: probability, on the vectors
     """
 
     def __init__(
         self,
-        shape: Shape,
+        shape: AttentionShape,
         *,
         span: int = 256,
         max_distance: int | None = 512,
         terms: Literal["both", "c2p", "p2c"] = "both",
-        norm_eps: AtLeast0 | None = 1e-7,
+        norm_eps: NonNegativeFloat | None = 1e-7,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(shape)
@@ -61,58 +62,67 @@ class Disentangled(Position):
                 f"apart, so give at least {span // 2 + 2}"
             )
         self.span, self.max_distance, self.terms = span, max_distance, terms
-        self.products = 3 if terms == "both" else 2
+        self.n_products = 3 if terms == "both" else 2
         self.weight = nn.Parameter(torch.empty(2 * span, shape.d_model))
         nn.init.normal_(self.weight, std=shape.d_model**-0.5)
         self.norm = None if norm_eps is None else LayerNorm(shape.d_model, eps=norm_eps)
-        self.dropout, self._once = Dropout(dropout), Once()
+        self.dropout, self._memo = Dropout(dropout), MemoizeLast()
 
     def scores(
-        self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None, project: Project
+        self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None, project: ProjectQK
     ) -> Tensor | None:
         """(B, H, T, D) over kv -> (B, H, T, S)."""
-        index, first, behind = self._once(self._index, pos, kv.pos, Extent.of(q, kv))
-        vectors = self.dropout(self.weight if self.norm is None else self.norm(self.weight))[first:behind]
+        index, first, stop = self._memo(self._compute_index, pos, kv.pos, ScoreShape.from_query(q, kv))
+        vectors = self.dropout(self.weight if self.norm is None else self.norm(self.weight))[first:stop]
         scale, groups = q.size(-1) ** -0.5 if scale is None else scale, kv.k.size(1)
         queries, keys = (x * scale for x in project(vectors))  # (H, R, D), (K, R, D)
-        found = []
+        terms = []
         if self.terms != "p2c":
             products = q.unflatten(1, (groups, -1)) @ keys[:, None].mT
-            found.append(look_up(products.flatten(1, 2), index))
+            terms.append(look_up(products.flatten(1, 2), index))
         if self.terms != "c2p":
             products = kv.k[:, :, None] @ queries.unflatten(0, (groups, -1)).mT
-            found.append(look_up(products.flatten(1, 2), index.mT).mT)
-        return found[0] if len(found) == 1 else found[0] + found[1]
+            terms.append(look_up(products.flatten(1, 2), index.mT).mT)
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
-    def _index(self, q_pos: Tensor | None, k_pos: Tensor | None, extent: Extent) -> tuple[Tensor, int, int]:
-        """The vector of each pair (1|B, 1|H, T, S), counted from the first of those that some pair may have to the last."""
-        far = reach(q_pos, k_pos, extent)
-        there = range(2 * self.span) if far is None else near(far, self.span, self.max_distance)
-        index = bucket(-distances(q_pos, k_pos, extent), self.span, self.max_distance) + self.span
-        return index.clamp(there.start, there.stop - 1) - there.start, there.start, there.stop
+    def _compute_index(
+        self, q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape
+    ) -> tuple[Tensor, int, int]:
+        """The range of vectors in use, and the index in it for each pair: (1|B, 1|H, T, S), start, stop."""
+        batch_max = find_max_distance(q_pos, k_pos, score_shape)
+        used = (
+            range(2 * self.span)
+            if batch_max is None
+            else near_index_range(batch_max, self.span, self.max_distance)
+        )
+        index = (
+            log_bucket_index(-compute_distances(q_pos, k_pos, score_shape), self.span, self.max_distance)
+            + self.span
+        )
+        return index.clamp(used.start, used.stop - 1) - used.start, used.start, used.stop
 
 
-def reach(q_pos: Tensor | None, k_pos: Tensor | None, extent: Extent) -> int | None:
-    """The largest distance that there can be; None where it is not known without waiting for another device."""
-    if torch.compiler.is_compiling():  # the graph shall serve any numbers
+def find_max_distance(q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape) -> int | None:
+    """The largest distance that can occur; None if it is unknown without a device synchronisation."""
+    if torch.compiler.is_compiling():  # the graph must work for any values
         return None
-    given = [pos for pos in (q_pos, k_pos) if pos is not None and pos.numel()]
-    if any(pos.device.type != "cpu" for pos in given):
+    positions = [pos for pos in (q_pos, k_pos) if pos is not None and pos.numel()]
+    if any(pos.device.type != "cpu" for pos in positions):
         return None
-    return max(extent.queries - 1, extent.slots - 1, *(int(pos.max()) for pos in given))
+    return max(score_shape.queries - 1, score_shape.slots - 1, *(int(pos.max()) for pos in positions))
 
 
-def near(far: int, span: int, max_distance: int | None) -> range:
-    """Rows of the table that distances up to ``far`` may have."""
+def near_index_range(distance: int, span: int, max_distance: int | None) -> range:
+    """Rows of the table that distances up to ``distance`` may use."""
     middle = span // 2
-    if max_distance is not None and far > middle:
-        log = math.log(far / middle) / math.log((max_distance - 1) / middle)
-        far = middle + math.ceil(log * (middle - 1)) + 1  # where fp32 rounds, there may be one more
-    return range(max(0, span - far), min(2 * span, span + far + 1))
+    if max_distance is not None and distance > middle:
+        log = math.log(distance / middle) / math.log((max_distance - 1) / middle)
+        distance = middle + math.ceil(log * (middle - 1)) + 1  # + 1 for fp32 rounding
+    return range(max(0, span - distance), min(2 * span, span + distance + 1))
 
 
-def bucket(distance: Tensor, span: int, max_distance: int | None) -> Tensor:
-    """The bucket of each distance q - k, from -span to span - 1, in the fp32 arithmetic of the original code."""
+def log_bucket_index(distance: Tensor, span: int, max_distance: int | None) -> Tensor:
+    """The bucket of each distance q - k, -span to span - 1, in the fp32 arithmetic of the original code."""
     if max_distance is None:
         return distance.clamp(-span, span - 1)
     middle, size = span // 2, distance.abs()

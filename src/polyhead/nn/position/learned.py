@@ -5,26 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyhead.config import Shape
-from polyhead.errors import UserError
-from polyhead.nn.position.base import Position, beyond
-from polyhead.registry import POSITION
+from polyhead.config.model import AttentionShape
+from polyhead.core.errors import UserError
+from polyhead.core.registry import POSITION
+from polyhead.nn.position.base import Position, exceeds_table
 
 
 @POSITION.register("learned")
-class Learned(Position):
+class LearnedPosition(Position):
     """One learned vector for each position up to ``model.max_len``, added to the embeddings.
 
-    A longer sequence is refused, so give ``max_len`` room.
+    A longer sequence is an error, so choose ``max_len`` generously.
 
     Equation: x_i + P_{i + offset},  P learned, (max_len + offset, C)
     Paper: Gehring et al., 2017
-    When: to compare with models that have it, as BERT and GPT-2
+    When: to match models that use it, such as BERT and GPT-2
     Options:
-      offset: rows before that of the first position, which nobody reads; 2 in OPT, BART and RoBERTa
+      offset: unused rows before that of the first position; 2 in OPT, BART and RoBERTa
     """
 
-    def __init__(self, shape: Shape, *, offset: int = 0) -> None:
+    def __init__(self, shape: AttentionShape, *, offset: int = 0) -> None:
         super().__init__(shape)
         if offset < 0:
             raise UserError(f"offset of learned positions counts rows, 0 or more; here it is {offset}")
@@ -35,7 +35,7 @@ class Learned(Position):
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); a position beyond the table is a UserError."""
         used = self.weight[self.offset :]
-        if beyond(x, pos, len(used)):
+        if exceeds_table(x, pos, len(used)):
             longest = x.size(1) if pos is None else int(pos.max()) + 1
             raise UserError(f"{longest} positions, but this model learned only max_len={len(used)}")
         return x + (used[: x.size(1)] if pos is None else used[pos.clamp(min=0)])

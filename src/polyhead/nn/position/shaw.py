@@ -5,35 +5,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyhead.config import Shape
-from polyhead.errors import UserError
+from polyhead.config.model import AttentionShape
+from polyhead.core.errors import UserError
+from polyhead.core.registry import POSITION
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
-from polyhead.nn.position.distance import Extent, distances, gathered, look_up
-from polyhead.nn.position.once import Once
-from polyhead.registry import POSITION
+from polyhead.nn.position.memo import MemoizeLast
+from polyhead.nn.position.relative_distance import ScoreShape, compute_distances, look_up, sum_by_index
 
 
 @POSITION.register("shaw")
 class Shaw(Position):
     """A learned vector for each distance, added to every key, and another one added to every value.
 
-    So what a query looks for may depend on how far away it is. Heads and layers share the vectors. Queries meet the
-    2 clip + 1 of them, and the weights of each are summed before it is added: none is written out for a pair of tokens.
+    So attention to a token's content may depend on its distance. Heads and layers share the vectors. Queries
+    are multiplied with the 2 clip + 1 vectors, and weights are summed by distance first, so no vector is
+    stored per pair of tokens.
 
     Equation: softmax_j(q_i·(k_j + a_{j-i}) / √D) (v_j + b_{j-i}),  j - i clipped to ±clip
     Paper: Shaw et al., 2018, eq. 3 and 4
-    When: short texts with strict word order, or music; dearer than the other schemes
+    When: short texts with strict word order, or music; more expensive than the other schemes
     Options:
-      clip: largest distance that is told apart, in tokens
+      clip: largest distance with its own vector, in tokens
       values: whether values have such vectors too; the paper found those of the keys to be enough
     """
 
-    def __init__(self, shape: Shape, *, clip: int = 16, values: bool = True) -> None:
+    def __init__(self, shape: AttentionShape, *, clip: int = 16, values: bool = True) -> None:
         super().__init__(shape)
         if clip < 1:
             raise UserError(f"clip of shaw is {clip}; it is the largest distance told apart, so at least 1")
-        self.clip, self.adds_values, self._once = clip, values, Once()
+        self.clip, self.adds_values, self._memo = clip, values, MemoizeLast()
         self.key = nn.Parameter(torch.empty(2 * clip + 1, shape.head_dim))
         nn.init.normal_(self.key, std=shape.head_dim**-0.5)
         if values:
@@ -43,18 +44,18 @@ class Shaw(Position):
     def bias(self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None = None) -> Tensor:
         """q a * scale: (B, H, T, D) over kv -> (B, H, T, S)."""
         products = q * (q.size(-1) ** -0.5 if scale is None else scale) @ self.key.to(q.dtype).T
-        return look_up(products, self._index(q, kv, pos))
+        return look_up(products, self._compute_index(q, kv, pos))
 
     def values(self, weights: Tensor, kv: KV, pos: Tensor | None) -> Tensor | None:
         """(B, H, T, S) over kv -> (B, H, T, Dv)."""
         if not self.adds_values:
             return None
-        sums = gathered(weights, self._index(weights, kv, pos), len(self.value))
+        sums = sum_by_index(weights, self._compute_index(weights, kv, pos), len(self.value))
         return sums @ self.value.to(weights.dtype)
 
-    def _index(self, x: Tensor, kv: KV, pos: Tensor | None) -> Tensor:
-        """The vector that belongs to each query (B, H, T, ...) and slot: (1|B, 1|H, T, S)."""
-        return self._once(self._clipped, pos, kv.pos, Extent.of(x, kv))
+    def _compute_index(self, x: Tensor, kv: KV, pos: Tensor | None) -> Tensor:
+        """The vector index of each query (B, H, T, ...) and slot: (1|B, 1|H, T, S)."""
+        return self._memo(self._clip_distances, pos, kv.pos, ScoreShape.from_query(x, kv))
 
-    def _clipped(self, q_pos: Tensor | None, k_pos: Tensor | None, extent: Extent) -> Tensor:
-        return distances(q_pos, k_pos, extent).clamp(-self.clip, self.clip) + self.clip
+    def _clip_distances(self, q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape) -> Tensor:
+        return compute_distances(q_pos, k_pos, score_shape).clamp(-self.clip, self.clip) + self.clip

@@ -7,39 +7,42 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polyhead.config import Shape
-from polyhead.errors import UserError
-from polyhead.nn.position.base import Position, beyond
-from polyhead.ranges import Above0
-from polyhead.registry import POSITION
+from polyhead.config.model import AttentionShape
+from polyhead.core.errors import UserError
+from polyhead.core.option_types import PositiveFloat
+from polyhead.core.registry import POSITION
+from polyhead.nn.position.base import Position, exceeds_table
 
-Layout = Literal["interleaved", "halves"]
-"""Which features are sines: every second one, as in the paper, or the first half, as in tensor2tensor and Marian."""
+SinusoidalLayout = Literal["interleaved", "halves"]
+"""Which features are sines.
+
+interleaved: every second one, as in the paper; halves: the first half, as in tensor2tensor and Marian.
+"""
 
 
 @POSITION.register("sinusoidal")
-class Sinusoidal(Position):
+class SinusoidalPosition(Position):
     """Sines and cosines of falling frequencies, added to the embeddings.
 
-    Nothing is learned, and any length works: the table is computed in float64 and grows when it must. The scheme of the
-    original Transformer and the default.
+    Nothing is learned, and any length works: the table is computed in float64 and grows as needed. The scheme
+    of the original Transformer and the default.
 
     Equation: p_{i,2j} = sin(i / base^(2j/C)),  p_{i,2j+1} = cos(i / base^(2j/C))
     Paper: Vaswani et al., 2017, sec. 3.5
     When: to follow the paper
     Options:
       base: base of the falling frequencies
-      layout: sine and cosine of a frequency side by side, or all sines before all cosines (halves)
-      endpoint: the last frequency is 1 / base itself, 2j / (C - 2) in the place of 2j / C (tensor2tensor, M2M100)
-      offset: what is added to every position; 2 in M2M100
+      layout: sine and cosine of a frequency adjacent, or all sines before all cosines (halves)
+      endpoint: the last frequency is 1 / base itself, 2j / (C - 2) in place of 2j / C (tensor2tensor, M2M100)
+      offset: added to every position; 2 in M2M100
     """
 
     def __init__(
         self,
-        shape: Shape,
+        shape: AttentionShape,
         *,
-        base: Above0 = 10000.0,
-        layout: Layout = "interleaved",
+        base: PositiveFloat = 10000.0,
+        layout: SinusoidalLayout = "interleaved",
         endpoint: bool = False,
         offset: int = 0,
     ) -> None:
@@ -53,28 +56,34 @@ class Sinusoidal(Position):
             endpoint,
             offset,
         )
-        self.register_buffer("table", self._rows(shape.max_len), persistent=False)
+        self.register_buffer("table", self._compute_rows(shape.max_len), persistent=False)
         self.table: Tensor
 
-    def _rows(self, length: int) -> Tensor:
-        """Those of positions 0 to length - 1: (length, C)."""
+    def _compute_rows(self, length: int) -> Tensor:
+        """The table rows of positions 0 to length - 1: (length, C)."""
         return sinusoids(length + self.offset, self.width, self.base, self.layout, self.endpoint)[
             self.offset :
         ]
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C); padding gets the row of position 0, which nobody sees."""
-        if beyond(x, pos, len(self.table)):  # a preset length is a guess, not a limit
+        """(B, T, C), (B, T) -> (B, T, C); padding gets the row of position 0, which is masked."""
+        if exceeds_table(x, pos, len(self.table)):  # max_len is an initial size, not a limit
             longest = x.size(1) if pos is None else int(pos.max()) + 1
-            self.table = self._rows(max(longest, 2 * len(self.table))).to(self.table)
+            self.table = self._compute_rows(max(longest, 2 * len(self.table))).to(self.table)
         return x + (self.table[: x.size(1)] if pos is None else self.table[pos.clamp(min=0)]).to(x.dtype)
 
 
 def sinusoids(
-    length: int, width: int, base: float = 10000.0, layout: Layout = "interleaved", endpoint: bool = False
+    length: int,
+    width: int,
+    base: float = 10000.0,
+    layout: SinusoidalLayout = "interleaved",
+    endpoint: bool = False,
 ) -> Tensor:
     """The table (length, width), computed in float64; an odd width has one sine more than cosines."""
-    if torch.get_default_device().type == "meta":  # where arange costs two seconds, for a shape alone
+    if (
+        torch.get_default_device().type == "meta"
+    ):  # only the shape matters, and arange takes two seconds there
         return torch.empty(length, width)
     with torch.device("cpu"):
         steps = torch.arange(0, width, 2, dtype=torch.float64)

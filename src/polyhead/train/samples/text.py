@@ -1,4 +1,4 @@
-"""What language models show: continuations of the validation text, and the loss by place and by kind of token."""
+"""Samples of language models: continuations of the validation text, and loss by position and token kind."""
 
 from __future__ import annotations
 
@@ -7,130 +7,146 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.analysis.samples import Breakdown, Samples, break_down, group_by_length, group_by_name
-from polyhead.data.conversations import ConversationReport
-from polyhead.data.packing import documents
-from polyhead.data.rows import Rows, collate_rows
+from polyhead.chat.base import Message
+from polyhead.data.batching.packing import split_documents
+from polyhead.data.batching.token_windows import TokenWindows, collate_windows
+from polyhead.data.readers.conversations import ConversationReport
 from polyhead.models import CausalLM
-from polyhead.nn.loss import IGNORED
-from polyhead.nn.place import beside
-from polyhead.run import Run
-from polyhead.text.chat.base import Message
+from polyhead.nn.device import to_model_device
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.run.run import Run
 from polyhead.train.samples.base import (
-    attention_of,
+    collect_attention,
+    decode_readable,
     is_short,
-    kinds_of,
-    readable,
+    label_nlls,
     take_samples,
-    token_losses,
+    token_kinds,
 )
-from polyhead.train.tasks import next_token
-from polyhead.train.tasks.chat import Chat, conversations_of
-from polyhead.train.tasks.language import LanguageModel
+from polyhead.train.tasks import causal_lm_common
+from polyhead.train.tasks.chat import ChatTask, open_split_conversations
+from polyhead.train.tasks.language import LanguageModelingTask
+from polyhead.viz.samples import Breakdown, Samples, break_down, group_by_length, group_by_name
 
-PROMPTS, READ, WRITTEN = 6, 16, 40  # continuations; tokens of a prompt and of what is written
-READ_TALKS = 64  # conversations among which those that fit are looked for
-ROWS = 8  # rows whose losses are taken, one by one
+_N_PROMPTS, _PROMPT_TOKENS, _OUTPUT_TOKENS = 6, 16, 40  # prompts; tokens of a prompt and of its continuation
+MAX_CONVERSATIONS = 64  # conversations that are searched for short enough ones
+LOSS_ROWS = 8  # rows for the breakdown of losses, one at a time
 
 
 @take_samples.register
-def language_samples(task: LanguageModel, run: Run) -> Samples:
-    """What the model writes after some places of the validation text."""
-    read = max(1, min(READ, task.width // 2))
-    written = max(1, min(WRITTEN, run.config.max_len - read - 2))
-    begins = _places(task, read + written)
+def language_samples(task: LanguageModelingTask, run: Run) -> Samples:
+    """Continuations of prompts from the validation text."""
+    prompt_len = max(1, min(_PROMPT_TOKENS, task.width // 2))
+    output_len = max(1, min(_OUTPUT_TOKENS, run.config.max_len - prompt_len - 2))
+    prompt_starts = _prompt_starts(task, prompt_len + output_len)
     ids = task.valid.ids
-    prompts = [readable(run.tokenizer, ids[at : at + read].tolist()) for at in begins]
-    actual = [readable(run.tokenizer, ids[at + read : at + read + written].tolist()) for at in begins]
-    outputs = run.generate(prompts, seed=1, max_new_tokens=written)
-    last = max(1, len(task.valid) - 1)
-    starts = np.unique(np.linspace(0, max(0, last - task.width), ROWS).astype(np.int64))
+    prompts = [
+        decode_readable(run.tokenizer, ids[start : start + prompt_len].tolist()) for start in prompt_starts
+    ]
+    references = [
+        decode_readable(run.tokenizer, ids[start + prompt_len : start + prompt_len + output_len].tolist())
+        for start in prompt_starts
+    ]
+    outputs = run.generate(prompts, seed=1, max_new_tokens=output_len)
+    n_labels = max(1, len(task.valid) - 1)
+    starts = np.unique(np.linspace(0, max(0, n_labels - task.width), LOSS_ROWS).astype(np.int64))
     rows = [
-        collate_rows(task.valid, starts[i : i + 1], task.width, documents=task.documents)
+        collate_windows(task.valid, starts[i : i + 1], task.width, has_documents=task.has_documents)
         for i in range(len(starts))
     ]
     return Samples(
-        about="What the model writes after a piece of the validation text, drawn with one seed, beside what stands there.",
+        description="Continuations of excerpts of the validation text, sampled with one seed, compared "
+        "with the original text.",
         columns=("Prompt", "Continuation", "Text"),
         differences="none",
-        examples=_examples(prompts, outputs, actual),
-        breakdowns=_losses(run, rows),
-        attention=attention_of(run, "self", *_short(run, prompts)),
+        examples=_make_examples(prompts, outputs, references),
+        breakdowns=_break_down_losses(run, rows),
+        attention=collect_attention(run, "self", *_select_short(run, prompts)),
     )
 
 
 @take_samples.register
-def chat_samples(task: Chat, run: Run) -> Samples:
-    """What the model answers to the first questions of some validation conversations."""
+def chat_samples(task: ChatTask, run: Run) -> Samples:
+    """Answers to the first user turns of some validation conversations."""
     assert run.recipe is not None
-    found = conversations_of(run.recipe, "valid")
-    talks = [_first_turn(c.messages) for c in islice(found.read(ConversationReport(found.where)), READ_TALKS)]
-    chat = run.talker(run.generation.chat or Chat.chat)
+    conversations = open_split_conversations(run.recipe, "valid")
+    turns = [
+        _split_first_turn(c.messages)
+        for c in islice(conversations.read(ConversationReport(conversations.source_label)), MAX_CONVERSATIONS)
+    ]
+    chat = run.chat_session(run.generation.chat or ChatTask.chat)
     examples: list[dict[str, Any]] = []
-    for messages, answer in talks:
-        room = run.config.max_len - len(chat.prompt(messages))
-        if room > 0 and len(examples) < PROMPTS:
-            output = "".join(chat.answer(messages, seed=1, max_new_tokens=min(WRITTEN, room)))
-            asked = "\n".join(message.content for message in messages)
-            examples += _examples([asked], [output], [answer])
-    chosen = np.unique(np.linspace(0, len(task.valid) - 1, ROWS).astype(np.int64))
-    rows = [task.valid.batch(chosen[i : i + 1], task.pad_id) for i in range(len(chosen))]
+    for messages, answer in turns:
+        max_output = run.config.max_len - len(chat.encode_prompt(messages))
+        if max_output > 0 and len(examples) < _N_PROMPTS:
+            output = "".join(chat.answer(messages, seed=1, max_new_tokens=min(_OUTPUT_TOKENS, max_output)))
+            prompt = "\n".join(message.content for message in messages)
+            examples += _make_examples([prompt], [output], [answer])
+    row_ids = np.unique(np.linspace(0, len(task.valid) - 1, LOSS_ROWS).astype(np.int64))
+    rows = [task.valid.collate(row_ids[i : i + 1], task.pad_id) for i in range(len(row_ids))]
     return Samples(
-        about="The model's answers, drawn with one seed, beside those of the validation conversations.",
+        description="The model's answers, sampled with one seed, compared with those of the validation "
+        "conversations.",
         columns=("Conversation", "Answer", "Text"),
         differences="none",
         examples=examples,
-        breakdowns=_losses(run, rows),
-        attention=attention_of(run, "self", *_short(run, [example["source"] for example in examples])),
+        breakdowns=_break_down_losses(run, rows),
+        attention=collect_attention(
+            run, "self", *_select_short(run, [example["source"] for example in examples])
+        ),
     )
 
 
-def _short(run: Run, texts: list[str]) -> list[tuple[str, None]]:
+def _select_short(run: Run, texts: list[str]) -> list[tuple[str, None]]:
     """The texts that are short enough for an attention map."""
     return [(text, None) for text in texts if is_short(run.tokenizer, text)]
 
 
-def _first_turn(messages: list[Message]) -> tuple[list[Message], str]:
-    """What comes before the first answer, and that answer."""
-    at = next(i for i, message in enumerate(messages) if message.role == "assistant")
-    return messages[:at], messages[at].content
+def _split_first_turn(messages: list[Message]) -> tuple[list[Message], str]:
+    """The messages before the first answer, and that answer."""
+    first_answer = next(i for i, message in enumerate(messages) if message.role == "assistant")
+    return messages[:first_answer], messages[first_answer].content
 
 
-def _places(task: LanguageModel, length: int) -> list[int]:
-    """Where prompts begin: at documents that are long enough, else evenly in the text."""
-    found = documents(task.valid, -1)
-    long = found.starts[found.lengths >= length]
-    if len(long) >= PROMPTS:
-        return [int(long[len(long) * i // PROMPTS]) for i in range(PROMPTS)]
+def _prompt_starts(task: LanguageModelingTask, length: int) -> list[int]:
+    """Start positions of prompts: at documents that are long enough, else evenly spaced in the text."""
+    documents = split_documents(task.valid, -1)
+    long_starts = documents.starts[documents.lengths >= length]
+    if len(long_starts) >= _N_PROMPTS:
+        return [int(long_starts[len(long_starts) * i // _N_PROMPTS]) for i in range(_N_PROMPTS)]
     last = max(0, len(task.valid) - length)
-    return [int(at) for at in np.unique(np.linspace(0, last, PROMPTS).astype(np.int64))]
+    return [int(start) for start in np.unique(np.linspace(0, last, _N_PROMPTS).astype(np.int64))]
 
 
-def _examples(prompts: list[str], outputs: list[str], actual: list[str]) -> list[dict[str, Any]]:
+def _make_examples(prompts: list[str], outputs: list[str], references: list[str]) -> list[dict[str, Any]]:
     return [
         {"source": prompt, "output": output, "reference": text}
-        for prompt, output, text in zip(prompts, outputs, actual, strict=True)
+        for prompt, output, text in zip(prompts, outputs, references, strict=True)
     ]
 
 
-def _losses(run: Run, rows: list[Rows]) -> list[Breakdown]:
-    """The loss of a token by how many tokens the model has read before it, and by what it is made of."""
+def _break_down_losses(run: Run, rows: list[TokenWindows]) -> list[Breakdown]:
+    """Loss per token, by number of preceding tokens and by kind of token."""
     assert isinstance(run.model, CausalLM)
     losses: list[float] = []
-    places: list[int] = []
+    positions: list[int] = []
     labels: list[int] = []
     for row in rows:
-        row = beside(run.model, row)
-        asked = row.labels != IGNORED
-        losses += token_losses(run.model.head, next_token.features(run.model, row)[asked], row.labels[asked])
-        labels += row.labels[asked].tolist()
-        places += (asked[0].nonzero().flatten() + 1).tolist()
+        row = to_model_device(run.model, row)
+        has_label = row.labels != IGNORE_INDEX
+        losses += label_nlls(
+            run.model.head,
+            causal_lm_common.causal_lm_features(run.model, row)[has_label],
+            row.labels[has_label],
+        )
+        labels += row.labels[has_label].tolist()
+        positions += (has_label[0].nonzero().flatten() + 1).tolist()
 
-    def mean(some: list[int]) -> float:
-        return sum(losses[i] for i in some) / len(some)
+    def mean_loss(indices: list[int]) -> float:
+        return sum(losses[i] for i in indices) / len(indices)
 
-    kinds = group_by_name(kinds_of(run.tokenizer, labels))
+    kinds = group_by_name(token_kinds(run.tokenizer, labels))
     return [
-        break_down("Loss of a token", "tokens read before", group_by_length(places), mean),
-        break_down("Loss of a token", "kind of token", kinds, mean),
+        break_down("Loss of a token", "tokens read before", group_by_length(positions), mean_loss),
+        break_down("Loss of a token", "kind of token", kinds, mean_loss),
     ]

@@ -1,1 +1,1 @@
-"""What a model learns: each task knows its batches, its loss and its measures."""
+"""Training tasks: batches, loss and metrics of each."""

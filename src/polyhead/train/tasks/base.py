@@ -1,4 +1,4 @@
-"""What a task is: all that a run must know of what it learns."""
+"""Protocols of training tasks: data, loss, evaluation and baselines."""
 
 from __future__ import annotations
 
@@ -7,136 +7,136 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from polyhead.config.recipe import Recipe
 from polyhead.core.i18n import tr
 from polyhead.evaluate.baselines import Baselines
 from polyhead.evaluate.training_counts import TrainingCounts
-from polyhead.recipe import Recipe
-from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.train.loop import Task
-from polyhead.train.ranks import Each
-from polyhead.train.reporting import Reporter
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.loggers import Reporter
+from polyhead.train.loop import TrainingTask
 
 
-class Scores(NamedTuple):
-    """What a model says of a batch, for a student to be held against."""
+class TaskLogits(NamedTuple):
+    """Logits and hidden states of a batch, for distillation."""
 
-    logits: Tensor  # (N, L) where something is asked
+    logits: Tensor  # (N, L) at positions with a label
     labels: Tensor  # (N,)
-    hidden: Tensor  # (M, C) the last vectors of the tokens that are there
+    hidden_states: Tensor  # (M, C) last hidden states of all tokens except padding
 
 
-class Counted(Protocol):
-    """What became of a text, in pairs or conversations."""
+class ReadCounts(Protocol):
+    """How many pairs or conversations of a text were read, used and skipped."""
 
-    where: str
-    read: int
-    kept: int
-    overlong: int
-
-
-def say_split(report: Reporter, split: str, *counts: str) -> None:
-    """Report what became of the text of a split: 'train: train.en + train.de: 40 of 40 pairs'."""
-    report.say(tr("{name}: {value}", name=tr(split), value=tr(", ").join(counts)))
+    source_label: str
+    total: int
+    used: int
+    too_long: int
 
 
-def warn_of_few(counted: Counted, recipe: Recipe, report: Reporter) -> None:
-    """Say so where most of a text is left out, and which key lets in what is too long."""
-    if 2 * counted.kept >= counted.read:
+def report_split(report: Reporter, split: str, *counts: str) -> None:
+    """Report the counts of a split: 'train: train.en + train.de: 40 of 40 pairs'."""
+    report.info(tr("{name}: {value}", name=tr(split), value=tr(", ").join(counts)))
+
+
+def warn_if_few_used(counts: ReadCounts, recipe: Recipe, report: Reporter) -> None:
+    """Warn if more than half of a text is skipped, and which key to raise for examples that are too long."""
+    if 2 * counts.used >= counts.total:
         return
     limits = {"data.max_len": recipe.data.max_len, "model.max_len": recipe.model.max_len}
-    most = min(limits.values())
-    raised = tr(" and ").join(key for key, limit in limits.items() if limit == most)
+    max_len = min(limits.values())
+    keys = tr(" and ").join(key for key, limit in limits.items() if limit == max_len)
     line = tr(
         "warning: {where}: {kept:,} of {read:,} are left, the others are skipped",
-        where=counted.where,
-        kept=counted.kept,
-        read=counted.read,
+        where=counts.source_label,
+        kept=counts.used,
+        read=counts.total,
     )
-    if counted.overlong:
+    if counts.too_long:
         line += tr(
             "; {count:,} are longer than {most:,} tokens: raise {keys}, or split them",
-            count=counted.overlong,
-            most=most,
-            keys=raised,
+            count=counts.too_long,
+            most=max_len,
+            keys=keys,
         )
-    report.say(line)
+    report.info(line)
 
 
-class RunTask(Task, Protocol):
-    """A task with its text, for one run."""
+class Task(TrainingTask, Protocol):
+    """An opened task: with the data of one run."""
 
-    identity: Mapping[str, str]  # of the text, so that no run is resumed on another
-    title: str  # of the run's README.md
-    use: str  # a command that uses the run
-    labels: tuple[str, ...]  # classes that the model tells apart, if it does
+    identity: Mapping[str, str]  # digests of the text, so that a run is not resumed on another
+    title: str  # title of the run's README.md
+    usage: str  # example command that uses the run
+    labels: tuple[str, ...]  # classes, for a classification task
 
-    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
-        """What is measured of the final weights, besides the loss, for people to read."""
+    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
+        """Metrics of the final weights besides the loss, formatted for the README.md."""
         ...
 
 
 @runtime_checkable
-class Teachable(RunTask, Protocol):
-    """A task whose loss is made of scores, which a teacher gives as well."""
+class SupportsDistillation(Task, Protocol):
+    """A task whose loss is computed from logits, so that a teacher can be distilled."""
 
-    def scores(self, model: nn.Module, batch: Any) -> Scores:
-        """Of a batch."""
+    def compute_logits(self, model: nn.Module, batch: Any) -> TaskLogits:
+        """Logits of a batch."""
         ...
 
 
 @runtime_checkable
 class HasBaselines(Protocol):
-    """A task whose scores are shown beside those of guesses that have only counted the training text."""
+    """A task whose metrics are compared with baselines from counts of the training text."""
 
-    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
-        """What the baselines need of the training text."""
+    def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """Counts of the training text that the baselines need."""
         ...
 
-    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """Those of the validation or the test text, by the names of the measures."""
+    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Baselines of the validation or test split, by metric."""
         ...
 
 
 @runtime_checkable
-class OfWholeTexts(Teachable, Protocol):
-    """A task that asks for something of whole texts, whatever tokens they are made of."""
+class ReadsWholeTexts(SupportsDistillation, Protocol):
+    """A task with labels of whole texts, independent of the tokenizer."""
 
-    def read_by(self, other: Run, recipe: Recipe) -> Teachable:
-        """The same texts, row by row, in the tokens of another model."""
+    def retokenize(self, other_run: Run, recipe: Recipe) -> SupportsDistillation:
+        """The same texts, row by row, with the tokenizer of another run."""
         ...
 
 
-class TaskPart(Protocol):
-    """A task by name, before it has a text."""
+class TaskFactory(Protocol):
+    """A registered task, before its data is opened."""
 
-    kind: str  # of the models it trains
-    label_smoothing: float  # where the recipe gives none
-    metrics: tuple[str, ...]  # of those that are measured, which may decide what checkpoint is best
+    kind: str  # kind of model that it trains
+    label_smoothing: float  # default, if the recipe does not set it
+    metrics: tuple[str, ...]  # metrics that can select the best checkpoint
 
     def check(self, recipe: Recipe) -> None:
-        """Every file is there and is what it should be, or a UserError says what is wrong."""
+        """Raise a UserError if a file is missing or has the wrong format."""
         ...
 
-    def texts(self, recipe: Recipe) -> Iterator[str]:
-        """What a tokenizer learns from."""
+    def iter_texts(self, recipe: Recipe) -> Iterator[str]:
+        """The texts that a tokenizer is trained on."""
         ...
 
-    def open(self, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> RunTask:
-        """With its text tokenized, or found so. A mistake in the test text is told now, not after all training."""
+    def open(self, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Task:
+        """Open the task with its tokenized text. Errors in the test text are raised here, before training."""
         ...
 
 
 @runtime_checkable
-class OfClasses(TaskPart, Protocol):
-    """A task whose classes are those of its text."""
+class HasClasses(TaskFactory, Protocol):
+    """A task whose classes are those of its training text."""
 
-    def classes(self, recipe: Recipe) -> tuple[str, ...]:
-        """Those of the training text."""
+    def read_classes(self, recipe: Recipe) -> tuple[str, ...]:
+        """The classes of the training text."""
         ...
 
-    def open_with(
+    def open_with_labels(
         self, labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
-    ) -> RunTask:
-        """As ``open``, where the classes are known; the text need not have all of them."""
+    ) -> Task:
+        """As ``open``, with known classes; the text need not have all of them."""
         ...

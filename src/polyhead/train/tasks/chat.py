@@ -1,4 +1,4 @@
-"""Learning to answer, from conversations."""
+"""Supervised fine-tuning on conversations."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from polyhead.analysis.recovered import Recovered
+from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.core.choice import Choice
 from polyhead.core.i18n import tr
-from polyhead.data.arrays import Ints
-from polyhead.data.batches import ByLength, deal
-from polyhead.data.conversation_store import ConversationStore
-from polyhead.data.conversations import Conversations, open_conversations, texts
-from polyhead.data.rows import Rows
+from polyhead.core.registry import TASK
+from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
+from polyhead.data.batching.token_windows import TokenWindows
+from polyhead.data.readers.conversations import Conversations, open_conversations, read_conversation_texts
+from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.conversation_store import ConversationStore
 from polyhead.evaluate.baselines import Baselines, count_tokens, unigram_baselines
+from polyhead.evaluate.token_accuracy import TokenLoss
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.nn.loss import Loss
-from polyhead.recipe import Recipe, TrainConfig
-from polyhead.registry import TASK, Choice
-from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.train.ranks import Each
-from polyhead.train.reporting import Reporter
-from polyhead.train.tasks import next_token
-from polyhead.train.tasks.base import Scores, say_split, warn_of_few
-from polyhead.train.tasks.plain_text import check_rows, test_facts
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.loggers import Reporter
+from polyhead.train.tasks import causal_lm_common
+from polyhead.train.tasks.base import TaskLogits, report_split, warn_if_few_used
+from polyhead.train.tasks.text_common import check_rows, collect_test_facts
 
 
 @TASK.register("chat")
-class Chat:
-    """What the assistant says in conversations, and the end of its turns; what it is asked is read and not learned.
+class ChatTask:
+    """Supervised fine-tuning on conversations: the labels are the assistant's messages and ends of turn.
 
-    A line of JSONL is a conversation: {"messages": [{"role": "user", "content": ...}, {"role": "assistant", ...}]}, or
-    "conversations" with "from" and "value". ``generation.chat`` says how it is written: as the run says that it begins with,
-    else ``plain``. Of a conversation with more than ``data.max_len`` tokens the last answers are left out.
+    A line of JSONL is a conversation: {"messages": [{"role": "user", "content": ...}, {"role": "assistant",
+    ...}]}, or "conversations" with "from" and "value". ``generation.chat`` is the chat template; its default
+    is that of the run in ``start``, else ``plain``. If a conversation has more than ``data.max_len`` tokens,
+    its last answers are left out.
 
-    Equation: -Σ_t [x_t is said by the assistant] log p(x_t | x_1 ... x_{t-1})
+    Equation: -Σ_t [x_t is an assistant token] log p(x_t | x_1 ... x_{t-1})
     Paper: Ouyang et al., 2022, sec. 3.5 (supervised fine-tuning)
-    When: a language model shall answer, not go on
+    When: a language model should answer messages, not continue texts
     Recipe: task: chat
     """
 
@@ -46,120 +48,126 @@ class Chat:
     label_smoothing = 0.0
     metrics = ("loss",)
     labels: tuple[str, ...] = ()
-    chat = Choice("plain")  # where nothing says how conversations are written
+    chat = Choice("plain")  # default chat template
     title = "A model that converses"
-    use = "polyhead chat ."
+    usage = "polyhead chat ."
 
     def __init__(
         self, train: ConversationStore, valid: ConversationStore, pad_id: int, config: TrainConfig
     ) -> None:
         self.train, self.valid, self.pad_id, self.config = train, valid, pad_id, config
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
-        self.plan(0)  # a row that is larger than a batch is told now
+        self.epoch_batches(0)  # raises if a row is larger than a batch
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        """Every file is there and holds conversations, or a UserError says what is wrong."""
+        """Raise a UserError if a file is missing or has no conversations."""
         if recipe.start is None:
             check_rows(recipe)
         for split in recipe.data.splits:
-            conversations_of(recipe, split)
+            open_split_conversations(recipe, split)
 
     @classmethod
-    def texts(cls, recipe: Recipe) -> Iterator[str]:
-        """What a tokenizer learns from."""
-        return texts(conversations_of(recipe, "train"))
+    def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
+        """The texts that a tokenizer is trained on."""
+        return read_conversation_texts(open_split_conversations(recipe, "train"))
 
     @classmethod
-    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Chat:
-        """With its token stores made or found."""
-        next_token.check_decoding(recipe, tokenizer)
-        stores = {split: store_of(recipe, split, tokenizer) for split in recipe.data.splits}
+    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> ChatTask:
+        """Open the task; the token stores are built, or loaded from the cache."""
+        causal_lm_common.check_causal_lm_decoding(recipe, tokenizer)
+        stores = {split: open_conversation_store(recipe, split, tokenizer) for split in recipe.data.splits}
         for split, store in stores.items():
-            learned = tr(
-                "{learned:,} of {count:,} tokens", learned=int(store.learned.sum()), count=len(store.ids)
+            summary = tr(
+                "{learned:,} of {count:,} tokens",
+                learned=int(store.assistant_mask.sum()),
+                count=len(store.ids),
             )
-            say_split(report, split, store.report.describe(), learned)
-            warn_of_few(store.report, recipe, report)
+            report_split(report, split, store.report.describe(), summary)
+            warn_if_few_used(store.report, recipe, report)
         task = cls(stores["train"], stores["valid"], tokenizer.pad_id, recipe.train)
         for split in recipe.data.splits[1:]:
-            task.by_length(stores[split]).plan()  # a row that is larger than a batch is told now
-        report.say(task.by_length(task.train).described())
+            task.make_sampler(stores[split]).epoch_batches()  # raises if a row is larger than a batch
+        report.info(task.make_sampler(task.train).describe())
         return task
 
-    def plan(self, epoch: int) -> Sequence[Ints]:
-        """The conversations of every batch of an epoch, in order."""
-        return self.by_length(self.train).plan(epoch)
+    def epoch_batches(self, epoch: int) -> Sequence[IdArray]:
+        """Row numbers of the conversations of every batch of an epoch, in order."""
+        return self.make_sampler(self.train).epoch_batches(epoch)
 
-    def hardest(self) -> Ints:
-        """The batch that needs the most memory; no epoch has a larger one."""
-        return self.by_length(self.train).hardest()
+    def largest_batch(self) -> IdArray:
+        """Row numbers of the largest batch; no epoch has a larger one."""
+        return self.make_sampler(self.train).largest_batch()
 
-    def deal(self, rows: Ints, n: int) -> list[Ints]:
-        """The conversations of a batch in n parts, or fewer, for as many processes."""
-        return deal(rows, n)
+    def shard(self, rows: IdArray, n: int) -> list[IdArray]:
+        """Split the conversations of a batch into n shards, or fewer."""
+        return shard_rows(rows, n)
 
-    def batch(self, rows: Ints) -> Rows:
-        """Some conversations of the training text."""
-        return self.train.batch(rows, self.pad_id)
+    def collate(self, rows: IdArray) -> TokenWindows:
+        """Batch of some training conversations."""
+        return self.train.collate(rows, self.pad_id)
 
-    def count(self, batch: Rows) -> int:
-        """Labels that count."""
-        return next_token.count(batch)
+    def count_labels(self, batch: TokenWindows) -> int:
+        """Number of labels of a batch."""
+        return causal_lm_common.count_causal_lm_labels(batch)
 
-    def loss(self, model: nn.Module, batch: Rows) -> Loss:
-        """Cross-entropy as sums."""
-        return next_token.loss(model, batch, self.config.smoothing)
+    def loss(self, model: nn.Module, batch: TokenWindows) -> Loss:
+        """Cross-entropy, as a sum over labels."""
+        return causal_lm_common.causal_lm_loss(model, batch, self.config.smoothing)
 
-    def scores(self, model: nn.Module, batch: Rows) -> Scores:
-        """Of every token that the assistant says."""
-        return next_token.scores(model, batch)
+    def compute_logits(self, model: nn.Module, batch: TokenWindows) -> TaskLogits:
+        """Logits of every assistant token."""
+        return causal_lm_common.causal_lm_logits(model, batch)
 
-    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
-        """Loss without smoothing and perplexity of what the assistant says in the validation text."""
-        return self._measured(model, self.valid, each)
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
+        """Loss without smoothing and perplexity of the assistant tokens of the validation text."""
+        return self._measure(model, self.valid, map_fn)
 
-    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
-        """The same of the test text, if there is one."""
-        return test_facts(run, store_of, self._measured, each)
+    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
+        """Loss and perplexity of the test text, if there is one."""
+        return collect_test_facts(run, open_conversation_store, self._measure, map_fn)
 
-    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
-        """How often the assistant says each token."""
-        return TrainingCounts.of_tokens(count_answer_tokens(self.train, tokenizer.vocab_size))
+    def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """Counts of the assistant tokens."""
+        return TrainingCounts.from_token_counts(count_answer_tokens(self.train, tokenizer.vocab_size))
 
-    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """Those of token frequencies."""
+    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Baselines from token frequencies."""
         assert run.recipe is not None
-        store = self.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
+        store = self.valid if split == "valid" else open_conversation_store(run.recipe, split, run.tokenizer)
         return unigram_baselines(counts.token_counts(), count_answer_tokens(store, counts.vocab_size))
 
-    def by_length(self, store: ConversationStore) -> ByLength:
-        """The conversations of a text in batches."""
-        return ByLength(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
+    def make_sampler(self, store: ConversationStore) -> LengthBucketSampler:
+        """Batch sampler over the conversations of a store."""
+        return LengthBucketSampler(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
 
     @torch.no_grad()
-    def _measured(self, model: nn.Module, store: ConversationStore, each: Each) -> dict[str, float]:
-        def read(rows: Ints) -> Recovered:
-            return next_token.measured(model, store.batch(rows, self.pad_id))
+    def _measure(self, model: nn.Module, store: ConversationStore, map_fn: MapFn) -> dict[str, float]:
+        def measure_batch(rows: IdArray) -> TokenLoss:
+            return causal_lm_common.causal_lm_token_loss(model, store.collate(rows, self.pad_id))
 
-        measures = Recovered.of(each(read, self.by_length(store).plan())).measures()
-        return {name: measures[name] for name in ("loss", "ppl")}
-
-
-def count_answer_tokens(store: ConversationStore, vocab_size: int) -> Ints:
-    """How often the assistant says each token: (V,). The first token of a conversation is never asked for."""
-    said = store.learned.astype(bool)
-    said[store.offsets[:-1]] = False
-    return count_tokens([store.ids[said]], vocab_size)
+        metrics = TokenLoss.from_parts(
+            map_fn(measure_batch, self.make_sampler(store).epoch_batches())
+        ).compute_metrics()
+        return {name: metrics[name] for name in ("loss", "ppl")}
 
 
-def conversations_of(recipe: Recipe, split: str) -> Conversations:
-    """The files of a split; validation may be a share of the training conversations."""
-    return open_conversations(*recipe.data.part(split))
+def count_answer_tokens(store: ConversationStore, vocab_size: int) -> IdArray:
+    """Counts of the assistant tokens: (V,). The first token of a conversation is never a label."""
+    is_label = store.assistant_mask.astype(bool)
+    is_label[store.offsets[:-1]] = False
+    return count_tokens([store.ids[is_label]], vocab_size)
 
 
-def store_of(recipe: Recipe, split: str, tokenizer: Tokenizer) -> ConversationStore:
-    """The conversations of a split as tokens, made or found."""
+def open_split_conversations(recipe: Recipe, split: str) -> Conversations:
+    """Open the files of a split; validation may be a share of the training conversations."""
+    return open_conversations(*recipe.data.select_split(split))
+
+
+def open_conversation_store(recipe: Recipe, split: str, tokenizer: Tokenizer) -> ConversationStore:
+    """The tokenized conversations of a split, built or loaded from the cache."""
     max_len = min(recipe.data.max_len, recipe.model.max_len)
-    found, chat = conversations_of(recipe, split), recipe.generation.chat or Chat.chat
-    return ConversationStore.open_or_build(found, chat, tokenizer, recipe.stores, max_len=max_len)
+    conversations, chat = open_split_conversations(recipe, split), recipe.generation.chat or ChatTask.chat
+    return ConversationStore.open_or_build(
+        conversations, chat, tokenizer, recipe.token_cache_dir, max_len=max_len
+    )

@@ -1,4 +1,4 @@
-"""Learning which class a text, or a pair of texts, belongs to."""
+"""Classification of texts or pairs of texts."""
 
 from __future__ import annotations
 
@@ -10,61 +10,62 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyhead.analysis.class_metrics import class_measures
+from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.data.batches import ByLength, deal
-from polyhead.data.framed import FramedBatch
-from polyhead.data.labelled import Labelled, labels_of, open_labelled, texts
-from polyhead.data.labelled_store import LabelledStore
-from polyhead.errors import UserError
+from polyhead.core.registry import TASK
+from polyhead.data.batching.encoder_inputs import EncoderBatch
+from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
+from polyhead.data.readers.labeled import LabeledFiles, collect_labels, open_labeled, read_labeled_texts
+from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.evaluate.baselines import Baselines, class_baselines
+from polyhead.evaluate.class_metrics import class_measures
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import Classifier
-from polyhead.nn.loss import Loss, classification
-from polyhead.nn.place import beside
-from polyhead.recipe import Recipe, TrainConfig
-from polyhead.registry import TASK
-from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.train.ranks import Each
-from polyhead.train.reporting import Reporter
-from polyhead.train.tasks.base import Scores, say_split
+from polyhead.nn.device import to_model_device
+from polyhead.nn.loss import Loss, classification_loss
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.loggers import Reporter
+from polyhead.train.tasks.base import TaskLogits, report_split
 
-FEW = 5  # texts of a class that a share would hold out by chance: fewer may be missing without a reason
+# a class without validation texts is reported if at least this many are expected; fewer may be chance
+MIN_EXPECTED_TEXTS = 5
 
 
-class Examples(NamedTuple):
-    """A batch: what the encoder reads, and the class of each row."""
+class ClassificationBatch(NamedTuple):
+    """A batch: encoder inputs, and the class of each row."""
 
-    given: FramedBatch
+    inputs: EncoderBatch
     labels: Tensor  # (B,) int64
 
 
 @TASK.register("classification")
-class Classification:
+class ClassificationTask:
     """Each text, or pair of texts, has one label; the classes are those of the training text.
 
-    Texts stand between the special tokens ``<s>`` and ``</s>``; a second one follows the first, and counts as another
-    segment where the model has segments. Texts with more than ``data.max_len`` tokens are cut.
+    Texts are enclosed in the special tokens ``<s>`` and ``</s>``; a second text follows the first, as a
+    second segment if the model has segments. Texts with more than ``data.max_len`` tokens are truncated.
 
     Equation: -log p(y | x),  p = softmax(W pool(encoder(x)) + b)
     Paper: Devlin et al., 2018, sec. 4.1; token_dropout: Iyyer et al., 2015, sec. 3.2
-    When: texts shall be sorted: sentiment, topics, kinds of questions, whether one follows from another
+    When: texts are to be classified: sentiment, topic, type of question, entailment between two texts
     Recipe: task: {name: classification, token_dropout: 0.1}
     Options:
-      token_dropout: share of the tokens that are hidden while it learns, others each time; for small data
+      token_dropout: share of the tokens that are masked in training, drawn anew each time; for small data
     """
 
     kind = "encoder"
     label_smoothing = 0.0
     metrics = ("loss", "accuracy", "f1", "mcc")
     title = "A classifier"
-    use = "polyhead classify . input.txt"
+    usage = "polyhead classify . input.txt"
 
     def __init__(
         self,
-        train: LabelledStore,
-        valid: LabelledStore,
+        train: LabeledStore,
+        valid: LabeledStore,
         labels: Sequence[str],
         tokenizer: Tokenizer,
         config: TrainConfig,
@@ -74,162 +75,171 @@ class Classification:
         self.train, self.valid, self.labels = train, valid, tuple(labels)
         self.tokenizer, self.config, self.token_dropout = tokenizer, config, token_dropout
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
-        self.valid_batches = self.by_length(valid).plan()
+        self.valid_batches = self.make_sampler(valid).epoch_batches()
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        """Every file is there and has the columns, or a UserError says what is wrong."""
-        dropped = recipe.task.options["token_dropout"]
-        if not 0 <= dropped < 1:
+        """Raise a UserError if a file is missing or lacks a column."""
+        share = recipe.task.options["token_dropout"]
+        if not 0 <= share < 1:
             raise UserError(
-                f"token_dropout of task 'classification' is a share from 0 to below 1, not {dropped}"
+                f"token_dropout of task 'classification' is a share from 0 to below 1, not {share}"
             )
         for split in recipe.data.splits:
-            labelled_of(recipe, split)
+            open_split_labeled(recipe, split)
 
     @classmethod
-    def texts(cls, recipe: Recipe) -> Iterator[str]:
-        """Every training text."""
-        return texts(labelled_of(recipe, "train"))
+    def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
+        """All training texts, to train a tokenizer on."""
+        return read_labeled_texts(open_split_labeled(recipe, "train"))
 
     @classmethod
-    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Classification:
-        """With its token stores made or found."""
-        return cls.open_with(cls.classes(recipe), recipe, tokenizer, report)
+    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> ClassificationTask:
+        """Open the task; the token stores are built, or loaded from the cache."""
+        return cls.open_with_labels(cls.read_classes(recipe), recipe, tokenizer, report)
 
     @classmethod
-    def classes(cls, recipe: Recipe) -> tuple[str, ...]:
-        """Every label of the training text."""
-        return labels_of(labelled_of(recipe, "train"))
+    def read_classes(cls, recipe: Recipe) -> tuple[str, ...]:
+        """All labels of the training text."""
+        return collect_labels(open_split_labeled(recipe, "train"))
 
     @classmethod
-    def open_with(
+    def open_with_labels(
         cls, labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
-    ) -> Classification:
-        """The same, where the labels are known."""
-        stores = {split: store_of(recipe, split, labels, tokenizer) for split in recipe.data.splits}
+    ) -> ClassificationTask:
+        """As ``open``, with known labels."""
+        stores = {split: open_labeled_store(recipe, split, labels, tokenizer) for split in recipe.data.splits}
         for split, store in stores.items():
-            say_split(report, split, store.report.describe())
+            report_split(report, split, store.report.describe())
         train, valid = stores["train"], stores["valid"]
         counts = np.bincount(train.labels, minlength=len(labels)).tolist()
-        shown = ", ".join(f"{label} {count:,}" for label, count in zip(labels[:20], counts, strict=False))
-        report.say(
+        summary = ", ".join(f"{label} {count:,}" for label, count in zip(labels[:20], counts, strict=False))
+        report.info(
             tr(
                 "{count} classes: {labels}",
                 count=len(labels),
-                labels=shown + (", ..." if len(labels) > 20 else ""),
+                labels=summary + (", ..." if len(labels) > 20 else ""),
             )
         )
         task = cls(train, valid, labels, tokenizer, recipe.train, **recipe.task.options)
         if recipe.data.valid_share:
-            task.warn_of_missing(counts, report)
+            task.warn_missing_classes(counts, report)
         if "test" in stores:
-            task.by_length(stores["test"]).plan()  # a row that is larger than a batch is told now
-        report.say(task.by_length(train).described())
+            task.make_sampler(stores["test"]).epoch_batches()  # raises if a row is larger than a batch
+        report.info(task.make_sampler(train).describe())
         return task
 
-    def warn_of_missing(self, counts: Sequence[int], report: Reporter) -> None:
-        """Say so where the share that is held out has no text of a class of which it would have some by chance."""
+    def warn_missing_classes(self, counts: Sequence[int], report: Reporter) -> None:
+        """Warn if the held-out share has no text of a class, though some are expected by chance."""
         share = len(self.valid) / len(self.train)
-        there = set(self.valid.labels.tolist())
+        present = set(self.valid.labels.tolist())
         missing = [
-            f"{self.labels[i]!r}" for i, count in enumerate(counts) if count * share >= FEW and i not in there
+            f"{self.labels[i]!r}"
+            for i, count in enumerate(counts)
+            if count * share >= MIN_EXPECTED_TEXTS and i not in present
         ]
         if missing:
-            some = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-            report.say(
+            names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            report.info(
                 tr(
                     "warning: no validation text has the label {labels}: data.valid_share takes one line in so many, and "
                     "labels take turns in these; shuffle the lines, or name files in data.valid",
-                    labels=some,
+                    labels=names,
                 )
             )
 
-    def read_by(self, other: Run, recipe: Recipe) -> Classification:
-        """The same texts, row by row, in the tokens of another model, none of them hidden, and as long as it can read."""
-        longest = {"max_len": other.config.max_len}
-        itself = recipe.model_copy(
+    def retokenize(self, other_run: Run, recipe: Recipe) -> ClassificationTask:
+        """The same texts, row by row, with tokenizer and max_len of another run, without token dropout."""
+        limits = {"max_len": other_run.config.max_len}
+        teacher_recipe = recipe.model_copy(
             update={
-                "model": recipe.model.model_copy(update=longest),
-                "data": recipe.data.model_copy(update=longest),
+                "model": recipe.model.model_copy(update=limits),
+                "data": recipe.data.model_copy(update=limits),
             }
         )
-        train, valid = (store_of(itself, split, self.labels, other.tokenizer) for split in ("train", "valid"))
-        # a text that is one row of the student's batches may be longer than all of one in these tokens
-        tokens = max(self.config.max_tokens, int(valid.lengths.max()))
-        config = self.config.model_copy(update={"max_tokens": tokens})
-        return Classification(train, valid, self.labels, other.tokenizer, config)
+        train, valid = (
+            open_labeled_store(teacher_recipe, split, self.labels, other_run.tokenizer)
+            for split in ("train", "valid")
+        )
+        # with this tokenizer, a single text may be longer than ``max_tokens`` of a whole batch of the student
+        max_tokens = max(self.config.max_tokens, int(valid.lengths.max()))
+        config = self.config.model_copy(update={"max_tokens": max_tokens})
+        return ClassificationTask(train, valid, self.labels, other_run.tokenizer, config)
 
-    def plan(self, epoch: int) -> Sequence[np.ndarray]:
-        """The rows of every batch of an epoch, in order."""
-        return self.by_length(self.train).plan(epoch)
+    def epoch_batches(self, epoch: int) -> Sequence[np.ndarray]:
+        """Row numbers of every batch of an epoch, in order."""
+        return self.make_sampler(self.train).epoch_batches(epoch)
 
-    def hardest(self) -> np.ndarray:
-        """The rows of the batch that needs the most memory; no epoch has a larger one."""
-        return self.by_length(self.train).hardest()
+    def largest_batch(self) -> np.ndarray:
+        """Row numbers of the largest batch; no epoch has a larger one."""
+        return self.make_sampler(self.train).largest_batch()
 
-    def deal(self, rows: np.ndarray, n: int) -> list[np.ndarray]:
-        """The rows of a batch in n parts, or fewer, for as many processes."""
-        return deal(rows, n)
+    def shard(self, rows: np.ndarray, n: int) -> list[np.ndarray]:
+        """Split the rows of a batch into n shards, or fewer."""
+        return shard_rows(rows, n)
 
-    def batch(self, rows: np.ndarray) -> Examples:
-        """Padded tensors of some training texts, some of their tokens hidden."""
-        given, labels = self.train.batch(rows, self.tokenizer.pad_id)
-        return Examples(given._replace(tokens=self._hide(given.tokens)), labels)
+    def collate(self, rows: np.ndarray) -> ClassificationBatch:
+        """Padded batch of some training texts, with token dropout."""
+        inputs, labels = self.train.collate(rows, self.tokenizer.pad_id)
+        return ClassificationBatch(inputs._replace(tokens=self._drop_tokens(inputs.tokens)), labels)
 
-    def count(self, batch: Examples) -> int:
-        """Texts."""
+    def count_labels(self, batch: ClassificationBatch) -> int:
+        """Number of texts."""
         return len(batch.labels)
 
-    def loss(self, model: nn.Module, batch: Examples) -> Loss:
-        """Label-smoothed cross-entropy as sums."""
-        batch = beside(model, batch)
-        return classification(_scores(model, batch.given), batch.labels, self.config.smoothing)
+    def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
+        """Label-smoothed cross-entropy, as a sum over labels."""
+        batch = to_model_device(model, batch)
+        return classification_loss(_class_logits(model, batch.inputs), batch.labels, self.config.smoothing)
 
-    def scores(self, model: nn.Module, batch: Examples) -> Scores:
-        """Of every text."""
+    def compute_logits(self, model: nn.Module, batch: ClassificationBatch) -> TaskLogits:
+        """Logits of every text."""
         assert isinstance(model, Classifier)
-        batch = beside(model, batch)
-        given = batch.given.called(model.config.segments)
-        hidden, pos = model.encoder(*given), batch.given.pos
+        batch = to_model_device(model, batch)
+        inputs = batch.inputs.model_args(model.config.segments)
+        hidden, pos = model.encoder(*inputs), batch.inputs.pos
         logits = model.classifier(model.dropout(model.pooler(hidden, pos)))
-        return Scores(logits, batch.labels, hidden.flatten(0, 1) if pos is None else hidden[pos >= 0])
+        return TaskLogits(logits, batch.labels, hidden.flatten(0, 1) if pos is None else hidden[pos >= 0])
 
-    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
         """Loss without smoothing, accuracy, macro F1 and Matthews correlation of the validation texts."""
-        return self._measured(model, self.valid, self.valid_batches, each)
+        return self._measure(model, self.valid, self.valid_batches, map_fn)
 
-    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
-        """The same of the validation and, where there is one, the test text."""
+    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
+        """The metrics of ``evaluate`` on the validation and, if there is one, the test text."""
         recipe, splits = run.recipe, {"valid": self.valid}
         assert recipe is not None
         if recipe.data.test:
-            splits["test"] = store_of(recipe, "test", self.labels, run.tokenizer)
+            splits["test"] = open_labeled_store(recipe, "test", self.labels, run.tokenizer)
         facts: dict[str, str] = {}
         for split, store in splits.items():
-            if split == "test" and store.report.kept < store.report.read:
+            if split == "test" and store.report.used < store.report.total:
                 facts["test texts"] = str(store.report)
-            measured = self._measured(run.model, store, self.by_length(store).plan(), each)
-            facts |= {f"{split} {name}": f"{value:.4f}" for name, value in measured.items()}
+            metrics = self._measure(run.model, store, self.make_sampler(store).epoch_batches(), map_fn)
+            facts |= {f"{split} {name}": f"{value:.4f}" for name, value in metrics.items()}
         return facts
 
-    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
-        """Texts of each class."""
+    def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """Number of texts of each class."""
         counts = np.bincount(self.train.labels, minlength=len(self.labels)).tolist()
         return TrainingCounts(labels=dict(zip(self.labels, counts, strict=True)))
 
-    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """Those of one class for all texts."""
+    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Baselines that predict one class for all texts."""
         assert run.recipe is not None
-        store = self.valid if split == "valid" else store_of(run.recipe, split, self.labels, run.tokenizer)
+        store = (
+            self.valid
+            if split == "valid"
+            else open_labeled_store(run.recipe, split, self.labels, run.tokenizer)
+        )
         return class_baselines(counts.labels, store.labels, self.labels)
 
-    def by_length(self, store: LabelledStore) -> ByLength:
-        """Some texts in batches."""
-        return ByLength(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
+    def make_sampler(self, store: LabeledStore) -> LengthBucketSampler:
+        """Batch sampler over the texts of a store."""
+        return LengthBucketSampler(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
 
-    def _hide(self, tokens: Tensor) -> Tensor:
-        """(B, T) with a share of the tokens of the texts replaced by the mask, drawn from torch's generator."""
+    def _drop_tokens(self, tokens: Tensor) -> Tensor:
+        """Replace a share of the tokens by the mask, drawn from torch's generator: (B, T) -> (B, T)."""
         if not self.token_dropout:
             return tokens
         special = torch.isin(tokens, torch.tensor(self.tokenizer.special_ids))
@@ -237,35 +247,44 @@ class Classification:
         return tokens.masked_fill(hidden, self.tokenizer.mask_id)
 
     @torch.no_grad()
-    def _measured(
-        self, model: nn.Module, store: LabelledStore, batches: Sequence[np.ndarray], each: Each
+    def _measure(
+        self, model: nn.Module, store: LabeledStore, batches: Sequence[np.ndarray], map_fn: MapFn
     ) -> dict[str, float]:
-        def judge(rows: np.ndarray) -> tuple[float, list[int], list[int]]:
-            texts, labels = beside(model, store.batch(rows, self.tokenizer.pad_id))
-            scores = _scores(model, texts)
-            return float(classification(scores, labels).nll), scores.argmax(-1).tolist(), labels.tolist()
+        def classify_batch(rows: np.ndarray) -> tuple[float, list[int], list[int]]:
+            texts, labels = to_model_device(model, store.collate(rows, self.tokenizer.pad_id))
+            scores = _class_logits(model, texts)
+            return float(classification_loss(scores, labels).nll), scores.argmax(-1).tolist(), labels.tolist()
 
-        nll, given, wanted = zip(*each(judge, batches), strict=True)
-        classes = class_measures(list(chain(*given)), list(chain(*wanted)), self.labels)
-        return {"loss": sum(nll) / len(store)} | classes
+        nll, predictions, references = zip(*map_fn(classify_batch, batches), strict=True)
+        metrics = class_measures(list(chain(*predictions)), list(chain(*references)), self.labels)
+        return {"loss": sum(nll) / len(store)} | metrics
 
 
-def _scores(model: nn.Module, given: FramedBatch) -> Tensor:
+def _class_logits(model: nn.Module, inputs: EncoderBatch) -> Tensor:
     assert isinstance(model, Classifier)
-    logits: Tensor = model(*given.called(model.config.segments))
+    logits: Tensor = model(*inputs.model_args(model.config.segments))
     return logits
 
 
-def labelled_of(recipe: Recipe, split: str) -> Labelled:
-    """The files of a split as the recipe says they are read; validation may be a share of the training text."""
+def open_split_labeled(recipe: Recipe, split: str) -> LabeledFiles:
+    """Open the files of a split as set in the recipe; validation may be a share of the training text."""
     data = recipe.data
-    files, share, held = data.part(split)
-    return open_labelled(files, format=data.format, text=data.text, label=data.label, share=share, held=held)
+    files, share, is_validation = data.select_split(split)
+    return open_labeled(
+        files,
+        format=data.format,
+        text=data.text,
+        label=data.label,
+        validation_fraction=share,
+        is_validation=is_validation,
+    )
 
 
-def store_of(recipe: Recipe, split: str, labels: Sequence[str], tokenizer: Tokenizer) -> LabelledStore:
-    """The texts of a split as tokens, made or found."""
+def open_labeled_store(
+    recipe: Recipe, split: str, labels: Sequence[str], tokenizer: Tokenizer
+) -> LabeledStore:
+    """The tokenized texts of a split, built or loaded from the cache."""
     max_len = min(recipe.data.max_len, recipe.model.max_len)
-    return LabelledStore.open_or_build(
-        labelled_of(recipe, split), labels, tokenizer, recipe.stores, max_len=max_len
+    return LabeledStore.open_or_build(
+        open_split_labeled(recipe, split), labels, tokenizer, recipe.token_cache_dir, max_len=max_len
     )

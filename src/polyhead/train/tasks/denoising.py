@@ -1,4 +1,4 @@
-"""Learning to write a damaged text whole again."""
+"""Denoising pre-training of an encoder-decoder (BART, T5)."""
 
 from __future__ import annotations
 
@@ -9,86 +9,91 @@ import numpy as np
 import torch
 from torch import nn
 
-from polyhead.analysis.recovered import Recovered, recovered
-from polyhead.data.arrays import Ints
-from polyhead.data.batches import ByLength
-from polyhead.data.collate import Batch, collate_pairs
-from polyhead.data.denoising import (
+from polyhead.config.data_config import DataConfig
+from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.core.errors import UserError
+from polyhead.core.registry import TASK
+from polyhead.data.batching.collate import PairBatch, collate_pairs
+from polyhead.data.batching.denoising import (
+    corrupt_spans,
     even_spans,
-    infill,
+    infill_spans,
     permute_sentences,
     poisson_spans,
-    span_corrupt,
     span_counts,
 )
-from polyhead.data.masking import drawn
-from polyhead.data.packing import Pieces, cut, documents
-from polyhead.data.text import texts
-from polyhead.data.token_store import TokenStore
-from polyhead.data_sections import DataConfig
-from polyhead.errors import UserError
+from polyhead.data.batching.length_bucketing import LengthBucketSampler
+from polyhead.data.batching.masking import row_rng
+from polyhead.data.batching.packing import Segments, cut_segments, split_documents
+from polyhead.data.readers.plain_text import read_text_lines
+from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baselines, count_tokens
+from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models.ensemble import Ensemble
 from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import Loss
-from polyhead.nn.place import beside
-from polyhead.recipe import Recipe, TrainConfig
-from polyhead.registry import TASK
-from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.text.words import words_of
-from polyhead.train.ranks import Each
-from polyhead.train.reporting import Reporter
-from polyhead.train.tasks import writing
-from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import (
-    accuracy_facts,
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.word_boundaries import find_word_boundaries
+from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.loggers import Reporter
+from polyhead.train.tasks import seq2seq_common
+from polyhead.train.tasks.base import TaskLogits
+from polyhead.train.tasks.text_common import (
     check_text,
-    label_baselines,
+    collect_accuracy_facts,
+    compute_label_baselines,
+    open_split_text,
     open_stores,
-    store_of,
-    text_of,
+    open_token_store,
 )
 
-PLAN, NOISE, MEASURED = 4, 5, 6  # what is drawn, first in the key of a generator
-SHARES = {"infilling": 0.3, "spans": 0.15}  # Lewis et al., 2020, sec. 2.2; Raffel et al., 2020, sec. 3.3.4
+_PLAN_KEY, _NOISE_KEY, _EVAL_KEY = 4, 5, 6  # first element of a random key: what is drawn
+DEFAULT_SHARES = {
+    "infilling": 0.3,
+    "spans": 0.15,
+}  # Lewis et al., 2020, sec. 2.2; Raffel et al., 2020, sec. 3.3.4
 
-ENOUGH = 1_000_000  # tokens that are counted of the training text
+MAX_COUNTED_TOKENS = 1_000_000  # training tokens that are counted for baselines
 
 
-class Texts(NamedTuple):
-    """Some texts of an epoch."""
+class TextRows(NamedTuple):
+    """Rows of an epoch, with their segments."""
 
     epoch: int
-    rows: Ints  # (B,) their numbers in the epoch
-    pieces: Pieces
+    rows: IdArray  # (B,) row numbers in the epoch
+    segments: Segments
 
-    def deal(self, n: int) -> list[Texts]:
-        """Dealt out to n processes in turn; no part is empty."""
-        some = range(min(n, len(self.rows)))
+    def shard(self, n: int) -> list[TextRows]:
+        """Split into at most n shards, rows in turn; no shard is empty."""
+        shards = range(min(n, len(self.rows)))
         return [
-            Texts(self.epoch, self.rows[i::n], Pieces(*(part[i::n] for part in self.pieces))) for i in some
+            TextRows(self.epoch, self.rows[i::n], Segments(*(part[i::n] for part in self.segments)))
+            for i in shards
         ]
 
 
 @TASK.register("denoising")
-class Denoising:
-    """A text is damaged, and the decoder writes what it was: all of it, or the parts that are gone.
+class DenoisingTask:
+    """The encoder reads a corrupted text, and the decoder reconstructs all of it, or the missing spans.
 
-    "infilling" (BART): spans of a length drawn from Poisson(``span``) become one mask each, empty ones too, and the
-    whole text is written. "spans" (T5): every span becomes a sentinel of its own, and the spans are written, each after
-    its sentinel; the tokenizer needs ``tokenizer.sentinels``. Documents longer than ``data.max_len`` are cut.
+    "infilling" (BART): spans with lengths drawn from Poisson(``span``), also empty ones, are replaced by one
+    mask each; the target is the whole text. "spans" (T5): every span is replaced by a sentinel of its own;
+    the target is the spans, each after its sentinel; the tokenizer needs ``tokenizer.sentinels``. Documents
+    longer than ``data.max_len`` are split.
 
-    Equation: -Σ_t log p(y_t | y_1 ... y_{t-1}, damaged x)
+    Equation: -Σ_t log p(y_t | y_1 ... y_{t-1}, corrupted x)
     Paper: Lewis et al., 2020; Raffel et al., 2020
-    When: an encoder-decoder shall know a language before it is taught to translate or to sum up
+    When: to pre-train an encoder-decoder before it is fine-tuned on translation or summarization
     Recipe: task: {name: denoising, noise: spans}
     Options:
-      noise: what is done to the text, infilling or spans
-      share: of the tokens that are hidden; 0.3 for infilling and 0.15 for spans if not given
-      span: mean tokens of a span
-      permute: whether sentences come in random order as well; infilling only
+      noise: how the text is corrupted, infilling or spans
+      share: share of the tokens that are masked; default 0.3 for infilling and 0.15 for spans
+      span: mean length of a span in tokens
+      permute: whether to shuffle the sentences as well; infilling only
     """
 
     kind = "encoder-decoder"
@@ -96,7 +101,7 @@ class Denoising:
     metrics = ("loss", "accuracy")
     labels = ()
     title = "A denoising encoder-decoder"
-    use = "polyhead train recipe.yaml start=."
+    usage = "polyhead train recipe.yaml start=."
 
     def __init__(
         self,
@@ -112,22 +117,22 @@ class Denoising:
         permute: bool = False,
     ) -> None:
         self.train, self.valid, self.tokenizer, self.config = train, valid, tokenizer, config
-        self.noise, self.share, self.span = noise, SHARES[noise] if share is None else share, span
-        self.room = data.max_len - tokenizer.sides.most
-        self.ends = words_of(tokenizer).ends_sentence if permute else None
+        self.noise, self.share, self.span = noise, DEFAULT_SHARES[noise] if share is None else share, span
+        self.max_segment_len = data.max_len - tokenizer.seq2seq_template.max_special
+        self.sentence_ends = find_word_boundaries(tokenizer).ends_sentence if permute else None
         self.sentinels = np.array(tokenizer.sentinel_ids, dtype=np.int64)
         if noise == "spans":
-            _check_spans(self.room, self.share, span, len(self.sentinels))
-        self.documents = documents(train, tokenizer.eos_id)
+            _check_spans(self.max_segment_len, self.share, span, len(self.sentinels))
+        self.documents = split_documents(train, tokenizer.eos_id)
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
-        if not self.plan(0):
-            raise UserError(f"{train.report.where}: no token to learn from")
+        if not self.epoch_batches(0):
+            raise UserError(f"{train.report.source_label}: no token to learn from")
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        """Every file is there and is text, or a UserError says what is wrong."""
+        """Raise a UserError if an option is out of range, or a file is missing or is not text."""
         options = recipe.task.options
-        share = SHARES[options["noise"]] if options["share"] is None else options["share"]
+        share = DEFAULT_SHARES[options["noise"]] if options["share"] is None else options["share"]
         if not 0 < share <= 1:
             raise UserError(f"share of task 'denoising' is above 0 and at most 1, not {share}")
         if not 0 < options["span"] <= recipe.data.max_len:
@@ -141,144 +146,158 @@ class Denoising:
                 )
             if recipe.start is None:
                 _check_spans(recipe.data.max_len - 1, share, options["span"], recipe.tokenizer.sentinels)
-        check_text(recipe, least=3)
+        check_text(recipe, min_len=3)
 
     @classmethod
-    def texts(cls, recipe: Recipe) -> Iterator[str]:
-        """What a tokenizer learns from."""
-        return texts(text_of(recipe, "train"))
+    def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
+        """The texts that a tokenizer is trained on."""
+        return read_text_lines(open_split_text(recipe, "train"))
 
     @classmethod
-    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Denoising:
-        """With its token stores made or found."""
-        writing.check_decoding(recipe, tokenizer)
+    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> DenoisingTask:
+        """Open the task; the token stores are built, or loaded from the cache."""
+        seq2seq_common.check_seq2seq_decoding(recipe, tokenizer)
         stores = open_stores(recipe, tokenizer, report)
         train, valid = stores["train"], stores["valid"]
         task = cls(train, valid, tokenizer, recipe.data, recipe.train, **recipe.task.options)
         for split in recipe.data.splits[1:]:
-            task._whole(stores[split])  # a text that is larger than a batch is told now
-        report.say(task._by_length(task._pieces(0), recipe.train.seed).described())
+            task._plan_eval_batches(stores[split])  # raises if a text is larger than a batch
+        report.info(task._make_sampler(task._cut_segments(0), recipe.train.seed).describe())
         return task
 
-    def plan(self, epoch: int) -> Sequence[Texts]:
-        """The batches of an epoch, in order."""
-        return self._planned(self._pieces(epoch), epoch, self.config.seed)
+    def epoch_batches(self, epoch: int) -> Sequence[TextRows]:
+        """The rows of every batch of an epoch, in order."""
+        return self._plan_batches(self._cut_segments(epoch), epoch, self.config.seed)
 
-    def hardest(self) -> Texts:
-        """The batch that needs the most memory."""
-        pieces = self._pieces(0)
-        rows = self._by_length(pieces, self.config.seed).hardest()
-        return Texts(0, rows, pieces.of(rows))
+    def largest_batch(self) -> TextRows:
+        """The rows of the largest batch."""
+        segments = self._cut_segments(0)
+        rows = self._make_sampler(segments, self.config.seed).largest_batch()
+        return TextRows(0, rows, segments.select(rows))
 
-    def deal(self, chosen: Texts, n: int) -> list[Texts]:
-        """The rows of a batch in n parts, or fewer, for as many processes."""
-        return chosen.deal(n)
+    def shard(self, text_rows: TextRows, n: int) -> list[TextRows]:
+        """Split the rows of a batch into n shards, or fewer."""
+        return text_rows.shard(n)
 
-    def batch(self, chosen: Texts) -> Batch:
-        """Some texts of the training text, the damage drawn by (seed, epoch, text)."""
-        return self._damaged(self.train, chosen, [NOISE, self.config.seed, chosen.epoch])
+    def collate(self, text_rows: TextRows) -> PairBatch:
+        """Batch of some training rows, with noise drawn by (seed, epoch, row)."""
+        return self._corrupt_rows(self.train, text_rows, [_NOISE_KEY, self.config.seed, text_rows.epoch])
 
-    def count(self, batch: Batch) -> int:
-        """Labels that count."""
+    def count_labels(self, batch: PairBatch) -> int:
+        """Number of labels of a batch."""
         return batch.n_tokens
 
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Cross-entropy as sums."""
-        return writing.loss(model, batch, self.config.smoothing)
+    def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
+        """Cross-entropy, as a sum over labels."""
+        return seq2seq_common.seq2seq_loss(model, batch, self.config.smoothing)
 
-    def scores(self, model: nn.Module, batch: Batch) -> Scores:
-        """Of every token to be written."""
-        return writing.scores(model, batch)
+    def compute_logits(self, model: nn.Module, batch: PairBatch) -> TaskLogits:
+        """Logits of every target token."""
+        return seq2seq_common.seq2seq_logits(model, batch)
 
-    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
-        """Loss, perplexity and accuracy of what is to be written, of the validation text; what stands before is given."""
-        return self._measured(model, self.valid, each)
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
+        """Loss, perplexity and accuracy of the targets of the validation text, with teacher forcing."""
+        return self._measure(model, self.valid, map_fn)
 
-    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
-        """The same of the validation and, where there is one, of the test text."""
-        return accuracy_facts(run, self.valid, self._measured, each)
+    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
+        """Accuracy on the validation text, and all metrics on the test text if there is one."""
+        return collect_accuracy_facts(run, self.valid, self._measure, map_fn)
 
-    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
-        """How often each token is to be written, in the first batches of an epoch."""
-        counts: Ints = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-        for chosen in self.plan(0):
-            counts += count_tokens([self.batch(chosen).labels.numpy().ravel()], len(counts))
-            if counts.sum() >= ENOUGH:
+    def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """Counts of the target tokens in the first batches of an epoch."""
+        counts: IdArray = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+        for text_rows in self.epoch_batches(0):
+            counts += count_tokens([self.collate(text_rows).labels.numpy().ravel()], len(counts))
+            if counts.sum() >= MAX_COUNTED_TOKENS:
                 break
-        return TrainingCounts.of_tokens(counts)
+        return TrainingCounts.from_token_counts(counts)
 
-    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """Those of token frequencies, of the tokens to be written."""
+    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Baselines from token frequencies, on the target tokens."""
         assert run.recipe is not None
-        store = self.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
-        return label_baselines(counts, (batch.labels for _, batch in self.measured(store)))
+        store = self.valid if split == "valid" else open_token_store(run.recipe, split, run.tokenizer)
+        return compute_label_baselines(counts, (batch.labels for _, batch in self.eval_batches(store)))
 
-    def _pieces(self, epoch: int) -> Pieces:
-        return cut(self.documents, self.room, drawn([PLAN, self.config.seed, epoch]))
+    def _cut_segments(self, epoch: int) -> Segments:
+        return cut_segments(
+            self.documents, self.max_segment_len, row_rng([_PLAN_KEY, self.config.seed, epoch])
+        )
 
-    def _lengths(self, pieces: Pieces) -> tuple[Ints, Ints]:
-        """What each text takes in a batch on either side, at most."""
-        of_source, of_target = self.tokenizer.sides.added
-        if self.noise == "infilling":  # there are never more masks than tokens hidden
-            return pieces.lengths + of_source, pieces.lengths + of_target
-        known = {n: span_counts(n, self.share, self.span) for n in np.unique(pieces.lengths).tolist()}
-        counts = np.array([known[n] for n in pieces.lengths.tolist()], dtype=np.int64).reshape(-1, 2)
-        covered, spans = counts[:, 0], counts[:, 1]
-        return pieces.lengths - covered + spans + of_source, covered + spans + 1 + of_target
+    def _max_lengths(self, segments: Segments) -> tuple[IdArray, IdArray]:
+        """Maximum lengths of source and target of each segment: (N,), (N,)."""
+        n_source_special, n_target_special = self.tokenizer.seq2seq_template.num_special
+        if self.noise == "infilling":  # there are at most as many masks as masked tokens
+            return segments.lengths + n_source_special, segments.lengths + n_target_special
+        counts_of = {n: span_counts(n, self.share, self.span) for n in np.unique(segments.lengths).tolist()}
+        counts = np.array([counts_of[n] for n in segments.lengths.tolist()], dtype=np.int64).reshape(-1, 2)
+        n_covered, n_spans = counts[:, 0], counts[:, 1]
+        return (
+            segments.lengths - n_covered + n_spans + n_source_special,
+            n_covered + n_spans + 1 + n_target_special,
+        )
 
-    def _by_length(self, pieces: Pieces, seed: int) -> ByLength:
-        return ByLength(*self._lengths(pieces), self.config.max_tokens, seed)
+    def _make_sampler(self, segments: Segments, seed: int) -> LengthBucketSampler:
+        return LengthBucketSampler(*self._max_lengths(segments), self.config.max_tokens, seed)
 
-    def _planned(self, pieces: Pieces, epoch: int, seed: int) -> list[Texts]:
-        plan = self._by_length(pieces, seed).plan(epoch)
-        return [Texts(epoch, rows, pieces.of(rows)) for rows in plan]
+    def _plan_batches(self, segments: Segments, epoch: int, seed: int) -> list[TextRows]:
+        plan = self._make_sampler(segments, seed).epoch_batches(epoch)
+        return [TextRows(epoch, rows, segments.select(rows)) for rows in plan]
 
-    def _damaged(self, store: TokenStore, chosen: Texts, key: list[int]) -> Batch:
+    def _corrupt_rows(self, store: TokenStore, text_rows: TextRows, key: list[int]) -> PairBatch:
         pairs = []
         for row, start, length in zip(
-            chosen.rows.tolist(), *(part.tolist() for part in chosen.pieces), strict=True
+            text_rows.rows.tolist(), *(part.tolist() for part in text_rows.segments), strict=True
         ):
-            pairs.append(self._pair(store.ids[start : start + length].astype(np.int64), drawn([*key, row])))
+            pairs.append(
+                self._make_pair(store.ids[start : start + length].astype(np.int64), row_rng([*key, row]))
+            )
         sources, targets = ([side.tolist() for side in sides] for sides in zip(*pairs, strict=True))
         return collate_pairs(sources, targets, self.tokenizer)
 
-    def _pair(self, ids: Ints, bits: np.random.Generator) -> tuple[Ints, Ints]:
-        """What the encoder reads of a text, and what the decoder writes."""
+    def _make_pair(self, ids: IdArray, rng: np.random.Generator) -> tuple[IdArray, IdArray]:
+        """Corrupted source and target of a text."""
         if self.noise == "spans":
-            return span_corrupt(ids, even_spans(len(ids), self.share, self.span, bits), self.sentinels)
-        read = ids if self.ends is None else permute_sentences(ids, self.ends[ids], bits)
-        return infill(read, poisson_spans(len(ids), self.share, self.span, bits), self.tokenizer.mask_id), ids
+            return corrupt_spans(ids, even_spans(len(ids), self.share, self.span, rng), self.sentinels)
+        source = ids if self.sentence_ends is None else permute_sentences(ids, self.sentence_ends[ids], rng)
+        return infill_spans(
+            source, poisson_spans(len(ids), self.share, self.span, rng), self.tokenizer.mask_id
+        ), ids
 
-    def measured(self, store: TokenStore) -> Iterator[tuple[Ints, Batch]]:
-        """A text to be measured by: numbers of texts, and these, with damage that is the same for every seed, so that models compare."""
-        for chosen in self._whole(store):
-            yield chosen.rows, self._damaged(store, chosen, [MEASURED, 0])
+    def eval_batches(self, store: TokenStore) -> Iterator[tuple[IdArray, PairBatch]]:
+        """Row numbers and batches of a text for evaluation.
 
-    def _whole(self, store: TokenStore) -> list[Texts]:
-        """The batches of a text to be measured by, each document from its beginning on."""
-        return self._planned(cut(documents(store, self.tokenizer.eos_id), self.room, None), 0, 0)
+        The noise does not depend on ``train.seed``, so that models are comparable.
+        """
+        for text_rows in self._plan_eval_batches(store):
+            yield text_rows.rows, self._corrupt_rows(store, text_rows, [_EVAL_KEY, 0])
+
+    def _plan_eval_batches(self, store: TokenStore) -> list[TextRows]:
+        """The rows of every batch for evaluation; documents are split from their start, without an offset."""
+        return self._plan_batches(
+            cut_segments(split_documents(store, self.tokenizer.eos_id), self.max_segment_len, None), 0, 0
+        )
 
     @torch.no_grad()
-    def _measured(self, model: nn.Module, store: TokenStore, each: Each) -> dict[str, float]:
+    def _measure(self, model: nn.Module, store: TokenStore, map_fn: MapFn) -> dict[str, float]:
         assert isinstance(model, Seq2Seq | Ensemble)
 
-        def read(chosen: Texts) -> Recovered:
-            batch = beside(model, self._damaged(store, chosen, [MEASURED, 0]))
-            return recovered(writing.features(model, batch), model.head, batch.labels)
+        def measure_batch(text_rows: TextRows) -> TokenLoss:
+            batch = to_model_device(model, self._corrupt_rows(store, text_rows, [_EVAL_KEY, 0]))
+            return token_losses(seq2seq_common.seq2seq_features(model, batch), model.head, batch.labels)
 
-        return Recovered.of(each(read, self._whole(store))).measures()
+        return TokenLoss.from_parts(map_fn(measure_batch, self._plan_eval_batches(store))).compute_metrics()
 
 
-def _check_spans(room: int, share: float, span: float, sentinels: int) -> None:
-    """Rows of ``room`` tokens need no more sentinels than there are, and no more room to be written than to be read."""
-    covered, spans = span_counts(room, share, span)
-    if spans + 1 > sentinels:
+def _check_spans(row_len: int, share: float, span: float, sentinels: int) -> None:
+    """Raise a UserError if rows of ``row_len`` tokens need too many sentinels or have longer targets."""
+    n_covered, n_spans = span_counts(row_len, share, span)
+    if n_spans + 1 > sentinels:
         raise UserError(
-            f"noise=spans hides {spans} spans of {room} tokens and needs {spans + 1} sentinels; the tokenizer has {sentinels}: "
-            f"give tokenizer.sentinels={max(100, spans + 1)}"
+            f"noise=spans hides {n_spans} spans of {row_len} tokens and needs {n_spans + 1} sentinels; the tokenizer has {sentinels}: "
+            f"give tokenizer.sentinels={max(100, n_spans + 1)}"
         )
-    if covered + spans + 1 > room:
+    if n_covered + n_spans + 1 > row_len:
         raise UserError(
-            f"noise=spans writes {covered + spans + 1} tokens for {room} that it reads, more than data.max_len holds: "
+            f"noise=spans writes {n_covered + n_spans + 1} tokens for {row_len} that it reads, more than data.max_len holds: "
             "give a smaller share or a longer span"
         )

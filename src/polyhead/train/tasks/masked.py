@@ -1,4 +1,4 @@
-"""Learning to say which tokens were hidden."""
+"""Masked language modelling."""
 
 from __future__ import annotations
 
@@ -9,65 +9,73 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyhead.analysis.recovered import Recovered, recovered
-from polyhead.data.arrays import Ints
-from polyhead.data.batches import describe_batches
-from polyhead.data.masking import drawn, mask_row
-from polyhead.data.packing import FRAME, Pack, collate_packs, cut, documents, plan_packs
-from polyhead.data.text import texts
-from polyhead.data.token_store import TokenStore
-from polyhead.data_sections import DataConfig
-from polyhead.errors import UserError
+from polyhead.config.data_config import DataConfig
+from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.core.errors import UserError
+from polyhead.core.registry import TASK
+from polyhead.data.batching.length_bucketing import describe_batches
+from polyhead.data.batching.masking import mask_row, row_rng
+from polyhead.data.batching.packing import (
+    SPECIAL_PER_SEGMENT,
+    PackedRows,
+    collate_packed_rows,
+    cut_segments,
+    plan_packed_rows,
+    split_documents,
+)
+from polyhead.data.readers.plain_text import read_text_lines
+from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baselines, count_tokens
+from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import Ensemble, MaskedLM
-from polyhead.nn.loss import IGNORED, Loss, cross_entropy
-from polyhead.nn.place import beside
-from polyhead.recipe import Recipe, TrainConfig
-from polyhead.registry import TASK
-from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.text.words import words_of
-from polyhead.train.ranks import Each
-from polyhead.train.reporting import Reporter
-from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import (
-    accuracy_facts,
+from polyhead.nn.device import to_model_device
+from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.word_boundaries import find_word_boundaries
+from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.loggers import Reporter
+from polyhead.train.tasks.base import TaskLogits
+from polyhead.train.tasks.text_common import (
     check_text,
-    label_baselines,
+    collect_accuracy_facts,
+    compute_label_baselines,
+    open_split_text,
     open_stores,
-    rows_of,
-    store_of,
-    text_of,
+    open_token_store,
+    rows_per_batch,
 )
 
-PLAN, MASKS, MEASURED = 1, 2, 3  # what is drawn, first in the key of a generator
+_PLAN_KEY, _MASK_KEY, EVAL_KEY = 1, 2, 3  # first element of a random key: what is drawn
 
 
-class Masked(NamedTuple):
-    """A batch: rows of which some tokens are hidden."""
+class MaskedBatch(NamedTuple):
+    """A batch of rows with some tokens masked."""
 
-    tokens: Tensor  # (B, T) int64: as they are read
-    # (B, T) int64: from 0 in each piece, -1 at padding; None if every row is one whole piece
+    tokens: Tensor  # (B, T) int64: encoder input
+    # (B, T) int64: positions from 0 in each segment, -1 at padding; None if every row is one full segment
     pos: Tensor | None
-    labels: Tensor  # (B, T) int64: the tokens asked for, -100 elsewhere
+    labels: Tensor  # (B, T) int64: the tokens to predict, -100 elsewhere
 
 
 @TASK.register("masked-lm")
-class MaskedLanguage:
-    """Some tokens of a text are asked for, and most of those hidden; the model reads both sides of each.
+class MaskedLMTask:
+    """Predict randomly selected tokens of a text, most of them masked, from the context on both sides.
 
-    Of the tokens asked for 80 % become the mask, 10 % another token and 10 % stay. Documents stand between ``<s>`` and
-    ``</s>``, several in a row of ``data.max_len`` where they fit, and none sees another; only longer ones are cut,
-    elsewhere in every epoch. Masks are new in every epoch, those of the validation text always the same.
+    Of the selected tokens 80 % are replaced by the mask, 10 % by another token, and 10 % are unchanged.
+    Documents are enclosed in ``<s>`` and ``</s>`` and packed into rows of ``data.max_len``, without attention
+    across documents; only longer documents are split, at another offset in every epoch. Masks are drawn anew
+    in every epoch; those of the validation text are fixed.
 
-    Equation: -Σ_{t asked} log p(x_t | x with its asked tokens hidden)
+    Equation: -Σ_{t selected} log p(x_t | x with the selected tokens masked)
     Paper: Devlin et al., 2018, sec. 3.1; Liu et al., 2019, sec. 4.1
-    When: an encoder shall know a language before it is taught classes or gives vectors
+    When: to pre-train an encoder before it is fine-tuned for classification or embeddings
     Recipe: task: {name: masked-lm, whole_word: true}
     Options:
-      mask: share of the tokens that are asked for, in every row
-      whole_word: ask for all tokens of a word or none
+      mask: share of the tokens that are selected, in every row
+      whole_word: select whole words: all tokens of a word or none
     """
 
     kind = "encoder"
@@ -75,7 +83,7 @@ class MaskedLanguage:
     metrics = ("loss", "accuracy")
     labels = ()
     title = "A masked language model"
-    use = 'polyhead fill-mask . "The <mask> sat down."'
+    usage = 'polyhead fill-mask . "The <mask> sat down."'
 
     def __init__(
         self,
@@ -89,147 +97,160 @@ class MaskedLanguage:
         whole_word: bool = False,
     ) -> None:
         self.train, self.valid, self.tokenizer, self.config, self.mask = train, valid, tokenizer, config, mask
-        self.width, self.rows = data.max_len, rows_of(config, data.max_len)
-        self.words = words_of(tokenizer) if whole_word else None
-        self.special = np.zeros(tokenizer.vocab_size, dtype=bool)
-        self.special[tokenizer.special_ids] = True
+        self.width, self.batch_rows = data.max_len, rows_per_batch(config, data.max_len)
+        self.word_boundaries = find_word_boundaries(tokenizer) if whole_word else None
+        self.is_special = np.zeros(tokenizer.vocab_size, dtype=bool)
+        self.is_special[tokenizer.special_ids] = True
         self.mask_id = tokenizer.mask_id
-        self.documents = documents(train, tokenizer.eos_id)
+        self.documents = split_documents(train, tokenizer.eos_id)
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
-        if not self.plan(0):
-            raise UserError(f"{train.report.where}: no token to learn from")
+        if not self.epoch_batches(0):
+            raise UserError(f"{train.report.source_label}: no token to learn from")
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        """Every file is there and is text, or a UserError says what is wrong."""
+        """Raise a UserError if the model has no head, the mask share is invalid, or a file is not text."""
         if not recipe.model.head:
             raise UserError(
                 "model.head=false scores no tokens, and task 'masked-lm' asks for them: leave it out"
             )
-        check_hidden(recipe)
+        check_masking(recipe)
 
     @classmethod
-    def texts(cls, recipe: Recipe) -> Iterator[str]:
-        """What a tokenizer learns from."""
-        return texts(text_of(recipe, "train"))
+    def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
+        """The texts that a tokenizer is trained on."""
+        return read_text_lines(open_split_text(recipe, "train"))
 
     @classmethod
-    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> MaskedLanguage:
-        """With its token stores made or found."""
+    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> MaskedLMTask:
+        """Open the task; the token stores are built, or loaded from the cache."""
         stores = open_stores(recipe, tokenizer, report)
         train, valid = stores["train"], stores["valid"]
         task = cls(train, valid, tokenizer, recipe.data, recipe.train, **recipe.task.options)
-        plan = task.plan(0)
-        cells = sum(len(batch.rows) for batch in plan) * task.width
-        used = sum(int((batch.pieces.lengths + FRAME).sum()) for batch in plan)
-        report.say(describe_batches(len(plan), used / cells))
+        plan = task.epoch_batches(0)
+        n_positions = sum(len(batch.rows) for batch in plan) * task.width
+        n_used = sum(int((batch.segments.lengths + SPECIAL_PER_SEGMENT).sum()) for batch in plan)
+        report.info(describe_batches(len(plan), n_used / n_positions))
         return task
 
-    def plan(self, epoch: int) -> Sequence[Pack]:
-        """The batches of an epoch, in order."""
-        bits = drawn([PLAN, self.config.seed, epoch])
-        return plan_packs(cut(self.documents, self.width - FRAME, bits), self.width, self.rows, epoch, bits)
-
-    def hardest(self) -> Pack:
-        """All full batches are alike."""
-        return self.plan(0)[0]
-
-    def deal(self, packed: Pack, n: int) -> list[Pack]:
-        """The rows of a batch in n parts, or fewer, for as many processes."""
-        return packed.deal(n)
-
-    def batch(self, packed: Pack) -> Masked:
-        """Rows of the training text, the masks drawn by (seed, epoch, row)."""
-        return self._masked(self.train, packed, [MASKS, self.config.seed, packed.epoch])
-
-    def count(self, batch: Masked) -> int:
-        """Tokens asked for."""
-        return int((batch.labels != IGNORED).sum())
-
-    def loss(self, model: nn.Module, batch: Masked) -> Loss:
-        """Cross-entropy as sums, of the tokens asked for; no other goes through the head."""
-        assert isinstance(model, MaskedLM)
-        batch = beside(model, batch)
-        asked = batch.labels[batch.labels != IGNORED]
-        return cross_entropy(features(model, batch), model.head, asked, self.config.smoothing)
-
-    def scores(self, model: nn.Module, batch: Masked) -> Scores:
-        """Of the tokens asked for."""
-        assert isinstance(model, MaskedLM)
-        batch = beside(model, batch)
-        asked, hidden = batch.labels != IGNORED, model.encoder(batch.tokens, batch.pos)
-        there = hidden.flatten(0, 1) if batch.pos is None else hidden[batch.pos >= 0]
-        return Scores(model.head(model.transformed(hidden[asked])), batch.labels[asked], there)
-
-    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
-        """Loss, perplexity and accuracy of the tokens asked for in the validation text."""
-        return self._measured(model, self.valid, each)
-
-    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
-        """The same of the validation and, where there is one, of the test text."""
-        return accuracy_facts(run, self.valid, self._measured, each)
-
-    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
-        """How often each token occurs that may be asked for."""
-        counts = count_tokens([self.train.ids], tokenizer.vocab_size)
-        counts[self.special] = 0
-        return TrainingCounts.of_tokens(counts)
-
-    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """Those of token frequencies, of the tokens asked for."""
-        assert run.recipe is not None
-        store = self.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
-        return label_baselines(counts, (batch.labels for _, batch in self.measured(store)))
-
-    def _masked(self, store: TokenStore, packed: Pack, key: list[int]) -> Masked:
-        tokens, pos = collate_packs(store, packed, self.tokenizer)
-        labels = np.empty_like(tokens)
-        for i, row in enumerate(packed.rows.tolist()):
-            bits = drawn([*key, row])
-            tokens[i], labels[i] = mask_row(
-                tokens[i], self.special, self.mask_id, self.mask, self.words, bits
-            )
-        whole = bool((pos == np.arange(pos.shape[1])).all())
-        return Masked(
-            torch.from_numpy(tokens), None if whole else torch.from_numpy(pos), torch.from_numpy(labels)
+    def epoch_batches(self, epoch: int) -> Sequence[PackedRows]:
+        """The packed rows of every batch of an epoch, in order."""
+        rng = row_rng([_PLAN_KEY, self.config.seed, epoch])
+        return plan_packed_rows(
+            cut_segments(self.documents, self.width - SPECIAL_PER_SEGMENT, rng),
+            self.width,
+            self.batch_rows,
+            epoch,
+            rng,
         )
 
-    def measured(self, store: TokenStore) -> Iterator[tuple[Ints, Masked]]:
-        """A text to be measured by: numbers of rows, and these, with masks that are the same for every seed, so that models compare."""
-        for packed in self.whole(store):
-            yield packed.rows, self.asked(store, packed)
+    def largest_batch(self) -> PackedRows:
+        """The first batch: all full batches have the same size."""
+        return self.epoch_batches(0)[0]
 
-    def asked(self, store: TokenStore, packed: Pack) -> Masked:
-        """Such rows."""
-        return self._masked(store, packed, [MEASURED, 0])
+    def shard(self, packed_rows: PackedRows, n: int) -> list[PackedRows]:
+        """Split the rows of a batch into n shards, or fewer."""
+        return packed_rows.shard(n)
 
-    def whole(self, store: TokenStore) -> list[Pack]:
-        """The batches of a text to be measured by, each document from its beginning on."""
-        pieces = cut(documents(store, self.tokenizer.eos_id), self.width - FRAME, None)
-        return plan_packs(pieces, self.width, self.rows, 0, drawn([MEASURED]))
+    def collate(self, packed_rows: PackedRows) -> MaskedBatch:
+        """Batch of training rows, with masks drawn by (seed, epoch, row)."""
+        return self._mask_rows(self.train, packed_rows, [_MASK_KEY, self.config.seed, packed_rows.epoch])
+
+    def count_labels(self, batch: MaskedBatch) -> int:
+        """Number of tokens to predict."""
+        return int((batch.labels != IGNORE_INDEX).sum())
+
+    def loss(self, model: nn.Module, batch: MaskedBatch) -> Loss:
+        """Cross-entropy of the tokens to predict, as a sum; the head is computed only for these."""
+        assert isinstance(model, MaskedLM)
+        batch = to_model_device(model, batch)
+        labels = batch.labels[batch.labels != IGNORE_INDEX]
+        return cross_entropy(masked_lm_features(model, batch), model.head, labels, self.config.smoothing)
+
+    def compute_logits(self, model: nn.Module, batch: MaskedBatch) -> TaskLogits:
+        """Logits of the tokens to predict."""
+        assert isinstance(model, MaskedLM)
+        batch = to_model_device(model, batch)
+        has_label, hidden = batch.labels != IGNORE_INDEX, model.encoder(batch.tokens, batch.pos)
+        unpadded = hidden.flatten(0, 1) if batch.pos is None else hidden[batch.pos >= 0]
+        return TaskLogits(
+            model.head(model.apply_transform(hidden[has_label])), batch.labels[has_label], unpadded
+        )
+
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
+        """Loss, perplexity and accuracy of the tokens to predict in the validation text."""
+        return self._measure(model, self.valid, map_fn)
+
+    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
+        """Accuracy on the validation text, and all metrics on the test text if there is one."""
+        return collect_accuracy_facts(run, self.valid, self._measure, map_fn)
+
+    def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """Counts of all tokens that can be masked."""
+        counts = count_tokens([self.train.ids], tokenizer.vocab_size)
+        counts[self.is_special] = 0
+        return TrainingCounts.from_token_counts(counts)
+
+    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Baselines from token frequencies, on the tokens to predict."""
+        assert run.recipe is not None
+        store = self.valid if split == "valid" else open_token_store(run.recipe, split, run.tokenizer)
+        return compute_label_baselines(counts, (batch.labels for _, batch in self.eval_batches(store)))
+
+    def _mask_rows(self, store: TokenStore, packed_rows: PackedRows, key: list[int]) -> MaskedBatch:
+        tokens, pos = collate_packed_rows(store, packed_rows, self.tokenizer)
+        labels = np.empty_like(tokens)
+        for i, row in enumerate(packed_rows.rows.tolist()):
+            rng = row_rng([*key, row])
+            tokens[i], labels[i] = mask_row(
+                tokens[i], self.is_special, self.mask_id, self.mask, self.word_boundaries, rng
+            )
+        is_full = bool((pos == np.arange(pos.shape[1])).all())
+        return MaskedBatch(
+            torch.from_numpy(tokens), None if is_full else torch.from_numpy(pos), torch.from_numpy(labels)
+        )
+
+    def eval_batches(self, store: TokenStore) -> Iterator[tuple[IdArray, MaskedBatch]]:
+        """Row numbers and batches of a text for evaluation.
+
+        The masks do not depend on ``train.seed``, so that models are comparable.
+        """
+        for packed_rows in self.plan_eval_rows(store):
+            yield packed_rows.rows, self.mask_eval_rows(store, packed_rows)
+
+    def mask_eval_rows(self, store: TokenStore, packed_rows: PackedRows) -> MaskedBatch:
+        """Batch of rows for evaluation, with their fixed masks."""
+        return self._mask_rows(store, packed_rows, [EVAL_KEY, 0])
+
+    def plan_eval_rows(self, store: TokenStore) -> list[PackedRows]:
+        """The packed rows of every evaluation batch; documents are split from their start, without offset."""
+        segments = cut_segments(
+            split_documents(store, self.tokenizer.eos_id), self.width - SPECIAL_PER_SEGMENT, None
+        )
+        return plan_packed_rows(segments, self.width, self.batch_rows, 0, row_rng([EVAL_KEY]))
 
     @torch.no_grad()
-    def _measured(self, model: nn.Module, store: TokenStore, each: Each) -> dict[str, float]:
+    def _measure(self, model: nn.Module, store: TokenStore, map_fn: MapFn) -> dict[str, float]:
         assert isinstance(model, MaskedLM | Ensemble)
 
-        def read(packed: Pack) -> Recovered:
-            batch = beside(model, self.asked(store, packed))
-            asked = batch.labels[batch.labels != IGNORED]
-            return recovered(features(model, batch), model.head, asked)
+        def measure_batch(packed_rows: PackedRows) -> TokenLoss:
+            batch = to_model_device(model, self.mask_eval_rows(store, packed_rows))
+            labels = batch.labels[batch.labels != IGNORE_INDEX]
+            return token_losses(masked_lm_features(model, batch), model.head, labels)
 
-        return Recovered.of(each(read, self.whole(store))).measures()
+        return TokenLoss.from_parts(map_fn(measure_batch, self.plan_eval_rows(store))).compute_metrics()
 
 
-def check_hidden(recipe: Recipe) -> None:
-    """A share of the tokens can be hidden, and every file is there and is text."""
+def check_masking(recipe: Recipe) -> None:
+    """Raise a UserError if the mask share is out of range, or a file is missing or is not text."""
     share = recipe.task.options["mask"]
     if not 0 < share <= 1:
         raise UserError(
             f"mask of task {recipe.task.name!r} is a share above 0 and at most 1, not {share}; BERT has 0.15"
         )
-    check_text(recipe, least=FRAME + 1)
+    check_text(recipe, min_len=SPECIAL_PER_SEGMENT + 1)
 
 
-def features(model: MaskedLM | Ensemble, batch: Masked) -> Tensor:
-    """What the head reads of the tokens asked for: (N, C)."""
-    return model.transformed(model.encoder(batch.tokens, batch.pos)[batch.labels != IGNORED])
+def masked_lm_features(model: MaskedLM | Ensemble, batch: MaskedBatch) -> Tensor:
+    """Features of the tokens to predict, as the LM head reads them: (N, C)."""
+    return model.apply_transform(model.encoder(batch.tokens, batch.pos)[batch.labels != IGNORE_INDEX])

@@ -1,4 +1,4 @@
-"""Learning to translate from pairs of sentences."""
+"""Translation from parallel text."""
 
 from __future__ import annotations
 
@@ -8,57 +8,58 @@ from itertools import chain
 import numpy as np
 from torch import nn
 
-from polyhead.analysis.metrics import bleu, chrf, evaluated
-from polyhead.analysis.recovered import perplexity_of
+from polyhead.config.data_config import DataConfig
+from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
-from polyhead.data.arrays import Ints
-from polyhead.data.batches import ByLength, deal
-from polyhead.data.collate import Batch, collate, collate_split
-from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
-from polyhead.data.store import PairStore
-from polyhead.data_sections import DataConfig
-from polyhead.errors import UserError
+from polyhead.core.option_types import Fraction
+from polyhead.core.registry import TASK
+from polyhead.data.batching.collate import PairBatch, collate, collate_token_split
+from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
+from polyhead.data.readers.parallel_corpus import ParallelFiles, open_corpus, read_corpus_texts, read_pairs
+from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.pair_store import PairStore
 from polyhead.evaluate.baselines import Baselines, count_tokens, translation_baselines, unigram_baselines
+from polyhead.evaluate.token_accuracy import loss_to_perplexity
 from polyhead.evaluate.training_counts import TrainingCounts
+from polyhead.evaluate.translation_metrics import bleu, chrf, evaluate_translations
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import Loss
-from polyhead.ranges import Share
-from polyhead.recipe import Recipe, TrainConfig
-from polyhead.registry import TASK
-from polyhead.run import Run
-from polyhead.text.halves import Halves
-from polyhead.text.sides import between
-from polyhead.text.tokenizer import Tokenizer
-from polyhead.train.ranks import Each
-from polyhead.train.reporting import Reporter
-from polyhead.train.tasks import writing
-from polyhead.train.tasks.base import Scores, say_split, warn_of_few
-from polyhead.train.tasks.swapped import check_sides
+from polyhead.run.run import Run
+from polyhead.tokenizers.languages import with_languages
+from polyhead.tokenizers.token_split import TokenSplitter
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.loggers import Reporter
+from polyhead.train.tasks import seq2seq_common
+from polyhead.train.tasks.base import TaskLogits, report_split, warn_if_few_used
+from polyhead.train.tasks.swapped_sides import check_sides
 
-Measure = Callable[[Seq2Seq, Each], dict[str, float]]
-COLUMNS = {side: DataConfig.model_fields[side].default for side in ("source", "target")}
-SAMPLE = 500  # validation pairs that are translated at an evaluation, at most
-TOGETHER = 2048  # source tokens, about, of what one process translates while others translate the rest
+MeasureFn = Callable[[Seq2Seq, MapFn], dict[str, float]]
+DEFAULT_COLUMNS = {side: DataConfig.model_fields[side].default for side in ("source", "target")}
+EVAL_PAIRS = 500  # maximum validation pairs that are translated at an evaluation
+MAP_CHUNK_TOKENS = 2048  # approximate source tokens of one item for ``map_fn``
 
 
 @TASK.register("translation")
-class Translation:
-    """Pairs of a source and a target: the decoder reads the target shifted by one and predicts all of it at once.
+class TranslationTask:
+    """Translate a source into a target: the decoder reads the target shifted by one, all positions at once.
 
     Equation: -Σ_t log p(y_t | y_1 ... y_{t-1}, x)
-    Paper: Sutskever et al., 2014; Vaswani et al., 2017; token_split: Provilkov et al., 2020; Sims et al., 2025
-    When: every text has one that it should become; the default
+    Paper: Sutskever et al., 2014; Vaswani et al., 2017; token_split: Provilkov et al., 2020;
+      Sims et al., 2025
+    When: for pairs of an input and an output text; the default
     Recipe: task: {name: translation, token_split: 0.1}
     Options:
-      token_split: share of the tokens that are written as two shorter ones while it learns, others each time, and that
-        ``train.max_tokens`` counts as one; for small data
+      token_split: share of the tokens that are split into two shorter ones in training, drawn anew each time;
+        ``train.max_tokens`` counts them as one; for small data
     """
 
     kind = "encoder-decoder"
     label_smoothing = 0.1  # Vaswani et al., 2017, sec. 5.4
     metrics = ("loss", "bleu", "chrf")
     labels: tuple[str, ...] = ()
-    use = "polyhead translate . input.txt"
+    usage = "polyhead translate . input.txt"
 
     def __init__(
         self,
@@ -66,199 +67,231 @@ class Translation:
         valid: PairStore,
         tokenizer: Tokenizer,
         config: TrainConfig,
-        measures: Sequence[Measure] = (),
+        measure_fns: Sequence[MeasureFn] = (),
         title: str = "A translator",
         *,
-        token_split: Share = 0.0,
+        token_split: Fraction = 0.0,
     ) -> None:
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
-        self.config, self.measures = config, measures
-        self.halves = _halves(tokenizer, token_split)
+        self.config, self.measure_fns = config, measure_fns
+        self.token_splitters = _make_token_splitters(tokenizer, token_split)
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
-        # made now, so that a pair that fits no batch is told at the start
-        self.valid_batches = self.by_length(valid).plan()
+        # built here to raise before training if a pair is larger than a batch
+        self.valid_batches = self.make_sampler(valid).epoch_batches()
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        """Every file is there and holds pairs, or a UserError says what is wrong."""
-        corpora = {split: corpus_of(recipe, split) for split in recipe.data.splits}
-        found = list(corpora.values())
-        if found[0].wanted != COLUMNS and all(corpus.format == "parallel" for corpus in found):
+        """Raise a UserError if a file is missing or has no pairs, or sides are swapped."""
+        corpora = {split: open_split_corpus(recipe, split) for split in recipe.data.splits}
+        files = list(corpora.values())
+        if files[0].columns_by_role != DEFAULT_COLUMNS and all(
+            corpus.format == "parallel" for corpus in files
+        ):
             raise UserError(
-                f"{found[0].where} are a side each, without columns or keys: leave out data.source and data.target"
+                f"{files[0].source_label} are a side each, without columns or keys: leave out data.source and data.target"
             )
         check_sides(recipe.data, corpora)
 
     @classmethod
-    def texts(cls, recipe: Recipe) -> Iterator[str]:
-        """Both sides of every training pair."""
-        return texts(corpus_of(recipe, "train"))
+    def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
+        """Both sides of every training pair, to train a tokenizer on."""
+        return read_corpus_texts(open_split_corpus(recipe, "train"))
 
     @classmethod
-    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Translation:
-        """With its token stores made or found."""
-        between(tokenizer)  # whose languages are told now, not when it translates
-        writing.check_decoding(recipe, tokenizer)
-        max_len = min(recipe.data.max_len, recipe.model.max_len) + 1 - tokenizer.sides.most
+    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> TranslationTask:
+        """Open the task; the token stores are built, or loaded from the cache."""
+        with_languages(tokenizer)  # raises if a language is missing
+        seq2seq_common.check_seq2seq_decoding(recipe, tokenizer)
+        max_len = min(recipe.data.max_len, recipe.model.max_len) + 1 - tokenizer.seq2seq_template.max_special
         train, valid = (
-            PairStore.open_or_build(corpus_of(recipe, split), tokenizer, recipe.stores, max_len=max_len)
+            PairStore.open_or_build(
+                open_split_corpus(recipe, split), tokenizer, recipe.token_cache_dir, max_len=max_len
+            )
             for split in ("train", "valid")
         )
-        say_split(report, "train", train.report.describe())
-        say_split(report, "valid", valid.report.describe())
+        report_split(report, "train", train.report.describe())
+        report_split(report, "valid", valid.report.describe())
         for store in (train, valid):
-            warn_of_few(store.report, recipe, report)
-        for warning in check_sides(recipe.data, {s: corpus_of(recipe, s) for s in recipe.data.splits}):
-            report.say(translate_message(warning))
+            warn_if_few_used(store.report, recipe, report)
+        for warning in check_sides(
+            recipe.data, {s: open_split_corpus(recipe, s) for s in recipe.data.splits}
+        ):
+            report.info(translate_message(warning))
         if recipe.data.test:
-            say_split(report, "test", read_pairs(corpus_of(recipe, "test"))[2].describe())
-        if copied := [split for split in recipe.data.splits if corpus_of(recipe, split).copies]:
-            report.say(
+            report_split(report, "test", read_pairs(open_split_corpus(recipe, "test"))[2].describe())
+        if copy_splits := [split for split in recipe.data.splits if open_split_corpus(recipe, split).is_copy]:
+            report.info(
                 tr(
                     "{splits}: source and target are the same text, to be copied",
-                    splits=", ".join(map(tr, copied)),
+                    splits=", ".join(map(tr, copy_splits)),
                 )
             )
-        named = filter(None, (recipe.data.source_lang, recipe.data.target_lang))
-        title = f"A translator, {' to '.join(named) or 'source to target'}"
-        measures = _measures(recipe, tokenizer)
-        task = cls(train, valid, tokenizer, recipe.train, measures, title, **recipe.task.options)
-        report.say(task.by_length(train).described())
+        languages = filter(None, (recipe.data.source_lang, recipe.data.target_lang))
+        title = f"A translator, {' to '.join(languages) or 'source to target'}"
+        measure_fns = _make_measure_fns(recipe, tokenizer)
+        task = cls(train, valid, tokenizer, recipe.train, measure_fns, title, **recipe.task.options)
+        report.info(task.make_sampler(train).describe())
         return task
 
-    def plan(self, epoch: int) -> Sequence[np.ndarray]:
-        """The rows of every batch of an epoch, in order."""
-        return self.by_length(self.train).plan(epoch)
+    def epoch_batches(self, epoch: int) -> Sequence[np.ndarray]:
+        """Row numbers of every batch of an epoch, in order."""
+        return self.make_sampler(self.train).epoch_batches(epoch)
 
-    def hardest(self) -> np.ndarray:
-        """The rows of the batch that needs the most memory; no epoch has a larger one."""
-        return self.by_length(self.train).hardest()
+    def largest_batch(self) -> np.ndarray:
+        """Row numbers of the largest batch; no epoch has a larger one."""
+        return self.make_sampler(self.train).largest_batch()
 
-    def deal(self, rows: np.ndarray, n: int) -> list[np.ndarray]:
-        """The rows of a batch in n parts, or fewer, for as many processes."""
-        return deal(rows, n)
+    def shard(self, rows: np.ndarray, n: int) -> list[np.ndarray]:
+        """Split the rows of a batch into n shards, or fewer."""
+        return shard_rows(rows, n)
 
-    def batch(self, rows: np.ndarray) -> Batch:
-        """Padded tensors of some training pairs, some of their tokens as two."""
-        if self.halves:
-            return collate_split(self.train, rows, self.tokenizer, self.halves)
+    def collate(self, rows: np.ndarray) -> PairBatch:
+        """Padded batch of some training pairs, with token splitting."""
+        if self.token_splitters:
+            return collate_token_split(self.train, rows, self.tokenizer, self.token_splitters)
         return collate(self.train, rows, self.tokenizer)
 
-    def count(self, batch: Batch) -> int:
-        """Labels that count."""
+    def count_labels(self, batch: PairBatch) -> int:
+        """Number of labels of a batch."""
         return batch.n_tokens
 
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Label-smoothed cross-entropy as sums."""
-        return writing.loss(model, batch, self.config.smoothing)
+    def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
+        """Label-smoothed cross-entropy, as a sum over labels."""
+        return seq2seq_common.seq2seq_loss(model, batch, self.config.smoothing)
 
-    def scores(self, model: nn.Module, batch: Batch) -> Scores:
-        """Of every token of the targets."""
-        return writing.scores(model, batch)
+    def compute_logits(self, model: nn.Module, batch: PairBatch) -> TaskLogits:
+        """Logits of every target token."""
+        return seq2seq_common.seq2seq_logits(model, batch)
 
-    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
-        """Loss without smoothing and perplexity of the validation pairs, and whatever else is measured."""
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
+        """Loss without smoothing and perplexity of the validation pairs; metrics of ``measure_fns``."""
         assert isinstance(model, Seq2Seq)
 
-        def read(rows: np.ndarray) -> tuple[float, int]:
-            loss = writing.loss(model, collate(self.valid, rows, self.tokenizer), 0.0)
+        def measure_batch(rows: np.ndarray) -> tuple[float, int]:
+            loss = seq2seq_common.seq2seq_loss(model, collate(self.valid, rows, self.tokenizer), 0.0)
             return float(loss.nll), loss.count
 
-        nll, count = map(sum, zip(*each(read, self.valid_batches), strict=True))
-        measured = {"loss": nll / count, "ppl": perplexity_of(nll / count)}
-        for measure in self.measures:
-            measured |= measure(model, each)
-        return measured
+        nll, count = map(sum, zip(*map_fn(measure_batch, self.valid_batches), strict=True))
+        metrics = {"loss": nll / count, "ppl": loss_to_perplexity(nll / count)}
+        for measure in self.measure_fns:
+            metrics |= measure(model, map_fn)
+        return metrics
 
-    def by_length(self, store: PairStore) -> ByLength:
-        """Some pairs in batches."""
-        return ByLength(store.source_lengths, store.target_lengths, self.config.max_tokens, self.config.seed)
+    def make_sampler(self, store: PairStore) -> LengthBucketSampler:
+        """Batch sampler over the pairs of a store."""
+        return LengthBucketSampler(
+            store.source_lengths, store.target_lengths, self.config.max_tokens, self.config.seed
+        )
 
-    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
-        """The tokens of the targets, and the most frequent target."""
-        (target,) = tokenizer.decode([self.train.target(most_frequent(self.train)).tolist()])
-        return TrainingCounts.of_tokens(count_targets(self.train, tokenizer), target)
+    def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """Counts of the target tokens, and the most frequent target."""
+        (target,) = tokenizer.decode(
+            [self.train.target_tokens(find_most_frequent_target(self.train)).tolist()]
+        )
+        return TrainingCounts.from_token_counts(count_target_tokens(self.train, tokenizer), target)
 
-    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """BLEU and chrF of a copied source or the most frequent target; of the validation text also token frequencies."""
+    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """BLEU and chrF of a copied source or the most frequent target.
+
+        For the validation split also loss and perplexity of token frequencies.
+        """
         assert run.recipe is not None
-        sources, references, _ = read_pairs(corpus_of(run.recipe, split))
-        found = dict(translation_baselines(sources, references, run.recipe.data.target_lang, counts.target))
+        sources, references, _ = read_pairs(open_split_corpus(run.recipe, split))
+        baselines = dict(
+            translation_baselines(sources, references, run.recipe.data.target_lang, counts.target)
+        )
         if split == "valid":
-            asked = count_targets(self.valid, run.tokenizer)
-            unigram = unigram_baselines(counts.token_counts(), asked)
-            found |= {name: unigram[name] for name in ("loss", "ppl")}
-        return found
+            label_counts = count_target_tokens(self.valid, run.tokenizer)
+            unigram = unigram_baselines(counts.token_counts(), label_counts)
+            baselines |= {name: unigram[name] for name in ("loss", "ppl")}
+        return baselines
 
-    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
-        """BLEU and chrF on the validation text and, where there is one, the test text, decoded as the recipe says."""
+    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
+        """BLEU and chrF on the validation text and, if there is one, the test text.
+
+        Decoding uses the generation settings of the recipe.
+        """
         recipe, facts = run.recipe, {}
         assert recipe is not None
         for split in ("valid", "test") if recipe.data.test else ("valid",):
-            sources, references, _ = read_pairs(corpus_of(recipe, split))
-            outputs = translated(run, sources, each)
-            for score in evaluated(outputs, references, recipe.data.target_lang).scores:
+            sources, references, _ = read_pairs(open_split_corpus(recipe, split))
+            outputs = translate_sources(run, sources, map_fn)
+            for score in evaluate_translations(outputs, references, recipe.data.target_lang).scores:
                 facts[f"{split} {score.name}"] = f"{score.value:.2f} ({score.signature})"
         return facts
 
 
-def count_targets(store: PairStore, tokenizer: Tokenizer) -> Ints:
-    """How often each token is to be said, the ends of targets included: (V,)."""
-    around = np.array(tokenizer.sides.said([]), dtype=np.int64)
+def count_target_tokens(store: PairStore, tokenizer: Tokenizer) -> IdArray:
+    """Counts of the target tokens, with special tokens such as the end: (V,)."""
+    special_labels = np.array(tokenizer.seq2seq_template.labels([]), dtype=np.int64)
     vocab_size = tokenizer.vocab_size
-    return count_tokens([store.target_ids], vocab_size) + len(store) * count_tokens([around], vocab_size)
+    return count_tokens([store.target_ids], vocab_size) + len(store) * count_tokens(
+        [special_labels], vocab_size
+    )
 
 
-def most_frequent(store: PairStore) -> int:
-    """The first row with the most frequent target."""
-    hashes = (hash(store.target(row).tobytes()) for row in range(len(store)))
-    _, first, counts = np.unique(
+def find_most_frequent_target(store: PairStore) -> int:
+    """Row number of the most frequent target (its first row)."""
+    hashes = (hash(store.target_tokens(row).tobytes()) for row in range(len(store)))
+    _, first_rows, counts = np.unique(
         np.fromiter(hashes, np.int64, len(store)), return_index=True, return_counts=True
     )
-    return int(first[counts == counts.max()].min())
+    return int(first_rows[counts == counts.max()].min())
 
 
-def corpus_of(recipe: Recipe, split: str) -> Corpus:
-    """The files of a split as the recipe says they are read; validation may be a share of the training text."""
+def open_split_corpus(recipe: Recipe, split: str) -> ParallelFiles:
+    """Open the files of a split as set in the recipe; validation may be a share of the training text."""
     data = recipe.data
-    files, share, held = data.part(split)
+    files, share, is_validation = data.select_split(split)
     return open_corpus(
-        files, format=data.format, source=data.source, target=data.target, share=share, held=held
+        files,
+        format=data.format,
+        source=data.source,
+        target=data.target,
+        validation_fraction=share,
+        is_validation=is_validation,
     )
 
 
-def _halves(tokenizer: Tokenizer, share: float) -> tuple[Halves, Halves] | None:
-    """How tokens of sources and targets are written as two; None where none are."""
+def _make_token_splitters(tokenizer: Tokenizer, share: float) -> tuple[TokenSplitter, TokenSplitter] | None:
+    """Token splitters of sources and targets; None if ``share`` is 0."""
     if not share:
         return None
-    source = Halves(tokenizer, share)
-    return source, source if tokenizer.target is tokenizer else Halves(tokenizer.target, share)
+    source = TokenSplitter(tokenizer, share)
+    return source, source if tokenizer.target_tokenizer is tokenizer else TokenSplitter(
+        tokenizer.target_tokenizer, share
+    )
 
 
-def _measures(recipe: Recipe, tokenizer: Tokenizer) -> list[Measure]:
-    """BLEU and chrF of free-running greedy output on the first validation pairs, if the recipe wants them."""
+def _make_measure_fns(recipe: Recipe, tokenizer: Tokenizer) -> list[MeasureFn]:
+    """A function for BLEU and chrF of greedy decoding on the first validation pairs, if they are needed."""
     if not recipe.train.eval_bleu and recipe.train.metric == "loss":
         return []
-    sources, references, _ = read_pairs(corpus_of(recipe, "valid"), SAMPLE)
+    sources, references, _ = read_pairs(open_split_corpus(recipe, "valid"), EVAL_PAIRS)
     greedy = recipe.generation.model_copy(update={"beam_size": 1, "n_best": 1})
 
-    def measure(model: Seq2Seq, each: Each) -> dict[str, float]:
-        outputs = translated(Run(model, tokenizer, greedy), sources, each)
+    def measure_bleu(model: Seq2Seq, map_fn: MapFn) -> dict[str, float]:
+        outputs = translate_sources(Run(model, tokenizer, greedy), sources, map_fn)
         lang = recipe.data.target_lang
         return {"bleu": bleu(outputs, references, lang).value, "chrf": chrf(outputs, references).value}
 
-    return [measure]
+    return [measure_bleu]
 
 
-def translated(run: Run, sources: Sequence[str], each: Each) -> list[str]:
-    """The translation of each source. Those of about one length are a work for ``each``, the same ones whoever does it."""
+def translate_sources(run: Run, sources: Sequence[str], map_fn: MapFn) -> list[str]:
+    """Translate each source. Chunks of similar length are the items of ``map_fn``.
+
+    The chunks are the same for any number of ranks.
+    """
     lengths = np.array([len(ids) + 1 for ids in run.tokenizer.encode(sources)])
     order = np.argsort(-lengths, kind="stable")
-    before = np.cumsum(lengths[order]) - lengths[order]
-    parts = np.split(order, np.flatnonzero(np.diff(before // TOGETHER)) + 1)
+    n_tokens_before = np.cumsum(lengths[order]) - lengths[order]
+    chunks = np.split(order, np.flatnonzero(np.diff(n_tokens_before // MAP_CHUNK_TOKENS)) + 1)
 
-    def work(rows: np.ndarray) -> list[str]:
+    def translate_rows(rows: np.ndarray) -> list[str]:
         return run.translate([sources[row] for row in rows], truncate=True)
 
-    outputs = dict(zip(np.concatenate(parts).tolist(), chain.from_iterable(each(work, parts)), strict=True))
+    outputs = dict(
+        zip(np.concatenate(chunks).tolist(), chain.from_iterable(map_fn(translate_rows, chunks)), strict=True)
+    )
     return [outputs[row] for row in range(len(sources))]

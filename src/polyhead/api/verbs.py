@@ -1,0 +1,134 @@
+"""``ph.train``, ``ph.compare`` and ``ph.recipe``: command-line verbs as functions.
+
+Importing it does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyhead.config import yaml_io
+from polyhead.config.recipe import Recipe, load_recipe, validate_recipe
+from polyhead.core.errors import UserError, format_value
+from polyhead.core.strict_kwargs import strict_kwargs
+
+if TYPE_CHECKING:
+    from polyhead.compare.comparison import Comparison
+    from polyhead.run.run import Run
+
+_StrPath = str | Path
+
+
+@strict_kwargs
+def train(recipe: _StrPath | Recipe, *changes: str, resume: bool = False, quiet: bool = False) -> Run:
+    """Train a recipe (a file or a Recipe), with changes such as "train.steps=100"; return the finished run.
+
+    Progress goes to standard error, unless ``quiet``. Ctrl-C saves a checkpoint and raises KeyboardInterrupt;
+    ``resume`` continues from the newest one. The run is also saved in the directory that the recipe names
+    with ``out``.
+    """
+    config = _read_recipe(recipe, changes, "train", resume)
+    from polyhead.train.loggers import Reporters
+    from polyhead.train.run_training import run_training
+
+    run, outcome = run_training(config, resume=resume, report=Reporters() if quiet else None)
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt(f"training stopped at step {outcome.step}; resume=True goes on from there")
+    return run
+
+
+@strict_kwargs
+def compare(
+    recipe: _StrPath | Recipe,
+    *changes: str,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    designs: Mapping[str, Sequence[str]] | None = None,
+    grid: bool = False,
+    budget: str | None = None,
+    seeds: int = 1,
+    match: str | None = None,
+    out: _StrPath | None = None,
+) -> Comparison:
+    """Train several designs on the same text and compare them: ``vary={"norm": ["layernorm", "rmsnorm"]}``.
+
+    ``vary`` changes one key of the recipe at a time (``grid``: all combinations), ``designs={"wide":
+    ["d_model=256", "d_ff=512"]}`` several at once; ``changes`` apply to all designs. ``budget`` is per
+    design, such as "10m" or "2000steps". A second call with the same arguments resumes. The result prints as
+    a table; ``rows`` has its numbers.
+    """
+    path = _recipe_file(recipe)
+    from polyhead.compare.comparison import run_comparison
+
+    return run_comparison(
+        path,
+        _check_changes(changes, "compare"),
+        vary=vary or {},
+        designs=designs or {},
+        grid=grid,
+        budget=budget,
+        seeds=seeds,
+        match=match,
+        out=None if out is None else Path(out),
+    )
+
+
+@strict_kwargs
+def recipe(*inputs: _StrPath, target: str | None = None, output: _StrPath | None = None) -> Recipe:
+    """Propose a recipe for text files, with keys that are already known.
+
+    ``recipe("train.en", "train.de", "train.steps=100")``. The model will be exportable to ``target``: "hf",
+    "ctranslate2", "onnx" or "gguf". ``output`` is the file to write it to, with comments; ``dump_yaml()`` of
+    the result has all of its keys.
+    """
+    for item in inputs:
+        if not isinstance(item, str | Path):
+            raise UserError(
+                f"recipe wants the names of text files, or changes such as 'train.steps=100', got {format_value(item)}"
+            )
+    from polyhead.autoconfig.draft_recipe import draft_recipe
+    from polyhead.core.output_paths import check_output_file, write_atomic
+
+    files = [str(item) for item in inputs if isinstance(item, Path) or "=" not in item or Path(item).exists()]
+    path = None if output is None else check_output_file(Path(output), "output", files)
+    if path is not None and path.exists():
+        raise UserError(f"output {path} is there already; name another file, or remove it first")
+    draft = draft_recipe(
+        files, [str(item) for item in inputs if str(item) not in files], target, str(output or "mine.yaml")
+    )
+    if path is None:
+        return draft.recipe
+    write_atomic(path, draft.text.encode())
+    return load_recipe(path)
+
+
+def _read_recipe(source: object, changes: Sequence[object], verb: str, from_run: bool = False) -> Recipe:
+    """Load a recipe file, or take a Recipe, and apply changes; anything else is a UserError."""
+    words = _check_changes(changes, verb)
+    if isinstance(source, str | os.PathLike):
+        return load_recipe(Path(source), words, from_run=from_run)
+    if not isinstance(source, Recipe):
+        raise UserError(f"{verb} wants a Recipe or the file of one, got {format_value(source)}")
+    tree = source.model_dump(mode="json")
+    for keys, value in yaml_io.parse_overrides(words, Recipe):
+        yaml_io.assign(tree, keys, value, Recipe)
+    return validate_recipe(tree, from_run=from_run)
+
+
+def _check_changes(changes: Sequence[object], verb: str) -> list[str]:
+    for change in changes:
+        if not isinstance(change, str) or "=" not in change:
+            raise UserError(
+                f"{verb}: a change is KEY=VALUE in one string, such as 'train.steps=100', got {format_value(change)}"
+            )
+    return [str(change) for change in changes]
+
+
+def _recipe_file(source: object) -> Path:
+    if isinstance(source, str | os.PathLike):
+        return Path(source)
+    raise UserError(
+        f"compare wants the file of a recipe, got {format_value(source)}; ph.recipe(..., output=...) writes one"
+    )

@@ -1,0 +1,343 @@
+"""Infer the roles of table columns (text, label, source, target) from their names, else from their values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from polyhead.core.errors import UserError, format_value
+from polyhead.core.i18n import tr
+from polyhead.data.readers.conversations import MESSAGE_KEYS
+from polyhead.data.readers.csv import is_csv
+from polyhead.data.readers.files import is_text, iter_lines
+from polyhead.data.readers.labeled import is_label
+from polyhead.data.readers.plain_text import MAX_VALUE_BYTES
+from polyhead.data.readers.tabular import ColumnKey, no_rows_error, parse_json_line
+
+_LANGUAGE_CODE = re.compile("[a-z]{2}")  # language code as a column name
+_ID_COLUMN = re.compile(r"(^|[\W_\d])(id|ID|Id)$|[a-z]I[dD]$", re.ASCII)  # but not "paid"
+SEVERAL_COLUMNS = (
+    "{columns} may each be a label, and a text has one: data.label={first} makes a classifier of that."
+)
+SEVERAL_LABELS = "{column} has several labels of a text, and one is learned: write each into a column of its own, yes or no."
+_SAMPLE_LINES = 2000  # lines that are examined
+_SAMPLE_BYTES = 1 << 25  # bytes that are examined
+_SIDE_NAMES = {
+    "source": ("source", "src", "input", "question", "prompt", "instruction", "context"),
+    "target": ("target", "tgt", "output", "answer", "completion"),
+}
+_LABEL_NAMES = (
+    "label",
+    "labels",
+    "class",
+    "category",
+    "topic",
+    "sentiment",
+    "intent",
+    "stars",
+    "rating",
+    "y",
+)
+_TEXT_NAMES = (
+    "text",
+    "sentence",
+    "content",
+    "review",
+    "body",
+    "document",
+    "story",
+    "article",
+    "question",
+    "title",
+)
+_PAIR_NAMES = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("text_a", "text_b"),
+         ("query", "passage"), ("question", "sentence"))  # fmt: skip
+_KNOWN_NAMES = {
+    *_SIDE_NAMES["source"],
+    *_SIDE_NAMES["target"],
+    *_LABEL_NAMES,
+    *_TEXT_NAMES,
+    *(name for pair in _PAIR_NAMES for name in pair),
+    "id",
+    "idx",
+    "index",
+}
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """The first values of every column of a table."""
+
+    name: str  # file name
+    values: Mapping[ColumnKey, list[Any]]
+
+    @property
+    def label_columns(self) -> list[ColumnKey]:
+        """Columns that may be labels: few distinct short values, each of them frequent."""
+        return [column for column, values in self.values.items() if _is_categorical(values)]
+
+    @property
+    def text_columns(self) -> list[ColumnKey]:
+        """Columns of text, sorted by their names, then by length."""
+        columns = [
+            column
+            for column, values in self.values.items()
+            if _is_prose(values) or (_last_key(column) == _TEXT_NAMES[0] and _string_values(values))
+        ]
+        length = {column: sum(map(len, self.values[column])) for column in columns}
+        return sorted(columns, key=lambda column: (_name_rank(column, _TEXT_NAMES), -length[column]))
+
+    def infer_task(self, given_keys: Mapping[str, Any]) -> str:
+        """The task that the columns allow; ``given_keys`` are the roles set by the user."""
+        if any(column in MESSAGE_KEYS for column in self.values):
+            return "chat"
+        if "label" in given_keys:
+            return "classification"
+        if _SIDE_NAMES.keys() & given_keys.keys() or self._find_sides(given_keys):
+            return "translation"
+        label = self._find_label()
+        texts = [column for column in self.text_columns if column != label]
+        if label is not None and (texts or "text" in given_keys):
+            return "classification"
+        if label is None and "text" not in given_keys:
+            self._reject_scores()
+        if (
+            len(texts) == 1
+            or "text" in given_keys
+            or (texts and _name_rank(texts[0], _TEXT_NAMES) < len(_TEXT_NAMES))
+        ):
+            return "language-model"
+        if len(texts) == 2:
+            return "translation"
+        raise UserError(
+            f"{self.name} has the columns {self._list_names()}: it is not clear which are meant; name them, e.g. "
+            "data.text=... data.label=..., or data.source=... data.target=..., or data.text=... alone for a language model"
+        )
+
+    def assign_roles(self, task: str, given_keys: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of the ``data`` section that assign columns to roles."""
+        if task == "chat":
+            return {}
+        if task == "translation":
+            if sides := self._find_sides(given_keys):
+                return dict(zip(_SIDE_NAMES, sides, strict=True))
+            missing_sides = [use for use in _SIDE_NAMES if use not in given_keys]
+            texts = [
+                column
+                for column in self.values
+                if column in self.text_columns and column not in given_keys.values()
+            ]
+            if len(texts) != len(missing_sides):
+                raise UserError(
+                    f"{self.name} has the columns {self._list_names()}: say which are the two sides, data.source=... data.target=..."
+                )
+            return dict(zip(missing_sides, texts, strict=True))
+        if task == "classification":
+            label = given_keys.get("label", self._find_label())
+            if label is None:
+                raise UserError(
+                    f"{self.name} has the columns {self._list_names()}: none has few values that come often; say which is the label, data.label=..."
+                )
+            return {"text": given_keys.get("text", self._find_text_columns(label)), "label": label}
+        return {"text": given_keys.get("text", self._first_text_column(self.text_columns))}
+
+    def _find_sides(self, given_keys: Mapping[str, Any]) -> list[ColumnKey]:
+        """The columns of source and target, from ``given_keys`` or by name; a UserError if ambiguous."""
+        candidates = {
+            use: [given_keys[use]] if use in given_keys else self._named_text_columns(names)
+            for use, names in _SIDE_NAMES.items()
+        }
+        if not all(candidates.values()):
+            return []
+        for use, columns in candidates.items():
+            if len(columns) > 1:
+                raise UserError(
+                    f"{self.name}: each of {', '.join(map(str, columns))} may be the {use}: make one column of them, "
+                    f"or say which it is, data.{use}=..."
+                )
+        return [column for columns in candidates.values() for column in columns]
+
+    def _named_text_columns(self, names: Iterable[str]) -> list[ColumnKey]:
+        """The columns with one of these names that contain text in at least some rows."""
+        return [
+            column
+            for column, values in self.values.items()
+            if _last_key(column) in names and _is_prose([value for value in values if value])
+        ]
+
+    def _find_label(self) -> ColumnKey | None:
+        """The label column: by its name, or the only candidate."""
+        candidates = [column for column in self.label_columns if not _ID_COLUMN.search(str(column))]
+        by_name = sorted(
+            (column for column in candidates if _name_rank(column, _LABEL_NAMES) < len(_LABEL_NAMES)),
+            key=lambda c: _name_rank(c, _LABEL_NAMES),
+        )
+        return by_name[0] if by_name else candidates[0] if len(candidates) == 1 else None
+
+    def _reject_scores(self) -> None:
+        """Raise a UserError for a column named as a label with other values, such as scores or lists."""
+        for column, values in self.values.items():
+            bad_values = [value for value in values if not is_label(value)]
+            if _last_key(column) in _LABEL_NAMES[:2] and bad_values:
+                raise UserError(
+                    f"{self.name}: {column!r} holds {format_value(bad_values[0])}, and a label is text, a whole number, true or false; "
+                    "for a language model of the text alone name it, data.text=..."
+                )
+
+    def describe_ignored(self) -> list[str]:
+        """Notes about possible labels that are not used, because only one label per text is supported."""
+        candidates = [str(column) for column in self.label_columns if not _ID_COLUMN.search(str(column))]
+        notes = []
+        if len(candidates) > 1:
+            notes.append(tr(SEVERAL_COLUMNS, columns=_join_names(candidates), first=candidates[0]))
+        for column, values in self.values.items():
+            lists = all(isinstance(value, list) for value in values)
+            if lists and _is_categorical([item for value in values for item in value]):
+                notes.append(tr(SEVERAL_LABELS, column=column))
+        return notes
+
+    def _find_text_columns(self, label: ColumnKey) -> ColumnKey | list[ColumnKey]:
+        """The text column that the label refers to, or the two columns of a pair."""
+        for pair in _PAIR_NAMES:
+            if all(name in self.values for name in pair):
+                return list(pair)
+        return self._first_text_column([column for column in self.text_columns if column != label])
+
+    def _first_text_column(self, text_columns: list[ColumnKey]) -> ColumnKey:
+        if not text_columns:
+            raise UserError(
+                f"{self.name} has the columns {self._list_names()}: none holds text; say which does, data.text=..."
+            )
+        return text_columns[0]
+
+    def _list_names(self) -> str:
+        return ", ".join(map(str, islice(self.values, 20)))
+
+
+def read_columns(path: Path, table_format: Literal["tsv", "jsonl"]) -> TableColumns:
+    """Read the first values of the columns of a file.
+
+    The first row of a CSV names the columns, that of a TSV only if it looks like a header.
+    """
+    values: dict[ColumnKey, list[Any]] = {}
+    for row in _parse_tsv(_read_sample(path)) if table_format == "tsv" else _parse_json(_read_sample(path)):
+        for column, value in row.items():
+            if value is not None:
+                values.setdefault(column, []).append(value)
+    if not values and table_format == "tsv":
+        raise UserError(f"{path.name}: none of its first lines is a row of a table")
+    if not values or any(isinstance(column_values[0], dict) for column_values in values.values()):
+        raise no_rows_error(path)
+    table = TableColumns(path.name, values)
+    if is_csv(path) and (
+        bad_column := next(
+            (name for name in table.label_columns if str(name) in map(str, values[name])), None
+        )
+    ):
+        raise UserError(
+            f"{path.name}: the first row of a CSV names its columns, and {bad_column!r} stands below it too: put a row of names above"
+        )
+    return table
+
+
+def _read_sample(path: Path) -> Iterator[bytes]:
+    """Yield the first lines of a file that are text, fewer if they are long."""
+    size = 0
+    for line in islice(iter_lines(path, MAX_VALUE_BYTES), _SAMPLE_LINES):
+        if line and is_text(line):
+            yield line
+            size += len(line)
+        if size > _SAMPLE_BYTES:
+            return
+
+
+def _parse_tsv(sample: Iterator[bytes]) -> Iterator[dict[ColumnKey, Any]]:
+    first = [line.decode().split("\t") for line in sample]
+    names = first[0] if first else []
+    headed = _has_header(names, first[1:])
+    columns: list[ColumnKey] = [*names] if headed else [*range(max(map(len, first), default=0))]
+    for cells in first[headed:]:
+        yield dict(zip(columns, cells, strict=False))
+
+
+def _has_header(names: list[str], rows: list[list[str]]) -> bool:
+    """Whether a first line is a header.
+
+    It is if it contains known names or language codes, or if a name is not among the labels below it.
+    """
+    if not len(set(names)) == len(names) > 1 or not all(names):
+        return False
+    if any(_last_key(name) in _KNOWN_NAMES for name in names) or all(
+        _LANGUAGE_CODE.fullmatch(name) for name in names
+    ):
+        return True
+    full_rows = [row for row in rows if len(row) == len(names)] if max(map(len, names)) <= 40 else []
+    columns = ([row[i] for row in full_rows] for i in range(len(names)))
+    return any(
+        _is_categorical(cells) and name not in cells for name, cells in zip(names, columns, strict=True)
+    )
+
+
+def _parse_json(sample: Iterator[bytes]) -> Iterator[dict[ColumnKey, Any]]:
+    for line in sample:
+        try:
+            row = parse_json_line(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            yield dict(_flatten(row))
+        elif isinstance(row, list):
+            yield dict(enumerate(row))
+
+
+def _flatten(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The keys and values of an object; keys of nested objects as dotted paths."""
+    for key, value in row.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{inner}", inner_value) for inner, inner_value in _flatten(value))
+        else:
+            yield key, value
+
+
+def _join_names(names: list[str]) -> str:
+    """The first few names, joined with "and"."""
+    parts = names[:5] + ([tr("{count} more", count=len(names) - 5)] if len(names) > 5 else [])
+    return tr("{names} and {last}", names=", ".join(parts[:-1]), last=parts[-1])
+
+
+def _last_key(column: ColumnKey) -> str:
+    return str(column).lower().rpartition(".")[2]
+
+
+def _name_rank(column: ColumnKey, names: tuple[str, ...]) -> int:
+    """The index of a column's name in ``names``; their number if it is not among them."""
+    last = _last_key(column)
+    return names.index(last) if last in names else len(names)
+
+
+def _is_categorical(values: list[Any]) -> bool:
+    labels = [json.dumps(value) for value in values if is_label(value)]
+    distinct = set(labels)
+    return (
+        len(labels) == len(values)
+        and 2 <= len(distinct) <= max(2, len(values) // 4)
+        and len(distinct) <= 200
+        and max(map(len, distinct)) <= 40
+    )
+
+
+def _string_values(values: list[Any]) -> list[str]:
+    """The values that are strings; empty if few values are strings, or few of them are distinct."""
+    strings = [value for value in values if isinstance(value, str)]
+    return [] if len(strings) < 0.9 * len(values) or 2 * len(set(strings)) < len(strings) else strings
+
+
+def _is_prose(values: list[Any]) -> bool:
+    """Whether the values are texts: mostly distinct strings with several words or non-ASCII letters."""
+    texts = _string_values(values)
+    return 2 * sum(len(text.split()) > 1 or not text.isascii() for text in texts) > len(texts)

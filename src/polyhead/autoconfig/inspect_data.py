@@ -1,0 +1,261 @@
+"""Inspect text files: infer the task and the ``data`` section from file names, columns and content."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyhead.autoconfig.column_roles import TableColumns, read_columns
+from polyhead.config.data_config import DataConfig
+from polyhead.core.errors import UserError, known_names_hint, unknown_name_error
+from polyhead.core.i18n import tr
+from polyhead.data.readers.conversations import ConversationReport, open_conversations
+from polyhead.data.readers.detect_language import are_unrelated, read_first_lines
+from polyhead.data.readers.files import check_file, iter_lines
+from polyhead.data.readers.labeled import LabeledReport, collect_labels, open_labeled
+from polyhead.data.readers.parallel_corpus import CorpusReport, open_corpus
+from polyhead.data.readers.plain_text import TextReport, infer_table_format, open_text
+from polyhead.train.tasks.swapped_sides import check_sides
+
+_TASKS = ("translation", "language-model", "masked-lm", "classification", "chat")
+_MAX_BYTES = 1 << 28  # bytes of text that are read; the rest is assumed to be similar
+_LANGUAGE_CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
+_NOT_LANGUAGES = {"txt", "src", "tgt", "in", "out", "tok", "raw"}  # suffixes that look like a language code
+_SPLIT_WORDS = {"valid": ("valid", "val", "dev", "validation"), "test": ("test",)}
+
+
+@dataclass
+class DataSummary:
+    """Result of an inspection: the task, the inferred ``data`` section, and the amount of text."""
+
+    task: str
+    data: dict[str, Any]
+    rows: int = 0  # pairs, texts, conversations or documents
+    size: int = 0  # bytes of text in them
+    lengths: list[int] = field(default_factory=list)  # bytes of the longer side of each row
+    labels: int = 0
+    is_complete: bool = True  # whether everything was read
+    notes: list[str] = field(default_factory=list)  # ambiguous inferences
+
+    def length_quantile(self, q: float = 0.99) -> int:
+        """The length in bytes that a fraction ``q`` of the rows does not exceed."""
+        return int(np.quantile(self.lengths, q)) if self.lengths else 0
+
+
+def inspect_data(files: Sequence[str], given_keys: Mapping[str, Any], task: str | None = None) -> DataSummary:
+    """Inspect the files; ``given_keys`` are keys of the ``data`` section set by the user.
+
+    A mistake in files or keys is a UserError.
+    """
+    data = {**given_keys, "train": list(files)}
+    section = DataConfig.model_validate(data)
+    files_of = {
+        split: list(map(check_file, section.split_paths(split))) for split in ("train", "valid", "test")
+    }
+    paths = files_of["train"]
+    table = infer_table_format(paths, section.format)
+    if task is not None and task not in _TASKS:
+        raise unknown_name_error("task that recipes are written for", task, _TASKS)
+    if table is None:
+        plain, notes = ("", []) if task else _infer_plain_task(paths)
+        summary = DataSummary(task or plain, data, notes=notes)
+        if summary.task in ("classification", "chat"):
+            raise UserError(
+                f"task {summary.task} wants a table, TSV, CSV, JSONL or Parquet; {paths[0].name} is plain text by its name"
+            )
+        if summary.task == "translation" and len(paths) != 2:
+            raise UserError(
+                f"task translation wants a source and a target file, or a table; got {len(paths)}: {', '.join(path.name for path in paths)}"
+            )
+    else:
+        columns = read_columns(paths[0], table)
+        _check_columns(columns, given_keys)
+        summary = DataSummary(task or columns.infer_task(given_keys), data)
+        data |= {
+            key: value
+            for key, value in columns.assign_roles(summary.task, given_keys).items()
+            if key not in given_keys
+        }
+        if task is None and summary.task == "language-model" and "text" not in given_keys:
+            summary.notes = columns.describe_ignored()
+    if summary.task == "translation":
+        data |= {
+            key: code
+            for key, code in _infer_languages(section, data, table is None).items()
+            if key not in given_keys
+        }
+    _measure_rows(summary, DataConfig.model_validate(data))
+    data |= {
+        key: value
+        for key, value in _choose_validation(summary).items()
+        if not {"valid", "valid_share"} & set(given_keys)
+    }
+    if summary.task == "translation":
+        summary.notes += _check_sides(DataConfig.model_validate(data))
+    return summary
+
+
+def _check_sides(data: DataConfig) -> list[str]:
+    """Notes about sides that may be swapped; a UserError if they certainly are."""
+    splits = [split for split in ("train", "valid", "test") if getattr(data, split)]
+    opened = partial(open_corpus, format=data.format, source=data.source, target=data.target)
+    return check_sides(data, {split: opened(data.split_paths(split)) for split in splits})
+
+
+def _check_columns(columns: TableColumns, given_keys: Mapping[str, Any]) -> None:
+    """Raise a UserError if a named column does not exist; nested keys are checked later."""
+    names = [name for name in columns.values if isinstance(name, str)]
+    for role in ("source", "target", "text", "label"):
+        role_columns = given_keys.get(role, [])
+        for column in role_columns if isinstance(role_columns, list | tuple) else [role_columns]:
+            if names and isinstance(column, str) and "." not in column and column not in names:
+                raise UserError(
+                    f"data.{role}: {columns.name} has no column {column!r}{known_names_hint(column, names)}"
+                )
+
+
+def _infer_plain_task(paths: Sequence[Path]) -> tuple[str, list[str]]:
+    """(task, notes) of plain text files.
+
+    Two files with the same number of lines, or with names that differ only in a language suffix, are a
+    translation corpus.
+    """
+    if len(paths) != 2:
+        return "language-model", []
+    a, b = (path.name.removesuffix(".gz").split(".") for path in paths)
+    if a[:-1] == b[:-1] and all(
+        _LANGUAGE_CODE.fullmatch(parts[-1]) and parts[-1] != "txt" for parts in (a, b)
+    ):
+        return "translation", []
+    line_count, other_count = (sum(1 for _ in iter_lines(path)) for path in paths)
+    if line_count == other_count > 1:
+        return "translation", []
+    if are_unrelated(*map(read_first_lines, paths)):
+        raise UserError(
+            f"{paths[0].name} has {line_count:,} lines and {paths[1].name} {other_count:,}, and the two are of different languages: "
+            "line n of a translation is that of line n of its source, so give files of as many lines; "
+            "task=language-model learns from both as plain text"
+        )
+    note = tr(
+        "taken for plain text of one language model: {one} has {lines} and {other} {more}, and two sides of translations "
+        "have as many, two or more",
+        one=paths[0].name,
+        lines=_format_lines(line_count),
+        other=paths[1].name,
+        more=_format_lines(other_count),
+    )
+    return "language-model", [note]
+
+
+def _format_lines(count: int) -> str:
+    return tr("{count:,} line" if count == 1 else "{count:,} lines", count=count)
+
+
+def _infer_languages(section: DataConfig, data: Mapping[str, Any], is_parallel: bool) -> dict[str, str]:
+    """The languages of the two sides, if the file suffixes or column names are language codes."""
+    if is_parallel:
+        ends = [path.name.removesuffix(".gz").rpartition(".")[2] for path in section.split_paths("train")]
+    else:
+        ends = [str(data[side]).rpartition(".")[2] for side in ("source", "target")]
+    are_languages = (
+        all(_LANGUAGE_CODE.fullmatch(end) and end not in _NOT_LANGUAGES for end in ends)
+        and len(set(ends)) == 2
+    )
+    return dict(zip(("source_lang", "target_lang"), ends, strict=True)) if are_languages else {}
+
+
+def _measure_rows(summary: DataSummary, data: DataConfig) -> None:
+    """Read the rows and their lengths, in the same way as training."""
+    paths = data.split_paths("train")
+    for size in _iter_row_sizes(summary, data, paths):
+        summary.rows += 1
+        summary.lengths.append(max(size))
+        summary.size += sum(size)
+        if summary.size > _MAX_BYTES:
+            summary.is_complete = False
+            break
+    if not summary.is_complete:
+        summary.size = max(summary.size, sum(path.stat().st_size for path in paths))
+
+
+def _iter_row_sizes(
+    summary: DataSummary, data: DataConfig, paths: Sequence[Path]
+) -> Iterator[tuple[int, ...]]:
+    """Yield the bytes of every text of each row."""
+    if summary.task == "translation":
+        corpus = open_corpus(paths, format=data.format, source=data.source, target=data.target)
+        for pair in corpus.iter_pairs(CorpusReport(corpus.source_label)):
+            yield _byte_lengths(pair.source, pair.target)
+    elif summary.task == "classification":
+        labeled_files = open_labeled(paths, format=data.format, text=data.text, label=data.label)
+        summary.labels = len(collect_labels(labeled_files))
+        for example in labeled_files.iter_examples(LabeledReport(labeled_files.source_label)):
+            yield _byte_lengths(*example.texts)
+    elif summary.task == "chat":
+        conversations = open_conversations(paths)
+        for conversation in conversations.read(ConversationReport(conversations.source_label)):
+            yield (sum(_byte_lengths(*(message.content for message in conversation.messages))),)
+    else:
+        text = open_text(paths, data.documents, columns=data.text, format=data.format)
+        size = 0
+        for piece in text.read_chunks(TextReport(text.source_label)):
+            size += len(piece.text.encode())
+            if piece.is_last or size > _MAX_BYTES:
+                yield (size,)
+                size = 0
+
+
+def _byte_lengths(*texts: str) -> tuple[int, ...]:
+    return tuple(len(text.encode()) for text in texts)
+
+
+def _choose_validation(summary: DataSummary) -> dict[str, Any]:
+    """Choose validation and test data: files next to the training files with such names, else a fraction."""
+    names: list[str] = summary.data["train"]
+    splits: dict[str, Any] = {}
+    for split, words in _SPLIT_WORDS.items():
+        for word in words:
+            candidates = [re.sub(r"train(?=[^/]*$)", word, name) for name in names]
+            is_renamed = all(other != name for other, name in zip(candidates, names, strict=True))
+            unpacked = [name.removesuffix(".gz") for name in candidates]
+            if existing := next(
+                (
+                    candidate
+                    for candidate in (candidates, unpacked)
+                    if is_renamed and _is_readable(summary, candidate)
+                ),
+                None,
+            ):
+                splits[split] = existing
+                break
+    if "valid" not in splits:
+        row_estimate = (
+            summary.rows if summary.task != "language-model" else max(summary.rows, summary.size // 1000)
+        )
+        splits["valid_share"] = next(
+            (share for share in (0.01, 0.02, 0.05, 0.1) if row_estimate * share >= 500), 0.1
+        )
+    return splits
+
+
+def _is_readable(summary: DataSummary, names: Sequence[str]) -> bool:
+    """Whether files of these names exist and can be read like the training files."""
+    try:
+        data = DataConfig.model_validate({**summary.data, "train": list(names)})
+        summary_of_names = DataSummary(summary.task, {})
+        next(
+            iter(
+                _iter_row_sizes(
+                    summary_of_names, data, [check_file(path) for path in data.split_paths("train")]
+                )
+            )
+        )
+    except (UserError, StopIteration):
+        return False
+    return True

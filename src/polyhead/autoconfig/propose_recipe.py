@@ -1,0 +1,296 @@
+"""Propose a recipe: sizes from the amount of text, all other settings from the measured recipes."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from polyhead.autoconfig.inspect_data import DataSummary
+from polyhead.autoconfig.model_sizes import LABELED_SIZES, LEARNING_RATES, PAIR_SIZES, TEXT_SIZES, SizePreset
+from polyhead.autoconfig.portable_parts import make_portable
+from polyhead.chat.apply_template import check_vocabulary
+from polyhead.config import yaml_io
+from polyhead.config.presets import PRESETS
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
+from polyhead.core.registry import CHAT
+from polyhead.run.run_directory import read_model_config
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+_BYTES_PER_TOKEN = 4  # approximate mean for all tokenizers
+_Section = dict[str, Any]
+
+
+_REASONS = {
+    "data.valid_share": "held out to measure on; files of your own are better: valid: [...]",
+    "model.d_model": "width",
+    "train.steps": "updates",
+    "train.max_tokens": "of a batch, padding counted",
+    "start": "answers are learned best by a model that can write already",
+}
+_TITLES = {
+    "translation": "A translator",
+    "language-model": "A language model",
+    "masked-lm": "An encoder that learns to fill in what is hidden",
+    "classification": "A classifier",
+    "chat": "A language model that learns to answer",
+}
+_ROW_NAMES = {"translation": "pairs", "classification": "texts", "chat": "conversations"}
+_LENGTH_REASONS = {
+    "translation": "tokens a side; more than nearly all have, and longer ones are skipped and counted",
+    "classification": "tokens; more than nearly all have, and longer ones are cut and counted",
+    "chat": "tokens; of longer ones the last answers are left out",
+}
+
+
+def propose_recipe(
+    summary: DataSummary, given_keys: Mapping[str, Any] | None = None, export_format: str = ""
+) -> dict[str, Any]:
+    """Propose a recipe, as a tree, for inspected data.
+
+    It is consistent with ``given_keys``, such as "train.steps". The model can be exported to the format
+    ``export_format``, if given.
+    """
+    given_keys = given_keys or {}
+    part = {
+        "translation": _propose_translation, "language-model": _propose_language_model, "masked-lm": _propose_masked_lm, "classification": _propose_classification,
+        "chat": _propose_chat,
+    }  # fmt: skip
+    propose: Callable[[DataSummary, Mapping[str, Any]], dict[str, Any]] = part[summary.task]
+    tree = propose(summary, given_keys)
+    if "model" in tree:
+        tree["model"] = make_portable(summary.task, tree["model"], export_format)
+    if any(key.partition(".")[0] == "start" for key in given_keys):  # the run provides both
+        tree = {key: value for key, value in tree.items() if key not in ("tokenizer", "model")}
+    elif preset := _get_preset(given_keys):  # a preset is a complete model
+        tree["model"] = {
+            key: value for key, value in tree["model"].items() if key == "max_len" and key not in preset
+        }
+    order = ("train", "valid", "valid_share", "test")
+    data = {key: summary.data[key] for key in order if key in summary.data} | tree.pop("data") | summary.data
+    root = {"root": data.pop("root")} if "root" in data else {}
+    task = {} if summary.task == "translation" else {"task": summary.task}
+    return task | {"data": root | data} | tree
+
+
+def render_recipe(tree: Mapping[str, Any], summary: DataSummary, name: str) -> str:
+    """The recipe as YAML with comments, a title at the top; ``name`` is the name of its file."""
+    names = [entry.rpartition("/")[2] for entry in summary.data["train"]]
+    file_list = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+    title = tr(_TITLES[summary.task])
+    title = tr("{title} of {count} classes", title=title, count=summary.labels) if summary.labels else title
+    unit = _ROW_NAMES.get(summary.task, "documents")
+    rows = (
+        tr(f"{{count:,}} {unit if summary.rows > 1 else unit[:-1]}, ", count=summary.rows)
+        if summary.is_complete
+        else ""
+    )
+    size = f"{summary.size / 1e6:,.1f} MB" if summary.size >= 1e5 else f"{summary.size / 1e3:,.1f} kB"
+    reasons = {key: reason for key, reason in _REASONS.items() if key != "start" or summary.task == "chat"}
+    reasons |= {"data.max_len": _LENGTH_REASONS.get(summary.task, "tokens of a row")}
+    lines = [
+        "# "
+        + tr("{title}: {rows}{size} of text ({files}).", title=title, rows=rows, size=size, files=file_list),
+        *(f"# {note}" for note in summary.notes),
+        f"# polyhead plan {shlex.quote(name)}      {tr('what it costs in time and memory, before it is trained')}",
+        f"# polyhead train {shlex.quote(name)}",
+    ]
+    for key, value in tree.items():
+        if not isinstance(value, dict) or not value or key == "task":
+            lines.append(_format_line("", key, value, reasons.get(key)))
+            continue
+        lines.append(f"{key}:")
+        lines += [
+            _format_line("  ", inner, entry, reasons.get(f"{key}.{inner}")) for inner, entry in value.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _format_line(indent: str, key: str, value: Any, reason: str | None) -> str:
+    line = f"{indent}{key}: {yaml_io.dump_yaml_value(value)}"
+    return f"{line:<38}  # {tr(reason)}" if reason else line
+
+
+def _propose_translation(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
+    size = _pick_size(PAIR_SIZES, summary, given_keys)
+    batch = 2048 if size.d_model <= 128 else 4096
+    return {
+        "data": {"max_len": _max_len(summary)},
+        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
+        "model": {
+            **_model_section(size, 4 if size.d_model <= 128 else 8),
+            "d_ff": (2 if size.d_model <= 128 else 4) * size.d_model,
+            "position": "rope",
+        },
+        "train": _train_section(
+            summary, given_keys, size, batch, _peak_lr(size), "inverse_sqrt", 1.0 / 8, cooldown=0.3
+        )
+        | {"label_smoothing": 0.1, "average": 5, "keep": 5},
+        "generation": {"beam_size": 5, "length_penalty": 1.0},
+    }
+
+
+def _propose_language_model(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
+    size = _pick_size(TEXT_SIZES, summary, given_keys)
+    return {
+        "data": {"max_len": 256},
+        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
+        "model": {
+            **_model_section(size, max(1, size.d_model // 64)), "max_len": 256, "position": "rope", "norm": "rmsnorm",
+            "feed_forward": "swiglu", "init": "normal", "scale_embedding": False,
+        },
+        "train": _train_section(summary, given_keys, size, 2048, _peak_lr(size) if _uses_adamw(given_keys) else 0.006, "cosine", 1.0 / 20, optimizer="muon"),
+        "generation": {"temperature": 0.8, "top_p": 0.95},
+    }  # fmt: skip
+
+
+def _propose_masked_lm(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
+    size = _pick_size(TEXT_SIZES, summary, given_keys)
+    return {
+        "data": {"documents": "line", "max_len": 128},
+        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
+        "model": {
+            **_model_section(size, max(1, size.d_model // 64)), "max_len": 128, "position": "learned", "feed_forward": "gelu",
+            "head_bias": True, "init": "normal", "scale_embedding": False,
+        },
+        "train": _train_section(summary, given_keys, size, 2048, 0.001 if _uses_adamw(given_keys) else 0.004, "cosine", 1.0 / 20, optimizer="muon"),
+    }  # fmt: skip
+
+
+def _propose_classification(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
+    size, length = _pick_size(LABELED_SIZES, summary, given_keys), _max_len(summary)
+    return {
+        "data": {"max_len": length},
+        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
+        "model": {
+            "block": {"name": "conv", "kernel": 5}, **_model_section(size, 4), "max_len": length, "position": "learned",
+            "init": "normal", "scale_embedding": False, "pooling": "max",
+        },
+        "train": _train_section(summary, given_keys, size, 512 if summary.size < 1e6 else 2048, 0.001, "cosine", 1.0 / 20, optimizer="adamw"),
+    }  # fmt: skip
+
+
+def _propose_chat(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
+    schedule_only = SizePreset(math.inf, 0, 0, 0.0, 0, 3)
+    train = _train_section(
+        summary, given_keys, schedule_only, 2048, 2e-5, "cosine", 1.0 / 20, optimizer="adamw"
+    )
+    chat, length = _chat_and_length(given_keys.get("start"))
+    return {
+        "start": "HuggingFaceTB/SmolLM2-135M",
+        "data": {"max_len": length},
+        "train": train,
+        "generation": {"chat": chat, "temperature": 0.7, "top_p": 0.9},
+    }
+
+
+def _chat_and_length(init_from: object) -> tuple[str, int]:
+    """(chat format, maximum length); for a local run, those that it supports."""
+    chat, length = "chatml", 512
+    if not isinstance(init_from, str) or not (Path(init_from) / "config.json").is_file():
+        return chat, length
+    try:
+        length = min(length, read_model_config(Path(init_from)).max_len)
+    except UserError:  # a model of another toolkit
+        return chat, length
+    try:
+        check_vocabulary(CHAT.build(Choice(chat)), Tokenizer.load(init_from))
+    except UserError:  # the vocabulary lacks the special tokens
+        return "plain", length
+    return chat, length
+
+
+def _pick_size(sizes: list[SizePreset], summary: DataSummary, given_keys: Mapping[str, Any]) -> SizePreset:
+    """The preset for the amount of text, with the width of ``given_keys`` if set."""
+    size = next(size for size in sizes if summary.size <= size.max_bytes)
+    return size._replace(
+        d_model=int(
+            _get_number(given_keys, "model.d_model", _get_preset(given_keys).get("d_model", size.d_model))
+        )
+    )
+
+
+def _get_preset(given_keys: Mapping[str, Any]) -> _Section:
+    """The model section of the preset in ``given_keys``; empty without one."""
+    return PRESETS.get(str(given_keys.get("model.preset")), {})
+
+
+def _get_number(given_keys: Mapping[str, Any], key: str, default: float) -> float:
+    """A number of ``given_keys`` if it is set and in a plausible range, else ``default``."""
+    value = given_keys.get(key)
+    return value if isinstance(value, int | float) and 1e-3 < value < 1e12 else default
+
+
+def _peak_lr(size: SizePreset) -> float:
+    """The peak learning rate of AdamW for this width."""
+    return LEARNING_RATES[min(LEARNING_RATES, key=lambda width: abs(width - size.d_model))]
+
+
+def _uses_adamw(given_keys: Mapping[str, Any]) -> bool:
+    """Whether ``given_keys`` selects AdamW instead of Muon, which allows higher learning rates."""
+    choice = given_keys.get("train.optimizer", given_keys.get("train.optimizer.name"))
+    return choice is not None and Choice.from_config(choice).name == "adamw"
+
+
+def _model_section(size: SizePreset, n_heads: int) -> _Section:
+    return {
+        "d_model": size.d_model, "n_layers": size.n_layers, "n_heads": n_heads, "norm_first": True, "dropout": size.dropout,
+    }  # fmt: skip
+
+
+def _train_section(
+    summary: DataSummary,
+    given_keys: Mapping[str, Any],
+    size: SizePreset,
+    max_tokens: int,
+    lr: float,
+    schedule: str,
+    warmup: float,
+    optimizer: str = "",
+    **options: float,
+) -> _Section:
+    """The ``train`` section: steps from the number of epochs, and the intervals that depend on them."""
+    tokens = summary.size / _BYTES_PER_TOKEN / (2 if summary.task == "translation" else 1)
+    max_tokens = int(_get_number(given_keys, "train.max_tokens", max_tokens))
+    passes = _get_number(given_keys, "train.epochs", 0)
+    steps = _round_to_2_digits(
+        max(1, passes * tokens / max_tokens) if passes else max(200, size.epochs * tokens / max_tokens)
+    )
+    steps = int(_get_number(given_keys, "train.steps", steps))
+    optimizer_section = (
+        {"optimizer": {"name": optimizer, "weight_decay": 0.1 if optimizer == "muon" else 0.01}}
+        if optimizer
+        else {}
+    )
+    interval = max(1, min(steps, max(50, _round_to_2_digits(steps / 20))))
+    max_warmup = max(1.0, min(1000, steps / 2))
+    return {
+        **({} if passes else {"steps": steps}),
+        "max_tokens": max_tokens,
+        **optimizer_section,
+        "lr": lr,
+        "schedule": {
+            "name": schedule,
+            "warmup": _round_to_2_digits(min(max_warmup, max(20, warmup * steps))),
+            **options,
+        },
+        "eval_every": interval,
+        "save_every": interval,
+    }
+
+
+def _max_len(summary: DataSummary) -> int:
+    """Maximum length in tokens that covers nearly every text, a power of 2."""
+    return min(
+        512, max(32, 2 ** math.ceil(math.log2(1.5 * summary.length_quantile() / _BYTES_PER_TOKEN + 2)))
+    )
+
+
+def _round_to_2_digits(number: float) -> int:
+    """Round to two significant digits."""
+    digits = max(0, int(math.log10(max(1, number))) - 1)
+    return round(number / 10**digits) * 10**digits

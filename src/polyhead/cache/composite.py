@@ -1,0 +1,68 @@
+"""Several caches as one: for an ensemble, or for a model whose layers need different caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from polyhead.nn.cache import Cache, CacheMemory, LayerCache
+
+
+class CompositeCache:
+    """One cache per model, or per kind of layer, all with the same rows.
+
+    ``lossless`` and ``rewinds`` are true if they are true of every part. ``layer_ids`` gives the index in the
+    model of each layer of the parts, where the layers of the parts are not consecutive.
+    """
+
+    def __init__(self, caches: Sequence[Cache], layer_ids: Sequence[int] | None = None) -> None:
+        self.caches = caches
+        all_layers: list[LayerCache] = [layer for part in caches for layer in part.layers]
+        self.layers = (
+            all_layers
+            if layer_ids is None
+            else [all_layers[layer_ids.index(i)] for i in range(len(all_layers))]
+        )
+        self.lossless = all(part.lossless for part in caches)
+        self.rewinds = all(part.rewinds for part in caches)
+        # if one part runs out of memory the step is prepared again: parts that can rewind are prepared first
+        self.leaves: list[Cache] = []
+        for part in caches:
+            self.leaves += part.leaves if isinstance(part, CompositeCache) else [part]
+        self.leaves.sort(key=lambda leaf: not leaf.rewinds)
+
+    @property
+    def block_size(self) -> int:
+        return max(part.block_size for part in self.caches)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.caches)
+
+    def memory_usage(self) -> CacheMemory:
+        """Sum over all parts; the parts may peak at different times, so the peak is an upper bound."""
+        return CacheMemory(*map(sum, zip(*(part.memory_usage() for part in self.caches), strict=True)))
+
+    def prepare_step(self, rows: Sequence[int], pos: Tensor) -> None:
+        for leaf in self.leaves:
+            leaf.prepare_step(rows, pos)
+
+    def free_tokens(self, extra_rows: int = 0) -> int:
+        return min(part.free_tokens(extra_rows) for part in self.caches)
+
+    def append_rows(self, n: int) -> None:
+        for part in self.caches:
+            part.append_rows(n)
+
+    def fork(self, src: int, dst: int) -> None:
+        for part in self.caches:
+            part.fork(src, dst)
+
+    def release(self, row: int) -> None:
+        for part in self.caches:
+            part.release(row)
+
+    def select(self, rows: Sequence[int]) -> None:
+        for part in self.caches:
+            part.select(rows)

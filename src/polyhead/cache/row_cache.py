@@ -1,0 +1,199 @@
+"""Shared row handling of caches that store tensors per batch row: append, fork, release and reorder rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyhead.core.errors import UserError
+from polyhead.nn.cache import CacheMemory, CacheShape
+from polyhead.nn.kv import KV, WeightsHook
+
+
+class StepTokens(NamedTuple):
+    """The new tokens of one step, computed once for all layers."""
+
+    rows: Tensor | None  # (B,) indices of the cache rows; None: all, in order
+    pos: Tensor  # (B, T), -1 at padding
+    len_before: Tensor  # (B,) cached tokens of each row before this step
+    len_after: Tensor  # (B,) cached tokens of each row after this step
+    valid_index: tuple[Tensor, Tensor]  # (row of the step, token) of the tokens that are not padding
+    has_padding: bool
+
+    def write(self, x: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Write values (B, K, T, D) into x (rows, K, S, D) at slots (B, T); padding is not written."""
+        b, t = self.valid_index
+        x[b if self.rows is None else self.rows[b], :, slots[b, t]] = values[b, :, t].to(x.dtype)
+
+    def zero_padding(self, x: Tensor) -> Tensor:
+        """Replace padding in x (B, K, T, D) by 0: a masked slot has weight 0, and 0 times NaN is NaN."""
+        return x.masked_fill((self.pos < 0)[:, None, :, None], 0) if self.has_padding else x
+
+
+class RowLayer(ABC):
+    """One layer's tensors, a row per sequence; ``row_tensors`` maps names to the value of empty rows."""
+
+    row_tensors: Mapping[str, int] = {"k": 0, "v": 0}
+    state: tuple[Tensor, ...] = ()
+
+    def __init__(self) -> None:
+        self.step: Any = None  # the step layout that the cache computed for all layers
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, name).nbytes for name in self.row_tensors)
+
+    @property
+    def weights_hook(self) -> WeightsHook | None:
+        """Hook that receives attention weights, or None.
+
+        A property, because a layer that stores a bound method of itself is a reference cycle and is freed
+        late.
+        """
+        return None
+
+    @abstractmethod
+    def update(self, kv: KV) -> KV:
+        """Store the new keys and values (B, K, T, D) and return what attention reads (B, K, S, D)."""
+
+    def select(self, rows: Tensor) -> None:
+        for name in self.row_tensors:
+            setattr(self, name, getattr(self, name).index_select(0, rows))
+
+    def append_rows(self, n: int) -> None:
+        """Append n empty rows."""
+        grow_tensors(self, self.row_tensors, n)
+
+
+class RowCache(ABC):
+    """Base of caches with a row per sequence: lengths and row operations. Subclasses add the step layout."""
+
+    name = ""
+    lossless, rewinds, block_size = False, False, 1
+    layers: Sequence[RowLayer]
+    row_tensors: ClassVar[dict[str, int]] = {}  # per-row tensors shared by all layers
+
+    def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:
+        if any(shape.states):
+            raise UserError(
+                f"cache {self.name!r} keeps keys and values, this model keeps a state: use cache 'state'"
+            )
+        self.lengths, self.max_len, self.device = [0] * n_rows, max_len, shape.device
+        self.peak_bytes = 0
+
+    def plan_step(self, tokens: StepTokens) -> Any:
+        """Return the step layout of the new tokens; every layer gets it as ``step``."""
+        return tokens
+
+    @abstractmethod
+    def used_bytes(self) -> int:
+        """Bytes of the storage that hold cached tokens."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, name).nbytes for name in self.row_tensors) + sum(
+            x.nbytes for x in self.layers
+        )
+
+    def memory_usage(self) -> CacheMemory:
+        self.peak_bytes = max(self.peak_bytes, self.nbytes)
+        return CacheMemory(self.nbytes, self.used_bytes(), self.peak_bytes)
+
+    @torch.no_grad()
+    def prepare_step(self, rows: Sequence[int], pos: Tensor) -> None:
+        rows, host = list(rows), pos.cpu()
+        assert len(set(rows)) == len(pos), f"{len(pos)} rows of positions for rows {rows}"
+        len_before = torch.tensor([self.lengths[row] for row in rows], dtype=torch.int64)
+        is_token = host >= 0
+        if not self.rewinds:
+            expected_pos = torch.where(is_token, len_before[:, None] + is_token.cumsum(1) - 1, -1)
+            assert torch.equal(host, expected_pos), (
+                f"cache {self.name!r} takes tokens in order, each once: {host.tolist()}"
+            )
+        len_after = torch.maximum(len_before, host.amax(1) + 1)
+        check_cache_len(max(len_after.tolist(), default=0), self.max_len)
+        for row, end in zip(rows, len_after.tolist(), strict=True):
+            self.lengths[row] = end
+        is_all_rows = rows == list(range(len(self.lengths)))
+        index = None if is_all_rows else torch.tensor(rows, device=self.device)
+        b, t = (x.to(self.device) for x in is_token.nonzero(as_tuple=True))
+        len_before, len_after = len_before.to(self.device), len_after.to(self.device)
+        step = self.plan_step(StepTokens(index, pos, len_before, len_after, (b, t), len(b) < host.numel()))
+        self.peak_bytes = max(self.peak_bytes, self.nbytes)
+        for layer in self.layers:
+            layer.step = step
+
+    def free_tokens(self, extra_rows: int = 0) -> int:
+        return (len(self.lengths) + extra_rows) * self.max_len - sum(self.lengths)
+
+    def append_rows(self, n: int) -> None:
+        self.lengths += [0] * n
+        grow_tensors(self, self.row_tensors, n)
+        for layer in self.layers:
+            layer.append_rows(n)
+        self.peak_bytes = max(self.peak_bytes, self.nbytes)
+
+    @torch.inference_mode()  # tensors made by a step in inference mode can be written only in that mode
+    def fork(self, src: int, dst: int) -> None:
+        self.lengths[dst] = self.lengths[src]
+        for part in self._parts():
+            for name in part.row_tensors:
+                x = getattr(part, name)
+                x[dst] = x[src]
+
+    @torch.inference_mode()
+    def release(self, row: int) -> None:
+        self.lengths[row] = 0
+        for part in self._parts():
+            for name, empty in part.row_tensors.items():
+                getattr(part, name)[row] = empty
+
+    def select(self, rows: Sequence[int]) -> None:
+        rows = [int(row) for row in rows]
+        if rows == list(range(len(self.lengths))):
+            return
+        self.lengths = [self.lengths[row] for row in rows]
+        index = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        for name in self.row_tensors:
+            setattr(self, name, getattr(self, name).index_select(0, index))
+        for layer in self.layers:
+            layer.select(index)
+        self.peak_bytes = max(self.peak_bytes, self.nbytes)
+
+    def _parts(self) -> list[RowCache | RowLayer]:
+        return [self, *self.layers]
+
+
+def check_cache_len(length: int, max_len: int) -> None:
+    """Raise UserError if a row of ``length`` tokens exceeds the maximum length of the cache."""
+    if length > max_len:
+        raise UserError(
+            f"position {length - 1} does not fit into a cache of {max_len} positions; "
+            "make it longer or the text shorter"
+        )
+
+
+def grow_tensors(holder: object, row_tensors: Mapping[str, int], n: int) -> None:
+    """Append n empty rows to each of the named tensors of ``holder``."""
+    for name, empty in row_tensors.items():
+        x = getattr(holder, name)
+        setattr(holder, name, torch.cat([x, x.new_full((n, *x.shape[1:]), empty)]))
+
+
+def select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    """The rows of a step; None: all of them, without a copy."""
+    return x if rows is None else x[rows]
+
+
+def write_rows(x: Tensor, rows: Tensor | None, values: Tensor) -> None:
+    """Write values into the rows of a step; None: into all of them."""
+    x[slice(None) if rows is None else rows] = values
+
+
+def broadcast_slots(slots: Tensor, target: Tensor) -> Tensor:
+    """Expand slots (B, K, T) to an index for gather and scatter on ``target``: (B, K, S) or (B, K, S, D)."""
+    return slots if target.dim() == 3 else slots[..., None].expand(*slots.shape, target.size(3))

@@ -1,0 +1,129 @@
+"""Render and tokenize conversations, with the mask of assistant tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import tokenizers
+from polyhead.chat.base import EOS, ChatFormat, ChatPiece, Message, no_tools_error
+from polyhead.chat.tool_calls import ToolCallFormat
+from polyhead.chat.tools import ToolChoice
+from polyhead.core.errors import UserError
+
+if TYPE_CHECKING:
+    from polyhead.tokenizers.special_tokens import AddedToken
+    from polyhead.tokenizers.tokenizer import Tokenizer
+
+
+class EncodedChat(NamedTuple):
+    """The tokens of a conversation."""
+
+    ids: list[int]
+    assistant_mask: list[bool]  # whether each token is output of the assistant
+
+
+def render_chat(
+    format: ChatFormat,
+    messages: Sequence[Message],
+    add_generation_prompt: bool = False,
+    tools: ToolChoice = ToolChoice(),
+) -> list[ChatPiece]:
+    """Render a conversation as pieces; UserError if the format does not support ``tools``.
+
+    With ``add_generation_prompt`` it ends at the start of an assistant turn.
+    """
+    if not tools.all_tools:
+        return format.render(messages, add_generation_prompt)
+    if not isinstance(format, ToolCallFormat):
+        raise no_tools_error(f"tools are given ({', '.join(tools.tool_names)})")
+    return format.render(messages, add_generation_prompt, tools)
+
+
+def encode_chat(
+    format: ChatFormat,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    add_generation_prompt: bool = False,
+    tools: ToolChoice = ToolChoice(),
+) -> EncodedChat:
+    """Render and tokenize a conversation; the arguments are those of ``render_chat``."""
+    return encode_pieces(render_chat(format, messages, add_generation_prompt, tools), tokenizer)
+
+
+def encode_end_tokens(format: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids of the tokens that end the assistant's turn; the first is the one that the format writes."""
+    end_tokens = [_find_special_token(piece, tokenizer) for piece in format.end_tokens]
+    return tuple(dict.fromkeys(special.id for special in end_tokens if special is not None))
+
+
+def build_output_tokenizer(format: ChatFormat, tokenizer: Tokenizer) -> Tokenizer | None:
+    """A tokenizer that decodes tool call markers as text; None if they are not special tokens."""
+    marks = format.tool_syntax.markers if isinstance(format, ToolCallFormat) else []
+    if not tokenizer.special_tokens.keys() & set(marks):
+        return None
+    rules = json.loads(tokenizer.tokenizer_json)
+    for added in rules["added_tokens"]:
+        added["special"] = added["special"] and added["content"] not in marks
+    roles = {role: tokenizer.ids_to_tokens([i])[0] for role, i in tokenizer.role_ids.items()}
+    return type(tokenizer)(tokenizers.Tokenizer.from_str(json.dumps(rules)), roles)
+
+
+def check_vocabulary(format: ChatFormat, tokenizer: Tokenizer) -> None:
+    """Raise UserError if the vocabulary lacks special tokens of a format."""
+    encode_end_tokens(format, tokenizer)
+    encode_chat(format, tokenizer, [Message("user", "")], add_generation_prompt=True)
+
+
+def encode_pieces(pieces: Sequence[ChatPiece], tokenizer: Tokenizer) -> EncodedChat:
+    """Encode special tokens by id, and the text between two of them as one text.
+
+    Text never becomes a special token, whatever it spells. A token that spans two pieces counts to the first.
+    """
+    out = EncodedChat([], [])
+    run: list[ChatPiece] = []
+    strip = False  # whether the previous special token includes the whitespace after it (rstrip)
+
+    def flush(rstrip: bool = False) -> None:
+        text = "".join(piece.text for piece in run)
+        learned = [piece.is_assistant for piece in run for _ in piece.text]
+        if strip:
+            learned = learned[len(text) - len(text.lstrip()) :]
+            text = text.lstrip()
+        text = text.rstrip() if rstrip else text
+        run.clear()
+        if text:
+            ids, starts = tokenizer.encode_with_offsets(text, after_special=bool(out.ids))
+            out.ids.extend(ids)
+            out.assistant_mask.extend(learned[min(start, len(text) - 1)] for start in starts)
+
+    for piece in pieces:
+        special = None if piece.kind == "text" else _find_special_token(piece, tokenizer)
+        if special is None:
+            if piece.kind != "role":
+                run.append(piece)
+            continue
+        flush(special.lstrip)
+        out.ids.append(special.id)
+        out.assistant_mask.append(piece.is_assistant)
+        strip = special.rstrip
+    flush()
+    return out
+
+
+def _find_special_token(piece: ChatPiece, tokenizer: Tokenizer) -> AddedToken | None:
+    """The special token of a piece; None for a mark that is plain text, or BOS without a BOS token."""
+    name = piece.text
+    if piece.kind == "role":
+        number = tokenizer.eos_id if piece.text == EOS.text else tokenizer.role_ids.get(name)
+        if number is None:
+            return None
+        (name,) = tokenizer.ids_to_tokens([number])
+    special = tokenizer.special_tokens.get(name)
+    if special is None and piece.kind != "mark":
+        raise UserError(
+            f"this chat format needs the token {piece.text!r}, which the vocabulary has not; "
+            "'plain' and 'zephyr' fit any"
+        )
+    return special

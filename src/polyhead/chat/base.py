@@ -1,0 +1,151 @@
+"""Chat messages, the pieces of text that a chat format renders, and checks of the order of roles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from polyhead.core.errors import UserError, did_you_mean, format_value
+from polyhead.core.registry import CHAT
+
+MESSAGE_ROLES = ("system", "user", "assistant", "tool")
+PieceKind = Literal["text", "token", "mark", "role"]
+
+
+class ToolCall(NamedTuple):
+    """A function call of the assistant."""
+
+    name: str
+    arguments: str = "{}"  # a JSON object
+    id: str = ""
+
+
+class Message(NamedTuple):
+    """One message of a conversation."""
+
+    role: str  # system, user, assistant or tool
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
+    tool_call_id: str = ""  # in a tool message: the id of the call that it answers
+
+
+class ChatPiece(NamedTuple):
+    """A piece of a rendered conversation.
+
+    A "token" is a special token of that name. A "role" is the special token with the role "bos_token", which
+    may be missing, or "eos_token". A "mark" is a special token if the vocabulary has one of that name, else
+    plain text.
+    """
+
+    text: str
+    kind: PieceKind = "text"
+    is_assistant: bool = False  # whether it is output of the assistant
+
+
+class ChatFormat(Protocol):
+    """A chat format: renders conversations as text and special tokens."""
+
+    end_tokens: tuple[ChatPiece, ...]  # any of these tokens ends the assistant's turn
+    trim_content: bool  # whether whitespace around an answer belongs to the format
+
+    @property
+    def template(self) -> str:
+        """The format as a Jinja template, for transformers' apply_chat_template."""
+        ...
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
+        """Render a conversation, with ``add_generation_prompt`` up to the start of an assistant turn.
+
+        An order of roles that the format does not allow raises UserError.
+        """
+        ...
+
+
+BOS, EOS = ChatPiece("bos_token", "role"), ChatPiece("eos_token", "role")
+
+
+def special_piece(name: str, is_assistant: bool = False) -> ChatPiece:
+    """A special token that the vocabulary must have."""
+    return ChatPiece(name, "token", is_assistant)
+
+
+def assistant_piece(content: str) -> ChatPiece:
+    """Text of the assistant."""
+    return ChatPiece(content, "text", True)
+
+
+def split_system(messages: Sequence[Message]) -> tuple[str | None, Sequence[Message]]:
+    """The content of the system message at the beginning, or None, and all other messages."""
+    if messages and messages[0].role == "system":
+        return messages[0].content, messages[1:]
+    return None, messages
+
+
+def check_messages(
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    alternating_format: str = "",
+    allow_tool_calls: bool = False,
+) -> None:
+    """Raise UserError for an invalid order of roles.
+
+    ``alternating_format`` is the name of a format in which user and assistant must take turns;
+    ``allow_tool_calls``: whether the format can write tool calls.
+    """
+    for number, message in enumerate(messages):
+        if message.role not in MESSAGE_ROLES:
+            hint = did_you_mean(message.role, MESSAGE_ROLES)
+            raise UserError(
+                f"message {number} has the role {format_value(message.role)}, wanted {', '.join(MESSAGE_ROLES)}{hint}"
+            )
+        if message.role == "system" and number:
+            raise UserError(f"message {number} is the system's, which speaks first or not at all")
+        if (message.role == "tool" or message.tool_calls) and not allow_tool_calls:
+            problem = f"has the role {message.role!r}" if message.role == "tool" else "calls functions"
+            raise no_tools_error(f"message {number} {problem}")
+    turns = split_system(messages)[1]
+    if not turns:
+        raise UserError("a conversation needs a message of the user")
+    _check_tool_calls(messages)
+    if add_generation_prompt and turns[-1].role == "assistant":
+        raise UserError("the last message is the assistant's; a message of the user must come last")
+    alternating_turns = [
+        (i, other.role)
+        for i, other in enumerate(messages)
+        if other.role in ("user", "assistant") and not other.tool_calls
+    ]
+    for turn, (number, role) in enumerate(alternating_turns if alternating_format else ()):
+        if (role == "user") != (turn % 2 == 0):
+            raise UserError(
+                f"in the format {alternating_format!r} user and assistant take turns, the user first; "
+                f"message {number} is the {role}'s"
+            )
+
+
+def no_tools_error(subject: str) -> UserError:
+    """The error for tools in a chat format without tools; ``subject`` starts the message."""
+    format_names = ", ".join(name for name in CHAT.names() if hasattr(CHAT.get(name), "tool_syntax"))
+    return UserError(
+        f"{subject}, and this chat format has no way to write tools; those that have: {format_names}"
+    )
+
+
+def _check_tool_calls(messages: Sequence[Message]) -> None:
+    """Raise UserError for calls outside of assistant messages and for tool results without a call."""
+    call_ids: list[str] = []
+    for number, message in enumerate(messages):
+        if message.tool_calls and message.role != "assistant":
+            raise UserError(
+                f"message {number} is the {message.role}'s, and the assistant alone calls functions"
+            )
+        if message.role != "tool":
+            call_ids = [call.id for call in message.tool_calls]
+        elif not call_ids:
+            raise UserError(
+                f"message {number} has the role 'tool', and no message before it calls a function"
+            )
+        elif message.tool_call_id and message.tool_call_id not in call_ids:
+            ids = ", ".join(map(format_value, call_ids))
+            raise UserError(
+                f"message {number} answers the call {format_value(message.tool_call_id)}; the calls before it: {ids}"
+            )

@@ -1,0 +1,1 @@
+"""Write and read a run's checkpoints: tensors, optimizer state, manifest and rotation."""

@@ -1,0 +1,311 @@
+"""Save and load a training run's state as a directory that is either complete or absent.
+
+``step-N/`` has a safetensors file for each group of tensors, ``state.json`` and, written last,
+``manifest.json`` with the size and SHA-256 of each. It is written under a temporary name, synced and renamed
+before ``latest`` names it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from polyhead.checkpoint import safetensors_io as safetensors
+from polyhead.checkpoint.checkpoint_rotation import steps_to_delete
+from polyhead.checkpoint.manifest import MANIFEST_FILE as MANIFEST
+from polyhead.checkpoint.manifest import FileEntry, Manifest, parse_object, read_file, read_manifest
+from polyhead.core.atomic_io import (
+    HashingWriter,
+    fsync_path,
+    read_regular_file,
+    remove,
+    remove_quietly,
+    replace_file,
+)
+from polyhead.core.errors import UserError
+from polyhead.core.process_liveness import is_process_alive, process_start_time
+
+# errors of a disk or network file system that may be transient; a full disk is not
+TRANSIENT_ERRNOS = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
+STATE, LATEST = "state.json", "latest"
+MAX_STATE_BYTES = 64_000_000
+SPARE_BYTES = 1 << 16  # for directories, manifest and rounding, in addition to the data
+
+_SUFFIX = ".safetensors"
+_GROUP_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_STEP_NAME = re.compile(r"step-(0|[1-9][0-9]*)")
+# step-N.tmp-<pid>-<start of the process> is being written or deleted; .old- is the step-N being replaced
+_UNFINISHED_NAME = re.compile(r"(step-(?:0|[1-9][0-9]*))\.(tmp|old)-([0-9]+)(?:-([0-9]+))?")
+
+log = logging.getLogger(__name__)
+
+
+class SaveError(UserError):
+    """A save that failed and was rolled back; earlier checkpoints are unchanged."""
+
+
+class Checkpoint(NamedTuple):
+    """A verified checkpoint: ``tensors[group][name]`` on the CPU, ``state``, the manifest's ``extra``."""
+
+    step: int
+    path: Path
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    extra: dict[str, Any]
+
+
+def save_checkpoint(
+    root: Path | str,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    *,
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write ``root/step-N`` durably, replacing an existing one, and name it in ``root/latest``.
+
+    When this returns, the data are on disk. A transient error is retried once; any other raises SaveError,
+    the attempt is removed and earlier checkpoints are unchanged.
+    """
+    root = Path(root)
+    assert step >= 0, f"step {step} is negative"
+    assert all(_GROUP_NAME.fullmatch(group) for group in tensors), f"not all names of groups: {list(tensors)}"
+    _check_json(state, "state")
+    _check_json(extra or {}, "extra")
+    text = json.dumps(state).encode()
+    if len(text) > MAX_STATE_BYTES:
+        raise SaveError(
+            f"cannot save step {step}: its state takes {len(text)} bytes; at most {MAX_STATE_BYTES} can be loaded"
+        )
+    needed = len(text) + sum(map(safetensors.count_file_bytes, tensors.values())) + SPARE_BYTES
+    for attempt in (1, 2):
+        try:
+            return _save_once(root, step, tensors, text, extra or {}, needed)
+        except OSError as error:
+            if attempt == 1 and error.errno in TRANSIENT_ERRNOS:
+                log.warning("saving step %d failed (%s); trying once more", step, error.strerror)
+                continue
+            raise SaveError(
+                f"cannot save {root / f'step-{step}'}: {error.strerror or error}; {needed} bytes are needed"
+                f"{_format_free_space(root)}; earlier checkpoints are as they were"
+            ) from error
+    raise AssertionError("unreachable")
+
+
+def read_checkpoint(path: Path | str) -> Checkpoint:
+    """Read a checkpoint and verify every byte; a UserError reports any damage. No code is executed."""
+    path = Path(path)
+    manifest = _check_manifest(path)
+    groups, state = {}, {}
+    for name, entry in manifest.files.items():
+        data = read_file(path / name, entry)
+        if name == STATE:
+            state = parse_object(data, path / name)
+        else:
+            groups[name.removesuffix(_SUFFIX)] = safetensors.read_safetensors(data, path / name)
+    return Checkpoint(manifest.step, path, groups, state, manifest.extra)
+
+
+def read_newest_checkpoint(root: Path | str) -> Checkpoint | None:
+    """The valid checkpoint of the highest step; damaged ones are skipped with a warning.
+
+    Also removes leftovers of a crash, so only the process that owns the run may call it.
+    """
+    root = Path(root)
+    remove_unfinished(root)
+    for step in sorted(list_steps(root), reverse=True):
+        try:
+            return read_checkpoint(root / f"step-{step}")
+        except UserError as error:
+            log.warning("skipping the damaged checkpoint %s: %s", root / f"step-{step}", error)
+    return None
+
+
+def list_steps(root: Path | str) -> list[int]:
+    """The steps with a checkpoint directory, valid or not, in ascending order."""
+    return sorted(
+        int(match[1]) for entry in _list_entries(Path(root)) if (match := _STEP_NAME.fullmatch(entry.name))
+    )
+
+
+def prune_steps(root: Path | str, n_keep: int, best_steps: Collection[int] = ()) -> None:
+    """Delete all but the ``n_keep`` newest, the best, the one named in ``latest`` and the newest valid one.
+
+    A directory that cannot be deleted is reported in a warning; the run continues.
+    """
+    root = Path(root)
+    steps = [step for step in list_steps(root) if not (root / f"step-{step}").is_symlink()]
+    if not steps_to_delete(steps, n_keep, best_steps):
+        return
+    newest_valid = next((step for step in reversed(steps) if _is_valid(root / f"step-{step}")), None)
+    for step in steps_to_delete(steps, n_keep, {*best_steps, newest_valid, _read_latest(root)}):
+        doomed = root / _unfinished_name(step, "tmp")
+        try:
+            remove(doomed)
+            # rename first, so that a crash cannot leave half a checkpoint under its final name
+            os.rename(root / f"step-{step}", doomed)
+            remove(doomed)
+        except OSError as error:
+            log.warning("could not delete the old checkpoint %s: %s", doomed, error.strerror)
+
+
+def remove_unfinished(root: Path) -> None:
+    """Remove leftovers of dead processes and restore a checkpoint whose replacement was not completed."""
+    for entry in list(_list_entries(root)):
+        match = _UNFINISHED_NAME.fullmatch(entry.name)
+        if match is None:
+            continue
+        final, pid = root / match[1], int(match[3])
+        lost = match[2] == "old" and not os.path.lexists(final)
+        # another live process may still be writing; this one is not
+        if pid != os.getpid() and is_process_alive(pid, int(match[4] or 0)):
+            continue
+        if lost:
+            os.rename(entry, final)
+            fsync_path(root)
+        else:
+            remove(entry)
+
+
+def _save_once(
+    root: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: bytes,
+    extra: Mapping[str, Any],
+    needed_bytes: int,
+) -> Path:
+    final, temporary, old = (
+        root / f"step-{step}",
+        root / _unfinished_name(step, "tmp"),
+        root / _unfinished_name(step, "old"),
+    )
+    if not root.is_dir():
+        root.mkdir(parents=True)
+        fsync_path(root.parent)
+    remove_unfinished(root)
+    remove(temporary)
+    free = shutil.disk_usage(root).free
+    if free < needed_bytes:
+        raise SaveError(f"cannot save {final}: {needed_bytes} bytes are needed and {free} are free; "
+                        "earlier checkpoints are as they were")  # fmt: skip
+    placed = False
+    try:
+        os.mkdir(temporary)
+        _write_files(temporary, step, tensors, state, extra)
+        if os.path.lexists(final):
+            remove(old)
+            os.rename(final, old)
+        os.rename(temporary, final)
+        placed = True
+        fsync_path(root)
+        replace_file(root / LATEST, f"{final.name}\n".encode())
+    except BaseException:
+        _undo_save(final, final if placed else temporary, old)
+        raise
+    remove_quietly(old)  # a failure here is harmless; the next save retries
+    return final
+
+
+def _write_files(
+    directory: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: bytes,
+    extra: Mapping[str, Any],
+) -> None:
+    """Write all files, each synced, the manifest last, then sync the directory."""
+    files: dict[str, FileEntry] = {}
+    for group, group_tensors in tensors.items():
+        with HashingWriter(directory / f"{group}{_SUFFIX}") as out:
+            safetensors.write_safetensors(out, group_tensors)
+        files[out.path.name] = FileEntry(size=out.size, sha256=out.sha256)
+    with HashingWriter(directory / STATE) as out:
+        out.write(state)
+    files[STATE] = FileEntry(size=out.size, sha256=out.sha256)
+    with HashingWriter(directory / MANIFEST) as out:
+        out.write(Manifest(step=step, files=files, extra=dict(extra)).to_bytes())
+    fsync_path(directory)
+
+
+def _check_manifest(path: Path) -> Manifest:
+    manifest = read_manifest(path)
+    unknown = [
+        name
+        for name in manifest.files
+        if name != STATE and not _GROUP_NAME.fullmatch(name.removesuffix(_SUFFIX))
+    ]
+    if unknown or STATE not in manifest.files:
+        raise UserError(f"{path} lists {sorted(manifest.files)}; {STATE} and groups of tensors were wanted")
+    match = _STEP_NAME.fullmatch(path.name)
+    if match and int(match[1]) != manifest.step:
+        raise UserError(f"{path} holds step {manifest.step}, not {match[1]}: it was renamed")
+    return manifest
+
+
+def _undo_save(final_dir: Path, attempt_dir: Path, old_dir: Path) -> None:
+    remove_quietly(attempt_dir)
+    try:
+        if old_dir.exists() and not final_dir.exists():
+            os.rename(old_dir, final_dir)
+    except OSError as error:
+        log.warning("could not put %s back (%s); the next save or load does", final_dir, error.strerror)
+
+
+def _is_valid(path: Path) -> bool:
+    try:
+        for name, entry in _check_manifest(path).files.items():
+            read_file(path / name, entry)
+    except UserError as error:
+        log.warning("the checkpoint %s is damaged: %s", path, error)
+        return False
+    return True
+
+
+def _check_json(value: Any, json_path: str) -> None:
+    """Assert that JSON preserves a value: no integer keys, tuples or tensors. NaN and infinity are valid."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            assert isinstance(key, str), f"{json_path} has the key {key!r}, which JSON would make a string"
+            _check_json(item, f"{json_path}/{key}")
+    elif isinstance(value, list):
+        for item in value:
+            _check_json(item, json_path)
+    else:
+        assert value is None or type(value) in (bool, int, float, str), (
+            f"{json_path} is a {type(value).__name__}, not JSON"
+        )
+
+
+def _list_entries(root: Path) -> Iterator[Path]:
+    return root.iterdir() if root.is_dir() else iter(())
+
+
+def _unfinished_name(step: int, kind: str) -> str:
+    return f"step-{step}.{kind}-{os.getpid()}-{process_start_time(os.getpid()) or 0}"
+
+
+def _read_latest(root: Path) -> int | None:
+    try:
+        match = _STEP_NAME.fullmatch(
+            read_regular_file(root / LATEST, max_bytes=64).decode(errors="replace").strip()
+        )
+    except UserError:
+        return None
+    return int(match[1]) if match else None
+
+
+def _format_free_space(root: Path) -> str:
+    try:
+        return f" and {shutil.disk_usage(root).free} are free"
+    except OSError:
+        return ""

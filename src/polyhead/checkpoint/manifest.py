@@ -1,0 +1,111 @@
+"""Manifest of a checkpoint: its files with their sizes and SHA-256, and the format version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+
+from polyhead.core.atomic_io import read_regular_file
+from polyhead.core.errors import UserError
+
+MANIFEST_FILE = "manifest.json"
+FORMAT_VERSION = 1
+MAX_MANIFEST_BYTES = 1_000_000
+
+
+class FileEntry(BaseModel):
+    """Size and hash of one file of the checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    size: NonNegativeInt = Field(description="bytes")
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """The list of a checkpoint's files; ``extra`` is data of the caller, such as the tokenizer's SHA-256."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    step: NonNegativeInt
+    files: dict[str, FileEntry]
+    torch: str = torch.__version__
+    python: str = platform.python_version()
+    extra: dict[str, Any] = {}
+
+    def to_bytes(self) -> bytes:
+        """The manifest as canonical JSON that includes its own SHA-256, so that any change is detected."""
+        body = self.model_dump()
+        sha256 = hashlib.sha256(_dump(body)).hexdigest()
+        return _dump(body | {"sha256": sha256})
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a checkpoint directory, which must contain exactly the listed files."""
+    try:
+        if path.is_symlink() or not path.is_dir():
+            file_kind = "a link" if path.is_symlink() else "no directory"
+            raise UserError(f"{path} is {file_kind}; a checkpoint directory was wanted")
+        present = set(os.listdir(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    raw = read_regular_file(path / MANIFEST_FILE, max_bytes=MAX_MANIFEST_BYTES)
+    body = parse_object(raw, path / MANIFEST_FILE)
+    version = body.get("format")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise UserError(
+            f"{path} has format version {version}; up to {FORMAT_VERSION} can be read: use a newer polyhead"
+        )
+    body.pop("sha256", None)
+    try:
+        manifest = Manifest.model_validate(body)
+    except (ValidationError, RecursionError) as error:
+        raise UserError(f"{path / MANIFEST_FILE} is damaged: {_first_line(error)}") from None
+    if raw != manifest.to_bytes():
+        raise UserError(f"{path / MANIFEST_FILE} is damaged: it differs from its own SHA-256")
+    expected = {*manifest.files, MANIFEST_FILE}
+    if expected != present:
+        missing, foreign = sorted(expected - present), sorted(present - expected)
+        raise UserError(f"{path} differs from its manifest: missing {missing}, not listed {foreign}")
+    return manifest
+
+
+def read_file(path: Path, entry: FileEntry) -> bytes:
+    """Read one file and verify its size and SHA-256."""
+    data = read_regular_file(path, size=entry.size)
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != entry.sha256:
+        raise UserError(
+            f"{path} is damaged: its SHA-256 is {sha256[:16]}..., {entry.sha256[:16]}... was wanted"
+        )
+    return data
+
+
+def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
+    """Parse a JSON object; ``path`` names the file in errors."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a {type(value).__name__}; an object was wanted")
+    return value
+
+
+def _dump(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _first_line(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,0 +1,110 @@
+"""``polyhead attend``: show the attention weights of every head."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from polyhead.cli.line_io import escape_terminal, to_one_line
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
+from polyhead.core.output_paths import check_output_file, run_artifacts
+
+MEAN = "mean"
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEXT", help="source text; for a model other than an encoder-decoder, the text"
+        ),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="translation of the source text; for a classifier, second text of a pair; default: "
+            "the run's own translation",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="path of the page", show_default="RUN/attention.html"),
+    ] = None,
+    kind: Annotated[
+        Literal["cross", "encoder", "decoder", "self"] | None,
+        typer.Option(
+            help="kind of attention shown in the terminal",
+            show_default="cross; self if there is no cross-attention",
+        ),
+    ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(help="layer shown in the terminal: a number from 1, or mean", show_default="last layer"),
+    ] = None,
+    head: Annotated[str, typer.Option(help="head shown in the terminal: a number from 1, or mean")] = MEAN,
+) -> None:
+    """Show the attention weights of every head of every layer, for a translation or for one text.
+
+    Writes one self-contained page with all kinds of attention, and prints one map in the terminal.
+
+    \b
+    polyhead attend runs/multi30k "A dog barks."
+    polyhead attend runs/multi30k "A dog barks." "Ein Hund bellt." --kind encoder --layer 1 --head 2
+    polyhead attend runs/shakespeare "To be, or not to be"
+    """
+    for name, text in (("TEXT", source), ("TARGET", target)):
+        if text is not None and not text.strip():
+            raise UserError(f"{name} is empty: there is nothing to look at")
+    from polyhead.introspect.attention_map import attention_text, layer_numbers
+    from polyhead.run.load import load
+    from polyhead.viz.attention_page import write_attention_page
+
+    path = check_output_file(out or directory / "attention.html", inputs=run_artifacts(directory))
+    loaded = load(directory, device="cpu")
+    maps = loaded.attention_maps(source, target)
+    selected_kind: str = kind or next(iter(maps), "attention")
+    if selected_kind not in maps:
+        available = f"; it has: {', '.join(maps)}" if maps else ", for none of its layers attends"
+        raise UserError(f"this model has no {selected_kind} weights to show{available}")
+    attention = maps[selected_kind]
+    layers = layer_numbers(attention, len(attention.weights))
+    heads = range(1, len(attention.weights[0]) + 1)
+    indices = (
+        parse_index("layer", str(layers[-1]) if layer is None else layer, layers),
+        parse_index("head", head, heads),
+    )
+    translation = (
+        to_one_line(loaded.translate([source])[0]) if target is None and "self" not in maps else None
+    )
+    lead = (
+        tr("Translated: {text}", text=translation)
+        if translation is not None
+        else ""
+        if target is None
+        else tr("Given: {text}", text=target)
+    )
+    write_attention_page(path, list(maps.values()), title=source, lead=lead)
+    if translation is not None:
+        print(f"{escape_terminal(translation)}\n")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(attention_text(attention, *indices, width=width))
+    print("\n" + tr("all layers and heads: {path}", path=path))
+
+
+def parse_index(kind: str, text: str, names: Sequence[int]) -> int | None:
+    """Return the index of a layer or head given by its number; None for the mean of all."""
+    if text == MEAN:
+        return None
+    if not text.isdecimal() or int(text) not in names:
+        n = len(names)
+        available = f"1 to {n}" if names[-1] == n else ", ".join(map(str, names))
+        raise UserError(f"--{kind}: there is no {kind} {text!r} to show; there are {available}, and {MEAN}")
+    return names.index(int(text))

@@ -1,0 +1,160 @@
+"""``polyhead parts``: list the parts, from the registries and the docstrings of the parts."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import textwrap
+from typing import Annotated, Any
+
+import typer
+
+from polyhead.cli.formatting import format_type, format_yaml
+from polyhead.cli.part_docs import read_part_doc
+from polyhead.config.model import PART_REGISTRIES
+from polyhead.core.errors import UserError, did_you_mean, format_value, unknown_name_error
+from polyhead.core.key_aliases import NAME_ALIASES, aliased_name
+from polyhead.core.registry import (
+    ALL_REGISTRIES,
+    CACHE,
+    CHAT,
+    FEATURE_MAP,
+    GRAMMAR,
+    OPTIMIZER,
+    SCHEDULE,
+    SIMILARITY,
+    SPECULATIVE,
+    TASK,
+    TOKENIZER,
+    Registry,
+)
+
+# recipe keys that choose a part of each kind; keys after the first one default to the first
+RECIPE_KEYS = {
+    registry.kind: [f"model.{field}" for field, other in PART_REGISTRIES.items() if other is registry]
+    for registry in PART_REGISTRIES.values()
+} | {
+    TASK.kind: ["task"],
+    FEATURE_MAP.kind: ["model.attention.feature_map"],
+    SIMILARITY.kind: ["model.attention.sim"],
+    CACHE.kind: ["generation.cache"],
+    SPECULATIVE.kind: ["generation.speculate"],
+    OPTIMIZER.kind: ["train.optimizer"],
+    SCHEDULE.kind: ["train.schedule"],
+    TOKENIZER.kind: ["tokenizer.kind"],
+    CHAT.kind: ["generation.chat"],
+    GRAMMAR.kind: ["generation.form"],
+}
+
+
+def run(
+    name: Annotated[
+        str | None, typer.Argument(help="name of a part, or a kind of parts; default: all")
+    ] = None,
+) -> None:
+    """List the parts that a model can be built from, with their options.
+
+    \b
+    polyhead parts               all parts, a line each
+    polyhead parts position      everything about the position schemes
+    polyhead parts rope          everything about one part
+    polyhead parts my_pkg.a:Part the same of a part of your own
+    """
+    if name is None:
+        print("\n\n".join(format_summary(registry) for registry in ALL_REGISTRIES))
+        return
+    matches = [
+        (registry, part)
+        for registry in ALL_REGISTRIES
+        for part in registry.names()
+        if name in (part, registry.kind)
+    ]
+    if ":" in name:
+        matches = [(find_registry(name), name)]
+    if not matches:
+        words = {word for registry in ALL_REGISTRIES for word in (registry.kind, *registry.names())}
+        canonical = next(
+            filter(None, (aliased_name(kind, name) for kind in NAME_ALIASES)), name.rpartition(".")[2]
+        )
+        if near := did_you_mean(canonical, words):
+            raise UserError(f"unknown part {name!r}{near} polyhead parts lists all")
+        raise unknown_name_error("part", name, words)
+    print("\n\n".join(format_part(registry, part) for registry, part in matches))
+
+
+def find_registry(name: str) -> Registry[Any]:
+    """Return the registry of a part of another package, by the positional arguments that it takes."""
+    registries, messages = [registry for registry in ALL_REGISTRIES if registry.positional], list[str]()
+    for registry in registries:
+        try:
+            registry.get(name)
+            return registry
+        except UserError as error:
+            messages.append(str(error.__cause__))
+    if len(set(messages)) == 1:
+        raise UserError(f"{format_value(name)}: {messages[0]}")
+    kinds = "; ".join(f"{registry.kind} ({', '.join(registry.positional)})" for registry in registries)
+    raise UserError(f"{format_value(name)} takes what no kind of part is given: {kinds}")
+
+
+def format_summary(registry: Registry[Any]) -> str:
+    """Format all parts of a kind, one line each, with their options below."""
+    lines = [f"{registry.kind} (recipe: {', '.join(RECIPE_KEYS[registry.kind])})"]
+    width = max((len(name) for name in registry.names()), default=0)
+    indent = " " * (width + 4)
+    for name in registry.names():
+        lines += wrap_paragraph(read_part_doc(registry, name).summary, f"  {name:<{width}}  ", indent)
+        options = [format_option(*option) for option in registry.options(name).items()]
+        # no line breaks inside an option
+        lines += wrap_paragraph(", ".join(option.replace(" ", "\0") for option in options), indent, indent)
+    return "\n".join(lines).replace("\0", " ")
+
+
+def format_part(registry: Registry[Any], name: str) -> str:
+    """Format the documentation of one part for a terminal."""
+    part, options, doc = registry.get(name), registry.options(name), read_part_doc(registry, name)
+    lines = [f"{registry.kind} {name}", ""]
+    for paragraph in filter(None, doc.text.split("\n\n")):
+        lines += [*wrap_paragraph(paragraph), ""]
+    fields = doc.fields | {"Recipe": doc.fields.get("Recipe") or format_example(registry, name)}
+    for field in ("Equation", "Paper", "When", "Recipe"):
+        for i, line in enumerate(fields.get(field, "").splitlines()):
+            head = f"{field if i == 0 else '':<10}"
+            lines += (
+                [head + line] if field in ("Equation", "Recipe") else wrap_paragraph(line, head, " " * 10)
+            )
+    if options:
+        lines += ["", "Options"]
+    for option, meaning in doc.options.items():
+        lines.append(f"  {format_option(option, options[option])}")
+        lines += wrap_paragraph(meaning, " " * 6, " " * 6)
+    return "\n".join([*lines, "", f"Defined in {part.__module__}"])
+
+
+def format_example(registry: Registry[Any], name: str) -> str:
+    """Return command line arguments that choose a part, with its first option at the default."""
+    key, options = RECIPE_KEYS[registry.kind][0], registry.options(name)
+    first = [f"{key}.{option}={format_yaml(default)}" for option, (_, default) in options.items()][:1]
+    return " ".join([f"{key}={name}", *first])
+
+
+def format_option(name: str, option: tuple[Any, Any]) -> str:
+    """Format an option: ``theta: float = 10000.0``."""
+    kind, default = option
+    suffix = "" if default is inspect.Parameter.empty else f" = {format_yaml(default)}"
+    return f"{name}: {format_type(kind)}{suffix}"
+
+
+def wrap_paragraph(text: str, first_indent: str = "", next_indent: str = "") -> list[str]:
+    """Wrap a paragraph to the width of the terminal; list items start on new lines."""
+    width = min(shutil.get_terminal_size((100, 0)).columns, 110)
+    plain = text.replace("``", "").replace("`", "")
+    points = [" ".join(point.split()) for point in plain.split("\n- ")]
+    wrap = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
+    lines = []
+    for i, point in enumerate(points):
+        wrap.initial_indent, wrap.subsequent_indent = (
+            (first_indent, next_indent) if i == 0 else (f"{next_indent}- ", f"{next_indent}  ")
+        )
+        lines += wrap.wrap(point)
+    return lines

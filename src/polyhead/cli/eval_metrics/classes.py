@@ -1,0 +1,106 @@
+"""Evaluate a classifier."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyhead.cli.eval_metrics.printing import (
+    Split,
+    no_files_error,
+    parse_column,
+    print_measure,
+    print_verdict,
+    write_output_lines,
+)
+from polyhead.cli.line_io import to_one_column
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
+from polyhead.data.readers.labeled import LabeledExample, open_labeled, read_labeled
+from polyhead.data.readers.tabular import inherit_format
+from polyhead.evaluate.baselines import Baselines, class_baselines
+from polyhead.evaluate.classify import measure_classes
+from polyhead.evaluate.training_counts import read_counts
+from polyhead.run.run import Run
+from polyhead.train.tasks.classification import open_split_labeled
+
+
+def evaluate_classifier(
+    run: Run,
+    files: Sequence[str],
+    split: Split,
+    *,
+    batch_tokens: int = 4096,
+    limit: int | None = None,
+    output: Path | None = None,
+    text: Sequence[str] = (),
+    label: str | None = None,
+) -> None:
+    """Print the table of a classifier; ``text`` and ``label`` override the columns of the recipe."""
+    columns: dict[str, Any] = {"text": [parse_column(one) for one in text]} if text else {}
+    columns |= {} if label is None else {"label": parse_column(label)}
+    text_columns = run.recipe.data.text if run.recipe else text
+    if text and len(text) != len(text_columns):
+        raise UserError(
+            f"--text names {len(text)} column{'s' * (len(text) > 1)}; wanted {len(text_columns)}, as the run learned from: "
+            f"{' '.join(f'--text {name}' for name in text_columns)}"
+        )
+    if files:
+        options: dict[str, Any] = {}
+        if run.recipe:
+            data = run.recipe.data
+            options = {
+                "format": inherit_format(files, data.train, data.format),
+                "text": data.text,
+                "label": data.label,
+            }
+        dataset = open_labeled(files, **(options | columns))
+    elif columns:
+        raise UserError(
+            "--text and --label are columns of files that are given: polyhead eval RUN FILE --text COLUMN"
+        )
+    elif run.recipe is None or (split == "test" and not run.recipe.data.test):
+        raise no_files_error(split, "FILE", run)
+    else:
+        dataset = open_split_labeled(run.recipe, split)
+    examples, report = read_labeled(dataset, run.config.labels, limit)
+    print(report.describe(), file=sys.stderr)
+    start = time.perf_counter()
+    result = measure_classes(run.members, examples, run.generation, batch_tokens)
+    seconds = time.perf_counter() - start
+    if result.n_truncated:
+        message = tr(
+            "cut to {most} tokens: {cut:,} of {count:,} texts",
+            most=result.max_tokens,
+            cut=result.n_truncated,
+            count=len(examples),
+        )
+        print(f"polyhead: {message}", file=sys.stderr)
+    remarks = {
+        "loss": tr("nats of a text"),
+        "accuracy": tr("the share of {count:,} texts whose class is right", count=len(examples)),
+        "f1": tr("the mean F1 of {count} classes", count=len(run.config.labels)),
+        "mcc": tr("Matthews correlation"),
+    }
+    baselines = load_class_baselines(run, examples)
+    for name, value in result.measures.items():
+        label = name.removeprefix("f1_")
+        remark = remarks.get(name, tr("F1 of the class {label}", label=label))
+        print_measure(tr(name), value, remark, baselines.get(name))
+    print_verdict(run, result.measures, baselines)
+    remark = tr("texts a second, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
+    print_measure(tr("speed"), len(examples) / seconds, remark)
+    if output is not None:
+        write_output_lines(output, map(to_one_column, result.predictions), report)
+
+
+def load_class_baselines(run: Run, examples: Sequence[LabeledExample]) -> Baselines:
+    """Return the baselines of the most frequent training class; empty if the run directory has no counts."""
+    counts, labels = read_counts(run.directory), run.config.labels
+    if counts is None or counts.labels.keys() != set(labels):
+        return {}
+    targets = [labels.index(example.label) for example in examples]
+    return class_baselines(counts.labels, targets, labels)

@@ -1,0 +1,74 @@
+"""Output that all evaluations share: table lines, verdicts, and the error for missing files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
+from polyhead.core.output_paths import write_lines
+from polyhead.data.readers.labeled import LabeledReport
+from polyhead.data.readers.parallel_corpus import CorpusReport
+from polyhead.data.stores.arrays import IdArray
+from polyhead.evaluate.baselines import Baseline, Baselines
+from polyhead.evaluate.training_counts import read_counts
+from polyhead.evaluate.verdict import describe_verdict
+from polyhead.introspect.attention_map import display_width
+from polyhead.run.run import Run
+from polyhead.train.baselines import read_validation_losses
+
+Split = Literal["test", "valid"]
+# training task of a run without a recipe, by its kind
+TASK_BY_KIND = {"classifier": "classification", "decoder": "language-model", "encoder-decoder": "translation"}
+
+
+def print_measure(name: str, value: float, remark: str, baseline: Baseline | None = None) -> None:
+    """Print a line of the table: name, value and remark, with the baseline at the end."""
+    suffix = f" ({baseline.describe(f'{baseline.value:.3f}')})" if baseline else ""
+    print(f"{name}{' ' * (11 - display_width(name))} {value:>9.3f}  {remark}{suffix}", flush=True)
+
+
+def print_verdict(run: Run, values: Mapping[str, float], baselines: Baselines) -> None:
+    """Print a sentence if a score is not better than its baseline."""
+    task = run.recipe.task.name if run.recipe else TASK_BY_KIND.get(run.kind)
+    if verdict := describe_verdict(values, baselines, task, read_validation_losses(run.directory)):
+        print(f"polyhead: {verdict}", file=sys.stderr)
+
+
+def load_token_counts(run: Run) -> IdArray | None:
+    """Load the token counts of the training text (V,), if the run directory has them for this tokenizer."""
+    counts = read_counts(run.directory)
+    return counts.token_counts() if counts and counts.vocab_size == run.tokenizer.vocab_size else None
+
+
+def no_files_error(split: str, files: str, run: Run) -> UserError:
+    """Return the error for missing test or validation files, with what to type instead."""
+    if run.recipe is None:
+        return UserError(f"this run has no recipe that names files; give them: polyhead eval RUN {files}")
+    has_validation = run.recipe.data.valid or run.recipe.data.valid_share
+    hint = ", or take --split valid" if split == "test" and has_validation else ""
+    return UserError(f"this run's recipe names no {split} files; give them: polyhead eval RUN {files}{hint}")
+
+
+def parse_column(name: str) -> str | int:
+    """Parse a column name, or a column number from 0."""
+    return int(name) if name.isdecimal() else name
+
+
+def write_output_lines(output: Path, outputs: Iterable[str], report: CorpusReport | LabeledReport) -> None:
+    """Write a line for each row that was read, in order; the line of a skipped row is blank."""
+    lines = [""] * report.total
+    for row, line in zip(report.row_numbers, outputs, strict=True):
+        lines[row - 1] = line
+    write_lines(output, lines)
+    if num_blank := len(lines) - len(report.row_numbers):
+        message = tr(
+            "{file}: {left:,} of {count:,} lines are blank, for what was skipped",
+            file=output,
+            left=num_blank,
+            count=len(lines),
+        )
+        print(f"polyhead: {message}", file=sys.stderr)

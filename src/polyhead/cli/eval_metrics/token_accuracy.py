@@ -1,0 +1,54 @@
+"""Evaluate a model on its own training task: masked, replaced or corrupted tokens, or conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyhead.cli.eval_metrics.printing import Split, no_files_error, print_measure, print_verdict
+from polyhead.core.i18n import tr
+from polyhead.core.registry import TASK
+from polyhead.evaluate.baselines import Baselines
+from polyhead.evaluate.training_counts import read_counts
+from polyhead.run.run import Run
+from polyhead.train.loggers import Reporters
+from polyhead.train.tasks.base import HasBaselines
+
+
+def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> None:
+    """Print the table of a model that was trained to recover hidden tokens.
+
+    The same tokens are hidden for every model, so that results are comparable.
+    """
+    recipe = run.recipe
+    assert recipe is not None
+    if split == "test" and not files and not recipe.data.test:
+        raise no_files_error(split, "FILE", run)
+    # the files are opened as the validation text, in rows that every model can read
+    changes: dict[str, Any] = {
+        "test": None,
+        "max_len": min(recipe.data.max_len, run.config.max_len),
+    }
+    if files:
+        changes["valid"] = [str(Path(file).absolute()) for file in files]
+    elif split == "test":
+        changes["valid"] = recipe.data.test
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)})
+    task = TASK.get(recipe.task.name).open(recipe, run.tokenizer, Reporters())
+    remarks = {
+        "loss": tr("nats of a token asked for"),
+        "ppl": tr("of a token asked for"),
+        "accuracy": tr("the share of them that is right"),
+        "f1": tr("of the tokens that were replaced"),
+    }
+    values = task.evaluate(run.model)
+    if "f1" in values:
+        remarks["loss"] = tr("nats: the generator's, and the encoder's as it is weighed")
+    counts = read_counts(run.directory)
+    baselines: Baselines = {}
+    if counts and counts.vocab_size == run.tokenizer.vocab_size and isinstance(task, HasBaselines):
+        baselines = task.compute_baselines(counts, run, "valid")
+    for name, value in values.items():
+        print_measure(tr("perplexity" if name == "ppl" else name), value, remarks[name], baselines.get(name))
+    print_verdict(run, values, baselines)

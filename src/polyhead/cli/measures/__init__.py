@@ -1,1 +1,0 @@
-"""What `polyhead eval` measures: a file for each kind of run, and one table of them."""

@@ -1,0 +1,176 @@
+"""``polyhead draw``: plot a model's position scheme and its token embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
+from polyhead.core.output_paths import check_output_file, run_artifacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polyhead.run.run import Run
+    from polyhead.viz.embedding_page import TokenPoints
+
+
+MAX_PAIRS = 20_000  # pairs of the training text whose tokens are counted
+MAX_CHARACTERS = 2_000_000  # the same for plain text
+SIDE_SHARE = 0.8  # minimum share of its occurrences on one side for a token to belong to that side
+Side = Literal["source", "target", "both"]
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="path of the page", show_default="RUN/draw.html")
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=5, max=3000, help="number of tokens plotted, the most frequent ones")
+    ] = 500,
+    side: Annotated[
+        Side | None,
+        typer.Option(
+            help="side whose embeddings and tokens are plotted",
+            show_default="both if they are shared, otherwise target",
+        ),
+    ] = None,
+    positions: Annotated[int, typer.Option(min=2, max=512, help="number of positions plotted, from 0")] = 64,
+    perplexity: Annotated[
+        float, typer.Option(min=2, max=500, help="perplexity of t-SNE: effective number of neighbours")
+    ] = 30.0,
+) -> None:
+    """Plot the position scheme of a model as a heat map, and its token embeddings in two dimensions.
+
+    Writes one self-contained page: what each position adds or rotates, and how similar positions are; the
+    most frequent tokens by principal components and by t-SNE. The same run gives the same page.
+
+    \b
+    polyhead draw runs/multi30k
+    polyhead draw runs/multi30k --tokens 1000 --perplexity 50 --out tokens.html
+    """
+    from polyhead.run.load import load
+    from polyhead.viz.embedding_page import draw_page
+    from polyhead.viz.html_page import save_page
+
+    path = check_output_file(out or directory / "draw.html", inputs=run_artifacts(directory))
+    loaded = load(directory, device="cpu")
+    if loaded.config.position.name == "learned":
+        positions = min(positions, loaded.config.max_len)
+    name = directory.resolve().name
+    points = select_frequent_tokens(loaded, tokens, choose_side(loaded, side))
+    lead = tr(
+        "{parameters} parameters, {tokens} tokens",
+        parameters=f"{sum(p.numel() for p in loaded.model.parameters()):,}",
+        tokens=f"{loaded.tokenizer.vocab_size:,}",
+    )
+    title = tr("{run}: positions and embeddings", run=name)
+    text = draw_page(title, lead, loaded.model, points, positions, perplexity)
+    print(save_page(path, text))
+
+
+def choose_side(run: Run, side: Side | None) -> Side:
+    """Choose whose tokens are drawn: both only if source and target share one embedding."""
+    if run.config.kind != "encoder-decoder" and side is not None:
+        raise UserError(f"--side {side}: this model has one side only; leave it out")
+    shared = run.config.kind != "encoder-decoder" or run.config.tie_embeddings in ("all", "inputs")
+    if side == "both" and not shared:
+        raise UserError(
+            "--side both: this model's source and target have embeddings of their own; choose source or target"
+        )
+    return side or ("both" if shared else "target")
+
+
+def select_frequent_tokens(run: Run, n: int, side: Side) -> TokenPoints:
+    """Return the n most frequent tokens of ``side``.
+
+    Without training text these are the first n of the vocabulary.
+    """
+    import torch
+
+    from polyhead.tokenizers.special_tokens import SPECIAL_TOKENS
+    from polyhead.viz.embedding_page import TokenPoints, find_embeddings
+
+    weight = find_embeddings(run.model)[0 if side == "source" else -1].token.weight
+    counts = count_training_tokens(run)
+    if counts is None:
+        ids = torch.arange(len(SPECIAL_TOKENS), run.tokenizer.vocab_size)[:n]
+        return TokenPoints(
+            weight[ids].detach().float(),
+            [run.display_token(i) for i in ids.tolist()],
+            None,
+            [0] * len(ids),
+            [],
+        )
+    counts = {"source": counts[:1], "target": counts[-1:], "both": counts}[side]
+    total = torch.stack(counts).sum(0)
+    ids = total.argsort(descending=True, stable=True)[: min(n, int((total > 0).sum()))]
+    share = counts[0][ids] / total[ids]
+    of_source, of_target = share >= SIDE_SHARE, share <= 1 - SIDE_SHARE
+    kinds = (
+        torch.where(of_source, 0, torch.where(of_target, 1, 2)) if len(counts) == 2 else torch.zeros_like(ids)
+    )
+    names = name_groups(run) if len(counts) == 2 else []
+    return TokenPoints(
+        weight[ids].detach().float(),
+        [run.display_token(i) for i in ids.tolist()],
+        total[ids].tolist(),
+        kinds.tolist(),
+        names,
+    )
+
+
+def name_groups(run: Run) -> list[str]:
+    """Return the legend of the colours."""
+    data = run.recipe.data if run.recipe else None
+    return [
+        (data and data.source_lang) or tr("source"),
+        (data and data.target_lang) or tr("target"),
+        tr("both"),
+    ]
+
+
+def count_training_tokens(run: Run) -> list[Tensor] | None:
+    """Count each token in the beginning of the training text, per side: (V,) each.
+
+    None if the text cannot be read.
+    """
+    import torch
+
+    from polyhead.core.registry import TASK
+    from polyhead.data.readers.parallel_corpus import read_pairs
+    from polyhead.train.tasks.translation import TranslationTask, open_split_corpus
+
+    recipe = run.recipe
+    if recipe is None:
+        return None
+    task = TASK.get(recipe.task.name)
+    try:
+        texts = (
+            list(read_pairs(open_split_corpus(recipe, "train"), MAX_PAIRS)[:2])
+            if task is TranslationTask
+            else [take_texts(task.iter_texts(recipe))]
+        )
+    except (UserError, OSError):
+        return None
+    size = run.tokenizer.vocab_size
+    return [
+        torch.bincount(torch.tensor([i for line in tokenizer.encode(side) for i in line]), minlength=size)
+        for tokenizer, side in zip((run.tokenizer, run.tokenizer.target_tokenizer), texts, strict=False)
+    ]
+
+
+def take_texts(texts: Iterable[str]) -> list[str]:
+    """Return texts until they have ``MAX_CHARACTERS`` characters."""
+    selected, characters = [], 0
+    for text in texts:
+        selected.append(text)
+        characters += len(text)
+        if characters > MAX_CHARACTERS:
+            break
+    return selected

@@ -1,0 +1,56 @@
+"""Files of a comparison: ``OUT/comparison.json``, and for each trial a directory ``OUT/cells/NAME``.
+
+A trial's directory is a run directory with additional files: cell.json (its settings), steps.json (its number
+of steps), clock.jsonl (training time at each logged step), outputs.json (the data for significance tests) and
+result.json (the measurements, written last).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyhead.core.atomic_io import replace_file
+from polyhead.core.errors import UserError
+
+ResultRow = Mapping[str, Any]  # one design of the results
+JsonDict = dict[str, Any]
+COMPARISON_FILE, TRIAL_FILE, STEPS_FILE, CLOCK_FILE, OUTPUTS_FILE, RESULT_FILE = (
+    "comparison.json",
+    "cell.json",
+    "steps.json",
+    "clock.jsonl",
+    "outputs.json",
+    "result.json",
+)
+
+
+def read_json_file(path: Path) -> dict[str, Any] | None:
+    """Read the JSON object in a file; None if the file does not exist, a UserError if it is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); delete it to go on without it") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no object; delete it to go on without it")
+    return value
+
+
+def write_json_file(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON file atomically; non-finite numbers are written as null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, (json.dumps(_replace_nonfinite(value), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _replace_nonfinite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    if isinstance(value, dict):
+        return {key: _replace_nonfinite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_nonfinite(inner) for inner in value]
+    return value

@@ -1,0 +1,283 @@
+"""Rows as text: two tables that fit into 120 columns, quality and cost, and a CSV file of all values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.cells import cell_len
+
+from polyhead.compare.baseline_check import baseline_rows, describe_unlearned, is_unlearned
+from polyhead.compare.io import ResultRow
+from polyhead.compare.plan import ComparisonPlan
+from polyhead.compare.results import comparable_measures
+from polyhead.compare.tasks.base import QualityMeasure
+from polyhead.core.atomic_io import replace_file
+from polyhead.core.i18n import tr
+
+_LINE_WIDTH, _NAME_WIDTH = (
+    120,
+    32,
+)  # columns of a line, and the minimum width of the name column if names are that long
+_CSV_EXCLUDED_KEYS = (
+    "curves",
+    "recipe",
+    "signatures",
+    "changes",
+    "rank",
+    "units",
+    "baselines",
+)  # not in the CSV
+_SPLIT_NAMES = {"test": "test", "valid": "validation"}  # displayed names of splits
+_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def format_table(rows: Sequence[ResultRow], plan: ComparisonPlan, bold: bool = False) -> str:
+    """Tables of quality and cost, and failures and notes; the base is marked with an arrow."""
+    done = [row for row in rows if row["status"] == "done"]
+    noted_rows = [row for row in rows if row["status"] != "done" or row["note"] or row["message"]]
+    many = len(plan.seeds) > 1
+    parts = []
+    if done:
+        measures = plan.task.measures
+        other_columns = ", ".join(measure.column for measure in measures[1:])
+        first = "loss, ppl" if measures[0].is_per_token else "loss"
+        not_comparable = [
+            measure.column for measure in measures if measure not in comparable_measures(done, measures)
+        ]
+        cost_columns = [
+            (price.column, price.format_cell)
+            for price in list_cost_columns(plan.task.page_words.counted_unit)
+            if has_values(done, price.format_cell)
+        ]
+        text = _SPLIT_NAMES[done[0]["split"]]
+        quality_rows = [*done, *baseline_rows(done, measures)]
+        columns = [*_unlearned_columns(done), *_quality_columns(measures, many)]
+        parts.append(_format_grid(quality_rows, _fit_columns(quality_rows, columns), bold))
+        parts.append(_format_grid(done, cost_columns, bold))
+        parts.append(
+            f"{first}: validation text. {other_columns}: {text} text, with the 95 % interval of 1,000 bootstrap resamples."
+            + (
+                f"\n{', '.join(not_comparable)}: not to be compared where tokens differ."
+                if not_comparable
+                else ""
+            )
+            + "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
+            + ("\n±: standard deviation over the seeds." if many else "")
+        )
+        if unlearned := describe_unlearned(done, measures):
+            parts.append(textwrap.fill(unlearned, _LINE_WIDTH))
+    if noted_rows:
+        notes = (
+            textwrap.fill(f"{row['name']}: {describe_row(row)}", _LINE_WIDTH, subsequent_indent="    ")
+            for row in noted_rows
+        )
+        parts.append("\n".join(notes))
+    return "\n\n".join(parts)
+
+
+def has_values(rows: Sequence[ResultRow], format_cell: Callable[[ResultRow], str]) -> bool:
+    """Whether a column has a value in any row."""
+    return any(format_cell(row) != "-" for row in rows)
+
+
+def describe_row(row: ResultRow) -> str:
+    """Reason why a row has no numbers, or its notes."""
+    words = {"refused": "cannot be built: ", "failed": "failed: ", "waiting": "not run yet", "done": ""}
+    return words[row["status"]] + (row["message"] or row["note"])
+
+
+def format_short(value: float | None, digits: int = 3) -> str:
+    """Format a number with an SI prefix: 1,234,567 as 1.23M; '-' for None."""
+    if value is None:
+        return "-"
+    for scale, letter in _SCALES:
+        if abs(value) >= scale * 0.9995:
+            return f"{_format_figures(value / scale, digits)}{letter}"
+    return _format_figures(value, digits)
+
+
+def _format_figures(value: float, digits: int) -> str:
+    """Format with ``digits`` significant digits, never in scientific notation."""
+    n_integer_digits = len(str(int(abs(value))))
+    return f"{value:.{max(0, digits - n_integer_digits)}f}" if value else "0"
+
+
+def format_memory(value: float | None) -> str:
+    """Format bytes in GiB or MiB."""
+    return (
+        "-" if value is None else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+    )
+
+
+def format_cache(row: ResultRow) -> str:
+    """Format the bytes of the cache: per token, or of the whole sequence if constant."""
+    if row["cache_per_token"] is None:
+        return "-"
+    if not row["cache_per_token"]:
+        return f"{format_short(row['cache_constant'])} const"
+    return format_short(row["cache_per_token"])
+
+
+def format_duration(value: float | None) -> str:
+    """Format seconds as ``12:34`` or ``1:02:03``."""
+    if value is None:
+        return "-"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_p_value(p: float | None) -> str:
+    """Format p, with a star if it is below 0.05."""
+    return "" if p is None else f"{p:.3f}{'*' if p < 0.05 else ' '}"
+
+
+def format_percent(value: float | None) -> str:
+    """Format a fraction as a percentage."""
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+ColumnSpec = tuple[str, Callable[[ResultRow], str]]
+
+
+def _unlearned_columns(rows: Sequence[ResultRow]) -> list[ColumnSpec]:
+    """Column that marks designs that have not learned, if there are any."""
+    if not any(map(is_unlearned, rows)):
+        return []
+    return [("", lambda row: tr("not learned") if is_unlearned(row) else "")]
+
+
+def _quality_columns(measures: Sequence[QualityMeasure], show_spread: bool) -> list[ColumnSpec]:
+    """Loss with perplexity, then other metrics with intervals; the spread over seeds for the first two."""
+
+    def value_column(measure: QualityMeasure) -> ColumnSpec:
+        return measure.column, lambda row: _format_fixed(row[measure.name], measure.digits)
+
+    def spread_column(measure: QualityMeasure) -> ColumnSpec:
+        return "±", lambda row: _format_fixed(row[f"{measure.name}_spread"], measure.interval_digits)
+
+    def interval_column(measure: QualityMeasure) -> ColumnSpec:
+        return "95 %", lambda row: "-".join(
+            _format_fixed(end, measure.interval_digits) for end in row[f"{measure.name}_interval"] or ()
+        )
+
+    def p_column(measure: QualityMeasure) -> ColumnSpec:
+        return "p", lambda row: format_p_value(row[f"{measure.name}_p"])
+
+    columns: list[ColumnSpec] = []
+    for i, of in enumerate(measures):
+        columns += [value_column(of), *([spread_column(of)] if show_spread and i < 2 else [])]
+        columns += [interval_column(of), p_column(of)] if i else [p_column(of)]
+        if not i and of.is_per_token:
+            columns.append(("ppl", lambda row: "-" if row["ppl"] is None else _format_figures(row["ppl"], 3)))
+    return columns
+
+
+class CostColumn(NamedTuple):
+    """A cost: its titles in the text table and on the page, its row key if drawn as a bar, its formatter."""
+
+    column: str
+    title: str
+    key: str
+    format_cell: Callable[[ResultRow], str]
+
+
+def list_cost_columns(unit: str) -> list[CostColumn]:
+    """Cost columns; ``unit`` is what is predicted: a token or a text."""
+    speed = f"{unit.capitalize()}s/s, training"
+    of_each = f"FLOPs/{'tok' if unit == 'token' else unit}"
+    return [
+        CostColumn("params", "Parameters", "parameters", lambda row: format_short(row["parameters"])),
+        CostColumn(
+            of_each, f"FLOPs a {unit}", "flops_per_token", lambda row: format_short(row["flops_per_token"])
+        ),
+        CostColumn("steps", "Steps", "", lambda row: f"{row['steps']:,.0f}"),
+        CostColumn("time", "Time", "seconds", lambda row: format_duration(row["seconds"])),
+        CostColumn(
+            "train/s", speed, "train_tokens_per_s", lambda row: format_short(row["train_tokens_per_s"])
+        ),
+        CostColumn(
+            "decode/s",
+            "Tokens/s, decoding",
+            "decode_tokens_per_s",
+            lambda row: format_short(row["decode_tokens_per_s"]),
+        ),
+        CostColumn("memory", "Memory", "memory", lambda row: format_memory(row["memory"])),
+        CostColumn("cache B/tok", "Cache, B a token", "cache_per_token", format_cache),
+        CostColumn("skipped", "Skipped", "", lambda row: f"{row['skipped']}"),
+        CostColumn("dead", "Dead units", "", lambda row: format_percent(row["dead"])),
+    ]
+
+
+def _fit_columns(rows: Sequence[ResultRow], columns: Sequence[ColumnSpec]) -> list[ColumnSpec]:
+    """Remove the last interval columns until the names fit; the page has all of them."""
+    fitting = list(columns)
+    name_width = min(_NAME_WIDTH, max(len(row["name"]) for row in rows))
+    while _LINE_WIDTH - 3 - _columns_width(rows, fitting) < name_width:
+        ends = [i for i, (title, _) in enumerate(fitting) if title == "95 %"]
+        if not ends:
+            break
+        del fitting[ends[-1]]
+    return fitting
+
+
+def _columns_width(rows: Sequence[ResultRow], columns: Sequence[ColumnSpec]) -> int:
+    """Width of the number columns in characters."""
+    return sum(2 + max(len(title), *(cell_len(show(row)) for row in rows)) for title, show in columns)
+
+
+def _format_fixed(value: float | None, digits: int) -> str:
+    """Format with fixed decimals, or with three digits if that is long, as for an early perplexity."""
+    return "-" if value is None else f"{value:.{digits}f}" if abs(value) < 1e5 else format_short(value)
+
+
+def _format_grid(rows: Sequence[ResultRow], columns: Sequence[ColumnSpec], bold: bool) -> str:
+    """Aligned columns, names on the left and numbers on the right."""
+    head = ["", "design", *(title for title, _ in columns)]
+    cells = [["->" if row["base"] else "", row["name"], *(show(row) for _, show in columns)] for row in rows]
+    room = max(_NAME_WIDTH // 2, _LINE_WIDTH - 3 - _columns_width(rows, columns))
+    cells = [[mark, clip_name(name, room), *rest] for mark, name, *rest in cells]
+    widths = [max(cell_len(line[i]) for line in [head, *cells]) for i in range(len(head))]
+    lines = []
+    for line in [head, *cells]:
+        blanks = [" " * (width - cell_len(text)) for text, width in zip(line, widths, strict=True)]
+        left_cells = [text + blank for text, blank in zip(line[:2], blanks[:2], strict=True)]
+        right_cells = [blank + text for text, blank in zip(line[2:], blanks[2:], strict=True)]
+        text = "  ".join([" ".join(left_cells), *right_cells]).rstrip()
+        lines.append(f"\033[1m{text}\033[0m" if bold and line[0] else text)
+    return "\n".join(lines)
+
+
+def clip_name(name: str, width: int) -> str:
+    """Shorten a name to the width of its column; the middle is removed, since names differ at their ends."""
+    tail = width // 3
+    return name if len(name) <= width else f"{name[: width - 1 - tail]}…{name[-tail:]}"
+
+
+def write_csv(path: Path, rows: Sequence[ResultRow]) -> None:
+    """Write all values of all rows; an interval takes two columns."""
+    flat = [_flatten_row(row) for row in rows]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in flat for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    replace_file(path, out.getvalue().encode())
+
+
+def _flatten_row(row: ResultRow) -> dict[str, Any]:
+    flat = {f"{name}_baseline": baseline["value"] for name, baseline in (row.get("baselines") or {}).items()}
+    for key, value in row.items():
+        if key in _CSV_EXCLUDED_KEYS:
+            continue
+        if key.endswith("_interval"):
+            flat[f"{key.removesuffix('_interval')}_low"], flat[f"{key.removesuffix('_interval')}_high"] = (
+                value or ("", "")
+            )
+        else:
+            flat[key] = value
+    return flat

@@ -1,0 +1,117 @@
+"""Setup before training: the tokenizer of a design, and the run whose weights it starts from, if any."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from polyhead.compare.plan import ComparisonPlan, Design, hash_value
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError, prefix_errors
+from polyhead.core.i18n import tr
+from polyhead.core.registry import TASK
+from polyhead.data.readers.files import fingerprint
+from polyhead.run.load import load
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.train.init_from import check_parts, inherit_settings
+from polyhead.train.tasks.base import TaskFactory
+from polyhead.viz.eta_model import format_seconds
+
+
+def check_init_from(plan: ComparisonPlan) -> ComparisonPlan:
+    """Take over the model sizes of runs that designs are initialised from.
+
+    A design that does not fit its run gets an error. A missing run, or a missing teacher, is a UserError.
+    """
+    return plan.with_designs(_check_design(row) for row in plan.designs)
+
+
+def _check_design(design: Design) -> Design:
+    recipe = design.recipe
+    if recipe is None:
+        return design
+    with prefix_errors("start.run"):
+        start = load_origin(recipe.start.run) if recipe.start else None
+    for teacher in recipe.distill.teacher if recipe.distill else ():
+        with prefix_errors("distill.teacher"):
+            load_origin(teacher)
+    try:
+        recipe = inherit_settings(recipe, start)
+        TASK.get(recipe.task.name).check(recipe)
+        check_parts(recipe, start)
+        _check_eval_splits(recipe)
+    except UserError as error:
+        if design.is_base:
+            raise
+        return replace(design, recipe=None, error=str(error))
+    return replace(design, recipe=recipe)
+
+
+def _check_eval_splits(recipe: Recipe) -> None:
+    """Raise a UserError before training if an evaluation split has no usable text."""
+    part: TaskFactory = TASK.get(recipe.task.name)
+    for split in ("valid", "test"):
+        if files := getattr(recipe.data, split):
+            split_data = recipe.data.model_copy(update={"train": files, "valid": files})
+            with prefix_errors(f"data.{split}"):
+                next(iter(part.iter_texts(recipe.model_copy(update={"data": split_data}))), None)
+
+
+@lru_cache(maxsize=4)
+def load_origin(run: str) -> Run:
+    """Load a run that designs are initialised from or distilled from."""
+    return load(run, device="cpu")
+
+
+def ensure_tokenizer(recipe: Recipe, out: Path) -> Path:
+    """Directory of a recipe's tokenizer, trained if it does not exist; designs with equal settings share one.
+
+    A design that is initialised from a run has the tokenizer of that run.
+    """
+    if recipe.start is not None:
+        tokenizer = load_origin(recipe.start.run).tokenizer
+        directory = out / "shared" / f"tokenizer-{tokenizer.sha256[:16]}"
+        if not (directory / "tokenizer.json").is_file():
+            tokenizer.save(directory)
+        return directory
+    settings = {
+        "tokenizer": recipe.tokenizer.model_dump(mode="json"),
+        "text": fingerprint_files(recipe, "train"),
+        # which part of the text is used and how it is read; empty with default settings
+        **recipe.data.model_dump(
+            include={"valid_share", "documents", "text", "format"}, exclude_defaults=True
+        ),
+    }
+    directory = out / "shared" / f"tokenizer-{hash_value(settings)}"
+    if not (directory / "tokenizer.json").is_file():
+        start = time.monotonic()
+        texts = TASK.get(recipe.task.name).iter_texts(recipe)
+        tokenizer = train_tokenizer(
+            texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
+        )
+        tokenizer.save(directory)
+        elapsed = format_seconds(time.monotonic() - start)
+        print_status(tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=elapsed))
+    return directory
+
+
+def tokenizer_fingerprint(recipe: Recipe) -> str:
+    """Fingerprint of a design's tokenizer: equal fingerprints give equal tokens for the same text."""
+    if recipe.start is not None:
+        return load_origin(recipe.start.run).tokenizer.sha256
+    return json.dumps(recipe.tokenizer.model_dump(mode="json"))
+
+
+def fingerprint_files(recipe: Recipe, split: str) -> dict[str, str]:
+    """File names of a split with the digests of their text."""
+    return {path.name: fingerprint(path)[:16] for path in recipe.data.split_paths(split)}
+
+
+def print_status(line: str) -> None:
+    """Print a status line to stderr."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,226 @@
+"""One trial: train a design with one seed as an ordinary run in its own process, then measure it.
+
+Its standard input is a pipe from the parent process: when the parent ends, the trial saves and ends as well.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyhead.checkpoint import checkpoint
+from polyhead.compare import cost_metrics
+from polyhead.compare import io as io_module
+from polyhead.compare.budget import Budget
+from polyhead.compare.io import JsonDict, read_json_file, write_json_file
+from polyhead.compare.step_budget import compute_steps, with_trial_schedule
+from polyhead.compare.tasks.base import get_compared_task
+from polyhead.compare.training_clock import TrainingClock, read_clock
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError
+from polyhead.core.registry import TASK
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.models import build
+from polyhead.run.load import load
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.train.baselines import find_baselines
+from polyhead.train.distill import load_teachers, make_distillation_task, without_teacher
+from polyhead.train.init_from import load_init_from
+from polyhead.train.lock import RunLock
+from polyhead.train.loggers import MetricsRow, ProgressBar, Reporters, format_measures
+from polyhead.train.loop import Outcome
+from polyhead.train.run_training import run_training
+from polyhead.train.signals import die_with
+from polyhead.train.tasks.base import Task
+from polyhead.viz.eta_model import interpolate_seconds
+from polyhead.viz.run_record import read_metrics
+
+LOCK_TIMEOUT = 60.0  # seconds to wait until another process releases the directory
+
+
+def run_trial(directory: Path) -> bool:
+    """Train, measure and write result.json, also for a failed trial. False if the trial was interrupted."""
+    tune_malloc()
+    trial_config = read_json_file(directory / io_module.TRIAL_FILE)
+    if trial_config is None:
+        raise UserError(f"{directory} is no cell of a comparison: it has no {io_module.TRIAL_FILE}")
+    recipe = Recipe.model_validate(trial_config["recipe"])
+    try:
+        wait_for_lock(directory)
+        result = train_trial(recipe, trial_config, directory)
+    except UserError as error:
+        result = make_failure(str(error), directory, retry=False)
+    except (MemoryError, torch.OutOfMemoryError):
+        result = make_failure("out of memory", directory, retry=True)
+    if result is None:
+        return False
+    write_json_file(directory / io_module.RESULT_FILE, result)
+    return True
+
+
+def train_trial(recipe: Recipe, trial_config: dict[str, Any], directory: Path) -> JsonDict | None:
+    """Train and measure a trial; None if a signal ended it."""
+    if recipe.train.threads:
+        torch.set_num_threads(recipe.train.threads)
+    tokenizer = Tokenizer.load(trial_config["tokenizer"])
+    facts = resolve_steps(recipe, trial_config, tokenizer, directory)
+    recipe = with_trial_schedule(recipe, facts["steps"])
+    saved = checkpoint.list_steps(directory / "checkpoints")
+    clock = TrainingClock(directory / io_module.CLOCK_FILE, max(saved, default=0))
+    reporter = TrialReporter()
+    results: JsonDict = {}
+
+    def evaluate_run(run: Run, task: Task) -> dict[str, str]:
+        reporter.is_done = True
+        results["memory"] = cost_metrics.measure_peak_memory(next(run.model.parameters()).device)
+        results.update(measure_quality(run, recipe, without_teacher(task), directory))
+        other_metrics = get_compared_task(recipe.task.name).measures[1:]
+        return {f"{results['split']} {m.column}": f"{results[m.name]:.{m.digits}f}" for m in other_metrics}
+
+    run, outcome = run_training(
+        recipe,
+        resume=bool(saved),
+        report=Reporters(clock, reporter),
+        tokenizer=tokenizer,
+        evaluator=evaluate_run,
+    )
+    if outcome.status == "interrupted":
+        return None
+    return {"status": "done", **facts, **results, **measure_costs(run, recipe, outcome, directory)}
+
+
+def resolve_steps(
+    recipe: Recipe, trial_config: dict[str, Any], tokenizer: Tokenizer, directory: Path
+) -> dict[str, Any]:
+    """Steps of this trial and their basis, from steps.json or, the first time, from the budget."""
+    facts = read_json_file(directory / io_module.STEPS_FILE)
+    if facts is None:
+        silent = Reporters()
+        task: Task = TASK.get(recipe.task.name).open(recipe, tokenizer, silent)
+        origin = load_init_from(recipe)
+        rows = max(origin.config.vocab_size if origin else 0, tokenizer.vocab_size)
+        model = build(recipe.model.with_vocabulary(rows, task.labels), recipe.train.seed)
+        flops = cost_metrics.flops_per_token(model, get_compared_task(recipe.task.name).typical_batch(task))
+        facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}
+        if recipe.distill:
+            task = make_distillation_task(
+                task, recipe, load_teachers(recipe.distill, recipe.train.device), tokenizer
+            )
+        if trial_config.get("steps"):  # the steps of the design's first seed: all seeds train equally long
+            facts["steps"] = trial_config["steps"]
+        else:
+            facts |= compute_steps(Budget(*trial_config["budget"]), recipe, model, task, flops)
+        write_json_file(directory / io_module.STEPS_FILE, facts)
+    return facts
+
+
+def measure_quality(run: Run, recipe: Recipe, task: Task, directory: Path) -> JsonDict:
+    """Compute all metrics and the share of dead units; write data for significance tests to outputs.json."""
+    part = get_compared_task(recipe.task.name)
+    metrics, outputs = part.evaluate(run, recipe, task)
+    write_json_file(directory / io_module.OUTPUTS_FILE, outputs)
+    metrics["baselines"] = measure_baselines(run, task, metrics["split"])
+    return {**metrics, "dead": cost_metrics.measure_dead_units(run.model, part.eval_batches(task))}
+
+
+def measure_baselines(run: Run, task: Task, split: str) -> JsonDict:
+    """Baseline of each metric: of the loss on the validation text, of the others on the measured split."""
+    by_split = find_baselines(task, run)
+    baselines = {**by_split.get(split, {}), "loss": by_split.get("valid", {}).get("loss")}
+    return {name: baseline._asdict() for name, baseline in baselines.items() if baseline is not None}
+
+
+def measure_costs(run: Run, recipe: Recipe, outcome: Outcome, directory: Path) -> JsonDict:
+    """Costs of training and decoding, and the learning curve."""
+    seconds = interpolate_seconds(read_clock(directory / io_module.CLOCK_FILE), outcome.step)
+    part = get_compared_task(recipe.task.name)
+    per_token, constant = cost_metrics.measure_cache_bytes(run, part.encode_memory(run))
+    return {
+        "seconds": seconds,
+        "tokens": outcome.progress.tokens,
+        "train_tokens_per_s": outcome.progress.tokens / max(seconds, 1e-9),
+        "skipped": outcome.progress.skipped,
+        "cache_per_token": per_token,
+        "cache_constant": constant,
+        "decode_tokens_per_s": part.measure_decode_speed(
+            load(directory, fast=True, device=recipe.train.device), recipe
+        ),
+        "best_step": outcome.progress.best_step,
+        "curve": read_curve(directory),
+        "recipe": recipe.dump_yaml(),
+    }
+
+
+def make_failure(message: str, directory: Path, retry: bool) -> JsonDict:
+    """Result of a failed trial; with ``retry`` the next call runs the trial again."""
+    rows = read_metrics(directory / "metrics.jsonl")
+    skipped = max((row.get("skipped", 0) for row in rows), default=0)
+    facts = read_json_file(directory / io_module.STEPS_FILE) or {}
+    return {
+        "status": "failed",
+        "message": message,
+        "again": retry,
+        "skipped": skipped,
+        "curve": read_curve(directory),
+        **facts,
+    }
+
+
+def read_curve(directory: Path) -> list[list[float]]:
+    """Step, seconds of training and loss of every evaluation."""
+    ticks, rows = read_clock(directory / io_module.CLOCK_FILE), read_metrics(directory / "metrics.jsonl")
+    return [
+        [r["step"], interpolate_seconds(ticks, r["step"]), r["loss"]] for r in rows if r["split"] == "valid"
+    ]
+
+
+class TrialReporter:
+    """Progress output of a trial: a bar on a terminal, else an indented line for each evaluation."""
+
+    def __init__(self) -> None:
+        self.bar = ProgressBar() if sys.stderr.isatty() else None
+        self.has_started = self.is_done = False
+
+    def log_train(self, row: MetricsRow) -> None:
+        self.has_started = True
+        if self.bar and not self.is_done:
+            self.bar.log_train(row)
+
+    def log_valid(self, row: MetricsRow) -> None:
+        if not self.bar:
+            print(f"    step {row['step']:>6}  {format_measures(row)}", file=sys.stderr, flush=True)
+
+    def info(self, line: str) -> None:
+        if self.has_started and not self.is_done:
+            print(f"    {line}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.bar:
+            self.bar.close()
+
+
+def wait_for_lock(directory: Path) -> None:
+    """Wait for a process that is still saving in the directory, such as a trial of a killed comparison."""
+    until = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            with RunLock(directory):
+                return
+        except UserError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
+
+
+def die_with_parent() -> None:
+    """Save and end when the parent process ends."""
+    parent = sys.__stdin__
+    if parent is not None and stat.S_ISFIFO(os.fstat(parent.fileno()).st_mode):
+        die_with(parent.fileno())

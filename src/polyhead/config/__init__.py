@@ -1,0 +1,1 @@
+"""Configuration of the model, data, generation and training. Importing it does not import torch."""

@@ -1,0 +1,82 @@
+"""Base class of recipe sections; sections for initial weights, LoRA and distillation. No torch here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from polyhead.core.base_settings import FrozenSettings
+from polyhead.core.errors import check_finite
+
+Files = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+class ConfigSection(FrozenSettings):
+    """A section of a recipe; its numbers must be finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _check_finite(cls, value: Any, info: ValidationInfo) -> Any:
+        return value if info.field_name == "seed" else check_finite(value)
+
+
+class InitFromConfig(ConfigSection):
+    """Initial weights from a trained model: ``start: runs/mine`` or ``start: {run: runs/mine, every: 2}``.
+
+    The tokenizer and the model config come from it; ``model`` keys of the recipe override the latter.
+    """
+
+    shorthand: ClassVar[str] = "run"  # the key set by a plain string in place of the section
+
+    run: str = Field(description="path of a run or a published checkpoint, or owner/name on a hub")
+    every: int = Field(1, gt=0, description="use the first layer and every n-th after it; 2 halves the depth")
+
+
+class LoraConfig(ConfigSection):
+    """Low-rank adapters on frozen linear maps (Hu et al., 2021); merged into the weights at the end."""
+
+    rank: int = Field(
+        8,
+        gt=0,
+        description="rank of the adapters (width between A and B); a lower rank learns less and costs less",
+    )
+    alpha: float = Field(16.0, gt=0, description="the output of the adapters is multiplied by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability on the input of the adapters")
+    parts: tuple[str, ...] = Field(
+        ("q_proj", "v_proj"),
+        min_length=1,
+        description="names of the linear layers that get an adapter, e.g. [attn, ffn]",
+    )
+    learn: tuple[str, ...] | None = Field(
+        None,
+        description="parts trained in full in addition to the adapters; default: those after a "
+        "classifier's encoder",
+    )
+
+
+class DistillConfig(ConfigSection):
+    """Knowledge distillation in addition to the labels (Hinton et al., 2015; Sanh et al., 2019)."""
+
+    teacher: Files = Field(
+        min_length=1,
+        description="path of one or several runs or published checkpoints, with the same tokenizer "
+        "except for classification",
+    )
+    temperature: float = Field(
+        2.0, gt=0, description="softmax temperature applied to the logits of teacher and student"
+    )
+    logits: float = Field(1.0, ge=0, description="loss weight of the teacher's probabilities")
+    labels: float = Field(0.5, ge=0, description="loss weight of the labels")
+    hidden: float = Field(
+        0.0, ge=0, description="loss weight of the cosine between the last hidden states of both models"
+    )
+
+
+def _parse_init_from(value: Any) -> Any:
+    return {InitFromConfig.shorthand: value} if isinstance(value, str) else value
+
+
+InitFrom = Annotated[InitFromConfig, BeforeValidator(_parse_init_from)]

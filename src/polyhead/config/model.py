@@ -1,0 +1,354 @@
+"""Model config: sizes, and parts by name.
+
+Imports torch only when a config is created, to check that its layers can be built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from polyhead.config.config_constraints import check_constraints
+from polyhead.config.presets import expand_preset
+from polyhead.config.projection import ProjectionConfig
+from polyhead.core.base_settings import FrozenSettings
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError, check_finite
+from polyhead.core.option_types import Factor
+from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLING, POSITION, Registry
+
+ModelKind = Literal["encoder-decoder", "decoder", "encoder"]
+Tying = Literal["all", "target", "inputs", "none"]
+HeadActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "none"]
+MAX_WIDTH, MAX_DEPTH = (
+    2**20,
+    10_000,
+)  # upper limits; larger models would build for hours before memory runs out
+
+PART_REGISTRIES: dict[str, Registry[Any]] = {
+    "block": BLOCK,
+    "decoder_block": BLOCK,
+    "attention": ATTENTION,
+    "decoder_attention": ATTENTION,
+    "cross_attention": ATTENTION,
+    "position": POSITION,
+    "norm": NORM,
+    "feed_forward": FEED_FORWARD,
+    "init": INIT,
+    "pooling": POOLING,
+}
+
+
+class AttentionShape(NamedTuple):
+    """The sizes that attention and position schemes are built from."""
+
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int  # of queries and keys
+    v_head_dim: int  # of values
+    max_len: int
+    causal: bool  # whether a query sees only itself and earlier positions
+
+    @classmethod
+    def from_sizes(
+        cls,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        v_head_dim: int | None = None,
+        max_len: int = 1024,
+        causal: bool = False,
+    ) -> AttentionShape:
+        """A shape with defaults: as many key/value heads as query heads, d_model split among the heads."""
+        head_dim = d_model // n_heads if head_dim is None else head_dim
+        v_head_dim = head_dim if v_head_dim is None else v_head_dim
+        return cls(d_model, n_heads, n_kv_heads or n_heads, head_dim, v_head_dim, max_len, causal)
+
+
+def _check_part(choice: Choice | None, info: ValidationInfo) -> Choice | None:
+    """Validate the part that a field chooses and its options."""
+    return None if choice is None else PART_REGISTRIES[str(info.field_name)].check(choice)
+
+
+class LayerOverride(FrozenSettings):
+    """A layer's own block, attention and position, in place of the common ones."""
+
+    block: Choice | None = None
+    attention: Choice | None = None
+    position: Choice | None = None
+
+    _check_part = field_validator("*")(_check_part)
+
+
+class ModelSpec(FrozenSettings):
+    """Sizes and parts of one Transformer without its vocabulary: the `model` section of a recipe.
+
+    Defaults are the base model of Vaswani et al. (2017), table 3. ``preset`` (tiny, base, bert-base, gpt2,
+    ...; ``polyhead sizes``) replaces them by those of another published model; other keys override the
+    preset.
+    """
+
+    shorthands: ClassVar[tuple[str, ...]] = ("preset",)
+    kind: ModelKind = Field(
+        "encoder-decoder", description="encoder-decoder, decoder (GPT-like) or encoder (BERT-like)"
+    )
+    d_model: int = Field(512, gt=0, le=MAX_WIDTH, description="width of the model")
+    d_embedding: int | None = Field(
+        None,
+        gt=0,
+        le=MAX_WIDTH,
+        description="embedding width of an encoder or a decoder, projected linearly to d_model; "
+        "default: d_model, without a projection",
+    )
+    n_layers: int = Field(6, gt=0, le=MAX_DEPTH, description="number of encoder blocks")
+    n_decoder_layers: int | None = Field(
+        None, gt=0, le=MAX_DEPTH, description="number of decoder blocks; default: n_layers"
+    )
+    share_layers: bool = Field(
+        False, description="all layers of a stack share the weights of the first, which are stored once"
+    )
+    n_heads: int = Field(
+        8,
+        gt=0,
+        le=MAX_WIDTH,
+        description="number of attention heads; must divide d_model unless head_dim is set",
+    )
+    n_kv_heads: int | None = Field(
+        None, gt=0, description="number of key/value heads; default: n_heads; 1 is multi-query"
+    )
+    head_dim: int | None = Field(
+        None,
+        gt=0,
+        le=MAX_WIDTH,
+        description="width of the queries and keys of a head; default: d_model/n_heads",
+    )
+    v_head_dim: int | None = Field(
+        None, gt=0, le=MAX_WIDTH, description="width of the values of a head; default: head_dim"
+    )
+    d_ff: int | None = Field(
+        None, gt=0, description="inner width of the feed-forward layers; default: 4 d_model"
+    )
+    max_len: int = Field(
+        1024, gt=0, description="maximum sequence length in tokens; number of learned positions"
+    )
+    block: Choice = Choice("transformer")
+    decoder_block: Choice | None = Field(None, description="block of the decoder; default: as block")
+    attention: Choice = Choice("softmax")
+    decoder_attention: Choice | None = Field(
+        None, description="self-attention of the decoder; default: as attention"
+    )
+    cross_attention: Choice | None = Field(
+        None, description="attention of the decoder to the source; default: as attention"
+    )
+    position: Choice = Choice("sinusoidal")
+    pattern: tuple[LayerOverride, ...] = Field(
+        (),
+        description="block, attention and position per layer: layer i has entry i; the list repeats",
+    )
+    norm: Choice = Choice("layernorm")
+    norm_first: bool = Field(False, description="pre-norm x + F(N(x)) instead of post-norm N(x + F(x))")
+    sandwich_norm: bool | Literal["after"] = Field(
+        False,
+        description='with norm_first: additional norm after each sub-layer, x + N\'(F(N(x))); "after": '
+        "only that one, x + N'(F(x))",
+    )
+    feed_forward: Choice = Choice("relu")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="dropout probability on embeddings and sub-layer outputs"
+    )
+    tie_embeddings: Tying = Field(
+        "all",
+        description='"all" shares source, target and output embeddings, "target" target and output, "inputs" source and target',
+    )
+    scale_embedding: Factor = Field(
+        True, description="multiply embeddings by √ of their width, or by this number"
+    )
+    embedding_norm: bool | Literal["first"] = Field(
+        False,
+        description='norm on the embeddings; "first": instead of the norm before attention in the first layer',
+    )
+    segments: int = Field(0, ge=0, description="number of segment types (token type embeddings); BERT has 2")
+    head: bool = Field(
+        True,
+        description="encoder: whether there is a language modelling head over the vocabulary; without "
+        "it, only vectors",
+    )
+    generator: int = Field(
+        0,
+        ge=0,
+        le=MAX_DEPTH,
+        description="number of generator layers, for task replaced-tokens; 0: no generator",
+    )
+    head_activation: HeadActivation = Field(
+        "gelu",
+        description="activation of the linear transform before an encoder's vocabulary logits; none: no "
+        "transform",
+    )
+    map_bias: bool | None = Field(
+        None,
+        description="biases in the head transform and in the pooling projection; default: as in the "
+        "feed-forward layers",
+    )
+    head_bias: bool = Field(False, description="bias of the vocabulary logits")
+    scale_residual: float = Field(
+        1.0, gt=0, description="factor on the output of each sub-layer, before the residual sum"
+    )
+    scale_output: Factor = Field(
+        False, description="divide the input of the head by √ of its width (T5), or by this number"
+    )
+    logit_softcap: float | None = Field(
+        None, gt=0, description="c: bound vocabulary logits as c tanh(logits / c)"
+    )
+    pooling: Choice | None = Field(
+        None, description="pooling of a text to one vector, for classification and embeddings"
+    )
+    init: Choice = Choice("xavier")
+
+    @field_validator("*")
+    @classmethod
+    def _check_finite(cls, value: Any) -> Any:
+        return check_finite(value)
+
+    _check_part = field_validator(*PART_REGISTRIES)(_check_part)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, value: Any) -> Any:
+        return expand_preset(value) if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _resolve_sizes(self) -> Self:
+        """Fill in the sizes that follow from others, so that a saved config is complete."""
+        if self.head_dim is None and self.d_model % self.n_heads:
+            nearest = self.n_heads * max(1, round(self.d_model / self.n_heads))
+            raise UserError(
+                f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads}); the nearest is {nearest}; "
+                "or give head_dim"
+            )
+        head_dim = self.head_dim or self.d_model // self.n_heads
+        derived = {
+            "n_decoder_layers": self.n_layers,
+            "n_kv_heads": self.n_heads,
+            "head_dim": head_dim,
+            "v_head_dim": head_dim,
+            "d_ff": 4 * self.d_model,
+        }
+        for field, value in derived.items():
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, value)
+        if self.n_heads % self.kv_heads:
+            divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
+            raise UserError(
+                f"n_kv_heads ({self.kv_heads}) must divide n_heads ({self.n_heads}): one of {divisors}"
+            )
+        if self.generator and "head" not in self.model_fields_set:
+            object.__setattr__(self, "head", False)
+        from polyhead.nn.validate_model import check_buildable
+
+        check_constraints(self)
+        check_buildable(self)
+        return self
+
+    def layer_override(self, layer: int) -> LayerOverride:
+        """The override of a layer from ``pattern``; empty if there is none."""
+        return self.pattern[layer % len(self.pattern)] if self.pattern else LayerOverride()
+
+    def layer_config(self, layer: int) -> Self:
+        """The config that a layer is built from, with the block and attention of its pattern entry."""
+        parts = self.layer_override(layer)
+        overrides = {"block": parts.block, "attention": parts.attention}
+        return self.model_copy(
+            update={name: choice for name, choice in overrides.items() if choice is not None}
+        )
+
+    def block_choice(self, cross: bool) -> Choice:
+        """The block of a decoder layer of an encoder-decoder (``cross``), or of any other stack."""
+        return self.decoder_block if cross and self.decoder_block else self.block
+
+    def build_layer(self, position: Any, causal: bool, cross: bool) -> Any:
+        """Build a layer of a stack; called on the config that ``layer_config`` returns."""
+        return BLOCK.build(self.block_choice(cross), self, self.attention_shape(causal), position, cross)
+
+    def build_layer_position(self, layer: int, common_position: Any, causal: bool) -> Any:
+        """The position scheme of a layer: that of its pattern entry, else the common one."""
+        choice = self.layer_override(layer).position
+        return common_position if choice is None else POSITION.build(choice, self.attention_shape(causal))
+
+    def build_common_position(self, causal: bool) -> Any:
+        """Build the position scheme of the embeddings, in their width, or of all layers without their own."""
+        shape = self.attention_shape(causal)
+        position = POSITION.build(self.position, shape)
+        if position.kind != "embeddings" or self.position_width == self.d_model:
+            return position
+        return POSITION.build(self.position, shape._replace(d_model=self.position_width))
+
+    def attention_shape(self, causal: bool) -> AttentionShape:
+        """The shape for attention and positions of the encoder or, with ``causal``, the decoder."""
+        assert self.head_dim is not None and self.v_head_dim is not None
+        heads = self.n_heads, self.kv_heads, self.head_dim, self.v_head_dim
+        return AttentionShape(self.d_model, *heads, self.max_len, causal)
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the token embeddings and of the input of the LM head."""
+        return self.d_embedding or self.d_model
+
+    @property
+    def position_width(self) -> int:
+        """Width that positions are added to: the embedding width; d_model in a decoder.
+
+        A decoder projects its embeddings to d_model before it adds positions.
+        """
+        return self.d_model if self.kind == "decoder" else self.embedding_width
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.n_decoder_layers or self.n_layers
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads, resolved."""
+        return self.n_kv_heads or self.n_heads
+
+    def with_vocabulary(self, vocab_size: int, labels: Sequence[str] = ()) -> ModelConfig:
+        """The complete config, with the vocabulary size of the tokenizer and the labels of the data."""
+        return ModelConfig(vocab_size=vocab_size, labels=tuple(labels), **self.model_dump())
+
+
+class ModelConfig(ModelSpec):
+    """Sizes and parts of one Transformer with its vocabulary: everything needed to build it."""
+
+    vocab_size: int = Field(
+        gt=0, description="number of tokens of the tokenizer and of rows of the embedding"
+    )
+    labels: tuple[str, ...] = Field((), description="labels of a classifier")
+    dense: tuple[ProjectionConfig, ...] = Field(
+        (), description="dense maps applied to the pooled vector, in order"
+    )
+    causal: bool = Field(
+        False, description="encoder: causal attention, that is a language model without its head"
+    )
+    pairs: bool = Field(
+        False,
+        description="encoder: has the next sentence prediction head of its pretraining, in addition to "
+        "the masked language model",
+    )
+
+    @property
+    def generator_config(self) -> ModelConfig:
+        """The config of the generator, the smaller model whose tokens this one detects."""
+        changes = {"n_layers": self.generator, "generator": 0, "head": True, "pooling": None}
+        return self.model_copy(update=changes)
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        if self.labels and self.kind != "encoder":
+            raise UserError(f"classes are told apart by an encoder; this is kind={self.kind!r}")
+        if len(set(self.labels)) < len(self.labels):
+            raise UserError("two of the labels are the same")
+        return self

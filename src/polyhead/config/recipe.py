@@ -1,0 +1,273 @@
+"""The recipe: everything a run needs, from the data to decoding, in one YAML file. No torch here.
+
+``load_recipe`` reports every mistake in one line that names the key, what came and what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from polyhead.config import yaml_io
+from polyhead.config.config_sections import ConfigSection, DistillConfig, InitFrom, LoraConfig
+from polyhead.config.data_config import DataConfig, TokenizerConfig
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.model import ModelSpec
+from polyhead.config.presets import PRESETS
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError, format_value
+from polyhead.core.messages import from_validation_error
+from polyhead.core.registry import OPTIMIZER, SCHEDULE, TASK, Registry
+
+
+class TrainConfig(ConfigSection):
+    """How the model is trained. Training stops at ``steps`` or ``epochs``, whichever comes first."""
+
+    steps: int | None = Field(
+        None,
+        gt=0,
+        description="number of optimizer steps; training ends after the steps or the epochs, whichever "
+        "comes first",
+    )
+    epochs: float | None = Field(None, gt=0, description="number of passes over the training text")
+    max_tokens: int = Field(4096, gt=0, description="maximum number of tokens in a batch, including padding")
+    accumulate: int = Field(
+        1, gt=0, description="number of batches per optimizer step (gradient accumulation)"
+    )
+    optimizer: Choice = Choice("adamw")
+    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    schedule: Choice = Choice("inverse_sqrt")
+    clip_norm: float = Field(
+        1.0, ge=0, description="maximum norm of the gradient, for clipping; 0: no clipping"
+    )
+    label_smoothing: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="label smoothing: probability spread over all tokens; default: 0.1 for translation, "
+        "otherwise 0",
+    )
+    freeze: tuple[str, ...] = Field(
+        (), description="parts of the model that are not trained, e.g. [encoder.embedding]"
+    )
+    adapt: LoraConfig | None = Field(
+        None, description="LoRA: low-rank adapters, trained instead of the initial weights of start"
+    )
+    lr_factors: dict[str, float] = Field(
+        default_factory=dict, description="learning rate factors of parts of the model, e.g. {classifier: 10}"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto: bf16 where it is fast, fp16 on GPUs that support only fp16"
+    )
+    ema: float | None = Field(
+        None, gt=0, lt=1, description="decay of the exponential moving average of the weights, e.g. 0.999"
+    )
+    average: int = Field(
+        0,
+        ge=0,
+        description="number of checkpoints averaged at the end, used if the average is better; 0: none",
+    )
+    seed: int = Field(1, ge=0, lt=2**63, description="random seed; the same seed gives the same run")
+    log_every: int = Field(50, gt=0, description="number of steps between two lines of metrics")
+    eval_every: int = Field(500, gt=0, description="number of steps between two evaluations")
+    save_every: int = Field(500, gt=0, description="number of steps between two checkpoints")
+    keep: int = Field(3, gt=0, description="number of checkpoints kept, in addition to the best one")
+    patience: int | None = Field(
+        None, gt=0, description="early stopping: number of evaluations without progress"
+    )
+    metric: Literal["loss", "bleu", "chrf", "accuracy", "f1", "mcc"] = Field(
+        "loss", description="metric that selects the best checkpoint, among those that the task measures"
+    )
+    eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
+    tensorboard: bool = Field(False, description="write TensorBoard files next to metrics.jsonl")
+    log: Literal["wandb", "mlflow"] | None = Field(
+        None, description="also log the metrics of metrics.jsonl to Weights & Biases or MLflow"
+    )
+    threads: int | None = Field(None, gt=0, le=1024, description="number of CPU threads; default: all cores")
+    device: str = Field("auto", description="training device: cpu, cuda, cuda:1; auto: a GPU if there is one")
+    timeout: float = Field(
+        120.0,
+        ge=1,
+        le=86400,
+        description="seconds that processes wait for each other in a step, in distributed training",
+    )
+
+    @property
+    def smoothing(self) -> float:
+        """The label smoothing; 0 if neither the recipe nor the task sets it."""
+        return self.label_smoothing or 0.0
+
+    @field_validator("optimizer", "schedule")
+    @classmethod
+    def _check_part(cls, choice: Choice, info: ValidationInfo) -> Choice:
+        registry: Registry[Any] = {"optimizer": OPTIMIZER, "schedule": SCHEDULE}[str(info.field_name)]
+        return registry.check(choice)
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Self:
+        if self.steps is None and self.epochs is None:
+            raise UserError("give steps or epochs, e.g. train.steps=10000")
+        if self.average > self.keep:
+            raise UserError(
+                f"average ({self.average}) is more than the checkpoints that are kept: keep ({self.keep})"
+            )
+        return self
+
+
+_YAML_SUFFIXES = (".yaml", ".yml")
+_RECIPE_KEYS = re.compile(rb"^(data|model|train|tokenizer):", re.MULTILINE)
+_TEXT_SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".parquet", ".gz")
+"""Suffixes of text files, some of which also parse as YAML."""
+_FROM_RUN_CONTEXT = {"made": True}
+"""Validation context for the recipe of an existing run: settings without effect are accepted."""
+
+
+class Recipe(ConfigSection):
+    """One run: data, tokenizer, model, training, generation."""
+
+    task: Choice = Choice("translation")
+    data: DataConfig
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    model: ModelSpec = Field(default_factory=ModelSpec)
+    train: TrainConfig
+    start: InitFrom | None = Field(None, description="trained initial weights, instead of random ones")
+    distill: DistillConfig | None = Field(
+        None, description="knowledge distillation from a teacher, in addition to the labels"
+    )
+    generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    out: Path = Field(Path("runs/run"), description="path of the run; default: runs/<name of the recipe>")
+
+    @property
+    def token_cache_dir(self) -> Path:
+        """Directory of the tokenized text."""
+        return self.data.cache or self.out / "data"
+
+    @field_validator("task")
+    @classmethod
+    def _check_part(cls, choice: Choice) -> Choice:
+        return TASK.check(choice)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_task_defaults(cls, value: Any) -> Any:
+        """Fill in the defaults that follow from the task: the kind of model and the label smoothing."""
+        if not isinstance(value, dict):
+            return value
+        value = {"train": {}} | value  # an empty section reports its own missing keys
+        task = TASK.get(Choice.from_config(value.get("task", "translation")).name)
+        model, train = value.get("model", {}), value.get("train")
+        if isinstance(model, dict) and "kind" not in PRESETS.get(str(model.get("preset")), {}):
+            value = value | {"model": {"kind": task.kind} | model}
+        smoothing = {"label_smoothing": task.label_smoothing}
+        if isinstance(train, dict) and train.get("label_smoothing") is None:
+            value = value | {"train": train | smoothing}
+        if isinstance(train, TrainConfig) and train.label_smoothing is None:
+            value = value | {"train": train.model_copy(update=smoothing)}
+        return value
+
+    @model_validator(mode="after")
+    def _check_consistency(self, info: ValidationInfo) -> Self:
+        if not self.data.valid and not self.data.valid_share:
+            raise UserError(
+                "data.valid is missing: name files to measure progress on, or give data.valid_share, e.g. 0.01, of the training text"
+            )
+        if self.data.valid and self.data.valid_share:
+            raise UserError(
+                "data.valid_share holds out text where data.valid names none: give data.valid_share=0 or data.valid=null"
+            )
+        if self.train.adapt and not self.start:
+            raise UserError(
+                "train.adapt changes trained weights a little; name some to begin with: start.run=..."
+            )
+        task = TASK.get(self.task.name)
+        if self.model.kind != task.kind:
+            raise UserError(
+                f"task {self.task.name!r} trains a model of kind {task.kind!r}, not {self.model.kind!r}"
+            )
+        if bool(self.model.generator) != getattr(task, "generator", False):
+            unused_hint = "has no use for it: leave it out"
+            needed_hint = "needs one: give its layers, half as many as model.n_layers or fewer"
+            raise UserError(
+                f"model.generator is for task replaced-tokens, whose encoder tells what it replaced; task {self.task.name!r} {unused_hint if self.model.generator else needed_hint}"
+            )
+        if self.distill and not hasattr(task, "compute_logits"):
+            raise UserError(
+                f"distill: task {self.task.name!r} has no distillation: each model is asked for something else"
+            )
+        if info.context != _FROM_RUN_CONTEXT:
+            self.generation.check_effective(self.model.kind)
+        metrics = getattr(task, "metrics", ("loss",))
+        required_metrics = {"metric": self.train.metric} | (
+            {"eval_bleu": "bleu"} if self.train.eval_bleu else {}
+        )
+        for key, metric in required_metrics.items():
+            if metric not in metrics:
+                raise UserError(
+                    f"train.{key}: task {self.task.name!r} does not measure {metric!r}; it has {', '.join(metrics)}"
+                )
+        return self
+
+    def dump_yaml(self) -> str:
+        """The resolved recipe as YAML with every default written out; loading it gives the same recipe."""
+        return yaml_io.dump_yaml(self.model_dump(mode="json"))
+
+
+def load_recipe(path: str | Path, overrides: list[str] | None = None, *, from_run: bool = False) -> Recipe:
+    """Read a recipe, with overrides such as ``model.d_model=256``; every mistake is a UserError.
+
+    With ``from_run``, for the recipe of an existing run, generation settings without effect are accepted.
+    """
+    if not isinstance(path, str | Path):
+        raise UserError(
+            f"wanted the file of a recipe, got {format_value(path)}; Recipe(**mapping) is one of keys"
+        )
+    path = Path(path)
+    tree = read_recipe(path, overrides or [])
+    for keys, value in yaml_io.parse_overrides(overrides or [], Recipe):
+        yaml_io.assign(tree, keys, value, Recipe)
+    return validate_recipe(
+        {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None},
+        from_run=from_run,
+    )
+
+
+def validate_recipe(tree: dict[str, Any], *, from_run: bool = False) -> Recipe:
+    """Build a recipe from a tree of keys; every mistake is a UserError, as in ``load_recipe``."""
+    try:
+        return Recipe.model_validate(tree, context=_FROM_RUN_CONTEXT if from_run else None)
+    except ValidationError as error:
+        raise from_validation_error(error, Recipe) from None
+
+
+def is_recipe(path: str | Path) -> bool:
+    """Whether a file is YAML with the keys that every recipe has."""
+    if Path(path).suffix not in _YAML_SUFFIXES or not Path(path).is_file():
+        return False
+    try:
+        return {"data", "train"} <= yaml_io.read_yaml(Path(path)).keys()
+    except UserError:
+        return False
+
+
+def read_recipe(path: Path, overrides: Sequence[str]) -> yaml_io.YamlTree:
+    """Read the keys of a recipe; for a text file, a UserError shows the command that makes a recipe of it."""
+    is_other_file = path.is_file() and path.suffix not in _YAML_SUFFIXES
+    if not is_other_file or path.suffix not in _TEXT_SUFFIXES:
+        try:
+            return yaml_io.read_yaml(path)
+        except UserError:
+            if not is_other_file or _RECIPE_KEYS.search(path.read_bytes()):
+                raise
+    files = [
+        str(path),
+        *(override for override in overrides if "=" not in override and Path(override).is_file()),
+    ]
+    command = shlex.join(["polyhead", "recipe", *files, "--output", "mine.yaml"])
+    raise UserError(
+        f"{path} is not a recipe (a YAML file); to learn from text, make a recipe of it first: {command}"
+    )

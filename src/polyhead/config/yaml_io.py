@@ -1,0 +1,238 @@
+"""Read and write YAML, and apply overrides from the command line.
+
+The schema is YAML 1.2: ``no`` is a string and not false, ``1e-3`` is a number, and duplicate keys are errors.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError, did_you_mean, format_value
+from polyhead.core.messages import alias_hint, section_type
+from polyhead.core.output_paths import did_you_mean_path
+
+_MAX_BYTES = 1_000_000
+YamlTree = dict[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with YAML 1.2 scalars, rejecting duplicate keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys: dict[str, yaml.Node] = {}
+        for key, _ in node.value:
+            mark = key.start_mark
+            if not isinstance(key, yaml.ScalarNode):
+                raise UserError(f"line {mark.line + 1}, column {mark.column + 1}: a key must be one word")
+            if key.value in keys and key.tag != "tag:yaml.org,2002:merge":
+                raise UserError(f"line {mark.line + 1}: key {key.value!r} is given twice")
+            keys[str(key.value)] = key
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+_NUMBERS = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)|[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "int": (r"[-+]?[0-9]+", "-+0123456789"),
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "merge": (r"<<", "<"),
+}
+_Loader.yaml_implicit_resolvers = {}
+for _tag, (_pattern, _first) in _NUMBERS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))  # 010 is ten, not eight
+
+
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, which also quotes strings that only our loader would read as numbers."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(f"^(?:{_NUMBERS['float'][0]})$"), list(_NUMBERS["float"][1])
+)
+
+
+# PyYAML's message, a clearer one, and whether the mistake is at its context mark instead of its problem mark
+_YAML_MISTAKES = (
+    (r"found character '\\t' .*", "a tab; YAML is indented with blanks: write two blanks for each tab", False),
+    (r"mapping values are not allowed here", "a colon where none may be: a key above it has none, or a text with ': ' in it wants quotes", False),
+    (r"could not find expected ':'", "a key without a value; write 'key: value', with a blank after the colon", True),
+    (r"found unexpected end of stream", "a quote that is opened here is not closed", True),
+    (r"expected <block end>, but found .*", "indented differently from the lines above; the keys of a section start in one column", False),
+    (r"expected ',' or '([\]}])', but got .*", "a bracket that is opened here is not closed: \\1 is missing", True),
+)  # fmt: skip
+
+
+def _format_yaml_error(error: yaml.MarkedYAMLError) -> str:
+    """Position and cause of a YAML error, in one line."""
+    problem, mark = error.problem or "not YAML", error.problem_mark
+    for pattern, plain, at_context in _YAML_MISTAKES:
+        if match := re.fullmatch(pattern, problem):
+            problem, mark = match.expand(plain), (error.context_mark if at_context else None) or mark
+            break
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{where}{problem}"
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML to a value; every mistake is a one-line UserError."""
+    try:
+        return _Loader(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        raise UserError(_format_yaml_error(error)) from None
+    except yaml.YAMLError as error:
+        raise UserError(f"not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise UserError("nested too deeply") from None
+    except UserError:
+        raise
+    except (ValueError, LookupError):  # from PyYAML's constructors, which do not validate values
+        raise UserError("a value is not what its tag says, or a number has too many digits") from None
+
+
+_OPTION_COMMA = re.compile(r"""(?<=[=,:\[{\s])('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")|,(?=\s*\w+\s*=)""")
+
+
+def parse_part(text: str) -> Any:
+    """Parse a part from the command line: ``h2o,budget=256`` is short for ``{name: h2o, budget: 256}``.
+
+    A comma that is not followed by ``option=`` belongs to the value, as does any comma in quotes:
+    ``choice,among=[red, 'a, b=c']``.
+    """
+    name, comma, options = text.partition(",")
+    if not comma or text.lstrip().startswith("{"):
+        return parse_yaml(text)
+    part = {"name": name.strip()}
+    cuts = [match.start() for match in _OPTION_COMMA.finditer(options) if match[1] is None]
+    for start, end in zip([-1, *cuts], [*cuts, len(options)], strict=True):
+        option = options[start + 1 : end]
+        key, equals, value = option.partition("=")
+        if not equals or not key.strip():
+            raise UserError(
+                f"{format_value(text)}: expected name,option=value, e.g. window,window=256,sink=4"
+            )
+        prefix, bare = f"{part['name']},{key.strip()}=", value.strip().strip("'\"")
+        try:
+            part[key.strip()] = parse_yaml(value)
+        except UserError as error:
+            hint = f"""if it is one text, quote it: "{prefix}'{bare}'" """.rstrip()
+            raise UserError(f"{prefix}{value}: {error}; {hint}") from None
+    return part
+
+
+def dump_yaml(tree: YamlTree) -> str:
+    """The tree as YAML, keys in order, one per line."""
+    return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
+
+
+def dump_yaml_value(value: Any) -> str:
+    """A value as YAML on one line, as it is written after its key."""
+    flow = yaml.dump(
+        [value],
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf"),
+        default_flow_style=True,
+    )
+    return str(flow).strip()[1:-1]
+
+
+def read_yaml(path: Path) -> YamlTree:
+    """Read a YAML file whose root is a mapping."""
+    if path.is_dir():
+        raise UserError(f"{path}: a directory, not a recipe{_file_hint(path / 'recipe.yaml')}")
+    if not path.is_file():
+        raise UserError(f"{path}: no such file{did_you_mean_path(path, '*.y*ml', [Path('recipes')])}")
+    raw = path.read_bytes()
+    if len(raw) > _MAX_BYTES:
+        raise UserError(f"{path}: {len(raw):,} bytes are too many for a recipe")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    if "\0" in text:
+        raise UserError(f"{path}: a binary file, not YAML")
+    try:
+        tree = parse_yaml(text)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if tree is None:
+        raise UserError(f"{path}: the file is empty")
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected keys such as 'data:' and 'model:', got {format_value(tree)}")
+    return tree
+
+
+def parse_overrides(overrides: Iterable[str], root: type[BaseModel]) -> list[tuple[list[str], Any]]:
+    """Parse overrides: ``model.position.theta=5e5`` -> (["model", "position", "theta"], 500000.0).
+
+    A part's name is sorted before its options, since a new part drops the options of the old one.
+    """
+    if isinstance(overrides, str):
+        raise UserError(f"changes are a list of texts, got one; write [{overrides!r}]")
+    parsed = []
+    overrides = list(overrides)
+    for index, override in enumerate(overrides):
+        key, equals, text = override.partition("=")
+        keys = key.strip().split(".")
+        if not equals or not all(keys):
+            meant = _join_override(overrides, index, root)
+            hint = f"; did you mean {meant}?" if meant else ", e.g. model.d_model=256"
+            raise UserError(f"override {override!r}: expected section.key=value{hint}")
+        if keys[0] not in root.model_fields:
+            raise UserError(
+                f"{key}: unknown key{alias_hint(keys[0], root) or did_you_mean(keys[0], root.model_fields)}"
+            )
+        try:
+            parsed.append((keys, parse_yaml(text)))
+        except UserError as error:
+            raise UserError(f"override {override!r}: {error}") from None
+    return sorted(parsed, key=lambda item: (len(item[0]), item[0][-1] != "name"))
+
+
+def _join_override(overrides: list[str], index: int, root: type[BaseModel]) -> str:
+    """``model.d_model=128`` for a key and value separated by a blank or colon; empty for an unknown key."""
+    key, _, value = overrides[index].partition(":")
+    rest = [value.strip()] if value.strip() else [word for word in overrides[index + 1 :] if word != "="][:1]
+    if key.split(".")[0] not in root.model_fields or not rest or "=" in rest[0].strip("="):
+        return ""
+    return f"{key}={rest[0].strip('=')}"
+
+
+def assign(tree: YamlTree, keys: list[str], value: Any, root: type[BaseModel]) -> None:
+    """Set a value in the tree, creating sections and expanding parts to mappings on the way."""
+    model: type[BaseModel] | None = root
+    for depth, key in enumerate(keys[:-1], 1):
+        field = model.model_fields.get(key) if model else None
+        if field is not None and Choice in (field.annotation, *typing.get_args(field.annotation)):
+            part = Choice.from_config(tree.get(key) or field.default)
+            keep = {} if keys[depth] == "name" else part.options
+            tree[key] = {"name": part.name, **keep}
+        inner, model = tree.get(key), section_type(field.annotation) if field else None
+        if isinstance(inner, str) and (word := getattr(model, "shorthand", None)):
+            inner = tree[key] = {word: inner}
+        if inner is None:
+            inner = tree[key] = {}
+        mapping = field is not None and typing.get_origin(field.annotation) is dict
+        if not isinstance(inner, dict) or (field and not model and not mapping and "name" not in inner):
+            raise UserError(f"{'.'.join(keys)}: {'.'.join(keys[:depth])} is one value, it has no keys")
+        tree = inner
+    tree[keys[-1]] = value
+
+
+def _file_hint(path: Path) -> str:
+    return f"; did you mean {str(path)!r}?" if path.is_file() else ""

@@ -1,0 +1,182 @@
+"""Crash-safe file writing: content is hashed while written and synced before it is renamed into place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from polyhead.core.errors import UserError
+from polyhead.core.process_liveness import is_process_alive
+
+BUFFER = 1 << 20
+
+
+class HashingWriter:
+    """A new file that is hashed while it is written and synced when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._hash = hashlib.sha256()
+        self._buffer = bytearray()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append ``data``; small writes are buffered, so that many small tensors do not cost a call each."""
+        self._hash.update(data)
+        self.size += len(data)
+        if len(self._buffer) + len(data) >= BUFFER:
+            self._flush()
+        if len(data) >= BUFFER:
+            _write_all(self._fd, memoryview(data))
+        else:
+            self._buffer += data
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def _flush(self) -> None:
+        pending, self._buffer = self._buffer, bytearray()
+        _write_all(self._fd, memoryview(pending))
+
+    def __enter__(self) -> HashingWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._flush()
+                os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while data:
+        # 16 MiB at a time: the kernel limits a write to 2 GiB, and signals are handled between writes
+        data = data[os.write(fd, data[: 16 * BUFFER]) :]
+
+
+def fsync_path(path: Path) -> None:
+    """Sync a file, or the entries of a directory; without it a rename may be lost on power failure."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def name_in_oserror(path: Path) -> Iterator[None]:
+    """Context manager that adds ``path`` to an OSError, which lacks it in some cases, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        # errors raised by Python itself, such as gzip.BadGzipFile, have a message but no errno
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace the content of ``path`` atomically: readers see all of the old or all of the new.
+
+    For one writer at a time.
+    """
+    with atomic_writer(path) as out:
+        out.write(data)
+
+
+@contextlib.contextmanager
+def atomic_writer(path: Path) -> Iterator[HashingWriter]:
+    """Like ``replace_file``, for content that is written piece by piece."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with name_in_oserror(path):
+        remove(temporary)
+        try:
+            with HashingWriter(temporary) as out:
+                yield out
+            os.rename(temporary, path)
+        except BaseException:
+            remove_quietly(temporary)
+            raise
+        fsync_path(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Context manager that yields a directory to fill and renames it to ``path`` when everything is synced.
+
+    On failure nothing is left. An empty directory at ``path`` is replaced. Several processes may write the
+    same path; leftovers of dead processes are removed.
+    """
+    path = path.resolve()
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
+        pid = leftover.name.rpartition("-")[2]
+        if pid.isdecimal() and (int(pid) == os.getpid() or not is_process_alive(int(pid))):
+            remove_quietly(leftover)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for entry in [*temporary.rglob("*"), temporary]:
+            fsync_path(entry)
+        os.rename(temporary, path)
+    except BaseException:
+        remove_quietly(temporary)
+        raise
+    fsync_path(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a symlink (not its target) or a directory tree; do nothing if it does not exist."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(mode):
+        os.unlink(path)
+        return
+    for name in os.listdir(path):
+        remove(path / name)
+    os.rmdir(path)
+
+
+def remove_quietly(path: Path) -> None:
+    """Remove a path during error handling, ignoring further errors so that the original one is reported."""
+    with contextlib.suppress(OSError):
+        remove(path)
+
+
+def read_regular_file(path: Path, *, size: int | None = None, max_bytes: int | None = None) -> bytes:
+    """Read a regular file that is no symlink, if it has exactly ``size`` or at most ``max_bytes`` bytes."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise UserError(f"{path} is a link or not a file; a plain file was wanted") from None
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path} is not a plain file")
+        if size is not None and status.st_size != size:
+            raise UserError(f"{path} has {status.st_size} bytes; {size} were wanted")
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise UserError(f"{path} has {status.st_size} bytes; at most {max_bytes} are read")
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    finally:
+        os.close(fd)

@@ -1,0 +1,109 @@
+"""Check that output paths are writable before the work starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+from polyhead.core.atomic_io import name_in_oserror, replace_file
+from polyhead.core.errors import UserError
+
+
+def check_output_file(path: Path, option: str = "--out", inputs: Iterable[str | Path] = ()) -> Path:
+    """Check that a file can be written to ``path``. Its directory need not exist yet (``ensure_parent``).
+
+    A UserError if ``path`` is a directory, is one of the ``inputs``, which would be overwritten, or cannot be
+    created.
+    """
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a directory; name a file in it".lstrip())
+    if path.exists() and any(Path(source).exists() and path.samefile(source) for source in inputs):
+        raise UserError(f"{option} {path} is what is read here, and would be written over; name another file")
+    _check_parent(path, option)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UserError(f"{option} {path} may not be written")
+    return path
+
+
+def did_you_mean_path(path: Path, pattern: str, folders: Iterable[Path] = ()) -> str:
+    """``; did you mean 'recipes/x.yaml'?``: a name like that of a missing path, in its folder or ``folders``.
+
+    A file of the same name, or the same up to its suffix, is preferred to one of a similar name.
+    """
+    directories = [folder for folder in (path.parent, *folders) if folder.is_dir()]
+    candidates = [candidate for folder in directories for candidate in sorted(folder.glob(pattern))]
+    close_stems = get_close_matches(
+        path.stem.lower(), [candidate.stem.lower() for candidate in candidates], n=1
+    )
+    matches = [candidate for candidate in candidates if path.name in (candidate.name, candidate.stem)]
+    matches = matches or [candidate for candidate in candidates if candidate.stem.lower() in close_stems]
+    return f"; did you mean {str(matches[0])!r}?" if matches else ""
+
+
+_RUN_SUFFIXES = (".json", ".jsonl", ".safetensors", ".yaml", ".md", ".lock", ".model", ".spm")
+_VOCAB_FILES = ("vocab.txt", "merges.txt")
+
+
+def run_artifacts(directory: str | Path) -> list[Path]:
+    """The files of a run or a published checkpoint, which must not be overwritten; no pages or outputs."""
+    return [
+        file
+        for file in Path(directory).glob("*")
+        if file.suffix in _RUN_SUFFIXES or file.name in _VOCAB_FILES
+    ]
+
+
+def ensure_parent(path: Path) -> Path:
+    """Create the directory of ``path`` and return ``path``; called just before writing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines to a file atomically."""
+    write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write ``content`` to a file atomically, creating its directory.
+
+    An OSError names the path, also on a full disk. A symlink stays a symlink; devices and pipes are written
+    directly.
+    """
+    with name_in_oserror(path):
+        if ensure_parent(path).exists() and not path.is_file():
+            path.write_bytes(content)
+        else:
+            replace_file(path.resolve(), content)
+
+
+def check_output_dir(path: Path) -> Path:
+    """Check that files can be written into this directory, which need not exist yet."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--out {path} is a file; give a directory")
+    _check_parent(path / "any", "--out")
+    return path
+
+
+def check_new_directory(path: Path, purpose: str) -> Path:
+    """Check that a directory can be created: the path does not exist or is an empty directory.
+
+    ``purpose`` names what will be written there, such as "the new run".
+    """
+    if path.is_file():
+        raise UserError(f"{path} is a file; choose another place for {purpose}, a directory")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} is not empty; choose another place for {purpose}")
+    _check_parent(path, "")
+    return path
+
+
+def _check_parent(path: Path, option: str) -> None:
+    """Check that the nearest existing parent is a writable directory, also for a file to be replaced."""
+    existing_parent = next(parent for parent in path.resolve().parents if parent.exists())
+    if not existing_parent.is_dir():
+        raise UserError(f"{option} {path}: {existing_parent} is a file, no directory".lstrip())
+    if (path.is_file() or not path.exists()) and not os.access(existing_parent, os.W_OK | os.X_OK):
+        raise UserError(f"{option} {path}: nothing may be written in {existing_parent}".lstrip())

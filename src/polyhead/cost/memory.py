@@ -1,0 +1,131 @@
+"""Bytes of training: weights, gradients, optimizer state, weight averages and saved activations.
+
+Parameters are fp32, also in mixed precision, where matrix products round copies of them to bf16
+(train/precision.py). These copies count as activations, because autograd saves them with the rest
+(Micikevicius et al., 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.registry import OPTIMIZER
+from polyhead.cost.fake_tensors import SavedActivations, compute_features, fake_inputs, fake_mode
+from polyhead.cost.workload import BatchShape
+from polyhead.models import ReplacedTokenDetector
+from polyhead.models.build import model_class
+from polyhead.nn.loss import LOGITS_CHUNK
+
+
+class TrainingMemory(NamedTuple):
+    """Bytes of training by purpose. A step needs at most their sum."""
+
+    weights: int  # parameters and buffers
+    gradients: int
+    optimizer: int
+    average: int  # exponential moving average of the weights, with train.ema
+    activations: int | None  # None if a part fails on fake tensors
+    loss: int  # gradients of the head and of its inputs, and the logits of a chunk
+    teachers: int = 0  # parameters and buffers of the teachers of distillation
+
+    @property
+    def total(self) -> int | None:
+        return None if self.activations is None else sum(x for x in self if x is not None)
+
+
+def estimate_training_memory(
+    config: ModelConfig,
+    batch_shape: BatchShape,
+    optimizer: Choice,
+    *,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    ema: bool = False,
+    prepare: Callable[[nn.Module], object] = lambda model: None,
+) -> TrainingMemory:
+    """Estimate the memory of one step over a batch on fake tensors, without allocating it.
+
+    ``prepare`` is applied to the model first, for example to freeze parts.
+    """
+    with fake_mode():
+        model = model_class(config)(config)
+        prepare(model)
+        parameters, trainable = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
+        return TrainingMemory(
+            model_bytes(model),
+            sum(p.nbytes for p in trainable),
+            optimizer_state_bytes(model, optimizer),
+            sum(p.nbytes for p in parameters) if ema else 0,
+            _activation_bytes(model, config, batch_shape, precision),
+            _loss_bytes(model, config, batch_shape, precision),
+        )
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters and buffers of a model."""
+    return sum(x.nbytes for tensors in (model.parameters(), model.buffers()) for x in tensors)
+
+
+def optimizer_state_bytes(model: nn.Module, optimizer: Choice) -> int:
+    """Bytes of optimizer state after the first step. For a model in ``fake_mode``."""
+    for p in model.parameters():
+        p.grad = torch.empty_like(p) if p.requires_grad else None
+    optimizers = OPTIMIZER.build(OPTIMIZER.check(optimizer), model, 1e-3)
+    for instance in optimizers:
+        instance.step()
+    for p in model.parameters():
+        p.grad = None
+    states = [state for instance in optimizers for state in instance.state.values()]
+    return sum(x.nbytes for state in states for x in state.values() if isinstance(x, torch.Tensor))
+
+
+def _activation_bytes(
+    model: nn.Module, config: ModelConfig, batch_shape: BatchShape, precision: str
+) -> int | None:
+    """Bytes that autograd saves in a forward pass over rows without padding, up to the input of the head.
+
+    None if a part fails on fake tensors.
+    """
+    if any(isinstance(part, nn.LSTM) for part in model.modules()):
+        return None  # oneDNN allocates a workspace whose size is known only at run time
+    try:
+        with (
+            SavedActivations(model.train()) as saved,
+            torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"),  # fp16 has the same size
+        ):
+            compute_features(model, fake_inputs(config, batch_shape))  # type: ignore[arg-type]
+    except Exception:  # a part may be user code; the estimate reports the value as unknown
+        return None
+    return saved.nbytes
+
+
+def activation_bytes_formula(config: ModelConfig, batch_shape: BatchShape) -> float:
+    """Bytes of 16-bit activations by the formula of Korthikanti et al. (2022, sec. 4.1).
+
+    S B H (34 + 5 n_heads S / H) per layer, for a GPT layer with dropout masks of one byte per element, stored
+    attention weights and widths H and 4H.
+    """
+    S, H = batch_shape.length, config.d_model
+    return config.n_layers * batch_shape.rows * S * H * (34 + 5 * config.n_heads * S / H)
+
+
+def _loss_bytes(model: nn.Module, config: ModelConfig, batch_shape: BatchShape, precision: str) -> int:
+    """Bytes of the cross-entropy, which computes its gradients in the forward pass (nn/loss.py).
+
+    These are gradients of the inputs of the head and, if they are trained, of its weights.
+    """
+    if isinstance(model, ReplacedTokenDetector):
+        return _loss_bytes(model.generator, config.generator_config, batch_shape, precision)
+    if config.labels or not config.head:
+        return 0
+    C, V, width = config.embedding_width, config.vocab_size, 4 if precision == "fp32" else 2
+    chunk = min(LOGITS_CHUNK, batch_shape.labels)
+    weight_grad_width = C if model.get_parameter("head.weight").requires_grad else 0
+    gradient_bytes = batch_shape.labels * (C * width + 8) + V * (weight_grad_width + config.head_bias) * 4
+    rounded = 0 if precision == "fp32" else 2  # inputs of the products, rounded to 16 bits
+    return gradient_bytes + chunk * V * (4 + 4 + rounded)  # logits and probabilities of a chunk

@@ -1,0 +1,1 @@
+"""Batching: from stored examples to padded batches in a reproducible order."""

@@ -1,0 +1,119 @@
+"""Collate rows of token ids into the tensors of one batch.
+
+Shapes: B rows, S longest source, T longest target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.pair_store import PairStore
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.tokenizers.token_split import TokenSplitter
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+
+class PairBatch(NamedTuple):
+    """One batch of sentence pairs for a training step."""
+
+    source: Tensor  # (B, S) int64: ids and eos, or the special tokens of the source template
+    source_pos: Tensor | None  # (B, S) int64: 0, 1, ... and -1 at padding; None if no row is padded
+    target: Tensor  # (B, T) int64: decoder input: decoder start, opening tokens if there are any, ids
+    labels: Tensor  # (B, T) int64: opening tokens, ids and eos; -100 at padding
+    n_tokens: int  # number of labels that are not padding
+
+    @property
+    def target_pos(self) -> Tensor:
+        """(B, T) int64: 0, 1, ... and -1 at padding."""
+        return torch.arange(self.labels.size(1), device=self.labels.device).masked_fill(
+            self.labels == IGNORE_INDEX, -1
+        )
+
+
+def collate(store: PairStore, rows: IdArray | Sequence[int], tokenizer: Tokenizer) -> PairBatch:
+    """Collate rows of a store."""
+    return _make_batch(*_gather_sides(store, rows), tokenizer)
+
+
+def collate_token_split(
+    store: PairStore, rows: IdArray, tokenizer: Tokenizer, splitters: Sequence[TokenSplitter]
+) -> PairBatch:
+    """Collate rows with some source and target tokens split into two shorter ones, at random in each call."""
+    sides = zip(_gather_sides(store, rows), splitters, strict=True)
+    sources, targets = (split(ids, lengths, store.max_len - 1) for (ids, lengths), split in sides)
+    return _make_batch(sources, targets, tokenizer)
+
+
+def collate_pairs(
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokenizer: Tokenizer
+) -> PairBatch:
+    """Collate pairs of token ids that are not in a store."""
+    return _make_batch(_concat_rows(sources), _concat_rows(targets), tokenizer)
+
+
+def _make_batch(
+    sources: tuple[IdArray, IdArray], targets: tuple[IdArray, IdArray], tokenizer: Tokenizer
+) -> PairBatch:
+    sides, (ids, lengths) = tokenizer.seq2seq_template, targets
+    return PairBatch(
+        source=torch.from_numpy(
+            _fill_rows(*sources, tokenizer.pad_id, sides.source_prefix, sides.source_suffix)
+        ),
+        source_pos=_make_positions(sources[1] + len(sides.source_prefix) + len(sides.source_suffix)),
+        target=torch.from_numpy(
+            _fill_rows(ids, lengths, tokenizer.pad_id, (sides.decoder_start_id, *sides.opening_ids), ())
+        ),
+        labels=torch.from_numpy(_fill_rows(ids, lengths, IGNORE_INDEX, sides.opening_ids, (sides.eos_id,))),
+        n_tokens=int(lengths.sum()) + len(lengths) * (len(sides.opening_ids) + 1),
+    )
+
+
+def _gather_sides(
+    store: PairStore, rows: IdArray | Sequence[int]
+) -> tuple[tuple[IdArray, IdArray], tuple[IdArray, IdArray]]:
+    rows = np.asarray(rows)
+    return (
+        _gather(store.source_ids, store.source_offsets, rows),
+        _gather(store.target_ids, store.target_offsets, rows),
+    )
+
+
+def _gather(flat: IdArray, offsets: IdArray, rows: IdArray) -> tuple[IdArray, IdArray]:
+    """(ids of the rows, concatenated; length of each row)."""
+    starts, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
+    shift = np.repeat(starts - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
+    return flat[shift + np.arange(len(shift))], lengths
+
+
+def _concat_rows(rows: Sequence[Sequence[int]]) -> tuple[IdArray, IdArray]:
+    flat = np.array([i for row in rows for i in row], dtype=np.int64)
+    return flat, np.array([len(row) for row in rows], dtype=np.int64)
+
+
+def _fill_rows(
+    ids: IdArray, lengths: IdArray, pad_value: int, prefix_ids: Sequence[int], suffix_ids: Sequence[int]
+) -> NDArray[np.int64]:
+    """Pad concatenated ids to rows of equal width, each as ``prefix_ids``, ids, ``suffix_ids``, padding."""
+    shift = len(prefix_ids)
+    width = int(lengths.max(initial=0)) + shift + len(suffix_ids)
+    out = np.full((len(lengths), width), pad_value, dtype=np.int64)
+    columns = np.arange(width) - shift
+    # cells in row order, which is the order of the ids
+    out[(columns >= 0) & (columns < lengths[:, None])] = ids
+    out[:, :shift] = prefix_ids
+    for place, token in enumerate(suffix_ids, shift):
+        out[np.arange(len(lengths)), lengths + place] = token
+    return out
+
+
+def _make_positions(lengths: IdArray) -> Tensor | None:
+    columns = np.arange(int(lengths.max(initial=0)))
+    padded = columns >= lengths[:, None]
+    return torch.from_numpy(np.where(padded, -1, columns)) if padded.any() else None

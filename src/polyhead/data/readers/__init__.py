@@ -1,0 +1,1 @@
+"""Read text files: plain text, parallel and labeled text, conversations; CSV, JSONL, Parquet."""

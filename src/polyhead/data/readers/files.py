@@ -1,0 +1,221 @@
+"""Read text files as lines of bytes: plain or gzip, CSV and Parquet as JSONL.
+
+Only "\\n" ends a line. At most a bounded part of a file is in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from polyhead.core.errors import UserError, did_you_mean
+from polyhead.data.readers import csv, parquet
+
+MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped without being kept in memory
+SAMPLE_BYTES = 64 * 1024  # bytes examined to distinguish text from other files
+BOM = b"\xef\xbb\xbf"
+READ_ERRORS = (EOFError, zlib.error, OSError)  # raised while reading a damaged or deleted file
+COMPRESSED_FORMATS = {
+    b"\x1f\x8b": "packed by gzip; unpack it: gunzip",  # only streams: gzip files are read
+    parquet.PARQUET_MAGIC: "Parquet, a table; wanted text: write one of its columns to a file",
+    b"BZh": "packed by bzip2, wanted text or gzip; unpack it: bunzip2",
+    b"\xfd7zXZ": "packed by xz, wanted text or gzip; unpack it: unxz",
+    b"\x28\xb5\x2f\xfd": "packed by zstd, wanted text or gzip; unpack it: unzstd",
+    b"PK\x03\x04": "packed by zip, wanted text or gzip; unpack it: unzip",
+}
+"""First bytes of other formats, and how to convert them."""
+
+# office workbooks and documents: the old binary formats and those in zip archives
+_OFFICE_MAGIC = re.compile(
+    rb"\xd0\xcf\x11\xe0|PK\x03\x04.{26}(\[Content_Types\]|_rels/|docProps/|xl/|word/|mimetypeapplication/vnd\.oasis)",
+    re.S,
+)
+
+
+def check_file(path: Path) -> Path:
+    """Return the path of a text file, or raise a UserError that describes what is there instead."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; wanted a text file (there: {_list_folder(path)})")
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise UserError(f"no file {path}: there is no folder {path.parent}")
+        hint = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) or ";"
+        raise UserError(f"no file {path.name!r} in {path.parent}{hint} there: {_list_folder(path.parent)}")
+    if not path.is_file():
+        raise UserError(
+            f"{path} is not a regular file; a text is read more than once, so write it to one first"
+        )
+    with open_lines(path) as file:
+        if isinstance(file, parquet.LineReader) and path.suffix.lower() != parquet.PARQUET_SUFFIX:
+            raise UserError(
+                f"{path} is Parquet, which is told by its name; call it {path.name}{parquet.PARQUET_SUFFIX}"
+            )
+        _require_text(path, file)
+    return path
+
+
+def iter_lines(path: Path, max_line: int = MAX_LINE) -> Iterator[bytes | None]:
+    """Yield the lines of a file without their "\\n"; None for a line of more than ``max_line`` bytes.
+
+    Only "\\n" ends a line: "\\x0b", "\\x1c", U+0085, U+2028 and a "\\r" inside stay in it. A byte order mark
+    at the start and the "\\r" of a "\\r\\n" are dropped.
+    """
+    with open_lines(path) as file:
+        read_line, n_lines = file.readline, 0
+        try:
+            while line := read_line(max_line + 1):
+                if not n_lines and line.startswith(BOM):
+                    line = line[len(BOM) :]
+                is_complete = line.endswith(b"\n")
+                if not is_complete and len(line) > max_line:
+                    while (rest := read_line(MAX_LINE)) and not rest.endswith(b"\n"):
+                        pass
+                    yield None
+                else:
+                    yield line.removesuffix(b"\n").removesuffix(b"\r")
+                n_lines += 1
+        except READ_ERRORS as error:
+            raise UserError(f"{path}: damaged or unreadable after line {n_lines}: {error}") from None
+
+
+def iter_spans(path: Path, size: int = MAX_LINE) -> Iterator[bytes]:
+    """Yield the text of a file in order, as lines with their ends.
+
+    A line longer than ``size`` bytes comes in several spans. A span ends after a space or, if there is none,
+    between two characters. A byte order mark at the start and the "\\r" of a "\\r\\n" are dropped.
+    """
+    with open_lines(path) as file:
+        rest, done = b"", 0
+        try:
+            while new := file.readline(size - len(rest)):
+                text, rest = rest + (new if done else new.removeprefix(BOM)), b""
+                done += len(new)
+                if text.endswith(b"\r\n"):
+                    text = text[:-2] + b"\n"
+                elif not text.endswith(b"\n") and len(text) > size - 4:
+                    # before the last character, which may be incomplete
+                    within = next((i for i in range(len(text) - 1, 0, -1) if text[i] & 0xC0 != 0x80), 0)
+                    cut = text.rfind(b" ", len(text) // 2, within) + 1 or within or len(text)
+                    text, rest = text[:cut], text[cut:]
+                if text:
+                    yield text
+            if rest:
+                yield rest
+        except READ_ERRORS as error:
+            raise UserError(f"{path}: damaged or unreadable after byte {done:,}: {error}") from None
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 of the text of a file, uncompressed."""
+    digest = hashlib.sha256()
+    with open_lines(path) as file:
+        try:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        except READ_ERRORS as error:
+            raise UserError(f"{path}: damaged or unreadable: {error}") from None
+    return digest.hexdigest()
+
+
+def is_text(line: bytes) -> bool:
+    """Whether bytes are UTF-8 without NUL."""
+    if b"\x00" in line:
+        return False
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def open_lines(path: Path) -> BinaryIO:
+    """Open a file for reading.
+
+    It is unpacked if its first bytes are those of gzip, regardless of its name; CSV and Parquet are read as
+    lines of JSON.
+    """
+    try:
+        file: BinaryIO = path.open("rb")
+        first = file.read(len(parquet.PARQUET_MAGIC))
+        file.seek(0)
+        if first[:2] == b"\x1f\x8b":  # open by path: GzipFile does not close a file object passed to it
+            file.close()
+            file = cast(BinaryIO, gzip.GzipFile(path, "rb"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if first == parquet.PARQUET_MAGIC:
+        file.close()
+        return parquet.open_parquet(path)
+    return csv.open_csv(path, file, partial(reject_compressed, path)) if csv.is_csv(path) else file
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is CSV or Parquet, by its name or its first bytes."""
+    if csv.is_csv(path) or path.suffix.lower() == parquet.PARQUET_SUFFIX:
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(parquet.PARQUET_MAGIC)) == parquet.PARQUET_MAGIC
+
+
+def reject_compressed(name: object, header: bytes) -> None:
+    """Raise a UserError with a conversion command if ``header`` is of a known binary format or UTF-16."""
+    if header[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UserError(f"{name} is UTF-16, wanted UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+    if _OFFICE_MAGIC.match(header):
+        raise UserError(
+            f"{name} is a file of an office program, wanted text: save it there as CSV in UTF-8, or as plain text"
+        )
+    for mark, what in COMPRESSED_FORMATS.items():
+        if header.startswith(mark):
+            raise UserError(f"{name} is {what}")
+
+
+def reject_binary(path: Path) -> None:
+    """Raise a UserError if the first lines contain zero bytes and are not UTF-8: no text encoding does."""
+    try:
+        with open_lines(path) as file:
+            sample = file.read(SAMPLE_BYTES)
+    except READ_ERRORS:  # reported when the file is read
+        return
+    reject_compressed(path, sample)
+    lines = sample.split(b"\n")
+    complete = lines[:-1] or lines  # the last may be cut inside a character
+    bad = sum(not is_text(line) for line in complete)
+    if any(b"\0" in line and not is_text(line.replace(b"\0", b"")) for line in complete):
+        raise UserError(f"{path} is not text: {bad} of its first {len(complete)} lines are not UTF-8")
+
+
+def _require_text(path: Path, file: BinaryIO) -> None:
+    try:
+        sample = file.read(SAMPLE_BYTES)
+    except READ_ERRORS as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+    if not sample:
+        raise UserError(f"{path} is empty")
+    reject_compressed(path, sample)
+    lines = sample.split(b"\n")
+    complete = lines[:-1] if len(sample) == SAMPLE_BYTES and len(lines) > 1 else lines
+    bad = sum(not is_text(line) for line in complete)
+    if len(lines) == 1 and len(sample) == SAMPLE_BYTES:  # one long line, cut perhaps inside a character
+        bad = int(b"\x00" in sample or not sample.decode(errors="ignore"))
+    if 2 * bad > len([line for line in complete if line]):
+        raise UserError(
+            f"{path} does not look like UTF-8 text: {bad} of its first {len(complete)} lines are not; "
+            "if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
+        )
+    if b"\n" not in sample and sample.rstrip(b"\r").count(b"\r") > 1:
+        raise UserError(f"{path} ends its lines with a bare \\r; convert it: tr '\\r' '\\n'")
+
+
+def _list_folder(folder: Path) -> str:
+    names = sorted(p.name for p in folder.iterdir())
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return (", ".join(names[:8]) or "nothing") + more

@@ -1,0 +1,236 @@
+"""Read plain text, from files or from columns of tables, split into documents, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
+
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import Translate, format_english, tr
+from polyhead.data.readers.files import check_file, is_text, iter_spans
+from polyhead.data.readers.reader_common import is_blank, join_names
+from polyhead.data.readers.tabular import ColumnKey, check_columns, infer_format, read_rows
+from polyhead.tokenizers.train_tokenizer import MAX_TRAINING_CHARACTERS
+
+DocumentSeparator = Literal["file", "line", "blank"]
+TableFormat = Literal["tsv", "jsonl"]
+_CHUNK_CHARS = 1 << 16  # characters per chunk
+MAX_VALUE_BYTES = 1 << 24  # bytes of a line of a table; a value may be a complete book
+
+
+class TextChunk(NamedTuple):
+    """A part of a document, and whether the document ends with it."""
+
+    text: str
+    is_last: bool
+
+
+@dataclass
+class TextReport:
+    """Read counts of a text, and the units of perplexity. Document separators count in none of them."""
+
+    source_label: str
+    documents: int = 0
+    lines: int = 0
+    characters: int = 0
+    words: int = 0  # separated by whitespace; a line end counts as one, as in the literature on WikiText
+    malformed: int = 0
+
+    def add(self, text: str) -> None:
+        """Count more text: complete lines, except possibly the last."""
+        ends = text.count("\n")
+        self.lines += ends
+        self.characters += len(text)
+        self.words += len(text.split()) + ends
+
+    def __str__(self) -> str:
+        """One line in English: 'input.txt: 1 document, 40,000 lines, 1,115,394 characters'."""
+        return self.describe(format_english)
+
+    def describe(self, tr: Translate = tr) -> str:
+        """The same line in the current language."""
+        singular = "{where}: {documents:,} document, {lines:,} lines, {characters:,} characters"
+        plural = "{where}: {documents:,} documents, {lines:,} lines, {characters:,} characters"
+        counts = tr(
+            singular if self.documents == 1 else plural,
+            where=self.source_label,
+            documents=self.documents,
+            lines=self.lines,
+            characters=self.characters,
+        )
+        if not self.malformed:
+            return counts
+        return counts + tr("; skipped {count:,} lines that are no text or too long", count=self.malformed)
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """Files of text and their document separator.
+
+    ``document_separator``: "file" (each file is a document), "line" (each line is a document, without its
+    line end) or "blank" (blank lines separate documents and belong to none). ``fraction_range`` selects a
+    part of the characters: (0.9, 1.0) is the last tenth. A file is cut at the exact character; a line or
+    paragraph belongs completely to the part in which it starts. In a ``table``, TSV or JSONL, each value of
+    the ``columns`` is a document, including its line breaks.
+    """
+
+    files: tuple[Path, ...]
+    document_separator: DocumentSeparator = "file"
+    fraction_range: tuple[float, float] = (0.0, 1.0)
+    table: TableFormat | None = None
+    columns: tuple[ColumnKey, ...] = ()
+
+    @property
+    def source_label(self) -> str:
+        return join_names(self.files)
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether there may be several documents, so that a separator token is needed."""
+        return self.document_separator != "file" or len(self.files) > 1
+
+    def read_chunks(self, report: TextReport) -> Iterator[TextChunk]:
+        """Yield the text in order. Raises a UserError if there is none."""
+        total = 0
+        if self.fraction_range != (0.0, 1.0):
+            total = sum(len(text or "") for path in self.files for text in self._iter_spans(path))
+        window = range(*(int(total * part) for part in self.fraction_range)) if total else None
+        offset = 0  # characters before, in all files
+        for path in self.files:
+            document = _DocumentAccumulator(self.document_separator, window, report)
+            for text in self._iter_spans(path):
+                if text is None:
+                    report.malformed += window is None or min(offset, total - 1) in window
+                    continue
+                yield from document.add_span(text, offset)
+                offset += len(text)
+            yield from document.finish()
+        if not report.characters:
+            share = (
+                "" if window is None else " in this share of it: data.valid_share is too small or too large"
+            )
+            raise UserError(f"{self.source_label}: no text{share}")
+
+    @property
+    def columns_by_role(self) -> dict[str, ColumnKey]:
+        """The columns of a table by role."""
+        return {
+            f"text[{i}]" if len(self.columns) > 1 else "text": column for i, column in enumerate(self.columns)
+        }
+
+    def _iter_spans(self, path: Path) -> Iterator[str | None]:
+        """Yield the text of a file line by line, or its columns value by value; None for invalid text."""
+        if self.table is None:
+            yield from (span.decode() if is_text(span) else None for span in iter_spans(path))
+            return
+        for _, row in read_rows(path, self.table, self.columns_by_role, MAX_VALUE_BYTES):
+            if isinstance(row, str):
+                yield from () if row == "empty" else (None,)
+            else:
+                yield from (
+                    f"{_normalize_newlines(text)}\n" if isinstance(text, str) else None for text in row
+                )
+
+
+class _DocumentAccumulator:
+    """Buffer of the current document; emits chunks and detects its end."""
+
+    def __init__(self, separator: DocumentSeparator, window: range | None, report: TextReport) -> None:
+        self.separator, self.window, self.report = separator, window, report
+        self.buffer: list[str] = []
+        self.size = 0
+        self.is_open = self.is_selected = False  # whether a document has started, and is in the selected part
+        self.at_line_start = True  # whether the next span starts a line
+
+    def add_span(self, text: str, offset: int) -> Iterator[TextChunk]:
+        """Add a line, or a part of a very long one; ``offset`` characters are before it."""
+        if self.separator == "file":
+            if self.window is not None:
+                text = text[max(self.window.start - offset, 0) : max(self.window.stop - offset, 0)]
+            yield from self._append(text)
+            return
+        is_separator = self.separator == "blank" and self.at_line_start and is_blank(text)
+        self.at_line_start = text.endswith("\n")
+        if is_separator:
+            yield from self.finish()
+            return
+        if not self.is_open:
+            if self.separator == "line" and self.at_line_start and is_blank(text):
+                return
+            self.is_open, self.is_selected = True, self.window is None or offset in self.window
+        if self.is_selected:
+            yield from self._append(text)
+        if self.separator == "line" and self.at_line_start:
+            yield from self.finish()
+
+    def _append(self, text: str) -> Iterator[TextChunk]:
+        if not text:
+            return
+        self.is_open = True
+        self.report.add(text)
+        self.buffer.append(text)
+        self.size += len(text)
+        if self.size >= _CHUNK_CHARS:
+            # keep the last line: the last chunk of a document must be marked as its last
+            *before, last = self.buffer
+            if before:
+                yield TextChunk("".join(before), False)
+            self.buffer, self.size = [last], len(last)
+
+    def finish(self) -> Iterator[TextChunk]:
+        """Yield the rest of the document, if any.
+
+        The separator after it replaces the end of its last line.
+        """
+        if self.buffer:
+            text = "".join(self.buffer)
+            self.report.documents += 1
+            # the end of the file is the end of its last line
+            if self.separator != "file" and not text.endswith("\n"):
+                self.report.add("\n")
+            yield TextChunk(text if self.separator == "file" else text.removesuffix("\n"), True)
+        self.buffer, self.size, self.is_open = [], 0, False
+
+
+def _normalize_newlines(text: str) -> str:
+    """A table value as read from a file: with "\\r\\n" replaced by "\\n"."""
+    return text.replace("\r\n", "\n")
+
+
+def infer_table_format(files: Sequence[Path], format: str = "auto") -> TableFormat | None:
+    """The table format of files, from ``format`` or else from their names; None for plain text."""
+    return cast(TableFormat, format) if format in ("tsv", "jsonl") else infer_format(files)
+
+
+def open_text(
+    files: Sequence[Path],
+    document_separator: DocumentSeparator,
+    fraction_range: tuple[float, float] = (0.0, 1.0),
+    columns: Sequence[ColumnKey] = (),
+    format: str = "auto",
+) -> TextFiles:
+    """Open text files and check that they exist and are text; mistakes in the names raise a UserError here.
+
+    With ``columns``, files of a table ``format``, or with names of TSV or JSONL files, are tables, and each
+    value of those columns is a document.
+    """
+    if not files:
+        raise UserError("no files: name a file of plain text")
+    paths = tuple(check_file(path) for path in files)
+    table = infer_table_format(paths, format)
+    if not columns or table is None:
+        return TextFiles(paths, document_separator, fraction_range)
+    text = TextFiles(paths, "line", fraction_range, table, tuple(columns))
+    for path in paths:
+        check_columns(path, table, text.columns_by_role, MAX_VALUE_BYTES)
+    return text
+
+
+def read_text_lines(text: TextFiles) -> Iterator[str]:
+    """Yield the lines, for training a tokenizer; a very long line in several parts."""
+    for piece in text.read_chunks(TextReport(text.source_label)):
+        for line in piece.text.splitlines(keepends=True):
+            for start in range(0, len(line), MAX_TRAINING_CHARACTERS):
+                yield line[start : start + MAX_TRAINING_CHARACTERS]

@@ -1,0 +1,260 @@
+"""Read columns of TSV files and keys of JSONL files: checked before any work, then read line by line.
+
+A column is an index (0 is the first) or, if the first line of a TSV is a header, a name. There is no quoting:
+a tab always ends a column, "\\n" a line. A key of a JSONL file may be a dotted path, "translation.en".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from polyhead.core.errors import UserError, unknown_name_error
+from polyhead.data.readers import csv, parquet
+from polyhead.data.readers.files import BOM, MAX_LINE, SAMPLE_BYTES, is_text, iter_lines, open_lines
+
+ColumnKey = str | int
+# column of each role, as named in recipes and messages: {"source": 0, "target": "de"}
+ColumnsByRole = Mapping[str, ColumnKey]
+# the values of the columns, or the kind of problem: "empty", "malformed", "too_long"
+TableRow = tuple[Any, ...] | str
+TABLE_LABELS = {csv.CSV_SUFFIX: "CSV", parquet.PARQUET_SUFFIX: "Parquet"}
+SAMPLE_LINES = 100  # lines examined to find out what a file contains, before it is read
+FORMAT_BY_SUFFIX: dict[str, Literal["tsv", "jsonl"]] = {
+    **dict.fromkeys((".tsv", ".tab"), "tsv"),
+    # tables are read as lines of JSON
+    **dict.fromkeys((".jsonl", ".ndjson", ".json", *TABLE_LABELS), "jsonl"),
+}
+
+
+def infer_format(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
+    """The format of files by their names, which must agree."""
+    kinds = [_format_of_suffix(path) for path in paths]
+    if len(set(kinds)) > 1:
+        path_of_kind = {kind: path for path, kind in zip(paths, kinds, strict=True)}
+        descriptions = ", ".join(
+            f"{path.name} {_format_label(path, kind)}" for kind, path in path_of_kind.items()
+        )
+        raise UserError(
+            f"files that are read together are of one format, and by their names these are not: {descriptions}; "
+            "name them alike, or set data.format"
+        )
+    return kinds[0]
+
+
+def inherit_format(files: Sequence[str | Path], recipe_files: Sequence[str], format: str) -> Any:
+    """The format for ``files``: that of the recipe if named like ``recipe_files``, else "auto"."""
+    return (
+        format
+        if {_format_of_suffix(Path(file)) for file in files}
+        == {_format_of_suffix(Path(file)) for file in recipe_files}
+        else "auto"
+    )
+
+
+def _format_of_suffix(path: Path) -> Literal["tsv", "jsonl"] | None:
+    return FORMAT_BY_SUFFIX.get(_suffix(path))
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _format_label(path: Path, kind: str | None) -> str:
+    return TABLE_LABELS.get(_suffix(path), "plain text" if kind is None else kind.upper())
+
+
+def check_columns(
+    path: Path, format: Literal["tsv", "jsonl"], columns_by_role: ColumnsByRole, max_line: int = MAX_LINE
+) -> None:
+    """Raise a UserError that lists the existing columns if a column is missing."""
+    if format == "tsv":
+        if csv.is_csv(path):
+            raise UserError(
+                f"{path.name} is CSV by its name, not TSV: leave data.format out, or call it .tsv"
+            )
+        _column_indices(path, columns_by_role, max_line)
+    else:
+        _check_keys(path, columns_by_role, max_line)
+
+
+def read_rows(
+    path: Path, format: Literal["tsv", "jsonl"], columns_by_role: ColumnsByRole, max_line: int = MAX_LINE
+) -> Iterator[tuple[int, TableRow]]:
+    """Yield (line number from 1, column values); a header is counted but not yielded.
+
+    Values are text, or any JSON value.
+    """
+    if format == "jsonl":
+        yield from (
+            (number, _parse_json_row(line, columns_by_role))
+            for number, line in enumerate(iter_lines(path, max_line), 1)
+        )
+        return
+    columns, width = _column_indices(path, columns_by_role, max_line)
+    has_header = width is not None
+    for number, line in enumerate(islice(iter_lines(path, max_line), int(has_header), None), 1 + has_header):
+        yield number, _parse_tsv_row(line, columns, width)
+
+
+def _column_indices(
+    path: Path, columns_by_role: ColumnsByRole, max_line: int
+) -> tuple[list[int], int | None]:
+    """(indices of the columns of a TSV, width of its header or None if columns are selected by index)."""
+    first = islice(iter_lines(path, max_line), SAMPLE_LINES)
+    header = (next(first) or b"").decode(errors="replace").split("\t")
+    width = max([len(header), *((line or b"").count(b"\t") + 1 for line in first)])
+    indices = []
+    for column in columns_by_role.values():
+        if isinstance(column, str):
+            if column not in header:
+                message = unknown_name_error(f"column of {path.name}", column, _shorten_names(header))
+                raise UserError(f"{message}; without a header, columns are numbers: 0 is the first")
+            if header.count(column) > 1:
+                raise UserError(
+                    f"{path.name} has {header.count(column)} columns named {column!r}: it is not clear which is meant; "
+                    "rename one, or give its number"
+                )
+            indices.append(header.index(column))
+        elif not 0 <= column < width:
+            raise UserError(
+                f"{path.name} has {width} column{'s' * (width > 1)}, so there is no column {column} "
+                "(the first is 0)"
+            )
+        else:
+            indices.append(column)
+    has_header = any(isinstance(column, str) for column in columns_by_role.values())
+    return indices, len(header) if has_header else None
+
+
+def _parse_tsv_row(line: bytes | None, columns: Sequence[int], width: int | None) -> TableRow:
+    if line is None:
+        return "too_long"
+    if not line.strip():
+        return "empty"
+    cells = line.split(b"\t")
+    if len(cells) <= max(columns) or (width is not None and any(cells[width:])):
+        return "malformed"
+    values = [cells[column] for column in columns]
+    return tuple(cell.decode() for cell in values) if all(map(is_text, values)) else "malformed"
+
+
+def _parse_json_row(line: bytes | None, columns_by_role: ColumnsByRole) -> TableRow:
+    if line is None:
+        return "too_long"
+    if not line.strip():
+        return "empty"
+    try:
+        row = parse_json_line(line) if is_text(line) else None
+    except (ValueError, RecursionError):
+        return "malformed"
+    values = tuple(_lookup(row, key) for key in columns_by_role.values())
+    is_valid = all(
+        value is not None and (not isinstance(value, str) or _is_valid_unicode(value)) for value in values
+    )
+    return values if is_valid else "malformed"
+
+
+def parse_json_line(line: bytes) -> Any:
+    """Parse a line of JSON; a duplicate key in an object is a ValueError, because it is ambiguous."""
+    return _decode_json(line.decode().removeprefix("\ufeff"))
+
+
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(merged := dict(pairs)) < len(pairs):
+        raise ValueError("a key is there twice")
+    return merged
+
+
+_decode_json = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys).decode
+
+
+def _lookup(row: Any, key: ColumnKey) -> Any:
+    """A value by key, by dotted path ("translation.en") or, in a list, by index."""
+    if isinstance(key, int):
+        return row[key] if isinstance(row, list) and 0 <= key < len(row) else None
+    if isinstance(row, dict) and key in row:
+        return row[key]
+    for part in key.split("."):
+        row = row.get(part) if isinstance(row, dict) else None
+    return row
+
+
+def _has_value(row: Any, key: ColumnKey) -> bool:
+    """Whether the value exists and is not an object."""
+    return not isinstance(_lookup(row, key), dict | None)
+
+
+def _is_valid_unicode(text: str) -> bool:
+    """Whether a string from JSON is valid Unicode text: an escape can encode half a surrogate pair."""
+    return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def no_rows_error(path: Path) -> UserError:
+    """The error for a file without a row in its first lines; for one JSON list, how to convert it."""
+    with open_lines(path) as file:
+        is_list = file.read(SAMPLE_BYTES).removeprefix(BOM).lstrip().startswith(b"[")
+    if is_list:
+        return UserError(
+            f"{path.name} is one JSON list; JSONL has an object a line: jq -c '.[]' {path.name} > {path.stem}.jsonl"
+        )
+    return UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object a line")
+
+
+def _check_keys(path: Path, columns_by_role: ColumnsByRole, max_line: int) -> None:
+    """Raise a UserError unless all keys exist in one of the first lines that are JSON objects or lists."""
+    row, n_read = None, 0
+    for line in islice(iter_lines(path, max_line), SAMPLE_LINES):
+        candidate, n_read = _try_parse_json(line), n_read + 1
+        if isinstance(candidate, dict | list):
+            if all(_has_value(candidate, key) for key in columns_by_role.values()):
+                return
+            row = candidate if row is None else row
+    if row is None or (
+        isinstance(row, list) and n_read == 1 and all(isinstance(candidate, dict) for candidate in row)
+    ):
+        raise no_rows_error(path)
+    for use, key in columns_by_role.items():
+        if _has_value(row, key):
+            continue
+        if isinstance(inner := _lookup(row, key), dict):
+            inner_keys = ", ".join(_shorten_names(_key_paths({str(key): inner}))) or "which is empty"
+            raise UserError(
+                f"{path.name}: the key {key!r} holds an object: set {use} to what is in it, {inner_keys}"
+            )
+        if isinstance(row, list):
+            raise UserError(
+                f"{path.name} has a list of {len(row)} a line: {use} must be a number below that, got {key!r}"
+            )
+        key_paths = list(_key_paths(row))
+        if isinstance(key, int):
+            raise UserError(
+                f"{path.name} has the keys {', '.join(sorted(_shorten_names(key_paths)))}: set {use} to one of them, got number {key}"
+            )
+        if key in key_paths:
+            raise UserError(f"{path.name}: the key {key!r} is null in each of its first {n_read:,} lines")
+        raise unknown_name_error(f"key of {path.name}", key, _shorten_names(key_paths))
+
+
+def _key_paths(row: dict[str, Any]) -> Iterator[str]:
+    """The keys of an object; keys of nested objects as dotted paths."""
+    for key, value in row.items():
+        if isinstance(value, dict):
+            yield from (f"{key}.{inner}" for inner in _key_paths(value))
+        else:
+            yield key
+
+
+def _shorten_names(names: Iterable[str]) -> list[str]:
+    """The first names, shortened: without a header they are whole sentences."""
+    return [name[:40] for name in islice(names, 20)]
+
+
+def _try_parse_json(line: bytes | None) -> Any:
+    try:
+        return json.loads(line or b"null")
+    except (ValueError, RecursionError):
+        return None

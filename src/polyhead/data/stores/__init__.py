@@ -1,0 +1,1 @@
+"""Encoded corpora as memory-mapped arrays."""

@@ -1,0 +1,1 @@
+"""Generated text for the demo and for tests."""

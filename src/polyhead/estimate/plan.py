@@ -1,0 +1,349 @@
+"""Estimate the cost of a recipe, or of a model alone."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from polyhead.config.model import ModelConfig
+from polyhead.config.presets import PRESETS
+from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError, check_int, format_value
+from polyhead.core.registry import CACHE
+from polyhead.core.strict_kwargs import strict_kwargs
+from polyhead.cost import parameter_count
+from polyhead.cost.communication import ParallelLayout, estimate_traffic
+from polyhead.cost.decoding import (
+    bytes_by_kv_heads,
+    cache_shape,
+    count_source_bytes,
+    measure_cache,
+    token_flops,
+)
+from polyhead.cost.fake_tensors import count_flops
+from polyhead.cost.flops import count_forward, update_flops_factor
+from polyhead.cost.memory import (
+    TrainingMemory,
+    activation_bytes_formula,
+    estimate_training_memory,
+    model_bytes,
+)
+from polyhead.cost.workload import BatchShape, OpCount, UnknownFormula
+from polyhead.estimate.benchmark import ClockFn, measure_decoding_speed, measure_update_times
+from polyhead.estimate.data_sample import find_missing_files, open_data_sample
+from polyhead.estimate.expected_quality import find_measurements
+from polyhead.estimate.inputs import (
+    EstimateInputs,
+    batch_shape_of,
+    inputs_with_data,
+    inputs_without_data,
+    model_inputs,
+)
+from polyhead.estimate.result import DecodingEstimate, Estimate, FlopsEstimate, TimeEstimate
+from polyhead.export.targets import find_obstacles, make_sample_tokenizer
+from polyhead.kernels.malloc_tuning import get_machine_memory
+from polyhead.run.run import Run
+from polyhead.train.init_from import inherit_settings, load_init_from, load_init_weights
+from polyhead.train.precision import ResolvedPrecision, resolve_precision
+from polyhead.train.trainable_parameters import prepare_trainable
+
+_PROBE_SECONDS = 20.0  # time limit of the training benchmark, which runs at least three steps
+_MAX_MEMORY_FRACTION = 0.8  # of the machine's memory that the benchmark may use
+
+
+@strict_kwargs
+def estimate(
+    design: Recipe | ModelConfig | str | Path,
+    *,
+    probe: bool = True,
+    rows: int | None = None,
+    length: int | None = None,
+    tokens: float | None = None,
+    context: int | None = None,
+    decode_rows: Sequence[int] = (1, 32),
+    layout: ParallelLayout | None = None,
+    seconds: float = _PROBE_SECONDS,
+    clock: ClockFn = time.perf_counter,
+) -> Estimate:
+    """Estimate the cost of a recipe (or its file), or of a model alone.
+
+    ``rows`` and ``length`` are the batch shape of a model alone, ``tokens`` its number of training tokens; a
+    recipe defines its own. ``context`` is the number of tokens of a row in decoding, ``decode_rows`` are the
+    batch sizes, ``layout`` the parallelism of training. ``seconds`` limits the benchmark; without ``probe``
+    nothing is run, and no time is estimated.
+    """
+    for name, count in {"rows": rows, "length": length, "context": context}.items():
+        if count is not None:
+            check_int(name, count, None if name == "context" else 1)
+    if not isinstance(decode_rows, Sequence) or not all(
+        isinstance(batch_size, int) and batch_size >= 1 for batch_size in decode_rows
+    ):
+        raise UserError(
+            f"decode_rows is {format_value(decode_rows)}; wanted a list of whole numbers, 1 or more, as [1, 32]"
+        )
+    if tokens is not None and not (isinstance(tokens, int | float) and tokens > 0):
+        raise UserError(f"tokens is {format_value(tokens)}; wanted a number above 0, as 300e9")
+    with tempfile.TemporaryDirectory(prefix="polyhead-plan-") as folder:
+        subject = _make_inputs(design, rows, length, tokens, Path(folder))
+        config, train, notes = subject.config, subject.train, subject.notes
+        if context is not None and not 1 <= context <= config.max_len:
+            raise UserError(f"context is {context}, wanted 1 to max_len ({config.max_len}) of the model")
+        precision = resolve_precision(train.precision, torch.device("cpu"))
+        works, flops = _count_ops(config, subject.largest_batch, notes)
+        passes = [flops(load) for load in subject.batch_shapes]
+        active = parameter_count.count_active_parameters(config)
+        operations = _estimate_operations(subject, works, passes, active)
+        memory = _estimate_memory(subject, precision)
+        traffic = None
+        if layout is not None:
+            layout = layout._replace(activation_bytes=4 if precision == "fp32" else 2)
+            traffic = estimate_traffic(
+                config, subject.largest_batch, memory.gradients // 4, layout, train.accumulate
+            )
+        time_estimate = None
+        if probe and _has_memory(memory, notes) and subject.sample_batches:
+            time_estimate = _estimate_time(subject, passes, context, decode_rows, seconds, clock)
+        parts = parameter_count.group_parameters(config)
+        formula = (
+            activation_bytes_formula(config, subject.largest_batch)
+            if config.kind != "encoder-decoder"
+            else None
+        )
+        return Estimate(
+            name=subject.name,
+            parameters=sum(part.total for part in parts),
+            active=active,
+            sizes=parts,
+            precision=precision,
+            largest=subject.largest_batch,
+            mean=subject.mean_batch,
+            accumulate=train.accumulate,
+            optimizer=train.optimizer,
+            batches=subject.batches,
+            labels=subject.labels,
+            steps=subject.steps,
+            text=subject.text,
+            operations=operations,
+            memory=memory,
+            memory_literature=formula,
+            decoding=_estimate_decoding(subject, context, max(decode_rows, default=1)),
+            traffic=traffic,
+            time=time_estimate,
+            notes=notes,
+            machine=get_machine_memory(),
+            measurements=find_measurements(subject.task_name, subject.text),
+            exports=dict(subject.exports),
+        )
+
+
+def _make_inputs(
+    design: Recipe | ModelConfig | str | Path,
+    batch_size: int | None,
+    seq_len: int | None,
+    train_tokens: float | None,
+    folder: Path,
+) -> EstimateInputs:
+    """The inputs of the estimate; a UserError if training could not start. ``folder`` is for sample files."""
+    if isinstance(design, ModelConfig):
+        return model_inputs(design, batch_size, seq_len, train_tokens)._replace(
+            exports=find_obstacles(design)
+        )
+    recipe = _resolve_recipe(design)
+    if batch_size or seq_len or train_tokens:
+        raise UserError(
+            "rows, length and tokens are for a model alone; a recipe has train.max_tokens, data.max_len and train.steps"
+        )
+    origin = load_init_from(recipe)
+    recipe = inherit_settings(recipe, origin)
+    if missing_files := find_missing_files(recipe):
+        subject = inputs_without_data(recipe, origin, missing_files)
+    else:
+        subject = inputs_with_data(recipe, open_data_sample(recipe, origin, folder))
+    if origin and recipe.start:
+        load_init_weights(
+            parameter_count.meta_model(subject.config), origin, recipe.start.every, recipe.train.adapt
+        )
+    tokenizer = origin.tokenizer if origin else make_sample_tokenizer(recipe.tokenizer)
+    exports = find_obstacles(subject.config, tokenizer, origin.family if origin else None)
+    return subject._replace(task_name=recipe.task.name, exports=exports)
+
+
+def _resolve_recipe(design: object) -> Recipe:
+    """The recipe, loaded from its file if necessary; any other type is a UserError."""
+    if isinstance(design, Recipe):
+        return design
+    if isinstance(design, str) and design in PRESETS and not Path(design).exists():
+        raise UserError(
+            f"{design!r} is the name of a model; for its plan give ModelConfig(preset={design!r}, vocab_size=...)"
+        )
+    if isinstance(design, str | Path):
+        return load_recipe(design)
+    hints = {
+        Mapping: "; ModelConfig(**mapping) makes one",
+        Run: "; give its recipe or its config",
+        torch.nn.Module: "; give its config",
+    }
+    suffix = next((hint for kind, hint in hints.items() if isinstance(design, kind)), "")
+    raise UserError(
+        f"estimate wants a Recipe, the file of one, or a ModelConfig, got {type(design).__name__}{suffix}"
+    )
+
+
+def _estimate_operations(
+    inputs: EstimateInputs, op_counts: list[OpCount], batch_flops: list[int], active_parameters: int
+) -> FlopsEstimate:
+    """Operations of a forward pass, an optimizer step and the run.
+
+    ``batch_flops`` are the operations of a forward pass over each sample batch.
+    """
+    train, loads, steps = inputs.train, inputs.batch_shapes, inputs.steps
+    times = update_flops_factor(train.adapt is not None)
+    teacher_flops = train.accumulate * _teacher_flops(inputs)
+    step = times * (train.accumulate * sum(batch_flops) / len(batch_flops)) + teacher_flops
+    n_sides = 2 if inputs.config.kind == "encoder-decoder" else 1
+    return FlopsEstimate(
+        parts=op_counts,
+        forward=sum(work.total for work in op_counts),
+        masked_flops=sum(work.times * work.masked_flops for work in op_counts),
+        step=step,
+        rule=6
+        * active_parameters
+        * train.accumulate
+        * sum(load.tokens for load in loads)
+        / len(loads)
+        / n_sides,
+        run=None if steps is None else step * steps,
+        times=times,
+        teachers=teacher_flops,
+    )
+
+
+def _estimate_memory(inputs: EstimateInputs, precision: ResolvedPrecision) -> TrainingMemory:
+    """Memory of training for the largest batch, teachers included."""
+    train = inputs.train
+    memory = estimate_training_memory(
+        inputs.config,
+        inputs.largest_batch,
+        train.optimizer,
+        precision=precision,
+        ema=bool(train.ema),
+        prepare=lambda model: prepare_trainable(model, train),
+    )
+    if memory.activations is None:
+        inputs.notes.append("activations are not known: a part keeps what is only known when it is there")
+    return memory._replace(teachers=sum(model_bytes(teacher.run.model) for teacher in inputs.teachers))
+
+
+def _has_memory(memory: TrainingMemory, notes: list[str]) -> bool:
+    """Whether this machine has the memory to train a few steps; if not, a note is added."""
+    need = memory.total or 0
+    if need <= _MAX_MEMORY_FRACTION * (get_machine_memory() or math.inf):
+        return True
+    notes.append(f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has to spare")
+    return False
+
+
+def _count_ops(
+    config: ModelConfig, batch_shape: BatchShape, notes: list[str]
+) -> tuple[list[OpCount], Callable[[BatchShape], int]]:
+    """(operation counts of the largest batch, function from batch shape to operations of a forward pass)."""
+    try:
+        return count_forward(config, batch_shape), lambda load: sum(
+            work.total for work in count_forward(config, load)
+        )
+    except UnknownFormula as unknown:
+        part = str(unknown)
+    try:
+        total = count_flops(config, batch_shape)
+    except UnknownFormula as unknown:
+        raise UserError(
+            f"the operations of this model are not known: no formula for {part}, and {unknown}"
+        ) from unknown
+    notes.append(
+        f"there is no formula for {part}: operations are counted by torch, and the head counts for every token"
+    )
+    works = [OpCount("all parts, counted", 1, total, "")]
+    return works, lambda load: total * load.tokens // batch_shape.tokens
+
+
+def _teacher_flops(inputs: EstimateInputs) -> float:
+    """Operations of the forward passes of all teachers, for a mean batch."""
+    total = 0
+    for i, teacher in enumerate(inputs.teachers):
+        config = teacher.run.config
+        loads = [
+            batch_shape_of(config, teacher.task, batch.teachers[i]) for _, _, batch in inputs.sample_batches
+        ]
+        _, flops = _count_ops(config, loads[0], inputs.notes)
+        total += sum(map(flops, loads))
+    return total / max(1, len(inputs.sample_batches))
+
+
+def _estimate_time(
+    inputs: EstimateInputs,
+    batch_flops: list[int],
+    context_len: int | None,
+    decode_batch: Sequence[int],
+    probe_seconds: float,
+    clock: ClockFn,
+) -> TimeEstimate:
+    """Predict times from a few optimizer steps and decoding steps.
+
+    ``batch_flops`` are the operations of a forward pass over each sample batch.
+    """
+    train, config, batches, steps = inputs.train, inputs.config, inputs.batches, inputs.steps
+    samples = [batch for _, _, batch in inputs.sample_batches]
+    times = measure_update_times(config, inputs.task, train, samples, batch_flops, probe_seconds, clock)
+    update = times.predict_seconds(train.accumulate * sum(batch_flops) / len(batch_flops))
+    speeds = []
+    if config.kind != "encoder":
+        position = (context_len or inputs.context) // 2
+        speeds = [
+            measure_decoding_speed(config, rows, position, inputs.mean_batch.source, inputs.cache)
+            for rows in decode_batch
+        ]
+    return TimeEstimate(
+        update=update,
+        tokens_per_s=inputs.labels / update,
+        epoch=None if batches is None else update * batches / train.accumulate,
+        run=None if steps is None else update * steps,
+        speeds=speeds,
+        timed_updates=len(times.seconds),
+    )
+
+
+def _estimate_decoding(
+    inputs: EstimateInputs, context_len: int | None, batch_size: int
+) -> DecodingEstimate | None:
+    """Cost of decoding after ``context_len`` tokens with ``batch_size`` rows; None for an encoder."""
+    config = inputs.config
+    if config.kind == "encoder":
+        return None
+    context_len = context_len or inputs.context
+    source = context_len if config.kind == "encoder-decoder" else 0
+    shape = cache_shape(config)
+    selected = inputs.cache or Choice("static" if shape.kv_layers else "state")
+    alternatives = [Choice(name) for name in CACHE.names() if name != selected.name]
+    caches = [measure_cache(choice, shape, batch_size, context_len) for choice in (selected, *alternatives)]
+    if caches[0].unsupported_reason:
+        inputs.notes.append(caches[0].unsupported_reason)
+    try:
+        token: int | None = token_flops(config, context_len, source, inputs.cache)
+        source_bytes = count_source_bytes(config, source) if source else 0
+    except UnknownFormula:
+        token, source_bytes = None, 0
+    return DecodingEstimate(
+        context=context_len,
+        source=source,
+        token=token,
+        rows=batch_size,
+        caches=[cache for cache in caches if not cache.unsupported_reason],
+        source_bytes=source_bytes,
+        heads=bytes_by_kv_heads(config, len(shape.kv_layers)) if shape.kv_layers else {},
+    )

@@ -1,0 +1,173 @@
+"""Classify texts with a trained classifier, and measure it on labelled texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.errors import UserError
+from polyhead.data.batching.encoder_inputs import encode_texts
+from polyhead.data.readers.labeled import LabeledExample
+from polyhead.evaluate.class_metrics import class_measures
+from polyhead.evaluate.embed import token_limit
+from polyhead.evaluate.encode_batches import iter_batches
+from polyhead.models import Classifier
+from polyhead.tokenizers.input_validation import validate_list
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+TextsOrPairs = Sequence[str] | Sequence[tuple[str, str]]
+ClassifierEnsemble = Sequence[tuple[Classifier, Tokenizer]]
+"""Classifiers with the same classes, whose probabilities are averaged."""
+
+
+class ClassPrediction(NamedTuple):
+    """The most likely class of a text, and the probabilities of all, in the order of the model's labels.
+
+    A model with one label ranks: it has a score in place of a probability.
+    """
+
+    label: str
+    probabilities: dict[str, float]
+
+
+class ClassPredictions(NamedTuple):
+    """The class of each text, the number of truncated texts, and the token limit."""
+
+    predictions: list[ClassPrediction]
+    n_truncated: int
+    max_tokens: int
+
+
+class ClassScores(NamedTuple):
+    """Metrics of a classifier on labelled texts."""
+
+    measures: dict[str, float]  # loss in nats, accuracy, f1, mcc
+    predictions: list[str]  # predicted label of each text
+    n_truncated: int  # number of truncated texts
+    max_tokens: int  # token limit of a text
+
+
+def classify(
+    classifiers: ClassifierEnsemble, texts: TextsOrPairs, config: GenerationConfig, batch_tokens: int
+) -> ClassPredictions:
+    """The class of each text, or pair of texts; texts longer than ``token_limit`` are truncated."""
+    labels, max_tokens = classifiers[0][0].config.labels, _token_limit(classifiers, config)
+    if len(labels) == 1:
+        scores, n_truncated = _score_texts(classifiers, texts, config, batch_tokens)
+        return ClassPredictions(
+            [ClassPrediction(labels[0], {labels[0]: score}) for score in scores], n_truncated, max_tokens
+        )
+    log_p, n_truncated = class_log_probs(classifiers, texts, config, batch_tokens)
+    predictions = [
+        ClassPrediction(labels[int(row.argmax())], dict(zip(labels, np.exp(row).tolist(), strict=True)))
+        for row in log_p
+    ]
+    return ClassPredictions(predictions, n_truncated, max_tokens)
+
+
+def check_text_arity(texts: TextsOrPairs, n_texts: int) -> None:
+    """Raise a UserError for single texts if the classifier needs pairs, or for pairs if it needs texts.
+
+    ``n_texts`` is 1 or 2, or 0 if it is not known.
+    """
+    validate_list(texts, "run.classify")
+    for number, text in enumerate(texts):
+        is_single = isinstance(text, str) or not isinstance(text, Iterable)
+        for part in [text] if is_single else text:
+            if not isinstance(part, str):
+                raise UserError(f"text {number} is {type(part).__name__}, wanted a string, or a pair of them")
+        if not is_single and len(list(text)) != 2:
+            raise UserError(f"text {number} has {len(list(text))} parts, wanted a pair of texts")
+    arity = 1 if isinstance(next(iter(texts), ""), str) else 2
+    if n_texts and texts and arity != n_texts:
+        input_kind = "pairs of texts" if arity == 2 else "single texts"
+        expected_input = "a text or a list of texts" if arity == 2 else 'a list of pairs, ["a", "b"]'
+        raise UserError(f"{input_kind}; wanted {expected_input}, as the run learned from")
+
+
+def measure_classes(
+    classifiers: ClassifierEnsemble,
+    examples: Sequence[LabeledExample],
+    config: GenerationConfig,
+    batch_tokens: int,
+) -> ClassScores:
+    """Loss, accuracy, macro F1, Matthews correlation on labelled texts; an unknown label is a UserError."""
+    labels = classifiers[0][0].config.labels
+    if len(labels) == 1:
+        raise UserError(
+            "this model gives each text a number, not a class, so none can be right: classify tells the numbers"
+        )
+    numbers = {label: number for number, label in enumerate(labels)}
+    for example in examples:
+        if example.label not in numbers:
+            raise UserError(
+                f"line {example.line}: the model has no class {example.label!r}; it has {', '.join(labels)}"
+            )
+    targets = np.array([numbers[example.label] for example in examples], dtype=np.int64)
+    texts = [
+        (example.texts[0], example.texts[1]) if len(example.texts) > 1 else example.texts[0]
+        for example in examples
+    ]
+    log_p, n_truncated = class_log_probs(classifiers, texts, config, batch_tokens)  # type: ignore[arg-type]
+    predictions = log_p.argmax(1)
+    loss = -float(log_p[np.arange(len(targets)), targets].mean()) if len(targets) else math.nan
+    measures = {"loss": loss} | class_measures(predictions, targets, labels)
+    return ClassScores(
+        measures, [labels[i] for i in predictions], n_truncated, _token_limit(classifiers, config)
+    )
+
+
+def class_log_probs(
+    classifiers: ClassifierEnsemble, texts: TextsOrPairs, config: GenerationConfig, batch_tokens: int
+) -> tuple[NDArray[np.float64], int]:
+    """log of the mean probability of each class (N, L), in the label order of the first classifier.
+
+    Also the number of truncated texts, the maximum of all classifiers.
+    """
+    results = [_compute_logits(*classifier, texts, config, batch_tokens) for classifier in classifiers]
+    labels = classifiers[0][0].config.labels
+    order = [[model.config.labels.index(label) for label in labels] for model, _ in classifiers]
+    log_p = np.stack(
+        [
+            logits.log_softmax(-1).numpy()[:, columns]
+            for (logits, _), columns in zip(results, order, strict=True)
+        ]
+    )
+    return np.logaddexp.reduce(log_p) - math.log(len(classifiers)), max(
+        n_truncated for _, n_truncated in results
+    )
+
+
+def _score_texts(
+    classifiers: ClassifierEnsemble, texts: TextsOrPairs, config: GenerationConfig, batch_tokens: int
+) -> tuple[list[float], int]:
+    """The mean score of each text, and the number of truncated texts, the maximum of all classifiers."""
+    results = [_compute_logits(*classifier, texts, config, batch_tokens) for classifier in classifiers]
+    scores = [score.sigmoid() if config.sigmoid else score for score, _ in results]
+    mean: Tensor = torch.stack(scores).mean(0)[:, 0]
+    return [float(score) for score in mean], max(n_truncated for _, n_truncated in results)
+
+
+def _token_limit(classifiers: ClassifierEnsemble, config: GenerationConfig) -> int:
+    """The smallest token limit of the classifiers."""
+    return min(token_limit(config, model.config.max_len) for model, _ in classifiers)
+
+
+@torch.inference_mode()
+def _compute_logits(
+    model: Classifier, tokenizer: Tokenizer, texts: TextsOrPairs, config: GenerationConfig, batch_tokens: int
+) -> tuple[Tensor, int]:
+    """Logits (N, L) in double precision, and the number of truncated texts."""
+    validate_list(texts, "run.classify")
+    rows = encode_texts(texts, tokenizer, token_limit(config, model.config.max_len))
+    out = torch.zeros(len(rows), len(model.config.labels), dtype=torch.float64)
+    for numbers, inputs in iter_batches(model, rows, tokenizer, batch_tokens):
+        out[numbers] = model(*inputs).double().cpu()
+    return out, sum(row.truncated for row in rows)

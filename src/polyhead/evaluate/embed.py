@@ -1,0 +1,139 @@
+"""Text embeddings of an encoder or a language model: one vector per text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.model import ModelConfig
+from polyhead.core.errors import UserError, prefix_errors
+from polyhead.data.batching.encoder_inputs import EncoderInput, build_encoder_input, fill_template
+from polyhead.evaluate.encode_batches import encode_in_batches
+from polyhead.generation.prompt_template import PromptTemplate
+from polyhead.models import CausalLM, Classifier, MaskedLM, SentenceEncoder
+from polyhead.nn.pooling import pool_first_token, pool_last_token, pool_max, pool_mean
+from polyhead.tokenizers.input_validation import validate_texts_or_ids
+from polyhead.tokenizers.special_tokens_template import SpecialTokensTemplate
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+TextOrIds = str | Sequence[int]
+"""A text, or its tokens from the tokenizer, without special tokens."""
+PoolFn = Callable[[Tensor, Tensor | None], Tensor]
+_POOLINGS: dict[str, PoolFn] = {
+    "mean": pool_mean,
+    "first": pool_first_token,
+    "max": pool_max,
+    "last": pool_last_token,
+}
+
+
+class Embeddings(NamedTuple):
+    """A vector for each text, the number of truncated texts, and the token limit."""
+
+    vectors: Tensor  # (N, C) float32
+    n_truncated: int
+    max_tokens: int
+
+
+@torch.inference_mode()
+def embed_texts(
+    model: MaskedLM | Classifier | SentenceEncoder | CausalLM,
+    tokenizer: Tokenizer,
+    texts: Sequence[TextOrIds],
+    config: GenerationConfig,
+    template: PromptTemplate | None = None,
+    batch_tokens: int = 4096,
+) -> Embeddings:
+    """Pool the token vectors of each text: mean, first, last, maximum per feature, or the model's pooling.
+
+    Special tokens count as others do (Reimers & Gurevych, 2019, sec. 3), and those of a prompt with
+    ``pool_prompt``. Texts longer than ``token_limit`` are truncated. ``pooling`` "own" is the one that the
+    model was trained with, projection included.
+    """
+    pool = _POOLINGS.get(config.pooling) or getattr(model, "pooler", None)
+    if pool is None:
+        raise UserError(f"this model has no pooling of its own; choose one of {', '.join(_POOLINGS)}")
+    rows = prepare_inputs(tokenizer, texts, config, model.config.max_len, template)
+    n_prompt_tokens = (
+        0 if config.pool_prompt else count_prompt_tokens(tokenizer, config, model.config.max_len, template)
+    )
+    out = torch.zeros(len(rows), embedding_dim(model.config))
+    for numbers, vectors, pos in encode_in_batches(model, rows, tokenizer, batch_tokens):
+        vector = pool(vectors, mask_prompt(n_prompt_tokens, vectors, pos))
+        for dense in getattr(model, "dense", ()):
+            vector = dense(vector)
+        out[numbers] = vector.float().cpu()
+    out = torch.nn.functional.normalize(out, dim=-1) if config.normalize else out
+    return Embeddings(out, sum(row.truncated for row in rows), token_limit(config, model.config.max_len))
+
+
+def embedding_dim(config: ModelConfig) -> int:
+    """The dimension of a text's vector."""
+    return config.dense[-1].width if config.dense else config.d_model
+
+
+def token_limit(config: GenerationConfig, max_len: int) -> int:
+    """Maximum number of tokens of a text, special ones included, for a model that can read ``max_len``."""
+    return min(config.max_text_len or max_len, max_len)
+
+
+def prepare_inputs(
+    tokenizer: Tokenizer,
+    texts: Sequence[TextOrIds],
+    config: GenerationConfig,
+    max_len: int,
+    template: PromptTemplate | None = None,
+) -> list[EncoderInput]:
+    """The texts as the model reads them: prompt and text, truncated to the limit, between special tokens.
+
+    ``template`` has the tokens around a text for a language model, in addition to those of its tokenizer.
+    """
+    validate_texts_or_ids(texts, "run.embed", tokenizer.vocab_size)
+    encoded, max_tokens = _encode_prompted(tokenizer, texts, config.prompt_text), token_limit(config, max_len)
+    with prefix_errors("max_text_len"):
+        if template is None:
+            return [build_encoder_input([ids], tokenizer, max_tokens) for ids in encoded]
+        special_tokens = SpecialTokensTemplate(
+            template.prefix_ids if template.always_add_prefix else [],
+            [],
+            template.suffix_ids or tokenizer.suffix_ids,
+            False,
+        )
+        rows = [fill_template(special_tokens, [ids], max_tokens) for ids in encoded]
+    return [
+        row if row.ids else EncoderInput(template.prefix_ids, len(template.prefix_ids), False) for row in rows
+    ]
+
+
+def _encode_prompted(tokenizer: Tokenizer, texts: Sequence[TextOrIds], prompt: str) -> list[list[int]]:
+    """The tokens of the texts after the prompt; token lists come after the tokens of the prompt."""
+    encoded = iter(tokenizer.encode([prompt + text for text in texts if isinstance(text, str)]))
+    prompt_ids = tokenizer.encode([prompt])[0] if prompt else []
+    return [next(encoded) if isinstance(text, str) else [*prompt_ids, *map(int, text)] for text in texts]
+
+
+def count_prompt_tokens(
+    tokenizer: Tokenizer, config: GenerationConfig, max_len: int, template: PromptTemplate | None = None
+) -> int:
+    """Number of tokens of the prompt and of the special tokens before it; 0 without a prompt."""
+    if not config.prompt_text:
+        return 0
+    ids = prepare_inputs(tokenizer, [""], config, max_len, template)[0].ids
+    return len(ids) - (ids[-1] in tokenizer.special_ids)  # without the end token
+
+
+def mask_prompt(n_prompt_tokens: int, x: Tensor, pos: Tensor | None) -> Tensor | None:
+    """Positions (B, T) in which the first ``n_prompt_tokens`` tokens are -1, like padding."""
+    if not n_prompt_tokens:
+        return pos
+    pos = torch.arange(x.size(1), device=x.device).expand(x.shape[:2]) if pos is None else pos
+    return (pos - n_prompt_tokens).clamp(min=-1)
+
+
+def cosine_similarity(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine similarity a · b / (|a| |b|) of each row of a (N, C) with each of b (M, C): (N, M)."""
+    return torch.nn.functional.normalize(a, dim=-1) @ torch.nn.functional.normalize(b, dim=-1).T

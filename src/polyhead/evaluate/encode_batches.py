@@ -1,0 +1,54 @@
+"""Encode texts in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyhead.core.errors import check_int
+from polyhead.data.batching.encoder_inputs import EncoderInput, collate_encoder_inputs
+from polyhead.data.batching.length_bucketing import plan_eval_batches
+from polyhead.nn.device import to_model_device
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+_CPU_BATCH_TOKENS = 512  # tokens whose activations stay in the cache of a core from layer to layer
+
+
+def limit_batch_tokens(model: nn.Module, batch_tokens: int) -> int:
+    """Tokens per batch: ``batch_tokens``, or fewer on a CPU, which is busy with few already."""
+    check_int("batch_tokens", batch_tokens, 1)
+    return (
+        min(batch_tokens, _CPU_BATCH_TOKENS)
+        if next(model.parameters()).device.type == "cpu"
+        else batch_tokens
+    )
+
+
+@torch.inference_mode()
+def encode_in_batches(
+    model: Any, rows: Sequence[EncoderInput], tokenizer: Tokenizer, batch_tokens: int
+) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+    """Encode rows with ``model.encoder`` in batches.
+
+    Yields the indices of some rows, their vectors (B, T, C) and their positions (B, T); the order is
+    arbitrary.
+    """
+    for numbers, inputs in iter_batches(model, rows, tokenizer, batch_tokens):
+        yield numbers, model.encoder(*inputs), inputs[1]
+
+
+def iter_batches(
+    model: Any, rows: Sequence[EncoderInput], tokenizer: Tokenizer, batch_tokens: int
+) -> Iterator[tuple[list[int], tuple[Tensor, Tensor | None, Tensor | None]]]:
+    """Yield the indices of some rows and the model's arguments for them; the order is arbitrary."""
+    lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
+    for batch in plan_eval_batches(lengths, lengths, limit_batch_tokens(model, batch_tokens)):
+        batch_rows = [rows[i] for i in batch]
+        inputs = collate_encoder_inputs(
+            [row.ids for row in batch_rows], [row.second_start for row in batch_rows], tokenizer.pad_id
+        )
+        yield batch.tolist(), to_model_device(model, inputs).model_args(model.config.segments)

@@ -1,0 +1,81 @@
+"""Predict the masked tokens of a text with a masked language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from polyhead.core.errors import UserError, check_int
+from polyhead.data.batching.encoder_inputs import build_encoder_input
+from polyhead.evaluate.encode_batches import encode_in_batches
+from polyhead.models import MaskedLM
+from polyhead.tokenizers.display import tokens_to_text, visible_token
+from polyhead.tokenizers.mask_tokens import encode_masked
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+_BATCH_TOKENS = 4096  # tokens per batch
+
+
+class MaskPrediction(NamedTuple):
+    """A predicted token of a mask."""
+
+    token: str  # for display; spaces are shown as ␣
+    probability: float
+    text: str  # the text with it; other masks are filled with their most likely tokens
+
+
+@torch.inference_mode()
+def fill_mask(
+    model: MaskedLM, tokenizer: Tokenizer, texts: Sequence[str], top_k: int
+) -> list[list[list[MaskPrediction]]]:
+    """The ``top_k`` most likely tokens of each mask of each text, best first.
+
+    Probabilities are over the whole vocabulary; special tokens are excluded. A mask is written as the
+    tokenizer's mask token, or as <mask> or [MASK]. Every mask is predicted separately, with the others masked
+    too.
+    """
+    if not model.config.head:
+        raise UserError("this encoder scores no tokens (model.head=false): it cannot fill a mask")
+    special = torch.tensor(tokenizer.special_ids)
+    max_k = tokenizer.vocab_size - len(special)
+    check_int("top", top_k)
+    if not 1 <= top_k <= max_k:
+        raise UserError(f"top is {top_k}; this vocabulary offers 1 to {max_k} tokens")
+    rows = [
+        build_encoder_input([ids], tokenizer, model.config.max_len) for ids in encode_masked(tokenizer, texts)
+    ]
+    for number, row in enumerate(rows, 1):
+        if row.truncated:
+            raise UserError(
+                f"text {number} has more tokens than this model takes ({model.config.max_len}, special ones counted)"
+            )
+    predictions: list[list[list[MaskPrediction]]] = [[] for _ in rows]
+    for numbers, vectors, _ in encode_in_batches(model, rows, tokenizer, _BATCH_TOKENS):
+        for number, text_vectors in zip(numbers, vectors, strict=True):
+            ids = torch.tensor(rows[number].ids)
+            positions = torch.where(ids == tokenizer.mask_id)[0]
+            p = model.head(model.apply_transform(text_vectors[positions])).float().softmax(-1).cpu()
+            p[:, special] = -1.0
+            p[:, tokenizer.vocab_size :] = -1.0  # unused rows of a published model's vocabulary
+            best = p.topk(top_k)
+            ids[positions] = best.indices[:, 0]
+            predictions[number] = [
+                [
+                    _make_prediction(tokenizer, ids, int(position), int(token), float(probability))
+                    for token, probability in zip(*ranked, strict=True)
+                ]
+                for position, *ranked in zip(positions, best.indices, best.values, strict=True)
+            ]
+    return predictions
+
+
+def _make_prediction(
+    tokenizer: Tokenizer, ids: torch.Tensor, position: int, token: int, probability: float
+) -> MaskPrediction:
+    filled = ids.clone()
+    filled[position] = token
+    return MaskPrediction(
+        visible_token(tokenizer, token), probability, tokens_to_text(tokenizer, filled.tolist())
+    )

@@ -1,0 +1,93 @@
+"""Perplexity of a language model on a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from polyhead.core.errors import UserError, format_value
+from polyhead.data.batching.token_windows import collate_windows
+from polyhead.data.readers.plain_text import TextFiles
+from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.token_store import TokenStore
+from polyhead.evaluate.token_accuracy import TokenLoss, loss_to_perplexity, token_losses
+from polyhead.models import CausalLM
+from polyhead.nn.device import to_model_device
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+
+class Perplexity(NamedTuple):
+    """-log p of a text, and the counts that normalise it.
+
+    Token counts depend on the tokenizer. Counts of words and characters do not, so any two models can be
+    compared by them: words are separated by whitespace, and each line end is one more (as on WikiText; Merity
+    et al., 2016).
+    """
+
+    nll: float  # natural logarithm
+    tokens: int  # number of predicted tokens
+    words: int
+    characters: int
+    malformed: int = 0  # lines that are invalid or too long, left out
+
+    @property
+    def loss(self) -> float:
+        """-log p per token, in nats."""
+        return self.nll / self.tokens
+
+    @property
+    def per_token(self) -> float:
+        return loss_to_perplexity(self.loss)
+
+    @property
+    def per_word(self) -> float:
+        return loss_to_perplexity(self.nll / max(self.words, 1))
+
+    @property
+    def bits_per_character(self) -> float:
+        return self.nll / math.log(2) / max(self.characters, 1)
+
+
+def text_perplexity(
+    model: CausalLM, tokenizer: Tokenizer, text: TextFiles, width: int, batch_tokens: int
+) -> Perplexity:
+    """Perplexity of plain text files, in rows of ``width`` tokens, up to ``batch_tokens`` per batch."""
+    if not isinstance(text, TextFiles):
+        raise UserError(
+            f"wanted a text that polyhead.data.readers.plain_text.open_text opens, got {format_value(text)}; run.perplexity([...]) is of texts as they are"
+        )
+    with TemporaryDirectory() as directory:
+        store = TokenStore.open_or_build(text, tokenizer, directory, tokenizer.prefix_ids)
+        return compute_perplexity(model, store, width, max(1, batch_tokens // width))
+
+
+@torch.no_grad()
+def compute_perplexity(
+    model: CausalLM, store: TokenStore, width: int, rows: int, map_fn: Callable[..., Iterable[Any]] = map
+) -> Perplexity:
+    """Perplexity of a whole text in rows of ``width`` tokens, ``rows`` at a time; each token counts once.
+
+    ``map_fn`` applies a function to each of several items, as ``map`` does.
+    """
+    starts = np.arange(0, len(store) - 1, width)
+    if not len(starts):
+        raise UserError(
+            f"{store.report.source_label}: one token, and nothing that it could predict; give more text"
+        )
+
+    def read_rows(row_starts: IdArray) -> TokenLoss:
+        batch = to_model_device(
+            model, collate_windows(store, row_starts, width, has_documents=len(store.document_starts) > 1)
+        )
+        return token_losses(model.features(batch.tokens, batch.pos), model.head, batch.labels)
+
+    total = TokenLoss.from_parts(
+        map_fn(read_rows, [starts[i : i + rows] for i in range(0, len(starts), rows)])
+    )
+    report = store.report
+    return Perplexity(total.nll, total.n_tokens, report.words, report.characters, report.malformed)

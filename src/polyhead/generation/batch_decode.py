@@ -1,0 +1,288 @@
+"""Decode a list of sources or prompts with one engine, and check the length limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.errors import UserError, check_int, prefix_errors
+from polyhead.generation.constraints.lexical_constraints import LexicalConstraints
+from polyhead.generation.constraints.terminology import Term
+from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
+from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
+from polyhead.generation.decoding.sampling import Sampling
+from polyhead.generation.engine.engine import Engine
+from polyhead.generation.engine.interface import Decoder, Hypothesis
+from polyhead.generation.engine.request import DecodingState, Request
+from polyhead.generation.shortlist.shortlist import Shortlist
+from polyhead.grammar.grammar_constraint import GrammarConstraint
+from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+
+_EMPTY_HYPOTHESIS = Hypothesis([], 0.0, 0.0)
+
+
+class SamplingRequest(NamedTuple):
+    """Sample ``n`` outputs per line. The samples of a line depend only on the seed and on its line number."""
+
+    sampling: Sampling
+    n: int
+    seed: int
+    row_offset: int = 0  # number of the first line
+
+
+def decode_sources(
+    model: Decoder,
+    sources: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    seq2seq_template: Seq2SeqTemplate,
+    max_len: int,
+    truncate: bool = False,
+    prefix: Sequence[Sequence[int]] | None = None,
+    extra_eos_ids: Sequence[int] = (),
+    bad_token_ids: Sequence[int] = (),
+    shortlist: Shortlist | None = None,
+    terms: Sequence[Sequence[Term]] | None = None,
+    sampling_request: SamplingRequest | None = None,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Decode encoded sources (without special tokens); yield (line from 0, best outputs first) as they end.
+
+    The longest lines are submitted first, so that a line that does not fit into memory fails at once. Lines
+    of similar length run and end together, and the next ones join when those before are finished: admitting
+    them one by one takes 1.2 to 1.6 times as long. An output has at most ``max_length_ratio`` x source tokens
+    + ``max_length_extra`` tokens and at most ``max_len``, the model's maximum length, end of sentence
+    included; any of ``extra_eos_ids`` also ends it. An empty line gives one empty output. A line longer than
+    ``max_len`` is a UserError before anything is decoded; with ``truncate`` its first tokens are used.
+    ``prefix`` is the forced prefix of each output, unless the line is empty. One beam is greedy search. With
+    a ``shortlist`` only the tokens that it selects for a line are output. The output of each line contains
+    all of its ``terms``. With ``sampling_request`` the outputs are sampled instead of searched for.
+    """
+    eos_ids, lines = (
+        (seq2seq_template.eos_id, *extra_eos_ids),
+        _truncate_sources(sources, max_len - len(seq2seq_template.encoder_input(())), truncate),
+    )
+    prefix = [[]] * len(lines) if prefix is None else prefix
+    if len(prefix) != len(lines):
+        raise UserError(f"{len(lines)} lines, but {len(prefix)} prefixes: one each is wanted")
+    for i, row_prefix in enumerate(prefix):
+        if len(row_prefix) >= max_len:
+            raise UserError(
+                f"the prefix of line {i + 1} has {len(row_prefix)} tokens; the model's greatest length is {max_len}"
+            )
+        if eos_in_prefix := [token for token in row_prefix if token in eos_ids]:
+            raise UserError(
+                f"the prefix of line {i + 1} contains the end-of-sentence token {eos_in_prefix[0]}"
+            )
+    opening_ids = list(seq2seq_template.opening_ids) if seq2seq_template.opening_forced else []
+    strategy = beam_strategy(config, seq2seq_template.eos_id, bad_token_ids, extra_eos_ids=extra_eos_ids)
+    sampling_strategy = sampling_request and SamplingStrategy(sampling_request.sampling, *eos_ids)
+    constraints = [
+        constraints_for(line_terms, seq2seq_template, max_len, f" of line {i}")
+        for i, line_terms in enumerate(terms or [()] * len(lines), 1)
+    ]
+    limits = [
+        min(
+            max_len,
+            max(
+                max_output_len(len(line), config),
+                len(opening_ids) + len(row_prefix) + (constraint.num_tokens if constraint else 0) + 1,
+            ),
+        )
+        for line, row_prefix, constraint in zip(lines, prefix, constraints, strict=True)
+    ]
+    longest = max(limits, default=1)
+    engine = Engine(
+        model,
+        max_len=longest,
+        cache=config.cache,
+        max_batch_tokens=config.batch_tokens,
+        refill_threshold=1,
+        shortlist=shortlist,
+    )
+    order = sorted(range(len(lines)), key=lambda row: -len(lines[row]))
+    requests = {}
+    for row in (row for row in order if lines[row]):
+        decoder_ids, forced_ids = [seq2seq_template.decoder_start_id], [*opening_ids, *prefix[row]]
+        if sampling_request is None or sampling_strategy is None:
+            with prefix_errors(f"a source of {len(lines[row])} tokens"):
+                beam_request = BeamRequest(limits[row], forced_ids, len(opening_ids), decoder_ids)
+                state: DecodingState = beam_state_for(strategy, beam_request, constraints[row])
+        else:
+            decoder_ids += forced_ids
+            first_row = sampling_request.n * (sampling_request.row_offset + row)
+            state = SampledSequences(
+                sampling_strategy,
+                decoder_ids,
+                limits[row] - len(forced_ids),
+                sampling_request.n,
+                sampling_request.seed,
+                first_row,
+            )
+        cost = state.width * (len(lines[row]) + 1)
+        requests[row] = engine.submit(
+            decoder_ids, state, source=seq2seq_template.encoder_input(lines[row]), cost=cost
+        )
+    for row, hypotheses in _run_requests(engine, requests):
+        prefix_ids = [*opening_ids, *prefix[row]] if sampling_request else []
+        yield (
+            row,
+            [h._replace(tokens=seq2seq_template.strip_opening([*prefix_ids, *h.tokens])) for h in hypotheses],
+        )
+    yield from (
+        (row, [_EMPTY_HYPOTHESIS] * (sampling_request.n if sampling_request else 1))
+        for row in order
+        if not lines[row]
+    )
+
+
+def constraints_for(
+    terms: Sequence[Term], seq2seq_template: Seq2SeqTemplate, max_len: int, subject: str = ""
+) -> LexicalConstraints | None:
+    """Constraints for the terms of a request, None without; a UserError if they exceed ``max_len`` tokens."""
+    constraints = LexicalConstraints(terms, len(seq2seq_template.opening_ids)) if terms else None
+    if constraints is not None and len(seq2seq_template.opening_ids) + constraints.num_tokens >= max_len:
+        raise UserError(
+            f"the terms{subject} have {constraints.num_tokens} tokens; the model's greatest length is {max_len}"
+        )
+    return constraints
+
+
+def beam_continuations(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    eos_id: int,
+    extra_eos_ids: Sequence[int] = (),
+    max_len: int,
+    grammar: GrammarConstraint | None = None,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Yield the ``n_best`` beam search continuations of each prompt: (prompt from 0, best first).
+
+    Length and score count only the new tokens, at most ``max_new_tokens``; prompt and output together have at
+    most ``max_len`` tokens, the model's maximum length.
+    """
+    check_prompts(prompts, max_len)
+    strategy, limits = (
+        beam_strategy(config, eos_id, grammar=grammar, extra_eos_ids=extra_eos_ids),
+        [min(config.max_new_tokens, max_len - len(prompt) + 1) for prompt in prompts],
+    )
+    lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
+    engine = Engine(
+        model,
+        max_len=max(lengths, default=1),
+        cache=config.cache,
+        max_batch_tokens=config.batch_tokens,
+        refill_threshold=1,
+    )
+    yield from _run_requests(
+        engine,
+        {
+            row: engine.submit(
+                prompts[row],
+                beam_state_for(strategy, BeamRequest(limits[row], context_ids=prompts[row])),
+                cost=config.beam_size * (lengths[row] + 1),
+            )
+            for row in sorted(range(len(prompts)), key=lambda row: -lengths[row])
+        },
+    )
+
+
+def beam_strategy(
+    config: GenerationConfig,
+    eos_id: int,
+    bad_token_ids: Sequence[int] = (),
+    grammar: GrammarConstraint | None = None,
+    extra_eos_ids: Sequence[int] = (),
+) -> BeamSearchStrategy:
+    """The beam search strategy of a config; one beam is greedy search."""
+    return BeamSearchStrategy(
+        config.beam_size,
+        eos_id,
+        extra_eos_ids=extra_eos_ids,
+        n_best=config.n_best,
+        length_penalty=config.length_penalty,
+        early_stopping=True if config.beam_size == 1 else config.early_stopping,
+        min_new_tokens=config.min_new_tokens,
+        bad_token_ids=bad_token_ids,
+        no_repeat_ngram_size=config.no_repeat_ngram_size,
+        grammar=grammar,
+    )
+
+
+def beam_state_for(
+    strategy: BeamSearchStrategy, request: BeamRequest, constraints: LexicalConstraints | None = None
+) -> BeamState:
+    """The beam state of a request; a UserError if ``min_new_tokens`` exceeds its ``max_new_tokens``."""
+    if strategy.min_new_tokens > request.max_new_tokens:
+        raise UserError(
+            f"min_new_tokens is {strategy.min_new_tokens}, more than the {request.max_new_tokens} tokens that this output may have at most"
+        )
+    return BeamState(strategy, request, constraints)
+
+
+def _run_requests(engine: Engine, requests: dict[int, Request]) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Step the engine; yield the hypotheses of each request as soon as it finishes."""
+    while requests:
+        engine.step()
+        for row in [row for row, request in requests.items() if request.finish_status is not None]:
+            yield row, requests.pop(row).result()
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], max_len: int | None, number: int = 1) -> None:
+    """Raise a UserError for the first empty or too long prompt; prompts are numbered from ``number``."""
+    for i, prompt in enumerate(prompts, number):
+        if not prompt:
+            raise UserError(f"prompt {i} has no token; a language model goes on from one at least")
+        if max_len is not None and len(prompt) > max_len:
+            raise UserError(
+                f"prompt {i} has {len(prompt)} tokens; this model takes {max_len} at most: give its end"
+            )
+
+
+def check_sampling_request(
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    n: int,
+    seed: int,
+    row_offset: int,
+    max_len: int | None,
+) -> None:
+    """Raise a UserError for invalid sampling arguments; sequences are numbered from ``row_offset``."""
+    check_int("seed", seed)
+    if max_new_tokens < 1 or n < 1:
+        raise UserError(f"max_new_tokens is {max_new_tokens} and n is {n}; wanted 1 or more of each")
+    if seed < 0:
+        raise UserError(f"seed is {seed}, wanted 0 or more")
+    check_prompts(prompts, max_len, row_offset // n + 1)
+
+
+def restore_order(
+    results: Iterable[tuple[int, list[Hypothesis]]], n: int, progress: Callable[[int], None] | None = None
+) -> list[list[Hypothesis]]:
+    """Sort the results of ``decode_sources`` by line; ``progress`` gets the number of finished lines."""
+    outputs: list[list[Hypothesis]] = [[]] * n
+    for num_done, (line, hypotheses) in enumerate(results, 1):
+        outputs[line] = hypotheses
+        if progress is not None:
+            progress(num_done)
+    return outputs
+
+
+def max_output_len(source_len: int, config: GenerationConfig) -> int:
+    """The maximum number of output tokens for a source of ``source_len`` tokens, end of sentence included."""
+    return max(1, int(config.max_length_ratio * source_len) + config.max_length_extra)
+
+
+def _truncate_sources(
+    sources: Sequence[Sequence[int]], max_source_len: int, truncate: bool
+) -> list[Sequence[int]]:
+    """Truncate each line to ``max_source_len`` tokens; without ``truncate`` a longer line is a UserError."""
+    for i, line in enumerate(sources):
+        if len(line) > max_source_len and not truncate:
+            raise UserError(
+                f"line {i + 1} has {len(line)} tokens; the model takes {max_source_len} at most beside the special ones. Split the "
+                f"line, or ask for truncation to its first {max_source_len} tokens"
+            )
+    return [line[:max_source_len] for line in sources]

@@ -1,0 +1,1 @@
+"""Terminology, and lexical constraints for beam search."""

@@ -1,0 +1,169 @@
+"""Lexical constraints: phrases that an output must contain (Hokamp and Liu, 2017; Post and Vilar, 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+from torch import Tensor
+
+from polyhead.generation.constraints.terminology import Term, TermPhrase
+from polyhead.generation.shortlist.shortlist import ShortlistHead
+
+UNMET_TERMS_ERROR = "no output with all of its terms was found: no_repeat_ngram_size, forbidden tokens or its greatest length are in their way"
+
+Extension = tuple[int, int]
+"""The row that is extended, and its next token."""
+
+
+class ConstraintState(NamedTuple):
+    """The progress of a row with its terms."""
+
+    unmet_terms: tuple[Term, ...]
+    num_missing: int  # minimum number of tokens that are still missing
+    next_tokens: tuple[int, ...]  # tokens that continue a term or begin one
+
+
+class LexicalConstraints:
+    """The terms of one request, and the progress of each of its rows with them.
+
+    The most likely beams alone would never contain an unlikely term. So each row is also extended with the
+    next token of every term that it lacks, and only rows with equally many matched term tokens compete with
+    each other: dynamic beam allocation (Post and Vilar, 2018, sec. 3). Only a row with all terms may end.
+    """
+
+    def __init__(self, terms: Sequence[Term], prefix_len: int = 0) -> None:
+        """The text begins after ``prefix_len`` tokens."""
+        self.prefix_len = prefix_len
+        self.num_tokens = sum(map(_min_len, terms))  # tokens of the terms, without overlap
+        self.tokens = {token for term in terms for phrase in term for token in phrase.tokens}
+        self.states = [_update_state(tuple(terms), (), prefix_len)]
+        self._has_matchers = any(phrase.matcher for term in terms for phrase in term)
+        # state after a token of no term, by the unmet terms
+        self._unrelated_states: dict[tuple[Term, ...], ConstraintState] = {}
+        self._next_states: dict[Extension, ConstraintState] = {}  # of the extensions that were tried last
+
+    def propose_extensions(
+        self,
+        log_probs: Sequence[float],
+        logits: Tensor,
+        banned_ids: Sequence[Container[int]],
+        shortlist_head: ShortlistHead | None,
+    ) -> dict[Extension, float]:
+        """Log-probabilities of the extensions that continue or begin a term and are not banned.
+
+        ``log_probs`` are those of the rows.
+        """
+        steps = [
+            (row, token)
+            for row, progress in enumerate(self.states)
+            for token in progress.next_tokens
+            if token not in banned_ids[row]
+        ]
+        if not steps:
+            return {}
+        rows, tokens = map(list, zip(*steps, strict=True))
+        columns = tokens if shortlist_head is None else shortlist_head.column_ids(tokens)
+        token_log_probs = logits.float().log_softmax(-1)[rows, columns].tolist()
+        return {step: log_probs[step[0]] + value for step, value in zip(steps, token_log_probs, strict=True)}
+
+    def select_extensions(
+        self,
+        rows: Sequence[Sequence[int]],
+        scores: Mapping[Extension, float],
+        width: int,
+        eos_ids: Container[int],
+        is_last: bool,
+    ) -> tuple[list[float], list[int], list[int]]:
+        """Select extended rows: the finished ones that have all terms, then ``width`` live ones, best first.
+
+        ``scores`` are the log-probabilities of the extensions. Rows that lack equally many tokens are a bank,
+        and all banks have equal shares of the ``width`` live rows. An extension is finished if its token is
+        an end token, or if it is the last one (``is_last``).
+        """
+        self._next_states, banks = {}, dict[int, list[tuple[float, int, int]]]()
+        for (origin, token), score in sorted(scores.items(), key=lambda candidate: -candidate[1]):
+            if score == -inf:
+                break
+            next_state = (
+                self.states[origin]
+                if token in eos_ids
+                else self._advance_state(self.states[origin], rows[origin], token)
+            )
+            if not (next_state.unmet_terms and (is_last or token in eos_ids)):
+                self._next_states[origin, token] = next_state
+                banks.setdefault(next_state.num_missing, []).append((score, origin, token))
+        queues = [iter(banks[missing]) for missing in sorted(banks)]
+        finished: list[tuple[float, int, int]] = []
+        live_rows: list[tuple[float, int, int]] = []
+        while queues and len(live_rows) < width:
+            for queue in list(queues):
+                for candidate in queue:
+                    if not is_last and candidate[2] not in eos_ids:
+                        live_rows.append(candidate)
+                        break
+                    finished.append(candidate)
+                else:
+                    queues.remove(queue)
+        best = finished + sorted(live_rows[:width], key=lambda candidate: -candidate[0])
+        return [score for score, _, _ in best], [row for _, row, _ in best], [token for _, _, token in best]
+
+    def _advance_state(self, state: ConstraintState, row: Sequence[int], token: int) -> ConstraintState:
+        """The state of a row after one more token."""
+        text = (*row, token)
+        if self._has_matchers or token in self.tokens or len(text) <= self.prefix_len:
+            return _update_state(state.unmet_terms, text, self.prefix_len)
+        if state.unmet_terms not in self._unrelated_states:
+            self._unrelated_states[state.unmet_terms] = _update_state(
+                state.unmet_terms, text, self.prefix_len
+            )
+        return self._unrelated_states[state.unmet_terms]
+
+    def commit(self, extensions: Iterable[Extension]) -> None:
+        """Set the rows to the selected extensions: the row that each extends, and its new token."""
+        self.states = [self._next_states[extension] for extension in extensions]
+
+
+def _update_state(unmet_terms: tuple[Term, ...], row: Sequence[int], prefix_len: int) -> ConstraintState:
+    """The state of a row that lacked these terms before its last token."""
+    partial_matches = [
+        (term, [(phrase, _matched_len(phrase, row, prefix_len)) for phrase in term]) for term in unmet_terms
+    ]
+    partial_matches = [
+        (term, ways) for term, ways in partial_matches if not any(_is_complete(*way, row) for way in ways)
+    ]
+    reachable = [
+        [(phrase, num_matched) for phrase, num_matched in ways if num_matched >= 0]
+        for _, ways in partial_matches
+    ]
+    # one of the partial matches can be continued, the other terms start again
+    saved = [
+        _min_len(term) - min(len(phrase.tokens) - num_matched for phrase, num_matched in ways)
+        for (term, _), ways in zip(partial_matches, reachable, strict=True)
+    ]
+    missing = sum(_min_len(term) for term, _ in partial_matches) - max([0, *saved])
+    follows = dict.fromkeys(phrase.tokens[num_matched] for ways in reachable for phrase, num_matched in ways)
+    return ConstraintState(tuple(term for term, _ in partial_matches), missing, tuple(follows))
+
+
+def _is_complete(phrase: TermPhrase, matched_len: int, row: Sequence[int]) -> bool:
+    """Whether a row, which ends with ``matched_len`` tokens of a phrase, ends with the whole phrase."""
+    return matched_len == len(phrase.tokens) or (
+        phrase.matcher is not None and phrase.matcher.matches_end(row)
+    )
+
+
+def _matched_len(phrase: TermPhrase, row: Sequence[int], prefix_len: int) -> int:
+    """The number of tokens of a phrase that a row ends with; -1 if the phrase can no longer occur."""
+    max_size = min(len(phrase.tokens), max(0, len(row) - prefix_len))
+    if phrase.is_initial:
+        return max_size if tuple(row[prefix_len:]) == phrase.tokens[:max_size] else -1
+    return next(
+        size for size in range(max_size, -1, -1) if tuple(row[len(row) - size :]) == phrase.tokens[:size]
+    )
+
+
+def _min_len(term: Term) -> int:
+    """The minimum number of tokens of a term, at any position."""
+    return min(len(phrase.tokens) for phrase in term if not phrase.is_initial)

@@ -1,0 +1,145 @@
+"""Terminology: required translations of the words of a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from polyhead.core.errors import UserError, format_value
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.word_boundaries import decode_token_bytes, is_unspaced_char
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_CONTEXT_WORD, _BLANK = "x", " "  # a word that precedes another one
+
+
+class TermPhrase(NamedTuple):
+    """A token sequence that spells a phrase."""
+
+    tokens: tuple[int, ...]
+    is_initial: bool = False  # whether it spells the phrase only at the beginning of a text
+    matcher: TermMatcher | None = None  # finds the phrase in other tokens
+
+
+class TermMatcher(NamedTuple):
+    """Find a phrase in tokens that contain more than it, as in scripts without spaces between words."""
+
+    target_bytes: bytes
+    token_bytes: Mapping[int, bytes]  # of each token
+
+    def matches_end(self, row: Sequence[int]) -> bool:
+        """Whether the last token of a row completes the phrase."""
+        reach = len(self.target_bytes) - 1 + len(self.token_bytes[row[-1]]) if row else 0
+        tail, i = b"", len(row)
+        while i and len(tail) < reach:
+            i -= 1
+            tail = self.token_bytes[row[i]] + tail
+        return self.target_bytes in tail[max(0, len(tail) - reach) :]
+
+
+Term = tuple[TermPhrase, ...]
+"""Alternative phrases, one of which must occur."""
+TermEntries = Mapping[str, str | Sequence[str]]
+"""Source terms and the required translation of each: one phrase, or several alternatives."""
+
+
+class Terminology:
+    """Source terms and the required translation of each: one phrase, or several alternatives."""
+
+    def __init__(self, entries: TermEntries, tokenizer: Tokenizer) -> None:
+        """``tokenizer`` is the target tokenizer. A term that cannot be found or encoded is a UserError."""
+        if not isinstance(entries, Mapping):
+            raise UserError(
+                f'terms are a dict such as {{"dog": "Hund"}}, got {format_value(entries)}: what stands in the text, and what it must become'
+            )
+        alternatives = [
+            [value] if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
+            for value in entries.values()
+        ]
+        for source, phrases in zip(entries, alternatives, strict=True):
+            for text in (source, *phrases):
+                if not isinstance(text, str) or not text.strip():
+                    raise UserError(
+                        f"terminology: {format_value(source)}: wanted texts with words in them, got {format_value(text)}"
+                    )
+            if not phrases:
+                raise UserError(f"terminology: {format_value(source)} has no translation")
+        texts = [" ".join(text.split()) for text in chain(*alternatives)]
+        token_bytes = decode_token_bytes(tokenizer) if any(map(is_unspaced_char, "".join(texts))) else {}
+        phrase_lists = iter(_encode_phrases(tokenizer, texts, token_bytes))
+        self._terms: dict[tuple[str, ...], Term] = {}
+        for source, phrases in zip(entries, alternatives, strict=True):
+            term = tuple(
+                phrase for text in phrases for phrase in _check_encodable(next(phrase_lists), text, tokenizer)
+            )
+            key = _split_words(source)
+            unique_phrases = {
+                (phrase.tokens, phrase.is_initial): phrase for phrase in self._terms.get(key, ()) + term
+            }
+            self._terms[key] = tuple(unique_phrases.values())
+        self._max_words = max(map(len, self._terms), default=0)
+
+    def find_terms(self, text: str) -> list[Term]:
+        """The terms of a text, each once: whole words, case-insensitive, the longest match first."""
+        words, i, terms = _split_words(text), 0, dict[tuple[str, ...], Term]()
+        while i < len(words):
+            sizes = range(min(self._max_words, len(words) - i), 0, -1)
+            key = next((words[i : i + size] for size in sizes if words[i : i + size] in self._terms), ())
+            if key:
+                terms[key] = self._terms[key]
+            i += len(key) or 1
+        return list(terms.values())
+
+
+def terminology_for(
+    texts: Sequence[str], terminology: Terminology | TermEntries | None, tokenizer: Tokenizer
+) -> list[list[Term]] | None:
+    """The terms of each text; None without a terminology."""
+    if terminology is None:
+        return None
+    return list(
+        map(
+            (
+                terminology if isinstance(terminology, Terminology) else Terminology(terminology, tokenizer)
+            ).find_terms,
+            texts,
+        )
+    )
+
+
+def _split_words(text: str) -> tuple[str, ...]:
+    """The words of a text, casefolded for comparison; in scripts without spaces, its characters."""
+    spaced = "".join(f" {c} " if is_unspaced_char(c) else c for c in text.casefold())
+    return tuple(_WORD.findall(spaced))
+
+
+def _encode_phrases(
+    tokenizer: Tokenizer, texts: Sequence[str], token_bytes: Mapping[int, bytes]
+) -> list[list[TermPhrase]]:
+    """The tokens of each text at the beginning of a sentence, and inside of one."""
+    (context_ids,), initial_rows = tokenizer.encode([_CONTEXT_WORD]), tokenizer.encode(texts)
+    inner_rows = tokenizer.encode(
+        [_CONTEXT_WORD + ("" if is_unspaced_char(text[0]) else _BLANK) + text for text in texts]
+    )
+    phrase_lists = []
+    for text, initial_ids, context_row in zip(texts, initial_rows, inner_rows, strict=True):
+        # if the vocabulary merges the context with the text, the initial tokens may occur anywhere
+        inner_ids = (
+            context_row[len(context_ids) :] if context_row[: len(context_ids)] == context_ids else initial_ids
+        )
+        initial_phrases = (
+            [] if initial_ids == inner_ids else [TermPhrase(tuple(initial_ids), is_initial=True)]
+        )
+        matcher = TermMatcher(text.encode(), token_bytes) if any(map(is_unspaced_char, text)) else None
+        phrase_lists.append([TermPhrase(tuple(inner_ids), matcher=matcher), *initial_phrases])
+    return phrase_lists
+
+
+def _check_encodable(phrases: list[TermPhrase], text: str, tokenizer: Tokenizer) -> list[TermPhrase]:
+    """Return the phrases; a UserError if the vocabulary has no tokens for them."""
+    unknown = tokenizer.role_ids.get("unk_token")
+    if not all(phrase.tokens and unknown not in phrase.tokens for phrase in phrases):
+        raise UserError(f"terminology: the vocabulary of this model cannot write {format_value(text)}")
+    return phrases

@@ -1,0 +1,1 @@
+"""Choose the next token: greedy search, sampling, beam search, and logit processors."""

@@ -1,0 +1,160 @@
+"""Sampling strategy, and the state of sampled sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyhead.generation.decoding.sampling import RandomStreams, Sampling
+from polyhead.generation.engine.interface import NAN_ERROR, Hypothesis, TokenOutput, TopLogprobs
+from polyhead.generation.engine.request import DecodingState
+from polyhead.generation.shortlist.shortlist import ShortlistHead
+from polyhead.grammar.grammar_constraint import DEAD_END_ERROR, GrammarConstraint
+
+
+class SamplingStrategy:
+    """Sampling settings, end tokens and grammar of the requests that are sampled together."""
+
+    def __init__(self, sampling: Sampling, *eos_ids: int, grammar: GrammarConstraint | None = None) -> None:
+        self.sampling, self.eos_ids, self.grammar = sampling, eos_ids, grammar
+
+    def advance(
+        self, states: Sequence[DecodingState], logits: Tensor, shortlist_head: ShortlistHead | None = None
+    ) -> None:
+        """Sample one token for each row of each state."""
+        logits = logits if shortlist_head is None else shortlist_head.full_logits(logits)
+        sequences, sampling = cast("Sequence[SampledSequences]", states), self.sampling
+        histories = (
+            [[*state.prompt, *row] for state in sequences for row in state.rows]
+            if sampling.needs_history
+            else []
+        )
+        is_greedy = sampling.temperature == 0
+        uniforms = (
+            []
+            if is_greedy
+            else [
+                number
+                for state in sequences
+                for number in state.random_streams.draw_uniforms(state.row_numbers)
+            ]
+        )
+        outputs = [row for state in sequences for row in state.rows]
+        masked_logits = logits if self.grammar is None else self.grammar.mask_logits(logits, outputs)
+        tokens = sampling.sample(masked_logits, histories, uniforms, self.eos_ids[0], outputs)
+        token_ids = torch.from_numpy(np.array(tokens)[:, None]).to(logits.device)
+        # in a dead end a masked token is sampled
+        is_dead_end = (
+            [False] * len(tokens)
+            if self.grammar is None
+            else masked_logits.gather(1, token_ids)[:, 0].isneginf().tolist()
+        )
+        all_probs = logits.log_softmax(-1, dtype=torch.float32)
+        log_probs = all_probs.gather(1, token_ids).flatten().tolist()
+        start = 0
+        for state in sequences:
+            end = start + len(state.rows)
+            top = get_top_logprobs(all_probs[start:end], state.top_logprobs) if state.top_logprobs else []
+            if any(is_dead_end[start:end]):
+                state.error = DEAD_END_ERROR
+            else:
+                state.extend(tokens[start:end], log_probs[start:end], self.eos_ids, top)
+            start = end
+
+
+def get_top_logprobs(log_probs: Tensor, k: int) -> list[TopLogprobs]:
+    """The k most likely tokens of each row of (N, V), with their log-probabilities."""
+    values, ids = log_probs.topk(min(k, log_probs.size(1)))
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    return [tuple(zip(*pair, strict=True)) for pair in pairs]
+
+
+class SampledSequences:
+    """``n`` sampled sequences of one prompt. The samples of each depend only on (seed, its number)."""
+
+    def __init__(
+        self,
+        strategy: SamplingStrategy,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        n: int = 1,
+        seed: int = 0,
+        row_offset: int = 0,
+        top_logprobs: int = 0,
+    ) -> None:
+        self.strategy, self.prompt, self._max_new_tokens, self.row_offset = (
+            strategy,
+            list(prompt),
+            max_new_tokens,
+            row_offset,
+        )
+        self.top_logprobs = top_logprobs  # number of most likely tokens reported with each token
+        self.random_streams = RandomStreams(seed, n, row_offset)
+        self.row_numbers = list(range(n))  # sequence number of each row
+        self.rows: list[list[int]] = [[] for _ in range(n)]
+        self.parent_rows = self.row_numbers
+        self.outputs: list[tuple[list[int], float]] = [([], 0.0) for _ in range(n)]
+        self.new_tokens: list[TokenOutput] = []
+        self.error = ""
+
+    forced_tokens: Sequence[int] = ()
+
+    @property
+    def width(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self._max_new_tokens
+
+    def extend(
+        self,
+        tokens: list[int],
+        log_probs: list[float],
+        eos_ids: Sequence[int],
+        top_logprobs: Sequence[TopLogprobs],
+    ) -> None:
+        """Append the next token to each row; rows that end are removed."""
+        live_rows = []
+        for i, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
+            if log_prob != log_prob:
+                self.error = NAN_ERROR
+                return
+            row, number = self.rows[i], self.row_numbers[i]
+            row.append(token)
+            is_last = token in eos_ids or len(row) == self._max_new_tokens
+            self.outputs[number] = (row[:-1] if token in eos_ids else row, self.outputs[number][1] + log_prob)
+            self.new_tokens.append(
+                TokenOutput(
+                    self.row_offset + number,
+                    token,
+                    log_prob,
+                    is_last,
+                    top_logprobs[i] if top_logprobs else (),
+                )
+            )
+            if not is_last:
+                live_rows.append(i)
+        self._select_rows(live_rows)
+
+    def abort(self, number: int) -> None:
+        self._select_rows(
+            [i for i, row_number in enumerate(self.row_numbers) if row_number != number - self.row_offset]
+        )
+
+    def best_hypotheses(self) -> list[Hypothesis]:
+        """All sequences in the order of their numbers; the score is the log-probability."""
+        return [Hypothesis(tokens, log_prob, log_prob) for tokens, log_prob in self.outputs]
+
+    def _select_rows(self, kept_rows: list[int]) -> None:
+        self.parent_rows = kept_rows
+        if len(kept_rows) == len(self.rows):
+            return
+        self.rows, self.row_numbers = (
+            [self.rows[i] for i in kept_rows],
+            [self.row_numbers[i] for i in kept_rows],
+        )

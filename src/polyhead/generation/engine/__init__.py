@@ -1,0 +1,1 @@
+"""The scheduler: requests, continuous batching, prefill and decoding steps."""

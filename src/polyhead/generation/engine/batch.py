@@ -1,0 +1,260 @@
+"""The running batch: requests join and leave at every step; their rows fork, move and end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby
+from traceback import clear_frames
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyhead.core.array_types import Ints
+from polyhead.generation.engine.batching import pad_next_inputs, pad_rows
+from polyhead.generation.engine.interface import Decoder
+from polyhead.generation.engine.request import Request
+from polyhead.generation.shortlist.shortlist import Shortlist, ShortlistHead
+from polyhead.nn.cache import Cache, PrefixCache
+from polyhead.nn.kv import EncoderMemory
+
+
+class SequenceGroup:
+    """A request with rows in the cache: one reads the common prefix, each reads its rest, then all decode."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.cached_lens = [0]  # cached tokens of each row, which is the position of the next token
+        # tokens of each row that are read before decoding
+        self.pending = [request.visible_tokens(0)[: request.common_prefix_len]]
+        self.forked = False  # whether all rows exist
+        self.shortlist_ids: Ints = np.empty(
+            0, np.int64
+        )  # output tokens allowed by its source, with a shortlist
+
+    @property
+    def num_pending(self) -> int:
+        """Number of tokens still to be read."""
+        return sum(map(len, self.pending))
+
+    @property
+    def decoding(self) -> bool:
+        """Whether every row has cached all of its tokens but the last one."""
+        return self.forked and not self.num_pending
+
+    def last_token(self, row: int) -> int:
+        """The last token of a row, which is not cached yet."""
+        new = self.request.state.rows[row]
+        return new[-1] if new else self.request.prompt[-1]
+
+
+class EncodedSources(NamedTuple):
+    """What requests add to a batch: the encoder memory of their sources, and their shortlists."""
+
+    memory: list[EncoderMemory]
+    shortlist_ids: list[Ints]
+
+
+class DecodingBatch:
+    """A cache and the requests that have rows in it, one after the other."""
+
+    def __init__(
+        self, model: Decoder, cache: Cache, share_prefixes: bool, shortlist: Shortlist | None = None
+    ) -> None:
+        self.model, self.cache, self.device = model, cache, model.cache_shape.device
+        self.shortlist = shortlist  # output tokens by source; None allows all
+        self.shortlist_head: ShortlistHead | None = None  # for the current members
+        self.encode: Any = getattr(model, "encode", None)
+        self.head: Any = getattr(model, "head", None)
+        self.prefix_cache = (
+            cache if share_prefixes and self.encode is None and isinstance(cache, PrefixCache) else None
+        )
+        self.members: list[SequenceGroup] = []  # in the order of admission
+        self.memory: list[EncoderMemory] | None = None  # encoder memory of the members, one row each
+
+    def encode_sources(self, requests: Sequence[Request]) -> EncodedSources:
+        """Encode the sources of requests that will join; the batch does not change."""
+        if self.encode is None:
+            return EncodedSources([], [])
+        sources = [request.source or [] for request in requests]
+        memory: list[EncoderMemory] = self.encode(*pad_rows(sources, 0, self.device))
+        if self.shortlist is None:
+            return EncodedSources(memory, [])
+        return EncodedSources(
+            memory,
+            [
+                self.shortlist.select_ids(request.source or [], request.state.forced_tokens)
+                for request in requests
+            ],
+        )
+
+    def add_requests(self, requests: Sequence[Request], encoded: EncodedSources) -> None:
+        """Add requests that start or restart, with their encoded sources."""
+        first_row, new_members = len(self._row_owners()), [SequenceGroup(request) for request in requests]
+        self.members += new_members  # first, so that they are members if anything below fails
+        self.cache.append_rows(len(new_members))
+        for row, member in enumerate(new_members, first_row):
+            if self.prefix_cache is not None and member.num_pending:
+                member.cached_lens = [self.prefix_cache.match_prefix(row, member.pending[0])]
+                member.pending = [member.pending[0][member.cached_lens[0] :]]
+                if member.request.num_cached_tokens is None:
+                    member.request.num_cached_tokens = member.cached_lens[0]
+        if self.encode is not None:
+            pairs = zip(self.memory, encoded.memory, strict=True) if self.memory is not None else ()
+            memories = [old.cat_rows(added) for old, added in pairs] or encoded.memory
+            self.memory = [memory.contiguous_for_decoding() for memory in memories]
+        if self.shortlist is not None:
+            for member, ids in zip(new_members, encoded.shortlist_ids, strict=True):
+                member.shortlist_ids = ids
+            self.shortlist_head = ShortlistHead(
+                self.head, {member: member.shortlist_ids for member in self.members}
+            )
+        self._fork_sequences()
+
+    def remove(self, members: Sequence[SequenceGroup]) -> None:
+        """Free the rows of members that have ended or are preempted."""
+        self._reorder_rows({member: [] for member in members})
+
+    def close(self, error: Exception) -> None:
+        """Release everything, also the frames of the error: it lives as long as its requests."""
+        clear_frames(error.__traceback__)
+        self.members, self.memory, self.shortlist_head = [], None, None
+        del self.cache, self.prefix_cache
+
+    def prune(self, member: SequenceGroup) -> None:
+        """Free the rows that the state of a member has dropped."""
+        if member.forked:
+            self._reorder_rows({member: member.request.state.parent_rows})
+
+    def prefill(self, budget: int) -> None:
+        """Read up to ``budget`` pending tokens, shared evenly: a long prompt does not delay short ones."""
+        pending_rows = [
+            (row, member, i) for row, (member, i) in enumerate(self._row_owners()) if member.pending[i]
+        ][:budget]
+        if not pending_rows:
+            return
+        chunk_len = budget // len(pending_rows)
+        chunks = [member.pending[i][:chunk_len] for _, member, i in pending_rows]
+        tokens, pos = pad_next_inputs(
+            chunks, [member.cached_lens[i] for _, member, i in pending_rows], self.device
+        )
+        self.cache.prepare_step([row for row, _, _ in pending_rows], pos)
+        self.model.decode_features(
+            tokens, pos, self.cache, self._memory_of([member for _, member, _ in pending_rows])
+        )
+        for (_, member, i), chunk in zip(pending_rows, chunks, strict=True):
+            member.cached_lens[i] += len(chunk)
+            member.pending[i] = member.pending[i][len(chunk) :]
+        self._fork_sequences()
+
+    def ready_groups(self) -> list[list[SequenceGroup]]:
+        """Members that are decoding, in groups that step together; with an encoder, of equal width."""
+        ready = [member for member in self.members if member.decoding]
+        if self.encode is None:
+            return [ready] if ready else []
+        ready.sort(key=lambda member: len(member.cached_lens))
+        return [list(group) for _, group in groupby(ready, key=lambda member: len(member.cached_lens))]
+
+    def step(self, group: Sequence[SequenceGroup]) -> list[SequenceGroup]:
+        """Decode one token for each row of a group; remove and return the members that have ended."""
+        selected = set(group)
+        group = [member for member in self.members if member in selected]
+        rows = [(row, member, i) for row, (member, i) in enumerate(self._row_owners()) if member in selected]
+        last_tokens, cached_lens = zip(
+            *((member.last_token(i), member.cached_lens[i]) for _, member, i in rows), strict=True
+        )
+        tokens, pos = (
+            torch.from_numpy(np.array([last_tokens, cached_lens])[:, :, None]).to(self.device).unbind()
+        )
+        self.cache.prepare_step([row for row, _, _ in rows], pos)
+        inputs = tokens, pos, self.cache, self._memory_of(group)
+        if self.shortlist_head is None:
+            logits = self.model.decode(*inputs)[:, -1]
+        else:
+            logits = self.shortlist_head.compute_logits(self.model.decode_features(*inputs)[:, -1], group)
+        for row, member, i in rows:
+            member.cached_lens[i] += 1
+            if self.prefix_cache is not None and member.cached_lens[i] % self.cache.block_size == 0:
+                self.prefix_cache.insert_prefix(row, member.request.visible_tokens(i))
+        self._sample(group, logits)
+        ended_members = [
+            member for member in group if member.request.state.error or not member.request.state.rows
+        ]
+        self._reorder_rows(
+            {member: [] if member in ended_members else member.request.state.parent_rows for member in group}
+        )
+        return ended_members
+
+    def _sample(self, group: Sequence[SequenceGroup], logits: Tensor) -> None:
+        """Pass the logits to the strategies of the requests, once per strategy."""
+        row_ends = list(accumulate(len(member.cached_lens) for member in group))
+        strategies = {member.request.state.strategy: None for member in group}
+        for strategy in strategies:
+            indices = [i for i, member in enumerate(group) if member.request.state.strategy is strategy]
+            if len(strategies) > 1:
+                rows = [
+                    row
+                    for i in indices
+                    for row in range(row_ends[i] - len(group[i].cached_lens), row_ends[i])
+                ]
+                group_logits = logits[torch.tensor(rows, device=self.device)]
+                strategy.advance([group[i].request.state for i in indices], group_logits, self.shortlist_head)
+            else:
+                strategy.advance([member.request.state for member in group], logits, self.shortlist_head)
+
+    def _fork_sequences(self) -> None:
+        """Fork the row that has read the common prefix into all rows of its request."""
+        parent_rows: dict[SequenceGroup, list[int]] = {}
+        for row, (member, _) in enumerate(self._row_owners()):
+            if not member.forked and not member.num_pending:
+                if self.prefix_cache is not None and member.cached_lens[0]:
+                    self.prefix_cache.insert_prefix(
+                        row, member.request.visible_tokens(0)[: member.cached_lens[0]]
+                    )
+                member.forked = True
+                parent_rows[member] = [0 for _ in member.request.state.rows]
+        self._reorder_rows(parent_rows)
+        for member, rows in parent_rows.items():
+            member.pending = [
+                member.request.visible_tokens(row)[member.cached_lens[row] : -1] for row in range(len(rows))
+            ]
+
+    def _reorder_rows(self, parent_rows: Mapping[SequenceGroup, Sequence[int]]) -> None:
+        """Select the rows of each of these members, repeats allowed; a member without rows is removed."""
+        if all(
+            list(selection) == list(range(len(member.cached_lens)))
+            for member, selection in parent_rows.items()
+        ):
+            return
+        rows: list[int] = []
+        first_row = 0
+        for member in self.members:
+            selection, cached_lens = parent_rows.get(member), member.cached_lens
+            rows += [first_row + i for i in (range(len(cached_lens)) if selection is None else selection)]
+            if selection is not None:
+                member.cached_lens, member.pending = (
+                    [cached_lens[i] for i in selection],
+                    [member.pending[i] for i in selection],
+                )
+            first_row += len(cached_lens)
+        if rows != list(range(first_row)):
+            self.cache.select(rows)
+        remaining = [i for i, member in enumerate(self.members) if member.cached_lens]
+        if len(remaining) < len(self.members):
+            if self.memory is not None:
+                index = torch.tensor(remaining, device=self.device)
+                self.memory = [memory.select(index) for memory in self.memory] if remaining else None
+            self.members = [self.members[i] for i in remaining]
+
+    def _row_owners(self) -> list[tuple[SequenceGroup, int]]:
+        """The member of each row of the cache, and the number of the row within the member."""
+        return [(member, i) for member in self.members for i in range(len(member.cached_lens))]
+
+    def _memory_of(self, members: Sequence[SequenceGroup]) -> list[EncoderMemory] | None:
+        """The encoder memory of these members, one row each."""
+        if self.memory is None or list(members) == self.members:
+            return self.memory
+        number = {member: i for i, member in enumerate(self.members)}
+        index = torch.tensor([number[member] for member in members], device=self.device)
+        return [memory.select(index) for memory in self.memory]

@@ -1,0 +1,104 @@
+"""Incremental decoding of growing texts, whose last tokens may be replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from polyhead.cache.factory import make_cache
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
+from polyhead.generation.engine.batching import pad_next_inputs
+from polyhead.generation.engine.interface import Decoder
+
+# Rows with more uncached tokens than this before the last one read them in a step of their own.
+_PREFILL_THRESHOLD = 2
+
+
+class IncrementalDecoder:
+    """The tokens that a model has read of some texts, one row of its cache each.
+
+    ``max_total_len`` is the number of tokens of the longest text, draft tokens included. A text that outgrows
+    ``max_len``, the model's maximum length, is visible from its last ``max_len // 2`` tokens on.
+    """
+
+    def __init__(
+        self, model: Decoder, n: int, max_total_len: int, max_len: int | None, cache: Choice | None
+    ) -> None:
+        assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
+        self.model, self.max_len, self.max_total_len = model, max_len, max_total_len
+        self.cache = make_cache(cache, model.cache_shape, n, min(max_total_len, max_len or max_total_len))
+        if not self.cache.rewinds:
+            names = ", ".join(name for name in CACHE.names() if CACHE.get(name).rewinds)
+            has_state = any(any(shape.states) for shape in model.cache_shape.models)
+            what = "the state that this model keeps" if has_state or not cache else f"cache {cache.name!r}"
+            raise UserError(
+                f"speculative decoding takes back what was guessed wrong, and {what} cannot give back what it read; "
+                + ("no cache changes that" if has_state else f"caches that can: {names}")
+            )
+        self.window_starts = [0] * n  # the first visible token of each text
+        self.cached_lens = [0] * n  # number of cached tokens from there on
+
+    def rewind(self, texts: Sequence[Sequence[int]], reserved_len: int = 0) -> None:
+        """Set the texts: the last token is new, and those before it are unchanged where they are cached.
+
+        Uncached tokens are read, all but the last one. A text that would outgrow the model with
+        ``reserved_len`` more tokens is visible from its last half on.
+        """
+        lagging = []
+        for row, text in enumerate(texts):
+            if self.max_len is not None and len(text) - self.window_starts[row] + reserved_len > self.max_len:
+                self.window_starts[row], self.cached_lens[row] = len(text) - max(1, self.max_len // 2), 0
+                self.cache.release(row)
+            self.cached_lens[row] = min(self.cached_lens[row], len(text) - 1 - self.window_starts[row])
+            if len(text) - 1 - self.window_starts[row] - self.cached_lens[row] > _PREFILL_THRESHOLD:
+                lagging.append(row)
+        if lagging:
+            tokens, pos = self._prepare_inputs(lagging, [texts[row][:-1] for row in lagging])
+            self.model.decode_features(tokens, pos, self.cache, None)
+
+    def remaining_len(self, row: int, text: Sequence[int]) -> int:
+        """How many more tokens of a text fit before its beginning is no longer visible."""
+        return (
+            self.max_total_len - len(text)
+            if self.max_len is None
+            else self.max_len - (len(text) - self.window_starts[row])
+        )
+
+    def compute_logits(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], num_last: Sequence[int]
+    ) -> list[Tensor]:
+        """Read the uncached tokens of some rows.
+
+        Returns the logits after the last ``num_last[i]`` tokens of each, (num_last[i], V).
+        """
+        num_new = [
+            len(text) - self.window_starts[row] - self.cached_lens[row]
+            for row, text in zip(rows, texts, strict=True)
+        ]
+        tokens, pos = self._prepare_inputs(rows, texts)
+        logits = self.model.decode(tokens, pos, self.cache, None)
+        return [out[n - k : n] for out, n, k in zip(logits, num_new, num_last, strict=True)]
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i continues from the previous row ``rows[i]``; rows may repeat."""
+        self.cache.select(rows)
+        self.window_starts, self.cached_lens = (
+            [old[row] for row in rows] for old in (self.window_starts, self.cached_lens)
+        )
+
+    def _prepare_inputs(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Start a step: uncached tokens of some rows and their positions (N, T), padded on the right."""
+        new = [
+            text[self.window_starts[row] + self.cached_lens[row] :]
+            for row, text in zip(rows, texts, strict=True)
+        ]
+        tokens, pos = pad_next_inputs(
+            new, [self.cached_lens[row] for row in rows], self.model.cache_shape.device
+        )
+        self.cache.prepare_step(rows, pos)
+        for row, part in zip(rows, new, strict=True):
+            self.cached_lens[row] += len(part)
+        return tokens, pos

@@ -1,0 +1,70 @@
+"""The interface of a decoder, and the outputs of decoding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from polyhead.core.array_types import Floats
+from polyhead.core.errors import UserError
+from polyhead.nn.cache import Cache, CacheShape
+from polyhead.nn.kv import EncoderMemory
+
+NAN_ERROR = "the model's output is not a number (NaN): its weights are damaged or overflow in this precision"
+
+
+class Decoder(Protocol):
+    """A model that predicts next tokens. One with ``encode`` also reads a source, others only a prompt."""
+
+    training: bool
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def cache_shape(self) -> CacheShape: ...
+
+    def decode(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None
+    ) -> Tensor: ...
+
+    def decode_features(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None
+    ) -> Tensor: ...
+
+
+class Hypothesis(NamedTuple):
+    """One output: tokens without start and end, score, and the log-probability that the score is made of."""
+
+    tokens: list[int]
+    score: float
+    log_prob: float
+
+
+TopLogprobs = tuple[tuple[int, float], ...]  # tokens with their log-probabilities, the most likely first
+
+
+class TokenOutput(NamedTuple):
+    """A new token of a sequence, its log-probability under the model, and whether it ends the sequence."""
+
+    row: int
+    id: int
+    log_prob: float
+    is_last: bool
+    top_logprobs: TopLogprobs = ()  # the most likely tokens at this position, if requested
+
+
+def normalize_score(log_prob: float, length: int, length_penalty: float) -> float:
+    """log P(y | x) / |y| ** length_penalty; |y| counts the end token (Wu et al., 2016, without their 5)."""
+    score: float = log_prob / length**length_penalty
+    return score
+
+
+def to_host(log_probs: Tensor) -> Floats:
+    """Log-probabilities in double precision, in which they are summed; NaN is a UserError."""
+    host: Floats = log_probs.double().cpu().numpy()
+    if np.isnan(host).any():
+        raise UserError(NAN_ERROR)
+    return host

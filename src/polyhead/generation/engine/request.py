@@ -1,0 +1,170 @@
+"""A request to an engine: its prompt, its decoding state, and its output so far."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from polyhead.core.errors import UserError
+from polyhead.generation.engine.interface import Decoder, Hypothesis, TokenOutput
+from polyhead.generation.shortlist.shortlist import ShortlistHead
+
+
+class DecodingState(Protocol):
+    """The outputs of one running request. Its rows are the sequences to extend, with all new tokens."""
+
+    rows: list[list[int]]
+    parent_rows: list[int]  # the row before the last step that each row extends
+    new_tokens: list[TokenOutput]  # tokens that were not fetched yet
+    error: str  # why the request failed, else ""
+
+    @property
+    def strategy(self) -> DecodingStrategy:
+        """The strategy; states that share one are advanced together."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """The maximum number of rows."""
+        ...
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The maximum number of new tokens of a row."""
+        ...
+
+    @property
+    def forced_tokens(self) -> Sequence[int]:
+        """Tokens of the output that do not depend on the model's prediction."""
+        ...
+
+    def best_hypotheses(self) -> list[Hypothesis]:
+        """The results of a finished request."""
+        ...
+
+    def abort(self, number: int) -> None:
+        """Continue without one of the sequences."""
+        ...
+
+
+class DecodingStrategy(Protocol):
+    """How the next token is chosen. Requests with the same settings share one and are advanced together."""
+
+    def advance(
+        self, states: Sequence[DecodingState], logits: Tensor, shortlist_head: ShortlistHead | None = None
+    ) -> None:
+        """Advance each state by the logits (N, V) after its rows, in order; a state without rows has ended.
+
+        ``shortlist_head`` maps the columns to tokens, where they are not the whole vocabulary.
+        """
+        ...
+
+
+class FinishStatus(NamedTuple):
+    """How a request finished; set once."""
+
+    reason: Literal["done", "cancelled", "error"]
+    error: Exception | None = None
+
+
+class RequestRunner(Protocol):
+    """What a request needs of the engine that runs it."""
+
+    def step(self) -> object:
+        """Run one step of the model for all running requests."""
+        ...
+
+    def cancel(self, request: Request) -> None:
+        """Cancel a request and free its memory."""
+        ...
+
+    def stop(self, request: Request, number: int) -> None:
+        """End one sequence of a request."""
+        ...
+
+
+class Request:
+    """A handle: iterate over it for its tokens, wait for ``result()``, or ``cancel()`` it at any time.
+
+    A thread that waits for a token runs the engine, so no other thread is needed; several threads may wait.
+    """
+
+    def __init__(
+        self,
+        engine: RequestRunner,
+        prompt: Sequence[int],
+        state: DecodingState,
+        source: Sequence[int] | None,
+        cost: int,
+    ) -> None:
+        self.engine, self.state, self.source, self.cost = engine, state, source, cost
+        self.prompt = list(prompt)  # tokens before the new ones
+        self.window_start = 0  # the first visible token
+        self.max_kv_tokens = 0  # maximum cache tokens
+        self.num_cached_tokens: int | None = None  # tokens found in the prefix cache, once it has started
+        self.events: deque[TokenOutput] = deque()
+        self.finish_status: FinishStatus | None = None
+
+    def visible_tokens(self, row: int) -> list[int]:
+        """All visible tokens of a row, the last one included."""
+        return [*self.prompt, *self.state.rows[row]][self.window_start :]
+
+    @property
+    def common_prefix_len(self) -> int:
+        """Length of the common prefix of all rows, without their last tokens."""
+        longest = len(self.visible_tokens(0)) - 1
+        if len(self.state.rows) == 1:
+            return longest
+        columns = zip(*(self.state.rows), strict=True)
+        num_equal = next((i for i, column in enumerate(columns) if len(set(column)) > 1), longest)
+        return min(longest, max(0, len(self.prompt) + num_equal - self.window_start))
+
+    def cancel(self) -> None:
+        """Cancel the request; its memory is free at once. No effect if it is finished."""
+        self.engine.cancel(self)
+
+    def stop(self, number: int) -> None:
+        """End one of its sequences; the others continue."""
+        self.engine.stop(self, number)
+
+    def result(self) -> list[Hypothesis]:
+        """Wait for the end and return all hypotheses; raises the error of a failed request."""
+        while self.finish_status is None:
+            self.engine.step()
+        if self.finish_status.error is not None:
+            raise self.finish_status.error
+        return self.state.best_hypotheses()
+
+    def __iter__(self) -> Iterator[TokenOutput]:
+        """Yield every token as soon as it is final; none with beam search, where that is at the end."""
+        while True:
+            # read before the events, so that they include the last tokens
+            end = self.finish_status
+            while self.events:
+                yield self.events.popleft()
+            if end is not None:
+                break
+            self.engine.step()
+        if end.error is not None:
+            raise end.error
+
+
+def check_request(model: Decoder, max_len: int, prompt: Sequence[int], source: Sequence[int] | None) -> None:
+    """Raise a UserError if a model cannot continue a prompt or read a source."""
+    if not prompt:
+        raise UserError("a prompt has no token; a language model goes on from one at least")
+    if len(prompt) > max_len:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens; this model takes {max_len} at most: give its end"
+        )
+    if (source is None) == hasattr(model, "encode"):
+        why = "none came" if source is None else "this model has no encoder"
+        raise UserError(f"an encoder-decoder reads a source, {why}")
+    if source is not None and not source:
+        raise UserError("a source has no token")
+    for token in (*prompt, *(source or ())):
+        if not 0 <= token < model.vocab_size:
+            raise UserError(f"there is no token {token}; this model knows 0 to {model.vocab_size - 1}")

@@ -1,0 +1,1 @@
+"""Lexical shortlists: output only the likely translations of the source tokens."""

@@ -1,0 +1,1 @@
+"""Speculative decoding: verify draft tokens in one forward pass."""

@@ -1,0 +1,252 @@
+"""Text interface of the engine: submit texts and get texts, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from inspect import signature
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from polyhead.config.generation_config import SAMPLING_KEYS, GenerationConfig
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError, check_int, format_value, unknown_name_error
+from polyhead.core.registry import CACHE
+from polyhead.generation.batch_decode import beam_state_for, beam_strategy, constraints_for, max_output_len
+from polyhead.generation.constraints.terminology import Term, TermEntries, Terminology, terminology_for
+from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy
+from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
+from polyhead.generation.decoding.sampling import Sampling
+from polyhead.generation.detokenizer import Detokenizer
+from polyhead.generation.engine.engine import Engine
+from polyhead.generation.engine.interface import Decoder
+from polyhead.generation.engine.request import DecodingState
+from polyhead.generation.prompt_template import PromptTemplate
+from polyhead.generation.settings import beam_config, eos_ids_for, sampling_config, sampling_from_config
+from polyhead.generation.text_output import TextOutput
+from polyhead.grammar.grammar_constraint import GrammarConstraint, constraint_for
+from polyhead.tokenizers.input_validation import normalize_stop_strings
+from polyhead.tokenizers.languages import with_languages
+from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+_ENGINE_OPTIONS = frozenset(signature(Engine).parameters) - {"model", "max_len"}
+_ENGINE_SETTINGS = {"cache", "batch_tokens"}  # settings of the engine, not of a request
+
+
+class PreparedRequest(NamedTuple):
+    """An encoded text and a checked decoding state, ready for the engine."""
+
+    prompt: list[int]  # tokens that the model continues: a text, or the start of a target
+    state: DecodingState
+    source: list[int] | None
+    context_ids: list[int]  # tokens of the text that is continued
+    n: int
+    stop_strings: list[str]
+    eos_ids: tuple[int, ...]  # any of them ends it
+    opening_ids: tuple[int, ...] = ()
+    trim: bool = False  # whether whitespace at both ends is dropped
+    output_tokenizer: Tokenizer | None = None  # decodes the output; default: the tokenizer of the engine
+
+
+class TextEngine:
+    """An engine with a tokenizer. ``submit`` texts at any time, from any thread; a waiting thread runs it.
+
+    ``run.engine()`` creates one. Defaults: 256 concurrent sequences, 512 prefill tokens per step, paged
+    cache.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        config: GenerationConfig,
+        prompt_template: PromptTemplate | None,
+        max_len: int,
+        /,
+        **options: Any,
+    ) -> None:
+        for name in sorted(set(options) - _ENGINE_OPTIONS):
+            raise unknown_name_error("option of the engine", name, _ENGINE_OPTIONS)
+        self.tokenizer, self.config, self.prompt_template, self.max_len = (
+            tokenizer,
+            config,
+            prompt_template,
+            max_len,
+        )
+        options = {"max_num_seqs": 256, "prefill_chunk": 512, "cache": config.cache} | options
+        choice = options.pop("cache")
+        if choice is None and any(one.kv_layers for one in model.cache_shape.models):
+            choice = Choice("paged")
+        self.engine = Engine(
+            model,
+            max_len=max_len,
+            cache=CACHE.check(Choice.from_config(choice)) if choice else None,
+            **options,
+        )
+        # a strategy lives as long as its requests: settings come from outside, in unlimited number
+        self._sampling_strategies: WeakValueDictionary[
+            tuple[Sampling, tuple[int, ...], GrammarConstraint | None], SamplingStrategy
+        ] = WeakValueDictionary()
+        self._beam_strategies: WeakValueDictionary[
+            tuple[str, tuple[int, ...], GrammarConstraint | None], BeamSearchStrategy
+        ] = WeakValueDictionary()
+
+    def submit(self, text: str | Sequence[int], **options: Any) -> TextOutput:
+        """Continue a text, or translate it; arguments are those of ``prepare_request``."""
+        return self.start_request(self.prepare_request(text, **options))
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The prompt of a language model for a text; the plain tokens of a source."""
+        (ids,) = self.tokenizer.encode([text if self.prompt_template or text.strip() else ""])
+        return ids if self.prompt_template is None else self.prompt_template.build_prompt(ids)
+
+    def prepare_request(
+        self,
+        text: str | Sequence[int],
+        *,
+        n: int = 1,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        top_logprobs: int = 0,
+        turn_ends: Sequence[int] = (),
+        trim: bool = False,
+        output_tokenizer: Tokenizer | None = None,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        terminology: Terminology | TermEntries | None = None,
+        **overrides: Any,
+    ) -> PreparedRequest:
+        """Check a request; nothing runs yet. ``overrides`` are fields of GenerationConfig for this request.
+
+        A language model samples ``n`` sequences, or finds the n most likely ones with ``beam_size``. An
+        encoder-decoder searches; with ``temperature`` (0 is greedy), top_k, top_p or min_p it samples, and
+        its tokens are streamed. With each sampled token the ``top_logprobs`` most likely ones are reported.
+        Any token of ``turn_ends``, if there are any, ends it in place of the tokenizer's end token. ``trim``
+        drops the whitespace at both ends; ``output_tokenizer``, if there is one, decodes the tokens of a
+        language model. A translation contains the required translations of ``terminology``, such as {"dog":
+        "Hund"}. ``text`` may also be tokens, such as those of ``encode_prompt``. A request that cannot be
+        served is a UserError.
+        """
+        for name in sorted(_ENGINE_SETTINGS & set(overrides)):
+            raise UserError(f"{name} is a setting of the whole engine, not of one request")
+        if "speculate" in overrides:
+            raise UserError("speculate has no effect in an engine: run.generate alone guesses tokens")
+        check_int("n", n, 1)
+        check_int("seed", seed, 0)
+        stops, translates = normalize_stop_strings(stop), self.prompt_template is None
+        if translates:
+            is_sampled = bool(SAMPLING_KEYS & set(overrides))
+            output_kind = "drawn translations" if is_sampled else "translations"
+        else:
+            is_sampled = "beam_size" not in overrides
+            output_kind = "drawn text" if is_sampled else "the likeliest texts"
+        if top_logprobs and (translates or not is_sampled):
+            raise UserError(
+                "the likeliest tokens of a place are given for sampled text of a language model only"
+            )
+        config = (sampling_config if is_sampled else beam_config)(self.config, overrides, n, output_kind)
+        if not isinstance(text, Collection):
+            raise UserError(f"a request is one text or its tokens, got {format_value(text)}")
+        ids = self.encode_prompt(text) if isinstance(text, str) else list(text)
+        if any(isinstance(item, str) for item in ids):
+            raise UserError("a request is one text, got several; submit each of them, and all run together")
+        if terminology and (is_sampled or not translates):
+            raise UserError("terminology has an effect on translations that beams search for alone")
+        if translates:
+            source_text = text if isinstance(text, str) else self.tokenizer.decode([ids])[0]
+            (terms,) = terminology_for([source_text], terminology, self.tokenizer.target_tokenizer) or [[]]
+            template = with_languages(self.tokenizer, source_lang, target_lang)
+            return self._prepare_translation(ids, config, n, seed, stops, is_sampled, template, terms)
+        eos_ids = eos_ids_for(config, self.tokenizer, *turn_ends)
+        if is_sampled:
+            strategy = self._sampling_strategy(config, eos_ids, output_tokenizer)
+            state: DecodingState = SampledSequences(
+                strategy, ids, config.max_new_tokens, n, seed, top_logprobs=top_logprobs
+            )
+        else:
+            state = beam_state_for(
+                self._beam_strategy(config, eos_ids, (), output_tokenizer),
+                BeamRequest(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1)), context_ids=ids),
+            )
+        return PreparedRequest(
+            ids, state, None, ids, n, stops, eos_ids, trim=trim, output_tokenizer=output_tokenizer
+        )
+
+    def start_request(self, prepared: PreparedRequest) -> TextOutput:
+        """Submit a prepared request to the engine; one that can never be served is a UserError."""
+        tokenizer = prepared.output_tokenizer or self.tokenizer
+        detokenizers = [
+            Detokenizer.for_tokenizer(tokenizer, prepared.stop_strings, prepared.context_ids, prepared.trim)
+            for _ in range(prepared.n)
+        ]
+        request = self.engine.submit(prepared.prompt, prepared.state, source=prepared.source)
+        return TextOutput(request, detokenizers, prepared.eos_ids, prepared.opening_ids)
+
+    def _prepare_translation(
+        self,
+        ids: list[int],
+        config: GenerationConfig,
+        n: int,
+        seed: int,
+        stop_strings: list[str],
+        is_sampled: bool,
+        seq2seq_template: Seq2SeqTemplate,
+        terms: Sequence[Term],
+    ) -> PreparedRequest:
+        """Prepare the translation of a source."""
+        source = seq2seq_template.encoder_input(ids)
+        if not ids:
+            raise UserError("an empty text has no translation")
+        if len(source) > self.max_len:
+            raise UserError(
+                f"the text has {len(source)} tokens; this model takes {self.max_len} at most: split it"
+            )
+        opening_ids = list(seq2seq_template.opening_ids) if seq2seq_template.opening_forced else []
+        constraints = constraints_for(terms, seq2seq_template, self.max_len)
+        eos_ids = eos_ids_for(config, self.tokenizer.target_tokenizer, seq2seq_template.eos_id)
+        min_len = len(opening_ids) + (constraints.num_tokens if constraints else 0) + 1
+        max_len = min(self.max_len, max(max_output_len(len(ids), config), min_len))
+        if is_sampled:
+            decoder_ids = [seq2seq_template.decoder_start_id, *opening_ids]
+            state = SampledSequences(
+                self._sampling_strategy(config, eos_ids),
+                decoder_ids,
+                max(1, max_len - len(opening_ids)),
+                n,
+                seed,
+            )
+            return PreparedRequest(decoder_ids, state, source, [], n, stop_strings, eos_ids)
+        bad_token_ids = [self.tokenizer.token_to_id(token) for token in config.forbidden]
+        request = BeamRequest(max_len, opening_ids, len(opening_ids), [seq2seq_template.decoder_start_id])
+        beam_state = beam_state_for(self._beam_strategy(config, eos_ids, bad_token_ids), request, constraints)
+        return PreparedRequest(
+            [seq2seq_template.decoder_start_id],
+            beam_state,
+            source,
+            [],
+            n,
+            stop_strings,
+            eos_ids,
+            seq2seq_template.opening_ids,
+        )
+
+    def _sampling_strategy(
+        self, config: GenerationConfig, eos_ids: tuple[int, ...], tokenizer: Tokenizer | None = None
+    ) -> SamplingStrategy:
+        """One strategy for all requests with the same settings, because these are sampled together."""
+        sampling = sampling_from_config(config, self.tokenizer.target_tokenizer.vocab_size)
+        grammar = constraint_for(config.form, tokenizer or self.tokenizer, eos_ids)
+        return self._sampling_strategies.setdefault(
+            (sampling, eos_ids, grammar), SamplingStrategy(sampling, *eos_ids, grammar=grammar)
+        )
+
+    def _beam_strategy(
+        self,
+        config: GenerationConfig,
+        eos_ids: tuple[int, ...],
+        bad_token_ids: Sequence[int] = (),
+        tokenizer: Tokenizer | None = None,
+    ) -> BeamSearchStrategy:
+        grammar = constraint_for(config.form, tokenizer or self.tokenizer, eos_ids)
+        strategy = beam_strategy(config, eos_ids[0], bad_token_ids, grammar, eos_ids[1:])
+        return self._beam_strategies.setdefault((config.model_dump_json(), eos_ids, grammar), strategy)

@@ -1,0 +1,17 @@
+"""Import of llguidance, which runs grammars and is optional."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from polyhead.core.errors import UserError
+from polyhead.core.extras import install_command
+
+
+def import_llguidance() -> Any:
+    """The llguidance module; UserError with the install command if it is missing."""
+    try:
+        return importlib.import_module("llguidance")
+    except ModuleNotFoundError:
+        raise UserError(f"a form needs llguidance: {install_command('form')}") from None

@@ -1,0 +1,126 @@
+"""Grammars by name: a part takes its options and returns a grammar in llguidance's format."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from polyhead.core.errors import UserError
+from polyhead.core.registry import GRAMMAR
+from polyhead.grammar.backend import import_llguidance
+
+WHITESPACE_PATTERN = r"[ \n\t]{0,16}"  # without a limit some models generate whitespace forever
+
+
+def _read_schema(value: Any) -> Any:
+    """Return a schema, or load it if the value is a file name."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(Path(value).read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"{value}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{value} is no JSON: {error}") from None
+
+
+@contextmanager
+def _wrap_errors(name: str) -> Iterator[None]:
+    """Turn errors in options of a grammar to UserError."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise UserError(f"form {name!r}: half of a surrogate pair is not Unicode text") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"form {name!r}: {error}") from None
+
+
+Schema = Annotated[dict[str, Any], BeforeValidator(_read_schema)]
+
+
+@GRAMMAR.register("json")
+def json_grammar(*, schema: Schema | None = None) -> str:
+    """JSON: any object, or a value that matches a JSON Schema.
+
+    Keys come in the order of the schema. Schema features that are not supported, such as ``not``, are an
+    error.
+
+    Equation: p(x_t) = 0 where no JSON of the schema begins with x_1 ... x_t
+    Paper: Geng et al., 2025 (JSONSchemaBench)
+    When: the output has several fields
+    Recipe: {task: language-model, generation: {form: {name: json, schema: {type: object, properties: {age:
+      {type: integer}}}}}}
+    Options:
+      schema: a JSON Schema, or the name of its file; default: any object
+    """
+    matcher, json_schema = import_llguidance().LLMatcher, {"type": "object"} if schema is None else schema
+    with _wrap_errors("json"):
+        schema_json = json.dumps(json_schema, ensure_ascii=False, allow_nan=False)
+        schema_json.encode()  # a lone surrogate raises a one-line error, without the whole schema
+        return str(
+            matcher.grammar_from_json_schema(
+                schema_json, overrides={"whitespace_pattern": WHITESPACE_PATTERN}
+            )
+        )
+
+
+@GRAMMAR.register("regex")
+def regex_grammar(*, pattern: str) -> str:
+    """Text that matches a regular expression completely.
+
+    Equation: p(x_t) = 0 where no match begins with x_1 ... x_t
+    Paper: Willard and Louf, 2023
+    When: dates, numbers, codes
+    Recipe: {task: language-model, generation: {form: {name: regex, pattern: "[0-9]{4}-[0-9]{2}"}}}
+    Options:
+      pattern: a regular expression without backreferences and lookaround
+    """
+    return _compile_regex("regex", pattern)
+
+
+@GRAMMAR.register("choice")
+def choice_grammar(*, choices: list[str]) -> str:
+    """One of several given texts.
+
+    With beam search several hypotheses may be the same text in different tokens.
+
+    Equation: p(x_t) = 0 where none of the texts begins with x_1 ... x_t
+    Paper: De Cao et al., 2021
+    When: there are few possible answers
+    Recipe: {task: language-model, generation: {form: {name: choice, choices: ["yes", "no"]}}}
+    Options:
+      choices: the possible texts
+    """
+    if not choices or not all(choices):
+        raise UserError(f"form 'choice': choices is {choices}, wanted texts, none of them empty")
+    return _compile_regex("choice", "|".join(map(re.escape, choices)))
+
+
+@GRAMMAR.register("grammar")
+def lark_grammar(*, lark: str) -> str:
+    """Text of a context-free grammar.
+
+    The grammar is in llguidance's format: Lark rules, with JSON Schemas after ``%json``.
+
+    Equation: p(x_t) = 0 where no sentence of the grammar begins with x_1 ... x_t
+    Paper: Geng et al., 2023
+    When: function calls, formulas, small languages
+    Recipe: {task: language-model, generation: {form: {name: grammar, lark: 'start: "(" /[0-9]+/ ")"'}}}
+    Options:
+      lark: the rules of the grammar; ``start`` is the start rule
+    """
+    matcher = import_llguidance().LLMatcher
+    with _wrap_errors("grammar"):
+        return str(matcher.grammar_from_lark(lark))
+
+
+def _compile_regex(name: str, pattern: str) -> str:
+    matcher = import_llguidance().LLMatcher
+    with _wrap_errors(name):
+        return str(matcher.grammar_from_regex(pattern))

@@ -1,0 +1,1 @@
+"""One module per model family: its config keys and weight names."""

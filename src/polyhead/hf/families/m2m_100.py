@@ -1,0 +1,94 @@
+"""M2M100 (Fan et al., 2020) and NLLB: many-to-many translation with language tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenizers.processors import TemplateProcessing
+
+from polyhead.config.model import ModelConfig
+from polyhead.core.errors import UserError, format_value
+from polyhead.hf.checkpoint_files import read_checkpoint_json
+from polyhead.hf.config_map import ConfigField, ModelFields, constant, defaults
+from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.families.bart import BUFFERS, TABLE, TIED, bart_keys
+from polyhead.hf.family import FAMILY, ModelFamily, TokenizerFactory
+from polyhead.hf.tokenizers.legacy_tokenizers import check_tokenizer_class
+from polyhead.hf.tokenizers.spm import build_tokenizer, read_spm_model, read_vocab
+from polyhead.tokenizers.special_tokens import SPECIAL_TOKENS, SPECIAL_TOKENS_MAP
+from polyhead.tokenizers.tokenizer import Tokenizer
+from tokenizers import AddedToken
+
+
+def _read_offset(reader: ConfigReader, fields: ModelFields) -> ModelFields:
+    """Read the position offset: the first position is that of the padding id plus one."""
+    return {"position": {"offset": int(reader.get_float("pad_token_id", 1)) + 1}}
+
+
+def _write_offset(config: ModelConfig) -> dict[str, Any]:
+    """Inverse of ``_read_offset``."""
+    return {"pad_token_id": config.position.options.get("offset", 1) - 1}
+
+
+KEYS = (
+    defaults(attention_dropout=0.1, activation_function="relu", scale_embedding=True),
+    *bart_keys(norm_first=True),
+    constant(position={"name": "sinusoidal", "layout": "halves", "endpoint": True}, head_bias=False),
+    ConfigField(_read_offset, _write_offset),
+)
+# language codes in the order of their ids, by the name of the list
+LANGUAGES = {
+    "m2m100": (
+        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy id "
+        "ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si "
+        "sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+    ),
+    "wmt21": "en ha is ja cs ru zh de",
+}
+
+
+def _load_tokenizer(directory: Path) -> TokenizerFactory:
+    """Build the tokenizer: pieces, their ids in vocab.json, then one token per language.
+
+    The source's language token, such as ``__de__``, begins a text.
+    """
+    check_tokenizer_class(directory, "M2M100Tokenizer")
+    path, ids = directory / "tokenizer_config.json", read_vocab(directory)
+    config = read_checkpoint_json(directory, path.name) or {}
+    codes = config.get("language_codes", "m2m100")
+    if not isinstance(codes, str) or codes not in LANGUAGES:
+        raise UserError(
+            f"{path}: language_codes is {format_value(codes)}, wanted one of {', '.join(LANGUAGES)}"
+        )
+    languages = [f"__{code}__" for code in LANGUAGES[codes].split()]
+    source = f"__{config.get('src_lang') or 'en'}__"
+    if source not in languages:
+        raise UserError(
+            f"{path}: src_lang is {format_value(config['src_lang'])}, wanted one of {LANGUAGES[codes]}"
+        )
+    pieces = read_spm_model(directory, "sentencepiece.bpe.model")
+    tokenizer = build_tokenizer(pieces, ids, [token for token in ids if token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in languages])
+    eos = SPECIAL_TOKENS_MAP["eos_token"]
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{source} $A {eos}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (source, eos)],
+    )
+    return partial(Tokenizer, tokenizer)
+
+
+OLD_BUFFERS = BUFFERS + r"|model\.(en|de)coder\.embed_positions\.weights"  # sinusoids of older files
+FAMILY.register("m2m_100")(
+    ModelFamily(
+        {"Seq2Seq": "M2M100ForConditionalGeneration"},
+        KEYS,
+        TABLE,
+        "model.",
+        OLD_BUFFERS,
+        TIED,
+        special_tokens=SPECIAL_TOKENS_MAP,
+        load_legacy_tokenizer=_load_tokenizer,
+    )
+)

@@ -1,0 +1,79 @@
+"""Marian (Junczys-Dowmunt et al., 2018), the format of the OPUS-MT models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from polyhead.config.model import ModelConfig
+from polyhead.core.errors import UserError
+from polyhead.hf.checkpoint_files import read_checkpoint_json
+from polyhead.hf.config_map import ConfigField, ModelFields, constant
+from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.families.bart import BODY, EMBEDDING, SHARED_EMBEDDING, TIED, bart_keys
+from polyhead.hf.family import FAMILY, ModelFamily, TokenizerFactory
+from polyhead.hf.tokenizers.spm import build_tokenizer, read_spm_model, read_vocab
+from polyhead.hf.weight_map import weight
+from polyhead.tokenizers.special_tokens import SPECIAL_TOKENS, TARGET_LANGUAGE_TOKEN, UNK_TOKEN
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+
+def _read_vocabulary_sharing(reader: ConfigReader, fields: ModelFields) -> ModelFields:
+    """Read whether both sides share the embeddings; they always share the vocabulary."""
+    reader.require("decoder_vocab_size", fields["vocab_size"])
+    is_untied = not reader.get_bool("share_encoder_decoder_embeddings", True)
+    return {"tie_embeddings": "target"} if is_untied and fields["tie_embeddings"] == "all" else {}
+
+
+def _write_vocabulary_sharing(config: ModelConfig) -> dict[str, Any]:
+    """Inverse of ``_read_vocabulary_sharing``."""
+    return {
+        "decoder_vocab_size": config.vocab_size,
+        "share_encoder_decoder_embeddings": config.tie_embeddings == "all",
+    }
+
+
+KEYS = (
+    *bart_keys(norm_first=False),
+    constant(position={"name": "sinusoidal", "layout": "halves"}),
+    ConfigField(_read_vocabulary_sharing, _write_vocabulary_sharing),
+)
+
+
+def _load_tokenizer(directory: Path) -> TokenizerFactory:
+    """Build one tokenizer for sources and one for translations; vocab.json has the ids of both.
+
+    Models with several target languages have a token for each, such as ``>>fra<<``, which begins a source.
+    """
+    path = directory / "tokenizer_config.json"
+    if (read_checkpoint_json(directory, path.name) or {}).get("separate_vocabs"):
+        raise UserError(
+            f"{path}: separate_vocabs is true, wanted false: sources and translations have one vocabulary here, "
+            "and target_vocab.json is another"
+        )
+    ids = read_vocab(directory)
+    specials = [token for token in ids if token in SPECIAL_TOKENS or TARGET_LANGUAGE_TOKEN.fullmatch(token)]
+    source, target = (
+        build_tokenizer(read_spm_model(directory, name), ids, specials)
+        for name in ("source.spm", "target.spm")
+    )
+    return lambda roles: Tokenizer(source, roles, target_tokenizer=Tokenizer(target, roles))
+
+
+# unless all embeddings are tied, config.json states no sharing and the files hold only those of encoder and
+# decoder
+TABLE = (*weight(SHARED_EMBEDDING, EMBEDDING, condition=lambda config: config.tie_embeddings == "all"), *BODY)
+# sinusoids of older files, and an embedding that no code reads
+BUFFERS = r"model\.((en|de)coder\.embed_positions|shared)\.weight"
+FAMILY.register("marian")(
+    ModelFamily(
+        {"Seq2Seq": "MarianMTModel"},
+        KEYS,
+        TABLE,
+        "model.",
+        BUFFERS,
+        TIED,
+        special_tokens={"eos_token": "</s>", "pad_token": "<pad>", "unk_token": UNK_TOKEN},
+        load_legacy_tokenizer=_load_tokenizer,
+    )
+)

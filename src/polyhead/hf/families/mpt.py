@@ -1,0 +1,103 @@
+"""MPT (MosaicML, 2023): ALiBi, layer norms, no biases, q, k and v in one matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyhead.config.model import ModelConfig
+from polyhead.hf.config_map import (
+    DECODER,
+    ConfigField,
+    ModelFields,
+    constant,
+    ignore,
+    map_float,
+    map_int,
+    map_norm,
+    map_tied_embeddings,
+    require,
+)
+from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.family import FAMILY, FINAL_NORM, HEAD_WEIGHT, STACK_LAYER, TOKEN_EMBEDDING, ModelFamily
+from polyhead.hf.weight_map import CONCAT, weight
+
+# keys of training, or of equivalent implementations
+_UNREAD_KEYS = """
+    auto_map embedding_fraction emb_pdrop init_config init_device learned_pos_emb tokenizer_name verbose
+""".split()  # noqa: SIM905
+# options of the authors' code that transformers reads and does not implement
+_REQUIRED_VALUES = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "attn_uses_sequence_id": False,
+        "alibi": True, "alibi_bias_max": 8}  # fmt: skip
+
+
+def _read_attention(reader: ConfigReader, fields: ModelFields) -> ModelFields:
+    """Read attn_config."""
+    section = reader.get_section("attn_config")
+    if section is None:
+        return {}
+    section.ignore("attn_impl")
+    for key, value in _REQUIRED_VALUES.items():
+        section.require(key, value)
+    if section.has("clip_qkv"):
+        raise section.value_error("clip_qkv", "null, all that is built")
+    options = {"dropout": section.get_float("attn_pdrop", 0.0)}
+    if section.has("softmax_scale"):
+        options["scale"] = section.get_float("softmax_scale")
+    section.reject_unknown()
+    return {"attention": options}
+
+
+def _write_attention(config: ModelConfig) -> dict[str, Any]:
+    """Inverse of ``_read_attention``. transformers accepts only an integer dropout, so it is 0."""
+    scale = config.attention.options.get("scale")
+    return {"attn_config": _REQUIRED_VALUES | {"attn_pdrop": 0, "softmax_scale": scale, "clip_qkv": None}}
+
+
+def _check_unsupported(reader: ConfigReader, fields: ModelFields) -> ModelFields:
+    """Reject values that are not supported."""
+    reader.get_choice("norm_type", "low_precision_layernorm", ["low_precision_layernorm", "layernorm"])
+    if reader.has("logit_scale"):
+        raise reader.value_error("logit_scale", "null, all that is built")
+    return {}
+
+
+# defaults of transformers
+KEYS = (
+    DECODER,
+    ignore(*_UNREAD_KEYS),
+    ConfigField(_check_unsupported),
+    require("expansion_ratio", 4, is_written=True),
+    require("no_bias", True, is_written=True),
+    map_int("vocab_size", "vocab_size", 50368),
+    map_int("d_model", "d_model", 2048),
+    map_int("n_layers", "n_layers", 24),
+    map_int("n_heads", "n_heads", 16),
+    map_int("max_seq_len", "max_len", 2048),
+    constant(position="alibi", attention={"bias": False}),
+    constant(feed_forward={"name": "gelu", "tanh": False, "bias": False}),
+    ConfigField(_read_attention, _write_attention),
+    map_norm("layer_norm_epsilon", "layernorm", 1e-5),
+    constant(norm={"bias": False}),
+    map_float("resid_pdrop", "dropout", 0.0),
+    map_tied_embeddings(True),
+)
+BLOCK = "transformer.blocks.{n}"
+TABLE = (
+    *weight("transformer.wte.weight", TOKEN_EMBEDDING),
+    *weight(f"{BLOCK}.norm_1.weight", f"{STACK_LAYER}.attn_residual.norm.weight"),
+    *weight(
+        f"{BLOCK}.attn.Wqkv.weight",
+        *(f"{STACK_LAYER}.attn.{part}_proj.weight" for part in "qkv"),
+        transform=CONCAT,
+    ),
+    *weight(f"{BLOCK}.attn.out_proj.weight", f"{STACK_LAYER}.attn.o_proj.weight"),
+    *weight(f"{BLOCK}.norm_2.weight", f"{STACK_LAYER}.ffn_residual.norm.weight"),
+    *weight(f"{BLOCK}.ffn.up_proj.weight", f"{STACK_LAYER}.ffn.up_proj.weight"),
+    *weight(f"{BLOCK}.ffn.down_proj.weight", f"{STACK_LAYER}.ffn.down_proj.weight"),
+    *weight("transformer.norm_f.weight", f"{FINAL_NORM}.weight"),
+    *weight("lm_head.weight", HEAD_WEIGHT),
+)
+TIED = {"lm_head.weight": "transformer.wte.weight"}
+FAMILY.register("mpt")(
+    ModelFamily({"CausalLM": "MptForCausalLM"}, KEYS, TABLE, "transformer.", tied_weights=TIED)
+)

@@ -1,0 +1,1 @@
+"""Attention maps of a model, and projections of its embeddings, as arrays."""

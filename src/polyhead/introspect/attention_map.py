@@ -1,0 +1,201 @@
+"""Attention maps as data, as text for the terminal, and as a static SVG image."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
+from polyhead.tokenizers.terminal_escapes import escape_controls
+
+WeightMatrix = list[list[float]]
+_SHADES = " ░▒▓█"
+
+
+class AttentionMap(NamedTuple):
+    """Attention weights: row t holds the weights of target token t over the source tokens.
+
+    ``weights`` is (layers, heads, T, S): nested lists, or anything that has ``tolist`` (numpy, torch).
+    ``title`` is the source as one text, by default the joined tokens. ``layers`` are the numbers of these
+    layers in the model, from 1, by default all.
+    """
+
+    source_tokens: Sequence[str]
+    target_tokens: Sequence[str]
+    weights: Any
+    kind: str = "cross-attention"
+    title: str = ""
+    layers: Sequence[int] = ()
+
+
+def nested_weights(attention: AttentionMap) -> list[list[WeightMatrix]]:
+    """The weights as nested lists, (layers, heads, T, S), checked against the numbers of tokens."""
+    raw_weights = attention.weights
+    weights: list[list[WeightMatrix]] = (
+        raw_weights.tolist() if hasattr(raw_weights, "tolist") else [list(layer) for layer in raw_weights]
+    )
+    shape = len(attention.target_tokens), len(attention.source_tokens)
+    if not weights or not weights[0] or not all(shape):
+        raise UserError("an attention map needs at least one layer, one head, and a token on each side")
+    for layer in weights:
+        for head in layer:
+            if len(head) != shape[0] or any(len(row) != shape[1] for row in head):
+                head_shape = len(head), len(head[0]) if head else 0
+                raise UserError(
+                    f"attention weights of {head_shape[0]} x {head_shape[1]} do not fit {shape[0]} target "
+                    f"and {shape[1]} source tokens; wanted (layers, heads, {shape[0]}, {shape[1]})"
+                )
+            if not all(math.isfinite(w) for row in head for w in row):
+                raise UserError("attention weights hold a value that is no number: did the training diverge?")
+    return weights
+
+
+def layer_numbers(attention: AttentionMap, n: int) -> list[int]:
+    """The numbers of the n layers."""
+    if attention.layers and len(attention.layers) != n:
+        raise UserError(f"an attention map of {n} layers was given {len(attention.layers)} numbers for them")
+    return list(attention.layers or range(1, n + 1))
+
+
+def mean_matrix(matrices: Sequence[WeightMatrix]) -> WeightMatrix:
+    """The elementwise mean of several maps of one size."""
+    return [
+        [sum(cells) / len(matrices) for cells in zip(*rows, strict=True)]
+        for rows in zip(*matrices, strict=True)
+    ]
+
+
+def select_weights(
+    attention: AttentionMap, layer: int | None = None, head: int | None = None
+) -> WeightMatrix:
+    """One (T, S) map. None is the mean over layers, or over heads; negative indices count from the end."""
+    weights = nested_weights(attention)
+    selected = weights if layer is None else [weights[check_index("layer", layer, len(weights))]]
+    return mean_matrix(
+        [
+            mean_matrix(heads if head is None else [heads[check_index("head", head, len(heads))]])
+            for heads in selected
+        ]
+    )
+
+
+def check_index(axis: str, index: int, n: int) -> int:
+    """Return the index; a UserError if it is out of range."""
+    if not -n <= index < n:
+        raise UserError(f"no {axis} {index}: there are {n}, numbered 0 to {n - 1}")
+    return index
+
+
+def describe_choice(axis: str, index: int | None, names: Sequence[int]) -> str:
+    """The choice in words, counted from one."""
+    n = len(names)
+    numbers = str(n) if list(names) == list(range(1, n + 1)) else ", ".join(map(str, names))
+    if index is not None:
+        return tr(f"{axis} {{n}} of {{there}}", n=names[index], there=numbers)
+    return tr(
+        f"mean of {{there}} {axis}s" if numbers == str(n) else f"mean of {axis}s {{there}}", there=numbers
+    )
+
+
+def display_token(token: str) -> str:
+    """A token as an axis label: without the space that it starts with, and never invisible."""
+    return escape_controls(token.replace("\n", "⏎")).strip() or "␣"
+
+
+def display_width(text: str) -> int:
+    """Number of terminal columns of a text: two for Chinese characters, none for combining marks."""
+    wide = {"W": 2, "F": 2}
+    return sum(0 if unicodedata.combining(c) else wide.get(unicodedata.east_asian_width(c), 1) for c in text)
+
+
+def attention_text(
+    attention: AttentionMap, layer: int | None = -1, head: int | None = None, width: int | None = None
+) -> str:
+    """One map for the terminal: a row per target token, a shaded cell per source token, the row maximum.
+
+    Columns that do not fit into ``width`` are printed below.
+    """
+    matrix = select_weights(attention, layer, head)
+    source, target = ([display_token(t) for t in tokens] for tokens in attention[:2])
+    left, right = (max(map(display_width, tokens), default=0) for tokens in (target, source))
+    fits = len(source) if width is None else max(1, (width - left - right - 9) // 3)
+    weights = nested_weights(attention)
+    lines = [
+        f"{tr(attention.kind)}, {describe_choice('layer', layer, layer_numbers(attention, len(weights)))}, "
+        f"{describe_choice('head', head, range(1, len(weights[0]) + 1))}"
+    ]
+    for start in range(0, len(source), fits):
+        columns = range(start, min(start + fits, len(source)))
+        lines += ["", " " * (left + 2) + "".join(f"{i + 1:>3}" for i in columns)]
+        for token, row in zip(target, matrix, strict=True):
+            cells = "".join(
+                " " + 2 * _SHADES[min(int(row[i] * len(_SHADES)), len(_SHADES) - 1)] for i in columns
+            )
+            best = max(range(len(row)), key=row.__getitem__)
+            note = f"  {row[best]:.2f} {source[best]}" if best in columns else ""
+            lines.append(" " * (left - display_width(token)) + f"{token}  {cells}{note}".rstrip())
+    names = [f"{i} {token}" for i, token in enumerate(source, 1)]
+    return "\n".join([*lines, "", *wrap_words(names, width)])
+
+
+def wrap_words(words: Sequence[str], width: int | None) -> list[str]:
+    """Words separated by two spaces, in as many lines as needed."""
+    lines = [""]
+    for word in words:
+        longer = f"{lines[-1]}  {word}" if lines[-1] else word
+        if lines[-1] and width is not None and display_width(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def heat_map_svg(
+    attention: AttentionMap, layer: int | None = -1, head: int | None = None, cell: int = 26
+) -> str:
+    """One map as an SVG element: the larger a weight, the darker its cell."""
+    matrix = select_weights(attention, layer, head)
+    source, target = ([clip_label(display_token(t)) for t in tokens] for tokens in attention[:2])
+    left, top = 12 + 7.4 * max(map(display_width, target)), 24 + 6.6 * max(map(display_width, source))
+    right = 14 + 5.4 * display_width(source[-1])
+    width, height = left + cell * len(source) + right, top + cell * len(target) + 4
+    name = tr(
+        "{kind}: {rows} target by {columns} source tokens",
+        kind=tr(attention.kind),
+        rows=len(target),
+        columns=len(source),
+    )
+    parts = [
+        f'<svg class="heat" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
+        f'role="img" aria-label="{escape(name)}">'
+    ]
+    for s, token in enumerate(source):
+        x, y = left + cell * (s + 0.5), top - 8
+        parts.append(
+            f'<text class="token" transform="translate({x:.1f} {y:.1f}) rotate(-50)">{escape(token)}</text>'
+        )
+    for t, (token, row) in enumerate(zip(target, matrix, strict=True)):
+        y = top + cell * t
+        parts.append(
+            f'<text class="token end" x="{left - 8:.1f}" y="{y + cell / 2 + 5:.1f}">{escape(token)}</text>'
+        )
+        for s, weight in enumerate(row):
+            box = f'x="{left + cell * s:.1f}" y="{y:.1f}" width="{cell - 2}" height="{cell - 2}" rx="3"'
+            parts.append(
+                f'<rect class="under" {box}/><rect class="cell" {box} fill-opacity="{cell_opacity(weight)}"/>'
+            )
+    return "".join([*parts, "</svg>"])
+
+
+def cell_opacity(weight: float) -> str:
+    """The opacity of a weight: the power 0.7 keeps small weights visible, as in the script of the page."""
+    return f"{max(weight, 0.0) ** 0.7:.3f}"
+
+
+def clip_label(text: str, max_len: int = 14) -> str:
+    """Cut a label to the space of an axis."""
+    return text if len(text) <= max_len else text[: max_len - 1] + "…"

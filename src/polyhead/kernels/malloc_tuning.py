@@ -1,0 +1,45 @@
+"""Memory settings of long processes: freed memory is reused between steps, and returned after packing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from contextlib import suppress
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_MAX_MMAP_THRESHOLD = 2**25  # bytes: the largest mmap threshold that glibc accepts
+# compiled oneDNN kernels in its cache; the default of 1,024 takes a gigabyte, as every batch length has its
+# own kernels
+_ONEDNN_CACHE_CAPACITY = 64
+
+
+def get_machine_memory() -> int:
+    """Bytes of memory of this machine; 0 if unknown."""
+    is_known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if is_known else 0
+
+
+def trim_heap() -> None:
+    """Return freed heap memory to the system, such as that of weights after packing (glibc's malloc_trim)."""
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def tune_malloc() -> None:
+    """Tune memory reuse in this process; call it before the first matrix product.
+
+    glibc reuses freed memory instead of returning it: a step allocates what the last one freed, and new
+    memory costs as much as filling it twice (otherwise a training step of the tiny preset takes 1.13 times as
+    long). oneDNN caches fewer compiled kernels: half the memory of a bf16 training whose batches differ in
+    length, at the same speed. ONEDNN_PRIMITIVE_CACHE_CAPACITY is left unchanged if the user has set it.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_ONEDNN_CACHE_CAPACITY))
+    if sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # not glibc
+        return
+    mallopt(M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
+    mallopt(M_TRIM_THRESHOLD, 2**30)

@@ -1,0 +1,261 @@
+"""Short trainings on small tasks, with the regular training loop."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from polyhead.config.model import ModelConfig
+from polyhead.config.recipe import TrainConfig
+from polyhead.core.errors import UserError
+from polyhead.data.batching.collate import PairBatch
+from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
+from polyhead.lab.registry import LabContext
+from polyhead.lab.result import SEEDS_NOTE, DotPlot, LinePlot
+from polyhead.lab.tasks import SyntheticTask
+from polyhead.models.build import build
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.loss import Loss
+from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.loggers import MetricsRow
+from polyhead.train.loop import train_model
+from polyhead.train.tasks import seq2seq_common
+from polyhead.train.train_state import TrainState
+from polyhead.viz.svg_charts import Curve
+
+FIRST_HELD_OUT = 1_000_000  # batch numbers from here on are not used in training
+_BASE_CONFIG: dict[str, Any] = {
+    "d_model": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 128,
+    "dropout": 0.0,
+    "norm_first": True,
+}
+
+
+class TrainingResult(NamedTuple):
+    """A trained model, its curve and its held-out metrics."""
+
+    model: Seq2Seq
+    curve: list[tuple[float, float]]  # (step, training loss)
+    loss: float  # nats a token on held-out rows; nan if the training diverged
+    accuracy: float  # share of held-out tokens that are predicted correctly
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean training loss over all steps, nats per token; low if learned early, nan if diverged."""
+        return math.nan if self.diverged else statistics.fmean(loss for _, loss in self.curve)
+
+    @property
+    def training_loss(self) -> float:
+        """Training loss of the last steps; nan if there is none."""
+        return self.curve[-1][1] if self.curve else math.nan
+
+    @property
+    def diverged(self) -> bool:
+        return not math.isfinite(self.loss)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+
+def shrink_if_quick(lab: LabContext, problem: SyntheticTask) -> SyntheticTask:
+    """The task, with small batches in a quick run."""
+    return lab.pick_size(problem, problem._replace(rows=8))
+
+
+def make_small_config(problem: SyntheticTask, **changes: Any) -> ModelConfig:
+    """Config of the lab's small model for a task, with changes."""
+    return ModelConfig(
+        **{**_BASE_CONFIG, "vocab_size": problem.vocab_size, "max_len": problem.max_len, **changes}
+    )
+
+
+def run_short_training(
+    config: ModelConfig,
+    problem: SyntheticTask,
+    *,
+    seed: int,
+    steps: int,
+    lr: float = 2e-3,
+    warmup: int | None = None,
+    schedule: str = "cosine",
+    clip_norm: float = 1.0,
+) -> TrainingResult:
+    """Train from scratch for ``steps`` steps and evaluate on held-out rows. Warm-up is a tenth of the steps.
+
+    Data order and initial weights are functions of the seed, equal for designs that are compared.
+    """
+    warmup = steps // 10 if warmup is None else warmup
+    settings = TrainConfig(
+        steps=steps, lr=lr, clip_norm=clip_norm, seed=seed, label_smoothing=0.0, precision="fp32", keep=1,
+        schedule={"name": schedule, "warmup": warmup}, log_every=max(1, steps // 40),
+        eval_every=steps, save_every=steps,
+    )  # fmt: skip
+    model, recorder, task = build(config, seed), LossRecorder(), GeneratedTask(problem, seed, steps)
+    with tempfile.TemporaryDirectory() as checkpoints:
+        try:
+            train_model(
+                TrainState(model, settings, config.d_model, steps),
+                task,
+                settings,
+                Path(checkpoints),
+                recorder,
+            )
+        except UserError:  # the training loop stops a training that diverges
+            return TrainingResult(model, recorder.curve, math.nan, math.nan)
+    return TrainingResult(model, recorder.curve, task.metrics["loss"], task.metrics["accuracy"])
+
+
+def train_designs(
+    lab: LabContext,
+    problem: SyntheticTask,
+    designs: Mapping[str, ModelConfig],
+    *,
+    steps: int,
+    lr: float = 5e-3,
+    status_format: str = "seed {seed}, {name}",
+) -> dict[str, list[TrainingResult]]:
+    """Train every design with each of three seeds, which give all designs the same data.
+
+    ``status_format`` is the status line of a finished run.
+    """
+    runs: dict[str, list[TrainingResult]] = {name: [] for name in designs}
+    for seed in lab.make_seeds(3):
+        for name, config in designs.items():
+            run = run_short_training(config, shrink_if_quick(lab, problem), seed=seed, steps=steps, lr=lr)
+            runs[name].append(run)
+            lab.info(f"{status_format.format(seed=seed, name=name)}: loss {run.loss:.3f}")
+    return runs
+
+
+def train_by_task(
+    lab: LabContext,
+    tasks: Mapping[str, tuple[SyntheticTask, int]],
+    designs: Mapping[str, Mapping[str, Any]],
+    status_format: str = "{task}, seed {seed}, {name}",
+) -> dict[str, dict[str, list[TrainingResult]]]:
+    """``train_designs`` on several tasks with their numbers of steps: task -> design -> runs.
+
+    A design is a mapping of changes to the small model.
+    """
+    runs = {}
+    for task, (problem, steps) in tasks.items():
+        configs = {name: make_small_config(problem, **changes) for name, changes in designs.items()}
+        of_task = status_format.replace("{task}", task)
+        runs[task] = train_designs(
+            lab, problem, configs, steps=lab.pick_size(steps, 4), status_format=of_task
+        )
+    return runs
+
+
+def collect_losses(runs: Mapping[str, Sequence[TrainingResult]]) -> dict[str, list[float]]:
+    """Held-out loss of every seed."""
+    return {name: [run.loss for run in seeds] for name, seeds in runs.items()}
+
+
+def collect_first_curves(runs: Mapping[str, Sequence[TrainingResult]]) -> list[Curve]:
+    """Training loss of the first seed of every design, if it has a curve."""
+    return [Curve(name, seeds[0].curve) for name, seeds in runs.items() if seeds[0].curve]
+
+
+def collect_mean_losses(runs: Mapping[str, Sequence[TrainingResult]]) -> dict[str, list[float]]:
+    """Mean training loss of every seed."""
+    return {name: [run.mean_loss for run in seeds] for name, seeds in runs.items()}
+
+
+def plot_losses(label: str, losses: Mapping[str, Sequence[float]]) -> DotPlot:
+    """Dot plot of the held-out losses of designs, for every seed."""
+    return DotPlot(f"Held-out loss, {label}", "nats a token", losses, SEEDS_NOTE)
+
+
+def plot_mean_losses(label: str, losses: Mapping[str, Sequence[float]]) -> DotPlot:
+    """Dot plot of the mean training losses of designs, for every seed."""
+    title = f"How fast it learns: mean loss over training, {label}"
+    return DotPlot(title, "nats a token", losses, "Low for who learns early.")
+
+
+def plot_loss_curves(label: str, runs: Mapping[str, Sequence[TrainingResult]]) -> LinePlot:
+    """Line plot of the training losses of designs, of the first seed."""
+    return LinePlot(
+        f"Training loss, {label} (first seed)", "step", collect_first_curves(runs), from_zero=True
+    )
+
+
+@dataclass
+class LossRecorder:
+    """Reporter that records the loss curve and prints nothing."""
+
+    curve: list[tuple[float, float]] = field(default_factory=list)
+
+    def log_train(self, row: MetricsRow) -> None:
+        self.curve.append((float(row["step"]), float(row["loss"])))
+
+    def log_valid(self, row: MetricsRow) -> None:
+        pass
+
+    def info(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class GeneratedTask:
+    """Training task whose batches are generated on demand."""
+
+    labels: tuple[str, ...] = ()
+
+    def __init__(self, problem: SyntheticTask, seed: int, steps: int) -> None:
+        self.problem, self.seed, self.steps = problem, seed, steps
+        self.metrics: dict[str, float] = {}
+
+    def epoch_batches(self, epoch: int) -> Sequence[int]:
+        return range(epoch * self.steps, (epoch + 1) * self.steps)
+
+    def largest_batch(self) -> int:
+        return 0
+
+    def shard(self, rows: int, n: int) -> list[int]:
+        return [rows]
+
+    def collate(self, rows: int) -> PairBatch:
+        return self.problem.batch(self.seed, rows)
+
+    def count_labels(self, batch: PairBatch) -> int:
+        return batch.n_tokens
+
+    def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
+        return seq2seq_common.seq2seq_loss(model, batch, 0.0)
+
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
+        assert isinstance(model, Seq2Seq)
+        self.metrics = evaluate_held_out(model, self.problem)
+        return self.metrics
+
+
+def run_backward(model: Seq2Seq, batch: PairBatch) -> None:
+    """Training step without the optimizer, whose cost depends only on the parameters."""
+    seq2seq_common.seq2seq_loss(model, batch, 0.0).total.backward()
+    model.zero_grad(set_to_none=True)
+
+
+@torch.inference_mode()
+def evaluate_held_out(model: Seq2Seq, problem: SyntheticTask, n_batches: int = 4) -> dict[str, float]:
+    """Loss (nats per token), perplexity and accuracy on held-out rows, equal for every design and seed."""
+    model.eval()
+    held_out = (problem.batch(0, number) for number in range(FIRST_HELD_OUT, FIRST_HELD_OUT + n_batches))
+    return TokenLoss.from_parts(
+        token_losses(seq2seq_common.seq2seq_features(model, batch), model.head, batch.labels)
+        for batch in held_out
+    ).compute_metrics()

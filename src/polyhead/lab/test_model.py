@@ -1,0 +1,124 @@
+"""Trained run and text for it: a user's, or a small language model trained here on this package's source."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import polyhead.lab
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError
+from polyhead.data.readers.files import check_file, is_text, iter_lines
+from polyhead.data.readers.parallel_corpus import open_corpus, read_pairs
+from polyhead.data.readers.plain_text import TextFiles, TextReport, open_text
+from polyhead.data.readers.tabular import infer_format
+from polyhead.lab.registry import LabContext
+from polyhead.lab.short_training import LossRecorder
+from polyhead.run.load import load
+from polyhead.run.run import Run
+from polyhead.train.run_training import run_training
+from polyhead.train.tasks.text_common import open_text_like
+
+_MAX_CHARS = 4_000_000  # maximum characters of a text that are used
+_SMALL_RECIPE: dict[str, Any] = {
+    "task": "language-model",
+    "tokenizer": {"kind": "bpe", "vocab_size": 1000},
+    "model": {"kind": "decoder", "d_model": 128, "n_layers": 2, "n_heads": 4, "d_ff": 256, "max_len": 256, "position": "rope",
+              "norm": "rmsnorm", "norm_first": True, "feed_forward": "swiglu", "dropout": 0.0, "init": "normal",
+              "scale_embedding": False},
+    "train": {"max_tokens": 2048, "lr": 5e-3, "log_every": 50, "keep": 1},
+}  # fmt: skip
+
+
+class ModelUnderTest(NamedTuple):
+    """A run and texts to measure it on: documents for a language model, sources for a translator."""
+
+    run: Run
+    description: str
+    texts: list[str]
+    references: list[str]  # of a translator: one per source, or none
+    has_documents: bool = False  # whether a separator token precedes each document
+
+    @property
+    def is_translator(self) -> bool:
+        return self.run.config.kind == "encoder-decoder"
+
+    def split_lines(self) -> list[str]:
+        """Lines of the texts, without blank ones."""
+        return [line for text in self.texts for line in text.splitlines() if line.strip()]
+
+
+def load_subject(lab: LabContext) -> ModelUnderTest:
+    """Run and text of the options, or the small ones of the lab."""
+    if lab.run is None:
+        lab.info("no --run: a small language model learns this package's own source, as every run is trained")
+        return train_small_model(lab.seed, lab.quick)
+    run = load(lab.run)
+    name = lab.run.name
+    if run.config.kind == "decoder":
+        return read_text(run, f"the language model {name}", open_text_like(lab.text, run.recipe))
+    if run.config.kind != "encoder-decoder":
+        raise UserError(
+            f"--run {lab.run}: this takes a language model or a translator, and the run has no decoder"
+        )
+    sources, references = read_sources(run, lab.text)
+    return ModelUnderTest(
+        run, f"the translator {name} on {' and '.join(path.name for path in lab.text)}", sources, references
+    )
+
+
+def read_text(run: Run, description: str, text: TextFiles) -> ModelUnderTest:
+    """Read the documents of a text, up to ``_MAX_CHARS`` characters."""
+    documents, size, is_new_document = [""], 0, True
+    for piece in text.read_chunks(TextReport(text.source_label)):
+        documents = (
+            [*documents, piece.text] if is_new_document else [*documents[:-1], documents[-1] + piece.text]
+        )
+        is_new_document, size = piece.is_last, size + len(piece.text)
+        if size > _MAX_CHARS:
+            break
+    return ModelUnderTest(run, f"{description} on {text.source_label}", documents[1:], [], text.has_documents)
+
+
+def read_sources(run: Run, files: tuple[Path, ...]) -> tuple[list[str], list[str]]:
+    """Read sources, and references if there are two files or a table of pairs."""
+    if len(files) == 1 and infer_format(files) is None:
+        lines = [
+            line.decode() for line in iter_lines(check_file(files[0])) if line is not None and is_text(line)
+        ]
+        return [line for line in lines if line.strip()], []
+    data = run.recipe.data if run.recipe else None
+    corpus = open_corpus(files, source=data.source, target=data.target) if data else open_corpus(files)
+    sources, references, _ = read_pairs(corpus)
+    return sources, references
+
+
+@cache
+def train_small_model(seed: int, quick: bool) -> ModelUnderTest:
+    """Train a language model on the sources of this package; a tenth of the files is held out."""
+    root = Path(polyhead.lab.__file__).parents[1]
+    files = sorted(root.rglob("*.py"))
+    with tempfile.TemporaryDirectory() as directory:
+        for name, split_files in (
+            ("train", [f for i, f in enumerate(files) if i % 10]),
+            ("test", files[::10]),
+        ):
+            text = "\n\n".join(f.read_text(encoding="utf-8") for f in split_files)
+            (Path(directory) / f"{name}.txt").write_text(text[:30_000] if quick else text, encoding="utf-8")
+        steps, warmup = (4, 1) if quick else (400, 40)
+        train_changes = {"steps": steps, "eval_every": steps, "save_every": steps, "seed": seed, "threads": torch.get_num_threads(),
+                   "schedule": {"name": "cosine", "warmup": warmup}}  # fmt: skip
+        recipe = Recipe.model_validate(
+            {**_SMALL_RECIPE, "train": {**_SMALL_RECIPE["train"], **train_changes}, "out": Path(directory) / "run",
+             "data": {"root": directory, "train": ["train.txt"], "valid": ["test.txt"], "max_len": 256}}
+        )  # fmt: skip
+        run, _ = run_training(recipe, report=LossRecorder())
+        return read_text(
+            run,
+            "a small language model of this package's source",
+            open_text([Path(directory) / "test.txt"], "file"),
+        )

@@ -1,0 +1,110 @@
+"""Gated convolutions in place of self-attention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.config.model import AttentionShape, ModelSpec
+from polyhead.core.errors import UserError
+from polyhead.core.registry import BLOCK
+from polyhead.nn.block.builders import build_cross_attention, build_residual, reject_self_attention
+from polyhead.nn.cache import LayerCache
+from polyhead.nn.kv import EncoderMemory
+from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, has_several_documents
+from polyhead.nn.position.base import Position
+
+
+@BLOCK.register("conv")
+class GatedConvBlock(nn.Module):
+    """A gated convolution over neighbouring tokens; in a decoder, followed by attention to the source.
+
+    An encoder layer sees as many tokens to the left as to the right, a decoder layer the token and those
+    before it, so N layers see 1 + N (kernel - 1) tokens. Every decoder layer attends to the source. No
+    self-attention, no feed-forward layer. Norm and residual are those of this package, in place of weight
+    norm and factors √½.
+
+    Equation: y_t = N(x_t + a ⊙ σ(b)),  [a; b] = W [x_{t-m} ... x_{t+n}] + w,  0 beyond the ends of the row
+              encoder: m = n = (kernel - 1) / 2;  decoder: m = kernel - 1, n = 0
+    Paper: Gehring et al., 2017, sec. 3.2-3.3; the gate: Dauphin et al., 2017
+    When: as a baseline; most information is in nearby tokens
+    Recipe: model: {block: {name: conv, kernel: 5}, position: learned}
+    Options:
+      kernel: tokens that a layer sees, the token itself included; odd in an encoder
+    """
+
+    def __init__(
+        self, config: ModelSpec, shape: AttentionShape, position: Position, cross: bool, *, kernel: int = 3
+    ) -> None:
+        super().__init__()
+        reject_self_attention(config, "conv", cross)
+        if kernel < 2:
+            raise UserError(
+                f"kernel of block 'conv' is {kernel}; it counts the token itself, so 2 is the least"
+            )
+        if kernel % 2 == 0 and not shape.causal:
+            raise UserError(
+                f"kernel of block 'conv' is {kernel}; an encoder sees as much on either side, so it is odd: "
+                f"{kernel - 1 if kernel > 2 else 3} or {kernel + 1}"
+            )
+        self.kernel, self.width = kernel, config.d_model
+        self.left_context = kernel - 1 if shape.causal else kernel // 2  # tokens seen to the left
+        # a convolution as a linear layer on concatenated neighbours, which is as fast
+        self.conv, self.conv_residual = (
+            nn.Linear(kernel * config.d_model, 2 * config.d_model),
+            build_residual(config),
+        )
+        self.cross = build_cross_attention(config, shape) if cross else None
+        if cross:
+            self.cross_residual = build_residual(config)
+
+    @property
+    def state(self) -> tuple[tuple[int, ...], ...]:
+        """The state shapes of a decoding row: its last ``left_context`` tokens."""
+        return ((self.left_context, self.width),)
+
+    def project_kv(self, x: Tensor, pos: Tensor | None) -> EncoderMemory:
+        """The encoder's output (B, S, C) as this layer reads it at every step."""
+        assert self.cross is not None, "only a decoder remembers"
+        memory: EncoderMemory = self.cross.project_kv(x, pos)
+        return memory
+
+    def forward(
+        self,
+        x: Tensor,
+        pos: Tensor | None = None,
+        cache: LayerCache | None = None,
+        memory: EncoderMemory | None = None,
+    ) -> Tensor:
+        """(B, T, C), (B, T) -> (B, T, C)."""
+        x = self.conv_residual(x, lambda h: self.convolve(h, pos, cache), pos)
+        if memory is not None:
+            cross = self.cross
+            assert cross is not None
+            x = self.cross_residual(x, lambda h: cross(h, pos, memory=memory), pos)
+        return x
+
+    def convolve(self, x: Tensor, pos: Tensor | None, cache: LayerCache | None) -> Tensor:
+        """(B, T, C) -> (B, T, C); rows are padded with 0 on both ends."""
+        if cache is None and pos is not None and has_several_documents(pos):
+            return apply_per_document(lambda h, at: self.convolve(h, at, None), x, pos)
+        if cache is None:
+            padding = (0, 0, self.left_context, self.kernel - 1 - self.left_context)
+            return apply_unpadded(lambda h: self.apply_gated_conv(F.pad(h, padding)), x, pos)
+        assert pos is not None, "a step says where it is"
+        count = (pos >= 0).sum(1, keepdim=True)
+
+        def step(tokens: Tensor) -> Tensor:
+            context = torch.cat([cache.state[0].to(tokens.dtype), tokens], 1)
+            last = count + torch.arange(self.left_context, device=context.device)
+            cache.state = (context[torch.arange(len(context), device=context.device)[:, None], last],)
+            return self.apply_gated_conv(context)
+
+        return apply_unpadded(step, x, pos)
+
+    def apply_gated_conv(self, x: Tensor) -> Tensor:
+        """(B, T + kernel - 1, C) -> (B, T, C): W x * sigmoid(V x) of each window (Dauphin et al., 2017)."""
+        length = x.size(1) - self.kernel + 1
+        windows = torch.cat([x[:, i : i + length] for i in range(self.kernel)], -1)
+        return F.glu(self.conv(windows), -1)

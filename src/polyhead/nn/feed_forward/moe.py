@@ -1,0 +1,138 @@
+"""Mixture-of-experts feed-forward layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import FEED_FORWARD
+from polyhead.nn.precision import at_least_fp32, no_autocast
+
+MAX_EXPERTS = 10_000  # each is a module that takes a millisecond to build
+# Adam ignores the scale of the load's gradient; a small one keeps it out of train.clip_norm
+BALANCE_GRAD_SCALE = 1e-3
+
+
+class Router(nn.Linear):
+    """Scores of the experts, in fp32 even in a low-precision model: rounding would change the routing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C) -> probabilities (N, E)."""
+        with no_autocast(x):
+            return F.linear(at_least_fp32(x), at_least_fp32(self.weight)).softmax(-1)
+
+
+@FEED_FORWARD.register("experts")
+class MixtureOfExperts(nn.Module):
+    """A router selects a few of several feed-forward layers per token: more parameters at little more cost.
+
+    No token is dropped and routing is per token, so outputs do not depend on the rest of the batch. Without
+    balancing, a router tends to use few experts; with ``balance`` each expert has a bias that affects
+    selection but not the weights. Its gradient is the expert's load minus the mean, so the optimizer lowers
+    the bias of overloaded experts. ``model.d_ff`` is the width of one expert.
+
+    Equation: y = Σ_{i ∈ P} w_i E_i(x),  s = softmax(x W_router),  P = the top_k of s + b,
+              w_i = s_i / Σ_{j ∈ P} s_j
+              ∂L/∂b_i ∝ share of the tokens routed to i - top_k / n_experts
+    Paper: Shazeer et al., 2017, eq. 1 to 5; Jiang et al., 2024, sec. 2.1; Wang et al., 2024 (the bias)
+    When: there is memory for more parameters but not time for more computation
+    Recipe: model: {feed_forward: {name: experts, n_experts: 8, top_k: 2, expert: swiglu}}
+    Options:
+      n_experts: number of experts
+      top_k: experts per token
+      expert: name of the feed-forward part that each expert is
+      normalize: weights of the selected experts sum to 1; must be false with top_k 1, or no router learns
+      balance: balance the load of the experts
+      dropout: probability, on the inner activations
+    """
+
+    needs_padding_mask = True  # loads exclude padding
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        n_experts: int = 8,
+        top_k: int = 2,
+        expert: str = "relu",
+        normalize: bool = True,
+        balance: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if expert == "experts":
+            raise UserError(
+                "each of feed_forward 'experts' is a feed-forward of one network, not 'experts' again"
+            )
+        if n_experts > MAX_EXPERTS:
+            raise UserError(
+                f"n_experts of feed_forward 'experts' is {MAX_EXPERTS:,} at most, not {n_experts:,}"
+            )
+        if not 0 < top_k <= n_experts:
+            raise UserError(
+                f"top_k of feed_forward 'experts' is from 1 to n_experts={n_experts}, not {top_k}"
+            )
+        if top_k == 1 and normalize and n_experts > 1:
+            raise UserError(
+                "feed_forward 'experts' with top_k=1 weighs the one that is picked by 1, whatever the router says, "
+                "which learns nothing from that; set normalize: false"
+            )
+        self.top_k, self.normalize = top_k, normalize
+        self.router = Router(d_model, n_experts, bias=False)
+        part = FEED_FORWARD.check(Choice(expert, dropout=dropout))
+        self.experts = nn.ModuleList(FEED_FORWARD.build(part, d_model, d_ff) for _ in range(n_experts))
+        self.balance = nn.Parameter(torch.zeros(n_experts)) if balance else None
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """(B, T, C), (B, T) -> (B, T, C), 0 at padding."""
+        if pos is None:
+            return self.apply_experts(x.reshape(-1, x.size(-1))).view_as(x)
+        is_token = pos.expand(x.shape[:-1]) >= 0
+        return torch.zeros_like(x).masked_scatter(is_token[..., None], self.apply_experts(x[is_token]))
+
+    def apply_experts(self, tokens: Tensor) -> Tensor:
+        """(N, C) -> (N, C)."""
+        if not len(tokens):
+            return tokens
+        expert_ids, weights = self.route(tokens)
+        order = expert_ids.flatten().argsort(stable=True)  # by expert
+        loads = expert_ids.flatten().bincount(minlength=len(self.experts)).tolist()
+        expert_inputs = tokens.index_select(0, order // self.top_k).split(loads)
+        outputs = torch.cat(
+            [expert(x) for expert, x in zip(self.experts, expert_inputs, strict=True) if len(x)]
+        )
+        token_outputs = outputs.index_select(0, order.argsort()).view(len(tokens), self.top_k, -1)
+        return (token_outputs * weights[..., None]).sum(1).to(tokens.dtype)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, C) -> experts of each token (N, top_k) and their weights, in fp32 at least."""
+        scores = self.router(tokens)
+        biased_scores = scores if self.balance is None else scores + self.balance.to(scores.dtype)
+        expert_ids = biased_scores.topk(self.top_k, -1).indices
+        weights = scores.gather(1, expert_ids)
+        if self.normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        if self.balance is not None and torch.is_grad_enabled():
+            weights = _LoadBalancingLoss.apply(weights, self.balance, expert_ids)
+        return expert_ids, weights
+
+
+class _LoadBalancingLoss(torch.autograd.Function):
+    """The identity on the weights; the gradient of each expert's bias is its load minus the mean."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, balance: Tensor, expert_ids: Tensor) -> Tensor:
+        load = expert_ids.flatten().bincount(minlength=len(balance)) / len(expert_ids)
+        ctx.save_for_backward((load - expert_ids.size(1) / len(balance)).to(balance.dtype))
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        (excess_load,) = ctx.saved_tensors
+        return grad, BALANCE_GRAD_SCALE * excess_load, None

@@ -1,0 +1,1 @@
+"""Open a trained run or a published checkpoint and use it."""

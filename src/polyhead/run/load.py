@@ -1,0 +1,151 @@
+"""Load a run directory or a published checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+
+from polyhead.config.recipe import load_recipe
+from polyhead.core.errors import UserError, format_value, unknown_name_error
+from polyhead.core.output_paths import did_you_mean_path
+from polyhead.core.strict_kwargs import strict_kwargs
+from polyhead.generation.shortlist.shortlist import Shortlist
+from polyhead.hf.hub import fetch_checkpoint, find_owner, is_repo_id
+from polyhead.hf.load import load_checkpoint, read_model_type
+from polyhead.hf.lora import is_adapter
+from polyhead.kernels.pack_model import (
+    QUANTIZED_LINEARS,
+    can_pack,
+    linear_factory,
+    pack_model,
+    unused_weights,
+)
+from polyhead.models.build import model_class
+from polyhead.nn.device import resolve_device
+from polyhead.nn.skip_init import SkipInit
+from polyhead.nn.state import materialize
+from polyhead.run.run import Run
+from polyhead.run.run_directory import (
+    MODEL_TYPE,
+    load_run_weights,
+    read_family,
+    read_generation_config,
+    read_model_config,
+)
+from polyhead.run.run_ensemble import ensemble_runs
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+# dtypes of the weights that are not quantized
+LOAD_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16} | dict.fromkeys(
+    QUANTIZED_LINEARS, torch.float32
+)
+
+
+@strict_kwargs
+def load(
+    directory: str | Path | Sequence[str | Path],
+    *,
+    dtype: str = "fp32",
+    fast: bool = False,
+    device: str = "auto",
+) -> Run:
+    """Load a run directory, or a published checkpoint: its directory, or owner/name on a hub.
+
+    Several of them become one run, an ensemble, which averages their probabilities. Whatever cannot be loaded
+    is a UserError of one line.
+
+    ``dtype`` "bf16" halves the weights and is faster where the hardware multiplies bf16; ``fast`` packs the
+    weights for inference on this CPU, after which the model cannot be trained or saved. "int8" packs them
+    too, and quantizes weights and activations to 8 bits: faster still, and nearly as good; "int4" quantizes
+    weights to 4: half the bytes again, and not quite as good (docs/results.md). ``device`` is "cpu", "cuda",
+    "cuda:1" and so on; "auto" is a GPU if there is one, but the CPU for int8 and int4.
+    """
+    if not isinstance(directory, str | Path):
+        is_list = isinstance(directory, Iterable) and not isinstance(directory, Mapping)
+        paths = list(directory) if is_list else []
+        if not is_list or not all(isinstance(path, str | Path) for path in paths):
+            raise UserError(
+                f"load wants the directory of a run or owner/name on a hub, or a list of them, got {format_value(directory)}"
+            )
+        runs = [load(path, dtype=dtype, fast=fast, device=device) for path in paths]
+        return ensemble_runs(runs, [str(path) for path in paths])
+    if dtype not in LOAD_DTYPES:
+        raise unknown_name_error("dtype", dtype, LOAD_DTYPES)
+    torch_device = resolve_device("cpu" if dtype in QUANTIZED_LINEARS and device == "auto" else device)
+    if dtype in QUANTIZED_LINEARS and torch_device.type != "cpu":
+        raise UserError(f"dtype {dtype} is for the CPU, not for {torch_device}; give dtype bf16 there")
+    if not Path(directory).is_dir() and is_repo_id(str(directory)):
+        directory = fetch_checkpoint(str(directory))
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise UserError(_not_a_run_message(directory))
+    is_published = is_adapter(directory) or read_model_type(directory) not in (None, MODEL_TYPE)
+    run = _load_published(directory) if is_published else _load_run(directory)
+    run.directory = directory
+    # packing copies these weights from the file: a large model may not fit into memory twice
+    if dtype in QUANTIZED_LINEARS:
+        materialize(run.model, exclude=unused_weights(run.model))
+    else:
+        packs = fast and can_pack() and torch_device.type == "cpu"
+        materialize(
+            run.model, LOAD_DTYPES[dtype], unused_weights(run.model, LOAD_DTYPES[dtype]) if packs else ()
+        )
+        run.model = run.model.to(torch_device, LOAD_DTYPES[dtype])
+    run.model.eval()
+    if fast or dtype in QUANTIZED_LINEARS:
+        pack_model(run.model, linear_factory(dtype))
+    return run
+
+
+def _not_a_run_message(path: Path) -> str:
+    """The error message for a path that is no directory, with what to type in its place."""
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        run_path = Path("runs") / path.stem
+        hint = (
+            f"did you mean {str(run_path)!r}?"
+            if run_path.is_dir()
+            else f"train it first: polyhead train {path}"
+        )
+        return f"{path} is a recipe; wanted the directory of a run: {hint}"
+    if path.is_file():
+        hint = _run_hint(path) or ", which comes before the files of text"
+        return f"{path} is a file; wanted the directory of a run{hint}"
+    if any(map(str.isspace, str(path))):
+        return f"no run directory {str(path)!r}; the run comes first, and a text after it"
+    if owner := find_owner(path.name if path.parent == Path() else ""):
+        return f"no run directory {str(path)!r}; did you mean {f'{owner}/{path.name}'!r} of the Hugging Face hub?"
+    near = did_you_mean_path(path, "*/", [Path("runs")])
+    hub = "; one of the Hugging Face hub is named owner/name" if path.parent == Path() and not near else ""
+    return f"no run directory {str(path)!r}{near or hub}"
+
+
+def _run_hint(path: Path) -> str:
+    """A hint to the run that contains a file."""
+    return f"; did you mean {str(path.parent)!r}?" if (path.parent / "config.json").is_file() else ""
+
+
+def _load_published(directory: Path) -> Run:
+    model, tokenizer, generation, family = load_checkpoint(directory)
+    run = Run(model, tokenizer, generation)
+    run.family = family
+    return run
+
+
+def _load_run(directory: Path) -> Run:
+    config = read_model_config(directory)
+    tokenizer = Tokenizer.load(directory)
+    with SkipInit():
+        model = model_class(config)(config)
+    recipe = (
+        load_recipe(directory / "recipe.yaml", from_run=True)
+        if (directory / "recipe.yaml").is_file()
+        else None
+    )
+    load_run_weights(model, directory, tokenizer, recipe.train.adapt if recipe else None)
+    run = Run(model, tokenizer, read_generation_config(directory), recipe)
+    run.family = read_family(directory)
+    run.get_shortlist = cache(partial(Shortlist.load, directory, config.vocab_size))
+    return run

@@ -1,0 +1,352 @@
+"""A run, finished or not: model, tokenizer and recipe, with everything that they can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.model import ModelConfig
+from polyhead.config.recipe import Recipe
+from polyhead.core.atomic_io import replace_file
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import SPECULATIVE
+from polyhead.core.strict_kwargs import strict_methods
+from polyhead.data.readers.plain_text import TextFiles
+from polyhead.evaluate.classify import (
+    ClassPrediction,
+    ClassPredictions,
+    TextsOrPairs,
+    check_text_arity,
+    classify,
+)
+from polyhead.evaluate.embed import Embeddings, embed_texts
+from polyhead.evaluate.fill_mask import MaskPrediction, fill_mask
+from polyhead.evaluate.perplexity import Perplexity, text_perplexity
+from polyhead.evaluate.scoring import SCORE_BATCH_TOKENS, PairScore, perplexity_of_scores, score_inputs
+from polyhead.evaluate.translation_metrics import Evaluation, check_same_length, evaluate_translations
+from polyhead.generation.batch_decode import restore_order
+from polyhead.generation.chat import ChatSession, parse_conversation
+from polyhead.generation.detokenizer import decode_complete_chars
+from polyhead.generation.engine.interface import Hypothesis
+from polyhead.generation.prompt_template import PromptTemplate, get_embedding_template, get_prompt_template
+from polyhead.generation.settings import beam_config, sampling_config, with_overrides
+from polyhead.generation.shortlist.shortlist import Shortlist, load_shortlist
+from polyhead.generation.speculative.verify import Proposer
+from polyhead.generation.text_engine import TextEngine
+from polyhead.generation.text_generation import (
+    TextDelta,
+    beam_search_prompts,
+    beam_search_texts,
+    collect_texts,
+    generate_texts,
+)
+from polyhead.generation.translation import decode_translations
+from polyhead.introspect.attention_map import AttentionMap
+from polyhead.introspect.token_maps import build_attention_maps, cross_attention_weights
+from polyhead.kernels.pack_model import is_packed
+from polyhead.models import Model
+from polyhead.models.build import check_model_kind, get_model_kind
+from polyhead.run.run_directory import write_config_files, write_weights
+from polyhead.tokenizers.display import visible_token
+from polyhead.tokenizers.input_validation import normalize_stop_strings, validate_each
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+
+@strict_methods
+class Run:
+    """A trained model of any kind with its tokenizer: text in, text out. Made by ``ph.load(directory)``."""
+
+    def __init__(
+        self, model: Model, tokenizer: Tokenizer, generation: GenerationConfig, recipe: Recipe | None = None
+    ) -> None:
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise UserError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {model.config.vocab_size}: they are not of the same run"
+            )
+        self.model, self.tokenizer, self.generation, self.recipe = model.eval(), tokenizer, generation, recipe
+        self.members: list[tuple[Any, Tokenizer]] = [(model, tokenizer)]
+        self.get_shortlist: Callable[[], Shortlist | None] = lambda: None  # loaded on demand
+        self.family: str | None = None  # the published family that it came from, and is exported as
+        self.directory: Path | None = None  # the directory that it was loaded from
+        self._cached_proposer: tuple[Choice, Proposer] | None = None
+
+    def __repr__(self) -> str:
+        ensemble = f"{len(self.members)} together, " if len(self.members) > 1 else ""
+        return f"Run({ensemble}{self.config.kind}, {self.config.n_layers} layers of {self.config.d_model}, {self.tokenizer.vocab_size:,} tokens)"
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def kind(self) -> str:
+        """The kind in its config, or "classifier" for an encoder with class labels."""
+        return get_model_kind(self.config)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.model.parameters()).device
+
+    def _require_kind(self, *kinds: str, **texts_by_verb: tuple[object, ...]) -> Any:
+        """Return the model; a UserError if it is of none of ``kinds``, or if the texts of a verb are invalid.
+
+        ``texts_by_verb`` has the lists of texts of the calling verb.
+        """
+        check_model_kind(self.config, kinds)
+        for verb, lists in texts_by_verb.items():
+            validate_each(lists, f"run.{verb}")
+        return self.model
+
+    def _require_single(self, action: str) -> None:
+        if len(self.members) > 1:
+            raise UserError(f"{action} of one run, and these are {len(self.members)} together: open one")
+
+    @overload
+    def generate(self, prompts: Sequence[str], *, n: None = None, **changes: Any) -> list[str]: ...
+    @overload
+    def generate(self, prompts: Sequence[str], *, n: int, **changes: Any) -> list[list[str]]: ...
+    def generate(
+        self, prompts: Sequence[str], *, n: int | None = None, **changes: Any
+    ) -> list[str] | list[list[str]]:
+        """Generate the continuation of each prompt, or ``n`` continuations of each.
+
+        ``seed`` makes it reproducible, ``stop`` strings end it; other ``changes`` are fields of
+        GenerationConfig, such as temperature=0.8. With beam_size=5 nothing is sampled: it returns the most
+        likely texts, fewer than ``n`` if a grammar allows no more.
+        """
+        self._require_kind("decoder", generate=(prompts,))
+        num_texts = 1 if n is None else n
+        texts = collect_texts(self.stream(prompts, n=num_texts, **changes), len(prompts), num_texts)
+        return ["".join(samples) for samples in texts] if n is None else texts
+
+    def stream(
+        self,
+        prompts: Sequence[str],
+        *,
+        n: int = 1,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        **changes: Any,
+    ) -> Iterator[TextDelta]:
+        """As ``generate``, streamed: never half a character, never the beginning of a stop string."""
+        model, max_len, stop = (
+            self._require_kind("decoder", stream=(prompts,)),
+            self.config.max_len,
+            normalize_stop_strings(stop),
+        )
+        if "beam_size" not in changes:
+            config = sampling_config(self.generation, changes, n, "drawn text")
+            prompt_ids, proposer, seed = (
+                self._encode_prompts(prompts),
+                self._proposer(config.speculate),
+                seed or 0,
+            )
+            options: dict[str, Any] = {
+                "max_len": max_len,
+                "n": n,
+                "seed": seed,
+                "stop": stop,
+                "proposer": proposer,
+            }
+            return generate_texts(model, self.tokenizer, config, prompt_ids, **options)
+        changes |= {} if seed is None else {"seed": seed}
+        config, prompt_ids = (
+            beam_config(self.generation, changes, n, "the likeliest texts"),
+            self._encode_prompts(prompts),
+        )
+        return beam_search_texts(model, self.tokenizer, config, prompt_ids, max_len=max_len, stop=stop)
+
+    def engine(self, **options: Any) -> TextEngine:
+        """Create an engine for requests at any time: ``run.engine(cache="paged").submit("Once", n=4)``.
+
+        ``options`` are those of ``polyhead.generation.engine.engine.Engine``; ``shortlist=True`` uses that of
+        the run.
+        """
+        model = self._require_kind("encoder-decoder", "decoder")
+        template = self._prompt_template if self.kind == "decoder" else None
+        options["shortlist"] = load_shortlist(
+            self.get_shortlist, options.get("shortlist"), len(self.members) > 1
+        )
+        return TextEngine(model, self.tokenizer, self.generation, template, self.config.max_len, **options)
+
+    def chat(self, messages: Sequence[Any], **changes: Any) -> str:
+        """The assistant's answer to messages such as {"role": "user", "content": "Hello"}.
+
+        ``chat`` names the chat format if the run has none, ``tools`` the functions that may be called; the
+        rest is as in ``generate``.
+        """
+        return "".join(self.stream_chat(messages, **changes))
+
+    def stream_chat(self, messages: Sequence[Any], *, chat: Any = None, **changes: Any) -> Iterator[str]:
+        """As ``chat``, streamed."""
+        return self.chat_session(chat).answer(parse_conversation(messages), **changes)
+
+    def chat_session(self, chat: Any = None, **options: Any) -> ChatSession:
+        """A chat session that does not read earlier turns again. ``options`` are those of the engine."""
+        self._require_kind("decoder")
+        return ChatSession(self.engine(**options), Choice.from_config(chat) if chat else self.generation.chat)
+
+    def _proposer(self, choice: Choice | None) -> Proposer | None:
+        """The source of draft tokens; cached, because it may be a loaded model."""
+        if choice is not None and (self._cached_proposer is None or self._cached_proposer[0] != choice):
+            self._cached_proposer = choice, SPECULATIVE.build(choice, self)
+        return None if choice is None or self._cached_proposer is None else self._cached_proposer[1]
+
+    def _encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
+        """The prompts of a language model as tokens."""
+        return [self._prompt_template.build_prompt(ids) for ids in self.tokenizer.encode(prompts)]
+
+    @property
+    def _prompt_template(self) -> PromptTemplate:
+        """The special tokens around a text for a language model."""
+        return get_prompt_template(self.recipe, self.tokenizer)
+
+    def hypotheses(
+        self,
+        texts: Sequence[str],
+        *,
+        shortlist: bool = False,
+        progress: Callable[[int], None] | None = None,
+        **changes: Any,
+    ) -> list[list[Hypothesis]]:
+        """The n best outputs of each text, or continuations of each prompt, as tokens with scores.
+
+        ``changes`` are fields of GenerationConfig, for translations also the other arguments of
+        ``translate``. With ``shortlist`` only tokens that the source suggests are output.
+        """
+        self._require_kind("encoder-decoder", "decoder", hypotheses=(texts,))
+        max_len, shortlist_tokens = (
+            self.config.max_len,
+            load_shortlist(self.get_shortlist, shortlist, len(self.members) > 1),
+        )
+        if self.config.kind == "decoder" and changes.get("prefix") is None:
+            changes.pop("prefix", None)
+            config = with_overrides(self.generation, changes, "the likeliest texts")
+            results = beam_search_prompts(
+                self._require_kind("decoder"), self.tokenizer, config, self._encode_prompts(texts), max_len
+            )
+        else:
+            model = self._require_kind("encoder-decoder")
+            results = decode_translations(
+                model, self.tokenizer, self.generation, texts, max_len, shortlist_tokens, **changes
+            )
+        return restore_order(results, len(texts), progress)
+
+    @overload
+    def translate(self, texts: Sequence[str], *, n_best: None = None, **changes: Any) -> list[str]: ...
+    @overload
+    def translate(self, texts: Sequence[str], *, n_best: int, **changes: Any) -> list[list[str]]: ...
+    def translate(
+        self, texts: Sequence[str], *, n_best: int | None = None, **changes: Any
+    ) -> list[str] | list[list[str]]:
+        """The best translation of each text, or the ``n_best`` of each if that is given here.
+
+        ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0; ``prefix``,
+        the forced prefix of each translation; ``terminology``, the required translations of words, as {"dog":
+        ["Hund", "Hündin"]}; languages of a multilingual model, source_lang="en" and target_lang="de". With
+        temperature=1.0, top_k, top_p or min_p they are sampled, by a ``seed``.
+        """
+        self._require_kind("encoder-decoder", translate=(texts,))
+        results = self.hypotheses(texts, n_best=1 if n_best is None else n_best, **changes)
+        if n_best is None:
+            return decode_complete_chars(self.tokenizer, [best[0].tokens for best in results])
+        return [decode_complete_chars(self.tokenizer, [h.tokens for h in best]) for best in results]
+
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str] | None = None,
+        batch_tokens: int = SCORE_BATCH_TOKENS,
+    ) -> list[PairScore]:
+        """log p(target | source) of each pair, or log p(text) of single texts; ``batch_tokens`` per side."""
+        model = self._require_kind("encoder-decoder", "decoder", score=(sources, targets))
+        return score_inputs(model, self.tokenizer, self._prompt_template, sources, targets, batch_tokens)
+
+    def perplexity(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> float:
+        """exp of the mean negative log-likelihood per token of targets, or of single texts, ends included."""
+        self._require_kind("encoder-decoder", "decoder", perplexity=(sources, targets))
+        return perplexity_of_scores(self.score(sources, targets))
+
+    def classify(self, texts: TextsOrPairs, batch_tokens: int = 4096) -> list[ClassPrediction]:
+        """The class of each text or pair (a, b) and the probabilities of all classes; a reranker's score."""
+        return self.predict_classes(texts, batch_tokens).predictions
+
+    def predict_classes(self, texts: TextsOrPairs, batch_tokens: int = 4096) -> ClassPredictions:
+        """As ``classify``, with the number of truncated texts and the token limit."""
+        self._require_kind("classifier")
+        check_text_arity(texts, len(self.recipe.data.text) if self.recipe else 0)
+        return classify(self.members, texts, self.generation, batch_tokens)
+
+    def fill_mask(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[MaskPrediction]]]:
+        """The most likely tokens for each mask of each text, <mask> or [MASK], with their probabilities."""
+        return fill_mask(self._require_kind("encoder", fill_mask=(texts,)), self.tokenizer, texts, top_k)
+
+    def embed(self, texts: Sequence[str | Sequence[int]], **changes: Any) -> Tensor:
+        """One vector per text or token list: (N, C). ``pooling``: "mean", "first", "last", "max" or "own"."""
+        return self.compute_embeddings(texts, **changes).vectors
+
+    def compute_embeddings(self, texts: Sequence[str | Sequence[int]], **changes: Any) -> Embeddings:
+        """As ``embed``, with the number of truncated texts."""
+        self._require_single("vectors are")
+        model = self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
+        args = self.tokenizer, texts, with_overrides(self.generation, changes, "vectors of texts")
+        return embed_texts(model, *args, get_embedding_template(self.config, self.recipe, self.tokenizer))
+
+    def measure_perplexity(self, text: TextFiles) -> Perplexity:
+        """Perplexity of a language model on files of ``polyhead.data.readers.plain_text.open_text``."""
+        width = min(self.recipe.data.max_len if self.recipe else self.config.max_len, self.config.max_len)
+        return text_perplexity(
+            self._require_kind("decoder"), self.tokenizer, text, width, self.generation.batch_tokens
+        )
+
+    def cross_attention(self, source: str, target: str | None = None) -> tuple[list[str], list[str], Tensor]:
+        """Source tokens, target tokens, cross-attention (layers, heads, T, S); row t predicts target t."""
+        self._require_kind("encoder-decoder")
+        return cross_attention_weights(self.attention_maps(source, target))
+
+    def attention_maps(self, source: str, target: str | None = None) -> dict[str, AttentionMap]:
+        """Attention maps of a pair ("cross", "encoder", "decoder"); the default target is the run's output.
+
+        An encoder or a decoder alone has one map, "self", and no target.
+        """
+        self._require_single("attention is")
+        args = self.model, self.tokenizer, self._prompt_template, source, target
+        return build_attention_maps(*args, lambda: self.hypotheses([source])[0][0].tokens)
+
+    def display_token(self, token: int) -> str:
+        """A token for display; bytes that are no complete character are written as ⟨E4 B8⟩."""
+        return visible_token(self.tokenizer, token)
+
+    def evaluate(
+        self, sources: Sequence[str], references: Sequence[str], lang: str = "", **changes: Any
+    ) -> Evaluation:
+        """BLEU and chrF of detokenised free-running output, and the outputs: the best of each source."""
+        check_same_length(sources, references)
+        return evaluate_translations(self.translate(sources, truncate=True, **changes), references, lang)
+
+    def save(self, directory: str | Path, facts: str = "") -> None:
+        """Write the run as a Hugging Face style directory."""
+        if is_packed(self.model):
+            raise UserError(
+                "a run that was opened for inference alone cannot be saved; load it in fp32 or bf16 and without fast"
+            )
+        self.save_config_files(directory := Path(directory))
+        if facts:
+            replace_file(directory / "README.md", facts.encode())
+        write_weights(directory, self.model, self.tokenizer)
+
+    def save_config_files(self, directory: str | Path) -> None:
+        """Write all files of the directory but the weights: what a checkpoint needs to be loaded."""
+        self._require_single("a directory is")
+        write_config_files(
+            directory := Path(directory), self.model, self.tokenizer, self.generation, self.family
+        )
+        if self.recipe:
+            replace_file(directory / "recipe.yaml", self.recipe.dump_yaml().encode())

@@ -1,0 +1,185 @@
+"""The files of a run directory: write and read a model, its tokenizer and its settings."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from polyhead.chat.detect_template import build_template
+from polyhead.checkpoint import checkpoint
+from polyhead.checkpoint.safetensors_io import check_tensors, write_safetensors
+from polyhead.config.config_sections import LoraConfig
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.model import ModelConfig
+from polyhead.core.atomic_io import atomic_writer, read_regular_file, replace_file
+from polyhead.core.errors import UserError, did_you_mean
+from polyhead.core.messages import from_validation_error
+from polyhead.models import Model
+from polyhead.nn.lora import merge_lora_tensors
+from polyhead.nn.state import named_state
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+MODEL_TYPE = "polyhead"
+SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+# keys that Hugging Face tools read or write in these files; we ignore them: the tokenizer has its own ids
+_HF_KEYS = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", *SPECIAL_IDS}
+_FAMILY_KEY = "family"  # the published family that a model came from; it does not change the model
+_MAX_JSON_BYTES = 1 << 20  # bytes
+_MAX_SHOWN = 8  # runs named in a message about a directory of runs
+_TOKENIZER_DIGEST_KEY = "tokenizer_sha256"
+
+log = logging.getLogger(__name__)
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """Read config.json; another kind of model or an unknown key is a UserError."""
+    path = directory / "config.json"
+    fields = _read_json(path)
+    kind = fields.get("model_type")
+    if kind != MODEL_TYPE:
+        problem = "has no model_type" if kind is None else f"model_type is {kind!r}"
+        raise UserError(
+            f"{path}: {problem}; of a run it is {MODEL_TYPE!r}, of a checkpoint the name of its family"
+        )
+    try:
+        return ModelConfig.model_validate(_drop_foreign_keys(fields, ModelConfig, path))
+    except ValidationError as error:
+        raise from_validation_error(error, ModelConfig, str(path)) from None
+
+
+def read_generation_config(directory: Path) -> GenerationConfig:
+    """Read generation_config.json; the defaults if it does not exist."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return GenerationConfig()
+    try:
+        return GenerationConfig.model_validate(_drop_foreign_keys(_read_json(path), GenerationConfig, path))
+    except ValidationError as error:
+        raise from_validation_error(error, GenerationConfig, str(path)) from None
+
+
+def read_family(directory: Path) -> str | None:
+    """The published family that a run came from, in its config.json; None if it has none."""
+    family = _read_json(directory / "config.json").get(_FAMILY_KEY)
+    return family if isinstance(family, str) else None
+
+
+def _drop_foreign_keys(fields: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
+    """Drop the keys of other tools; any other unknown key is a UserError."""
+    for name in fields.keys() - model.model_fields.keys() - _HF_KEYS - {_FAMILY_KEY}:
+        raise UserError(f"{path}: {name!r} is not known{did_you_mean(name, model.model_fields)}")
+    return {name: value for name, value in fields.items() if name in model.model_fields}
+
+
+def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
+    """Weights and tokenizer digest of a finished run or of its newest checkpoint.
+
+    The digest is that of the tokenizer that the weights were trained with.
+    """
+    path = directory / "model.safetensors"
+    if path.is_file():
+        try:
+            with safe_open(path, "pt") as file:
+                names, metadata = file.keys(), file.metadata() or {}
+                return {name: file.get_tensor(name) for name in names}, metadata.get(_TOKENIZER_DIGEST_KEY)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} is damaged or cut short: {error}") from None
+    # not checkpoint.newest, which deletes files: the run may be training, here or elsewhere
+    for step in reversed(checkpoint.list_steps(directory / "checkpoints")):
+        try:
+            saved = checkpoint.read_checkpoint(directory / "checkpoints" / f"step-{step}")
+        except UserError as error:
+            log.warning("passing over a damaged checkpoint: %s", error)
+            continue
+        return saved.tensors.get("ema", saved.tensors["model"]), saved.extra.get(_TOKENIZER_DIGEST_KEY)
+    raise UserError(f"{directory} holds no model.safetensors and no checkpoint: nothing was trained here yet")
+
+
+def load_run_weights(
+    model: Model, directory: Path, tokenizer: Tokenizer, lora: LoraConfig | None = None
+) -> None:
+    """Load the weights of a run into its model; a UserError lists all names and shapes that do not fit.
+
+    Tensors stay memory-mapped. A run that is not finished may still have separate LoRA weights: they are
+    merged.
+    """
+    tensors, digest = _read_weights(directory)
+    if lora:
+        tensors = merge_lora_tensors(tensors, lora.alpha / lora.rank)
+    if digest not in (None, tokenizer.sha256):
+        raise UserError(
+            f"{directory / 'tokenizer.json'} is not the tokenizer that the model was trained with"
+        )
+    state = named_state(model)
+    check_tensors(tensors, state, f"what was trained in {directory}")
+    for name, tensor in state.items():
+        tensor.data = tensors[name]
+
+
+def write_config_files(
+    directory: Path,
+    model: Model,
+    tokenizer: Tokenizer,
+    generation: GenerationConfig,
+    family: str | None = None,
+) -> None:
+    """Write config.json, generation_config.json and the files of the tokenizer; create the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    roles = zip(SPECIAL_IDS, ("pad_token", "bos_token", "eos_token", "bos_token"), strict=True)
+    ids = {name: tokenizer.role_ids[role] for name, role in roles if role in tokenizer.role_ids}
+    if model.config.kind == "encoder-decoder":
+        ids["decoder_start_token_id"] = tokenizer.seq2seq_template.decoder_start_id
+    fields = {"model_type": MODEL_TYPE, "architectures": [type(model).__name__], "dtype": "float32", **ids}
+    fields |= {_FAMILY_KEY: family} if family else {}
+    write_json_atomic(directory / "config.json", fields | model.config.model_dump(mode="json"))
+    write_json_atomic(directory / "generation_config.json", ids | generation.model_dump(mode="json"))
+    tokenizer.save(directory, chat_template=build_template(generation.chat) if generation.chat else "")
+
+
+def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> None:
+    """Write model.safetensors in fp32; its metadata has the digest of the tokenizer."""
+    tensors = {name: tensor.float() for name, tensor in named_state(model).items()}
+    with atomic_writer(directory / "model.safetensors") as out:
+        write_safetensors(out, tensors, {"format": "pt", _TOKENIZER_DIGEST_KEY: tokenizer.sha256})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        inner = sorted(config.parent.name for config in path.parent.glob(f"*/{path.name}"))
+        more = ", ..." if len(inner) > _MAX_SHOWN else ""
+        hint = (
+            f"; of the directories in it, these have one: {', '.join(inner[:_MAX_SHOWN])}{more}"
+            if inner
+            else ""
+        )
+        hint = hint or _run_hint(path.parent)
+        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}{hint}")
+    content = read_regular_file(path, max_bytes=_MAX_JSON_BYTES)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold an object")
+    return value
+
+
+def _run_hint(directory: Path) -> str:
+    """What to give in place of a directory that is no run: the run of a checkpoint, or a run to train."""
+    run = directory.parent.parent
+    if directory.parent.name == "checkpoints" and run.is_dir():
+        return f"; it is a checkpoint of {str(run)!r}, which is the run"
+    if (directory / "recipe.yaml").is_file():
+        return f"; its training has not begun: polyhead train {directory / 'recipe.yaml'}"
+    return "; polyhead train makes runs"
+
+
+def write_json_atomic(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    replace_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,68 @@
+"""Ensembles of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from polyhead.core.errors import UserError
+from polyhead.models.build import CAPABILITIES
+from polyhead.models.ensemble import Ensemble
+from polyhead.run.run import Run
+
+
+def ensemble_runs(runs: Sequence[Run], names: Sequence[str] = ()) -> Run:
+    """Combine runs into one that averages their probabilities, with the settings of the first.
+
+    Models that output tokens must share a tokenizer. Classifiers need only the same classes: each reads a
+    text with its own tokenizer. Runs that do not fit together are a UserError, which calls them by ``names``,
+    by default by their numbers.
+    """
+    if not runs:
+        raise UserError("no run is given")
+    first, names = runs[0], names or [f"run {number}" for number in range(1, len(runs) + 1)]
+    if len(runs) == 1:
+        return first
+    if first.config.generator:
+        raise UserError(
+            f"{names[0]} tells tokens of its own generator from others: it decides alone, or gives vectors"
+        )
+    for name, run in zip(names[1:], runs[1:], strict=True):
+        if run.kind != first.kind or (run.kind == "encoder" and run.config.head != first.config.head):
+            raise UserError(
+                f"runs that decide together are of one kind; {names[0]} is {CAPABILITIES[first.kind][0]}, {name} {CAPABILITIES[run.kind][0]}"
+            )
+        if first.kind == "classifier":
+            _check_classes(first, run, names[0], name)
+        else:
+            _check_tokens(first, run, names[0], name)
+    model: Any = Ensemble([run.model for run in runs])
+    ensemble = Run(model, first.tokenizer, first.generation, first.recipe)
+    ensemble.directory = first.directory
+    ensemble.members = [(run.model, run.tokenizer) for run in runs]
+    return ensemble
+
+
+def _check_classes(reference: Run, run: Run, reference_name: str, run_name: str) -> None:
+    labels, run_labels = reference.config.labels, run.config.labels
+    if set(labels) != set(run_labels):
+        raise UserError(
+            f"{run_name} has the classes {', '.join(run_labels)}; {reference_name} has {', '.join(labels)}: they must be the same"
+        )
+    if len(labels) == 1 and reference.generation.sigmoid != run.generation.sigmoid:
+        unbounded_name, bounded_name = (
+            (run_name, reference_name) if reference.generation.sigmoid else (reference_name, run_name)
+        )
+        raise UserError(
+            f"scores of {unbounded_name} have no bounds and those of {bounded_name} are between 0 and 1: they have no mean"
+        )
+
+
+def _check_tokens(reference: Run, run: Run, reference_name: str, run_name: str) -> None:
+    a, b = reference.tokenizer, run.tokenizer
+    if (a.sha256, a.role_ids, reference.config.vocab_size) != (b.sha256, b.role_ids, run.config.vocab_size):
+        sizes = f"{reference.config.vocab_size:,} and {run.config.vocab_size:,} tokens"
+        raise UserError(
+            f"{run_name} has another tokenizer than {reference_name} ({sizes}): the probabilities of other tokens have no mean; "
+            "train both on the same text, or let one start from the other"
+        )

@@ -1,0 +1,314 @@
+"""The one thread that touches the model: it steps the engine, and runs pooling jobs between two steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+
+from polyhead.core.errors import UserError
+from polyhead.generation.text_engine import TextEngine
+from polyhead.generation.text_generation import TextDelta
+from polyhead.generation.text_output import TextOutput
+from polyhead.serve.client_stream import ClientStream, StreamUpdate
+from polyhead.serve.http.errors import format_traceback
+
+IDLE_POLL_SECONDS = 0.25  # seconds between two heartbeats of an idle thread
+# seconds between two updates of a stream, times the number of running texts: with many, each stream gets
+# fewer and longer updates, because for a small model sending a token takes as long as decoding it
+FLUSH_INTERVAL = 1e-3
+log = logging.getLogger("polyhead.serve")
+
+
+class PoolingJob(NamedTuple):
+    """Items for a batch function of the model; jobs with the same ``key`` may be batched."""
+
+    key: Hashable
+    work: Callable[[list[Any]], Sequence[Any]]
+    items: list[Any]
+    future: Future[Sequence[Any]]
+
+
+class EngineThread(threading.Thread):
+    """Thread that runs the engine loop.
+
+    Other threads post commands to its inbox, so that nothing in the service waits for a lock of the engine.
+    """
+
+    def __init__(
+        self, engine: TextEngine | None, loop: AbstractEventLoop, engine_timeout: float, batch_size: int
+    ) -> None:
+        super().__init__(name="polyhead-model", daemon=True)
+        self.engine, self.loop, self.engine_timeout, self.batch_size = (
+            engine,
+            loop,
+            engine_timeout,
+            batch_size,
+        )
+        self.streams: dict[ClientStream, TextOutput] = {}
+        self.last_heartbeat, self.slowest_step = time.monotonic(), 0.0
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._jobs: deque[PoolingJob] = deque()
+        self._num_pending = 0  # texts and items submitted but not started
+        self._wakeup = threading.Condition()
+        self._is_closed = False
+        self._shutdown_error: Exception | None = None  # set at shutdown: rejects everything submitted later
+        self._updates_delivered = threading.Event()  # set when the event loop has delivered the last updates
+        self._updates_delivered.set()
+
+    # ---- called from any thread
+
+    def submit(self, streams: Sequence[ClientStream]) -> None:
+        """Submit requests to the engine.
+
+        The first update of each reports that it was accepted, or its error.
+        """
+        self._post_command(lambda: self._submit_streams(streams), len(streams))
+
+    def abort(self, stream: ClientStream) -> None:
+        """Cancel a request without further updates; no effect if it has finished."""
+        self._post_command(lambda: self._abort_stream(stream))
+
+    def submit_job(
+        self, key: Hashable, work: Callable[[list[Any]], Sequence[Any]], items: list[Any]
+    ) -> Future[Sequence[Any]]:
+        """Run ``work(items)`` in this thread; the future gets one result per item.
+
+        Waiting jobs of the same key are run in one call.
+        """
+        job = PoolingJob(key, work, items, Future())
+        self._post_command(lambda: self._enqueue_job(job), len(items))
+        return job.future
+
+    def close(self) -> None:
+        """Stop after the current step."""
+        self._is_closed = True
+        self._post_command(lambda: None)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of texts that wait to be started."""
+        return self._num_pending + (len(self.engine.engine.waiting_requests) if self.engine else 0)
+
+    @property
+    def num_running(self) -> int:
+        """Number of texts that the engine is decoding."""
+        return len(self.engine.engine.running_members) if self.engine else 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of tokens in the KV cache, summed over sequences (shared ones are counted for each)."""
+        return (
+            sum(sum(member.cached_lens) for member in self.engine.engine.running_members)
+            if self.engine
+            else 0
+        )
+
+    @property
+    def health_error(self) -> str:
+        """Reason why the thread is considered dead or hung; "" if it is healthy.
+
+        A step may take four times as long as the longest before it, for a first long prompt is no failure.
+        """
+        if not self.is_alive():
+            return "the model's thread has ended"
+        age = time.monotonic() - self.last_heartbeat
+        if age > max(self.engine_timeout, 4 * self.slowest_step):
+            return f"the model's thread has not moved for {age:.1f} s"
+        return ""
+
+    # ---- called from this thread only
+
+    def run(self) -> None:
+        try:
+            while not self._is_closed:
+                self._wait_for_work()
+                start_time = time.monotonic()
+                self._run_iteration()
+                self.slowest_step = max(self.slowest_step, time.monotonic() - start_time)
+        except BaseException as error:
+            log.error("the model's thread ends by a defect: %s", format_traceback(error))
+        finally:
+            self._shut_down(RuntimeError("the service is ending"))
+
+    def _wait_for_work(self) -> None:
+        """Wait for a command, a job, an active stream or a stop request; update the heartbeat."""
+        with self._wakeup:
+            while True:
+                self.last_heartbeat = time.monotonic()
+                if self._inbox or self._jobs or self._is_closed or self.streams:
+                    return
+                self._wakeup.wait(IDLE_POLL_SECONDS)
+
+    def _run_iteration(self) -> None:
+        """Run all commands, one group of jobs and one engine step, then send updates.
+
+        Updates are sent only if the event loop has delivered the last ones. Both threads share the GIL: if
+        updates piled up, the event loop would delay every other client, for example a rejection or a health
+        check. Text that is not sent now is sent later, in longer deltas.
+        """
+        while self._inbox:
+            self._inbox.popleft()()
+        if self._jobs:
+            self._run_jobs()
+        if self.engine is not None and not self.engine.engine.idle:
+            try:
+                self.engine.engine.step()
+            except Exception as error:
+                log.error("a step failed; its requests end, the service goes on: %s", format_traceback(error))
+                self.engine.engine.fail_all(error)
+        elif self.streams:  # all have finished; their last updates are not sent yet
+            self._updates_delivered.wait(IDLE_POLL_SECONDS)
+        if self._updates_delivered.is_set():
+            pause = FLUSH_INTERVAL * self.num_running
+            if updates := [
+                update
+                for stream in list(self.streams)
+                if stream.should_flush(pause) and (update := self._collect_update(stream))
+            ]:
+                self._updates_delivered.clear()
+                self._publish_updates(updates, self._updates_delivered)
+
+    def _submit_streams(self, streams: Sequence[ClientStream]) -> None:
+        if self._shutdown_error is not None:
+            self._publish_updates(
+                [StreamUpdate(stream, [], True, self._shutdown_error) for stream in streams]
+            )
+            return
+        assert self.engine is not None
+        updates = []
+        for stream in streams:
+            try:
+                stream.output = self.streams[stream] = self.engine.start_request(stream.request)
+                updates.append(StreamUpdate(stream, [], False))
+            except BaseException as error:
+                updates.append(StreamUpdate(stream, [], True, error))
+            self._count_started(1)
+        self._publish_updates(updates)
+
+    def _abort_stream(self, client_stream: ClientStream) -> None:
+        if (
+            self._shutdown_error is not None
+        ):  # the last updates are being sent, by another thread than the one that aborts
+            return
+        stream = self.streams.pop(client_stream, None)
+        if stream is not None:
+            stream.cancel()
+
+    def _collect_update(self, client_stream: ClientStream) -> StreamUpdate | None:
+        """Return the update of a stream that is due now, or None if it has no new text."""
+        stream, failure = self.streams[client_stream], None
+        merged: dict[int, TextDelta] = {}  # by output, merged
+        try:
+            for delta in stream.drain_deltas():
+                client_stream.last_token_time = time.monotonic()
+                client_stream.first_token_time = (
+                    client_stream.first_token_time or client_stream.last_token_time
+                )
+                previous = merged.get(delta.row)
+                merged[delta.row] = delta._replace(text=previous.text + delta.text) if previous else delta
+        except BaseException as error:  # also a panic of the tokenizer: it affects this request only
+            log.error("a text cannot be told: %s", format_traceback(error))
+            stream.cancel()
+            failure = error
+        pieces = [
+            client_stream.make_delta(delta)
+            for delta in merged.values()
+            if client_stream.is_streaming and (delta.text or delta.is_last)
+        ]
+        end = stream.request.finish_status
+        if end is None:
+            return StreamUpdate(client_stream, pieces, False) if pieces else None
+        del self.streams[client_stream]
+        return StreamUpdate(client_stream, pieces, True, failure or end.error)
+
+    def _enqueue_job(self, job: PoolingJob) -> None:
+        if self._shutdown_error is None:
+            self._jobs.append(job)
+        elif job.future.set_running_or_notify_cancel():
+            job.future.set_exception(self._shutdown_error)
+
+    def _run_jobs(self) -> None:
+        """Run the oldest job, batched with the waiting jobs of the same key that fit."""
+        first = self._jobs.popleft()
+        group, remaining = [first], deque[PoolingJob]()
+        while self._jobs:
+            job = self._jobs.popleft()
+            is_compatible = (
+                job.key == first.key
+                and sum(len(member.items) for member in group) + len(job.items) <= self.batch_size
+            )
+            (group if is_compatible else remaining).append(job)
+        self._jobs = remaining
+        self._count_started(sum(len(job.items) for job in group))
+        self._run_group([job for job in group if job.future.set_running_or_notify_cancel()])
+
+    def _run_group(self, group: list[PoolingJob]) -> None:
+        if not group:
+            return
+        try:
+            with torch.inference_mode():
+                results = group[0].work([item for job in group for item in job.items])
+        except BaseException as error:
+            if len(group) == 1:
+                # the frames of a traceback refer to the job, and the job to the error: a cycle
+                plain = isinstance(error, UserError)
+                group[0].future.set_exception(error.with_traceback(None) if plain else error)
+                return
+            for job in group:  # rerun one by one, so that only the faulty job fails
+                self._run_group([job])
+            return
+        first = 0
+        for job in group:
+            job.future.set_result(results[first : first + len(job.items)])
+            first += len(job.items)
+
+    def _shut_down(self, error: Exception) -> None:
+        """Fail all pending requests and jobs with ``error``, and all that are submitted later."""
+        with self._wakeup:
+            self._shutdown_error = error
+        updates = [self._collect_update(stream) for stream in list(self.streams)]
+        self._publish_updates(
+            [update for update in updates if update]
+            + [StreamUpdate(stream, [], True, error) for stream in self.streams]
+        )
+        self.streams.clear()
+        while self._inbox:
+            self._inbox.popleft()()
+        for job in self._jobs:
+            self._enqueue_job(job)
+        self._jobs.clear()
+        self._num_pending = 0
+
+    def _publish_updates(
+        self, updates: list[StreamUpdate], delivered_event: threading.Event | None = None
+    ) -> None:
+        if updates and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._deliver_updates, updates, delivered_event)
+
+    def _deliver_updates(self, updates: list[StreamUpdate], delivered_event: threading.Event | None) -> None:
+        for update in updates:
+            update.stream.push(update)
+        # receivers run in the next iteration of the loop, other waiting tasks in the one after that
+        if delivered_event is not None:
+            self.loop.call_soon(self.loop.call_soon, delivered_event.set)
+
+    def _post_command(self, command: Callable[[], None], num_texts: int = 0) -> None:
+        with self._wakeup:
+            if self._shutdown_error is None:
+                self._inbox.append(command)
+                self._num_pending += num_texts
+                self._wakeup.notify()
+                return
+        command()  # after shutdown the inbox is not read any more
+
+    def _count_started(self, num_texts: int) -> None:
+        with self._wakeup:  # other threads add to it
+            self._num_pending -= num_texts

@@ -1,0 +1,1 @@
+"""The HTTP layer: routes, authentication, limits, metrics and pages."""

@@ -1,0 +1,55 @@
+"""Error responses: a status, and the error envelope of OpenAI's API."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """A request cannot be answered; status, code and message are sent to the client."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.param = status, code, message, param
+        self.headers = dict(headers or {})
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The response body."""
+        kind = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def invalid_value_error(param: str | None, message: str) -> ApiError:
+    """Error for an invalid value of a field."""
+    return ApiError(400, "invalid_value", message, param)
+
+
+def unsupported_parameter_error(param: str, message: str) -> ApiError:
+    """Error for a field that this model, or the combination of fields, does not support."""
+    return ApiError(400, "unsupported_parameter", message, param)
+
+
+def internal_error() -> ApiError:
+    """Error for a defect of the service; no internals are sent to the client."""
+    return ApiError(500, "internal_error", "the service failed at this request; its log says where")
+
+
+def format_traceback(error: BaseException) -> str:
+    """Format type and traceback of an error for the log.
+
+    Its message is left out because it may contain client text.
+    """
+    lines = "".join(traceback.format_tb(error.__traceback__))
+    return f"{type(error).__module__}.{type(error).__name__}\n{lines}"

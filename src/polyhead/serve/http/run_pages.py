@@ -1,0 +1,200 @@
+"""Web pages of the training runs in a directory: an index, a page per run, and a comparison.
+
+No model is loaded. Every two seconds a page polls the version of its content, which is derived from the
+modification times of a few files, and reloads when the version has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, quote
+
+import uvicorn
+
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr, translate_fact, translate_message
+from polyhead.serve.http.auth import is_loopback, parse_host
+from polyhead.viz.html_page import PageSection, scroll_region
+from polyhead.viz.run_page import STATE_TITLES, LiveVersion, final_measures, render_document, render_run_page
+from polyhead.viz.run_record import METRICS, REPORT, is_training, read_run
+from polyhead.viz.runs_page import MAX_RUNS, render_runs_page, runs_table
+
+_HTML_TYPE, _JSON_TYPE, _TEXT_TYPE = (
+    "text/html; charset=utf-8",
+    "application/json",
+    "text/plain; charset=utf-8",
+)
+# in addition to the policy in each page
+SECURITY_POLICY = b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+log = logging.getLogger("polyhead.serve")
+
+
+class PageResponse(NamedTuple):
+    """Response to a request."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+def check_runs(directory: Path) -> None:
+    """Check that the directory can contain runs; a run itself is rejected with a hint."""
+    if not directory.is_dir():
+        raise UserError(f"--runs {directory} is no directory; wanted one that holds runs, such as runs/")
+    if (directory / METRICS).is_file():
+        raise UserError(
+            f"--runs {directory} is a run; name the directory that holds it ({directory.resolve().parent}), "
+            f"or write its page: polyhead report {directory}"
+        )
+
+
+def find_runs(directory: Path) -> list[Path]:
+    """Return the runs in the directory, the most recently written first."""
+    runs = [metrics.parent for metrics in directory.glob(f"*/{METRICS}")]
+    return sorted(runs, key=lambda run: (-(run / METRICS).stat().st_mtime, run.name))
+
+
+def get_runs_version(runs: Sequence[Path]) -> dict[str, Any]:
+    """Return the version of the content of these runs, and whether any of them is training now."""
+    stamps = []
+    for run in runs:
+        files = (run / name for name in (METRICS, REPORT, "README.md"))
+        stamps.append([run.name, *(file.stat().st_mtime_ns for file in files if file.is_file())])
+    training = [is_training(run) for run in runs]
+    return {"version": json.dumps([stamps, training], separators=(",", ":")), "training": any(training)}
+
+
+class RunPages:
+    """The ASGI application. It reads the files again for every request, and writes none."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        answer = await asyncio.to_thread(
+            self.respond, scope["method"], scope["path"], query, headers.get("host", "")
+        )
+        fields = [
+            (b"content-type", answer.content_type.encode()),
+            (b"content-length", b"%d" % len(answer.body)),
+        ]
+        fields += [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+        fields += [(b"content-security-policy", SECURITY_POLICY)]
+        body = b"" if scope["method"] == "HEAD" else answer.body
+        await send({"type": "http.response.start", "status": answer.status, "headers": fields})
+        await send({"type": "http.response.body", "body": body})
+
+    def respond(self, method: str, path: str, query: dict[str, list[str]], host: str) -> PageResponse:
+        """Answer a request."""
+        if host and not is_loopback(parse_host(host)):
+            return PageResponse(403, _TEXT_TYPE, b"this service answers to localhost and 127.0.0.1 alone\n")
+        if method not in ("GET", "HEAD"):
+            return PageResponse(405, _TEXT_TYPE, b"wanted: GET\n")
+        try:
+            return self._render_page(path, query)
+        except Exception as error:  # the file is damaged, or was removed meanwhile
+            log.warning("%s: %s", type(error).__name__, error)
+            return PageResponse(500, _TEXT_TYPE, f"{error}\n".encode())
+
+    def _render_page(self, path: str, query: dict[str, list[str]]) -> PageResponse:
+        runs = {run.name: run for run in find_runs(self.directory)}
+        if path == "/health/live":
+            return PageResponse(200, _JSON_TYPE, b'{"status":"live"}')
+        if path == "/":
+            names = list(runs)
+        elif path == "/compare":
+            names = query.get("run", [])
+        else:
+            names = [path.removeprefix("/runs/")] if path.startswith("/runs/") else [""]
+        if unknown := [name for name in names if name not in runs]:
+            return PageResponse(404, _TEXT_TYPE, f"there is no run {unknown[0]!r} here\n".encode())
+        state = get_runs_version([runs[name] for name in names])
+        if path == "/":
+            state["training"] = True  # a run may begin at any time
+        if "version" in query:
+            return PageResponse(200, _JSON_TYPE, json.dumps(state).encode())
+        live = LiveVersion(state["version"], state["training"])
+        if path == "/":
+            text = render_index(self.directory, list(runs.values()), live)
+        elif path != "/compare":
+            text = render_run_page(read_run(runs[names[0]]), live)
+        elif 1 <= len(names) <= MAX_RUNS:
+            text = render_runs_page([read_run(runs[name]) for name in names], live)
+        else:
+            return PageResponse(400, _TEXT_TYPE, f"choose 1 to {MAX_RUNS} runs\n".encode())
+        return PageResponse(200, _HTML_TYPE, text.encode())
+
+
+def render_index(directory: Path, runs: Sequence[Path], live_state: LiveVersion) -> str:
+    """Render the index: all runs, each with a link to its page and a checkbox for the comparison."""
+    if not runs:
+        nothing = f"<p>{escape(tr('No training has been logged here yet.'))}</p>"
+        return render_document(tr("Runs"), str(directory), [PageSection(tr("Runs"), "", nothing)], live_state)
+    names = [tr("Run"), tr("State"), tr("Step"), tr("Measures")]
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    table = scroll_region(runs_table(f"<tr>{head}</tr>", "".join(map(run_row_html, runs))), tr("Runs"))
+    body = f'<form action="/compare">{table}<p><button>{escape(tr("Compare the chosen runs"))}</button></p></form>'
+    return render_document(tr("Runs"), str(directory), [PageSection(tr("Runs"), "", body)], live_state)
+
+
+def run_row_html(run: Path) -> str:
+    """Render the row of a run in the index; a run that cannot be read shows the error."""
+    name, label = escape(run.name), escape(tr("Compare {run}", run=run.name))
+    try:
+        record = read_run(run)
+    except UserError as error:
+        reason = escape(translate_message(str(error)))
+        return f'<tr><th scope="row">{name}</th><td colspan="3">{reason}</td></tr>'
+    baselines = {
+        translate_fact(name): translate_fact(value)
+        for name, value in record.facts.items()
+        if name.endswith(" baseline")
+    }
+    scores = final_measures(record) | baselines
+    measures = ", ".join(f"{measure}: {value}" for measure, value in scores.items())
+    cells = [
+        tr(STATE_TITLES.get(record.state, record.state)),
+        tr("{done} of {planned}", done=f"{record.step:,}", planned=f"{record.steps:,}"),
+        measures,
+    ]
+    return (
+        f'<tr><th scope="row"><input type="checkbox" name="run" value="{name}" aria-label="{label}">'
+        f'<a href="/runs/{quote(run.name)}">{name}</a></th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+    )
+
+
+class RunServer(uvicorn.Server):
+    """Server that stops at the first signal."""
+
+    def __init__(self, directory: Path, on_ready: Callable[[], None]) -> None:
+        self.on_ready = on_ready
+        super().__init__(
+            uvicorn.Config(RunPages(directory), ws="none", lifespan="off", log_config=None, access_log=False,
+                           server_header=False, timeout_graceful_shutdown=2)
+        )  # fmt: skip
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.should_exit = True
+
+
+def serve_runs(directory: Path, sock: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serve the pages until a signal stops the process."""
+    RunServer(directory, on_ready).run([sock])

@@ -1,0 +1,122 @@
+"""Data for the web page of a model: text length limit and example inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from polyhead.evaluate.embed import token_limit
+from polyhead.run.run import Run
+from polyhead.serve.sample_inputs import TextSample, everyday_samples, is_unspaced, validation_samples
+from polyhead.tokenizers.languages import default_languages
+
+MAX_EXAMPLES = 4
+_MIN_EXAMPLE_CHARS, _MAX_EXAMPLE_CHARS = 8, 160  # preferred length of an example, in characters
+_SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
+FIRST_SENTENCE = re.compile(rf".{{{_MIN_EXAMPLE_CHARS},{_MAX_EXAMPLE_CHARS}}}?(?:[.!?](?=\s)|[。！？])")
+
+
+class TextLimit(NamedTuple):
+    """Maximum text length in training and inference: in tokens, and estimated in characters and words."""
+
+    tokens: int
+    characters: int | None = None  # None: no sample text to measure
+    words: int | None = None  # None: also for a script without spaces between words
+
+
+class Card(NamedTuple):
+    """Initial content of the web page."""
+
+    limit: TextLimit
+    examples: list[str | list[str]]  # texts, or pairs of texts
+
+    @classmethod
+    def from_run(cls, run: Run, *, use_own_samples: bool) -> Card:
+        """Measure the limit on validation text of the run.
+
+        If that is not on this machine, everyday sentences are used. Examples are validation texts only with
+        ``use_own_samples``.
+        """
+        validation, sentences = validation_samples(run.recipe), _choose_everyday_samples(run)
+        limit = measure_text_limit(run, validation or sentences)
+        max_chars = min(_MAX_EXAMPLE_CHARS, limit.characters or _MAX_EXAMPLE_CHARS)
+        return cls(
+            limit, choose_examples(validation if validation and use_own_samples else sentences, max_chars)
+        )
+
+
+def measure_text_limit(run: Run, samples: Sequence[TextSample]) -> TextLimit:
+    """Convert the token limit to characters and words, by the rates of the samples, rounded down."""
+    tokens, texts = _max_text_tokens(run), [text for sample in samples for text in sample]
+    n = sum(map(len, run.tokenizer.encode(texts)))
+    if not n:
+        return TextLimit(tokens)
+    characters = round_down(tokens * sum(map(len, texts)) // n)
+    words = round_down(tokens * sum(len(text.split()) for text in texts) // n)
+    return TextLimit(tokens, characters, None if is_unspaced("".join(texts)) else words)
+
+
+def choose_examples(
+    samples: Sequence[TextSample], max_chars: int = _MAX_EXAMPLE_CHARS
+) -> list[str | list[str]]:
+    """Select different samples of at most ``max_chars`` characters, complete sentences first."""
+    unique = dict.fromkeys(tuple(map(first_sentence, sample)) for sample in samples)
+    candidates = [sample for sample in unique if sum(map(len, sample)) <= max_chars]
+    sentences = [
+        sample
+        for sample in candidates
+        if len(sample[0]) >= _MIN_EXAMPLE_CHARS and sample[-1].endswith(_SENTENCE_ENDS)
+    ]
+    selection = (sentences or candidates)[:MAX_EXAMPLES]
+    return [sample[0] if len(sample) == 1 else list(sample) for sample in selection]
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a long text; a short text is returned unchanged."""
+    if len(text) <= _MAX_EXAMPLE_CHARS:
+        return text
+    match = FIRST_SENTENCE.match(text)
+    return match[0] if match else text
+
+
+def round_down(number: int) -> int:
+    """Round down to a multiple of 5, 10 or 100, for display as an estimate; small numbers are unchanged."""
+    step = next((step for upper, step in ((20, 1), (100, 5), (1000, 10)) if number < upper), 100)
+    return max(1, number // step * step)
+
+
+def reads_pairs(run: Run) -> bool:
+    """Whether the model is a reranker, or a classifier trained on pairs of texts."""
+    num_columns = len(run.recipe.data.text) if run.recipe else 0
+    return run.kind == "classifier" and (len(run.config.labels) == 1 or num_columns == 2)
+
+
+def _choose_everyday_samples(run: Run) -> list[TextSample]:
+    """Return sentences in the source language of the model.
+
+    Empty if the language is unknown and one tokenizer serves both languages.
+    """
+    tokenizer, recipe_lang = run.tokenizer, run.recipe.data.source_lang if run.recipe else ""
+    language = recipe_lang or default_languages(tokenizer)["source"]
+    translates = run.kind == "encoder-decoder" and (
+        run.recipe is None or run.recipe.task.name == "translation"
+    )
+    if translates and not language and tokenizer.target_tokenizer is tokenizer:
+        return []
+    samples = everyday_samples(tokenizer, language)
+    return [a + b for a, b in pairwise(samples)] if reads_pairs(run) else samples
+
+
+def _max_text_tokens(run: Run) -> int:
+    """Return the maximum number of tokens of a text, special tokens not counted."""
+    limit = token_limit(run.generation, run.config.max_len) if run.kind != "decoder" else run.config.max_len
+    if run.recipe is not None:
+        limit = min(limit, run.recipe.data.max_len)
+    if run.kind == "encoder-decoder":
+        return max(1, limit - run.tokenizer.seq2seq_template.num_special[0])
+    template = run.tokenizer.template(1)
+    return max(
+        1, limit - (0 if run.kind == "decoder" else len(template.prefix_ids) + len(template.suffix_ids))
+    )

@@ -1,0 +1,202 @@
+"""Endpoints that generate text: completions and translations, complete or streamed."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from polyhead.generation.text_engine import PreparedRequest
+from polyhead.introspect.token_maps import cross_map
+from polyhead.serve.client_stream import ClientStream, ClientStreams, OutputDelta
+from polyhead.serve.http.errors import invalid_value_error, unsupported_parameter_error
+from polyhead.serve.http.http_exchange import HttpExchange
+from polyhead.serve.http.strict_json import finite_or_none
+from polyhead.serve.openai.echo import check_reply_size, make_echo_outputs
+from polyhead.serve.openai.request_builder import build_requests
+from polyhead.serve.openai.schemas import CompletionBody, SamplingParams, TranslationBody
+from polyhead.serve.service import Service
+
+KEEPALIVE_SECONDS = 15.0  # seconds without output until a keepalive is sent
+
+ChunkFunction = Callable[[ClientStream, OutputDelta], dict[str, Any]]
+
+
+async def create_completions(service: Service, exchange: HttpExchange, body: CompletionBody) -> None:
+    """Generate completions in the format of OpenAI's completions endpoint.
+
+    A decoder continues each prompt; an encoder-decoder generates its output from it.
+    """
+    service.require_task("completions")
+    wants_logprobs = "logprobs" in body.model_fields_set
+    if wants_logprobs and ("beam_size" in body.model_fields_set or service.kind != "decoder"):
+        raise unsupported_parameter_error(
+            "logprobs", "logprobs are given for sampled text of a language model only"
+        )
+    if body.echo and service.kind != "decoder":
+        raise unsupported_parameter_error(
+            "echo", "echo is for language models: no other continues its prompt"
+        )
+    if not (body.max_tokens or body.echo):
+        raise invalid_value_error(
+            "max_tokens", "max_tokens: 0 tells the prompt alone, with echo=true; wanted 1 or more"
+        )
+    head = make_response_head("cmpl", "text_completion", service)
+
+    def make_chunk(stream: ClientStream, delta: OutputDelta) -> dict[str, Any]:
+        fields = outputs[stream.index, delta.row].format_delta(delta)
+        reason = get_finish_reason(stream, delta.row) if delta.is_last else None
+        return {"index": stream.index * body.n + delta.row, **fields, "finish_reason": reason}
+
+    def prepare_requests() -> list[PreparedRequest]:
+        tops = {"top_logprobs": body.logprobs} if wants_logprobs else {}
+        return check_reply_size(service, body, build_requests(service, body, body.prompt, **tops))
+
+    async with service.open_streams(prepare_requests, body.prompt, body) as streams:
+        outputs = await make_echo_outputs(service, body, streams, body.logprobs if wants_logprobs else None)
+        if body.stream:
+            await stream_chunks(service, exchange, body, streams, head, "choices", make_chunk)
+            return
+        await streams.wait_finished()
+        choices = [make_chunk(member, result) for member in streams.members for result in member.results()]
+        await exchange.send_json({**head, "choices": choices, "usage": service.count_usage(streams.members)})
+
+
+async def create_translations(service: Service, exchange: HttpExchange, body: TranslationBody) -> None:
+    """Translate each text.
+
+    Beam search returns the best translations first, each with its score; cross-attention is returned on
+    request.
+    """
+    service.require_task("translations")
+    if body.stream and body.return_attention:
+        raise unsupported_parameter_error(
+            "return_attention", "return_attention needs a whole translation: leave out stream"
+        )
+    languages = {
+        f"{side}_lang": name for side, name in (("source", body.source), ("target", body.target)) if name
+    }
+    if languages and body.return_attention:
+        raise unsupported_parameter_error(
+            "return_attention", "attention is told for the languages of the run alone"
+        )
+    if body.return_attention and len(service.run.members) > 1:
+        raise unsupported_parameter_error(
+            "return_attention",
+            f"attention is told of one model, and here {len(service.run.members)} decide together",
+        )
+    head = make_response_head("trans", "translation", service)
+
+    def make_chunk(stream: ClientStream, delta: OutputDelta) -> dict[str, Any]:
+        entry = {"index": stream.index, "alternative": delta.row, "text": delta.text}
+        return entry | {"finish_reason": get_finish_reason(stream, delta.row) if delta.is_last else None}
+
+    options = languages | ({"terminology": body.terminology} if body.terminology else {})
+    prepare_requests = partial(build_requests, service, body, body.input, **options)
+    async with service.open_streams(prepare_requests, body.input, body) as streams:
+        if body.stream:
+            await stream_chunks(service, exchange, body, streams, head, "data", make_chunk)
+            return
+        await streams.wait_finished()
+        data = []
+        for member, source in zip(streams.members, body.input, strict=True):
+            outputs = format_outputs(member, body.return_scores)
+            entry: dict[str, Any] = {"index": member.index, **outputs[0]}
+            if body.n > 1:
+                entry["alternatives"] = outputs[1:]
+            if body.return_attention:
+                entry["attention"] = await compute_attention(service, source, outputs[0]["text"])
+            data.append(entry)
+        await exchange.send_json({**head, "data": data, "usage": service.count_usage(streams.members)})
+
+
+async def compute_attention(service: Service, source: str, target: str) -> dict[str, Any]:
+    """Return the cross-attention weights in thousandths: (layers, heads, target tokens, source tokens).
+
+    ``layers`` are the numbers of the layers, from 1; layers without attention weights are left out.
+    """
+
+    def compute_maps(pairs: list[Any]) -> list[dict[str, Any]]:
+        maps = [cross_map(service.run.attention_maps(*pair)) for pair in pairs]
+        return [
+            {
+                "source": entry.source_tokens, "target": entry.target_tokens, "layers": entry.layers,
+                "weights": (entry.weights * 1000).round().int().tolist(),
+            }
+            for entry in maps
+        ]  # fmt: skip
+
+    (maps,) = await service.compute_more("attention", compute_maps, [(source, target)])
+    return dict(maps)
+
+
+async def stream_chunks(
+    service: Service,
+    exchange: HttpExchange,
+    body: SamplingParams,
+    streams: ClientStreams,
+    head: dict[str, Any],
+    key: str,
+    make_chunk: ChunkFunction,
+) -> None:
+    """Stream the chunks as they come, then the usage if requested, then the end marker."""
+    await exchange.start_stream()
+    extra: dict[str, Any] = {"usage": None} if body.stream_options.include_usage else {}
+    await forward_events(
+        exchange, streams, lambda talk, piece: [{**head, key: [make_chunk(talk, piece)], **extra}]
+    )
+    usage = service.count_usage(streams.members)
+    if extra:
+        await exchange.send_events([{**head, key: [], "usage": usage}])
+    await exchange.end_stream()
+
+
+async def forward_events(
+    exchange: HttpExchange,
+    streams: ClientStreams,
+    make_events: Callable[[ClientStream, OutputDelta], Iterable[dict[str, Any]]],
+) -> None:
+    """Send the events of all pending updates together, or a keepalive if there are none for a while."""
+    async for updates in streams.iter_updates(KEEPALIVE_SECONDS):
+        events = [
+            event
+            for update in updates
+            for delta in update.deltas
+            for event in make_events(update.stream, delta)
+        ]
+        if events:
+            await exchange.send_events(events)
+        elif not updates:
+            await exchange.send_keepalive()
+
+
+def format_outputs(stream: ClientStream, with_scores: bool) -> list[dict[str, Any]]:
+    """Return the outputs of one request, best first."""
+    assert stream.output is not None
+    hypotheses = stream.output.request.result()
+    return [
+        {
+            "text": text,
+            **({"score": finite_or_none(hypothesis.score)} if with_scores else {}),
+            "finish_reason": get_finish_reason(stream, row),
+        }
+        for row, (text, hypothesis) in enumerate(zip(stream.output.collect_texts(), hypotheses, strict=False))
+    ]
+
+
+def get_finish_reason(stream: ClientStream, row: int) -> str:
+    """Return the finish reason of an output."""
+    reason = stream.output.finish_reasons[row] or "stop" if stream.output else "length"
+    return {"cancelled": "abort"}.get(reason, reason)
+
+
+def make_response_head(prefix: str, kind: str, service: Service) -> dict[str, Any]:
+    """Return the fields that start every response and every chunk."""
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": service.name,
+    }

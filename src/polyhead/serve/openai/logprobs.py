@@ -1,0 +1,198 @@
+"""Log-probabilities of tokens and of their alternatives, in the two formats of OpenAI's API."""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from polyhead.generation.detokenizer import Detokenizer
+from polyhead.generation.text_engine import PreparedRequest
+from polyhead.generation.text_output import TokenLogprobs
+from polyhead.run.run import Run
+from polyhead.serve.http.errors import ApiError
+from polyhead.serve.http.strict_json import finite_or_none
+from polyhead.serve.service import Service
+from polyhead.tokenizers.display import REPLACEMENT_CHAR
+from polyhead.tokenizers.special_tokens import BYTE_TOKEN
+from polyhead.tokenizers.token_bytes import TokenBytes
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+LOGPROB_CHARS = 32  # JSON characters of a number with its punctuation
+CHAT_LOGPROB_CHARS = 80  # JSON characters of a token in chat completions: text, log-probability, bytes
+
+
+def check_logprobs_size(
+    service: Service,
+    requests: Sequence[PreparedRequest],
+    num_alternatives: int,
+    chars_per_token: int,
+    field: str,
+) -> None:
+    """Reject a request whose log-probabilities could exceed the size limit of a body.
+
+    Each new token has ``num_alternatives`` alternatives.
+    """
+    tokens, max_chars = (
+        sum(request.n * request.state.max_new_tokens for request in requests),
+        service.limits.body,
+    )
+    num_chars = chars_per_token * (1 + num_alternatives) * tokens
+    if num_chars > max_chars:
+        raise ApiError(
+            400,
+            "answer_too_long",
+            f"logprobs of up to {tokens:,} tokens would be told in {num_chars:,} characters; {max_chars:,} at most, which have "
+            f"{max_chars // (chars_per_token * (1 + num_alternatives)):,} tokens: ask for a lower max_tokens, n or {field}",
+            "max_tokens",
+        )
+
+
+class TokenOffsets(Protocol):
+    """Character offsets of tokens in a text, incrementally.
+
+    A token that is a part of a character has the offset of the character.
+    """
+
+    def next_offsets(self, tokens: Sequence[int]) -> list[int]:
+        """Return the offset of the first character of each token."""
+        ...
+
+
+def token_offsets(tokenizer: Tokenizer, prefix_ids: Sequence[int] = (), offset: int = 0) -> TokenOffsets:
+    """Return the offsets of tokens that follow ``prefix_ids``, whose text has ``offset`` characters."""
+    token_bytes = tokenizer.token_bytes
+    return (
+        TextTokenOffsets(tokenizer, prefix_ids, offset)
+        if token_bytes is None
+        else ByteTokenOffsets(token_bytes, prefix_ids, offset)
+    )
+
+
+class ByteTokenOffsets:
+    """Offsets of byte-level tokens: the character that the first byte belongs to, also for invalid UTF-8."""
+
+    def __init__(self, token_bytes: TokenBytes, prefix_ids: Sequence[int], offset: int) -> None:
+        self.token_bytes, self.pending_bytes = token_bytes, b""  # pending: an incomplete character
+        self.offset = 0  # character offset of the first pending byte
+        self._add_bytes(b"".join(token_bytes[token] for token in prefix_ids))
+        self.offset = offset - len(self.pending_bytes.decode(errors="replace"))
+
+    def next_offsets(self, tokens: Sequence[int]) -> list[int]:
+        offsets = []
+        for token in tokens:
+            data = self.token_bytes[token]
+            text = (self.pending_bytes + data[:1]).decode(errors="replace")
+            offsets.append(max(0, self.offset + len(text) - 1 if data else self.offset))
+            self._add_bytes(data)
+        return offsets
+
+    def _add_bytes(self, new_bytes: bytes) -> None:
+        data = self.pending_bytes + new_bytes
+        text, num_used = utf_8_decode(data, "replace", False)
+        self.offset, self.pending_bytes = self.offset + len(text), data[num_used:]
+
+
+class TextTokenOffsets:
+    """Offsets of tokens whose text depends on their neighbours.
+
+    An offset is the end of the text that is final before the token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prefix_ids: Sequence[int], offset: int) -> None:
+        self.detokenizer, self.offset = Detokenizer.for_tokenizer(tokenizer, (), prefix_ids), offset
+
+    def next_offsets(self, tokens: Sequence[int]) -> list[int]:
+        offsets = []
+        for token in tokens:
+            num_pending = self.detokenizer.num_pending_chars
+            text = self.detokenizer.feed(token)
+            # pending bytes of a character that turns out to be incomplete
+            num_broken = min(num_pending, len(text) - len(text.lstrip(REPLACEMENT_CHAR)))
+            offsets.append(self.offset + num_broken)
+            self.offset += len(text)
+        return offsets
+
+
+def format_completion_logprobs(
+    run: Run, logprobs: TokenLogprobs, num_logprobs: int, offsets: Sequence[int]
+) -> dict[str, list[Any]]:
+    """Format as parallel lists, for completions.
+
+    With alternatives, the generated token is always among them, also if an alternative has the same text.
+    """
+    lists: dict[str, list[Any]] = {
+        "text_offset": list(offsets),
+        "tokens": [_format_token(run.tokenizer, token) for token in logprobs.tokens],
+        "token_logprobs": [finite_or_none(value) for value in logprobs.log_probs],
+    }
+    if num_logprobs:
+        lists["top_logprobs"] = [
+            {
+                _format_token(run.tokenizer, other): finite_or_none(p)
+                for other, p in (*reversed(top), (token, value))
+            }
+            for token, value, top in zip(*logprobs, strict=True)
+        ]
+    return lists
+
+
+def format_chat_logprobs(run: Run, logprobs: TokenLogprobs) -> dict[str, Any]:
+    """Format as a list of tokens, each with its alternatives, most likely first, for chat completions."""
+    content = [
+        _format_entry(run, token, value) | {"top_logprobs": [_format_entry(run, *other) for other in top]}
+        for token, value, top in zip(*logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _format_entry(run: Run, token: int, log_prob: float) -> dict[str, Any]:
+    data = _token_bytes(run.tokenizer, token)
+    return {
+        "token": _format_token(run.tokenizer, token),
+        "logprob": finite_or_none(log_prob),
+        "bytes": None if data is None else list(data),
+    }
+
+
+def _format_token(tokenizer: Tokenizer, token: int) -> str:
+    """Return the text that a token adds, in OpenAI's notation.
+
+    A part of a character is given by its bytes, and a token without text by its name.
+    """
+    data = _token_bytes(tokenizer, token)
+    if not data:
+        return tokenizer.ids_to_tokens([token])[0]
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _token_bytes(tokenizer: Tokenizer, token: int) -> bytes | None:
+    """Return the bytes that a token adds after other text, also for a part of a character.
+
+    None if the token has no byte representation.
+    """
+    if tokenizer.token_bytes is not None:
+        return tokenizer.token_bytes[token]
+    prefix_ids, prefix_text = _find_prefix_token(tokenizer)
+    text = tokenizer.decode([[*prefix_ids, token]])[0].removeprefix(prefix_text)
+    if REPLACEMENT_CHAR not in text:
+        return text.encode()
+    byte = BYTE_TOKEN.fullmatch(tokenizer.ids_to_tokens([token])[0])
+    return bytes([int(byte[1], 16)]) if byte else None
+
+
+@lru_cache(maxsize=4)
+def _find_prefix_token(tokenizer: Tokenizer) -> tuple[list[int], str]:
+    """Return a token, and its text, after which other tokens keep the leading space that a first token loses.
+
+    Empty if there is no such token.
+    """
+    for token in range(tokenizer.vocab_size):
+        once, twice = tokenizer.decode([[token], [token, token]])
+        if once.isalnum() and twice.startswith(once) and len(twice) > len(once):
+            return [token], once
+    return [], ""

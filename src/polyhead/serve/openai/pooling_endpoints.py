@@ -1,0 +1,253 @@
+"""Endpoints that read text: embeddings, classification, mask filling, scoring, tokenization."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from polyhead.core.errors import UserError
+from polyhead.data.batching.encoder_inputs import EncoderInput, encode_texts
+from polyhead.evaluate.classify import check_text_arity
+from polyhead.evaluate.embed import embedding_dim, prepare_inputs, token_limit
+from polyhead.generation.prompt_template import get_embedding_template
+from polyhead.generation.settings import with_overrides
+from polyhead.serve.http.errors import ApiError, invalid_value_error
+from polyhead.serve.http.http_exchange import HttpExchange
+from polyhead.serve.http.strict_json import finite_or_none
+from polyhead.serve.openai.request_builder import check_token_ids
+from polyhead.serve.openai.schemas import (
+    ClassifyBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    FillBody,
+    ScoreBody,
+    TokenizeBody,
+)
+from polyhead.serve.service import Service
+from polyhead.tokenizers.mask_tokens import count_masks
+
+
+async def create_embeddings(service: Service, exchange: HttpExchange, body: EmbeddingBody) -> None:
+    """Return an embedding for each text or list of token ids."""
+    service.require_task("embeddings")
+    for text in body.input:
+        if not isinstance(text, str):
+            check_token_ids(service, text, "input")
+    run, dim = service.run, embedding_dim(service.run.config)
+    if "dimensions" in body.model_fields_set and body.dimensions != dim:
+        raise invalid_value_error(
+            "dimensions", f"dimensions: this model makes vectors of {dim} numbers, no others"
+        )
+
+    overrides = {"pooling": body.pooling, "normalize": body.normalize}
+    changes = {key: value for key, value in overrides.items() if value is not None}
+    changes |= {"prompt": body.prompt} if "prompt" in body.model_fields_set else {}
+
+    def check_lengths() -> list[tuple[Any, int]]:
+        config = with_overrides(run.generation, changes, "vectors of texts")
+        template = get_embedding_template(run.config, run.recipe, run.tokenizer)
+        max_len = token_limit(config, run.config.max_len)
+        rows = prepare_inputs(run.tokenizer, body.input, config, max_len, template)
+        return _check_lengths(body.input, rows, max_len, body.truncate)
+
+    def embed_batch(items: list[Any]) -> Any:
+        return run.embed([text for text, _ in items], **changes)
+
+    items, vectors = await service.compute(
+        ("embed", *changes.items()),
+        check_lengths,
+        embed_batch,
+        body.input,
+    )
+    embeddings = vectors.numpy()  # type: ignore[attr-defined]
+    if not np.isfinite(embeddings).all():
+        raise ApiError(
+            500, "not_a_number", "the model's output is not a number: its weights are damaged or overflow"
+        )
+    is_base64 = body.encoding_format == "base64"
+    values = [
+        base64.b64encode(row.astype("<f4").tobytes()).decode() if is_base64 else row.tolist()
+        for row in embeddings
+    ]
+    data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(values)]
+    await exchange.send_json(
+        {"object": "list", "data": data, "model": service.name, "usage": _count_usage(service, items)}
+    )
+
+
+async def create_classifications(service: Service, exchange: HttpExchange, body: ClassifyBody) -> None:
+    """Return the class of each text or pair of texts, and the probability of every class."""
+    service.require_task("classify")
+    run = service.run
+
+    def classify_batch(items: list[Any]) -> Sequence[Any]:
+        return run.classify([text for text, _ in items])
+
+    def check_lengths() -> list[tuple[Any, int]]:
+        max_len = token_limit(run.generation, run.config.max_len)
+        rows = encode_texts(body.input, run.tokenizer, max_len)
+        return _check_lengths(body.input, rows, max_len, body.truncate)
+
+    pairs = not isinstance(body.input[0], str)
+    try:
+        check_text_arity(body.input, len(run.recipe.data.text) if run.recipe else 0)
+    except UserError as error:
+        raise invalid_value_error("input", str(error)) from None
+    items, predictions = await service.compute(("classify", pairs), check_lengths, classify_batch, body.input)
+    data = [
+        {
+            "index": i,
+            "label": prediction.label,
+            "score": prediction.probabilities[prediction.label],
+            "scores": prediction.probabilities,
+        }
+        for i, prediction in enumerate(predictions)
+    ]
+    await exchange.send_json(
+        {"object": "list", "data": data, "model": service.name, "usage": _count_usage(service, items)}
+    )
+
+
+async def create_mask_predictions(service: Service, exchange: HttpExchange, body: FillBody) -> None:
+    """Return the most likely tokens for each mask of each text."""
+    service.require_task("fill-mask")
+
+    def predict_batch(texts: list[Any]) -> Sequence[Any]:
+        return service.run.fill_mask(texts, body.top_k)
+
+    _, predictions = await service.compute(
+        ("fill", body.top_k), lambda: _check_reply_size(service, body), predict_batch, body.input
+    )
+    data = [
+        {
+            "index": i,
+            "masks": [
+                [{"token_str": f.token, "score": f.probability, "sequence": f.text} for f in mask]
+                for mask in masks
+            ],
+        }
+        for i, masks in enumerate(predictions)
+    ]
+    await exchange.send_json({"object": "list", "data": data, "model": service.name})
+
+
+async def create_scores(service: Service, exchange: HttpExchange, body: ScoreBody) -> None:
+    """Return the log-probability of each text, or of each target given its source."""
+    service.require_task("score")
+    paired = "target" in body.model_fields_set
+    if paired != (service.kind == "encoder-decoder"):
+        expected = (
+            "an encoder-decoder judges targets: give one for each input"
+            if not paired
+            else "a language model judges texts alone"
+        )
+        raise invalid_value_error("target", f"target: {expected}")
+    if paired and len(body.target) != len(body.input):
+        raise invalid_value_error(
+            "target", f"target has {len(body.target)} texts and input {len(body.input)}"
+        )
+
+    def score_batch(items: list[Any]) -> Sequence[Any]:
+        sources, targets = zip(*items, strict=True)
+        return service.run.score(sources, targets if paired else None)
+
+    pairs = list(zip(body.input, body.target if paired else body.input, strict=True))
+    _, scores = await service.compute(
+        ("score", paired), lambda: _check_text_lengths(service, pairs), score_batch, pairs
+    )
+    data = [
+        {
+            "index": i,
+            "log_prob": finite_or_none(score.log_prob),
+            "tokens": score.tokens,
+            "perplexity": _perplexity(score.log_prob, score.tokens),
+        }
+        for i, score in enumerate(scores)
+    ]
+    await exchange.send_json({"object": "list", "data": data, "model": service.name})
+
+
+async def tokenize(service: Service, exchange: HttpExchange, body: TokenizeBody) -> None:
+    """Return the tokens of a text, without special tokens."""
+    (ids,) = await service.run_in_executor(
+        lambda: service.run.tokenizer.encode([body.prompt]), len(body.prompt)
+    )
+    names = {"token_strs": service.run.tokenizer.ids_to_tokens(ids)} if body.return_token_strs else {}
+    await exchange.send_json(
+        {"tokens": ids, "count": len(ids), "max_model_len": service.run.config.max_len, **names}
+    )
+
+
+async def detokenize(service: Service, exchange: HttpExchange, body: DetokenizeBody) -> None:
+    """Return the text of tokens, without special tokens."""
+    check_token_ids(service, body.tokens, "tokens")
+    (text,) = await service.run_in_executor(
+        lambda: service.run.tokenizer.decode([body.tokens]), len(body.tokens)
+    )
+    await exchange.send_json({"prompt": text})
+
+
+def _check_lengths(
+    texts: Sequence[Any], rows: Sequence[EncoderInput], max_len: int, truncate: bool
+) -> list[tuple[Any, int]]:
+    """Return each text or pair with its number of tokens.
+
+    A text that would be cut is rejected, unless ``truncate`` is set.
+    """
+    for number, row in enumerate(rows, 1):
+        if row.truncated and not truncate:
+            raise ApiError(
+                400, "context_length_exceeded",
+                f"text {number} has more tokens than this model reads ({max_len}, special ones counted): split it, or send truncate=true", "input",
+            )  # fmt: skip
+    return [(text, len(row.ids)) for text, row in zip(texts, rows, strict=True)]
+
+
+def _check_text_lengths(service: Service, texts: Sequence[Any]) -> list[Any]:
+    """Return the texts or pairs, or reject them if one is too long, before they reach the engine thread."""
+    tokenizer, max_len = service.run.tokenizer, service.run.config.max_len
+    sides = [(text,) if isinstance(text, str) else text for text in texts]
+    for number, side in enumerate(sides, 1):
+        longest = max(map(len, tokenizer.encode(side[:1]) + tokenizer.target_tokenizer.encode(side[1:])))
+        if longest > max_len:
+            raise ApiError(
+                400,
+                "context_length_exceeded",
+                f"text {number} has {longest} tokens; this model reads {max_len} at once: split it",
+                "input",
+            )
+    return list(texts)
+
+
+def _check_reply_size(service: Service, body: FillBody) -> list[Any]:
+    """Return the texts, or reject them if the response could exceed the size limit.
+
+    Each predicted token is returned with the complete text.
+    """
+    masks, max_chars = count_masks(service.run.tokenizer, body.input), service.limits.body
+    num_chars = body.top_k * sum(number * len(text) for number, text in zip(masks, body.input, strict=True))
+    if num_chars > max_chars:
+        raise ApiError(
+            400,
+            "answer_too_long",
+            f"{sum(masks)} masks with {body.top_k} tokens each would be told in {num_chars:,} characters, "
+            f"{max_chars:,} at most: send fewer masks at once, or a lower top_k",
+            "input",
+        )
+    return _check_text_lengths(service, body.input)
+
+
+def _count_usage(service: Service, items: Sequence[tuple[Any, int]]) -> dict[str, int]:
+    num_tokens = sum(tokens for _, tokens in items)
+    service.metrics.tokens.labels("prompt").inc(num_tokens)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+def _perplexity(log_prob: float, tokens: int) -> float | None:
+    """exp of the mean negative log-probability of a token; None if it overflows."""
+    mean = -log_prob / max(1, tokens)
+    return math.exp(mean) if mean < 700 else None

@@ -1,0 +1,198 @@
+"""Convert request fields to engine requests, for generated and for translated text."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError, format_value
+from polyhead.generation.constraints.terminology import Terminology
+from polyhead.generation.text_engine import PreparedRequest, TextEngine
+from polyhead.serve.http.errors import ApiError, invalid_value_error
+from polyhead.serve.openai.schemas import SamplingParams
+from polyhead.serve.service import Service
+from polyhead.tokenizers.languages import with_languages
+
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "beam_size",
+    "length_penalty",
+)
+DEFAULT_FIELDS = ("frequency_penalty", "presence_penalty", "logit_bias")
+"""Fields that clients send at their default value (0 with beams); ignored when equal to the default."""
+# engine option -> request field, for messages
+FIELD_NAMES = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "n_best": "n"}
+
+
+def build_requests(
+    service: Service, body: SamplingParams, texts: Sequence[str | list[int]], **options: Any
+) -> list[PreparedRequest]:
+    """Encode the texts of a request; an ApiError names the field that cannot be satisfied.
+
+    ``options`` are engine options that are not fields of the body.
+    """
+    engine, fields_set = service.engine, body.model_fields_set
+    assert engine is not None
+    engine_options: dict[str, Any] = {
+        name: getattr(body, name) for name in SAMPLING_FIELDS if name in fields_set
+    }
+    for name in DEFAULT_FIELDS:
+        if name in fields_set and getattr(body, name) != getattr(engine.config, name):
+            engine_options[name] = getattr(body, name)
+    if (
+        engine_options.get("beam_size") and engine_options.get("temperature") == 0
+    ):  # beam search does not sample
+        del engine_options["temperature"]
+    if "min_tokens" in fields_set:
+        engine_options["min_new_tokens"] = body.min_tokens
+    engine_options |= {"n": body.n, "stop": body.stop, **grammar_of(body, engine), **options}
+    if "terminology" in options:
+        try:
+            engine_options["terminology"] = Terminology(
+                options["terminology"], engine.tokenizer.target_tokenizer
+            )
+        except UserError as error:
+            raise _to_field_error(str(error), body) from None
+    requests = []
+    for text in texts:
+        if not isinstance(text, str):
+            check_token_ids(service, text, "prompt")
+        ids = engine.encode_prompt(text) if isinstance(text, str) else text
+        seed = body.seed if "seed" in fields_set else 0 if service.deterministic else secrets.randbelow(2**31)
+        try:
+            ids, length_options = (_fit_prompt if engine.prompt_template else _fit_source)(
+                service, engine, body, ids, options
+            )
+            requests.append(engine.prepare_request(ids, seed=seed, **engine_options, **length_options))
+        except UserError as error:
+            raise _to_field_error(str(error), body) from None
+        if "terminology" in options and (width := requests[-1].state.width) > service.limits.beams:
+            raise invalid_value_error(
+                "terminology",
+                f"terminology: with those of a text there are {width} hypotheses, one more for each of their tokens; this service "
+                f"keeps {service.limits.beams}",
+            )
+    return requests
+
+
+def grammar_of(body: SamplingParams, engine: TextEngine) -> dict[str, Choice | None]:
+    """Return the grammar that the request asks for, if any.
+
+    An explicit ``response_format`` of type text disables the grammar of the run.
+    """
+    grammars = []
+    response_format, structured_outputs = body.response_format, body.structured_outputs
+    if response_format is not None and response_format.type == "json_schema":
+        if response_format.json_schema is None:
+            raise invalid_value_error("response_format", "response_format: json_schema is missing")
+        grammars.append(Choice("json", schema=response_format.json_schema.schema_))
+    elif response_format is not None and response_format.type == "json_object":
+        grammars.append(Choice("json"))
+    if structured_outputs is not None:
+        options = {"regex": "pattern", "choice": "choices", "json": "schema"}
+        grammar_fields = structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        grammars += [Choice(name, **{options[name]: value}) for name, value in grammar_fields.items()]
+        if not grammar_fields:
+            raise invalid_value_error(
+                "structured_outputs", f"structured_outputs has none of {', '.join(options)}"
+            )
+    if len(grammars) > 1:
+        raise invalid_value_error(
+            "structured_outputs",
+            "an output has one form: response_format and structured_outputs name several",
+        )
+    if grammars:
+        return {"form": grammars[0]}
+    return {"form": None} if response_format is not None and engine.config.form else {}
+
+
+def check_token_ids(service: Service, ids: Sequence[int], field: str) -> None:
+    """Reject ids outside of the vocabulary."""
+    max_id = service.run.tokenizer.vocab_size - 1
+    for token in ids:
+        if not 0 <= token <= max_id:
+            raise invalid_value_error(
+                field, f"{field}: there is no token {format_value(token)}; this model knows 0 to {max_id}"
+            )
+
+
+def _fit_prompt(
+    service: Service, engine: TextEngine, body: SamplingParams, ids: list[int], options: dict[str, Any]
+) -> tuple[list[int], dict[str, Any]]:
+    """Fit a prompt into the context; return its ids and ``max_new_tokens``.
+
+    A requested ``max_tokens`` is never reduced. A conversation has already been truncated message by message;
+    nothing more of it is cut.
+    """
+    max_len, is_explicit, is_chat = (
+        engine.max_len,
+        "max_tokens" in body.model_fields_set,
+        "turn_ends" in options,
+    )
+    # at least one token is generated, also for max_tokens=0
+    default, requested = default_max_tokens(service, engine), max(1, body.max_tokens)
+    if body.truncate:
+        num_new = requested if is_explicit else min(default, max(max_len // 2, max_len - len(ids) + 1))
+        has_beams = "beam_size" in body.model_fields_set
+        if has_beams and is_chat:
+            num_new = min(num_new, max_len - len(ids) + 1)
+        # sampling drops the oldest tokens beyond max_len; beam search ends there
+        room = max_len - num_new + 1 if has_beams else max_len
+        if room > 0:
+            return ids[-room:], {"max_new_tokens": num_new}
+    if len(ids) + requested - 1 > max_len:
+        and_new = f" and {requested} new ones are wanted" if is_explicit and body.max_tokens else ""
+        hint = "" if body.truncate else ", or send truncate=true to go on from the end of what fits"
+        raise ApiError(
+            400, "context_length_exceeded",
+            f"the prompt has {len(ids)} tokens{and_new}; this model reads {max_len} at once: ask for less{hint}", "prompt",
+        )  # fmt: skip
+    return ids, {"max_new_tokens": requested if is_explicit else min(default, max_len - len(ids) + 1)}
+
+
+def default_max_tokens(service: Service, engine: TextEngine) -> int:
+    """Return the maximum number of new tokens if a request has none."""
+    return min(engine.config.max_new_tokens, service.limits.max_tokens)
+
+
+def _fit_source(
+    service: Service, engine: TextEngine, body: SamplingParams, ids: list[int], languages: dict[str, Any]
+) -> tuple[list[int], dict[str, Any]]:
+    """Fit a source into the context; return its ids and the length limit of its translation."""
+    sides = with_languages(engine.tokenizer, languages.get("source_lang"), languages.get("target_lang"))
+    room = engine.max_len - len(sides.encoder_input(()))
+    if len(ids) > room:
+        if not body.truncate:
+            raise ApiError(
+                400, "context_length_exceeded",
+                f"the text has {len(ids)} tokens; this model reads {room}: split it, or send truncate=true to translate its beginning", "input",
+            )  # fmt: skip
+        ids = ids[:room]
+    if "max_tokens" not in body.model_fields_set:
+        return ids, {}
+    if body.max_tokens > engine.max_len:
+        raise ApiError(
+            400,
+            "context_length_exceeded",
+            f"max_tokens is {body.max_tokens}; this model says {engine.max_len} at most",
+            "max_tokens",
+        )
+    return ids, {"max_length_ratio": 0.0, "max_length_extra": body.max_tokens}
+
+
+def _to_field_error(message: str, body: SamplingParams) -> ApiError:
+    """Convert an engine error to an error that names the request field."""
+    message = message.partition("; these have:")[0]
+    for engine_name, field in FIELD_NAMES.items():
+        message = message.replace(engine_name, field)
+    name = message.partition(" ")[0].rstrip(":")
+    if name == "form":
+        name = "structured_outputs" if body.structured_outputs else "response_format"
+    return invalid_value_error(name if name in type(body).model_fields else None, message)

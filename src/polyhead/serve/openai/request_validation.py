@@ -1,0 +1,125 @@
+"""Request validation: types and bounds of every field, and unknown fields."""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from polyhead.core.errors import did_you_mean, format_value
+from polyhead.core.messages import format_loc, from_validation_error
+from polyhead.serve.http.errors import ApiError, invalid_value_error, unsupported_parameter_error
+from polyhead.serve.http.limits import Limits
+from polyhead.serve.openai.input_limits import check_input_size
+from polyhead.serve.openai.schemas import RequestBody
+from polyhead.serve.openai.unknown_fields import find_unknown_fields
+
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "suffix": ("", None),
+    "best_of": (1, None),
+    "targets": (None,),
+    "tools": ([], None),
+    "tool_choice": ("none", "auto", None),
+    "functions": ([], None),
+    "function_call": ("none", "auto", None),
+    "modalities": (["text"], None),
+    "reasoning_effort": (None,),
+    "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}, None),
+    "prompt": (None,),
+    "previous_response_id": (None,),
+    "conversation": (None,),
+    "background": (False, None),
+    "max_tool_calls": (None,),
+    "web_search_options": (None,),
+    **dict.fromkeys(("audio", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), (None,)),
+}
+"""Unsupported fields of other services that would change the result, with the values that have no effect."""
+ALTERNATIVES = {
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "give structured_outputs"),
+    **dict.fromkeys(("previous_response_id", "conversation"), "it keeps no answers: send all that was said in input"),
+    "background": "it answers while you wait",
+}  # fmt: skip
+"""Alternatives to some of them, for the error message."""
+IGNORED_FIELDS = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+}
+"""Fields of other services that do not change the result."""
+MAX_REPORTED_FIELDS = 4  # maximum number of unknown fields in a report
+
+B = TypeVar("B", bound=RequestBody)
+
+
+def validate_body(
+    body_type: type[B], values: dict[str, Any], limits: Limits, strict: bool = False
+) -> tuple[B, list[str]]:
+    """Return the validated body and warnings about unknown fields.
+
+    An invalid field raises an ApiError that names it.
+    """
+    ignored = _check_unknown_fields(body_type, values, strict)
+    try:
+        body = body_type.model_validate(
+            {name: values[name] for name in values if name in body_type.model_fields}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise invalid_value_error(
+            format_loc(first["loc"][:1]),
+            "; ".join([*str(from_validation_error(error)).splitlines(), *ignored])[:1000],
+        ) from None
+    for name, info in body_type.model_fields.items():
+        extra = info.json_schema_extra
+        if isinstance(extra, dict) and "limit" in extra and name in body.model_fields_set:
+            maximum = getattr(limits, str(extra["limit"]))
+            if getattr(body, name) > maximum:
+                raise invalid_value_error(
+                    name,
+                    f"{name}: {getattr(body, name)} is out of range: this service allows {maximum} at most",
+                )
+    check_input_size(body, limits)
+    for field, name, location, hint in find_unknown_fields(
+        body_type, values, strict, MAX_REPORTED_FIELDS - len(ignored)
+    ):
+        if strict:
+            raise ApiError(
+                400, "unknown_parameter", f"unknown field {format_value(name)} of {location}{hint}", field
+            )
+        ignored.append(f"field {format_value(name)} of {location} is ignored{hint}")
+    return body, ignored
+
+
+def _check_unknown_fields(body_type: type[RequestBody], values: dict[str, Any], strict: bool) -> list[str]:
+    """Return warnings about unknown fields; a field that would change the result is rejected."""
+    for name in sorted(values.keys() & NEUTRAL_VALUES.keys() - body_type.model_fields.keys()):
+        if not any(_is_same_json(values[name], value) for value in NEUTRAL_VALUES[name]):
+            raise unsupported_parameter_error(
+                name, f"{name} is not supported by this service; {ALTERNATIVES.get(name, 'leave it out')}"
+            )
+    warnings = []
+    unknown = values.keys() - body_type.model_fields.keys() - NEUTRAL_VALUES.keys()
+    # if a required field is missing, an unknown name probably means it: suggest only very similar fields
+    has_missing = any(
+        field.is_required() and key not in values for key, field in body_type.model_fields.items()
+    )
+    for name in nsmallest(MAX_REPORTED_FIELDS, unknown - IGNORED_FIELDS if strict else unknown):
+        hint = (
+            ""
+            if name in IGNORED_FIELDS
+            else did_you_mean(name, body_type.model_fields, 0.75 if has_missing else 0.5)
+        )
+        if strict:
+            raise ApiError(400, "unknown_parameter", f"unknown field {format_value(name)}{hint}", name[:64])
+        warnings.append(f"field {format_value(name)} is ignored{hint}")
+    return warnings
+
+
+def _is_same_json(a: Any, b: Any) -> bool:
+    """Whether two JSON values are equal; False and 0 are different."""
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)

@@ -1,0 +1,165 @@
+"""Input items and tools in the format of OpenAI's responses endpoint, converted to messages and tools."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, WithJsonSchema
+
+from polyhead.chat.base import Message
+from polyhead.chat.tools import TOOL_CHOICES, Tool, parse_tool_call, validate_tool_choice, validate_tools
+from polyhead.core.errors import UserError, format_value
+from polyhead.serve.openai.schema_fields import FUNCTION_TYPE, NAME_SCHEMA, TEXT_SCHEMA, read_text_part
+
+TEXT_PART_TYPES = ("input_text", "output_text", "text")
+ROLE_MAP = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+ITEM_TYPES = ("message", "function_call", "function_call_output")
+TOOL_EXAMPLE = '{"type": "function", "name": ..., "parameters": {...}}'
+
+
+class ItemMessages(list[Message]):
+    """Messages, and for each the index of its first item."""
+
+    item_indices: tuple[int, ...] = (0,)
+
+
+def parse_items(value: Any) -> ItemMessages:
+    """Parse a text or a list of input items to messages.
+
+    Consecutive assistant items (text and tool calls) become one message.
+    """
+    if isinstance(value, str):
+        return ItemMessages([Message("user", value)])
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{format_value(value)} is not a text or a list of items")
+    messages, indices = ItemMessages(), list[int]()
+    for number, item in enumerate(value):
+        message = _parse_item(item, f"item {number}")
+        indices.append(number)
+        if (
+            messages
+            and messages[-1].role == message.role == "assistant"
+            and (message.tool_calls or messages[-1].tool_calls)
+        ):
+            previous = messages.pop()
+            message = previous._replace(
+                content=previous.content + message.content,
+                tool_calls=previous.tool_calls + message.tool_calls,
+            )
+            indices.pop()
+        messages.append(message)
+    messages.item_indices = tuple(indices)
+    return messages
+
+
+def _parse_item(value: Any, label: str) -> Message:
+    if not isinstance(value, dict):
+        raise UserError(f"{label} is {format_value(value)}, wanted an object with role and content")
+    kind = value.get("type") or ("message" if "role" in value else None)
+    if kind == "function_call":
+        call = {"name": value.get("name"), "arguments": value.get("arguments")}
+        return Message(
+            "assistant", "", (parse_tool_call({"id": value.get("call_id"), "function": call}, label),)
+        )
+    if kind == "function_call_output":
+        if not isinstance(value.get("call_id"), str):
+            raise UserError(
+                f"{label} has the call_id {format_value(value.get('call_id'))}, wanted that of a call"
+            )
+        return Message(
+            "tool", _parse_content(value.get("output"), label, "output"), tool_call_id=value["call_id"]
+        )
+    if kind == "message":
+        role = value.get("role")
+        if not isinstance(role, str) or role not in ROLE_MAP:
+            raise UserError(f"{label} has the role {format_value(role)}, wanted {', '.join(ROLE_MAP)}")
+        return Message(ROLE_MAP[role], _parse_content(value.get("content"), label, "content"))
+    raise UserError(
+        f"{label} is of the type {format_value(kind)}; this service knows {', '.join(ITEM_TYPES)}"
+    )
+
+
+def _parse_content(value: Any, label: str, key: str) -> str:
+    """Return a text, or the concatenated text parts of a list."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise UserError(f"{label} has the {key} {format_value(value)}, wanted a text or a list of texts")
+    return "".join(read_text_part(part, TEXT_PART_TYPES, label) for part in value)
+
+
+def parse_response_tools(value: Any) -> tuple[Tool, ...]:
+    """Parse function tools; the fields of the function are on the same level as ``type``."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise UserError(f"{format_value(value)} is not a list of tools: [{TOOL_EXAMPLE}]")
+    for number, tool in enumerate(value):
+        if not isinstance(tool, dict) or tool.get("type") != "function" or "name" not in tool:
+            raise UserError(f"tool {number} is {format_value(tool)}, wanted {TOOL_EXAMPLE}")
+    functions = [
+        {key: tool[key] for key in tool if key != "type" and tool[key] is not None} for tool in value
+    ]
+    return validate_tools([{"type": "function", "function": tool} for tool in functions])
+
+
+def tool_to_openai(tool: Tool) -> dict[str, Any]:
+    """Return the tool in the format of the request."""
+    return {"type": "function", "parameters": None, "strict": None, **tool.definition["function"]}
+
+
+def parse_response_tool_choice(value: Any) -> str | list[str]:
+    """Parse ``tool_choice``: a mode, or the name of a function in a list."""
+    if isinstance(value, dict):
+        if value.get("type") != "function" or not isinstance(value.get("name"), str):
+            example = '{"type": "function", "name": ...}'
+            raise UserError(
+                f"{format_value(value)} is no tool_choice, wanted {', '.join(TOOL_CHOICES)} or {example}"
+            )
+        return [value["name"]]
+    return validate_tool_choice(value)
+
+
+def tool_choice_to_openai(tool_choice: str | list[str]) -> Any:
+    """Return the tool choice in the format of the request."""
+    return tool_choice if isinstance(tool_choice, str) else {"type": "function", "name": tool_choice[0]}
+
+
+def _object_schema(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+ITEM_PART_SCHEMA = _object_schema("type", "text", type={"enum": list(TEXT_PART_TYPES)}, text=TEXT_SCHEMA)
+CONTENT_SCHEMA = {"anyOf": [TEXT_SCHEMA, {"type": "array", "items": ITEM_PART_SCHEMA}]}
+ITEM_SCHEMA = {
+    "anyOf": [
+        _object_schema("role", "content", type={"const": "message"}, role={"enum": list(ROLE_MAP)}, content=CONTENT_SCHEMA),
+        _object_schema("type", "call_id", "name", type={"const": "function_call"}, call_id=TEXT_SCHEMA, name=NAME_SCHEMA, arguments=TEXT_SCHEMA),
+        _object_schema("type", "call_id", "output", type={"const": "function_call_output"}, call_id=TEXT_SCHEMA, output=CONTENT_SCHEMA),
+    ]
+}  # fmt: skip
+Items = Annotated[
+    ItemMessages,
+    PlainValidator(parse_items),
+    WithJsonSchema({"anyOf": [TEXT_SCHEMA, {"type": "array", "items": ITEM_SCHEMA, "minItems": 1}]}),
+]
+RESPONSE_TOOL_SCHEMA = _object_schema(
+    "type", "name", **FUNCTION_TYPE, name=NAME_SCHEMA, description=TEXT_SCHEMA, parameters={"type": "object"}
+)
+ResponseTools = Annotated[
+    tuple[Tool, ...],
+    PlainValidator(parse_response_tools),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": RESPONSE_TOOL_SCHEMA}, {"type": "null"}]}),
+]
+ResponseToolChoice = Annotated[
+    str | list[str],
+    PlainValidator(parse_response_tool_choice),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": list(TOOL_CHOICES)},
+                _object_schema("type", "name", **FUNCTION_TYPE, name=NAME_SCHEMA),
+            ]
+        }
+    ),
+]

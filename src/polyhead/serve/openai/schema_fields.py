@@ -1,0 +1,279 @@
+"""Field types of requests: validation, and the schema in /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from polyhead.chat.base import MESSAGE_ROLES, Message
+from polyhead.chat.tools import TOOL_CHOICES, Tool, parse_tool_calls, validate_tool_choice, validate_tools
+from polyhead.config.generation_config import MAX_TOKEN_ID, parse_logit_bias
+from polyhead.core.errors import UserError, format_value
+
+STOPS, STOP_CHARS = 4, 64
+
+
+def parse_texts(value: Any) -> list[str]:
+    """Return a text or a list of texts as a list."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{format_value(value)} is not a text or a list of texts")
+    return texts
+
+
+def parse_prompts(value: Any) -> list[str | list[int]]:
+    """Return a text, a list of texts, a list of token ids or a list of such lists as a list."""
+    prompts = value if isinstance(value, list) and value and not _is_token_ids(value) else [value]
+    if not all(isinstance(prompt, str) or _is_token_ids(prompt) for prompt in prompts):
+        raise UserError(
+            f"{format_value(value)} is not a text, a list of texts, a list of token ids, or a list of such lists"
+        )
+    return prompts
+
+
+def parse_text_pairs(value: Any) -> list[str] | list[tuple[str, str]]:
+    """Return a text or a list of texts as a list, or a list of pairs."""
+    if isinstance(value, list) and value and all(isinstance(pair, list) for pair in value):
+        if any(len(pair) != 2 or not all(isinstance(text, str) for text in pair) for pair in value):
+            raise UserError(f"{format_value(value)} is not a list of pairs of texts")
+        return [(pair[0], pair[1]) for pair in value]
+    return parse_texts(value)
+
+
+def parse_chat_messages(value: Any) -> list[Message]:
+    """Parse the messages of a conversation; the role developer becomes system."""
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{format_value(value)} is not a list of messages")
+    return [_parse_message(message, number) for number, message in enumerate(value)]
+
+
+def _parse_message(value: Any, number: int) -> Message:
+    if not isinstance(value, dict):
+        raise UserError(f"message {number} is {format_value(value)}, wanted an object with role and content")
+    for name in ("function_call", "audio"):
+        if value.get(name):
+            raise UserError(f"message {number} has {name}, which is not supported: text and tool_calls are")
+    role, content, tool_call_id = value.get("role"), value.get("content"), value.get("tool_call_id")
+    if not isinstance(role, str):
+        raise UserError(
+            f"message {number} has the role {format_value(role)}, wanted {', '.join(MESSAGE_ROLES)}"
+        )
+    calls = parse_tool_calls(value.get("tool_calls"), number)
+    if isinstance(content, list):
+        content = "".join(read_text_part(part, ("text",), f"message {number}") for part in content)
+    if calls and content is None:
+        content = ""
+    if not isinstance(content, str):
+        raise UserError(
+            f"message {number} has the content {format_value(content)}, wanted a text or a list of texts"
+        )
+    if not isinstance(tool_call_id, str | None):
+        raise UserError(f"message {number} has the tool_call_id {format_value(tool_call_id)}, wanted a text")
+    return Message("system" if role == "developer" else role, content, calls, tool_call_id or "")
+
+
+def read_text_part(part: Any, kinds: Sequence[str], label: str) -> str:
+    """Return the text of one content part of ``label``, whose type must be one of ``kinds``."""
+    fields = part if isinstance(part, dict) else {"type": part}
+    if fields.get("type") not in kinds or not isinstance(fields.get("text"), str):
+        raise UserError(
+            f"{label} has a part {format_value(fields.get('type'))}; this model reads text alone: {{type: {kinds[0]}, text: ...}}"
+        )
+    return str(fields["text"])
+
+
+def parse_stops(value: Any) -> list[str]:
+    """Parse stop sequences: a few short texts."""
+    stops = [] if value == [] else parse_texts(value)
+    if len(stops) > STOPS or not all(0 < len(stop) <= STOP_CHARS for stop in stops):
+        raise UserError(f"wanted at most {STOPS} texts of 1 to {STOP_CHARS} characters")
+    return stops
+
+
+def parse_terms(value: Any) -> dict[str, list[str]]:
+    """Parse terminology: words, each with one or more translations."""
+    if not isinstance(value, dict):
+        raise UserError(f'{format_value(value)} is not an object such as {{"dog": "Hund"}}')
+    return {str(word): parse_texts(phrases) for word, phrases in value.items()}
+
+
+def parse_token_ids(value: Any) -> list[int]:
+    """Check a list of token ids; only the first invalid one is reported, because reports take time."""
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{format_value(value)} is not a list of token ids")
+    for number, token in enumerate(value):
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
+            raise UserError(f"{format_value(token)}, which stands at {number}, is not a token id")
+    return value
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+TEXT_SCHEMA, IDS_SCHEMA = (
+    {"type": "string"},
+    {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+)
+
+
+def _array_schema(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+TextList = Annotated[
+    list[str],
+    PlainValidator(parse_texts),
+    WithJsonSchema({"anyOf": [TEXT_SCHEMA, _array_schema(TEXT_SCHEMA)]}),
+]
+Prompts = Annotated[
+    list[str | list[int]],
+    PlainValidator(parse_prompts),
+    WithJsonSchema(
+        {"anyOf": [TEXT_SCHEMA, _array_schema(TEXT_SCHEMA), IDS_SCHEMA, _array_schema(IDS_SCHEMA)]}
+    ),
+]
+TEXT_PART_SCHEMA = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": TEXT_SCHEMA},
+}
+NAME_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"}
+FUNCTION_TYPE = {"type": {"const": "function"}}
+
+
+def _function_schema(**properties: Any) -> dict[str, Any]:
+    """Return the schema of a function: its name and further properties."""
+    return {"type": "object", "required": ["name"], "properties": {"name": NAME_SCHEMA, **properties}}
+
+
+TOOL_CALL_SCHEMA = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {"id": TEXT_SCHEMA, **FUNCTION_TYPE, "function": _function_schema(arguments=TEXT_SCHEMA)},
+}
+TOOL_SCHEMA = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        **FUNCTION_TYPE,
+        "function": _function_schema(description=TEXT_SCHEMA, parameters={"type": "object"}),
+    },
+}
+TOOL_CHOICE_SCHEMA = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {**FUNCTION_TYPE, "function": _function_schema()},
+}
+ToolList = Annotated[
+    tuple[Tool, ...],
+    PlainValidator(validate_tools),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": TOOL_SCHEMA}, {"type": "null"}]}),
+]
+ToolChoiceField = Annotated[
+    str | list[str],
+    PlainValidator(validate_tool_choice),
+    WithJsonSchema({"anyOf": [{"enum": list(TOOL_CHOICES)}, TOOL_CHOICE_SCHEMA, {"type": "null"}]}),
+]
+MessageList = Annotated[
+    list[Message],
+    PlainValidator(parse_chat_messages),
+    WithJsonSchema(
+        _array_schema(
+            {
+                "type": "object",
+                "required": ["role"],
+                "properties": {
+                    "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+                    "content": {"anyOf": [TEXT_SCHEMA, _array_schema(TEXT_PART_SCHEMA), {"type": "null"}]},
+                    "tool_calls": {"type": "array", "items": TOOL_CALL_SCHEMA},
+                    "tool_call_id": TEXT_SCHEMA,
+                },
+            }
+        )
+    ),
+]
+Pairs = Annotated[
+    list[str] | list[tuple[str, str]],
+    PlainValidator(parse_text_pairs),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                TEXT_SCHEMA,
+                _array_schema(TEXT_SCHEMA),
+                _array_schema({"type": "array", "items": TEXT_SCHEMA, "minItems": 2, "maxItems": 2}),
+            ]
+        }
+    ),
+]
+Stops = Annotated[
+    list[str],
+    PlainValidator(parse_stops),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                TEXT_SCHEMA | {"minLength": 1, "maxLength": STOP_CHARS},
+                _array_schema(TEXT_SCHEMA) | {"maxItems": STOPS},
+            ]
+        }
+    ),
+]
+TermTable = Annotated[
+    dict[str, list[str]],
+    PlainValidator(parse_terms),
+    WithJsonSchema(
+        {"type": "object", "additionalProperties": {"anyOf": [TEXT_SCHEMA, _array_schema(TEXT_SCHEMA)]}}
+    ),
+]
+BiasTable = Annotated[
+    dict[int, float],
+    PlainValidator(parse_logit_bias),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
+Ids = Annotated[list[int], PlainValidator(parse_token_ids), WithJsonSchema(IDS_SCHEMA)]
+
+
+DEFAULT_FROM_RUN = "of_run"
+"""Marks a field whose default is that of the run; /openapi.json contains none."""
+
+
+def int_field(
+    default: int,
+    minimum: int,
+    limit_name: str = "",
+    maximum: int = MAX_TOKEN_ID,
+    description: str = "",
+    is_fixed: bool = False,
+) -> Any:
+    """Field of an integer.
+
+    ``limit_name`` is the attribute of ``Limits`` that bounds it. Without ``is_fixed`` the default is that of
+    the run.
+    """
+    extra: dict[str, Any] = ({"limit": limit_name} if limit_name else {}) | (
+        {} if is_fixed else {DEFAULT_FROM_RUN: True}
+    )
+    return Field(default, ge=minimum, le=maximum, description=description, json_schema_extra=extra)
+
+
+def float_field(
+    default: float,
+    description: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> Any:
+    """Field of a finite number; the default is that of the run."""
+    extra: dict[str, Any] = {DEFAULT_FROM_RUN: True}
+    return Field(
+        default, allow_inf_nan=False, description=description, ge=ge, gt=gt, le=le, json_schema_extra=extra
+    )

@@ -1,0 +1,314 @@
+"""Request schemas, one field per line; validation and /openapi.json are generated from them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from polyhead.serve.openai.input_limits import MESSAGE_OVERHEAD
+from polyhead.serve.openai.response_items import Items, ResponseToolChoice, ResponseTools
+from polyhead.serve.openai.schema_fields import (
+    BiasTable,
+    Ids,
+    MessageList,
+    Pairs,
+    Prompts,
+    Stops,
+    TermTable,
+    TextList,
+    ToolChoiceField,
+    ToolList,
+    float_field,
+    int_field,
+)
+
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
+IncludeValue = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url",
+    "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+    "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+]  # fmt: skip
+"""Values of ``include`` that OpenAI's clients may send; only the first one has an effect here."""
+
+
+class RequestBody(BaseModel):
+    """Fields of every request."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str = Field("", description="id of the model, as listed by GET /v1/models; this server has one")
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool = Field(False, description="send the token counts before the end of the stream")
+
+
+class JsonSchemaFormat(BaseModel):
+    """A JSON Schema, in the format of OpenAI's API."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of the output")
+
+
+class ResponseFormat(BaseModel):
+    """Output format."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="any text, a JSON object, or JSON that matches a schema"
+    )
+    json_schema: JsonSchemaFormat | None = Field(None, description="schema and its name")
+
+
+class StructuredOutputs(BaseModel):
+    """Constraint on the output: exactly one of these."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    regex: str | None = Field(None, description="regular expression that matches the whole output")
+    choice: list[str] | None = Field(None, description="list of texts, one of which is the output")
+    json_: dict[str, Any] | None = Field(None, alias="json", description="JSON Schema of the output")
+
+
+class SamplingParams(RequestBody):
+    """Sampling and beam search parameters.
+
+    A missing field has the default of the run, and so has a null one, except for integers.
+    """
+
+    n: int = int_field(1, 1, "n", description="number of outputs per text", is_fixed=True)
+    seed: int = int_field(
+        0, 0, maximum=2**63 - 1, description="random seed; the same seed gives the same text; default: random"
+    )
+    temperature: float = float_field(
+        1.0,
+        "sampling temperature: values < 1 are more conservative, values > 1 more diverse, 0 is greedy",
+        ge=0,
+        le=1e6,
+    )
+    top_k: int = int_field(0, 0, description="sample from the k most likely tokens; 0: all")
+    top_p: float = float_field(
+        1.0, "sample from the most likely tokens with this total probability", gt=0, le=1
+    )
+    min_p: float = float_field(
+        0.0, "sample from tokens with at least this fraction of the highest probability", ge=0, le=1
+    )
+    repetition_penalty: float = float_field(1.0, "values > 1 discourage repetition", gt=0, le=1e6)
+    frequency_penalty: float = float_field(
+        0.0, "subtracted from a token's logit for each occurrence in the output", ge=-2, le=2
+    )
+    presence_penalty: float = float_field(
+        0.0, "subtracted once from the logit of a token that occurs in the output", ge=-2, le=2
+    )
+    logit_bias: BiasTable = Field({}, description="added to the logits of tokens, by token id")
+    no_repeat_ngram_size: int = int_field(
+        0, 0, description="no n-gram of this size occurs twice; 0: no limit"
+    )
+    beam_size: int = int_field(
+        1, 1, "beams", description="use beam search with this number of beams instead of sampling"
+    )
+    length_penalty: float = float_field(1.0, "beam search: values > 0 favour longer texts", ge=-50, le=50)
+    min_tokens: int = int_field(
+        0, 0, "max_tokens", description="beam search: minimum number of output tokens"
+    )
+    max_tokens: int = int_field(1, 1, "max_tokens", description="maximum number of output tokens")
+    stop: Stops = Field([], description="stop strings, which end an output and are not part of it")
+    stream: bool = Field(False, description="stream the text as server-sent events")
+    stream_options: StreamOptions = Field(StreamOptions(), description="options of the stream")
+    truncate: bool = Field(
+        False, description="truncate a text that is longer than the model's maximum, instead of rejecting it"
+    )
+    response_format: ResponseFormat | None = Field(
+        None, description="language models: any text, or only JSON"
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="language models: other constraints on the output"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        # a null integer is an error: the client may expect that it removes the limit
+        integers = {name for name, field in cls.model_fields.items() if field.annotation is int}
+        return {name: value for name, value in fields.items() if value is not None or name in integers}
+
+
+class CompletionBody(SamplingParams):
+    """POST /v1/completions."""
+
+    prompt: Prompts = Field(description="prompt to continue; source text for an encoder-decoder")
+    max_tokens: int = int_field(
+        1, 0, "max_tokens", description="maximum number of output tokens; 0 only with echo"
+    )
+    logprobs: int = int_field(
+        0,
+        0,
+        maximum=5,
+        description="return the log-probabilities of the tokens, and of this number of alternatives",
+    )
+    echo: bool = Field(
+        False, description="include the prompt at the start of each output and of its logprobs"
+    )
+
+
+class ChatBody(SamplingParams):
+    """POST /v1/chat/completions."""
+
+    messages: MessageList = Field(
+        description="messages of the conversation; the last one is answered; each counts "
+        f"{MESSAGE_OVERHEAD} characters in addition to its own"
+    )
+    max_completion_tokens: int = int_field(1, 1, "max_tokens", description="alias of max_tokens")
+    logprobs: bool = Field(False, description="return the log-probability of each output token")
+    top_logprobs: int = int_field(
+        0,
+        0,
+        maximum=20,
+        description="with logprobs: number of alternatives returned for each token",
+        is_fixed=True,
+    )
+    tools: ToolList = Field((), description="functions that the answer may call")
+    tool_choice: ToolChoiceField = Field(
+        "auto", description="whether a function is called; auto: the model decides"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one function call")
+
+
+class TextFormat(BaseModel):
+    """Text format of a response."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="any text, a JSON object, or JSON that matches a schema"
+    )
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="JSON Schema of the output")
+
+
+class ResponseText(BaseModel):
+    """Text options of a response."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    format: TextFormat = Field(TextFormat(type="text"), description="format of the output")
+
+
+class ResponseBody(SamplingParams):
+    """POST /v1/responses. A null field is the same as a missing one: OpenAI's clients may send null."""
+
+    input: Items = Field(
+        description="a text, or the messages of a conversation, of which the last is answered; each item "
+        f"counts {MESSAGE_OVERHEAD} characters in addition to its own"
+    )
+    instructions: str | None = Field(None, description="system message before the input")
+    max_output_tokens: int = int_field(1, 1, "max_tokens", description="maximum number of output tokens")
+    text: ResponseText = Field(ResponseText(), description="constraints on the output")
+    include: list[IncludeValue] = Field(
+        [], description=f"{INCLUDE_LOGPROBS} returns the log-probability of each output token"
+    )
+    top_logprobs: int = int_field(
+        0,
+        0,
+        maximum=20,
+        description="with these log-probabilities: number of alternatives returned for each token",
+        is_fixed=True,
+    )
+    tools: ResponseTools = Field((), description="functions that the answer may call")
+    tool_choice: ResponseToolChoice = Field(
+        "auto", description="whether a function is called; auto: the model decides"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one function call")
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto: drop the oldest questions of a conversation that is too long"
+    )
+    metadata: dict[str, Any] | None = Field(None, description="returned unchanged in the response")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class TranslationBody(SamplingParams):
+    """POST /v1/translations."""
+
+    input: TextList = Field(description="texts to translate")
+    source: str = Field("", description="source language of a multilingual model")
+    target: str = Field("", description="target language of a multilingual model")
+    terminology: TermTable = Field(
+        {},
+        description='required translations of words of the input, e.g. {"dog": "Hund"}; of several '
+        "alternatives, one",
+    )
+    return_attention: bool = Field(
+        False, description="return the attention of the decoder to the source for each token"
+    )
+    return_scores: bool = Field(
+        True,
+        description="return scores: log P / length ** length_penalty for beam search, log P for sampled text",
+    )
+
+
+class EmbeddingBody(RequestBody):
+    """POST /v1/embeddings."""
+
+    input: Prompts = Field(description="texts, or token ids of texts; one vector each")
+    encoding_format: str = Field(
+        "float", pattern="^(float|base64)$", description="float or base64 (float32, little endian)"
+    )
+    dimensions: int = int_field(1, 1, description="width of the vectors; must be that of the model")
+    pooling: str | None = Field(
+        None,
+        description="pooling: mean, first, max, last, or own, which the model was trained with; "
+        "default: from the run",
+    )
+    normalize: bool | None = Field(
+        None, description="normalize each vector to length 1; default: from the run"
+    )
+    prompt: str = Field(
+        "",
+        description="prompt put before each text: a name of the run's prompts, or a text; default: from "
+        "the run",
+    )
+    truncate: bool = Field(False, description="truncate a text that is too long, instead of rejecting it")
+
+
+class FillBody(RequestBody):
+    """POST /v1/fill-mask."""
+
+    input: TextList = Field(description="texts with one mask each, written <mask> or [MASK]")
+    top_k: int = int_field(5, 1, maximum=100, description="number of tokens returned per mask", is_fixed=True)
+
+
+class ClassifyBody(RequestBody):
+    """POST /v1/classify."""
+
+    input: Pairs = Field(description="texts, or pairs of texts")
+    truncate: bool = Field(False, description="truncate a text that is too long, instead of rejecting it")
+
+
+class ScoreBody(RequestBody):
+    """POST /v1/score."""
+
+    input: TextList = Field(description="texts to score with a language model, or source texts")
+    target: TextList = Field(["-"], description="translations of the source texts, one each")
+
+
+class TokenizeBody(RequestBody):
+    """POST /tokenize."""
+
+    prompt: str = Field(description="text to tokenize")
+    return_token_strs: bool = Field(False, description="also return the tokens as strings")
+
+
+class DetokenizeBody(RequestBody):
+    """POST /detokenize."""
+
+    tokens: Ids = Field(description="token ids")

@@ -1,0 +1,32 @@
+"""Tokens as readable text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyhead.core.errors import check_int
+from polyhead.tokenizers.token_bytes import escape_bytes
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.word_boundaries import decode_token_bytes
+
+REPLACEMENT_CHAR = "\ufffd"  # decoded from bytes of incomplete characters
+
+
+def visible_token(tokenizer: Tokenizer, token: int) -> str:
+    """A token for display: spaces as ␣, bytes of incomplete characters as ⟨E4 B8⟩."""
+    return spell_token(tokenizer, token).replace(" ", "␣")
+
+
+def spell_token(tokenizer: Tokenizer, token: int) -> str:
+    """A token for display with spaces as they are: the text that it adds, or its vocabulary entry."""
+    check_int("token", token, 0)
+    return tokens_to_text(tokenizer, [token]) or tokenizer.ids_to_tokens([token])[0]
+
+
+def tokens_to_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Decode tokens to one text without special tokens; bytes of incomplete characters become ⟨E4 B8⟩."""
+    (text,) = tokenizer.decode([ids])
+    if REPLACEMENT_CHAR not in text:
+        return text
+    utf8 = decode_token_bytes(tokenizer)
+    return escape_bytes(b"".join(utf8[i] for i in ids if i not in tokenizer.skipped_ids))

@@ -1,0 +1,94 @@
+"""Read and write tokenizer.json and tokenizer_config.json in Hugging Face's format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from polyhead.core.errors import UserError
+from polyhead.tokenizers.special_tokens import DECODER_ROLES, ROLE_ALIASES, SPECIAL_TOKENS_MAP
+from tokenizers import models
+
+FILE, TARGET = "tokenizer.json", "target_tokenizer.json"
+_MAX_FILE_SIZE = 64 * 1024 * 1024  # bytes; larger files are refused, not parsed
+_ROUNDTRIPS = 2  # writing and reading this often made all of a million numbers stable
+
+
+def read_text_file(path: Path) -> str:
+    """The text of a file; UserError if it is missing, too large or not UTF-8."""
+    if not path.is_file():
+        names = (
+            ", ".join(sorted(p.name for p in path.parent.iterdir())[:8])
+            if path.parent.is_dir()
+            else "no such folder"
+        )
+        raise UserError(f"no {path.name} in {path.parent} (there: {names or 'nothing'})")
+    size = path.stat().st_size
+    if size > _MAX_FILE_SIZE:
+        raise UserError(
+            f"{path} has {size:,} bytes; a {path.name} of more than {_MAX_FILE_SIZE:,} is refused"
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def parse_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str]:
+    """The tokenizer of a file, and the file's text; UserError if it is missing or damaged."""
+    content = read_text_file(path)
+    try:
+        return tokenizers.Tokenizer.from_str(content), content
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the Rust parser is not an Exception
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be read as a tokenizer: {reason}") from None
+
+
+def read_roles(path: Path) -> dict[str, str]:
+    """Special tokens by role, from a tokenizer_config.json."""
+    try:
+        config: Any = json.loads(read_text_file(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} must hold a JSON object, got {type(config).__name__}")
+    return parse_roles(config)
+
+
+def parse_roles(config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by role; Hugging Face writes a token as its text or as {"content": text}."""
+    entries = {
+        role: config.get(role) for role in (*SPECIAL_TOKENS_MAP, *ROLE_ALIASES.values(), *DECODER_ROLES)
+    }
+    texts = {
+        role: value.get("content") if isinstance(value, dict) else value for role, value in entries.items()
+    }
+    return {role: text for role, text in texts.items() if isinstance(text, str)}
+
+
+def roundtrip(inner: tokenizers.Tokenizer, content: str) -> tokenizers.Tokenizer:
+    """The tokenizer after writing and reading it, so that saving and loading does not change it.
+
+    The library parses floats, such as the scores of a unigram model, with an error in the last bit.
+    ``content`` is the file from which it was read; if writing gives the same content, nothing needs to be
+    done.
+    """
+    if isinstance(inner.model, models.Unigram):
+        for _ in range(_ROUNDTRIPS):
+            old_content, content = content, serialize_tokenizer(inner)
+            if content == old_content:
+                break
+            inner = tokenizers.Tokenizer.from_str(content)
+    return inner
+
+
+def serialize_tokenizer(inner: tokenizers.Tokenizer) -> str:
+    """The tokenizer.json of a tokenizer."""
+    return str(inner.to_str(pretty=True))

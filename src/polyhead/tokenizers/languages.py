@@ -1,0 +1,152 @@
+"""Language tokens: choose the source and target language of a translator that has several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from polyhead.core.errors import UserError, did_you_mean
+from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+from polyhead.tokenizers.special_tokens import DECODER_ROLES, TARGET_LANGUAGE_TOKEN
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+_MAX_LISTED = 24  # languages listed in an error message
+LANGUAGE_TOKEN = re.compile(r">>.+<<|__\w+__|[a-z]{2,3}_[A-Z]\w+")  # of OPUS-MT, M2M100, mBART and NLLB
+
+
+def with_languages(
+    tokenizer: Tokenizer, source_lang: str | None = None, target_lang: str | None = None
+) -> Seq2SeqTemplate:
+    """The template of a tokenizer with language tokens, set to a source and a target language.
+
+    The source language replaces the one in the template, or comes before the text. The target language is the
+    decoder start token, if that is a language, else the forced first token. Raises UserError if a required
+    language is not given.
+    """
+    template, roles = (
+        tokenizer.seq2seq_template,
+        {i for role, i in tokenizer.role_ids.items() if role not in DECODER_ROLES},
+    )
+    languages = {i: tokenizer.ids_to_tokens([i])[0] for i in tokenizer.special_ids if i not in roles}
+    if target_tokens := {
+        i: token for i, token in languages.items() if TARGET_LANGUAGE_TOKEN.fullmatch(token)
+    }:
+        return _with_target_token(template, target_tokens, source_lang, target_lang)
+    if source_lang is not None:
+        i, source_languages = (
+            _find_language(source_lang, languages),
+            languages.keys() & {*template.source_prefix, *template.source_suffix},
+        )
+        prefix, suffix = (
+            tuple(i if x in source_languages else x for x in ids)
+            for ids in (template.source_prefix, template.source_suffix)
+        )
+        template = template._replace(
+            source_prefix=prefix if source_languages else (i, *prefix), source_suffix=suffix
+        )
+    if target_lang is not None:
+        i = _find_language(target_lang, languages)
+        template = (
+            template._replace(decoder_start_id=i, opening_ids=())
+            if template.decoder_start_id in languages
+            else template._replace(opening_ids=(i,), opening_forced=True)
+        )
+    elif not template.opening_forced and template.decoder_start_id not in languages:
+        _check_single_language([token for token in languages.values() if LANGUAGE_TOKEN.fullmatch(token)])
+    return template
+
+
+def language_error(tokenizer: Tokenizer) -> str:
+    """Error message if the target language is ambiguous without ``target_lang``; else ""."""
+    try:
+        with_languages(tokenizer)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def list_languages(tokenizer: Tokenizer) -> dict[str, list[str]]:
+    """Names of possible "source" and "target" languages, recognised by their tokens; []: no choice."""
+    language_tokens = list(filter(LANGUAGE_TOKEN.fullmatch, tokenizer.ids_to_tokens(tokenizer.special_ids)))
+    target_tokens = list(filter(TARGET_LANGUAGE_TOKEN.fullmatch, language_tokens))
+    names = {"source": [] if target_tokens else language_tokens, "target": target_tokens or language_tokens}
+    return {side: sorted(map(_language_name, tokens)) for side, tokens in names.items()}
+
+
+def default_languages(tokenizer: Tokenizer) -> dict[str, str]:
+    """Default "source" and "target" languages, as names of ``list_languages``; "": none in the template."""
+    language_tokens = {
+        i: name
+        for i in tokenizer.special_ids
+        if LANGUAGE_TOKEN.fullmatch(name := tokenizer.ids_to_tokens([i])[0])
+    }
+    template, has_target_tokens = (
+        tokenizer.seq2seq_template,
+        any(map(TARGET_LANGUAGE_TOKEN.fullmatch, language_tokens.values())),
+    )
+    encoder_ids, decoder_ids = (
+        (*template.source_prefix, *template.source_suffix),
+        (template.decoder_start_id, *template.opening_ids),
+    )
+    template_ids = {
+        "source": () if has_target_tokens else encoder_ids,
+        "target": encoder_ids if has_target_tokens else decoder_ids,
+    }
+    return {
+        side: next((_language_name(language_tokens[i]) for i in ids if i in language_tokens), "")
+        for side, ids in template_ids.items()
+    }
+
+
+def _with_target_token(
+    seq2seq_template: Seq2SeqTemplate,
+    languages: dict[int, str],
+    source_lang: str | None,
+    target_lang: str | None,
+) -> Seq2SeqTemplate:
+    """The template of a model whose source starts with a target language token (OPUS-MT)."""
+    if source_lang is not None:
+        raise UserError(
+            f"source language {source_lang!r}: this model is told the language of the target alone"
+        )
+    if target_lang is not None:
+        prefix = [i for i in seq2seq_template.source_prefix if i not in languages]
+        return seq2seq_template._replace(source_prefix=(_find_language(target_lang, languages), *prefix))
+    if languages.keys().isdisjoint(seq2seq_template.source_prefix):
+        _check_single_language(list(languages.values()))
+    return seq2seq_template
+
+
+def _check_single_language(tokens: Sequence[str]) -> None:
+    """Raise UserError if there are several target languages and none was chosen."""
+    if len(tokens) > 1:
+        names = sorted(map(_language_name, tokens))
+        omitted = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        raise UserError(
+            "this model translates to several languages; name the target's (--target-lang of translate, target in a request "
+            f"to translate, or for all else --target-lang of import), one of {', '.join(names[:_MAX_LISTED])}{omitted}"
+        )
+
+
+def _find_language(name: str, languages: dict[int, str]) -> int:
+    """Token id of a language, from de, __de__ or >>de<<, or from the prefix of one token (de_DE)."""
+    names = {i: _language_name(token) for i, token in languages.items()}
+    exact = [i for i, token in languages.items() if name in (token, names[i])]
+    matches = exact or [i for i, language in names.items() if language.startswith(f"{name}_")]
+    if not languages:
+        raise UserError(
+            f"language {name!r}: no token of this model names it, nor any other language: it translates one pair; leave it out"
+        )
+    if len(matches) != 1:
+        problem = (
+            f"{len(matches)} languages of this model begin with it"
+            if matches
+            else "no token of this model names it"
+        )
+        raise UserError(f"language {name!r}: {problem}{did_you_mean(name, names.values(), 0.6)}")
+    return matches[0]
+
+
+def _language_name(token: str) -> str:
+    """The language in a language token, without its marks."""
+    return token.strip("_<>")

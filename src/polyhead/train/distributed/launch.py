@@ -1,0 +1,138 @@
+"""Launch several processes of one training on this machine, with one exit code. Does not import torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
+from polyhead.train.signals import die_with, handle_signals
+
+# environment variables of the launched processes
+LAUNCHED_ENV, LISTENING_ENV = "POLYHEAD_LAUNCHED", "POLYHEAD_LISTENING"
+RANK_FAILED, RANK_LOST, RANK_INTERRUPTED = 1, 69, 130  # exit codes; LOST: a rank that lost the others
+GRACE_SECONDS = 10.0  # seconds for the other processes to end when one has failed
+LOOPBACK_INTERFACE = "lo"  # network interface between processes of this machine, if it has this name
+
+
+def count_processes() -> int:
+    """Number of processes that train together, from the environment (RANK, WORLD_SIZE)."""
+    try:
+        return int(os.environ.get("WORLD_SIZE", "1")) if int(os.environ.get("RANK", "-1")) >= 0 else 1
+    except ValueError:
+        raise UserError(
+            "RANK and WORLD_SIZE of the environment must be numbers, as torchrun sets them"
+        ) from None
+
+
+def is_restarted() -> bool:
+    """Whether torchrun has restarted this process after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def launch(arguments: Sequence[str], n_processes: int) -> int:
+    """Run ``polyhead train`` with these arguments in ``n_processes`` processes; returns a common exit code.
+
+    Ctrl-C and SIGTERM are forwarded to rank 0, which agrees with the others on the step to stop after. When
+    one process fails, the others are ended; when this process is killed, they save and end.
+    """
+    if count_processes() > 1:
+        raise UserError(
+            "--processes: this is one of several processes already, started by torchrun or the like"
+        )
+    children: list[subprocess.Popen[bytes]] = []
+    signals: list[int] = []
+
+    def forward_signal(signum: int, frame: object) -> None:
+        signals.append(signum)
+        for child in children[:1]:
+            child.send_signal(signum)
+
+    with handle_signals(forward_signal):
+        try:
+            with socket.create_server(("127.0.0.1", 0), backlog=n_processes) as listener:
+                children += [
+                    _start_process(arguments, rank, n_processes, listener) for rank in range(n_processes)
+                ]
+            return _wait_for_all(children, signals)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+
+
+def die_with_launcher() -> None:
+    """Save and end this process when its launcher has ended."""
+    if LAUNCHED_ENV in os.environ:
+        die_with(0)
+
+
+def _start_process(
+    arguments: Sequence[str], rank: int, n_processes: int, listener: socket.socket
+) -> subprocess.Popen[bytes]:
+    variables = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n_processes, "LOCAL_WORLD_SIZE": n_processes,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1],
+        LAUNCHED_ENV: 1, LISTENING_ENV: listener.fileno(),
+    }  # fmt: skip
+    environment = (
+        {"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | {name: str(variables[name]) for name in variables}
+    )
+    if LOOPBACK_INTERFACE in (name for _, name in socket.if_nameindex()):
+        environment.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+    return subprocess.Popen(
+        [sys.executable, "-m", "polyhead", "train", *arguments],
+        env=environment,
+        stdin=subprocess.PIPE,
+        pass_fds=[] if rank else [listener.fileno()],
+        process_group=0,  # so that Ctrl-C at a terminal reaches only the launcher, which forwards it once
+    )
+
+
+def _wait_for_all(children: Sequence[subprocess.Popen[bytes]], signals_received: Sequence[int]) -> int:
+    """Wait for all processes; returns the exit code of the first that failed.
+
+    After a failure the others have ``GRACE_SECONDS`` to end.
+    """
+    failures: dict[int, int] = {}
+    deadline = float("inf")
+    while True:
+        codes = [child.poll() for child in children]
+        failures |= {
+            rank: code
+            for rank, code in enumerate(codes)
+            if code not in (None, 0, RANK_INTERRUPTED) and rank not in failures
+        }
+        # SIGTERM arrived before the process had installed its handler
+        if -signal.SIGTERM in failures.values() and signal.SIGTERM in signals_received:
+            return RANK_INTERRUPTED
+        deadline = min(deadline, time.monotonic() + GRACE_SECONDS) if failures else deadline
+        if None not in codes or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    if RANK_INTERRUPTED in codes:
+        return RANK_INTERRUPTED
+    if not failures:
+        return 0
+    rank, code = min(failures.items(), key=lambda item: item[1] == RANK_LOST)
+    if code < 0:
+        _print_line(
+            tr(
+                "rank {rank} was ended by {signal}, and so were the others; --resume goes on",
+                rank=rank,
+                signal=signal.Signals(-code).name,
+            )
+        )
+    elif code == RANK_LOST:
+        _print_line(tr("the processes lost each other; --resume goes on"))
+    return RANK_FAILED if code < 0 or code == RANK_LOST else code
+
+
+def _print_line(line: str) -> None:
+    print(f"polyhead: {line}", file=sys.stderr, flush=True)

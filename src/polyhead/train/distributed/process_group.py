@@ -1,0 +1,131 @@
+"""Processes of a data-parallel training: interface and single process; several: ``torch_process_group``.
+
+An update is the same for any number of ranks: the rows of a batch are sharded, and counts, losses and
+gradients are summed over all ranks before any division. The batches of an evaluation are sharded as well.
+Only rank 0 writes files and messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+T = TypeVar("T")
+MapFn = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+"""``map``, or ``ProcessGroup.map``, which distributes the items over ranks."""
+
+
+@contextmanager
+def limit_threads(n_threads: int | None) -> Iterator[None]:
+    """Set the number of CPU threads inside the context (None: unchanged); restore it afterwards."""
+    old_threads = torch.get_num_threads()
+    torch.set_num_threads(n_threads or old_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(old_threads)
+
+
+class Shardable(Protocol):
+    """A task, whose batches can be sharded."""
+
+    def shard(self, rows: Any, n: int) -> list[Any]: ...
+
+
+class ProcessGroup(Protocol):
+    """Operations between the ranks of a training."""
+
+    rank: int
+    world_size: int
+    relaunch_options: tuple[str, ...]  # options of ``polyhead train`` to launch the same number of processes
+
+    def use_threads(self, n_threads: int | None) -> None:
+        """Set the CPU threads: ``n_threads``, or all, divided among the processes of this machine."""
+        ...
+
+    def shard(self, task: Shardable, rows: Any) -> list[Any]:
+        """The shard of a batch for this rank, in a list; empty if there are fewer rows than ranks."""
+        ...
+
+    def all_reduce(self, *numbers: float) -> list[float]:
+        """Sum each number over all ranks; bit-identical on all of them."""
+        ...
+
+    def join_uneven(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Context for the forward and backward pass of one batch, whose shards may be uneven or empty.
+
+        Batch norms inside it use the statistics of the whole batch.
+        """
+        ...
+
+    def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Context for a backward pass, which overlaps with the sum of the gradients over all ranks."""
+        ...
+
+    def on_rank0(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on rank 0; return its result (JSON types) on all ranks, which wait while it lives."""
+        ...
+
+    def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        """Results (JSON types) of ``work`` for each item, in order, on all ranks; items are dealt in turn."""
+        ...
+
+    def interrupt(self) -> None:
+        """Forward a signal that ends work at once to all ranks."""
+        ...
+
+    def rank0_first(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on every rank: rank 0 first, then one rank of each machine, then the rest.
+
+        Cached files are thus built once per file system, whether or not machines share one.
+        """
+        ...
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the tensors of rank 0 into those of all ranks, in place."""
+        ...
+
+
+class SingleProcess:
+    """One process."""
+
+    rank, world_size = 0, 1
+    relaunch_options: tuple[str, ...] = ()
+
+    def use_threads(self, n_threads: int | None) -> None:
+        if n_threads:
+            torch.set_num_threads(n_threads)
+
+    def shard(self, task: Shardable, rows: Any) -> list[Any]:
+        return [rows]
+
+    def all_reduce(self, *numbers: float) -> list[float]:
+        return list(numbers)
+
+    def join_uneven(self, model: nn.Module) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def on_rank0(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        return map(work, items)
+
+    def interrupt(self) -> None:
+        pass
+
+    def rank0_first(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        pass
+
+
+SINGLE_PROCESS = SingleProcess()

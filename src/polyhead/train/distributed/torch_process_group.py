@@ -1,0 +1,283 @@
+"""Process group of a data-parallel training on torch.distributed, in which every wait has a timeout."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from polyhead.core.errors import UserError
+from polyhead.train.distributed.bucketed_all_reduce import BucketedAllReduce
+from polyhead.train.distributed.kv_store import ANSWER_TIMEOUT, HEARTBEAT_INTERVAL, Heartbeat, KeyValueStore
+from polyhead.train.distributed.launch import LAUNCHED_ENV, LISTENING_ENV, count_processes
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup, Shardable, limit_threads
+from polyhead.train.distributed.sync_batchnorm import SyncBatchNormSums
+
+T = TypeVar("T")
+JOIN_TIMEOUT = 300.0  # seconds that ranks wait for all ranks to start
+POLL_INTERVAL = 0.02  # seconds between two requests to the store
+
+
+class PeerLost(RuntimeError):
+    """Another rank has died or does not answer. Without a message if another process reports the reason."""
+
+
+class TorchProcessGroup:
+    """One of several processes. Each wait ends with an answer, or ``PeerLost`` after ``timeout`` seconds.
+
+    Ranks wait without a limit for a rank that works longer, as long as its heartbeat continues.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int, timeout: float) -> None:
+        self.rank, self.world_size, self.timeout = rank, world_size, timeout
+        self.kv_store, self.heartbeat = KeyValueStore(store), Heartbeat(store, rank)
+        self.relaunch_options: tuple[str, ...] = (
+            ("--processes", str(world_size)) if LAUNCHED_ENV in os.environ else ()
+        )
+        self.n_broadcasts = self.n_turns = self.n_rounds = 0
+        self.n_threads = torch.get_num_threads()
+        self.gradients: BucketedAllReduce | None = None
+        self.statistics: SyncBatchNormSums | None = None
+        self.side_group: dist.ProcessGroup | None = None
+        self.is_leader = os.environ.get("LOCAL_RANK", "0") == "0"
+        self.kv_store.write(f"here/{rank}", json.dumps([self.is_leader, find_backends()]))
+        keys = [f"here/{r}" for r in range(world_size)]
+        self._wait_for_keys(keys, (), deadline=time.monotonic() + JOIN_TIMEOUT)
+        announcements = [json.loads(self.kv_store.read(key)) for key in keys]
+        self.leader_ranks = {r for r, (is_leader, _) in enumerate(announcements) if is_leader}
+        # the backends that all ranks have: the shortest list is part of every other
+        backend = min((backends for _, backends in announcements), key=len)
+        with self._translate_errors(timeout):
+            max_wait = timedelta(seconds=timeout)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=max_wait)
+
+    def use_threads(self, n_threads: int | None) -> None:
+        self.n_threads = n_threads or torch.get_num_threads()
+        if n_threads or "OMP_NUM_THREADS" not in os.environ:  # OMP_NUM_THREADS is already per process
+            torch.set_num_threads(max(1, self.n_threads // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+    def shard(self, task: Shardable, rows: Any) -> list[Any]:
+        return task.shard(rows, self.world_size)[self.rank : self.rank + 1]
+
+    def all_reduce(self, *numbers: float) -> list[float]:
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        self._start_all_reduce(sums)()
+        result: list[float] = sums.tolist()
+        return result
+
+    @contextmanager
+    def join_uneven(self, model: nn.Module) -> Iterator[None]:
+        if self.statistics is None or self.statistics.model is not model:
+            self.statistics = SyncBatchNormSums(model, self._start_side_all_reduce, self.world_size)
+        yield
+        self.statistics.finish()
+
+    def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
+        if self.gradients is None or self.gradients.model is not model:
+            self.gradients = BucketedAllReduce(model, self._start_all_reduce)
+        return self.gradients.reduce_gradients()
+
+    def on_rank0(self, work: Callable[[], T]) -> T:
+        self.n_broadcasts += 1
+        key = f"told/{self.n_broadcasts}"
+        if self.rank:
+            self._wait_for_keys([key], [0])
+        else:
+            with limit_threads(self.n_threads):  # also the threads of the other ranks, which wait
+                text = json.dumps(work())
+            with self._translate_errors(ANSWER_TIMEOUT):
+                self.kv_store.write(key, text)
+        with self._translate_errors(ANSWER_TIMEOUT):
+            result: T = json.loads(self.kv_store.read(key))
+        return result
+
+    def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        own_results = json.dumps([work(item) for item in items[self.rank :: self.world_size]])
+        self.n_rounds += 1
+        keys = [f"found/{self.n_rounds}/{rank}" for rank in range(self.world_size)]
+        with self._translate_errors(ANSWER_TIMEOUT):
+            self.kv_store.write(keys[self.rank], own_results)
+        self._wait_for_keys(keys, range(self.world_size))
+        with self._translate_errors(ANSWER_TIMEOUT):
+            results = [json.loads(self.kv_store.read(key)) for key in keys]
+            # a rank that has reached this round has read all results of the previous one
+            self.kv_store.erase(f"found/{self.n_rounds - 1}/{self.rank}")
+        return [results[i % self.world_size][i // self.world_size] for i in range(len(items))]
+
+    def interrupt(self) -> None:
+        with suppress(RuntimeError):
+            self.heartbeat.interrupt()
+
+    def rank0_first(self, work: Callable[[], T]) -> T:
+        self.n_turns += 1
+        earlier_ranks = set() if not self.rank else {0} if self.is_leader else {0} | self.leader_ranks
+        self._wait_for_keys(self._turn_keys(earlier_ranks), earlier_ranks)
+        result = work()
+        with self._translate_errors(ANSWER_TIMEOUT):
+            self.kv_store.write(f"turn/{self.n_turns}/{self.rank}", "done")
+        all_ranks = set(range(self.world_size))
+        self._wait_for_keys(self._turn_keys(all_ranks), all_ranks)
+        return result
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            with self._translate_errors(self.timeout):
+                dist.broadcast(tensor.detach(), 0)
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave the group: when all ranks have finished, or at once on an error, stored for the others."""
+        if error is not None:
+            if not isinstance(error, PeerLost):
+                with suppress(RuntimeError):
+                    self.kv_store.write("failed", str(error))
+            self.heartbeat.stop()
+            return
+        if self.rank:
+            # rank 0 hosts the store, and may end as soon as it has read this
+            with suppress(RuntimeError):
+                self.kv_store.write(f"left/{self.rank}", "done")
+        else:
+            other_ranks = range(1, self.world_size)
+            self._wait_for_keys([f"left/{r}" for r in other_ranks], other_ranks)
+        self.heartbeat.stop()
+        dist.destroy_process_group()
+
+    def is_rank0_failure(self, error: UserError) -> bool:
+        """Whether rank 0 has failed with the same error; waits two heartbeat intervals for its report."""
+        deadline = time.monotonic() + 2 * HEARTBEAT_INTERVAL if self.rank else 0.0
+        try:
+            while time.monotonic() < deadline:
+                if self.kv_store.has("failed"):
+                    return self.kv_store.read("failed") == str(error)
+                time.sleep(POLL_INTERVAL)
+        except RuntimeError:  # the store has ended with it
+            return True
+        return False
+
+    def _turn_keys(self, ranks: Iterable[int]) -> list[str]:
+        return [f"turn/{self.n_turns}/{rank}" for rank in ranks]
+
+    def _start_all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> Callable[[], None]:
+        """Start an in-place sum of a tensor over ranks; returns a function that waits for it."""
+        with self._translate_errors(self.timeout):
+            work = dist.all_reduce(tensor, async_op=True, group=group)
+
+        def wait_for_sum() -> None:
+            with self._translate_errors(self.timeout):
+                work.wait()
+
+        return wait_for_sum
+
+    def _start_side_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """As ``_start_all_reduce``, in a group of its own.
+
+        It runs between the all-reduces of gradients, whose order relative to it differs between ranks.
+        """
+        if self.side_group is None:
+            self.side_group = dist.new_group(timeout=timedelta(seconds=self.timeout))
+        return self._start_all_reduce(tensor, self.side_group)
+
+    def _wait_for_keys(self, keys: list[str], ranks: Iterable[int], deadline: float = math.inf) -> None:
+        """Wait until ``keys`` are written, while the heartbeats of ``ranks`` continue; else ``PeerLost``."""
+        seconds_silent = self.heartbeat.track_silence(ranks)
+        while True:
+            with self._translate_errors(ANSWER_TIMEOUT):
+                if self.kv_store.has(*keys):
+                    return
+                has_failed, silent_seconds = self.kv_store.has("failed"), seconds_silent()
+            if has_failed:
+                raise PeerLost
+            if dead_ranks := [rank for rank, seconds in silent_seconds.items() if seconds > self.timeout]:
+                raise PeerLost(_format_no_answer(dead_ranks, self.timeout))
+            if time.monotonic() > deadline:
+                raise PeerLost(
+                    f"not all of the {self.world_size} processes have come within {JOIN_TIMEOUT:.0f} s"
+                )
+            time.sleep(POLL_INTERVAL)
+
+    @contextmanager
+    def _translate_errors(self, timeout: float) -> Iterator[None]:
+        """Translate errors of torch.distributed, whose calls end within ``timeout`` seconds, to ``PeerLost``.
+
+        It has no message if the failed rank has reported an error, or the launcher will.
+        """
+        start_time = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            is_late = time.monotonic() - start_time > 0.9 * timeout
+            try:
+                has_failed = self.kv_store.has("failed")
+                dead_ranks = (
+                    self.heartbeat.find_dead_ranks(range(self.world_size))
+                    if is_late and not has_failed
+                    else []
+                )
+            except RuntimeError:  # the store has ended with rank 0
+                has_failed, dead_ranks = False, []
+            if has_failed or (LAUNCHED_ENV in os.environ and not is_late):
+                raise PeerLost from None
+            message = f"the connection to another rank broke off ({_shorten_error(error)})"
+            raise PeerLost(_format_no_answer(dead_ranks, timeout) if is_late else message) from None
+
+
+def find_backends() -> str:
+    """Backends of this process: gloo, and NCCL if each process of the machine has a GPU of its own."""
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    n_gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+    return "cpu:gloo,cuda:nccl" if n_gpus >= n_local else "gloo"
+
+
+@contextmanager
+def init_process_group(timeout: float) -> Iterator[ProcessGroup]:
+    """The process group from the environment (RANK, WORLD_SIZE, ... of torchrun); else a single process."""
+    if count_processes() == 1:
+        yield SINGLE_PROCESS
+        return
+    rank, world = int(os.environ["RANK"]), count_processes()
+    ranks = TorchProcessGroup(_open_store(rank, world), rank, world, timeout)
+    try:
+        yield ranks
+    except UserError as error:
+        if ranks.is_rank0_failure(error):
+            raise PeerLost from None
+        ranks.close(error)
+        raise UserError(f"rank {rank}: {error}" if rank else str(error)) from error
+    except BaseException as error:
+        ranks.close(error)
+        raise
+    ranks.close(None)
+
+
+def _open_store(rank: int, world_size: int) -> Store:
+    """Open the rendezvous store: on the listening socket of ``polyhead train``, or that of torchrun."""
+    if LISTENING_ENV in os.environ:
+        listener = int(os.environ[LISTENING_ENV]) if rank == 0 else None
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0
+        timeout = timedelta(seconds=JOIN_TIMEOUT)
+        return TCPStore(*address, timeout=timeout, wait_for_workers=False, master_listen_fd=listener)
+    store: Store = next(iter(rendezvous("env://", timeout=timedelta(seconds=JOIN_TIMEOUT))))[0]
+    # torchrun keeps its store when it restarts the processes, with all keys of the previous ones
+    return PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _format_no_answer(ranks: list[int], seconds: float) -> str:
+    subject = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+    return f"{subject if ranks else 'the other ranks have'} not answered for {seconds:g} s"
+
+
+def _shorten_error(error: Exception) -> str:
+    """The message of the transport, without source files and lines."""
+    words = str(error).split("] ", 1)[-1].split(". ")[0]
+    return " ".join(words.split())[:120]

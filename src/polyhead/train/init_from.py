@@ -1,0 +1,239 @@
+"""Initialise a model from another run: fine-tuning, and students with some of the teacher's layers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from polyhead.config.config_sections import LoraConfig
+from polyhead.config.generation_config import USED_KEYS, GenerationConfig
+from polyhead.config.model import ModelConfig, ModelSpec
+from polyhead.config.recipe import Recipe
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError, prefix_errors
+from polyhead.core.i18n import tr
+from polyhead.core.messages import from_validation_error
+from polyhead.core.registry import TASK
+from polyhead.cost.parameter_count import meta_model
+from polyhead.nn.state import named_state
+from polyhead.run.load import load
+from polyhead.run.run import Run
+from polyhead.train.tasks.base import HasClasses
+from polyhead.train.trainable_parameters import (
+    check_new_weights,
+    group_by_module,
+    prepare_trainable,
+    scale_rates,
+)
+
+WeightMap = Mapping[str, Tensor]
+
+LAYER_NAME = re.compile(r"^(.*\.layers\.)(\d+)(\..*)")
+LAYER_COUNTS = ("n_layers", "n_decoder_layers")
+FREE_FIELDS = (
+    "dropout", "init", "pooling", "head", "generator", "head_activation",
+)  # shared weights do not depend on these fields  # fmt: skip
+MAX_SHOWN_WEIGHTS = 3  # mismatched weights that are listed in an error
+# weights that the other run must have
+REQUIRED_WEIGHTS = re.compile(
+    r"(?!generator\.).*(embedding\.(token|token_proj|position|proj)|\.layers\.\d+)\..*"
+)
+
+
+def load_init_from(recipe: Recipe, has_checkpoint: bool = False) -> Run | None:
+    """Load the run ``start.run`` of a recipe; None without ``start``.
+
+    With ``has_checkpoint`` it is not needed if the recipe has the full model section.
+    """
+    if recipe.start is None or (has_checkpoint and _has_full_model(recipe)):
+        return None
+    with prefix_errors("start.run"):
+        return load(recipe.start.run, device="cpu")
+
+
+def inherit_settings(recipe: Recipe, origin: Run | None) -> Recipe:
+    """The recipe, with model and generation settings that it does not set filled in from ``origin``."""
+    if origin is None or recipe.start is None or _has_full_model(recipe):
+        return _fill_generation_defaults(recipe, origin)
+    origin_config, layer_stride = origin.config, recipe.start.every
+    if origin_config.kind != recipe.model.kind:
+        raise UserError(
+            f"start.run: {recipe.start.run} is of kind {origin_config.kind!r}, and task {recipe.task.name!r} trains {recipe.model.kind!r}"
+        )
+    if origin_config.causal:
+        raise UserError(
+            f"start.run: {recipe.start.run} is a language model without its head, and no task trains one"
+        )
+    if "tokenizer" in recipe.model_fields_set:
+        raise UserError(
+            "tokenizer: it comes with start.run, so that the model knows its tokens; leave it out"
+        )
+    # the heads of an encoder are not inherited
+    heads = {"head": not recipe.model.generator, "generator": 0}
+    fields = origin_config.model_dump(include=set(ModelSpec.model_fields)) | heads
+    fields |= _select_layers(origin_config, layer_stride)
+    fields |= {name: getattr(recipe.model, name) for name in recipe.model.model_fields_set}
+    try:
+        model = ModelSpec.model_validate(fields)
+    except ValidationError as error:
+        raise from_validation_error(error, ModelSpec, "model, with that of start.run") from None
+    generation = _inherit_generation(recipe, origin.generation)
+    return _fill_generation_defaults(
+        recipe.model_copy(update={"model": model, "generation": generation}), origin
+    )
+
+
+def _inherit_generation(recipe: Recipe, origin_generation: GenerationConfig) -> GenerationConfig:
+    """Generation settings of the recipe, else those of ``origin_generation``.
+
+    Tasks with classes do not inherit ``max_text_len``: they read as much of a text as in training.
+    """
+    generation, has_classes = recipe.generation, isinstance(TASK.get(recipe.task.name), HasClasses)
+    names = USED_KEYS[recipe.model.kind][1] - ({"max_text_len"} if has_classes else set())
+    origin_names = origin_generation.model_dump(exclude_defaults=True).keys()
+    inherited_values = {
+        name: getattr(origin_generation, name) for name in names & origin_names - generation.model_fields_set
+    }
+    try:
+        return GenerationConfig.model_validate(
+            inherited_values | {name: getattr(generation, name) for name in generation.model_fields_set}
+        )
+    except UserError as error:
+        raise UserError(f"generation, with that of start.run: {error}") from None
+    except ValidationError as error:
+        raise from_validation_error(error, GenerationConfig, "generation, with that of start.run") from None
+
+
+def check_parts(recipe: Recipe, origin: Run | None) -> None:
+    """Check the names of model parts in the recipe before any text is read.
+
+    The numbers of tokens and classes are not known yet, and do not matter.
+    """
+    train = recipe.train
+    if not (origin or train.freeze or train.lr_factors):
+        return
+    vocab_size, labels = recipe.tokenizer.vocab_size, tuple("01")
+    if origin:
+        vocab_size, labels = origin.config.vocab_size, origin.config.labels or labels
+    has_classes = isinstance(TASK.get(recipe.task.name), HasClasses)
+    model = meta_model(recipe.model.with_vocabulary(vocab_size, labels if has_classes else ()))
+    if origin and recipe.start:
+        load_init_weights(model, origin, recipe.start.every, train.adapt)
+    prepare_trainable(model, train)
+    scale_rates(model, (), train.lr_factors)
+
+
+@torch.no_grad()
+def load_init_weights(model: Any, origin: Run, layer_stride: int = 1, lora: LoraConfig | None = None) -> str:
+    """Copy weights of ``origin`` into a model, layer i from layer ``layer_stride`` * i; returns a summary.
+
+    Embeddings and layers must all exist and have matching shapes; a head, a pooler or a generator may be new,
+    and a head for other classes is. New weights must be trainable, so ``lora`` must list them.
+    """
+    origin_weights, model_weights = named_state(origin.model), named_state(model)
+    source_weights = reorder_class_weights(origin_weights, origin.config.labels, model.config.labels)
+    source_names = {
+        name: LAYER_NAME.sub(lambda m: f"{m[1]}{int(m[2]) * layer_stride}{m[3]}", name)
+        for name in model_weights
+    }
+    mismatches = [
+        f"{source_names[name]} {list(source_weights[source_names[name]].shape)}, wanted {list(tensor.shape)}"
+        for name, tensor in model_weights.items()
+        if source_names[name] in source_weights and source_weights[source_names[name]].shape != tensor.shape
+    ]
+    missing = [source_names[name] for name in model_weights if source_names[name] not in source_weights]
+    if missing_required := [name for name in missing if REQUIRED_WEIGHTS.match(name)]:
+        mismatches += [f"{name} is not there" for name in missing_required]
+    if mismatches:
+        suffix = (
+            f"; and {len(mismatches) - MAX_SHOWN_WEIGHTS} more" if len(mismatches) > MAX_SHOWN_WEIGHTS else ""
+        )
+        raise UserError(
+            f"start.run: its weights do not fit the model{_describe_differences(model, origin, layer_stride)}: "
+            f"{'; '.join(mismatches[:MAX_SHOWN_WEIGHTS])}{suffix}"
+        )
+    for name, tensor in model_weights.items():
+        if source_names[name] in source_weights:
+            tensor.copy_(source_weights[source_names[name]])
+    new = sorted(name for name in model_weights if source_names[name] not in source_weights)
+    if lora:
+        check_new_weights(model, lora, new)
+    unused = (
+        sorted(origin_weights.keys() - (source_weights.keys() & set(source_names.values())))
+        if layer_stride == 1
+        else []
+    )
+    summary = tr(
+        "begun with {count} of {all} weights", count=len(model_weights) - len(new), all=len(model_weights)
+    )
+    summary += tr("; new: {names}", names=", ".join(group_by_module(new, model_weights))) if new else ""
+    return summary + (
+        tr("; not taken: {names}", names=", ".join(group_by_module(unused, origin_weights))) if unused else ""
+    )
+
+
+def reorder_class_weights(
+    source_weights: WeightMap, old_labels: Sequence[str], new_labels: Sequence[str]
+) -> WeightMap:
+    """The weights with classifier rows in the order of ``new_labels``; without them if the classes differ."""
+    class_weights = {
+        name: tensor for name, tensor in source_weights.items() if name.startswith("classifier.")
+    }
+    other_weights = {name: tensor for name, tensor in source_weights.items() if name not in class_weights}
+    if sorted(old_labels) != sorted(new_labels):
+        return other_weights
+    rows = [old_labels.index(label) for label in new_labels]
+    return {**other_weights, **{name: tensor[rows] for name, tensor in class_weights.items()}}
+
+
+def _describe_differences(model: Any, origin: Run, layer_stride: int) -> str:
+    """The model keys of the recipe that differ from those of ``origin``, as a phrase for an error."""
+    differences, layer_fields = [], _select_layers(origin.config, layer_stride)
+    for name in ModelSpec.model_fields:
+        new_value, old_value = getattr(model.config, name), getattr(origin.config, name)
+        expected_value = layer_fields.get(name, old_value)
+        if new_value != expected_value and name not in FREE_FIELDS:
+            new_value, old_value = (
+                value.name if isinstance(value, Choice) else value for value in (new_value, old_value)
+            )
+            note = (
+                f", of which start.every={layer_stride} takes {expected_value}"
+                if expected_value != old_value and name in LAYER_COUNTS
+                else ""
+            )
+            differences.append(f"model.{name}={new_value} (the run has {old_value}{note})")
+    return f", which has {', '.join(differences)}" if differences else ""
+
+
+def _select_layers(config: ModelConfig, layer_stride: int) -> dict[str, Any]:
+    """Model fields that change if layer i is layer ``layer_stride`` * i: layer counts and layer pattern."""
+    period = len(config.pattern) // math.gcd(len(config.pattern), layer_stride)
+    pattern = tuple(config.pattern[i * layer_stride % len(config.pattern)] for i in range(period))
+    return {name: -(-getattr(config, name) // layer_stride) for name in LAYER_COUNTS} | {"pattern": pattern}
+
+
+def _fill_generation_defaults(recipe: Recipe, origin: Run | None) -> Recipe:
+    """Fill in generation settings that follow from the task, where the recipe does not set them.
+
+    The chat format of a decoder is that of ``origin``, else of its task. A task with classes reads as much of
+    a text as in training.
+    """
+    task, generation, defaults = TASK.get(recipe.task.name), recipe.generation, {}
+    if recipe.model.kind == "decoder":
+        origin_chat = origin.generation.chat if origin else None
+        defaults["chat"] = generation.chat or origin_chat or getattr(task, "chat", None)
+    if isinstance(task, HasClasses) and "max_text_len" not in generation.model_fields_set:
+        is_shorter = recipe.data.max_len < recipe.model.max_len
+        defaults["max_text_len"] = recipe.data.max_len if is_shorter else None
+    return recipe.model_copy(update={"generation": generation.model_copy(update=defaults)})
+
+
+def _has_full_model(recipe: Recipe) -> bool:
+    """Whether the recipe sets all fields of the model, as the recipe.yaml of a run does."""
+    return recipe.model.model_fields_set >= set(ModelSpec.model_fields)

@@ -1,0 +1,220 @@
+"""Training loggers: a JSON lines file, TensorBoard, text lines and a progress bar at a terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from polyhead.core.atomic_io import replace_file
+from polyhead.core.errors import UserError
+from polyhead.core.extras import install_command
+from polyhead.core.i18n import tr
+from polyhead.viz.eta_model import format_seconds
+from polyhead.viz.run_record import COUNTERS, read_metrics
+
+MetricsRow = Mapping[str, float]
+
+
+class Reporter(Protocol):
+    """Receives the metrics of logged steps and evaluations, and messages."""
+
+    def log_train(self, row: MetricsRow) -> None: ...
+    def log_valid(self, row: MetricsRow) -> None: ...
+    def info(self, line: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Reporters:
+    """Forwards every call to several reporters."""
+
+    def __init__(self, *reporters: Reporter) -> None:
+        self.reporters = reporters
+
+    def log_train(self, row: MetricsRow) -> None:
+        for reporter in self.reporters:
+            reporter.log_train(row)
+
+    def log_valid(self, row: MetricsRow) -> None:
+        for reporter in self.reporters:
+            reporter.log_valid(row)
+
+    def info(self, line: str) -> None:
+        for reporter in self.reporters:
+            reporter.info(line)
+
+    def close(self) -> None:
+        for reporter in self.reporters:
+            reporter.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class JsonlLogger:
+    """Appends metrics to metrics.jsonl, one row per log or evaluation.
+
+    On resume, rows after the checkpoint's step are dropped, as they will be logged again.
+    """
+
+    def __init__(self, path: Path, from_step: int = 0) -> None:
+        rows = [row for row in read_metrics(path) if row["step"] <= from_step] if from_step else []
+        replace_file(path, "".join(map(_row_to_json, rows)).encode())
+        self.file = path.open("a", encoding="utf-8")
+
+    def log_train(self, row: MetricsRow) -> None:
+        self._write_row({"split": "train", **row})
+
+    def log_valid(self, row: MetricsRow) -> None:
+        self._write_row({"split": "valid", **row})
+
+    def info(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _write_row(self, row: Mapping[str, Any]) -> None:
+        self.file.write(_row_to_json(row))
+        self.file.flush()
+
+
+def _row_to_json(row: Mapping[str, Any]) -> str:
+    """A row as strict JSON: eight digits, and null for values that are not finite."""
+    return json.dumps({name: _to_json_number(value) for name, value in row.items()}) + "\n"
+
+
+def _to_json_number(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.8g}") if math.isfinite(value) else None
+
+
+class TensorBoardLogger:
+    """Logs metrics to TensorBoard (extra ``board``)."""
+
+    def __init__(self, directory: Path, from_step: int = 0) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError(
+                f"train.tensorboard needs the extra 'board': {install_command('board')}"
+            ) from None
+        self.writer = SummaryWriter(str(directory), purge_step=from_step + 1)
+
+    def log_train(self, row: MetricsRow) -> None:
+        self._add_scalars("train", row)
+
+    def log_valid(self, row: MetricsRow) -> None:
+        self._add_scalars("valid", row)
+
+    def info(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def _add_scalars(self, split: str, row: MetricsRow) -> None:
+        for name, value in row.items():
+            if name not in ("step", "steps", "seconds"):
+                self.writer.add_scalar(f"{split}/{name}", value, int(row["step"]))
+
+
+class TextLogger:
+    """Text lines on stderr, for log files and pipes."""
+
+    def log_train(self, row: MetricsRow) -> None:
+        line = tr(
+            "step {step:>6}/{steps}  {facts}  {left}",
+            step=row["step"],
+            steps=row["steps"],
+            facts=format_train_row(row),
+            left=_format_time_left(row),
+        )
+        print(line, file=sys.stderr, flush=True)
+
+    def log_valid(self, row: MetricsRow) -> None:
+        star = f"  {tr('best so far')}" if row.get("best") else ""
+        line = tr("step {step:>6}  valid  {measures}", step=row["step"], measures=format_measures(row))
+        print(f"{line}{star}", file=sys.stderr, flush=True)
+
+    def info(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class ProgressBar:
+    """A progress bar at a terminal, with loss, speed and time left; evaluations are printed above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.console = Console(stderr=True, highlight=False)
+        columns = (
+            TextColumn(f"[bold]{tr('training')}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+        )
+        self.progress = Progress(*columns, console=self.console, transient=True)
+        self.task: Any = None
+
+    def log_train(self, row: MetricsRow) -> None:
+        if self.task is None:
+            self.progress.start()
+            self.task = self.progress.add_task("training", total=row["steps"], facts="")
+        loss = tr("loss {loss:.3f}", loss=row["loss"])
+        short = (
+            f"{loss}  {_format_speed(row)}  {_format_time_left(row)}"  # fits next to the bar in 80 columns
+        )
+        self.progress.update(self.task, completed=row["step"], facts=short)
+
+    def log_valid(self, row: MetricsRow) -> None:
+        star = f"  [green]{tr('best so far')}[/green]" if row.get("best") else ""
+        line = tr("step {step:>6}  {measures}", step=row["step"], measures=format_measures(row))
+        self.console.print(f"{line}{star}")
+
+    def info(self, line: str) -> None:
+        self.console.print(line, markup=False)
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+def make_terminal_reporter() -> Reporter:
+    """A progress bar if stderr is a terminal, else text lines."""
+    return ProgressBar() if sys.stderr.isatty() else TextLogger()
+
+
+def format_train_row(row: MetricsRow) -> str:
+    """Loss, learning rate and speed in one line, and the number of skipped steps if any."""
+    loss, rate = tr("loss {loss:.3f}", loss=row["loss"]), tr("lr {lr:.2e}", lr=row["lr"])
+    return f"{loss}  {rate}  {_format_speed(row)}"
+
+
+def _format_speed(row: MetricsRow) -> str:
+    skipped = f"  {tr('{count:.0f} skipped', count=row['skipped'])}" if row["skipped"] else ""
+    if "tokens_per_s" in row:
+        return tr("{rate:,.0f} tokens/s", rate=row["tokens_per_s"]) + skipped
+    return tr("{rate:,.0f} texts/s", rate=row["texts_per_s"]) + skipped
+
+
+def format_measures(row: MetricsRow) -> str:
+    """All metrics of a row, by name and value."""
+    return "  ".join(f"{tr(name)} {value:.3f}" for name, value in row.items() if name not in COUNTERS)
+
+
+def _format_time_left(row: MetricsRow) -> str:
+    return tr("{time} left", time=format_seconds((row["steps"] - row["step"]) * row["ms_per_step"] / 1e3))

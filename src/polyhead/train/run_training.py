@@ -1,0 +1,328 @@
+"""Run a training recipe: tokenizer, data, model, training, evaluation, run directory."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyhead.checkpoint import checkpoint
+from polyhead.config.model import ModelConfig
+from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.core.atomic_io import replace_file
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr, translate_fact, translate_message
+from polyhead.core.registry import TASK
+from polyhead.export.targets import describe_targets, find_obstacles
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.models import build
+from polyhead.nn.device import resolve_device
+from polyhead.nn.lora import merge_lora
+from polyhead.run.run import Run
+from polyhead.run.run_directory import read_family, read_model_config
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.train.baselines import add_baselines, save_training_counts
+from polyhead.train.disk_space import check_disk_space
+from polyhead.train.distill import check_widths, load_teachers, make_distillation_task
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
+from polyhead.train.distributed.rank_sync import broadcast_checkpoint, broadcast_tokenizer, check_ranks_agree
+from polyhead.train.eta import EtaReporter
+from polyhead.train.experiment_trackers import open_tracker
+from polyhead.train.init_from import check_parts, inherit_settings, load_init_from, load_init_weights
+from polyhead.train.lock import RunLock
+from polyhead.train.loggers import JsonlLogger, Reporter, Reporters, TensorBoardLogger, make_terminal_reporter
+from polyhead.train.loop import OnEvaluation, Outcome, TrainStatus, measure_metric, total_steps, train_model
+from polyhead.train.report import RunReport
+from polyhead.train.resume import check_directory, check_rates, check_same_data
+from polyhead.train.schedule import warn_factor, warn_long_warmup
+from polyhead.train.signals import interrupt_on_signal, stop_on_signal
+from polyhead.train.tasks.base import Task, TaskFactory
+from polyhead.train.train_state import TrainState, load_final_weights
+from polyhead.train.trainable_parameters import parameter_summary
+from polyhead.viz.eta_model import format_seconds
+from polyhead.viz.run_record import read_metrics
+
+Evaluator = Callable[[Run, Any], dict[str, str]]
+"""Evaluates the final weights of a run; returns facts for its README.md."""
+
+
+def run_training(
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    report: Reporter | None = None,
+    tokenizer: Tokenizer | None = None,
+    evaluator: Evaluator | None = None,
+    ranks: ProcessGroup = SINGLE_PROCESS,
+) -> tuple[Run, Outcome]:
+    """Run a training recipe; with ``resume``, continue an interrupted run as if it had not been interrupted.
+
+    A lock on the directory keeps a second process out; on Ctrl-C and SIGTERM the run is saved and ends. If a
+    ``tokenizer`` is passed, none is trained; ``evaluator`` replaces the final evaluation of the task. Of
+    several ``ranks`` (``polyhead.train.distributed.torch_process_group.init_process_group``), only rank 0
+    uses the directory; all return the evaluated weights.
+    """
+    tune_malloc()
+    ranks.use_threads(recipe.train.threads)
+    device = resolve_device(recipe.train.device)
+    out, checkpoints, is_rank0 = recipe.out, recipe.out / "checkpoints", not ranks.rank
+    has_checkpoint = ranks.on_rank0(lambda: resume and bool(checkpoint.list_steps(checkpoints)))
+    origin = ranks.rank0_first(lambda: load_init_from(recipe, has_checkpoint))
+    recipe = inherit_settings(recipe, origin)
+    teachers = ranks.rank0_first(lambda: load_teachers(recipe.distill, str(device)))
+    old_recipe = check_directory(recipe, resume) if is_rank0 else None
+    factory: TaskFactory = TASK.get(recipe.task.name)
+    # report errors in the files, and in names of model parts, before training
+    ranks.rank0_first(lambda: factory.check(recipe))
+    if not resume:
+        check_parts(recipe, origin)
+    with RunLock(out) if is_rank0 else nullcontext():
+        saved_checkpoint = broadcast_checkpoint(
+            checkpoint.read_newest_checkpoint(checkpoints) if resume and is_rank0 else None, ranks
+        )
+        done_steps = saved_checkpoint.step if saved_checkpoint else 0
+        page = RunReport(out, is_resumed=bool(done_steps)) if is_rank0 else None
+        with (
+            open_reporters(recipe, done_steps, report) if is_rank0 else Reporters() as reporters,
+            page or nullcontext(),
+        ):
+            reporter = EtaReporter(
+                reporters, read_metrics(out / "metrics.jsonl") if is_rank0 else (), done_steps
+            )
+            if origin and not resume:
+                tokenizer = origin.tokenizer
+            elif tokenizer is None or resume:
+                tokenizer = broadcast_tokenizer(
+                    ranks, lambda: _load_or_train_tokenizer(recipe, factory, resume, reporter)
+                )
+            min_vocab_size, family = ranks.on_rank0(lambda: _pretrained_info(out if resume else None, origin))
+            task, config = ranks.rank0_first(
+                lambda: _open_task(recipe, tokenizer, min_vocab_size, teachers, reporter)
+            )
+            run = Run(build(config, recipe.train.seed).to(device), tokenizer, recipe.generation, recipe)
+            run.family = family
+            if recipe.start and not saved_checkpoint:
+                # if it was not loaded before, no checkpoint was complete
+                init_run = origin or ranks.rank0_first(lambda: load_init_from(recipe))
+                assert init_run is not None
+                reporter.info(load_init_weights(run.model, init_run, recipe.start.every, recipe.train.adapt))
+            steps = total_steps(task, recipe.train)
+            training = TrainState(run.model, recipe.train, config.d_model, steps)
+            extra = {"tokenizer_sha256": tokenizer.sha256, **task.identity}
+            check_ranks_agree(ranks, recipe, run.model, extra)
+            if saved_checkpoint:
+                if old_recipe:
+                    check_same_data(saved_checkpoint, extra, old_recipe, recipe)
+                    old_steps = total_steps(task, old_recipe.train)
+                    check_rates(recipe.train, config.d_model, saved_checkpoint.step, old_steps, steps)
+                training.restore(saved_checkpoint)
+                reporter.info(
+                    tr("resumed at step {step} of {steps}", step=saved_checkpoint.step, steps=steps)
+                )
+            if is_rank0:
+                run.save_config_files(out)
+            ranks.on_rank0(lambda: check_disk_space(out, training, config, recipe.train, steps))
+            summary = parameter_summary(run.model)
+            reporter.info(
+                tr(
+                    "{size}, {steps:,} steps on {n} processes, to {out}",
+                    size=summary,
+                    steps=steps,
+                    n=ranks.world_size,
+                    out=out,
+                )
+                if ranks.world_size > 1
+                else tr("{size}, {steps:,} steps, to {out}", size=summary, steps=steps, out=out)
+            )
+            if is_rank0:
+                reporter.info(describe_targets(find_obstacles(config, tokenizer, family)))
+            _warn_schedule(recipe.train, steps, reporter)
+            if page:
+                page.start(run, task, reporter.info)
+            with stop_on_signal(reporter.info) as should_stop:
+                on_evaluation: OnEvaluation = page.update if page else lambda row: None
+                outcome = train_model(
+                    training,
+                    task,
+                    recipe.train,
+                    checkpoints,
+                    reporter,
+                    should_stop,
+                    extra,
+                    ranks,
+                    on_evaluation,
+                )
+                if outcome.status != "interrupted":
+                    if forecast := reporter.compare_forecast(outcome.step):
+                        reporter.info(forecast)
+                    outcome.status = _finish(run, task, outcome, training, reporter, evaluator, ranks)
+            if outcome.status == "interrupted":
+                command = shlex.join(
+                    ["polyhead", "train", str(out / "recipe.yaml"), "--resume", *ranks.relaunch_options]
+                )
+                saved_at = tr("saved at step {step}", step=outcome.step)
+                # callers with an evaluator of their own have their own way to resume
+                reporter.info(
+                    saved_at
+                    if evaluator
+                    else tr("{saved}; go on with: {command}", saved=saved_at, command=command)
+                )
+            run.model.eval()
+            if page:
+                page.finish(outcome.status)
+                reporter.info(tr("report: {path}", path=page.path))
+            return run, outcome
+
+
+def _pretrained_info(resumed_dir: Path | None, origin: Run | None) -> tuple[int, str | None]:
+    """Vocabulary size (0 if the tokenizer sets it) and model family of the run to resume or start from."""
+    if resumed_dir:
+        return read_model_config(resumed_dir).vocab_size, read_family(resumed_dir)
+    return (origin.config.vocab_size, origin.family) if origin else (0, None)
+
+
+def open_reporters(recipe: Recipe, from_step: int, terminal: Reporter | None) -> Reporters:
+    """Reporters: terminal, metrics.jsonl and, if configured, TensorBoard and an experiment tracker."""
+    terminal = terminal or make_terminal_reporter()
+    trackers: list[Reporter] = []
+    if recipe.train.tensorboard:
+        trackers.append(TensorBoardLogger(recipe.out / "tensorboard", from_step))
+    if recipe.train.log:
+        trackers.append(open_tracker(recipe, from_step > 0, terminal.info))
+    return Reporters(terminal, JsonlLogger(recipe.out / "metrics.jsonl", from_step), *trackers)
+
+
+def _load_or_train_tokenizer(
+    recipe: Recipe, factory: TaskFactory, resume: bool, report: Reporter
+) -> Tokenizer:
+    """Load the tokenizer of the resumed run, or train a new one."""
+    if resume:
+        return Tokenizer.load(recipe.out)
+    start_time = time.monotonic()
+    tokenizer = train_tokenizer(
+        factory.iter_texts(recipe),
+        recipe.tokenizer.kind,
+        recipe.tokenizer.vocab_size,
+        recipe.tokenizer.sentinels,
+    )
+    duration = format_seconds(time.monotonic() - start_time)
+    report.info(tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=duration))
+    return tokenizer
+
+
+def _open_task(
+    recipe: Recipe, tokenizer: Tokenizer, min_vocab_size: int, teachers: Sequence[Run], report: Reporter
+) -> tuple[Task, ModelConfig]:
+    """Open the task with its text and its teachers; returns it and the model config.
+
+    The vocabulary has at least ``min_vocab_size`` tokens, as published weights may have more than their
+    tokenizer.
+    """
+    factory: TaskFactory = TASK.get(recipe.task.name)
+    task = factory.open(recipe, tokenizer, report)
+    config = recipe.model.with_vocabulary(max(min_vocab_size, tokenizer.vocab_size), task.labels)
+    if recipe.distill:
+        task = make_distillation_task(task, recipe, teachers, tokenizer)
+        check_widths(task, config.d_model)
+    return task, config
+
+
+def _warn_schedule(train_config: TrainConfig, steps: int, report: Reporter) -> None:
+    """Warn of a learning rate schedule with which the model hardly learns."""
+    if warning := warn_long_warmup(train_config.schedule, steps):
+        report.info(
+            translate_message(f"{warning}: train.lr is reached late or never; train.schedule.warmup sets it")
+        )
+    if warning := warn_factor(train_config.schedule, train_config.lr):
+        report.info(translate_message(warning))
+
+
+def _finish(
+    run: Run,
+    task: Task,
+    outcome: Outcome,
+    training: TrainState,
+    report: Reporter,
+    evaluator: Evaluator | None,
+    ranks: ProcessGroup,
+) -> TrainStatus:
+    """Write the run directory and evaluate the final weights; returns the status of the run.
+
+    The run is saved with its loss before any other metric is computed, so that a later error loses no
+    weights. A signal during evaluation gives the status "interrupted"; --resume evaluates again.
+    """
+    recipe = run.recipe
+    assert recipe is not None
+    try:
+        measure = partial(measure_metric, training, task, recipe.train.metric, ranks)
+        origin = load_final_weights(training, recipe.train, recipe.out / "checkpoints", measure, ranks)
+        merge_lora(run.model)
+        with interrupt_on_signal():
+            facts = _collect_facts(run, task, origin, ranks.map)
+            ranks.on_rank0(lambda: run.save(recipe.out, format_model_card(task.title, task.usage, facts)))
+            ranks.on_rank0(lambda: save_training_counts(task, run))
+            facts |= (
+                ranks.on_rank0(lambda: evaluator(run, task))
+                if evaluator
+                else task.collect_facts(run, ranks.map)
+            )
+            facts = ranks.on_rank0(lambda: add_baselines(facts, task, run))
+    except KeyboardInterrupt:
+        ranks.interrupt()
+        report.info(tr("training is done, its final evaluation is not"))
+        return "interrupted"
+    if not ranks.rank:
+        replace_file(recipe.out / "README.md", format_model_card(task.title, task.usage, facts).encode())
+    for name, value in facts.items():
+        report.info(tr("{name}: {value}", name=translate_fact(name), value=translate_fact(value)))
+    # replace ".", the run directory, by its path
+    command = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.usage)
+    report.info(
+        tr("finished at step {step}; use it: {command}", step=outcome.step, command=command)
+        if outcome.status == "done"
+        else tr(
+            "finished ({how}) at step {step}; use it: {command}",
+            how=tr(outcome.status),
+            step=outcome.step,
+            command=command,
+        )
+    )
+    return outcome.status
+
+
+def _collect_facts(run: Run, task: Task, origin: str, map_fn: MapFn) -> dict[str, str]:
+    """Facts of the final weights for the README.md; a UserError if their loss is not finite."""
+    run.model.eval()
+    with torch.inference_mode():
+        metrics = task.evaluate(run.model, map_fn)
+    if not math.isfinite(metrics["loss"]):
+        raise UserError(
+            f"the weights ({origin}) give no finite loss on the validation text; try a lower train.lr"
+        )
+    facts = {"weights": origin, "valid loss": f"{metrics['loss']:.4f}"}
+    if "ppl" in metrics:
+        facts["valid perplexity"] = f"{metrics['ppl']:.3f}"
+    return facts
+
+
+def format_model_card(title: str, usage: str, facts: dict[str, str]) -> str:
+    """The README.md of a run directory: title, table of metrics and a usage example."""
+    rows = "\n".join(f"| {escape_cell(name)} | {escape_cell(value)} |" for name, value in facts.items())
+    return (
+        f"# {title}\n\nTrained with Polyhead; `recipe.yaml` makes it again.\n\n"
+        f"| measure | value |\n| --- | --- |\n{rows}\n\n```sh\n{usage}\n```\n"
+    )
+
+
+def escape_cell(text: str) -> str:
+    """Escape vertical bars for a cell of a Markdown table; signatures and class names may have them."""
+    return text.replace("|", "\\|")

@@ -1,0 +1,170 @@
+"""Samples of masked, denoising and replaced-token models: their predictions and accuracy."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from torch import Tensor
+
+from polyhead.data.batching.collate import PairBatch
+from polyhead.introspect.attention_map import AttentionMap
+from polyhead.introspect.token_maps import pair_maps
+from polyhead.models import MaskedLM, Seq2Seq
+from polyhead.nn.device import to_model_device
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.run.run import Run
+from polyhead.tokenizers.display import spell_token
+from polyhead.train.samples.base import (
+    MAX_MAP_TOKENS,
+    MAX_MAPS,
+    collect_attention,
+    decode_readable,
+    greedy_tokens,
+    take_samples,
+    token_kinds,
+)
+from polyhead.train.tasks import seq2seq_common
+from polyhead.train.tasks.denoising import DenoisingTask
+from polyhead.train.tasks.masked import MaskedLMTask, masked_lm_features
+from polyhead.train.tasks.replaced_token_detection import ReplacedTokenDetectionTask
+from polyhead.viz.samples import Breakdown, Samples, break_down, group_by_length, group_by_name
+
+SHOWN_ROWS = 8
+SHOWN_ROW_TOKENS = 48  # shown tokens of a row
+
+
+@take_samples.register
+def masked_samples(task: MaskedLMTask, run: Run) -> Samples:
+    """The most likely token at each masked position, in the first validation rows."""
+    _, batch = next(iter(task.eval_batches(task.valid)))
+    batch = to_model_device(run.model, batch)
+    assert isinstance(run.model, MaskedLM)
+    has_label = batch.labels != IGNORE_INDEX
+    label_ids = batch.labels[has_label].tolist()
+    predicted_ids = greedy_tokens(run.model.head, masked_lm_features(run.model, batch))
+    output, reference = batch.tokens.clone(), batch.tokens.clone()
+    output[has_label], reference[has_label] = batch.tokens.new_tensor(predicted_ids), batch.labels[has_label]
+    examples = [
+        {
+            "source": decode_readable(run.tokenizer, batch.tokens[row, :SHOWN_ROW_TOKENS].tolist()),
+            "output": decode_readable(run.tokenizer, output[row, :SHOWN_ROW_TOKENS].tolist()),
+            "reference": decode_readable(run.tokenizer, reference[row, :SHOWN_ROW_TOKENS].tolist()),
+        }
+        for row in range(min(SHOWN_ROWS, len(batch.tokens)))
+    ]
+    texts = [decode_readable(run.tokenizer, row[: MAX_MAP_TOKENS - 4].tolist()) for row in reference[:3]]
+    return Samples(
+        description="Validation texts with the most likely token at each position to predict.",
+        columns=("Text with masks", "Output", "Text"),
+        examples=examples,
+        breakdowns=_break_down_accuracy(run, predicted_ids, label_ids),
+        attention=collect_attention(run, "self", *((text, None) for text in texts if text)),
+    )
+
+
+@take_samples.register
+def denoising_samples(task: DenoisingTask, run: Run) -> Samples:
+    """The most likely token at each target position, with teacher forcing."""
+    _, batch = next(iter(task.eval_batches(task.valid)))
+    assert isinstance(run.model, Seq2Seq)
+    batch = to_model_device(run.model, batch)
+    has_label = batch.labels != IGNORE_INDEX
+    predicted_ids = greedy_tokens(
+        run.model.head, seq2seq_common.seq2seq_features(run.model, batch)[has_label]
+    )
+    label_ids = batch.labels[has_label].tolist()
+    remaining, examples = iter(predicted_ids), []
+    for source, labels in zip(batch.source.tolist(), batch.labels.tolist(), strict=True):
+        reference = [label for label in labels if label != IGNORE_INDEX]
+        output = list(islice(remaining, len(reference)))
+        sides = (source[:SHOWN_ROW_TOKENS], output[:SHOWN_ROW_TOKENS], reference[:SHOWN_ROW_TOKENS])
+        names = ("source", "output", "reference")
+        examples.append(
+            {name: decode_readable(run.tokenizer, side) for name, side in zip(names, sides, strict=True)}
+        )
+    return Samples(
+        description="Corrupted validation texts with the most likely token at each position, given the "
+        "reference tokens before it.",
+        columns=("Damaged text", "Output", "To be written"),
+        examples=examples[:SHOWN_ROWS],
+        breakdowns=_break_down_accuracy(run, predicted_ids, label_ids),
+        attention=_collect_cross_attention(run, batch),
+    )
+
+
+def _collect_cross_attention(run: Run, batch: PairBatch) -> list[AttentionMap]:
+    """Cross-attention maps of the decoder with teacher forcing, for the first tokens of some rows."""
+    assert isinstance(run.model, Seq2Seq)
+    attention_maps = []
+    ignored_ids = (run.tokenizer.pad_id, run.tokenizer.eos_id, IGNORE_INDEX)
+    sides = zip(batch.source[:MAX_MAPS].tolist(), batch.labels[:MAX_MAPS].tolist(), strict=True)
+    for row in sides:
+        source, target = (
+            [token for token in side if token not in ignored_ids][:MAX_MAP_TOKENS] for side in row
+        )
+        maps = pair_maps(run.model, run.tokenizer, source, target, decode_readable(run.tokenizer, source))
+        if "cross" in maps and maps["cross"].weights.isfinite().all():
+            attention_maps.append(maps["cross"])
+    return attention_maps
+
+
+@take_samples.register
+def replaced_samples(task: ReplacedTokenDetectionTask, run: Run) -> Samples:
+    """The tokens that the encoder flags as replaced, in the first validation rows."""
+    tokens, flagged, replaced = task.detect_first_rows(run.model)
+    is_token = tokens >= 0
+    groups = group_by_name(
+        "replaced" if is_replaced else "the text's own" for is_replaced in replaced[is_token].tolist()
+    )
+    is_correct = (flagged == replaced)[is_token].tolist()
+    texts = [
+        decode_readable(run.tokenizer, [i for i in row[: MAX_MAP_TOKENS - 4].tolist() if i >= 0])
+        for row in tokens[:3]
+    ]
+    examples = [
+        {
+            "source": decode_readable(run.tokenizer, [i for i in row.tolist() if i >= 0]),
+            "output": _join_tokens(run, row[row_flagged]),
+            "reference": _join_tokens(run, row[row_replaced]),
+        }
+        for row, row_flagged, row_replaced in zip(
+            tokens[:SHOWN_ROWS, :SHOWN_ROW_TOKENS],
+            flagged[:SHOWN_ROWS, :SHOWN_ROW_TOKENS],
+            replaced[:SHOWN_ROWS, :SHOWN_ROW_TOKENS],
+            strict=True,
+        )
+    ]
+    return Samples(
+        description="Validation texts in which the generator has replaced tokens, and the tokens that "
+        "the encoder detects.",
+        columns=("Text with replaced tokens", "Found", "Replaced"),
+        examples=examples,
+        breakdowns=[
+            break_down(
+                "Accuracy (%)",
+                "class",
+                groups,
+                lambda indices: 100 * sum(is_correct[i] for i in indices) / len(indices),
+            )
+        ],
+        attention=collect_attention(run, "self", *((text, None) for text in texts if text)),
+    )
+
+
+def _join_tokens(run: Run, ids: Tensor) -> str:
+    return ", ".join(spell_token(run.tokenizer, i).strip() for i in ids.tolist() if i >= 0)
+
+
+def _break_down_accuracy(run: Run, predicted_ids: list[int], label_ids: list[int]) -> list[Breakdown]:
+    """Accuracy of the most likely token, by length and by kind of the label token."""
+    is_correct = [a == b for a, b in zip(predicted_ids, label_ids, strict=True)]
+
+    def accuracy(indices: list[int]) -> float:
+        return 100 * sum(is_correct[i] for i in indices) / len(indices)
+
+    lengths = [len(spell_token(run.tokenizer, token).strip()) for token in label_ids]
+    kinds = group_by_name(token_kinds(run.tokenizer, label_ids))
+    return [
+        break_down("Accuracy (%)", "length of the token in characters", group_by_length(lengths), accuracy),
+        break_down("Accuracy (%)", "kind of token", kinds, accuracy),
+    ]

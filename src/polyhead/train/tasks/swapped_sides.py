@@ -1,0 +1,92 @@
+"""Detect swapped sides of a parallel corpus, and language codes that do not match the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from polyhead.config.data_config import DataConfig
+from polyhead.core.errors import UserError
+from polyhead.data.readers.detect_language import (
+    Language,
+    describe_language,
+    detect_wrong_language,
+    sample_pairs,
+)
+from polyhead.data.readers.parallel_corpus import ParallelFiles
+from polyhead.tokenizers.scripts import script_of_language
+
+
+class SidePair(NamedTuple):
+    """A value for the source and one for the target."""
+
+    source: str
+    target: str
+
+
+def check_sides(data: DataConfig, corpora: Mapping[str, ParallelFiles]) -> list[str]:
+    """Raise a UserError if the sides of a split, or their language codes, are swapped.
+
+    Returns warnings of possible errors. ``corpora`` maps splits to corpora, and must have "train".
+    """
+    texts = sample_pairs(corpora["train"])
+    languages = describe_language(texts[0]), describe_language(texts[1])
+    warnings = _check_codes(data, corpora["train"], languages)
+    for split in ("valid", "test"):
+        if split in corpora and getattr(data, split):
+            warnings += _check_split(data, split, corpora, languages)
+    return warnings
+
+
+def _check_split(
+    data: DataConfig, split: str, corpora: Mapping[str, ParallelFiles], languages: tuple[Language, Language]
+) -> list[str]:
+    texts = sample_pairs(corpora[split])
+    reasons = SidePair(
+        detect_wrong_language(texts[0], *languages), detect_wrong_language(texts[1], *reversed(languages))
+    )
+    side_names, train_names = _side_names(corpora[split]), _side_names(corpora["train"])
+    if reasons.source and reasons.target:
+        names = getattr(data, split)
+        hint = f"; write data.{split}=[{','.join(reversed(names))}]" if len(names) == 2 else ""
+        raise UserError(
+            f"data.{split}: the sides are swapped: {side_names.source} is the source and has the language of the training target "
+            f"{train_names.target} ({reasons.source}), {side_names.target} that of the training source {train_names.source} ({reasons.target}){hint}"
+        )
+    sides = (("source", "target", reasons.source), ("target", "source", reasons.target))
+    return [
+        f"data.{split}: its {side}, {getattr(side_names, side)}, has the language of the training {other} ({reason}); is it the right file?"
+        for side, other, reason in sides
+        if reason
+    ]
+
+
+def _check_codes(data: DataConfig, corpus: ParallelFiles, languages: tuple[Language, Language]) -> list[str]:
+    """Check ``data.source_lang`` and ``data.target_lang`` against the scripts of the text."""
+    codes = SidePair(data.source_lang, data.target_lang)
+    code_scripts = SidePair(*map(script_of_language, codes))
+    text_scripts = SidePair(languages[0].script, languages[1].script)
+    names = _side_names(corpus)
+    if (
+        all(text_scripts)
+        and code_scripts == (text_scripts.target, text_scripts.source)
+        and text_scripts.source != text_scripts.target
+    ):
+        raise UserError(
+            f"data.source_lang is {codes.source} and data.target_lang is {codes.target}, but {names.source}, the source, is in "
+            f"{text_scripts.source} script and {names.target} in {text_scripts.target} script: swap the two codes, or the sides in data.train"
+        )
+    return [
+        f"data.{side}_lang is {getattr(codes, side)}, which is written in {getattr(code_scripts, side)} script; "
+        f"{getattr(names, side)} is in {getattr(text_scripts, side)} script"
+        for side in SidePair._fields
+        if getattr(code_scripts, side)
+        and getattr(text_scripts, side)
+        and getattr(code_scripts, side) != getattr(text_scripts, side)
+    ]
+
+
+def _side_names(corpus: ParallelFiles) -> SidePair:
+    if corpus.format == "parallel":
+        return SidePair(corpus.files[0].name, corpus.files[1].name)
+    return SidePair(f"column {corpus.source!r}", f"column {corpus.target!r}")

@@ -1,0 +1,192 @@
+"""Training state (model, optimizers, schedule, EMA, counters), and the choice of a run's final weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from polyhead.checkpoint import checkpoint
+from polyhead.checkpoint.optimizer_state_io import flatten_optimizer, unflatten_optimizer
+from polyhead.checkpoint.safetensors_io import check_tensors
+from polyhead.config.recipe import TrainConfig
+from polyhead.core.registry import OPTIMIZER, SCHEDULE
+from polyhead.nn.state import named_state
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from polyhead.train.ema import Ema, average, copy_into
+from polyhead.train.optim import set_rates
+from polyhead.train.precision import LossScale, resolve_precision
+from polyhead.train.progress import Progress
+from polyhead.train.schedule import Schedule
+from polyhead.train.signals import interrupt_on_signal
+from polyhead.train.trainable_parameters import prepare_trainable, scale_rates
+
+
+class TrainState:
+    """Model, optimizers, schedule, EMA and counters, saved and restored together."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, d_model: int, steps: int) -> None:
+        self.model, self.progress = model, Progress()
+        self.saved_best_step = 0  # ``best_step`` as stored in the newest checkpoint
+        prepare_trainable(model, config)
+        self.optimizers: list[Optimizer] = OPTIMIZER.build(config.optimizer, model, config.lr)
+        scale_rates(model, self.optimizers, config.lr_factors)
+        self.schedule: Schedule = SCHEDULE.build(config.schedule, d_model, steps)
+        self.ema = Ema(model, config.ema) if config.ema else None
+        self.device = next(model.parameters()).device
+        self.precision = resolve_precision(config.precision, self.device)
+        self.loss_scale = LossScale() if self.precision == "fp16" else None
+        set_rates(self.optimizers, 1.0)
+
+    def is_finite(self) -> bool:
+        """Whether all weights are finite. A weight that is NaN or infinite never becomes finite again."""
+        return all(bool(torch.isfinite(w).all()) for w in named_state(self.model).values())
+
+    def save(self, root: Path, extra: dict[str, str]) -> None:
+        """Write checkpoints/step-N. Tied weights are one parameter and are written once."""
+        tensors: dict[str, dict[str, Tensor]] = {"model": named_state(self.model)}
+        state: dict[str, Any] = {"progress": self.progress.to_json(), "optimizers": []}
+        for i, optimizer in enumerate(self.optimizers):
+            tensors[f"optimizer_{i}"], description = flatten_optimizer(optimizer.state_dict())
+            state["optimizers"].append(description)
+        if self.ema:
+            tensors["ema"] = self.ema.weights
+        if self.loss_scale:
+            state["loss_scale"] = self.loss_scale.to_json()
+        checkpoint.save_checkpoint(root, self.progress.step, tensors, state, extra=extra)
+        self.saved_best_step = self.progress.best_step
+
+    def restore(self, saved_checkpoint: checkpoint.Checkpoint) -> None:
+        """Continue from a checkpoint, bit for bit."""
+        weights = named_state(self.model)
+        check_tensors(saved_checkpoint.tensors["model"], weights, saved_checkpoint.path)
+        copy_into(self.model, saved_checkpoint.tensors["model"])
+        descriptions = saved_checkpoint.state["optimizers"]
+        for i, optimizer in enumerate(self.optimizers):
+            optimizer.load_state_dict(
+                unflatten_optimizer(saved_checkpoint.tensors[f"optimizer_{i}"], descriptions[i])
+            )
+        if self.ema:
+            check_tensors(saved_checkpoint.tensors["ema"], weights, saved_checkpoint.path)
+            self.ema.load(saved_checkpoint.tensors["ema"])
+        # absent if the run was saved in another precision
+        if self.loss_scale and "loss_scale" in saved_checkpoint.state:
+            self.loss_scale.load(saved_checkpoint.state["loss_scale"])
+        self.progress = Progress.from_json(saved_checkpoint.state["progress"])
+        self.saved_best_step = self.progress.best_step
+
+
+def periodic_checkpoints(steps: list[int], config: TrainConfig) -> list[int]:
+    """The checkpoints to average: the last ``average`` of those at multiples of ``save_every``.
+
+    Checkpoints in between, of a best evaluation or of an interruption, would give some parts of training a
+    double weight. Step 0 is left out, as it is untrained.
+    """
+    periodic = [step for step in steps if step and step % config.save_every == 0]
+    return periodic[-config.average :] if config.average else []
+
+
+def prune_checkpoints(training: TrainState, config: TrainConfig, checkpoints: Path) -> None:
+    """Delete all checkpoints except the ``keep`` newest, those to be averaged, and the best.
+
+    A new best step may not be saved yet, and may never be: the previous best stays until it is.
+    """
+    steps = checkpoint.list_steps(checkpoints)
+    oldest = min(periodic_checkpoints(steps, config), default=0)
+    n_to_average = sum(step >= oldest for step in steps) if config.average else 0
+    checkpoint.prune_steps(
+        checkpoints, max(config.keep, n_to_average), {training.progress.best_step, training.saved_best_step}
+    )
+
+
+class Candidate(NamedTuple):
+    """Candidate for the final weights of a run: one checkpoint, or the mean of several."""
+
+    name: str
+    steps: list[int]
+    group: str = "model"
+
+    def load(self, checkpoints: Path) -> Mapping[str, Tensor]:
+        """Read them from the checkpoints."""
+        states = [
+            checkpoint.read_checkpoint(checkpoints / f"step-{step}").tensors[self.group]
+            for step in self.steps
+        ]
+        return states[0] if len(states) == 1 else average(states)
+
+
+def list_candidates(training: TrainState, config: TrainConfig, checkpoints: Path) -> list[Candidate]:
+    """Candidates for the final weights: single checkpoints, then the averages of ``ema`` and ``average``.
+
+    Single checkpoints: the one of the best evaluation, or the last if no evaluation was finite. With ``ema``,
+    evaluations measure the moving average, so the last weights may be better than those at the best step;
+    they are a candidate as well.
+    """
+    progress = training.progress
+    best = progress.best_step or progress.step
+    steps = [best, progress.step] if training.ema and best != progress.step else [best]
+    candidates = [Candidate(f"checkpoint {step}", [step]) for step in steps]
+    if training.ema:
+        candidates.append(Candidate(f"EMA at step {best}", [best], "ema"))
+    if config.average:
+        saved_steps = [step for step in checkpoint.list_steps(checkpoints) if step <= progress.step]
+        averaged_steps = periodic_checkpoints(saved_steps, config)
+        if len(averaged_steps) > 1:
+            candidates.append(
+                Candidate(f"mean of the checkpoints {', '.join(map(str, averaged_steps))}", averaged_steps)
+            )
+    return candidates
+
+
+def load_final_weights(
+    training: TrainState,
+    config: TrainConfig,
+    checkpoints: Path,
+    measure: Callable[[], float],
+    ranks: ProcessGroup = SINGLE_PROCESS,
+) -> str:
+    """Load the final weights into the model on every rank; returns the candidate's name, and all metrics.
+
+    ``measure`` returns ``train.metric`` of the model's current weights on the validation text. An average is
+    chosen only if it is better than the single checkpoints.
+    """
+    with interrupt_on_signal():
+        records = ranks.on_rank0(
+            lambda: [candidate._asdict() for candidate in list_candidates(training, config, checkpoints)]
+        )
+    candidates = [Candidate(**candidate) for candidate in records]
+
+    def load_candidate(candidate: Candidate) -> None:
+        with interrupt_on_signal():
+            ranks.on_rank0(lambda: copy_into(training.model, candidate.load(checkpoints)))
+        # every rank must take part, so it is not interruptible
+        ranks.broadcast(named_state(training.model).values())
+
+    if len(candidates) == 1:
+        load_candidate(candidates[0])
+        return candidates[0].name
+    values = []
+    for candidate in candidates:
+        load_candidate(candidate)
+        with interrupt_on_signal():
+            values.append(measure())
+    best = max(range(len(candidates)), key=lambda i: (_sort_key(values[i], config.metric), -i))
+    load_candidate(candidates[best])
+    comparison = "; ".join(
+        f"{candidate.name}: {value:.4f}"
+        for candidate, value in zip(candidates, values, strict=True)
+        if candidate is not candidates[best]
+    )
+    return f"{candidates[best].name} ({config.metric} {values[best]:.4f}; {comparison})"
+
+
+def _sort_key(value: float, metric: str) -> float:
+    """The metric as a sort key: higher is better, and values that are not finite are last."""
+    if not math.isfinite(value):
+        return -math.inf
+    return -value if metric == "loss" else value

@@ -1,0 +1,175 @@
+"""Trainable parameters of a model: freezing, LoRA adapters, and learning rate factors by module."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from polyhead.config.config_sections import LoraConfig
+from polyhead.config.recipe import TrainConfig
+from polyhead.core.errors import UserError, did_you_mean
+from polyhead.core.i18n import tr
+from polyhead.models import Classifier
+from polyhead.nn.lora import LoraLinear
+
+
+def prepare_trainable(model: nn.Module, config: TrainConfig) -> None:
+    """Set the trainable parameters from the config: add LoRA adapters, freeze modules."""
+    if config.adapt:
+        add_lora(model, config.adapt, config.seed)
+    freeze(model, config.freeze)
+
+
+def add_lora(model: nn.Module, lora: LoraConfig, seed: int) -> None:
+    """Add a LoRA adapter to every Linear in ``lora.parts``; freeze all else except ``modules_to_save``.
+
+    A part may be the name of the Linear (``q_proj``), of a module that contains it (``cross``,
+    ``encoder.stack.layers.0``), or both (``attn.q_proj``). The same seed gives the same adapters.
+    """
+    # tied Linears are one module under several names, and share one adapter
+    modules = model.named_modules(remove_duplicate=False)
+    trained_modules = modules_to_save(model, lora)
+    linears = {
+        name: part
+        for name, part in modules
+        if type(part) is nn.Linear and not _is_under(name, trained_modules)
+    }
+    # layers with shared weights go by the name of the first, as for train.freeze
+    unique_names = {name for name, _ in model.named_modules()}
+    linear_names = [name for name in linears if name.rpartition(".")[0] in unique_names]
+    for part in lora.parts:
+        if not any(_is_within(part, name) for name in linear_names):
+            words = sorted({word for name in linears for word in name.split(".") if not word.isdecimal()})
+            hint = did_you_mean(part, words) or f"; there are: {', '.join(words) or 'none'}"
+            raise UserError(f"train.adapt.parts: no linear map of the model is called {part!r}{hint}")
+    chosen_ids = {id(linears[name]) for name in linears if any(_is_within(p, name) for p in lora.parts)}
+    linears = {name: part for name, part in linears.items() if id(part) in chosen_ids}
+    for name, linear in linears.items():
+        if lora.rank > (max_rank := min(linear.weight.shape)):
+            raise UserError(
+                f"train.adapt.rank: {lora.rank} is more than {name} has, a matrix of {linear.out_features} x "
+                f"{linear.in_features}; at most {max_rank}"
+            )
+    model.requires_grad_(False)
+    for name in trained_modules:
+        for parameter in select_parameters(model, name, "train.adapt.learn").values():
+            parameter.requires_grad_(True)
+    rng = torch.Generator().manual_seed(seed)
+    adapters: dict[int, LoraLinear] = {}
+    for name, linear in linears.items():
+        if id(linear) not in adapters:
+            adapters[id(linear)] = LoraLinear(
+                linear, lora.rank, alpha=lora.alpha, dropout=lora.dropout, generator=rng
+            )
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, adapters[id(linear)])
+
+
+def modules_to_save(model: nn.Module, lora: LoraConfig) -> tuple[str, ...]:
+    """Modules trained in full: ``lora.learn``, by default all modules of a classifier except its encoder."""
+    if lora.learn is not None:
+        return lora.learn
+    if not isinstance(model, Classifier):
+        return ()
+    return tuple(
+        name for name, part in model.named_children() if name != "encoder" and list(part.parameters())
+    )
+
+
+def check_new_weights(model: nn.Module, lora: LoraConfig, new_names: Iterable[str]) -> None:
+    """Raise a UserError if new weights (not in the run to start from) would stay random, untrained."""
+    trained_modules = modules_to_save(model, lora)
+    if untrained := [name for name in new_names if not _is_under(name, trained_modules)]:
+        parts = group_by_module(untrained, [name for name, _ in model.named_parameters()])
+        raise UserError(
+            f"train.adapt: {', '.join(parts)} is new and would never learn; name it: "
+            f"train.adapt.learn=[{', '.join([*trained_modules, *parts])}]"
+        )
+
+
+def group_by_module(names: Collection[str], all_names: Iterable[str]) -> list[str]:
+    """Names of weights, grouped: a module with no other weights is listed by the module's name."""
+    mixed_modules = {part for name in all_names if name not in names for part in _module_prefixes(name)}
+    return list(
+        dict.fromkeys(
+            next(part for part in _module_prefixes(name) if part not in mixed_modules) for name in names
+        )
+    )
+
+
+def _module_prefixes(name: str) -> list[str]:
+    """The names of the modules that contain a weight, outermost first, and of the weight itself."""
+    words = name.split(".")
+    return [".".join(words[: i + 1]) for i in range(len(words))]
+
+
+def parameter_summary(model: nn.Module) -> str:
+    """Number of parameters of a model, and of the trainable ones if not all are."""
+    total, trainable = (
+        sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable_only)
+        for trainable_only in (False, True)
+    )
+    if trainable < total:
+        return tr("{count:,} parameters, {learn:,} of them learn", count=total, learn=trainable)
+    return tr("{count:,} parameters", count=total)
+
+
+def freeze(model: nn.Module, parts: Iterable[str]) -> None:
+    """Freeze the parameters of some modules; a UserError for an unknown name."""
+    for part in parts:
+        for parameter in select_parameters(model, part, "train.freeze").values():
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError("train.freeze: nothing is left to learn")
+
+
+def scale_rates(model: nn.Module, optimizers: Iterable[Optimizer], factors: Mapping[str, float]) -> None:
+    """Scale the learning rates of some modules; where modules overlap, the longest name counts."""
+    factor_of: dict[int, float] = {}
+    for part in sorted(factors, key=len):
+        if not factors[part] > 0:
+            raise UserError(
+                f"train.lr_factors: {part} is {factors[part]}, wanted above 0; train.freeze keeps a part as it is"
+            )
+        parameters = select_parameters(model, part, "train.lr_factors").values()
+        if not any(parameter.requires_grad for parameter in parameters):
+            raise UserError(
+                f"train.lr_factors: nothing of {part} learns, as train.freeze or train.adapt has it, so a factor "
+                "changes nothing: leave one of them out"
+            )
+        factor_of |= {id(parameter): factors[part] for parameter in parameters}
+    for optimizer in optimizers if factor_of else ():
+        groups = optimizer.param_groups[:]
+        optimizer.param_groups.clear()
+        for group in groups:
+            for factor in sorted({factor_of.get(id(p), 1.0) for p in group["params"]}):
+                params = [p for p in group["params"] if factor_of.get(id(p), 1.0) == factor]
+                optimizer.param_groups.append({**group, "params": params, "lr": group["lr"] * factor})
+
+
+def select_parameters(model: nn.Module, part: str, key: str) -> dict[str, nn.Parameter]:
+    """Parameters under a module name, such as ``encoder.embedding`` or ``encoder.stack.layers.0``."""
+    all_params = dict(model.named_parameters())
+    selected_params = {
+        name: p for name, p in all_params.items() if name == part or name.startswith(f"{part}.")
+    }
+    if not selected_params:
+        prefixes = {
+            name.rsplit(".", n)[0] for name in all_params for n in range(name.count(".") + 1)
+        } | all_params.keys()
+        raise UserError(
+            f"{key}: no part of the model is called {part!r}{did_you_mean(part, sorted(prefixes))}"
+        )
+    return selected_params
+
+
+def _is_within(part: str, name: str) -> bool:
+    """Whether the dotted name ``part`` is a consecutive part of the dotted name ``name``."""
+    return f".{part}." in f".{name}."
+
+
+def _is_under(name: str, parts: Iterable[str]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in parts)

@@ -1,0 +1,265 @@
+"""The HTML page of one training run, from the files of its directory; neither model nor torch is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from polyhead.core.i18n import tr, translate_fact
+from polyhead.viz.attention_page import attention_section
+from polyhead.viz.eta_model import StepTime, compare_times, format_seconds, predict_time
+from polyhead.viz.html_page import PageSection, read_asset, render_html
+from polyhead.viz.run_record import COUNTERS, RunRecord, read_nll
+from polyhead.viz.samples_section import breakdown_section, examples_section
+from polyhead.viz.svg_charts import Curve, downsample, format_number
+from polyhead.viz.training_report import SMALL_CHARTS, headline_section, metric_curves, plot_figure
+
+STATE_TITLES = {
+    "training": "training",
+    "done": "done",
+    "stopped early": "stopped early",
+    "interrupted": "interrupted",
+    "failed": "failed",
+    "unknown": "not known",
+}
+LOSS_HELP = (
+    "The mean negative log-likelihood of a label, in nats, without label smoothing: training beside validation on one scale. "
+    "Training text is read with dropout and before the update that learns from it. Point at a curve to read its values."
+)
+# keys that are plotted elsewhere, or not useful as a curve
+_EXCLUDED_KEYS = ("loss", "nll", "ppl", "steps", "ms_per_step", "skipped", *COUNTERS)
+_METRIC_NAMES = {
+    "lr": "Learning rate",
+    "grad_norm": "Norm of the gradient",
+    "tokens_per_s": "Tokens / second",
+    "texts_per_s": "Texts / second",
+    "word_ppl": "Perplexity of a word",
+    "bits_per_char": "Bits per character",
+    "f1": "F1",
+    "mcc": "Matthews correlation",
+}
+
+
+class LiveVersion(NamedTuple):
+    """State of a live page: the version that it shows, and whether updates will follow."""
+
+    version: str
+    is_training: bool
+
+
+def render_run_page(record: RunRecord, live: LiveVersion | None = None) -> str:
+    """The document; with ``live`` it polls the server for updates while the run trains."""
+    samples = record.samples
+    sections = [
+        result_section(record),
+        loss_section([record]),
+        measures_section([record]),
+        plan_section(record),
+        examples_section(samples),
+        breakdown_section(samples),
+    ]
+    if samples.attention:
+        sections.append(attention_section(samples.attention))
+    sections.append(recipe_section(record))
+    return render_document(record.name, describe_progress(record), sections, live)
+
+
+def render_document(
+    title: str, lead: str, sections: Sequence[PageSection], live: LiveVersion | None = None
+) -> str:
+    """A page with the style and the script of reports."""
+    visible = [section for section in sections if section.body]
+    if live and visible:
+        marker = f'<i hidden data-version="{escape(live.version)}" data-training="{str(live.is_training).lower()}"></i>'
+        visible[0] = visible[0]._replace(body=marker + visible[0].body)
+    style, script = read_asset("report.css"), read_asset("report.js")
+    return render_html(title, lead, visible, style=style, script=script, allow_requests=live is not None)
+
+
+def describe_progress(record: RunRecord) -> str:
+    """One sentence about the state of the training."""
+    values = {"step": f"{record.step:,}", "steps": f"{record.steps:,}"}
+    return {
+        "training": tr("Training: step {step} of {steps}.", **values),
+        "done": tr("Training is done: {steps} steps.", **values),
+        "stopped early": tr(
+            "Training stopped early at step {step} of {steps}: progress had ended.", **values
+        ),
+        "interrupted": tr("Training was interrupted at step {step} of {steps}.", **values),
+        "failed": tr("Training failed at step {step} of {steps}.", **values),
+    }.get(record.state, tr("Step {step} of {steps}.", **values))
+
+
+def final_measures(record: RunRecord) -> dict[str, str]:
+    """The best validation loss and the last value of every other metric."""
+    measures: dict[str, str] = {}
+    losses = [
+        (value, int(row["step"])) for row in record.rows("valid") if (value := read_nll(row)) is not None
+    ]
+    if losses:
+        best, step = min(losses)
+        measures[tr("Best validation loss")] = format_number(best)
+        measures[tr("Best at step")] = format_number(step)
+    for key, name in measure_names(record.metrics, "valid").items():
+        last = [row[key] for row in record.rows("valid") if isinstance(row.get(key), int | float)][-1]
+        measures[name] = format_number(float(last))
+    return measures
+
+
+def result_section(record: RunRecord) -> PageSection:
+    """The main numbers, and the table of the README.md of the finished run, if there is one."""
+    tiles = {tr("State"): tr(STATE_TITLES.get(record.state, record.state))} | final_measures(record)
+    section = headline_section(tiles)
+    rows = facts_table(translate_facts(record.facts)) if record.facts else ""
+    return PageSection(tr("Result"), "", section.body + rows)
+
+
+def translate_facts(facts: Mapping[str, str]) -> dict[str, str]:
+    """The table of a run's README.md in the current language."""
+    return {translate_fact(name): translate_fact(value) for name, value in facts.items()}
+
+
+def facts_table(facts: Mapping[str, str]) -> str:
+    """Names and values, one per line."""
+    items = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in facts.items())
+    return f'<dl class="facts">{items}</dl>'
+
+
+def loss_section(records: Sequence[RunRecord]) -> PageSection:
+    """Training and validation loss without smoothing; for several runs, one chart each."""
+    if len(records) == 1:
+        curves = [
+            Curve(tr(name), points) for split, name in (("train", "training"), ("valid", "validation"))
+            if (points := loss_points(records[0], split))
+        ]  # fmt: skip
+        return PageSection(tr("Loss"), tr(LOSS_HELP), large_chart(tr("Loss"), curves))
+    body = ""
+    for split, title in (("valid", "Validation loss"), ("train", "Training loss")):
+        body += large_chart(tr(title), [Curve(r.name, p) for r in records if (p := loss_points(r, split))])
+    return PageSection(tr("Loss"), tr(LOSS_HELP), body)
+
+
+def loss_points(record: RunRecord, split: str) -> list[tuple[float, float]]:
+    """The loss without smoothing, by step."""
+    rows = record.rows(split)
+    return downsample([(float(row["step"]), value) for row in rows if (value := read_nll(row)) is not None])
+
+
+def large_chart(title: str, curves: Sequence[Curve]) -> str:
+    """A chart for wide and for narrow screens."""
+    return plot_figure(title, curves, (860, 320), (380, 260), x_label=tr("step")) if curves else ""
+
+
+def measure_names(metrics: Iterable[Mapping[str, Any]], split: str | None = None) -> dict[str, str]:
+    """{key: name} of the metrics that are numbers and have their own chart."""
+    keys = {
+        key: None
+        for row in metrics
+        if split in (None, row.get("split"))
+        for key, value in row.items()
+        if key not in _EXCLUDED_KEYS and isinstance(value, int | float)
+    }
+    return {key: measure_name(key) for key in keys}
+
+
+def measure_name(key: str) -> str:
+    """The display name of a metric."""
+    if key.startswith("f1_"):
+        return tr("F1 of {label}", label=key.removeprefix("f1_"))
+    return tr((SMALL_CHARTS | _METRIC_NAMES).get(key, key))
+
+
+def add_learning_speed(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows with the speed of training alone: the logged speed includes evaluations and checkpoints."""
+    adjusted, previous = [], {"step": 0, "seconds": 0.0}
+    for row in rows:
+        if row.get("split", "train") == "train" and isinstance(row.get("seconds"), int | float):
+            steps, seconds = row["step"] - previous["step"], row["seconds"] - previous["seconds"]
+            keys = [key for key in ("tokens_per_s", "texts_per_s") if isinstance(row.get(key), int | float)]
+            if seconds > 0:
+                elapsed = steps * row["ms_per_step"] / 1e3
+                row = {**row, **{key: row[key] * elapsed / seconds for key in keys}}
+            previous = {"step": row["step"], "seconds": row["seconds"]}
+        adjusted.append(row)
+    return adjusted
+
+
+def measures_section(records: Sequence[RunRecord]) -> PageSection:
+    """Learning rate, speed and all other metrics, one small chart each."""
+    titles: dict[str, str] = {}
+    metrics = {record.name: add_learning_speed(record.metrics) for record in records}
+    for rows in metrics.values():
+        titles |= measure_names(rows)
+    body = ""
+    for key, name in titles.items():
+        if len(records) == 1:
+            curves = [Curve(tr(c.name), c.points) for c in metric_curves(metrics[records[0].name], key)]
+        else:
+            curves = [
+                Curve(name, c.points) for name, rows in metrics.items() for c in metric_curves(rows, key)[-1:]
+            ]
+        if curves:
+            body += plot_figure(name, curves, (310, 190), from_zero=all(y >= 0 for c in curves for _, y in c.points),
+                         x_label=tr("step"))  # fmt: skip
+    heading = tr("Measures, learning rate and speed")
+    return PageSection(heading, "", f'<div class="small">{body}</div>' if body else "")
+
+
+def plan_section(record: RunRecord) -> PageSection:
+    """The time predicted from the first steps, and the actual time."""
+    timeline = [
+        (float(row["step"]), float(row["seconds"])) for row in record.rows("train") if "seconds" in row
+    ]
+    if not timeline:
+        return PageSection("", "", "")
+    step_times = [StepTime(int(step), seconds) for step, seconds in timeline]
+    predicted = predict_time(step_times, record.steps)
+    evaluations = sum(float(row.get("seconds") or 0) for row in record.rows("valid"))
+    facts = {
+        tr("Steps"): tr("{done} of {planned}", done=f"{record.step:,}", planned=f"{record.steps:,}"),
+        tr("Time of learning so far"): format_seconds(timeline[-1][1]),
+        tr("Time of evaluations"): format_seconds(evaluations),
+    }
+    curves = [Curve(tr("actual"), downsample([(0.0, 0.0), *timeline]))]
+    if predicted:
+        facts[tr("Predicted for all steps")] = tr(
+            "{time} (at step {step})", time=format_seconds(predicted.seconds), step=f"{predicted.step:,}"
+        )
+        curves.append(Curve(tr("predicted"), [(0.0, 0.0), (float(record.steps), predicted.seconds)]))
+        if record.step < record.steps and record.state == "training":
+            remaining = max(0.0, predicted.seconds - timeline[-1][1])
+            facts[tr("Time left by that prediction")] = format_seconds(remaining)
+        elif comparison := compare_times(step_times, record.step, timeline[-1][1]):
+            facts[tr("Difference")] = f"{comparison[1]:+.0%}"
+    lead = tr(
+        "The time of learning, evaluations left out, beside what the speed of the first steps predicted."
+    )
+    chart = plot_figure(
+        tr("Seconds of learning"), curves, (860, 260), (380, 230), from_zero=True, x_label=tr("step")
+    )
+    return PageSection(
+        tr("Plan against actual"), lead, facts_table({k: v for k, v in facts.items() if v}) + chart
+    )
+
+
+def recipe_section(record: RunRecord) -> PageSection:
+    """All keys of the recipe, collapsed."""
+    keys = flatten_tree(record.recipe)
+    if not keys:
+        return PageSection("", "", "")
+    summary = escape(tr("All keys of the recipe"))
+    return PageSection(
+        tr("Recipe"), "", f"<details><summary>{summary}</summary>{facts_table(keys)}</details>"
+    )
+
+
+def flatten_tree(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted keys and their values as text; unset values are left out."""
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten_tree(value, f"{prefix}{key}.")
+        elif value is not None and value != []:
+            flat[f"{prefix}{key}"] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return flat

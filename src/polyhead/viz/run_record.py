@@ -1,0 +1,141 @@
+"""Read the training record of a run directory: metrics, recipe, final measures, report.json; no model."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyhead.config import yaml_io
+from polyhead.core.errors import UserError
+from polyhead.core.output_paths import did_you_mean_path
+from polyhead.core.process_liveness import is_process_alive
+from polyhead.viz.samples import Samples
+
+METRICS, REPORT, PAGE = "metrics.jsonl", "report.json", "report.html"
+COUNTERS = ("step", "epoch", "seconds", "best", "split")  # columns of a row that are not metrics
+_ROW = re.compile(r"\| (.*?) \| (.*) \|")
+
+
+class RunRecord(NamedTuple):
+    """The record of one training run, finished or not."""
+
+    directory: Path
+    name: str
+    metrics: list[dict[str, Any]]  # the rows of metrics.jsonl
+    recipe: Mapping[str, Any]  # recipe.yaml, empty if there is none
+    facts: Mapping[str, str]  # the table of the final README.md, empty before the end
+    report: Mapping[str, Any]  # report.json, empty for runs of older versions
+    is_training: bool  # whether a process is training the run now
+
+    @property
+    def samples(self) -> Samples:
+        """Outputs of the model at the last evaluation."""
+        return Samples.from_json(self.report.get("samples") or {})
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged."""
+        return max((int(row["step"]) for row in self.metrics), default=0)
+
+    @property
+    def steps(self) -> int:
+        """The planned number of steps."""
+        return max((int(row["steps"]) for row in self.metrics if "steps" in row), default=self.step)
+
+    @property
+    def state(self) -> str:
+        """training, done, stopped early, interrupted or failed; "unknown" for a run without report.json."""
+        if self.is_training:
+            return "training"
+        saved = str(self.report.get("state", "unknown"))
+        return "interrupted" if saved == "training" else saved  # its process was killed
+
+    def rows(self, split: str) -> list[dict[str, Any]]:
+        """The rows of train or valid."""
+        return [row for row in self.metrics if row.get("split", "train") == split]
+
+
+def read_run(directory: str | Path) -> RunRecord:
+    """Read a run directory; a UserError if it contains no metrics."""
+    directory = Path(directory)
+    if not (directory / METRICS).is_file():
+        expected = f"wanted a directory that polyhead train wrote, with {METRICS} in it"
+        problem = "is a file" if directory.is_file() else "holds no training"
+        if not directory.exists():
+            problem, expected = (
+                "is not there",
+                f"{expected}{did_you_mean_path(directory, '*/', [Path('runs')])}",
+            )
+        raise UserError(f"{directory} {problem}; {expected}")
+    recipe = directory / "recipe.yaml"
+    return RunRecord(
+        directory,
+        directory.resolve().name,
+        read_metrics(directory / METRICS),
+        yaml_io.read_yaml(recipe) if recipe.is_file() else {},
+        read_facts(directory / "README.md"),
+        read_report(directory),
+        is_training(directory),
+    )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; an incomplete last line, from a killed process, is left out."""
+    if not path.is_file():
+        return []
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    try:
+        rows = [json.loads(line) for line in lines]
+        if all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+            return rows
+    except ValueError:
+        pass
+    raise UserError(f"{path} is damaged: not every line is an object with a step; move it away to go on")
+
+
+def read_facts(path: Path) -> dict[str, str]:
+    """The table of a run's README.md: measure and value."""
+    if not path.is_file():
+        return {}
+    rows = [_ROW.fullmatch(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    facts = dict([text.replace("\\|", "|") for text in row.groups()] for row in rows if row)
+    return {name: value for name, value in facts.items() if name not in ("measure", "---")}
+
+
+def read_report(directory: Path) -> dict[str, Any]:
+    """The content of report.json; empty if it is missing or unreadable: the page does not require it."""
+    try:
+        report = json.loads((directory / REPORT).read_text(encoding="utf-8"))
+        Samples.from_json(report.get("samples") or {})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+    return dict(report)
+
+
+def is_training(directory: Path) -> bool:
+    """Whether the process that holds the lock of the run is alive; assumed for a lock of another machine."""
+    try:
+        lock = json.loads((directory / "run.lock").read_text(encoding="utf-8"))
+        return bool(
+            lock["host"] != socket.gethostname() or is_process_alive(int(lock["pid"]), int(lock["start"]))
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def read_nll(row: Mapping[str, Any]) -> float | None:
+    """The negative log-likelihood per label, without smoothing; None if it was not finite.
+
+    ``loss`` is the training objective, which may be smoothed, distilled or summed with another. Rows without
+    ``nll``, of older versions, have it as the logarithm of the perplexity.
+    """
+    if isinstance(row.get("nll"), int | float):
+        return float(row["nll"])
+    if isinstance(row.get("ppl"), int | float) and row["ppl"] > 0:
+        return math.log(row["ppl"])
+    return float(row["loss"]) if isinstance(row.get("loss"), int | float) else None

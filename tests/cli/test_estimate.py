@@ -1,0 +1,118 @@
+"""``polyhead plan`` from the shell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyhead.cli import main
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "multi30k-en-de.yaml"
+
+
+def test_a_preset_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            [
+                "plan",
+                "gpt2",
+                "model.n_kv_heads=4",
+                "--rows",
+                "2",
+                "--length",
+                "64",
+                "--context",
+                "64",
+                "--no-probe",
+                "--json",
+            ]
+        )
+        == 0
+    )
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["name"] == "gpt2"
+    assert tree["largest"] == {"rows": 2, "length": 64, "source": 0, "label_count": None}
+    # layers, keys and values, heads, their width, bytes
+    assert tree["decoding"]["heads"]["4"] == 12 * 2 * 4 * 64 * 4
+
+
+def test_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            [
+                "plan",
+                "tiny",
+                "--no-probe",
+                "--length",
+                "32",
+                "--context",
+                "16",
+                "--data-parallel",
+                "8",
+                "--bandwidth",
+                "1",
+            ]
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "floating-point operations" not in out, "formulas are behind --details"
+    assert main(["plan", "tiny", "--no-probe", "--length", "32", "--context", "16", "--details"]) == 0
+    assert "floating-point operations" in capsys.readouterr().out
+    assert "data parallel" in out and "trainings here share out the data alone" in out
+
+
+def test_a_recipe_without_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(
+        "data: {train: [a.en, a.de], valid: [b.en, b.de]}\nmodel: {preset: tiny}\ntrain: {steps: 9}\n"
+    )
+    assert main(["plan", "mine.yaml", "train.steps=11", "--no-probe"]) == 0
+    out = capsys.readouterr().out
+    assert "a.en, a.de, b.en, b.de: not found" in out
+    assert "quality: not known without the text" in out
+    assert main(["plan", "mine.yaml", "train.steps=11", "--no-probe", "--details"]) == 0
+    assert "in 11 updates" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bert-bse"], "did you mean 'bert-base'?"),
+        (["gpt2", "model.d_modl=3"], "did you mean 'd_model'?"),
+        (["gpt2", "train.lr=3"], "a preset is a model alone"),
+        (["none.yaml"], "no such file"),
+        (["tiny", "--tensor-parallel", "3", "--no-probe"], "does not divide n_heads (4): one of 1, 2, 4"),
+        (["tiny", "--length", "5000", "--no-probe"], "more than max_len"),
+        (["tiny", "model.n_heads=3", "--no-probe"], "d_model"),
+        ([str(RECIPE), "train.freeze=[encoder_embeding]", "--no-probe"], "did you mean 'encoder_embedding'"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_of_a_run_the_recipe_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe.yaml").write_text("data: {}\n")
+    assert main(["plan", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith(f"not a recipe; did you mean '{tmp_path}/recipe.yaml'?\n")
+
+
+def test_what_is_no_design_is_told_what_to_do(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(tiny)]) == 2
+    assert f"is a run without a recipe, which says nothing of training; polyhead sizes {tiny} counts" in (
+        capsys.readouterr().err
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("")
+    assert main(["plan", "mine"]) == 2
+    assert "neither a recipe nor a preset; did you mean 'mine.yaml'?" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""A checkpoint's way of conversing is read from its template's text, kept by a run, and written back."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import transformers
+
+from polyhead.cli import main
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.run.load import load
+
+PUBLISHED = runpy.run_path(str(Path(__file__).parents[1] / "chat/published_chats.py"))["PUBLISHED"]
+TALK = [{"role": "user", "content": "the king </s> <|im_end|>"}, {"role": "assistant", "content": "a dog"}]
+ASKED = [*TALK, {"role": "user", "content": "went to sea"}]
+SIZES = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def checkpoint(tmp_path, request):
+    """A small Llama with the tokens of ChatML, as transformers saves it."""
+    make = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["make"]
+    where = tmp_path / "llama"
+    model = make(where, "LlamaConfig", vocab_size=302, **SIZES)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(where)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = PUBLISHED["qwen2"]
+    tokenizer.save_pretrained(where)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    model.generation_config.eos_token_id = [2, end]
+    model.generation_config.save_pretrained(where)
+    return where
+
+
+def in_config(where, template):
+    """The template where older versions wrote it."""
+    (where / "chat_template.jinja").unlink(missing_ok=True)
+    path = where / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+
+
+def test_the_format_is_found_kept_and_written_back(checkpoint, tmp_path):
+    wanted = Choice("chatml", system="You are a helpful assistant.", bos=False, thinks=False)
+    assert (checkpoint / "chat_template.jinja").exists()
+    assert load(checkpoint).generation.chat == wanted
+    assert main(["import", str(checkpoint), str(tmp_path / "run")]) == 0
+    run = load(tmp_path / "run")
+    assert run.generation.chat == wanted
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "back")]) == 0
+    ends = json.loads((tmp_path / "back/generation_config.json").read_text())["eos_token_id"]
+    assert ends == [run.tokenizer.eos_id, run.tokenizer.token_to_id("<|im_end|>")]
+    reference = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    honest = [one | {"content": "a dog"} for one in ASKED]
+    for where in ("run", "back"):
+        written = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / where)
+        for talk, answer in ((honest, True), (honest[:2], False)):
+            rest = {"add_generation_prompt": answer, "return_dict": False}
+            assert written.apply_chat_template(talk, **rest) == reference.apply_chat_template(talk, **rest)
+    assert load(tmp_path / "back").generation.chat == wanted
+
+
+def test_templates_of_older_versions_are_found_too(checkpoint):
+    in_config(checkpoint, PUBLISHED["zephyr"])
+    assert load(checkpoint).generation.chat == Choice("zephyr")
+    in_config(
+        checkpoint,
+        [
+            {"name": "tool_use", "template": PUBLISHED["zephyr"]},
+            {"name": "default", "template": PUBLISHED["llama2"]},
+        ],
+    )
+    assert load(checkpoint).generation.chat == Choice("llama2")
+
+
+@pytest.mark.acceptance("F4")
+def test_what_is_not_known_is_no_obstacle_and_never_run(checkpoint):
+    for template in ("{{ cycler.__init__.__globals__.os.system('touch evil') }}", 7, [], [1], "{% for"):
+        in_config(checkpoint, template)
+        run = load(checkpoint)
+        assert run.generation.chat is None
+        with pytest.raises(UserError, match="name it with --chat"):
+            run.chat(ASKED)
+        assert isinstance(run.chat(ASKED, chat="chatml", max_new_tokens=3), str)
+    (checkpoint / "chat_template.jinja").write_text("x" * (1 << 21))
+    with pytest.raises(UserError, match=r"chat_template.jinja has 2,097,152 bytes"):
+        load(checkpoint)

@@ -1,0 +1,162 @@
+"""Products by oneDNN while a model learns: the numbers of torch, and only where torch's are slow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyhead.kernels import cpu_features
+from polyhead.kernels.onednn_matmul import OneDnnMatmul, mkl_without_avx512, onednn_matmuls
+from polyhead.train.precision import autocast
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+class Calls(TorchDispatchMode):
+    """Counts what torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counted[str(func)] += 1
+        if func is torch.ops.mkldnn._linear_pointwise.default:  # nothing else is fast
+            assert all(side.is_contiguous() or side.T.is_contiguous() for side in args[:2])
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def wide(self) -> int:
+        """Products by oneDNN."""
+        return self.counted["mkldnn._linear_pointwise.default"]
+
+
+PRODUCTS: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...]]] = {
+    "linear": (F.linear, (256, 64), (96, 64)),
+    "linear of three axes": (F.linear, (4, 64, 64), (96, 64)),
+    "matrices": (lambda a, b: a @ b, (256, 64), (64, 96)),
+    "matmul": (torch.matmul, (256, 64), (64, 96)),
+    "left side turned": (lambda a, b: a.T @ b, (64, 256), (64, 96)),
+    "both turned": (lambda a, b: a.T @ b.T, (64, 256), (96, 64)),
+    "every second row": (lambda a, b: a[::2] @ b, (512, 64), (64, 96)),
+    "a part of the columns": (lambda a, b: F.linear(a[:, 8:72], b), (256, 80), (96, 64)),
+    "a part of the outputs": (lambda a, b: a @ b[:, :96], (256, 64), (64, 128)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_and_their_gradients_are_those_of_torch(name: str) -> None:
+    product, first, second = PRODUCTS[name]
+    drawn = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(shape, generator=drawn, requires_grad=True) for shape in (first, second))
+    exact = product(a.double(), b.double())
+    weights = torch.randn(exact.shape, generator=drawn)
+    wanted = torch.autograd.grad((exact * weights.double()).sum(), (a, b))
+    with Calls() as calls:
+        with OneDnnMatmul():
+            out = product(a, b)
+        found = torch.autograd.grad((out * weights).sum(), (a, b))
+    assert calls.wide == 3
+    torch.testing.assert_close(out, exact.float(), rtol=1e-5, atol=1e-4)
+    for own, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-4)
+
+
+def test_the_bias_learns_too_and_what_is_frozen_costs_nothing() -> None:
+    x, weight = torch.randn(512, 64), torch.randn(128, 64)
+    bias = torch.randn(128, requires_grad=True)
+    with Calls() as calls, OneDnnMatmul():
+        out = F.linear(x, weight, bias)
+        out.sum().backward()  # a gradient of ones that lie in one place
+    assert calls.wide == 1
+    torch.testing.assert_close(out, torch.addmm(bias, x, weight.T), rtol=1e-5, atol=1e-4)
+    assert bias.grad is not None and torch.equal(bias.grad, torch.full((128,), 512.0))
+
+
+def test_gradients_of_ones_that_lie_in_one_place() -> None:
+    x, weight = torch.randn(512, 64, requires_grad=True), torch.randn(128, 64, requires_grad=True)
+    with OneDnnMatmul():
+        F.linear(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(512, 64), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(128, 64), rtol=1e-5, atol=1e-4)
+
+
+def test_gradients_have_gradients() -> None:
+    """As a penalty on the length of gradients wants."""
+    x, weight = torch.randn(512, 64), torch.randn(128, 64)
+
+    def second(mode: Any) -> tuple[Tensor, ...]:
+        a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        with mode:
+            slope = torch.autograd.grad(F.linear(a, b).square().sum(), (a, b), create_graph=True)
+        return torch.autograd.grad(sum(one.square().sum() for one in slope), (a, b))  # type: ignore[arg-type]
+
+    for own, other in zip(second(OneDnnMatmul()), second(nullcontext()), strict=True):
+        assert (own - other).norm() < 1e-5 * other.norm()
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (torch.randn(16, 16), torch.randn(16, 16)),
+        (torch.randn(512, 64).double(), torch.randn(64, 128).double()),
+        (torch.randn(512, 64).bfloat16(), torch.randn(64, 128).bfloat16()),
+        (torch.randn(4, 128, 64), torch.randn(4, 64, 128)),
+        (torch.randn(2**20), torch.randn(2**20)),
+        (torch.empty(512, 64, device="meta"), torch.empty(64, 128, device="meta")),
+    ],
+    ids=["small", "fp64", "bf16", "batches", "vectors", "no numbers"],
+)
+def test_other_products_stay_torchs(a: Tensor, b: Tensor) -> None:
+    with Calls() as calls, OneDnnMatmul():
+        a @ b
+    assert calls.wide == 0
+
+
+def test_any_other_form_of_a_product_is_torchs() -> None:
+    (a, b), out = torch.randn(2, 1024, 1024).unbind(), torch.zeros(1024, 1024)
+    with Calls() as calls, OneDnnMatmul():
+        torch.matmul(a, b, out=out)
+        named = torch.matmul(a, other=b), F.linear(input=a, weight=b.T)
+        vectors = F.linear(a[0], b.T), F.linear(a, b[:, 0])
+    assert calls.wide == 0
+    for one in (out, *named):
+        torch.testing.assert_close(one, a @ b)
+    for one, whole in zip(vectors, ((a @ b)[0], (a @ b)[:, 0]), strict=True):
+        torch.testing.assert_close(one, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_autocast_goes_before() -> None:
+    x, weight = torch.randn(512, 64), torch.randn(128, 64)
+    with Calls() as calls, torch.autocast("cpu", torch.bfloat16), OneDnnMatmul():
+        assert F.linear(x, weight).dtype is torch.bfloat16
+    assert calls.wide == 0
+
+
+@pytest.mark.parametrize(
+    ("vendor", "known", "wanted"),
+    [
+        ("AuthenticAMD", "fma avx2 avx512f avx512_bf16", True),
+        ("AuthenticAMD", "fma avx2", False),
+        ("GenuineIntel", "fma avx2 avx512f", False),
+    ],
+)
+def test_where_it_is_done(vendor: str, known: str, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_features, "cpu_info", lambda: {"vendor_id": vendor, "flags": known})
+    assert mkl_without_avx512() is wanted
+    x, weight = torch.randn(512, 64), torch.randn(128, 64)
+    for mode in (onednn_matmuls(), autocast("fp32", torch.device("cpu"))):
+        with Calls() as calls, mode:
+            F.linear(x, weight)
+        assert calls.wide == wanted
+    with Calls() as calls, autocast("fp32", torch.device("cuda")):
+        F.linear(x, weight)
+    assert calls.wide == 0

@@ -1,0 +1,411 @@
+"""Vectors, classes, hidden words, likelihoods and tokens are those of the run; what does not fit is refused, not cut."""
+
+from __future__ import annotations
+
+import base64
+import threading
+
+import numpy as np
+import openai
+import pytest
+import torch
+from tests.serve.conftest import living, make
+
+from polyhead.config.recipe import Recipe
+from polyhead.run.run_ensemble import ensemble_runs
+from polyhead.serve.http.limits import Limits
+from polyhead.serve.http.routes import ROUTES
+
+TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs", ""]
+LONG = "dogs bark " * 60
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "max", "last"])
+def test_embeddings(services, pooling):
+    for kind in ("encoder", "classifier", "decoder"):
+        live = services[kind]
+        wanted = live.run.embed(TEXTS, pooling=pooling).numpy()
+        answer = live.ask("/v1/embeddings", {"input": TEXTS, "pooling": pooling, "dimensions": 16}).json()
+        assert [one["index"] for one in answer["data"]] == list(range(len(TEXTS)))
+        np.testing.assert_allclose([one["embedding"] for one in answer["data"]], wanted, atol=1e-6)
+        packed = live.ask(
+            "/v1/embeddings", {"input": TEXTS, "pooling": pooling, "encoding_format": "base64"}
+        ).json()
+        found = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in packed["data"]]
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+        special = 1 if kind == "decoder" else 2
+        assert answer["usage"]["prompt_tokens"] == sum(
+            len(ids) + special for ids in live.run.tokenizer.encode(TEXTS)
+        )
+
+
+def naive(run, rows):
+    """The mean of the vectors that the encoder makes of each row, read alone."""
+    with torch.inference_mode():
+        return [run.model.encoder(torch.tensor([row]))[0].double().mean(0).tolist() for row in rows]
+
+
+def test_embeddings_of_token_ids(services):
+    for kind in ("encoder", "classifier", "decoder"):
+        live, run = services[kind], services[kind].run
+        t, texts = run.tokenizer, TEXTS[:-1]
+        ids = t.encode(texts)
+        odd = [t.unk_id, 17, 17, t.vocab_size - 1]  # that no text gives
+        around = ([], [t.eos_id]) if kind == "decoder" else ([t.bos_id], [t.eos_id])
+        for given, wanted in (
+            (ids, ids), (ids[0], ids[:1]), ([ids[1]], ids[1:2]), (odd, [odd]), ([odd, ids[2]], [odd, ids[2]]),
+        ):  # fmt: skip
+            body = {"input": given, "pooling": "mean"}
+            answer = live.ask("/v1/embeddings", body).json()
+            rows = [[*around[0], *row, *around[1]] for row in wanted]
+            found = [one["embedding"] for one in answer["data"]]
+            np.testing.assert_allclose(found, naive(run, rows), atol=1e-5)
+            tokens = sum(map(len, rows))
+            assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+        as_texts = live.ask("/v1/embeddings", {"input": texts}).json()
+        assert live.ask("/v1/embeddings", {"input": ids}).json()["usage"] == as_texts["usage"]
+    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+    found = client.embeddings.create(model="tiny", input=ids).data
+    for vector, wanted in zip(found, naive(run, [[*row, t.eos_id] for row in ids]), strict=True):
+        assert vector.embedding == pytest.approx(wanted, abs=1e-5)
+
+
+def test_token_ids_stand_behind_a_prompt_and_are_bounded_as_texts_are(serving):
+    run = make("encoder")
+    run.generation = run.generation.model_copy(update={"max_text_len": 12, "pool_prompt": False})
+    t, path = run.tokenizer, "/v1/embeddings"
+    ids, before = t.encode(["two dogs bark"])[0], t.encode(["dogs: "])[0]
+    with serving(run, limits=Limits(chars=40, batch=3)) as live:
+        (told,) = live.ask(path, {"input": ids, "prompt": "dogs: ", "truncate": True}).json()["data"]
+        row = [*[t.bos_id, *before, *ids][:11], t.eos_id]
+        with torch.inference_mode():
+            wanted = run.model.encoder(torch.tensor([row]))[0, 1 + len(before) :].mean(0)
+        assert told["embedding"] == pytest.approx(wanted.tolist(), abs=1e-5)
+        assert live.ask(path, {"input": [5] * 10}).json()["usage"]["prompt_tokens"] == 12
+        most = t.vocab_size - 1
+        for given, code, said in (
+            ([5] * 11, "context_length_exceeded", "text 1 has more tokens than this model reads (12"),
+            ([[5], [5] * 11], "context_length_exceeded", "text 2 has more tokens than this model reads (12"),
+            ([5] * 41, "text_too_long", "input has a text of 41 tokens; this service takes 40"),
+            ([[5]] * 4, "too_many_texts", "input has 4 texts; this service takes 3 at once"),
+            ([5, most + 1], "invalid_value", f"input: there is no token {most + 1}; this model knows 0 to {most}"),
+            ([[5], [-1]], "invalid_value", "input: there is no token -1"),
+            ([], "invalid_value", "is not a text, a list of texts, a list of token ids"),
+            ([[]], "invalid_value", "is not a text"), ([1.5], "invalid_value", "is not a text"),
+            ([True], "invalid_value", "is not a text"), ([[[5]]], "invalid_value", "is not a text"),
+        ):  # fmt: skip
+            answer = live.ask(path, {"input": given})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, code, "input"), given
+            assert said in error["message"]
+        cut = live.ask(path, {"input": [*[5] * 10, 9, 9], "truncate": True}).json()
+        plain = live.ask(path, {"input": [5] * 10}).json()
+        assert cut["usage"]["prompt_tokens"] == 12 and cut["data"] == plain["data"]
+
+
+def test_embeddings_behind_a_prompt_and_as_far_as_texts_are_read(serving):
+    run = make("encoder")
+    own = {"prompts": {"query": "two dogs: ", "page": ""}, "prompt": "query", "max_text_len": 12}
+    run.generation = run.generation.model_copy(update=own)
+    with serving(run) as live:
+        told = live.ask("/v1/models").json()["data"][0]["polyhead"]
+        assert {name: told[name] for name in own} == own
+        for body, before in (
+            ({}, "two dogs: "),
+            ({"prompt": "page"}, ""),
+            ({"prompt": ""}, ""),
+            ({"prompt": "a ."}, "a ."),
+        ):
+            answer = live.ask("/v1/embeddings", {"input": TEXTS[:2], "truncate": True, **body}).json()
+            wanted = run.embed([before + text for text in TEXTS[:2]], prompt="")
+            found = [one["embedding"] for one in answer["data"]]
+            np.testing.assert_allclose(found, wanted.numpy(), atol=1e-6)
+            lengths = [min(12, len(ids) + 2) for ids in run.tokenizer.encode([before + t for t in TEXTS[:2]])]
+            assert answer["usage"]["prompt_tokens"] == sum(lengths)
+        for body, said in (
+            (
+                {"input": "dogs bark " * 8},
+                "text 1 has more tokens than this model reads (12, special ones counted)",
+            ),
+            ({"input": "dogs", "prompt": "pagge"}, "unknown prompt 'pagge'; did you mean 'page'?"),
+            ({"input": "dogs", "prompt": None}, "prompt: null is not text"),
+        ):
+            refused = live.ask("/v1/embeddings", body)
+            assert refused.status_code == 400 and said in refused.json()["error"]["message"]
+
+
+def test_classes_of_texts_and_of_pairs(services):
+    live, pairs = services["classifier"], [["a dog barks .", "dogs"], ["dogs", "zwei hunde"]]
+    for given in (TEXTS, pairs, TEXTS[0]):
+        asked = (
+            [given]
+            if isinstance(given, str)
+            else [tuple(one) if isinstance(one, list) else one for one in given]
+        )
+        answer = live.ask("/v1/classify", {"input": given}).json()
+        for one, wanted in zip(answer["data"], live.run.classify(asked), strict=True):
+            assert one["label"] == wanted.label and one["scores"] == pytest.approx(wanted.probabilities)
+            assert one["score"] == one["scores"][one["label"]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "said"),
+    [
+        (
+            ["text"],
+            [["a dog", "dogs"]],
+            "pairs of texts; wanted a text or a list of texts, as the run learned from",
+        ),
+        (
+            ["a", "b"],
+            "a dog",
+            'single texts; wanted a list of pairs, ["a", "b"], as the run learned from',
+        ),
+    ],
+)
+def test_a_classifier_reads_as_many_texts_as_it_learned_from(columns, given, said):
+    run = make("classifier")
+    run.recipe = Recipe.model_validate(
+        {
+            "task": "classification",
+            "data": {"train": ["a.tsv"], "valid": ["a.tsv"], "text": columns},
+            "train": {"steps": 1},
+        }
+    )
+    with living(run) as live:
+        refused = live.ask("/v1/classify", {"input": given})
+        assert refused.status_code == 400
+        assert refused.json()["error"] == {
+            "message": said,
+            "type": "invalid_request_error",
+            "param": "input",
+            "code": "invalid_value",
+        }
+        right = "a dog" if len(columns) == 1 else [["a dog", "dogs"]]
+        assert live.ask("/v1/classify", {"input": right}).status_code == 200
+
+
+def test_classifiers_that_decide_together():
+    """They have no vectors in common."""
+    each = [make("classifier"), make("classifier", d_model=24, n_heads=3)]
+    with living(ensemble_runs(each)) as live:
+        answer = live.ask("/v1/classify", {"input": TEXTS}).json()
+        for i, one in enumerate(answer["data"]):
+            a, b = (run.classify(TEXTS)[i].probabilities for run in each)
+            assert one["scores"] == pytest.approx({label: (a[label] + b[label]) / 2 for label in a})
+        refused = live.ask("/v1/embeddings", {"input": "dogs"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "wrong_task")
+
+
+def test_hidden_words(services):
+    live, texts = services["encoder"], ["a <mask> barks .", "[MASK] dogs <mask>"]
+    answer = live.ask("/v1/fill-mask", {"input": texts, "top_k": 3}).json()
+    for one, masks in zip(answer["data"], live.run.fill_mask(texts, 3), strict=True):
+        for told, fills in zip(one["masks"], masks, strict=True):
+            assert [(t["token_str"], t["sequence"]) for t in told] == [(f.token, f.text) for f in fills]
+            assert [t["score"] for t in told] == pytest.approx([f.probability for f in fills])
+    missing = live.ask("/v1/fill-mask", {"input": ["a <mask>", "no hole"]})
+    assert missing.status_code == 400 and "text 2 has no mask" in missing.json()["error"]["message"]
+
+
+@pytest.mark.acceptance("E12", "E6")
+def test_masks_whose_answer_would_be_their_square_are_refused_unread(services, serving, monkeypatch):
+    """An answer holds the whole text for each token behind each mask: 32 texts of 4,000 masks would be gigabytes."""
+    live, read = services["encoder"], []
+    monkeypatch.setattr(live.run, "fill_mask", lambda *_: read.append(1))
+    refused = live.ask("/v1/fill-mask", {"input": ["<mask>[MASK]" * 300] * 2, "top_k": 50})
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "answer_too_long"
+    told = 50 * 1200 * 300 * 12
+    assert f"1200 masks with 50 tokens each would be told in {told:,}" in refused.json()["error"]["message"]
+    assert not read
+    monkeypatch.undo()
+    with serving(live.run, limits=Limits(body=5 * 2 * 13)) as small:
+        for text, code in (("a <mask> <mask>", 400), ("a<mask><mask> ", 400), ("a<mask><mask>", 200)):
+            assert small.ask("/v1/fill-mask", {"input": text}).status_code == code, text
+
+
+def test_likelihoods(services):
+    speaker, translator = services["decoder"], services["encoder-decoder"]
+    texts, targets = TEXTS[:5], TEXTS[4::-1]
+    for live, body, wanted in (
+        (speaker, {"input": texts}, speaker.run.score(texts)),
+        (translator, {"input": texts, "target": targets}, translator.run.score(texts, targets)),
+    ):
+        data = live.ask("/v1/score", body).json()["data"]
+        assert [one["log_prob"] for one in data] == pytest.approx([s.log_prob for s in wanted], abs=1e-4)
+        assert [one["tokens"] for one in data] == [s.tokens for s in wanted]
+        assert data[0]["perplexity"] == pytest.approx(
+            np.exp(-wanted[0].log_prob / wanted[0].tokens), rel=1e-4
+        )
+    for live, body in (
+        (speaker, {"input": "a", "target": "b"}),
+        (translator, {"input": "a"}),
+        (translator, {"input": ["a", "b"], "target": "c"}),
+    ):
+        assert live.ask("/v1/score", body).json()["error"]["param"] == "target"
+
+
+def test_tokens_and_back(services):
+    for live in services.values():
+        for text in (*TEXTS, "a犬b\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")):
+            answer = live.ask("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+            assert [answer["tokens"]] == live.run.tokenizer.encode([text])
+            assert answer["token_strs"] == live.run.tokenizer.ids_to_tokens(answer["tokens"])
+            if answer["count"]:
+                back = live.ask("/detokenize", {"tokens": answer["tokens"]}).json()["prompt"]
+                assert back == live.run.tokenizer.decode([answer["tokens"]])[0]
+    for tokens in ([], [-1], [10**6], [2**63], ["a"], [1.5], [True], None, 7):
+        assert live.ask("/detokenize", {"tokens": tokens}).json()["error"]["param"] == "tokens"
+
+
+def test_what_does_not_fit_is_refused_unless_a_part_is_wished(services):
+    for kind, path, field in (
+        ("encoder", "/v1/embeddings", "input"), ("classifier", "/v1/classify", "input"), ("encoder-decoder", "/v1/translations", "input"),
+        ("decoder", "/v1/completions", "prompt"),
+    ):  # fmt: skip
+        live = services[kind]
+        answer = live.ask(path, {field: [LONG]})
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+        whole = live.ask(path, {field: [LONG], "truncate": True})
+        assert whole.status_code == 200 and whole.json()["usage"]["prompt_tokens"] <= live.run.config.max_len
+    for kind, path, body in (
+        ("decoder", "/v1/score", {"input": ["a", LONG]}), ("encoder-decoder", "/v1/score", {"input": "a", "target": LONG}),
+        ("encoder", "/v1/fill-mask", {"input": "<mask> " + LONG}),
+    ):  # fmt: skip
+        assert services[kind].ask(path, body).json()["error"]["code"] == "context_length_exceeded"
+    encoder, translator = services["encoder"], services["encoder-decoder"]
+    cut = encoder.ask("/v1/embeddings", {"input": LONG, "truncate": True}).json()["data"][0]["embedding"]
+    assert cut == pytest.approx(encoder.run.embed([LONG])[0].tolist(), abs=1e-6)
+    told = translator.ask("/v1/translations", {"input": LONG, "truncate": True}).json()["data"][0]["text"]
+    (wanted,) = translator.run.hypotheses([LONG], truncate=True)
+    assert told == translator.run.tokenizer.decode([wanted[0].tokens])[0].rstrip("\ufffd")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_requests_that_wait_together_are_computed_together_and_mistakes_stay_with_their_makers(
+    maker, serving, deterministic
+):
+    with serving(maker("encoder"), deterministic=deterministic) as live:
+        wait_together(live, deterministic)
+
+
+def wait_together(live, deterministic):
+    calls = []
+    fill, gate = live.run.fill_mask, threading.Event()
+
+    def watched(texts, top):
+        calls.append(list(texts))
+        gate.wait(30)
+        return fill(texts, top)
+
+    live.run.fill_mask = watched
+    answers = {}
+
+    def ask(text):
+        answers[text] = live.ask("/v1/fill-mask", {"input": text, "top_k": 2})
+
+    texts = ["a <mask>", "two <mask>", "no hole", "<mask> bark"]
+    first = threading.Thread(target=ask, args=["the first <mask>"])
+    first.start()
+    live.until(lambda: bool(calls), "the first is computed")
+    threads = [threading.Thread(target=ask, args=[text]) for text in texts]
+    for thread in threads:
+        thread.start()
+    live.until(lambda: live.service.engine_thread.num_waiting == len(texts), "all wait")
+    gate.set()
+    for thread in [first, *threads]:
+        thread.join()
+    del live.run.fill_mask
+    if deterministic:
+        assert sorted(calls[1:]) == sorted([text] for text in texts), "each by itself"
+    else:
+        assert sorted(calls[1]) == sorted(texts), "all that waited, in one call"
+    for text in texts:
+        if text == "no hole":
+            assert answers[text].status_code == 400
+        else:
+            (wanted,) = fill([text], 2)
+            assert [f["token_str"] for f in answers[text].json()["data"][0]["masks"][0]] == [
+                f.token for f in wanted[0]
+            ]
+
+
+def test_vectors_made_in_other_ways_are_not_computed_together(maker, serving):
+    with serving(maker("encoder")) as live:
+        embed, gate, calls = live.run.embed, threading.Event(), []
+
+        def watched(texts, **changes):
+            calls.append(changes)
+            gate.wait(30)
+            return embed(texts, **changes)
+
+        live.run.embed = watched
+        ways, answers = (
+            [{}, {"pooling": "max"}, {"normalize": True}, {"pooling": "max", "normalize": True}],
+            {},
+        )
+
+        def ask(number):
+            body = {"input": TEXTS[0], **ways[number]}
+            answers[number] = live.ask("/v1/embeddings", body).json()["data"][0]["embedding"]
+
+        threads = [threading.Thread(target=ask, args=[number]) for number in range(len(ways))]
+        threads[0].start()
+        live.until(lambda: bool(calls), "the first is computed")
+        for thread in threads[1:]:
+            thread.start()
+        live.until(lambda: live.service.engine_thread.num_waiting == len(ways) - 1, "all wait")
+        gate.set()
+        for thread in threads:
+            thread.join()
+        for number, way in enumerate(ways):
+            assert answers[number] == pytest.approx(embed([TEXTS[0]], **way)[0].tolist(), abs=1e-5), way
+
+
+def test_the_model_is_described(services):
+    for kind, live in services.items():
+        (about,) = live.ask("/v1/models").json()["data"]
+        assert about["polyhead"]["kind"] == kind and about["polyhead"]["max_len"] == 48
+        assert about["polyhead"]["labels"] == list(live.run.config.labels)
+        for task in about["polyhead"]["tasks"]:
+            assert f"/v1/{task}" in {route.path for route in ROUTES}
+
+
+def test_the_description_names_every_route_and_every_field(services):
+    told = services["decoder"].ask("/openapi.json").json()
+    assert {(path, method.upper()) for path, methods in told["paths"].items() for method in methods} == {
+        (r.path, r.method) for r in ROUTES
+    }
+    schemas = told["components"]["schemas"]
+    for route in ROUTES:
+        if route.body is not None:
+            schema = schemas[route.body.__name__]
+            assert set(schema["properties"]) == set(route.body.model_fields)
+    fields = schemas["CompletionBody"]["properties"]
+    plain = {name for name in fields if "default" in fields[name]}
+    # what a client may send as it stands there; of all else the run has the default
+    assert {"n", "stream", "echo"} <= plain
+    assert not plain & {
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+        "logprobs",
+        "beam_size",
+        "min_tokens",
+        "top_k",
+    }
+    given = {name: fields[name]["default"] for name in plain if fields[name]["default"] is not None}
+    for live in (services["decoder"], services["encoder-decoder"]):
+        assert live.ask("/v1/completions", {"prompt": "a", **given}).status_code == 200
+
+    def references(tree):
+        if isinstance(tree, dict):
+            for key, value in tree.items():
+                yield from [value] if key == "$ref" else references(value)
+        elif isinstance(tree, list):
+            for value in tree:
+                yield from references(value)
+
+    for reference in references(told):
+        assert reference.removeprefix("#/components/schemas/") in schemas

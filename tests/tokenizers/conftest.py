@@ -1,0 +1,29 @@
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from polyhead.core.choice import Choice
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+
+ENGLISH = [
+    "A man in a red shirt walks the dog.",
+    "Two dogs run; the man, tired, sits down.",
+    "It's 3 o'clock (almost).",
+    "She said: “naïve café”!",
+    "a <b>bold</b> </s> <pad> word",
+]
+CHINESE = ["我们今天去公园散步。", "他说：“你好，世界！”", "这只狗跑得很快。", "公园里有三只狗。"]
+TEXTS = (ENGLISH + CHINESE) * 20
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    return TEXTS
+
+
+@pytest.fixture(scope="session")
+def trained() -> Callable[[str], Tokenizer]:
+    """A tokenizer of each kind, trained once."""
+    return cache(lambda name: train_tokenizer(TEXTS, Choice(name), 400))

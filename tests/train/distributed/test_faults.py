@@ -1,0 +1,225 @@
+"""One of several processes fails, dies or stands still: all end, soon, and one of them says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.train.conftest import Notes, small_recipe, write_corpus
+from tests.train.distributed.test_process_group import recipe_of, trained
+from tests.train.several import End, together
+
+from polyhead.checkpoint import checkpoint
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError
+from polyhead.train import loop
+from polyhead.train.distributed import bucketed_all_reduce, torch_process_group
+from polyhead.train.distributed.kv_store import HEARTBEAT_INTERVAL
+from polyhead.train.distributed.launch import RANK_LOST
+from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.train.run_training import run_training
+from polyhead.train.tasks.translation import TranslationTask
+
+TIMEOUT = 5.0
+FIRST_SAVE = (
+    6  # call of ``tell``: behind those of checkpoint, tokenizer, vocabulary, what is alike, and evaluation
+)
+KILLED, RAISED = -signal.SIGKILL, 70
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+@pytest.fixture(scope="module")
+def place(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("faults")
+    write_corpus(directory)
+    return directory
+
+
+def fail() -> None:
+    raise RuntimeError("boom")
+
+
+def out_of_memory() -> None:
+    raise UserError("it does not fit")
+
+
+ACTIONS: dict[str, tuple[Callable[[], None], int]] = {
+    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), KILLED),
+    "stop": (lambda: os.kill(os.getpid(), signal.SIGSTOP), KILLED),  # and killed when the others have ended
+    "raise": (fail, RAISED),
+    "refuse": (out_of_memory, 2),
+    "exit": (lambda: os._exit(0), 0),
+}
+
+
+def at(call: int, real: Callable[..., Any], action: Callable[[], None]) -> Callable[..., Any]:
+    """The function, but its nth call does something else first."""
+    calls = [0]
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call:
+            action()
+        return real(*arguments, **options)
+
+    return counted
+
+
+def sabotage(where: str, ranks: ProcessGroup, action: Callable[[], None]) -> None:
+    """Let this process do it: before a step, between two buckets of gradients, in its part of an evaluation, in a save."""
+    others: Any = ranks
+    if where in ("first step", "late step"):
+        loop.train_step = at(1 if where == "first step" else 19, loop.train_step, action)  # type: ignore[assignment]
+    elif where == "between buckets":
+        bucketed_all_reduce.Bucket.start_reduce = at(40, bucketed_all_reduce.Bucket.start_reduce, action)  # type: ignore[method-assign]
+    elif where == "evaluation":
+        real = others.map
+        others.map = lambda work, items: real(at(1, work, action), items)
+    elif ranks.rank:
+        others.on_rank0 = at(FIRST_SAVE, others.on_rank0, action)
+    else:
+        checkpoint.safetensors.write_safetensors = at(1, checkpoint.safetensors.write_safetensors, action)  # type: ignore[assignment]
+
+
+def sabotaged(recipe: Recipe, rank: int, where: str, what: str, world: int = 2) -> list[End]:
+    def work(ranks: ProcessGroup) -> None:
+        if ranks.rank == rank:
+            sabotage(where, ranks, ACTIONS[what][0])
+        bucketed_all_reduce.BucketedAllReduce.__init__.__defaults__ = (1,)  # type: ignore[misc]  # a bucket for each tensor
+        run_training(recipe, report=Notes(), ranks=ranks)
+
+    return together(world, work, timeout=TIMEOUT, enough=world - 1 if what == "stop" else None)
+
+
+WHERE = ["first step", "between buckets", "evaluation", "save", "late step"]
+QUICK = {("kill", 1, "first step"), ("kill", 0, "save"), ("stop", 1, "between buckets"), ("raise", 1, "evaluation"),
+         ("kill", 1, "evaluation"), ("stop", 0, "evaluation"), ("exit", 1, "late step"), ("refuse", 1, "first step")}  # fmt: skip
+CASES = [(what, rank, where) for what in ACTIONS for rank in (0, 1) for where in WHERE]
+
+
+@pytest.mark.acceptance("G1", "R11")
+@pytest.mark.parametrize(
+    ("what", "rank", "where"),
+    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_all_end_when_one_fails_and_the_run_goes_on(what: str, rank: int, where: str, place: Path) -> None:
+    name = f"{what}-{rank}-{where.replace(' ', '-')}"
+    recipe = recipe_of(place, "translation", name, steps=20)
+    ends = sabotaged(recipe, rank, where, what)
+    own, other = ends[rank], ends[1 - rank]
+    assert own.code == ACTIONS[what][1], ends
+    assert other.code == RANK_LOST, ends
+    if what in ("raise", "refuse") and rank == 1:
+        assert other.said == ""  # who failed has said why
+    elif what in ("raise", "refuse"):  # whose word may be lost with the board that it keeps
+        assert other.said == "" or other.said.startswith("the connection to another rank broke off (")
+    elif rank == 1 and (what == "stop" or where == "evaluation"):  # where no connection waits for it
+        assert other.said == "rank 1 has not answered for 5 s"
+    elif what == "stop":
+        assert other.said.startswith("the other ranks have not answered for")
+    else:
+        assert other.said.startswith("the connection to another rank broke off (")
+    if where == "late step":  # and the run goes on from its checkpoints to the same end
+        whole = trained(recipe_of(place, "translation", f"{name}-whole", steps=20), 2)
+        on = trained(recipe, 2, resume=True)
+        assert all((w == on["final"][name]).all() for name, w in whole["final"].items())
+
+
+@pytest.mark.acceptance("G7", "R4")
+def test_a_full_disk_on_the_first_rank_ends_all(place: Path) -> None:
+    recipe = recipe_of(place, "translation", "full", steps=20)
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def work(ranks: ProcessGroup) -> None:
+        if not ranks.rank:
+            checkpoint.safetensors.write_safetensors = at(3, checkpoint.safetensors.write_safetensors, full)  # type: ignore[assignment]
+        run_training(recipe, report=Notes(), ranks=ranks)
+
+    first, other = together(2, work, timeout=TIMEOUT)
+    assert (first.code, other.code) == (2, RANK_LOST)
+    assert "No space left on device" in first.said
+    assert not (recipe.out / "run.lock").exists()
+
+
+@pytest.mark.acceptance("G1")
+def test_three_processes_end_when_one_is_killed(place: Path) -> None:
+    ends = sabotaged(recipe_of(place, "translation", "three", steps=20), 2, "first step", "kill", world=3)
+    assert [end.code for end in ends] == [RANK_LOST, RANK_LOST, KILLED]
+
+
+@pytest.mark.acceptance("G1")
+def test_a_process_that_never_comes_is_not_waited_for() -> None:
+    def never_come() -> None:
+        torch_process_group.JOIN_TIMEOUT = 1.0
+        if os.environ["RANK"] == "1":
+            os._exit(0)
+
+    first, other = together(2, lambda ranks: None, before=never_come)
+    assert (first.code, other.code) == (RANK_LOST, 0)
+    assert first.said == "not all of the 2 processes have come within 1 s"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_long_evaluation_is_waited_for(rank: int, place: Path) -> None:
+    """Longer than the timeout: who measures lives, and that is what counts."""
+    recipe = recipe_of(place, "translation", f"patient-{rank}", steps=4)
+
+    def work(ranks: ProcessGroup) -> None:
+        if ranks.rank == rank:
+            TranslationTask.evaluate = at(
+                1, TranslationTask.evaluate, lambda: time.sleep(5 * HEARTBEAT_INTERVAL)
+            )  # type: ignore[method-assign]
+        run_training(recipe, report=Notes(), ranks=ranks)
+
+    ends = together(2, work, timeout=3 * HEARTBEAT_INTERVAL)
+    assert [end.code for end in ends] == [0, 0], ends
+
+
+@pytest.mark.acceptance("G4", "R11")
+@pytest.mark.parametrize("rounds", [10, pytest.param(50, marks=pytest.mark.slow)])
+def test_processes_that_have_done_their_work_end_well(rounds: int) -> None:
+    for _ in range(rounds):
+        assert [end.code for end in together(3, lambda ranks: ranks.all_reduce(1))] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wish_to_stop_on_any_rank_is_granted_on_all_at_one_step(rank: int, place: Path) -> None:
+    recipe = small_recipe(place, f"wish-{rank}", steps=40, eval_every=100, save_every=100)
+
+    def work(ranks: ProcessGroup) -> Any:
+        if ranks.rank == rank:
+            loop.train_step = at(6, loop.train_step, lambda: os.kill(os.getpid(), signal.SIGTERM))  # type: ignore[assignment]
+        _, outcome = run_training(recipe, report=Notes(), ranks=ranks)
+        return [outcome.status, outcome.step]
+
+    assert [end.said for end in together(2, work)] == [["interrupted", 6]] * 2
+    assert checkpoint.list_steps(recipe.out / "checkpoints") == [6]
+
+
+def test_the_first_rank_may_have_gone_when_the_last_word_of_another_is_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All the work is done by then, so that this is no failure; the first one itself must hear the others."""
+
+    def gone(key: str, text: str) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    ended: list[str] = []
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: ended.append("group"))
+    other: Any = torch_process_group.TorchProcessGroup.__new__(torch_process_group.TorchProcessGroup)
+    other.rank, other.world_size = 1, 2
+    other.kv_store, other.heartbeat = (
+        SimpleNamespace(write=gone),
+        SimpleNamespace(stop=lambda: ended.append("pulse")),
+    )
+    other.close(None)
+    assert ended == ["pulse", "group"]
