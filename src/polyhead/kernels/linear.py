@@ -17,13 +17,24 @@ _ONEDNN_ROWS = 64  # batch rows that oneDNN's layout is tuned for; others work a
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """Build x W^T + b with our kernel, or with oneDNN's if ours is not available."""
+    """Build x W^T + b with our kernel, with oneDNN's if ours is not available, or with torch's plain one.
+
+    oneDNN packs bf16 only on processors with instructions for it (AVX-512 or newer).
+    """
     is_step_aligned = weight.size(1) * weight.element_size() % 4 == 0
-    return (
-        NativeLinear(weight, bias)
-        if is_step_aligned and load_kernels() is not None
-        else PackedLinear(weight, bias)
-    )
+    if is_step_aligned and load_kernels() is not None:
+        return NativeLinear(weight, bias)
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return make_plain_linear(weight, bias)
+    return PackedLinear(weight, bias)
+
+
+def make_plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """x W^T + b as torch computes it, without gradients."""
+    linear = nn.Linear(weight.size(1), len(weight), bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    linear.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)  # type: ignore[assignment]
+    return linear
 
 
 class NativeLinear(nn.Module):
