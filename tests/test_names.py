@@ -1,0 +1,183 @@
+"""Names and prose of the package: rules that CONTRIBUTING.md states, checked by reading the syntax of every module.
+
+A definition is no bare participle, pronoun, adverb or preposition; a public name is defined once; docstrings, comments and
+help use plain technical words.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import polyhead
+
+ROOT = Path(polyhead.__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+
+PARTICIPLES = set(
+    """
+    told said says given held kept shown found wanted made drawn written taken put begun begin met bound lost won
+    seen known done gone come grown thrown chosen broken spoken dealt heard meant sent built bought brought caught
+    fed got hidden hung laid lent paid risen sold shut slept spent stood stuck taught thought torn understood worn
+    """.split()  # noqa: SIM905
+)
+OTHERS = set(
+    """
+    beside behind there alone together whole apart along here before after also other others those these some such
+    very most many few every again already still soon late ever never anew away aside near far beyond within
+    without below above about around across against among upon own same else enough ours theirs mine its who whom
+    whose what which why way thing things wish wishes where when then thus once
+    """.split()  # noqa: SIM905
+)
+# single words that end in -ed and are no participles
+NOUNS = {"seed", "need", "feed", "speed", "embed"}
+
+EXCEPTIONS = {
+    "TIED": "a constant of every Hugging Face family: which weights are tied",
+    "other": "the second operand of a method, as in Python's own protocols",
+    "expected": "the value that a check compares with",
+    "observed": "the statistic of a test, beside its permutations",
+    "allowed": "the names or values that are allowed",
+    "required": "JSON Schema's own word",
+    "supported": "the classes that are supported",
+    "restored": "the config read back from what was written",
+    "malformed": "a counter of a read report",
+    "truncated": "a counter of a read report; a boolean of an encoder input",
+    "unsupported": "a counter of a read report",
+    "used": "a counter of a read report",
+    "skipped": "a counter of training progress, stored in checkpoints",
+    "updated": "the step of training progress, stored in checkpoints",
+    "hidden": "hidden states, and a recipe's weight of their distance",
+    "masked": "a batch or tensor with masks",
+    "encoded": "encoded sources",
+    "enabled": "a boolean of the field",
+    "prepared": "a PreparedRequest",
+    "finished": "a boolean",
+    "diverged": "a boolean",
+    "bound": "the noun: a limit",
+    "every": "a recipe key: every n-th layer of the teacher",
+    "others": "runs of an ensemble, given by an option of the command line",
+}
+
+
+class Definition(NamedTuple):
+    """A name, what it names, and where."""
+
+    kind: str  # class, function, method, parameter, field or constant
+    name: str
+    place: str
+
+
+def definitions(path: Path) -> Iterator[Definition]:
+    """All definitions of a module: classes, functions, parameters, fields and constants."""
+
+    def walk(node: ast.AST, owner: str) -> Iterator[Definition]:
+        for child in ast.iter_child_nodes(node):
+            place = f"{path.relative_to(ROOT)}:{getattr(child, 'lineno', 0)}"
+            if isinstance(child, ast.ClassDef):
+                yield Definition("class" if owner == "module" else "inner", child.name, place)
+                yield from walk(child, "class")
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                kind = {"module": "function", "class": "method"}.get(owner, "inner")
+                yield Definition(kind, child.name, place)
+                a = child.args
+                for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))):
+                    yield Definition("parameter", arg.arg, place)
+                yield from walk(child, "function")
+            elif isinstance(child, ast.Assign | ast.AnnAssign) and owner in ("module", "class"):
+                for target in child.targets if isinstance(child, ast.Assign) else [child.target]:
+                    for name in ast.walk(target):
+                        if isinstance(name, ast.Name):
+                            yield Definition("constant" if owner == "module" else "field", name.id, place)
+            elif not isinstance(child, ast.expr):
+                yield from walk(child, owner)
+
+    yield from walk(ast.parse(path.read_text(encoding="utf-8")), "module")
+
+
+DEFINITIONS = [found for path in MODULES for found in definitions(path)]
+
+
+def is_bare(name: str) -> bool:
+    """Whether a name is one bare participle, pronoun, adverb or preposition."""
+    if name.startswith("__"):
+        return False
+    word = name.strip("_").lower()
+    if "_" in word or (name[:1].isupper() and not name.isupper()):  # several words, or a class
+        return False
+    return word in PARTICIPLES | OTHERS or (word.endswith("ed") and len(word) > 3 and word not in NOUNS)
+
+
+def test_the_rule_knows_a_bare_name() -> None:
+    assert all(map(is_bare, ("told", "_kept", "GIVEN", "beside", "packed", "whole")))
+    assert not any(
+        map(is_bare, ("packed_rows", "seed", "write_metrics", "__wrapped__", "DecodingSpeed", "width"))
+    )
+
+
+def test_no_definition_is_a_bare_participle() -> None:
+    bare = [
+        f"{d.place} {d.kind} {d.name}"
+        for d in DEFINITIONS
+        if is_bare(d.name) and d.name.strip("_") not in EXCEPTIONS
+    ]
+    bare = [line for line in bare if line.split()[-1].lower().strip("_") not in EXCEPTIONS]
+    assert bare == []
+
+
+def test_exceptions_are_few_and_needed() -> None:
+    assert len(EXCEPTIONS) <= 25
+    names = {d.name.strip("_") for d in DEFINITIONS} | {d.name.lower().strip("_") for d in DEFINITIONS}
+    assert set(EXCEPTIONS) <= names
+
+
+def test_a_public_name_is_defined_once() -> None:
+    """Constants of Hugging Face families (KEYS, TABLE, ...) are declarations; verbs of the command line are all ``run``."""
+    exempt = {"log", "T", "run"}
+    places: dict[str, set[str]] = defaultdict(set)
+    for d in DEFINITIONS:
+        if (
+            d.kind in ("class", "function", "constant")
+            and not d.name.startswith("_")
+            and d.name not in exempt
+            and not d.place.startswith("hf/families/")
+        ):
+            places[d.name].add(d.place.split(":")[0])
+    assert {name: sorted(found) for name, found in places.items() if len(found) > 1} == {}
+
+
+DIALECT = re.compile(
+    r"\b(told|says|wish|wishes|nobody|beside|stands|behind|goes on|go on|whoever|asked for|is to be)\b",
+    re.IGNORECASE,
+)
+
+
+def prose(path: Path) -> Iterator[str]:
+    """Docstrings, comments, and the help of options and fields."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+        if isinstance(node, ast.Call):
+            for word in node.keywords:
+                if word.arg in ("help", "description"):
+                    yield from (
+                        part.value
+                        for part in ast.walk(word.value)
+                        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                    )
+    for token in tokenize.generate_tokens(iter(text.splitlines(keepends=True)).__next__):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_is_plain(path: Path) -> None:
+    assert [line for part in prose(path) for line in part.splitlines() if DIALECT.search(line)] == []
