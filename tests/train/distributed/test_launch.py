@@ -69,9 +69,12 @@ class Started:
 
 @pytest.fixture
 def nobody_left() -> Iterator[None]:
+    """Processes that a test started are killed; those that were there are other tests'."""
+    others = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     for child in psutil.Process().children(recursive=True):
-        child.kill()
+        if child.pid not in others:
+            child.kill()
 
 
 def test_processes_train_as_one_would(here: Path) -> None:
