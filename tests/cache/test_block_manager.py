@@ -445,7 +445,7 @@ def test_telling_a_forks_block_other_tokens_is_named():
     table.allocate([WriteSpan(0, 0, 2)])
     table.fork(0, 1)
     table.insert_prefix(0, [1, 2])
-    with pytest.raises(AssertionError, match="holds other tokens than were told"):
+    with pytest.raises(AssertionError, match="holds other tokens than expected"):
         table.insert_prefix(1, [1, 3])
 
 

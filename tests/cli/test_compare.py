@@ -58,7 +58,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(place: Path) -> None:
     out, err = first.communicate(timeout=200)
     assert first.returncode == 130, err
     assert "base: not run yet" in out
-    assert err.endswith("The same command goes on from there.\n")
+    assert err.endswith("The same command continues from there.\n")
     (saved,) = [json.loads(line) for line in (cell / "clock.jsonl").read_text().splitlines()][-1:]
     assert 0 < saved[0] < 30
     again = start(*long)

@@ -193,12 +193,12 @@ def test_an_interrupted_demo_goes_on(
         patch.setattr(TextLogger, "log_train", lambda self, row: os.kill(os.getpid(), signal.SIGINT))
         assert main(["demo"]) == 130
     told = capsys.readouterr()
-    assert "The same command goes on from there." in told.out
+    assert "The same command continues from there." in told.out
     assert checkpoint.list_steps(Path("runs/demo/checkpoints")) == [2]
 
     assert main(["demo"]) == 0
     told = capsys.readouterr()
-    assert "interrupted run, which goes on" in told.out
+    assert "interrupted run, which continues" in told.out
     assert "resumed at step 2 of 4" in told.err
     assert main(["demo", "--out", "runs/whole"]) == 0
     assert weights("runs/whole") == weights()
@@ -210,11 +210,11 @@ def test_a_demo_interrupted_while_it_is_measured_is_measured_when_it_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(TranslationTask, "collect_facts", lambda *_, **__: signal.raise_signal(signal.SIGINT))
         assert main(["demo"]) == 130
-    assert "The same command goes on from there." in capsys.readouterr().out
+    assert "The same command continues from there." in capsys.readouterr().out
     before, card = weights(), Path("runs/demo/README.md")
     assert "test bleu" not in card.read_text()
     assert main(["demo"]) == 0
-    assert "interrupted run, which goes on" in capsys.readouterr().out
+    assert "interrupted run, which continues" in capsys.readouterr().out
     assert "test bleu" in card.read_text() and weights() == before
     shutil.rmtree("runs/demo/checkpoints")  # what cannot go on is used as it is
     card.unlink()

@@ -192,7 +192,7 @@ def test_an_interrupted_comparison_goes_on_as_if_it_had_not_been(
     assert main(COMMAND) == 130
     said = capsys.readouterr()
     assert "norm=rmsnorm: not run yet" in said.out
-    assert said.err.endswith("The same command goes on from there.\n")
+    assert said.err.endswith("The same command continues from there.\n")
     assert list_steps(OUT / "cells/norm=rmsnorm.s1/checkpoints") == [1]
     monkeypatch.setattr(run, "run_subprocess", whole)
     assert main(COMMAND) == 0

@@ -36,7 +36,7 @@ def train(recipe: _StrPath | Recipe, *changes: str, resume: bool = False, quiet:
 
     run, outcome = run_training(config, resume=resume, report=Reporters() if quiet else None)
     if outcome.status == "interrupted":
-        raise KeyboardInterrupt(f"training stopped at step {outcome.step}; resume=True goes on from there")
+        raise KeyboardInterrupt(f"training stopped at step {outcome.step}; resume=True continues from there")
     return run
 
 

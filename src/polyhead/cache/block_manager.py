@@ -188,7 +188,7 @@ class BlockManager:
                 # registered after another chain of content ids for the same tokens: the cached chain counts
                 if table[i] in self._block_to_content:
                     assert self._block_to_content[table[i]][1][1] == content[1], (
-                        f"block {table[i]} holds other tokens than were told"
+                        f"block {table[i]} holds other tokens than expected"
                     )
                     self._uncache_block(table[i])
                 self._content_to_block[content] = table[i]

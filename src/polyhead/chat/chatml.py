@@ -149,7 +149,7 @@ class ChatML:
             + system_prefix + ") + " + quote(_TOOLS_HEADER) + " }}{% for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}{{ "
             + quote(f"{_TOOLS_FOOTER}{TURN_END}\n") + " }}" + head + "{% endif %}"
             + (_LAST_QUESTION if self.thinks else "")
-            + _TURNS.replace("THOUGHTS", _THINKING if self.thinks else "{% set told = content %}")
+            + _TURNS.replace("THOUGHTS", _THINKING if self.thinks else "{% set answer = content %}")
             + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
         )  # fmt: skip
 
@@ -191,7 +191,7 @@ _TURNS = (
     "{% if loop.first or messages[loop.index0 - 1]['role'] != 'tool' %}{{ '<|im_start|>user' }}{% endif %}"
     "{{ '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}"
     "{% if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}"
-    "{% elif message['role'] == 'assistant' %}THOUGHTS{{ '<|im_start|>assistant\\n' + told }}"
+    "{% elif message['role'] == 'assistant' %}THOUGHTS{{ '<|im_start|>assistant\\n' + answer }}"
     "{% for call in message['tool_calls'] or [] %}{% set call = call['function'] %}"
     "{{ ('' if loop.first and not content else '\\n') + '<tool_call>\\n{\"name\": \"' + call['name'] + '\", \"arguments\": ' }}"
     "{{ (call['arguments'] if call['arguments'] is string else call['arguments'] | tojson) + '}\\n</tool_call>' }}{% endfor %}"
@@ -201,7 +201,7 @@ _TURNS = (
 _THINKING = (
     "{% set thought = '' %}{% if '</think>' in content %}"
     "{% set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].strip('\\n') %}"
-    "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}{% set told = content %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}{% set answer = content %}"
     "{% if loop.index0 > ns.last and (loop.last or thought) %}"
-    "{% set told = '<think>\\n' + thought + '\\n</think>\\n\\n' + content.lstrip('\\n') %}{% endif %}"
+    "{% set answer = '<think>\\n' + thought + '\\n</think>\\n\\n' + content.lstrip('\\n') %}{% endif %}"
 )

@@ -109,7 +109,7 @@ def run(
     rows, finished = run_trials(plan)
     print(format_table(rows, plan, bold=sys.stdout.isatty()))
     if not finished:
-        print("The same command goes on from there.", file=sys.stderr)
+        print("The same command continues from there.", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)
     print(f"\n{shlex.quote(str(plan.out / 'compare.html'))}")
     if all(row["status"] != "done" for row in rows):

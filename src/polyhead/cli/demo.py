@@ -68,7 +68,7 @@ def run(
         print_introduction(console, recipe)
     trained, outcome = demo_run.load_or_train(recipe, TrainingOnlyReporter())
     if outcome is not None and outcome.status == "interrupted":
-        console.print(tr("The same command goes on from there."))
+        console.print(tr("The same command continues from there."))
         raise typer.Exit(EXIT_INTERRUPTED)
     if is_verbose:
         print_results(console, trained, recipe)
@@ -119,7 +119,7 @@ def print_introduction(console: Console, recipe: Recipe) -> None:
         console.print(tr("{out} holds a finished run, which is used again; --again trains anew.", out=out))
         return
     if demo_run.can_resume(recipe.out):
-        message = tr("{out} holds an interrupted run, which goes on; --again begins anew.", out=out)
+        message = tr("{out} holds an interrupted run, which continues; --again starts over.", out=out)
         console.print(f"{message}\n")
         return
     console.print(tr("A small Transformer learns to translate, from nothing, on this machine.") + "\n")
@@ -131,7 +131,7 @@ def print_introduction(console: Console, recipe: Recipe) -> None:
     pairs = tr("{count:,} pairs, worded by Unicode's CLDR data, such as", count=len(sources))
     console.print(f"[bold]{tr('The text')}[/bold]  {pairs}\n")
     console.print(table)
-    hint = tr("Ctrl-C saves, and the same command goes on")
+    hint = tr("Ctrl-C saves, and the same command continues")
     console.print(f"\n[bold]{tr('Training')}[/bold]  {hint}\n")
 
 
