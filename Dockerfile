@@ -1,6 +1,6 @@
 # Polyhead for CPUs. Build, train on the text of the current directory, and serve:
 #   docker build -t polyhead .
-#   docker run --rm -u "$(id -u)" -v "$PWD":/work polyhead recipe --example dates-en-zh --output dates.yaml
+#   docker run --rm -u "$(id -u)" -v "$PWD":/work polyhead init --example dates-en-zh --output dates.yaml
 #   docker run --rm -u "$(id -u)" -v "$PWD":/work polyhead train dates.yaml
 #   docker run --rm -v "$PWD":/work -p 8000:8000 -e POLYHEAD_API_KEY=secret polyhead serve runs/dates --host 0.0.0.0
 # A mirror of PyPI: --build-arg PIP_INDEX_URL=https://...; of torch's builds for CPUs: --build-arg TORCH_INDEX=https://...

@@ -1,14 +1,6 @@
-"""Decoding with the same weights: Polyhead against Hugging Face generate, CTranslate2 and llama.cpp, in turns, a process each.
+"""Decoding: speed against other libraries, and what a step costs besides its model.
 
-A decoder of GPT-2 small's sizes (gpt2; gpt2-large is asked for by its name) and an encoder-decoder of base sizes (base), random weights,
-greedy and beam 5, batch 1 and 32. Every output has the same length, so only speed differs; the time is that of the whole call, what is read included.
-
-python benchmarks/decode.py                                     all eight cases
-python benchmarks/decode.py --models gpt2 --batches 1 --beams 1 one of them
-python benchmarks/paging.py steps                               what a step costs with each cache
-
-CTranslate2 and llama.cpp take part where they are installed (pip install ctranslate2 llama-cpp-python); the latter with decoders, one text
-and one beam, in the file that `polyhead export --to gguf` writes.
+./dev bench decode NAME [...]    one of peers, overhead
 """
 
 from __future__ import annotations
@@ -16,37 +8,53 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import torch
-from peers import twin
-from timing import apart, interleaved, ratio, table
+from _shared import apart, interleaved, ratio, run_measurement, table, twin
 from torch import Tensor, nn
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.choice import Choice
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.greedy import greedy_search
+from polyhead.generation.decoding.sampling import Sampling
+from polyhead.generation.generate import generate
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.models import CausalLM, Seq2Seq, build, preset_config
+from polyhead.nn.cache import Cache, CacheShape
+from polyhead.nn.kv import EncoderMemory
 from polyhead.run.load import LOAD_DTYPES
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 PAD, BOS, EOS = 0, 1, 2
+
 Outputs = Callable[[], list[list[int]]]
 
 
-def main() -> None:
-    """Parse, measure case after case, print a table of all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def peers(parser: argparse.ArgumentParser) -> None:
+    """Decoding with the same weights: Polyhead against Hugging Face generate, CTranslate2 and llama.cpp, in
+    turns, a process each.
+
+    A decoder of GPT-2 small's sizes (gpt2; gpt2-large is asked for by its name) and an encoder-decoder of
+    base sizes (base), random weights, greedy and beam 5, batch 1 and 32. Every output has the same length, so
+    only speed differs; the time is that of the whole call, what is read included.
+
+    ./dev bench decode peers                                     all eight cases
+    ./dev bench decode peers --models gpt2 --batches 1 --beams 1 one of them
+    ./dev bench paging steps                               what a step costs with each cache
+
+    CTranslate2 and llama.cpp take part where they are installed (pip install ctranslate2 llama-cpp-python);
+    the latter with decoders, one text and one beam, in the file that `polyhead export --to gguf` writes.
+    """
     parser.add_argument(
         "--models", nargs="+", choices=["gpt2", "gpt2-large", "base"], default=["gpt2", "base"]
     )
@@ -63,7 +71,8 @@ def main() -> None:
         if find_spec(package) is None:
             options.systems = [system for system in options.systems if name not in system]
             print(f"{name} is not installed and takes no part\n")
-    print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of {options.n_rounds} interleaved rounds, "
+    print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of "
+          f"{options.rounds} interleaved rounds, "
           "a process each\n")  # fmt: skip
     rows = [
         [
@@ -90,7 +99,7 @@ def case(options: argparse.Namespace) -> list[list[str]]:
     """The rows of one model, batch and beam."""
     with apart({name: SYSTEMS[name] for name in options.systems}, options) as calls:
         outputs = {name: call() for name, call in calls.items()}
-        seconds = interleaved(calls, options.n_rounds, warmup=0)
+        seconds = interleaved(calls, options.rounds, warmup=0)
     tokens = options.batch * options.new_tokens
     rows = []
     for name, times in seconds.items():
@@ -103,7 +112,8 @@ def case(options: argparse.Namespace) -> list[list[str]]:
         ]
         wanted = outputs.get("Hugging Face fp32", outputs[name])
         same = sum(a == b for a, b in zip(outputs[name], wanted, strict=True))
-        rows.append([options.model, str(options.batch), str(options.beam), name, f"{tokens / statistics.median(times):,.0f}", *faster,
+        rows.append([options.model, str(options.batch), str(options.beam), name,
+            f"{tokens / statistics.median(times):,.0f}", *faster,
                      f"{same} of {options.batch}"])  # fmt: skip
     return rows
 
@@ -146,7 +156,8 @@ def hugging_face_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
     def decode() -> list[list[int]]:
         with torch.inference_mode():
             found = theirs.generate(  # type: ignore[operator]
-                input_ids=source, attention_mask=torch.ones_like(source), num_beams=options.beam, do_sample=False, max_new_tokens=n,
+                input_ids=source, attention_mask=torch.ones_like(source), num_beams=options.beam,
+                    do_sample=False, max_new_tokens=n,
                 min_new_tokens=n,
             )  # fmt: skip
         ids: list[list[int]] = found[:, start:].tolist()
@@ -242,7 +253,8 @@ def peer(model: CausalLM | Seq2Seq) -> nn.Module:
 
     c = model.config
     theirs = GPT2LMHeadModel(GPT2Config(
-        vocab_size=c.vocab_size, n_positions=c.max_len, n_embd=c.d_model, n_layer=c.n_layers, n_head=c.n_heads,
+        vocab_size=c.vocab_size, n_positions=c.max_len, n_embd=c.d_model, n_layer=c.n_layers,
+        n_head=c.n_heads,
         bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD,
     ))  # fmt: skip
     given = to_hf(GPT2_FAMILY.weight_map, named_state(model), c)
@@ -320,5 +332,92 @@ SYSTEMS = {
 }
 
 
+PROMPT, NO_EOS = [3] * 4, 0
+
+
+class Nothing:
+    """A decoder that reads nothing, and whose logits were made before; it never ends a text."""
+
+    training = False
+
+    def __init__(self, vocab_size: int, n_layers: int, most: int) -> None:
+        self.vocab_size = vocab_size
+        self.cache_shape = CacheShape(n_layers, 8, 32, 32, torch.float32, torch.device("cpu"))
+        self.logits = 3 * torch.randn(most, 1, vocab_size, generator=torch.Generator().manual_seed(1))
+        self.logits[:, :, NO_EOS] = -100
+
+    def decode_features(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None
+    ) -> Tensor:
+        return self.logits[:0]
+
+    def decode(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None
+    ) -> Tensor:
+        return self.logits[: len(tokens)]
+
+
+def overhead(parser: argparse.ArgumentParser) -> None:
+    """What a step of decoding costs besides its model: the same calls as ever, of a model that does nothing.
+
+    ./dev bench decode overhead                       every rule, 1 and 16 rows
+    ./dev bench decode overhead --caches paged        with another cache
+    ./dev bench decode overhead --vocabulary 50257    more tokens to choose from
+
+    Counted are the cache's bookkeeping, the choice of the next tokens from random logits, and the engine, not
+    the reading of the
+    tokens: processor time of one thread, a whole call over its steps.
+    """
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--caches", nargs="+", default=["static"])
+    parser.add_argument("--rules", nargs="+", choices=list(RULES), default=list(RULES))
+    parser.add_argument("--vocabulary", type=int, default=8000)
+    parser.add_argument("--layers", type=int, default=4, help="of the cache, 8 heads of 32 each")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    tune_malloc()
+    model = Nothing(options.vocabulary, options.layers, 5 * max(options.batches))
+    cases = list(product(options.rules, options.caches))
+    calls = {
+        f"{rule}, {cache}, {batch}": partial(RULES[rule], model, batch, options.new_tokens, Choice(cache))
+        for (rule, cache), batch in product(cases, options.batches)
+    }
+    seconds = interleaved(calls, options.rounds, clock=time.process_time)
+    rows = [["rule", "cache", *(f"µs, {batch} row{'s' * (batch > 1)}" for batch in options.batches)]]
+    for rule, cache in cases:
+        times = [statistics.median(seconds[f"{rule}, {cache}, {batch}"]) for batch in options.batches]
+        rows.append([rule, cache, *(f"{1e6 * whole / options.new_tokens:,.0f}" for whole in times)])
+    print(table(rows))
+
+
+def search_texts(beam_size: int, model: Nothing, batch: int, steps: int, cache: Choice) -> object:
+    """The likeliest texts, as `polyhead translate` finds them."""
+    prompts, limits = torch.tensor([PROMPT] * batch), [steps] * batch
+    if beam_size == 1:
+        return greedy_search(model, prompts, None, eos_id=NO_EOS, max_new_tokens=limits, cache=cache)
+    return beam_search(
+        model, prompts, None, eos_id=NO_EOS, beam_size=beam_size, max_new_tokens=limits, cache=cache
+    )
+
+
+def draw_texts(sampling: Sampling, model: Nothing, batch: int, steps: int, cache: Choice) -> object:
+    """Texts that are draw_texts, as `polyhead generate` draws them."""
+    return list(
+        generate(model, [PROMPT] * batch, sampling=sampling, eos_id=NO_EOS, max_new_tokens=steps, cache=cache)
+    )
+
+
+Call = Callable[[Nothing, int, int, Choice], object]
+
+RULES: dict[str, Call] = {
+    "greedy": partial(search_texts, 1),
+    "temperature 0.8": partial(draw_texts, Sampling(0.8)),
+    "temperature 0.8, top-k 50, top-p 0.95": partial(draw_texts, Sampling(0.8, 50, 0.95)),
+    "beam 5": partial(search_texts, 5),
+}
+
+
 if __name__ == "__main__":
-    main()
+    run_measurement(__doc__ or "", peers, overhead)

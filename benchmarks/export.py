@@ -1,13 +1,16 @@
-"""What is exported beside the run it was made from: greedy decoding by Polyhead, onnxruntime and CTranslate2, taking turns.
+"""What is exported beside the run it was made from: greedy decoding by Polyhead, onnxruntime and CTranslate2,
+taking turns.
 
-A language model and a translator, random weights; each system in a process of its own. Every output has the same length, so only
-speed differs; the time is that of the whole call, what is read included, by the clock on the wall or, where other work is going
-on, that of the processor (``--clock cpu``, which adds the threads up). onnxruntime is driven by the loop of docs/export.md.
-Random weights leave the first and second token close together, so rounded ones take other turns soon: how many of the first
+A language model and a translator, random weights; each system in a process of its own. Every output has the
+same length, so only speed differs; the time is that of the whole call, what is read included, by the clock on
+the wall or, where other work is going on, that of the processor (``--clock cpu``, which adds the threads up).
+onnxruntime is driven by the loop of docs/export.md.
+Random weights leave the first and second token close together, so rounded ones take other turns soon: how
+  many of the first
 tokens agree says little of trained models.
 
-python benchmarks/export.py                              both models, batch 1 and 16
-python benchmarks/export.py --models language --layers 2 --batches 1
+./dev bench export                              both models, batch 1 and 16
+./dev bench export --models language --layers 2 --batches 1
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from timing import apart, ratio, table
+from _shared import apart, ratio, table
 
 from polyhead import Choice
 from polyhead.config.model import ModelConfig
@@ -41,7 +44,8 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 SIZES = {"d_model": 256, "n_heads": 4, "n_layers": 6, "vocab_size": 8000, "max_len": 256}
 MODELS = {
     "language": {
-        "kind": "decoder", "position": "rope", "norm": "rmsnorm", "norm_first": True, "feed_forward": "swiglu",
+        "kind": "decoder", "position": "rope", "norm": "rmsnorm", "norm_first": True,
+        "feed_forward": "swiglu",
         "d_ff": 684, "scale_embedding": False,
     },
     "translation": {"kind": "encoder-decoder"},
@@ -63,7 +67,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     options = parser.parse_args()
-    print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of {options.n_rounds} interleaved rounds, "
+    print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of "
+          f"{options.rounds} interleaved rounds, "
           f"a process each, {options.clock} clock\n")  # fmt: skip
     rows = [["model", "batch", "system", "tokens/s", "times Polyhead fp32", "first tokens as its"]]
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +108,7 @@ def case(options: argparse.Namespace) -> list[list[str]]:
     seconds: dict[str, list[float]] = {name: [] for name in options.systems}
     with apart({name: partial(timed, name) for name in options.systems}, options) as calls:
         outputs = {name: call()[0] for name, call in calls.items()}
-        for _ in range(options.n_rounds):
+        for _ in range(options.rounds):
             for name, call in calls.items():
                 seconds[name].append(call()[1])
     first = options.systems[0]
@@ -116,7 +121,8 @@ def case(options: argparse.Namespace) -> list[list[str]]:
         ]
         tokens = options.batch * options.new_tokens
         rows.append([options.model, str(options.batch), name, f"{tokens / statistics.median(times):,.0f}",
-                     f"{ratio(seconds[first], times):.2f}", f"{statistics.mean(same):.0f} of {options.new_tokens}"])  # fmt: skip
+                     f"{ratio(seconds[first], times):.2f}", f"{statistics.mean(same):.0f} of "
+                         f"{options.new_tokens}"])  # fmt: skip
     return rows
 
 

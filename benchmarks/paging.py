@@ -1,9 +1,10 @@
-"""What pages are worth: slots that stand empty, memory that beams and samples share, and what a step costs more.
+"""What pages are worth: slots that stand empty, memory that beams and samples share, and what a step costs
+more.
 
-python benchmarks/paging.py lengths --text multi30k/train.de
-python benchmarks/paging.py sharing --run RUN --text multi30k/test_2016_flickr.en
-python benchmarks/paging.py steps            what a step costs with every cache, 12 layers of 768
-python benchmarks/paging.py steps --beams    the same where rows are forked all the time
+./dev bench paging lengths --text multi30k/train.de
+./dev bench paging sharing --run RUN --text multi30k/test_2016_flickr.en
+./dev bench paging steps            what a step costs with every cache, 12 layers of 768
+./dev bench paging steps --beams    the same where rows are forked all the time
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from timing import interleaved, ratio, table
+from _shared import interleaved, ratio, table
 from torch import Tensor
 
 import polyhead as ph
-from polyhead.cache.block_size import choose_block_size, estimate_waste
 from polyhead.cache.factory import make_cache
+from polyhead.cache.paged import choose_block_size, estimate_waste
 from polyhead.config.model import ModelConfig
 from polyhead.config.yaml_io import parse_part
 from polyhead.core.choice import Choice
@@ -32,7 +33,8 @@ from polyhead.models import build
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import KV
 
-CACHES = ["static", "paged,block=16", "growing", "quantized,bits=8", "quantized,bits=4", "low_rank,rank=32", "window,window=256",
+CACHES = ["static", "paged,block_size=16", "growing", "quantized,bits=8", "quantized,bits=4",
+    "low_rank,rank=32", "window,window=256",
           "h2o,budget=256", "subgen,budget=256"]  # fmt: skip
 
 
@@ -84,7 +86,8 @@ def lengths(options: argparse.Namespace) -> None:
     mean = statistics.fmean(found)
     chosen = choose_block_size(mean)
     print(
-        f"{len(found):,} rows of {min(found)} to {max(found)} tokens, {mean:.1f} on average; {options.rows} at once\n"
+        f"{len(found):,} rows of {min(found)} to {max(found)} tokens, {mean:.1f} on average; {options.rows} "
+        "at once\n"
     )
     lines = [
         [
@@ -97,8 +100,10 @@ def lengths(options: argparse.Namespace) -> None:
     ]
     for block in sorted({1, 2, 4, 8, 16, 32, chosen}):
         reserved = 1 - statistics.fmean(found) / max(found)
-        lines.append([f"{block}{' (chosen)' if block == chosen else ''}", percent(measure_full_waste(found, block)), percent(estimate_waste(block, mean)),
-                      percent(measure_growing_waste(found, block, options.rows)), percent(reserved)])  # fmt: skip
+        lines.append([f"{block}{' (chosen)' if block == chosen else ''}", percent(measure_full_waste(found,
+            block)), percent(estimate_waste(block, mean)),
+                      percent(measure_growing_waste(found, block, options.rows)),
+                          percent(reserved)])  # fmt: skip
     print(table(lines))
 
 
@@ -108,7 +113,7 @@ def token_counts(options: argparse.Namespace) -> list[int]:
     if options.run is not None:
         encoded = ph.load(options.run).tokenizer.encode(texts)
     else:
-        made = TOKENIZER.build(Choice("bpe"), texts, options.load_legacy_tokenizer)
+        made = TOKENIZER.build(Choice("bpe"), texts, options.vocabulary)
         encoded = [found.ids for found in made.encode_batch(texts, add_special_tokens=False)]
     return [len(ids) + 1 for ids in encoded]
 
@@ -132,30 +137,37 @@ def sharing(options: argparse.Namespace) -> None:
             ]
             peaks, blocks = [one.peak for one in seen], {one.block_size for one in seen}
             chosen = f"{min(blocks)} to {max(blocks)} (chosen)" if block is None else str(block)
-            lines.append([str(way), chosen, percent(statistics.fmean(peaks)), percent(statistics.fmean(one.mean for one in seen)),
+            lines.append([str(way), chosen, percent(statistics.fmean(peaks)),
+                percent(statistics.fmean(one.mean for one in seen)),
                           percent(max(peaks)), percent(min(peaks))])  # fmt: skip
     print(
-        f"{len(texts):,} texts of {said:.0f} tokens on average, one at a time; pages held against those of rows that share nothing\n"
+        f"{len(texts):,} texts of {said:.0f} tokens on average, one at a time; pages held against those of "
+        "rows that share nothing\n"
     )
     print(table(lines))
 
 
 def steps(options: argparse.Namespace) -> None:
-    """Time of a decoding step with each cache, in turn; the numbers in the cache do not matter to the clock."""
+    """Time of a decoding step with each cache, in turn; the numbers in the cache do not
+    matter to the clock.
+    """
     heads = options.width // 64
-    config = ModelConfig(kind="decoder", vocab_size=1000, d_model=options.width, n_heads=heads, n_layers=options.layers,
-                         n_decoder_layers=options.layers, d_ff=4 * options.width, position="rope", max_len=4096)  # fmt: skip
+    config = ModelConfig(kind="decoder", vocab_size=1000, d_model=options.width, n_heads=heads,
+        n_layers=options.layers,
+                         n_decoder_layers=options.layers, d_ff=4 * options.width, position="rope",
+                         max_len=4096)  # fmt: skip
     model = build(config, seed=0).eval()
-    model = model if options.strip_opening else pack_model(model)
+    model = model if options.plain else pack_model(model)
     print(
-        f"{options.layers} layers of {options.width}, fp32, {options.threads} threads, medians of {options.n_rounds} rounds in turns\n"
+        f"{options.layers} layers of {options.width}, fp32, {options.threads} threads, medians of "
+        f"{options.rounds} rounds in turns\n"
     )
     choices = {name: Choice.from_config(parse_part(name)) for name in options.caches}
     lines = [["rows", "past", "cache", "ms", "more than the first", "MiB"]]
     for n in options.batches:
         for past in options.past:
             caches = {
-                name: filled(model.cache_shape, choice, n, past, options.n_rounds + 8)
+                name: filled(model.cache_shape, choice, n, past, options.rounds + 8)
                 for name, choice in choices.items()
             }
             at, tokens = dict.fromkeys(caches, past), torch.ones(n, 1, dtype=torch.long)
@@ -170,11 +182,11 @@ def steps(options: argparse.Namespace) -> None:
                                 torch.arange(n) // 2
                             ].tolist()
                         )
-                    caches[name].begin(range(n), pos)
+                    caches[name].prepare_step(range(n), pos)
                     model.decode(tokens, pos, caches[name], None)
 
             seconds = interleaved(
-                {name: lambda name=name: step(name) for name in caches}, options.n_rounds, warmup=2
+                {name: lambda name=name: step(name) for name in caches}, options.rounds, warmup=2
             )  # type: ignore[misc]
             for name, times in seconds.items():
                 more = ratio(times, seconds[options.caches[0]]) - 1
@@ -195,7 +207,9 @@ def steps(options: argparse.Namespace) -> None:
 
 @torch.inference_mode()
 def filled(shape: CacheShape, choice: Choice, n: int, past: int, more: int) -> Cache:
-    """A cache of n rows that hold so many tokens, and have room for more; after a prompt they came a few at a time, as texts grow."""
+    """A cache of n rows that hold so many tokens, and have room for more; after a prompt they came a few at
+    a time, as texts grow.
+    """
     cache = make_cache(choice, shape, n, past + more)
     for pos in chunks(past, n):
         cache.prepare_step(range(n), pos)

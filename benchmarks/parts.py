@@ -1,11 +1,13 @@
 """What a part costs: one training step with every registered part in the place of that of the base design.
 
-python benchmarks/parts.py                      all kinds
-python benchmarks/parts.py position norm        some
-python benchmarks/parts.py position --with position=rope,layout=interleaved,fraction=0.5
+./dev bench parts                      all kinds
+./dev bench parts position norm        some
+./dev bench parts position --with position=rope,layout=interleaved,fraction=0.5
 
-The base design is the preset as it stands, at the learning task of a translator: random tokens, sources of all lengths
-from half the longest on. Designs take turns step by step in one process, on the same batches. With one thread a step is what it keeps the processor busy, so that other programs on the machine count less; with more it is
+The base design is the preset as it stands, at the learning task of a translator: random tokens, sources of
+  all lengths
+from half the longest on. Designs take turns step by step in one process, on the same batches. With one thread
+a step is what it keeps the processor busy, so that other programs on the machine count less; with more it is
 the time on the clock. The ratio is the median of those of the rounds, the spread their quartiles.
 """
 
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from timing import table
+from _shared import table
 from torch import nn
 
 from polyhead.config.model import ModelConfig
@@ -28,6 +30,7 @@ from polyhead.data.batching.collate import PairBatch
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.models import build, preset_config
 from polyhead.nn.loss import cross_entropy
+from polyhead.nn.validate_model import check_model
 from polyhead.train.precision import ResolvedPrecision, autocast
 from train import SMOOTHING, stepper
 
@@ -63,7 +66,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     batches = some_batches(options)
     print(f"{options.preset}, {options.precision}, {options.rows} rows of up to {options.length} tokens, "
-          f"{options.threads} threads, {options.n_rounds} interleaved rounds")  # fmt: skip
+          f"{options.threads} threads, {options.rounds} interleaved rounds")  # fmt: skip
     for kind in options.kinds or KINDS:
         print(f"\n{kind}\n" + "\n".join(measured(kind, options, batches)), flush=True)
 
@@ -90,11 +93,11 @@ def measured(kind: str, options: argparse.Namespace, batches: list[PairBatch]) -
         if name == own.name:
             continue
         try:
-            designs[name] = ModelConfig(**(base.model_dump() | {kind: choice}))
+            designs[name] = check_model(ModelConfig(**(base.model_dump() | {kind: choice})))
         except ValueError as error:
             refused.append(f"{name}: {error}")
     steps = {name: step(config, batches, options.precision) for name, config in designs.items()}
-    seconds = taken(steps, options.n_rounds, time.perf_counter if options.threads > 1 else time.process_time)
+    seconds = taken(steps, options.rounds, time.perf_counter if options.threads > 1 else time.process_time)
     gc.collect()
     first = next(iter(seconds.values()))
     rows = [[kind, "ms", "times the base", "spread"]]
@@ -135,7 +138,9 @@ def step(config: ModelConfig, batches: list[PairBatch], precision: ResolvedPreci
 def taken(
     steps: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Seconds of a step, name -> one figure a round; the order turns, so that nobody always follows the same one."""
+    """Seconds of a step, name -> one figure a round; the order turns, so that nobody always follows the same
+    one.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     for turn in range(rounds + 2):

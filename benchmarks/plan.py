@@ -1,10 +1,11 @@
 """Plans against the runs they are plans of: batches of an epoch, seconds of an update, bytes of training.
 
-python benchmarks/plan.py --data DIR              the recipes of the table in docs/cost.md, with the text in folders of DIR
-python benchmarks/plan.py recipe.yaml [KEY=VALUE ...]
+./dev bench plan --data DIR              the recipes of the table in docs/cost.md, with the text in folders of
+DIR ./dev bench plan recipe.yaml [KEY=VALUE ...]
 
-A plan and a training follow each other, round by round, each in a process of its own. The training is the loop of
-`polyhead train` with its batches in their order, without evaluations. With one thread both are timed by the processor.
+A plan and a training follow each other, round by round, each in a process of its own. The training is the
+loop of `polyhead train` with its batches in their order, without evaluations. With one thread both are timed
+by the processor.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from timing import table
+from _shared import memory, table
 
-from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.config.recipe import Recipe
 from polyhead.estimate import data_sample as looked_at
-from polyhead.estimate import plan
 from polyhead.estimate.data_sample import open_data_sample
+from polyhead.estimate.plan import estimate
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.lab.interleaved_timing import pick_clock
 from polyhead.models import build
+from polyhead.run.recipe import load_recipe
 from polyhead.train.eta import EtaReporter
 from polyhead.train.loop import train_model
 from polyhead.train.train_state import TrainState
@@ -72,15 +74,16 @@ def main() -> None:
     options = parser.parse_args()
     wanted = {
         name: (str(ROOT / "recipes" / f"{ROWS[name][0]}.yaml"), placed(ROWS[name][1], options.data))
-        for name in options.require
+        for name in options.only
     }
     if options.recipe:
         wanted = {Path(options.recipe).stem: (options.recipe, options.changes)}
-    rows = [["recipe", "parameters", "batches an epoch: planned, real", "ms an update: planned, measured", "error, each round",
+    rows = [["recipe", "parameters", "batches per epoch: planned, real", "ms an update: planned, measured",
+        "error, each round",
              "MB: planned, measured"]]  # fmt: skip
     for name, (recipe, changes) in wanted.items():
         rounds = []
-        for _ in range(options.n_rounds):
+        for _ in range(options.rounds):
             planned = apart(planned_of, recipe, changes, options.seconds)
             steps = max(12, round(2 * options.seconds / planned.update))
             rounds.append((planned, apart(trained, recipe, changes, min(steps, 1000))))
@@ -90,9 +93,11 @@ def main() -> None:
             (statistics.median(pair[i].update for pair in rounds) for i in (0, 1)),
         )
         rows.append([
-            name, f"{said.parameters:,}" + ("" if said.parameters == done.parameters else f" != {done.parameters:,}"),
+            name, f"{said.parameters:,}" + ("" if said.parameters == done.parameters
+                else f" != {done.parameters:,}"),
             f"{said.batches:,.0f}, {done.batches:,.0f}", f"{1e3 * ours:,.0f}, {1e3 * real:,.0f}",
-            ", ".join(f"{error:+.0%}" for error in errors), f"{said.nbytes / 1e6:,.0f}, {done.nbytes / 1e6:,.0f}",
+            ", ".join(f"{error:+.0%}" for error in errors), f"{said.nbytes / 1e6:,.0f}, "
+                f"{done.nbytes / 1e6:,.0f}",
         ])  # fmt: skip
         print(table([rows[0], rows[-1]]), flush=True)
     print("\n" + table(rows))
@@ -115,7 +120,9 @@ def apart(work: Callable[..., Seen], *given: Any) -> Seen:
 def planned_of(recipe: str, changes: list[str], seconds: float) -> Seen:
     """What a plan says."""
     tune_malloc()
-    made = plan(load_recipe(recipe, changes), decode_rows=(), context=8, seconds=seconds, clock=pick_clock())
+    made = estimate(
+        load_recipe(recipe, changes), decode_rows=(), context=8, seconds=seconds, clock=pick_clock()
+    )
     assert made.time is not None and made.batches is not None, made.notes
     return Seen(made.parameters, made.batches, made.time.update, made.memory.total or 0)
 
@@ -126,13 +133,13 @@ class Told:
     def __init__(self) -> None:
         self.rows: list[Any] = []
 
-    def train(self, row: Any) -> None:
+    def log_train(self, row: Any) -> None:
         self.rows.append(row)
 
-    def valid(self, row: Any) -> None:
+    def log_valid(self, row: Any) -> None:
         pass
 
-    def say(self, line: str) -> None:
+    def info(self, line: str) -> None:
         pass
 
     def close(self) -> None:
@@ -140,7 +147,9 @@ class Told:
 
 
 def trained(recipe: str, changes: list[str], steps: int) -> Seen:
-    """What a training of so many steps is: seconds behind the first tenth of them, bytes beyond those before the model."""
+    """What a training of so many steps is: seconds behind the first tenth of them, bytes beyond those before
+    the model.
+    """
     tune_malloc()
     looked_at._MAX_SPLIT_BYTES = 1 << 62  # all of the text
     read: Recipe = load_recipe(recipe, changes)
@@ -149,8 +158,9 @@ def trained(recipe: str, changes: list[str], steps: int) -> Seen:
         config = read.model.with_vocabulary(texts.vocab_size, texts.task.labels)
         texts.task.evaluate = lambda *_: {"loss": 0.0}  # type: ignore[method-assign]
         short = read.train.model_copy(
-            update={"steps": steps, "epochs": None, "log_every": max(1, steps // 10), "eval_every": 10**9, "save_every": 10**9,
-                    "patience": None, "metric": "loss"}
+            update={"steps": steps, "epochs": None, "log_every": max(1, steps // 10), "eval_every": 10**9,
+                "save_every": 10**9,
+                    "patience": None, "best_metric": "loss"}
         )  # fmt: skip
         before = memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
@@ -167,12 +177,6 @@ def trained(recipe: str, changes: list[str], steps: int) -> Seen:
             update,
             memory("VmHWM") - before,
         )
-
-
-def memory(name: str) -> int:
-    """Bytes of this process, now or at the most."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 if __name__ == "__main__":

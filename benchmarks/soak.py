@@ -1,13 +1,17 @@
-"""A service and trainings beside each other for hours, with faults among what they meet: does anything grow, is anything lost?
+"""A service and trainings beside each other for hours, with faults among what they meet: does anything grow,
+is anything lost?
 
-Requests of all kinds come by chance (a Poisson process), far below what the service bears. One in a hundred is a fault: a
-client that leaves, before it has asked or while it is answered; one that stops reading, or sends nothing; what is no HTTP,
-no JSON, too large, or asks for what is not there. Every other request must be answered whole. Meanwhile trainings
-run: each is interrupted (Ctrl-C) after about ten minutes, and the next process goes on from its checkpoint. Of every process
-memory, files and threads are counted; of files those that are no connection, because these come and go with the clients.
+Requests of all kinds come by chance (a Poisson process), far below what the service bears. One in a hundred
+is a fault: a client that leaves, before it has asked or while it is answered; one that stops reading, or
+sends nothing; what is no HTTP, no JSON, too large, or asks for what is not there. Every other request must be
+answered whole. Meanwhile trainings
+run: each is interrupted (Ctrl-C) after about ten minutes, and the next process goes on from its checkpoint.
+  Of every process
+memory, files and threads are counted; of files those that are no connection, because these come and go with
+the clients.
 
-python benchmarks/soak.py                          two hours
-python benchmarks/soak.py --minutes 10 --turn 2    shorter
+./dev bench soak                          two hours
+./dev bench soak --minutes 10 --turn 2    shorter
 """
 
 from __future__ import annotations
@@ -33,9 +37,8 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 import psutil
-from load import gauges, judged, slope
-from serving import make, prompts, service
-from timing import table
+from _shared import table
+from serving import gauges, judged, make, prompts, service, slope
 
 FAULTS = 0.01  # of all requests
 BUSY = "refused, as too many waited"  # where other work leaves the service too little of the machine
@@ -43,7 +46,7 @@ NEW, LONG = 64, 400  # tokens of an answer, and of one that nobody reads
 CUT = 60.0  # seconds in which who stops reading or sending must have been cut off
 RECIPE = """\
 task: language-model
-data: {train: text.txt, valid_share: 0.05, max_len: 64}
+data: {train: text.txt, valid_fraction: 0.05, max_len: 64}
 tokenizer: {kind: char}
 model: {d_model: 64, n_layers: 2, n_heads: 2, max_len: 64}
 train: {steps: 100000000, max_tokens: 1024, eval_every: 100, save_every: 100, threads: 1, ema: 0.99}
@@ -188,6 +191,8 @@ def updates(folder: Path) -> str:
     """What the trainings wrote: how many updates, and that none is missing or twice."""
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     seen = [row["step"] for row in rows if row["split"] == "valid"]
+    if not seen:
+        return f"{max((row['step'] for row in rows), default=0):,}; no evaluation yet"
     missing = set(range(seen[0], seen[-1] + 1, 100)) - set(seen)
     return (
         f"{seen[-1]:,}; {len(seen):,} evaluations, {len(seen) - len(set(seen))} twice, {len(missing)} missing"
@@ -215,7 +220,12 @@ async def rain(options: argparse.Namespace, place: SplitResult, ends: Counter[st
 
 async def right(place: SplitResult, prompt: list[int], kind: float, ends: Counter[str]) -> None:
     """A request that deserves an answer: a stream, a whole text, tokens of a text, or the service's state."""
-    body: dict[str, object] = {"prompt": prompt, "max_tokens": NEW, "temperature": 0, "stream": kind < 0.6}
+    body: dict[str, object] = {
+        "prompt": prompt,
+        "max_tokens": NEW,
+        "temperature": 0,
+        "stream": kind < 0.6,
+    }
     if kind < 0.8:
         answer = await ask(place, "/v1/completions", body)
         if b" 429 " in answer[:20]:

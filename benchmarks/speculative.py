@@ -1,7 +1,7 @@
 """What guesses are worth: how many come true, and how long a language model takes with them and without.
 
-python benchmarks/speculative.py texts --run RUN --draft SMALL_RUN --text wikitext-2/test.txt.gz
-python benchmarks/speculative.py steps
+./dev bench speculative texts --run RUN --draft SMALL_RUN --text wikitext-2/test.txt.gz
+./dev bench speculative steps
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import interleaved, ratio, table
+from _shared import interleaved, ratio, table
 from torch import Tensor
 
 import polyhead as ph
@@ -88,11 +88,11 @@ class Counted:
         self.proposer = proposer
         self.guessed = self.rows = 0  # tokens, and rows of steps
 
-    def begin(self, prompts: Sequence[Sequence[int]], conditions: DraftContext) -> Counted:
+    def start(self, prompts: Sequence[Sequence[int]], conditions: DraftContext) -> Counted:
         self.inner: Drafter = self.proposer.start(prompts, conditions)
         return self
 
-    def guess(
+    def propose(
         self, texts: Sequence[Sequence[int]], streams: Sequence[int], most: Sequence[int]
     ) -> list[DraftTokens]:
         found = self.inner.propose(texts, streams, most)
@@ -102,19 +102,22 @@ class Counted:
         )
         return found
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def reorder(self, rows: Sequence[int]) -> None:
         self.inner.reorder(rows)
 
 
 def texts(options: argparse.Namespace) -> None:
-    """Continuations of passages, and of passages that have just been said once: each round another, ways in turns."""
+    """Continuations of passages, and of passages that have just been said once: each round another, ways in
+    turns.
+    """
     run = ph.load(options.run, fast=True)
     opened = gzip.open if options.text.suffix == ".gz" else open
     with opened(options.text, "rt", encoding="utf-8") as file:
         (ids,) = run.tokenizer.encode([file.read(2_000_000)])
-    ways = {name: choice for name, choice in WAYS.items() if choice.name != "draft" or options.draft_model}
-    proposers = {name: made(choice, run, options.draft_model) for name, choice in ways.items()}
-    print(f"{options.new_tokens} new tokens, {said_of(options)}, medians of {options.n_rounds} rounds in turns; true: share of "
+    ways = {name: choice for name, choice in WAYS.items() if choice.name != "draft" or options.draft}
+    proposers = {name: made(choice, run, options.draft) for name, choice in ways.items()}
+    print(f"{options.new_tokens} new tokens, {said_of(options)}, medians of {options.rounds} rounds in "
+          "turns; true: share of "
           "guesses that stay; a step: tokens said in one, by each text\n")  # fmt: skip
     lines = [["prompt", "temperature", "texts", "guesses", "true", "a step", "tokens/s", "times as fast"]]
     for again in (False, True):
@@ -122,7 +125,7 @@ def texts(options: argparse.Namespace) -> None:
             for n in options.batches[:1] if again else options.batches:
                 prompts = [
                     [cut(ids, i * n + j, options.prompt, again) for j in range(n)]
-                    for i in range(options.n_rounds + 1)
+                    for i in range(options.rounds + 1)
                 ]
                 lines += compared(run, proposers, prompts, temperature, options)
                 for line in lines[-1 - len(proposers) :]:
@@ -154,7 +157,8 @@ def compared(
     options: argparse.Namespace,
 ) -> list[list[str]]:
     """A line for plain decoding and one for each proposer; the first prompts warm up."""
-    rest: dict[str, Any] = {"sampling": Sampling(temperature), "eos_id": NEVER, "max_new_tokens": options.new_tokens,
+    rest: dict[str, Any] = {"sampling": Sampling(temperature), "eos_id": NEVER,
+        "max_new_tokens": options.new_tokens,
                             "max_len": run.config.max_len}  # fmt: skip
     turn = dict.fromkeys(["plain", *proposers], 0)
     counted = {name: Counted(proposer) for name, proposer in proposers.items()}
@@ -168,7 +172,7 @@ def compared(
         assert len(said) == len(given) * options.new_tokens
 
     seconds = interleaved(
-        {name: lambda name=name: say(name) for name in turn}, options.n_rounds, clock=clock(options)
+        {name: lambda name=name: say(name) for name in turn}, options.rounds, clock=clock(options)
     )  # type: ignore[misc]
     n = len(prompts[0])
     lines = []
@@ -177,7 +181,7 @@ def compared(
         if name == "plain":
             lines.append(["", "", "", name, "", "1", speed, "1"])
             continue
-        said = n * options.new_tokens * (options.n_rounds + 1)
+        said = n * options.new_tokens * (options.rounds + 1)
         guessed, rows = counted[name].guessed, counted[name].rows
         true = f"{100 * (said - rows) / max(1, guessed):.0f} %"
         lines.append(
@@ -187,12 +191,17 @@ def compared(
 
 
 def steps(options: argparse.Namespace) -> None:
-    """What a step of several tokens costs against one of one token; the weights do not matter to the clock."""
-    config = ModelConfig(kind="decoder", vocab_size=8000, d_model=options.width, n_heads=options.width // 64, d_ff=4 * options.width,
-                         n_layers=options.layers, n_decoder_layers=options.layers, position="rope", max_len=4096)  # fmt: skip
+    """What a step of several tokens costs against one of one token; the weights do not
+    matter to the clock.
+    """
+    config = ModelConfig(kind="decoder", vocab_size=8000, d_model=options.width, n_heads=options.width // 64,
+        d_ff=4 * options.width,
+                         n_layers=options.layers, n_decoder_layers=options.layers, position="rope",
+                         max_len=4096)  # fmt: skip
     model = pack_model(build(config, seed=0).eval())
     print(
-        f"{options.layers} layers of {options.width}, fp32, {said_of(options)}, 128 tokens before, {options.n_rounds} rounds\n"
+        f"{options.layers} layers of {options.width}, fp32, {said_of(options)}, 128 tokens before, "
+        f"{options.rounds} rounds\n"
     )
     widths = [1, 2, 3, 5, 7, 8, 9, 17]
     lines = [["rows", "1 token ms", *(f"{k} tokens" for k in widths[1:])]]
@@ -208,7 +217,7 @@ def steps(options: argparse.Namespace) -> None:
             at = {k: torch.arange(128, 128 + k).expand(n, -1) for k in widths}
             seconds = interleaved(
                 {str(k): lambda pos=pos: read(pos) for k, pos in at.items()},
-                options.n_rounds,
+                options.rounds,
                 clock=clock(options),
             )  # type: ignore[misc]
         more = [f"{ratio(seconds[str(k)], seconds['1']):.2f}" for k in widths[1:]]

@@ -1,4 +1,5 @@
-"""Draws docs/demo.svg from a run of the demo: how the loss fell, and what one head looks at while it translates a text.
+"""Draws docs/demo.svg from a run of the demo: how the loss fell, and what one head looks at while it
+translates a text.
 
 python docs/demo.py runs/demo "a text"
 """
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.core.errors import UserError
-from polyhead.introspect.attention_map import AttentionMap, heat_map_svg
+from polyhead.introspect.attention_map import AttentionMap
 from polyhead.run.load import load
 from polyhead.train.loggers import read_metrics
+from polyhead.viz.attention_page import heat_map_svg
 from polyhead.viz.html_page import save_page
-from polyhead.viz.svg_charts import line_chart
+from polyhead.viz.plot import line_chart
 from polyhead.viz.training_report import metric_curves
 
 HERE = Path(__file__).parent
@@ -43,7 +45,8 @@ def write_figure(
     total = CHART_WIDTH + heat_width + 3 * MARGIN, height + HEAD + MARGIN
     right = CHART_WIDTH + 2 * MARGIN
     legend = "".join(
-        f'<g transform="translate({MARGIN + 14 + 110 * i} 52)"><line class="curve c{i}" x2="14" y1="-4" y2="-4"/>'
+        f'<g transform="translate({MARGIN + 14 + 110 * i} 52)"><line class="curve c{i}" x2="14" y1="-4" '
+        'y2="-4"/>'
         f'<text class="label" x="20">{escape(curve.name)}</text></g>'
         for i, curve in enumerate(loss)
     )

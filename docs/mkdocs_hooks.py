@@ -1,6 +1,8 @@
-"""What mkdocs.yml needs beyond settings: the READMEs as first pages, the Chinese pages, and links that leave docs/.
+"""What mkdocs.yml needs beyond settings: the READMEs as first pages, the Chinese pages, and links that leave
+docs/.
 
-The pages stay as they are read in the repository: a link to a file outside of docs/ becomes one to the repository's page.
+The pages stay as they are read in the repository: a link to a file outside of docs/ becomes one to the
+  repository's page.
 """
 
 from __future__ import annotations

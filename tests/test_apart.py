@@ -1,4 +1,5 @@
-"""What is trained, judged, used and served speaks to nobody else, and what is used is not written to nor executed.
+"""What is trained, judged, used and served speaks to nobody else, and what is used is not written to nor
+executed.
 
 All of it happens in a process whose own audit hook sees what Python opens, connects to, imports and starts.
 """
@@ -86,17 +87,17 @@ def served(run, *requests):
         does("serve", run, "--port", "0", "--threads", "1")
     finally:
         sys.stdout = plain
-"""
+"""  # noqa: E501
 MAKES = r"""
 from polyhead.run.run import Run
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 does("train", "dogs.yaml")
 tokenizer = train_tokenizer(["a dog barks ."] * 9, ph.Choice("bpe"), 280)
-config = ph.ModelConfig(kind="encoder", labels=("bad", "good"), pooling=ph.Choice("mean"), head=False, vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, max_len=32)
+config = ph.ModelConfig(kind="encoder", labels=("bad", "good"), pooling=ph.Choice("mean"), lm_head=False, vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, max_len=32)
 Run(ph.build(config), tokenizer, GenerationConfig()).save(Path("runs/judge"))
 print(json.dumps(seen))
-"""
+"""  # noqa: E501
 USES = r"""
 closed.append(os.path.realpath("runs"))
 (step,) = Path("runs/dogs/checkpoints").glob("step-*")
@@ -110,7 +111,7 @@ served("runs/dogs", ("/v1/translations", {"input": "ein hund"}), ("/v1/score", {
 served("runs/judge", ("/v1/classify", {"input": "a dog"}), ("/v1/embeddings", {"input": "http://example.org/"}))
 print()
 print(json.dumps(seen))
-"""
+"""  # noqa: E501
 
 
 def child(script: str, place: Path, traced: bool = False) -> list[list[str]]:

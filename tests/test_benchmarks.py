@@ -1,7 +1,10 @@
-"""What the benchmarks compare with must be the same model, or the comparison says nothing; and all of them run."""
+"""What the benchmarks compare with must be the same model, or the comparison says nothing; and all of them
+run.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -29,30 +32,30 @@ SIZES = {
 }
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SMALLEST = """
-adapters --preset tiny --vocabulary 100 --rows 1 --length 16 --updates 1
-attention --rounds 1
-decode --models base --batches 1 --beams 1 --layers 1 --rounds 1 --new-tokens 2
-encode {en} --limit 8 --rounds 1
+decode overhead --rounds 1 --batches 1 --new-tokens 4
+decode peers --models base --batches 1 --beams 1 --layers 1 --rounds 1 --new-tokens 2
 export --models language --layers 1 --batches 1 --rounds 1 --new-tokens 2
-language --text {en} --rounds 1
-linear --rounds 1 --lengths 64 --past 1024 --chunks 16
-load --held 3 --beyond 2 --streams 2
-optimizers --presets tiny --rounds 1
+kernels attention --rounds 1
+kernels encode {en} --limit 8 --rounds 1
+kernels linear --rounds 1 --lengths 64 --past 1024 --chunks 16
 paging lengths --text {en}
 paging sharing --run {run} --text {en} --limit 3
 paging steps --rounds 1 --batches 1 --past 128 --layers 1 --width 64
 parts norm --rounds 2 --rows 2
-plan {run}/recipe.yaml --rounds 1
-products --rounds 1
-ranks --rounds 2 --sentences 1500 --vocab-size 500
-serving --models tiny --clients 2 --rounds 1
-shortlist {en} {zh} --preset tiny --vocab-size 400 --lines 4 --rounds 1
+plan {run}/recipe.yaml --rounds 1 --seconds 2
+serving http --models tiny --clients 2 --rounds 1
+serving load --held 3 --beyond 2 --streams 2
 soak --minutes 0.5 --turn 0.2
 speculative steps --rounds 1 --batches 1 --new-tokens 4 --layers 1 --width 64
-steps --rounds 1 --batches 1 --new-tokens 4
-terms {run} {en} {zh} --lines 3
-train --rounds 1 --max-tokens 300
-translate --preset tiny --vocab-size 200 --batch 2 --new-tokens 4 --rounds 1
+train language --text {en} --rounds 1
+train optimizers --presets tiny --rounds 1
+train peers --rounds 1 --max-tokens 300
+translate peers --preset tiny --vocab-size 200 --batch 2 --new-tokens 4 --rounds 1
+translate shortlist {en} {zh} --preset tiny --vocab-size 400 --lines 4 --rounds 1
+translate terms {run} {en} {zh} --lines 3
+update adapters --preset tiny --vocabulary 100 --rows 1 --length 16 --updates 1
+update products --models tiny --rounds 1
+update ranks --rounds 2 --sentences 1500 --vocab-size 500
 """
 CASES = [line.split() for line in SMALLEST.strip().splitlines()]
 
@@ -63,7 +66,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("benchmarks")
     en, zh = write_corpus(folder, n=600, n_valid=20, n_test=20)["train"]
     recipe = f"""
-        data: {{train: ["{en}", "{zh}"], valid_share: 0.05}}
+        data: {{train: ["{en}", "{zh}"], valid_fraction: 0.05}}
         tokenizer: {{vocab_size: 300}}
         model: {{preset: tiny}}
         train: {{steps: 2, max_tokens: 200}}
@@ -89,13 +92,25 @@ def test_it_runs(case: list[str], given: dict[str, Path]) -> None:
 
 
 def test_none_is_left_out() -> None:
-    no_benchmarks = {"peers", "timing"}
-    assert {case[0] for case in CASES} == {file.stem for file in BENCHMARKS.glob("*.py")} - no_benchmarks
+    """Neither a file nor one of the measurements that it names."""
+    files = set(BENCHMARKS.glob("[!_]*.py"))
+    assert {case[0] for case in CASES} == {file.stem for file in files}
+    for file in files:
+        for names in re.findall(r"run_measurement\(__doc__ or \"\", (.*)\)", file.read_text()):
+            assert {case[1] for case in CASES if case[0] == file.stem} == set(names.split(", "))
+
+
+def test_an_unknown_measurement_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "kernels.py", "liner"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "unknown measurement 'liner'; known: linear, attention, encode" in done.stderr
 
 
 @pytest.fixture(scope="module")
 def peers() -> ModuleType:
-    spec = spec_from_file_location("peers", BENCHMARKS / "peers.py")
+    spec = spec_from_file_location("_shared", BENCHMARKS / "_shared.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

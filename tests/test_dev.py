@@ -1,4 +1,6 @@
-"""The script that sets up a clone: installs once, takes the torch that fits, passes arguments through, says what is wrong."""
+"""The script that sets up a clone: installs once, takes the torch that fits, passes arguments through, says
+what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,8 @@ def test_without_an_nvidia_device_torch_is_the_build_for_cpus(
     assert dev.install("all") == 0
     assert made.torch() == [CPU]
     assert (
-        "dev: no NVIDIA device here, so torch's build for CPUs is taken; './dev --torch cuda VERB' takes the other\n"
-        in capsys.readouterr().err
+        "dev: no NVIDIA device here, so torch's build for CPUs is taken; './dev --torch cuda VERB' takes "
+        "the other\n" in capsys.readouterr().err
     )
 
 
@@ -143,12 +145,12 @@ def test_the_build_of_torch_can_be_chosen(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--torch"], "unknown build of torch 'nothing'; there are: cpu, cuda, or the URL of an index"),
+        (["--torch"], "unknown build of torch 'nothing'; known: cpu, cuda, or the URL of an index"),
         (
             ["--torch", "gpu", "demo"],
-            "unknown build of torch 'gpu'; there are: cpu, cuda, or the URL of an index",
+            "unknown build of torch 'gpu'; known: cpu, cuda, or the URL of an index",
         ),
-        (["--torch", "cpu"], "--torch cpu: name a verb as well; there are: install, demo, test"),
+        (["--torch", "cpu"], "--torch cpu: name a verb as well; known: install, demo, test"),
     ],
 )
 def test_a_faulty_choice_of_torch_is_refused(
@@ -233,5 +235,6 @@ def test_help_and_unknown_verbs_need_no_installation() -> None:
     done = run("tset")
     assert (done.returncode, done.stderr) == (
         2,
-        "dev: unknown verb 'tset'; there are: install, demo, test, lint, docs, bench, acceptance, package, site\n",
+        "dev: unknown verb 'tset'; known: install, demo, test, lint, docs, bench, acceptance, "
+        "package, site\n",
     )

@@ -27,8 +27,9 @@ from polyhead.cli.recipe_keys import list_keys
 from polyhead.cli.verbs import VERBS
 from polyhead.config import yaml_io
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.config.recipe import Recipe
 from polyhead.core.registry import ALL_REGISTRIES, Registry
+from polyhead.run.recipe import load_recipe, validate_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -51,7 +52,8 @@ EXCERPT = re.compile(r"# (src/\S+)\n")
 FILE = re.compile(r"# ((?!src/)\S+/\S+\.py)\n")
 SHOWN_BY_ACTING = {"docs/own_parts.md", "docs/export.md"}  # pages whose blocks for the shell are run as well
 TINY = {
-    "tokenizer.vocab_size": 280, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.max_len": 128,
+    "tokenizer.vocab_size": 280, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2,
+    "model.max_len": 128,
     "train.steps": 4, "train.max_tokens": 512, "train.save_every": 2, "train.log_every": 2, "train.ema": 0.9,
 }  # fmt: skip
 SHORT = {"generation.max_length_ratio": 1.0, "generation.max_length_extra": 2}  # translations
@@ -171,7 +173,9 @@ def act(line: str) -> None:
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory to stand in, with the files that the pages tell to write; what is imported from it is forgotten."""
+    """A directory to stand in, with the files that the pages tell to write; what is imported from it is
+    forgotten.
+    """
     monkeypatch.chdir(tmp_path)
     for page in PAGES:
         for fence in fences(page.read_text()):
@@ -298,9 +302,9 @@ def parse(verb: str, arguments: list[str]) -> None:
         tree = guide_recipe()
         for place, value in yaml_io.parse_overrides(changes, Recipe):
             yaml_io.assign(tree, place, value, Recipe)
-        if tree["data"].get("valid_share"):  # of another recipe, which names no files
+        if tree["data"].get("valid_fraction"):  # of another recipe, which names no files
             del tree["data"]["valid"]
-        Recipe.model_validate(tree)
+        validate_recipe(tree)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -308,9 +312,9 @@ def test_recipes_are_valid(page: Path, beside: Path) -> None:
     for fence in fences(page.read_text()):
         if fence.language == "yaml":
             given = yaml_io.parse_yaml(fence.text)
-            shared = "valid_share" in given.get("data", {})
+            shared = "valid_fraction" in given.get("data", {})
             base = {"data": {"train": ["a"], **({} if shared else {"valid": ["b"]})}, "train": {"steps": 1}}
-            Recipe.model_validate(given | {key: base[key] | given.get(key, {}) for key in base})
+            validate_recipe(given | {key: base[key] | given.get(key, {}) for key in base})
 
 
 def test_the_recipes_folder_is_listed_and_loads() -> None:
@@ -327,7 +331,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         file, _, anchor = target.partition("#")
         path = (page.parent / file).resolve() if file else page
-        assert path.exists(), f"{name(page)} links to {target}, which is not there"
+        assert path.exists(), f"{name(page)} links to {target}, which is missing"
         if anchor:
             assert anchor in map(slug, headings(path.read_text())), f"{name(page)}: no heading {target}"
 
@@ -382,7 +386,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_four_commands_of_the_readme_work(trained: Path, beside: Path) -> None:
-    (block,) = [f for f in fences((ROOT / "README.md").read_text()) if "polyhead recipe" in f.text]
+    (block,) = [f for f in fences((ROOT / "README.md").read_text()) if "polyhead init" in f.text]
     for split in ("train", "test"):
         shutil.copy(trained / f"{split}.en", beside)
         shutil.copy(trained / f"{split}.de", beside / f"{split}.zh")
@@ -476,7 +480,9 @@ def test_what_is_evaluated_without_a_file_has_test_files_in_its_recipe() -> None
 
 @pytest.mark.parametrize("guide", ["guide.md", "guide.zh-CN.md"])
 def test_the_runs_that_the_guide_uses_are_made_in_it(guide: str) -> None:
-    """By a training, an import, the demo or a conversion, in a block for the shell; tables and prose may name others."""
+    """By a training, an import, the demo or a conversion, in a block for the shell; tables and prose may
+    name others.
+    """
     told = fences((ROOT / "docs" / guide).read_text())
     used = {
         run
@@ -489,7 +495,7 @@ def test_the_runs_that_the_guide_uses_are_made_in_it(guide: str) -> None:
         verb, *rest = words[1:]
         places = [word.removeprefix("out=") for word in rest if word.startswith("out=")]
         places += rest[rest.index("--out") + 1 :][:1] if "--out" in rest else []
-        places += rest[1:2] if verb in {"import", "convert-heads"} else []
+        places += rest[1:2] if verb in {"import", "convert-gqa"} else []
         made |= {*places} or {f"runs/{Path(recipe).stem}" for recipe in rest[:1] if verb == "train"}
     assert used <= made, used - made
 

@@ -1,7 +1,8 @@
-"""Names and prose of the package: rules that CONTRIBUTING.md states, checked by reading the syntax of every module.
+"""Names and prose of the package: rules that CONTRIBUTING.md states, checked by reading the syntax of every
+module.
 
-A definition is no bare participle, pronoun, adverb or preposition; a public name is defined once; docstrings, comments and
-help use plain technical words.
+A definition is no bare participle, pronoun, adverb or preposition; a public name is defined once; docstrings,
+comments and help use plain technical words.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 PARTICIPLES = set(
     """
-    told said says given held kept shown found wanted made drawn written taken put begun begin met bound lost won
-    seen known done gone come grown thrown chosen broken spoken dealt heard meant sent built bought brought caught
-    fed got hidden hung laid lent paid risen sold shut slept spent stood stuck taught thought torn understood worn
+    told said says given held kept shown found wanted made drawn written taken put begun begin met bound
+    lost won     seen known done gone come grown thrown chosen broken spoken dealt heard meant sent built
+    bought brought caught     fed got hidden hung laid lent paid risen sold shut slept spent stood stuck
+    taught thought torn understood worn
     """.split()  # noqa: SIM905
 )
 OTHERS = set(
     """
-    beside behind there alone together whole apart along here before after also other others those these some such
-    very most many few every again already still soon late ever never anew away aside near far beyond within
-    without below above about around across against among upon own same else enough ours theirs mine its who whom
-    whose what which why way thing things wish wishes where when then thus once
+    beside behind there alone together whole apart along here before after also other others those these
+    some such     very most many few every again already still soon late ever never anew away aside near far
+    beyond within     without below above about around across against among upon own same else enough ours
+    theirs mine its who whom     whose what which why way thing things wish wishes where when then thus once
     """.split()  # noqa: SIM905
 )
 # single words that end in -ed and are no participles
@@ -62,7 +64,6 @@ EXCEPTIONS = {
     "finished": "a boolean",
     "diverged": "a boolean",
     "bound": "the noun: a limit",
-    "every": "a recipe key: every n-th layer of the teacher",
     "others": "runs of an ensemble, given by an option of the command line",
 }
 
@@ -139,7 +140,9 @@ def test_exceptions_are_few_and_needed() -> None:
 
 
 def test_a_public_name_is_defined_once() -> None:
-    """Constants of Hugging Face families (KEYS, TABLE, ...) are declarations; verbs of the command line are all ``run``."""
+    """Constants of Hugging Face families (KEYS, TABLE, ...) are declarations; verbs of the command line are
+    all ``run``.
+    """
     exempt = {"log", "T", "run"}
     places: dict[str, set[str]] = defaultdict(set)
     for d in DEFINITIONS:
@@ -178,6 +181,71 @@ def prose(path: Path) -> Iterator[str]:
             yield token.string
 
 
+MESSAGE_DIALECT = re.compile(
+    DIALECT.pattern
+    + r"|\b(said|say|stand|wanted|wants?|whole numbers?|likeliest|anew|begun|of (no )?use|gives? "
+    r"way|alike|left out"
+    r"|leave (\S+ )?out|(here|there) already|in turns|drawn|vectors of|is none|nothing to (draw|look at))\b"
+    r"|there are:|; it has:|what (is|was) (asked|meant|to be)",
+    re.IGNORECASE,
+)
+TEMPLATE = re.compile(r"\{%|<\||\[INST\]|Cutting Knowledge")  # chat templates are those of published models
+
+
+def messages(path: Path) -> Iterator[str]:
+    """String literals of two words or more, without docstrings: messages, texts of ``tr``, help, pages."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    pieces = {
+        id(piece) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for piece in node.values
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "{}".join(str(v.value) for v in node.values if isinstance(v, ast.Constant))
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in statements | pieces
+        ):
+            text = node.value
+        else:
+            continue
+        if " " in text and not TEMPLATE.search(text):
+            yield re.sub("<[^>]*>", "", text)
+
+
+def web_messages(path: Path) -> Iterator[str]:
+    """The texts that a script shows: the arguments of ``t``."""
+    yield from re.findall(r'\bt\("((?:[^"\\\n]|\\.)*)"', path.read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_prose_is_plain(path: Path) -> None:
     assert [line for part in prose(path) for line in part.splitlines() if DIALECT.search(line)] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_messages_are_plain(path: Path) -> None:
+    assert [text for text in messages(path) if MESSAGE_DIALECT.search(text)] == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.js")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_texts_of_pages_are_plain(path: Path) -> None:
+    assert [text for text in web_messages(path) if MESSAGE_DIALECT.search(text)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n is 1.5; wanted a whole number",
+        "'window' is of no use to block 'lstm', which has no self-attention: leave it out",
+        "output runs/a is there already; name another file",
+        "a step failed; its requests end, the service goes on",
+        "attention is told of one model, and here 2 decide together",
+        "build wants a ModelConfig",
+        "temperature is -1, wanted 0 (the likeliest token) or more",
+        "{out} holds a finished run; --again trains anew.",
+    ],
+)
+def test_the_rule_knows_a_message_in_dialect(text: str) -> None:
+    assert MESSAGE_DIALECT.search(text)

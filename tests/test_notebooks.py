@@ -20,7 +20,9 @@ def _shell(line):
 
 
 def cells(notebook: Path) -> list[str]:
-    """The code of the cells as plain Python; a line for the shell becomes a call that fails as the line does."""
+    """The code of the cells as plain Python; a line for the shell becomes a call that fails as the line
+    does.
+    """
     found = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in found), (
         "clear the outputs"

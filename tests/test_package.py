@@ -81,7 +81,7 @@ def test_the_image_is_built_and_runs(tmp_path: Path) -> None:
         pytest.skip("no docker daemon answers here")
     subprocess.run(["docker", "build", "-t", "polyhead-test", str(ROOT)], check=True)
     work = ["docker", "run", "--rm", "-v", f"{tmp_path}:/work", "-u", "0", "polyhead-test"]
-    subprocess.run([*work, "recipe", "--example", "dates-en-zh", "--output", "dates.yaml"], check=True)
+    subprocess.run([*work, "init", "--example", "dates-en-zh", "--output", "dates.yaml"], check=True)
     tiny = ["train.steps=2", "train.eval_bleu=false", "model.d_model=16", "tokenizer.vocab_size=350"]
     subprocess.run([*work, "train", "dates.yaml", *tiny], check=True)
     assert (tmp_path / "runs/dates/model.safetensors").is_file()

@@ -1,7 +1,8 @@
-"""No regular expression of ours takes the square of a text's length, whatever the text: all are found, and attacked.
+"""No regular expression of ours takes the square of a text's length, whatever the text: all are found, and
+attacked.
 
-A pattern goes wrong where two of its repetitions can share the same characters, so each repetition is fed with what it
-takes, behind what leads to it, and the text ends otherwise than the pattern wants.
+A pattern goes wrong where two of its repetitions can share the same characters, so each repetition is fed
+with what it takes, behind what leads to it, and the text ends otherwise than the pattern wants.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write the page of every kind of part from the docstrings, and from what was measured: `./dev docs`.
 
-A page is the docstring of the package (or module) of the kind and then, part by part, what cli/part_docs.py reads. Facts
-and the commands that measure them stand in measured.yaml.
+A page is the docstring of the package (or module) of the kind and then, part by part, what cli/part_docs.py
+reads. Facts and the commands that measure them stand in measured.yaml.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ run.translate(["A dog barks."])         run.generate, run.classify, run.fill_mas
 config = ph.ModelConfig(vocab_size=8000, d_model=64, n_heads=4, n_layers=2)
 model = ph.build(config, seed=1)        a torch.nn.Module
 
-recipe = ph.recipe("train.en", "train.de", output="mine.yaml")      inspects your text and proposes a recipe
+recipe = ph.init_recipe("train.en", "train.de", output="mine.yaml") inspects your text and proposes a recipe
 run = ph.train("mine.yaml", "train.steps=100")                      trains a recipe and returns the run
 print(ph.compare("mine.yaml", vary={"norm": ["layernorm", "rmsnorm"]}, budget="10m"))
 
-``polyhead parts`` lists the parts; docs/guide.md is the guide.
+``polyhead components`` lists the parts; docs/guide.md is the guide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyhead.api.verbs import compare as compare
-    from polyhead.api.verbs import recipe as recipe
+    from polyhead.api.verbs import init_recipe as init_recipe
     from polyhead.api.verbs import train as train
     from polyhead.config.model import ModelConfig as ModelConfig
     from polyhead.core.choice import Choice as Choice
@@ -37,7 +37,7 @@ _LAZY_IMPORTS = {
     "Choice": "polyhead.core.registry",
     "build": "polyhead.models",
     "load": "polyhead.run.load",
-    "recipe": "polyhead.api.verbs",
+    "init_recipe": "polyhead.api.verbs",
 }
 # functions that share their name with a subpackage -> the module that defines them
 _VERB_MODULES = {
@@ -45,7 +45,17 @@ _VERB_MODULES = {
     "estimate": "polyhead.estimate.plan",
     "train": "polyhead.api.verbs",
 }
-__all__ = ["Choice", "ModelConfig", "__version__", "build", "compare", "estimate", "load", "recipe", "train"]
+__all__ = [
+    "Choice",
+    "ModelConfig",
+    "__version__",
+    "build",
+    "compare",
+    "estimate",
+    "init_recipe",
+    "load",
+    "train",
+]
 
 
 class _CallableModule(ModuleType):

@@ -9,8 +9,8 @@ import yaml
 
 from polyhead.autoconfig import example_recipes
 from polyhead.cli import main
-from polyhead.config.recipe import Recipe
 from polyhead.data.synthetic.synthetic_cldr import write_corpus
+from polyhead.run.recipe import validate_recipe
 
 ROOT = Path(__file__).parents[2]
 OWN_TEXT = ROOT / "recipes" / "dates-en-zh"
@@ -19,7 +19,7 @@ OWN_TEXT = ROOT / "recipes" / "dates-en-zh"
 def test_without_a_name_every_recipe_is_listed_with_what_it_learns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["recipe", "--example"]) == 0
+    assert main(["init", "--example"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
         path.stem for path in sorted((ROOT / "recipes").glob("*.yaml"))
@@ -28,9 +28,9 @@ def test_without_a_name_every_recipe_is_listed_with_what_it_learns(
 
 
 def test_an_example_is_printed_as_it_is_in_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipe", "--example", "sst2"]) == 0
+    assert main(["init", "--example", "sst2"]) == 0
     assert capsys.readouterr().out == (ROOT / "recipes/sst2.yaml").read_text()
-    assert main(["recipe", "--example", "dates-en-zh"]) == 0
+    assert main(["init", "--example", "dates-en-zh"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["data"]["root"] == str(OWN_TEXT)
 
 
@@ -38,13 +38,13 @@ def test_a_written_example_has_its_text_beside_it_and_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["recipe", "--example", "dates-en-zh", "--output", "my folder/dates.yaml"]) == 0
+    assert main(["init", "--example", "dates-en-zh", "--output", "my folder/dates.yaml"]) == 0
     assert (
         capsys.readouterr().err == "my folder/dates.yaml; train it: polyhead train 'my folder/dates.yaml'\n"
     )
     tree = yaml.safe_load(Path("my folder/dates.yaml").read_text())
     assert tree["data"]["root"] == "my folder/dates-en-zh"
-    Recipe.model_validate(tree)
+    validate_recipe(tree)
     for file in OWN_TEXT.iterdir():
         assert Path("my folder/dates-en-zh", file.name).read_bytes() == file.read_bytes()
     tiny = ["train.steps=2", "train.eval_bleu=false", "model.d_model=16", "tokenizer.vocab_size=350"]
@@ -56,7 +56,7 @@ def test_an_example_without_text_of_its_own_says_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["recipe", "--example", "sst2", "--output", "s.yaml"]) == 0
+    assert main(["init", "--example", "sst2", "--output", "s.yaml"]) == 0
     assert capsys.readouterr().err == "s.yaml; train it: polyhead train s.yaml data.root=path/to/sst2\n"
     assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
 
@@ -65,11 +65,11 @@ def test_an_example_without_text_of_its_own_says_what_it_needs(
     ("arguments", "message"),
     [
         (["sst"], "unknown example 'sst'; did you mean 'sst2'?"),
-        (["sst2", "trec"], "--example takes one name, got sst2, trec; keys are changed by polyhead train"),
-        (["dates-en-zh", "--output", "there.yaml"], "--output there.yaml is there already"),
+        (["sst2", "trec"], "--example takes one name, got sst2, trec; to override keys use polyhead train"),
+        (["dates-en-zh", "--output", "there.yaml"], "--output there.yaml already exists"),
         (
             ["dates-en-zh", "--output", "new.yaml"],
-            "dates-en-zh exists already, where the text of the example goes",
+            "dates-en-zh already exists, and the text of the example",
         ),
     ],
 )
@@ -83,7 +83,7 @@ def test_mistakes_are_answered_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     Path("there.yaml").touch()
     Path("dates-en-zh").mkdir()
-    assert main(["recipe", "--example", *arguments]) == 2
+    assert main(["init", "--example", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["dates-en-zh", "there.yaml"]
 

@@ -1,4 +1,4 @@
-"""``polyhead recipe --for``: what it proposes can be exported there, and says the same there."""
+"""``polyhead init --for``: what it proposes can be exported there, and says the same there."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import transformers
 
 import polyhead as ph
 from polyhead.cli import main
-from polyhead.config.recipe import load_recipe
 from polyhead.core.errors import UserError
 from polyhead.export.targets import FORMAT_NAMES
+from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 
 WORDS = ["the", "a", "red", "dog", "cat", "barks", "runs", "sleeps", "here", "there", "now"]
 SMALL = [
-    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.d_ff=32", "tokenizer.vocab_size=300", "train.steps=2",
-    "train.max_tokens=128", "train.average=0", "data.max_len=32",
+    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.d_ff=32", "tokenizer.vocab_size=300",
+    "train.steps=2",
+    "train.max_tokens=128", "train.average_checkpoints=0", "data.max_len=32",
 ]  # fmt: skip
 FILES = {
     "translation": ["t.en", "t.de"],
@@ -65,7 +66,7 @@ def logits(run: Run, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("task", FILES)
 def test_a_recipe_for_hugging_face_trains_exports_and_says_the_same_there(task: str) -> None:
-    assert main(["recipe", *words(task, "hf"), *SMALL, "--output", "mine.yaml"]) == 0
+    assert main(["init", *words(task, "hf"), *SMALL, "--output", "mine.yaml"]) == 0
     run = ph.train("mine.yaml", quiet=True)
     assert main(["export", "runs/mine", "out", "--to", "hf"]) == 0
     model = getattr(transformers, CLASSES[task]).from_pretrained("out").eval()
@@ -78,12 +79,12 @@ def test_a_recipe_for_hugging_face_trains_exports_and_says_the_same_there(task: 
 def test_a_recipe_for_a_format_fits_it_or_is_refused_in_one_line(
     task: str, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = main(["recipe", *words(task, target), "--output", "mine.yaml"])
+    code = main(["init", *words(task, target), "--output", "mine.yaml"])
     said = capsys.readouterr().err
     if target == "gguf" and task != "language-model":
         assert code == 2
         assert said.startswith(
-            "polyhead: GGUF cannot hold this model: language models only; this one goes to "
+            "polyhead: GGUF does not support this model: language models only; supported: "
         )
         return
     assert code == 0
@@ -92,16 +93,16 @@ def test_a_recipe_for_a_format_fits_it_or_is_refused_in_one_line(
 
 
 def test_a_key_that_stands_in_the_way_of_the_format_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipe", *words("translation", "hf"), "model.position=t5"]) == 2
-    assert "Hugging Face cannot hold this model: position is 't5'" in capsys.readouterr().err
-    assert main(["recipe", *words("translation", "hff")]) == 2
+    assert main(["init", *words("translation", "hf"), "model.position=t5"]) == 2
+    assert "Hugging Face does not support this model: position is 't5'" in capsys.readouterr().err
+    assert main(["init", *words("translation", "hff")]) == 2
     assert "unknown format 'hff'; did you mean 'hf'?" in capsys.readouterr().err
 
 
 def test_from_python_the_recipe_is_the_one_that_the_verb_writes() -> None:
-    found = ph.recipe("t.en", "t.de", "train.steps=9", target="hf", output="mine.yaml")
-    assert main(["recipe", "t.en", "t.de", "train.steps=9", "--for", "hf", "--output", "other.yaml"]) == 0
+    found = ph.init_recipe("t.en", "t.de", "train.steps=9", target="hf", output="mine.yaml")
+    assert main(["init", "t.en", "t.de", "train.steps=9", "--for", "hf", "--output", "other.yaml"]) == 0
     assert Path("mine.yaml").read_text().replace("mine", "other") == Path("other.yaml").read_text()
     assert load_recipe("mine.yaml") == found
-    with pytest.raises(UserError, match=r"output mine.yaml is there already"):
-        ph.recipe("t.en", output="mine.yaml")
+    with pytest.raises(UserError, match=r"output mine.yaml already exists"):
+        ph.init_recipe("t.en", output="mine.yaml")

@@ -80,9 +80,10 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
 def watched_pages(browser: Any) -> Iterator[Callable[..., Any]]:
     """A function that opens a URL or a file, each in a context of its own; all are closed at the end.
 
-    AssertionError at the end if a page logged an error or a warning, threw an error, or asked for what did not come, unless
-    ``expected``, a regular expression, is found in the message. Other options are those of a context of playwright
-    (locale, timezone_id, ...).
+    AssertionError at the end if a page logged an error or a warning, threw an error, or asked for what did
+    not come, unless
+    ``expected``, a regular expression, is found in the message. Other options are those of a context of
+    playwright (locale, timezone_id, ...).
     """
     contexts, complaints = [], []
 
@@ -125,7 +126,9 @@ def show_on(page: Any, screen: Screen) -> None:
 
 
 def check_accessibility(page: Any, *screens: Screen) -> None:
-    """No rule of WCAG 2.2 A or AA is violated and nothing sticks out at the side, on each screen (all if none is named)."""
+    """No rule of WCAG 2.2 A or AA is violated and nothing sticks out at the side, on each screen (all if
+    none is named).
+    """
     from axe_playwright_python.sync_playwright import Axe
 
     rules = {"resultTypes": ["violations"], "runOnly": {"type": "tag", "values": list(WCAG)}}

@@ -1,4 +1,6 @@
-"""Pages written by a command in a language, and what a reader finds on them: texts, and those that stayed in English."""
+"""Pages written by a command in a language, and what a reader finds on them: texts, and those that stayed in
+English.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _TEXTS = """() => {
     }
   }
   return found.map((text) => text.trim()).filter(Boolean);
-}"""
+}"""  # noqa: E501
 _WORD = re.compile("[A-Za-z]{2,}")
 
 
@@ -40,7 +42,9 @@ def read_texts(page: Any) -> list[str]:
 
 
 def find_english(page: Any, names: set[str]) -> set[str]:
-    """The words of a Chinese page in Latin letters, those of ``names`` left out: data, and names of the field."""
+    """The words of a Chinese page in Latin letters, those of ``names`` left out: data, and names of the
+    field.
+    """
     words = {word for text in read_texts(page) for word in _WORD.findall(text)}
     return words - {word for name in names for word in _WORD.findall(name)} - {"Polyhead"}
 

@@ -55,7 +55,7 @@ MODELS: dict[str, Callable[[], Run]] = {
     "pairs": lambda: with_recipe(make("classifier"), "classification", text=["a", "b"]),
     "reranker": lambda: make("classifier", labels=("score",), max_len=96),
     "masked": lambda: make("encoder"),
-    "vectors": lambda: make("encoder", head=False),
+    "vectors": lambda: make("encoder", lm_head=False),
 }
 
 

@@ -1,4 +1,6 @@
-"""The page of attention in a browser: every layer and head of every kind of model, by pointer, button and keyboard."""
+"""The page of attention in a browser: every layer and head of every kind of model, by pointer, button and
+keyboard.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Made]
             Run(build(config, seed=0), tokenizer, GenerationConfig()).save(run)
         texts = [SOURCE, TARGET] if kind == "encoder-decoder" else [SOURCE]
         if not html.exists():
-            run_command(language, "attend", str(run), *texts, "--out", str(html))
+            run_command(language, "attention", str(run), *texts, "--out", str(html))
         return Made(html, list(polyhead.load(run).attention_maps(*texts).values()))
 
     return make_one

@@ -12,12 +12,12 @@ import pytest
 from tests.browser.conftest import CORNERS, check_accessibility
 from tests.browser.reading import find_english
 from tests.compare.conftest import RECIPE, write_text
-from tests.compare.test_pages import refused, row
+from tests.compare.result_rows import refused, row
 
 from polyhead.compare.budget import Budget
 from polyhead.compare.plan import ComparisonPlan, make_plan
+from polyhead.compare.report.charts import COST_AXES
 from polyhead.compare.report.page import write_compare_page
-from polyhead.compare.report.pareto import COST_AXES
 from polyhead.core import i18n
 
 Open = Callable[..., Any]
@@ -26,7 +26,7 @@ ROWS = [
     row("norm=rmsnorm", 1.5, note="d_ff 24 for equal parameters"),
     row("base", 1.6),
     *(row(f"heads={n}", 1.6 + n / 10) for n in range(1, 7)),
-    row("position=rope(theta=10000)", 2.5, note="BLEU of 6 of 8 sentences, the others are too long for it"),
+    row("position=rope(theta=10000)", 2.5, note="BLEU of 6 of 8 sentences, the others are too long"),
     refused("<b>bad</b>"),
     refused("later") | {"status": "waiting", "message": ""},
 ]

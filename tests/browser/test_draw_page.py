@@ -1,4 +1,6 @@
-"""The page of ``polyhead draw`` in a browser: matrices read by pointer and keyboard, tokens by pointer and by name."""
+"""The page of ``polyhead visualize`` in a browser: matrices read by pointer and keyboard, tokens by pointer
+and by name.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]
             Run(build(config, seed=0), tokenizer, GenerationConfig(), recipe).save(run)
         if not html.exists():
             options = ["--positions", str(N), "--tokens", "60", "--out", str(html)]
-            run_command(language, "draw", str(run), *options)
+            run_command(language, "visualize", str(run), *options)
         return html
 
     return make_one

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.browser.conftest import SCREENS, check_accessibility, find_chromium, refuse, watched_pages
 
-GOOD = '<!DOCTYPE html><html lang="en"><title>t</title><link rel="icon" href="data:,"><main><h1>good</h1>{}</main>'
+GOOD = (
+    '<!DOCTYPE html><html lang="en"><title>t</title><link rel="icon" '
+    'href="data:,"><main><h1>good</h1>{}</main>'
+)
 
 
 @pytest.fixture

@@ -13,26 +13,32 @@ from tests.browser.reading import find_english, run_command
 from polyhead.core import i18n
 from polyhead.lab.page import render_lab_page
 from polyhead.lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
 Open = Callable[..., Any]
 
 NAN = float("nan")
 RESULT = ExperimentResult(
     "Why attention divides by sqrt(d_k)",
-    "Attention alone sees a set, so something must say where each token is. Some ways of saying it go on making sense further "
-    "than training went, others do not.",
+    "Attention treats its input as a set, so positions must be "
+    "encoded. Some encodings still work beyond the training length, others do not.",
     [
-        Claim("T5's buckets extrapolate.", "Press et al., 2022", "At 8 tokens, token by token takes 2 times as long.", True),
-        Claim("Dead units cost quality.", "implied wherever they are called a problem", "relu: 1.5 against 1.7", False),
-        Claim("Pre-norm learns without warm-up.", "Xiong et al., 2020", "The same ratio: 3.1 (about equal: within a factor of 2).", None),
+        Claim("T5's buckets extrapolate.", "Press et al., 2022", "At 8 tokens, token by token takes 2 times "
+            "as long.", True),
+        Claim("Dead units cost quality.", "implied where they are called a problem", "relu: 1.5 against 1.7",
+            False),
+        Claim("Pre-norm trains without warm-up.", "Xiong et al., 2020", "The same ratio: 3.1 (about equal: "
+            "within a factor of 2).", None),
     ],
     [
-        LinePlot("Variance of q.k", "step", [Curve("alibi", [(1, 4.0), (10, 2.5), (100, 2.0)]), Curve("rope", [(1, 5.0), (100, 1.0)])], log=True),
-        DotPlot("Held-out loss on a recall task", "nats a token", {"alibi": [1.0, 2.0], "rope": [NAN, 3.0], "shaw": [NAN, NAN]}, "A small dot a text."),
-        ParetoPlot("Divergence against bytes", "KiB a text, at the most", "KL divergence, nats a token",
+        LinePlot("Variance of q.k", "step", [Curve("alibi", [(1, 4.0), (10, 2.5), (100, 2.0)]), Curve("rope",
+            [(1, 5.0), (100, 1.0)])], log=True),
+        DotPlot("Held-out loss on a recall task", "nats per token", {"alibi": [1.0, 2.0], "rope": [NAN, 3.0],
+            "shaw": [NAN, NAN]}, "One small dot per text."),
+        ParetoPlot("Divergence and bytes", "peak KiB per text", "KL divergence, nats per token",
               {"h2o": [("h2o 1/4", 4.0, 0.2), ("h2o 1/8", 2.0, 0.4)], "window": [("window 1/4", 4.0, 0.5)]}),
-        ResultTable("All numbers", ("design", "loss"), [("alibi", 12000), ("rope", 0.03125)], "A small dot a text."),
+        ResultTable("All numbers", ("design", "loss"), [("alibi", 12000), ("rope", 0.03125)],
+            "One small dot per text."),
     ],
     "Recall: encoder-decoders of 2+2 layers, d_model 64, 250 steps, 3 seeds, feature map elu + 1.",
 )  # fmt: skip
@@ -49,7 +55,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     def write_one(language: str) -> Path:
         i18n.set_language(language)
         try:
-            html = render_lab_page(RESULT, True, "polyhead lab")
+            html = render_lab_page(RESULT, True, "polyhead experiments")
         finally:
             i18n.set_language(None)
         (tmp_path / f"{language}.html").write_text(html, encoding="utf-8")
@@ -89,8 +95,8 @@ def test_the_pointer_reads_a_curve_over_a_logarithmic_axis(
 
 def test_a_point_of_a_front_names_its_values(write: Callable[[str], Path], open_page: Open) -> None:
     page = open_page(write("en"))
-    titles = page.locator("svg.front").first.locator("title").all_text_contents()
-    assert titles[0] == "h2o 1/4: KL divergence, nats a token 0.2, KiB a text, at the most 4"
+    titles = page.locator("svg.pareto").first.locator("title").all_text_contents()
+    assert titles[0] == "h2o 1/4: KL divergence, nats per token 0.2, peak KiB per text 4"
     assert len(titles) == 3
 
 
@@ -101,13 +107,13 @@ def test_no_barrier_stands_in_the_page(language: str, write: Callable[[str], Pat
 
 def test_the_chinese_page_has_no_english(write: Callable[[str], Path], open_page: Open) -> None:
     page = open_page(write("zh"))
-    assert find_english(page, NAMES | {"polyhead lab"}) == set()
+    assert find_english(page, NAMES | {"polyhead experiments"}) == set()
 
 
 def test_an_experiment_is_written_in_chinese(tmp_path: Path, open_page: Open) -> None:
-    run_command("zh", "lab", "parallelism", "--quick", "--out", str(tmp_path))
+    run_command("zh", "experiments", "parallelism", "--quick", "--out", str(tmp_path))
     page = open_page(tmp_path / "parallelism.html")
     cited = set(page.locator(".cited").all_inner_texts())
-    names = {"polyhead lab parallelism seed quick torch cpu", "d_model fp32 logit", "Polyhead"}
+    names = {"polyhead experiments parallelism seed quick torch cpu", "d_model fp32 logit", "Polyhead"}
     assert find_english(page, cited | names) == set()
     check_accessibility(page, *CORNERS)

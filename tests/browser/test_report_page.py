@@ -59,7 +59,7 @@ def test_the_report_of_each_task_works_and_has_no_barrier(
 ) -> None:
     page = open_page(runs / task / "report.html")
     headings = page.locator("h2").all_inner_texts()
-    for heading in ("Result", "Loss", "Plan against actual", "Examples", "Errors by group", "Recipe"):
+    for heading in ("Result", "Loss", "Predicted and actual time", "Examples", "Errors by group", "Recipe"):
         assert heading in headings
     chart = page.locator("figure.plot svg.chart").first
     chart.scroll_into_view_if_needed()
@@ -115,7 +115,7 @@ def test_a_page_follows_its_training(served: tuple[Path, str], open_page: Callab
     mine = {"pid": os.getpid(), "host": socket.gethostname(), "start": process_start_time(os.getpid())}
     (run / "run.lock").write_text(json.dumps(mine))
     page = open_page(f"{place}/runs/mine")
-    page.get_by_text("This page renews itself.").wait_for()
+    page.get_by_text("This page updates itself.").wait_for()
     page.get_by_text("All keys of the recipe").click()
     check_accessibility(page, SCREENS[0], SCREENS[3])
     page.evaluate("window.kept = true")
@@ -145,7 +145,7 @@ def test_the_index_leads_to_runs_and_compares_them(
     check_accessibility(page)
     page.get_by_role("checkbox", name="Compare talks").check()
     page.get_by_role("checkbox", name="Compare mine").check()
-    page.get_by_role("button", name="Compare the chosen runs").click()
+    page.get_by_role("button", name="Compare the selected runs").click()
     page.get_by_role("heading", name="2 runs").wait_for()
     page.go_back()
     page.get_by_role("link", name="mine").click()

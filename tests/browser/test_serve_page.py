@@ -1,4 +1,6 @@
-"""Each tool of the service's page shows what the service answers, for each kind of model, without a barrier or an error."""
+"""Each tool of the service's page shows what the service answers, for each kind of model, without a barrier
+or an error.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def test_a_translation_is_shown_with_where_the_decoder_looked(service, open_tool
     assert service("translator").run.translate(["a dog barks .", "two dogs bark ."]) == [
         one["text"] for one in data
     ]
-    assert page.get_by_role("heading", name="Where it looked").is_visible()
+    assert page.get_by_role("heading", name="Attention").is_visible()
     assert page.get_by_label("Layer").locator("option").all_text_contents() == ["1", "2", "mean of layers"]
     assert page.locator(".thumb").count() == (2 + 1) * (2 + 1)
     check_accessibility(page)
@@ -111,12 +113,12 @@ def test_a_text_is_continued_and_gone_on_from(service, open_tool):
     page.get_by_label("Text to continue").fill("two dogs")
     page.get_by_text("Settings").click()
     page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Longest answer, in tokens").fill("6")
+    page.get_by_label("Maximum answer length in tokens").fill("6")
     press(page, "Continue")
     shown = page.get_by_role("log", name="Continuation")
     text = ask_again(service, "language model", page)["choices"][0]["text"]
     assert text and shown.text_content() == "two dogs" + text
-    press(page, "Go on from there")
+    press(page, "Use it as input")
     assert page.get_by_label("Text to continue").input_value() == "two dogs" + text
     assert request_shown(page)[1]["prompt"] == "two dogs" + text
     assert shown.text_content().startswith("two dogs" + text)
@@ -127,7 +129,7 @@ def test_a_conversation_goes_on_and_begins_anew(service, open_tool):
     page = open_tool("chat")
     page.get_by_text("Settings").first.click()
     page.get_by_label("Temperature").locator("visible=true").fill("0")
-    page.get_by_label("Longest answer, in tokens").locator("visible=true").fill("8")
+    page.get_by_label("Maximum answer length in tokens").locator("visible=true").fill("8")
     talk, answers = page.locator(".talk"), page.locator(".turn.assistant .text")
     for number, question in enumerate(("a dog ?", "two dogs ?"), 1):
         page.get_by_label("Message").fill(question)

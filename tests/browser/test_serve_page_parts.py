@@ -1,4 +1,6 @@
-"""What the service's page says of the model, and what all its tools have: language, examples, copying, files, counts, keys."""
+"""What the service's page says of the model, and what all its tools have: language, examples, copying,
+files, counts, keys.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ def opened(open_page, live, **options):
             "将英语译成中文；最长约 8 个词。",
         ),
         ("languages", "Translates between English and German; up to about ", "在英语和德语之间互译；最长约 "),
-        ("language model", "Continues a text; sees up to about ", "续写文本；一次可见的上下文最长约 "),
-        ("chat", "Answers in a conversation; sees up to about ", "在对话中作答；一次可见的上下文最长约 "),
+        ("language model", "Continues a text; context of up to about ", "续写文本；一次可见的上下文最长约 "),
+        (
+            "chat",
+            "Answers in a conversation; context of up to about ",
+            "在对话中作答；一次可见的上下文最长约 ",
+        ),
         ("classifier", "Sorts texts into 2 classes: bad, good; up to ", "把文本分为 2 类：bad, good；最长"),
         (
             "pairs",
@@ -47,10 +53,10 @@ def opened(open_page, live, **options):
         ),
         (
             "masked",
-            "Fills in hidden words, and compares texts by their vectors; up to ",
+            "Fills in masked words, and compares texts by their embeddings; up to ",
             "填补被遮盖的词，并用向量比较文本；最长",
         ),
-        ("vectors", "Compares texts by their vectors; up to ", "用向量比较文本；最长"),
+        ("vectors", "Compares texts by their embeddings; up to ", "用向量比较文本；最长"),
     ],
 )
 def test_the_page_says_what_the_model_does_in_both_languages(service, open_page, model, english, chinese):
@@ -147,7 +153,7 @@ def test_what_is_shown_can_be_copied(service, open_page):
     page.get_by_role("button", name="Copied the translation").wait_for()
     assert copied.evaluate("c => c.readText()") == page.get_by_role("log").text_content()
     assert page.locator("#announcement").text_content() == "Copied"
-    page.get_by_text("The same from a program").click()
+    page.get_by_text("The same request from a program").click()
     page.get_by_role("button", name="Copy the request").click()
     page.get_by_role("button", name="Copied the request").wait_for()
     assert copied.evaluate("c => c.readText()") == page.locator(".program pre").text_content()
@@ -174,7 +180,7 @@ def test_characters_are_counted_beside_the_limit(service, open_page):
     text.fill("a dog\n\ntwo dogs")
     assert count.text_content() == f"2 lines; the longest has 8 of about {most} characters"
     text.fill("x" * (most + 1))
-    assert count.text_content().endswith("; longer than what it has learned from")
+    assert count.text_content().endswith("; longer than its training texts")
     assert text.get_attribute("aria-describedby") == count.get_attribute("id")
 
 
@@ -197,9 +203,11 @@ def test_a_file_is_translated_line_by_line_and_the_result_downloaded(service, op
 @pytest.mark.parametrize(
     ("model", "tab", "lines", "wanted"),
     [
-        ("classifier", "Classify", ["a dog", "dogs"], lambda run, texts: [f"{c.label}\t" for c in run.classify(texts)]),
+        ("classifier", "Classify", ["a dog", "dogs"], lambda run,
+            texts: [f"{c.label}\t" for c in run.classify(texts)]),
         ("masked", "Fill in", ["a <mask> ."], lambda run, texts: ["a "]),
-        ("vectors", None, ["a dog", "dogs"], lambda run, texts: [f"{v[0]:.4f}"[:5] for v in run.embed(texts).tolist()]),
+        ("vectors", None, ["a dog", "dogs"], lambda run,
+            texts: [f"{v[0]:.4f}"[:5] for v in run.embed(texts).tolist()]),
         ("language model", "Continue", ["a dog", "dogs"], lambda run, texts: ["", ""]),
     ],
 )  # fmt: skip
@@ -216,7 +224,7 @@ def test_other_tools_read_files_too(service, open_page, tmp_path, model, tab, li
 def test_a_file_that_is_no_text_is_refused_with_a_reason(service, open_page, tmp_path):
     page = opened(open_page, service("translator"))
     for name, content, reason in (
-        ("a.txt", b"\xff\xfe\x00", "not text in UTF-8"),
+        ("a.txt", b"\xff\xfe\x00", "not UTF-8 text"),
         ("b.txt", b"\n \n", "has no text"),
     ):
         (tmp_path / name).write_bytes(content)
@@ -233,7 +241,7 @@ def test_a_service_with_keys_asks_for_one_and_shows_no_text_of_the_run(open_page
         check_accessibility(page, *CORNERS)
         page.get_by_label("key").fill("wrong")
         page.get_by_role("button", name="Enter").click()
-        page.get_by_text("This is not one of its keys.").wait_for()
+        page.get_by_text("Invalid key.").wait_for()
         page.get_by_label("key").fill(key)
         page.keyboard.press("Enter")
         page.get_by_role("textbox").first.fill("dogs")
@@ -258,7 +266,8 @@ def test_all_can_be_done_by_the_keyboard(service, open_page):
     assert selected.text_content() == "Chat"
 
 
-# passes a stream on and never ends it, as a model does that is not done yet: a small one would be done before Escape
+# passes a stream on and never ends it, as a model does that is not done yet: a small one would be done before
+# Escape
 ENDLESS = """() => {
   const real = window.fetch;
   window.fetch = async (path, options) => {
@@ -284,7 +293,7 @@ def test_work_can_be_stopped(service, open_page):
     page = opened(open_page, service("language model"), expected="ERR_ABORTED")
     page.evaluate(ENDLESS)
     page.get_by_text("Settings").click()
-    page.get_by_label("Longest answer, in tokens").fill("1000")
+    page.get_by_label("Maximum answer length in tokens").fill("1000")
     page.get_by_role("textbox").first.fill("two dogs")
     page.keyboard.press("Control+Enter")
     page.locator(".new:not(:empty)").wait_for()

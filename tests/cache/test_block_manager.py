@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from polyhead.cache.block_manager import BlockManager, OutOfBlocks, WriteSpan
+from polyhead.cache.block_manager import BlockManager, OutOfBlocksError, WriteSpan
 from polyhead.core.errors import UserError
 
 A, B = 0, 2**61 - 1  # two token ids that Python gives the same hash
@@ -17,7 +17,9 @@ EXAMPLES, STEPS = 1800, 100
 
 
 class Shadow:
-    """Memory as a program would use it: a slot holds a number that stands for the tokens up to and with its own."""
+    """Memory as a program would use it: a slot holds a number that stands for the tokens up to and with its
+    own.
+    """
 
     def __init__(self, block: int, blocks: int) -> None:
         self.table = BlockManager(block, blocks)
@@ -50,7 +52,9 @@ class Shadow:
         return seq
 
     def step(self, counts: dict[int, int]) -> bool:
-        """Write the next tokens of some sequences; False where there was no room, and then nothing has changed."""
+        """Write the next tokens of some sequences; False where there was no room, and then nothing has
+        changed.
+        """
         spans = [WriteSpan(seq, self.fed[seq], self.fed[seq] + n) for seq, n in counts.items()]
         return self.write(spans)
 
@@ -59,7 +63,7 @@ class Shadow:
         wanted, room = table.blocks_needed(spans), table.n_available
         try:
             granted = table.allocate(spans)
-        except OutOfBlocks:
+        except OutOfBlocksError:
             assert wanted > room
             assert self.state() == before
             return False
@@ -236,7 +240,9 @@ class TestAnyHistory(Machine.TestCase):
 @pytest.mark.acceptance("D7", "R9")
 @pytest.mark.parametrize("told", [False, True])
 def test_all_blocks_are_free_after_5_000_requests_of_which_half_are_called_off(told):
-    """A small pool, so that requests are put back too; a request ends after its tokens, or at a random moment."""
+    """A small pool, so that requests are put back too; a request ends after its tokens, or at a random
+    moment.
+    """
     rng = random.Random(told)
     shadow, limits, off = Shadow(4, 20), {}, {}
     begun = ended = called_off = back = 0
@@ -329,7 +335,9 @@ def test_a_block_is_found_only_after_the_past_it_was_written_after():
 
 @pytest.mark.acceptance("D4")
 def test_the_past_of_a_block_is_no_number_that_is_used_again():
-    """A first block is evicted, and its memory and place are taken by others: its second block must not be found."""
+    """A first block is evicted, and its memory and place are taken by others: its second block must not be
+    found.
+    """
     table = filled(1, 2, [1, 2])
     table.release(0)
     first, second = table._content_to_block[0, (1,)], table.admit(1, [1, 2])
@@ -377,12 +385,12 @@ def test_a_step_that_does_not_fit_says_what_it_needs_and_does_nothing():
     table = filled(2, 3, [1, 2, 3])
     table.fork(0, 1)
     before = {seq: list(blocks) for seq, blocks in table.block_tables.items()}
-    with pytest.raises(OutOfBlocks, match="needs 2 blocks of 2 tokens more, 1 of 3 are free"):
+    with pytest.raises(OutOfBlocksError, match="needs 2 more blocks of 2 tokens; 1 of 3 are free"):
         table.allocate([WriteSpan(1, 3, 5)])
     assert (table.block_tables, table.lengths) == (before, {0: 3, 1: 3})
     table.allocate([WriteSpan(1, 3, 4)])
     table.check_invariants()
-    assert issubclass(OutOfBlocks, UserError)
+    assert issubclass(OutOfBlocksError, UserError)
 
 
 def test_usage_equals_what_is_counted_by_hand():
@@ -403,15 +411,15 @@ def test_usage_equals_what_is_counted_by_hand():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda t: t.admit(0), "sequence 0 is here already"),
+        (lambda t: t.admit(0), "sequence 0 already exists"),
         (lambda t: t.fork(7, 8), "no sequence 7 to fork"),
-        (lambda t: t.fork(0, 1), "sequence 1 is here already"),
+        (lambda t: t.fork(0, 1), "sequence 1 already exists"),
         (lambda t: t.allocate([WriteSpan(7, 0, 1)]), "no sequence 7 to write to"),
-        (lambda t: t.allocate([WriteSpan(0, 5, 6)]), "holds 4 tokens, position 5 would leave a gap"),
+        (lambda t: t.allocate([WriteSpan(0, 5, 6)]), "has 4 tokens, position 5 would leave a gap"),
         (lambda t: t.allocate([WriteSpan(0, 3, 2)]), "positions 3 to 2"),
         (lambda t: t.allocate([WriteSpan(0, -1, 2)]), "positions -1 to 2"),
         (lambda t: t.allocate([WriteSpan(0, 4, 5), WriteSpan(0, 5, 6)]), "would leave a gap|comes twice"),
-        (lambda t: t.allocate([WriteSpan(0, 4, 5), WriteSpan(0, 4, 5)]), "comes twice"),
+        (lambda t: t.allocate([WriteSpan(0, 4, 5), WriteSpan(0, 4, 5)]), "occurs twice"),
         (lambda t: t.truncate(0, 5), "holds 4 tokens, not 5"),
         (lambda t: t.truncate(7, 0), "no sequence 7"),
         (lambda t: t.release(7), "no sequence 7"),
@@ -419,16 +427,19 @@ def test_usage_equals_what_is_counted_by_hand():
         (lambda t: t.insert_prefix(7, []), "no sequence 7"),
         (
             lambda t: (t.fork(0, 3), t.truncate(3, 0), t._release_block(t.block_tables[0][0]), t.release(0)),
-            "is free already",
+            "is already free",
         ),
         (
             lambda t: (t._free_blocks.append(t.block_tables[0][0]), t.check_invariants()),
-            "lost, or in two places",
+            "lost, or both free and allocated",
         ),
-        (lambda t: (t._free_blocks.append(t._free_blocks[0]), t.check_invariants()), "free twice"),
+        (
+            lambda t: (t._free_blocks.append(t._free_blocks[0]), t.check_invariants()),
+            "in the free list twice",
+        ),
         (
             lambda t: (t.block_tables[1].append(t.block_tables[0][0]), t.check_invariants()),
-            "count of owners is wrong",
+            "reference count is wrong",
         ),
         (lambda t: t.grow(-1), "-1 more"),
     ],
@@ -451,7 +462,7 @@ def test_telling_a_forks_block_other_tokens_is_named():
 
 @pytest.mark.parametrize(("block", "blocks"), [(0, 4), (4, -1)])
 def test_blocks_of_no_size_are_refused(block, blocks):
-    with pytest.raises(UserError, match="wanted at least 1 token"):
+    with pytest.raises(UserError, match="expected at least 1 token"):
         BlockManager(block, blocks)
 
 

@@ -24,7 +24,14 @@ TURNS = [{"attention": "linear"}, {}, {"block": "lstm"}, NARROW]
 
 def shape(turns: list[dict[str, Any]] = TURNS) -> Any:
     config = ModelConfig(
-        kind="decoder", vocab_size=9, d_model=8, n_heads=2, d_ff=8, max_len=16, n_layers=5, pattern=turns
+        kind="decoder",
+        vocab_size=9,
+        d_model=8,
+        n_heads=2,
+        d_ff=8,
+        max_len=16,
+        n_layers=5,
+        layer_pattern=turns,
     )
     return build(config, seed=1).cache_shape
 
@@ -69,9 +76,11 @@ def test_it_loses_nothing_where_its_keys_and_values_do_not_and_never_rewinds(nam
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        (Choice("state"), "cache 'state' keeps a state, layers of this model keep keys and values: use cache 'static'"),
-        (Choice("subgen"), "asks how far a token is away, for its window"),
-        (Choice("window", window=8), "sees a window of 9"),
+        (Choice("state"), "cache 'state' stores a recurrent state, but layers of this model have keys and "
+                          "values: "
+                "use cache 'static'"),
+        (Choice("subgen"), "depends on distances, for its window"),
+        (Choice("window", window=8), "has a window of 9"),
     ],
 )  # fmt: skip
 def test_a_cache_that_does_not_serve_the_layers_it_is_for_is_refused(choice: Choice, said: str) -> None:
@@ -86,5 +95,5 @@ def test_where_no_model_keeps_keys_and_values_the_choice_is_for_their_states() -
         cache = make_cache(choice, both, 2, 16)
         assert isinstance(cache, CompositeCache)
         assert [type(part) for part in cache.caches] == [StateCache, StateCache]
-    with pytest.raises(UserError, match="cache 'h2o' keeps keys and values"):
+    with pytest.raises(UserError, match="cache 'h2o' stores keys and values"):
         make_cache(Choice("h2o"), both, 2, 16)

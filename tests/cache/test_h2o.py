@@ -125,7 +125,7 @@ def test_memory_is_the_budget_and_one_slot_for_the_newest():
 )
 def test_a_budget_has_room_for_what_is_never_let_go(options):
     with pytest.raises(
-        UserError, match="wanted at least 1 recent, a sink of 0 or more, and a budget of at least"
+        UserError, match="expected at least 1 recent, a sink of 0 or more, and a budget of at least"
     ):
         CACHE.build(Choice("h2o", **options), SHAPE, 1, 9)
 
@@ -137,5 +137,5 @@ def test_attention_that_shows_no_weights_is_told():
         new = KV(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))
         if t == 0:
             cache.layers[0].update(new)
-    with pytest.raises(UserError, match="does not call its watchers"):
+    with pytest.raises(UserError, match="does not call its hooks"):
         cache.layers[0].update(new)

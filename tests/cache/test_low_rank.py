@@ -62,7 +62,7 @@ def test_without_a_file_the_first_step_is_brought_to_its_own_best_subspace_head_
 @pytest.mark.parametrize("turns", [[], [{"attention": "linear"}, {}]], ids=["alike", "hybrid"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 def test_a_file_holds_the_principal_directions_of_a_text(kind, turns, tmp_path):
-    sizes = SIZES | {"pattern": turns, "n_layers": 4 if turns else 2}
+    sizes = SIZES | {"layer_pattern": turns, "n_layers": 4 if turns else 2}
     model = build(ModelConfig(vocab_size=19, kind=kind, position="rope", **sizes), seed=1).eval()
     torch.manual_seed(2)
     tokens, pos = torch.randint(3, 19, (11, 7)), torch.arange(7).expand(11, -1).clone()
@@ -95,9 +95,9 @@ def test_a_file_of_another_arrangement_of_layers_is_refused(tmp_path):
     """As many layers with keys and values, and not the same ones."""
     turns, path = [{"attention": "linear"}, {}], tmp_path / "bases.safetensors"
     sizes = SIZES | {"n_layers": 4, "vocab_size": 19, "kind": "decoder"}
-    one, other = (build(ModelConfig(**sizes, pattern=each), seed=1) for each in (turns, turns[::-1]))
+    one, other = (build(ModelConfig(**sizes, layer_pattern=each), seed=1) for each in (turns, turns[::-1]))
     fit_low_rank(one, torch.randint(3, 19, (4, 9)), 3, path)
-    with pytest.raises(UserError, match=r"has nothing for layers\.0\.k, wanted .*: fit it on this model"):
+    with pytest.raises(UserError, match=r"has nothing for layers\.0\.k, expected .*: fit it on this model"):
         make_cache(Choice("low_rank", rank=3, projection=str(path)), other.cache_shape, 1, 7)
     assert other.cache_shape.select_layers([2, 3]).select_layers([1]).layer_ids == (3,)
 
@@ -133,10 +133,10 @@ def test_what_cannot_work_is_refused(tmp_path):
     cache = CACHE.build(Choice("low_rank", rank=4), SHAPE, 3, 20)
     cache.prepare_step([0, 1, 2], torch.zeros(3, 1, dtype=torch.int64))
     with pytest.raises(
-        UserError, match="wants to find 4 directions in the first step, which has 3 tokens: give projection"
+        UserError, match="fits 4 directions in the first step, which has only 3 tokens: set projection"
     ):
         cache.layers[0].update(KV(torch.zeros(3, 2, 1, 6), torch.zeros(3, 2, 1, 4)))
-    with pytest.raises(UserError, match="rank is 0, wanted at least 1"):
+    with pytest.raises(UserError, match="rank is 0, expected at least 1"):
         CACHE.build(Choice("low_rank", rank=0), SHAPE, 1, 9)
     path = str(tmp_path / "mine.safetensors")
     with pytest.raises(UserError, match=r"mine\.safetensors' cannot be read"):
@@ -145,10 +145,10 @@ def test_what_cannot_work_is_refused(tmp_path):
     for change, message in (
         (
             {"layers.1.v": torch.randn(2, 4, 1)},
-            r"has shape \(2, 4, 1\) for layers.1.v, wanted \(2, 4, 2\) or more",
+            r"has shape \(2, 4, 1\) for layers.1.v, expected \(2, 4, 2\) or more",
         ),
         ({"layers.0.k": torch.randn(1, 6, 3)}, r"has shape \(1, 6, 3\) for layers.0.k"),
-        ({"layers.2.k": torch.randn(2, 6, 3)}, r"is of another model: it also has layers\.2\.k"),
+        ({"layers.2.k": torch.randn(2, 6, 3)}, r"belongs to another model: it also has layers\.2\.k"),
     ):
         save_file(good | change, path)
         with pytest.raises(UserError, match=message):

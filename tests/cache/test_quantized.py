@@ -134,5 +134,5 @@ def test_bytes_are_those_of_groups_and_tails():
 
 
 def test_a_group_is_even():
-    with pytest.raises(UserError, match="group is 3; two numbers may share a byte, so an even number"):
+    with pytest.raises(UserError, match="group is 3; it must be even, since two numbers can share a byte"):
         CACHE.build(Choice("quantized", group=3), SHAPE, 1, 9)

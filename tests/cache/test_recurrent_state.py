@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyhead.cache.factory import make_cache
 from polyhead.cache.recurrent_state import StateCache
-from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
-from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV
 
@@ -21,7 +17,9 @@ def shape(state=SIZES, layers=2, dtype=torch.float32):
 
 
 class Sums:
-    """A cache whose states are sums of what tokens add, and beside it the same sums of each sequence by hand."""
+    """A cache whose states are sums of what tokens add, and beside it the same sums of each sequence by
+    hand.
+    """
 
     def __init__(self, n_rows):
         torch.manual_seed(0)
@@ -121,7 +119,7 @@ def test_bytes_depend_on_rows_and_layers_and_not_on_the_length():
 def test_tokens_come_in_the_order_of_their_positions(pos, holds):
     s = Sums(1)
     s.step([0], [holds])
-    with pytest.raises(AssertionError, match="row 0 holds 1 tokens; a state cannot take positions"):
+    with pytest.raises(AssertionError, match="row 0 holds 1 tokens; a recurrent state cannot take positions"):
         s.cache.prepare_step([0], torch.tensor(pos))
     s.check()
     s.cache.prepare_step([0], torch.tensor([[-1, 1, -1, 2]]))  # padding may stand anywhere
@@ -164,20 +162,7 @@ def test_a_step_in_inference_mode_or_under_grad_leaves_a_cache_that_lives_on():
 
 def test_a_state_of_another_shape_is_a_bug():
     layer = StateCache(shape(), 2, 9).layers[0]
-    with pytest.raises(AssertionError, match=r"a state of \(3, 2\) where \(2, 3\) is kept"):
+    with pytest.raises(AssertionError, match=r"a state of \(3, 2\) where \(2, 3\) was stored"):
         layer.state = torch.zeros(2, 3, 2), torch.zeros(2, 4)
-    with pytest.raises(AssertionError, match="a state, not keys and values"):
+    with pytest.raises(AssertionError, match="a recurrent state, not keys and values"):
         layer.update(KV(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1)))
-
-
-def test_the_cache_that_fits_is_made_and_one_that_does_not_says_which_does():
-    assert isinstance(make_cache(None, shape(), 1, 9), StateCache)
-    with pytest.raises(
-        UserError,
-        match="cache 'state' keeps a state, layers of this model keep keys and values: use cache 'static'",
-    ):
-        CACHE.build(Choice("state"), shape(state=None), 1, 9)
-    with pytest.raises(
-        UserError, match="cache 'static' keeps keys and values, this model keeps a state: use cache 'state'"
-    ):
-        CACHE.build(Choice("static"), shape(), 1, 9)

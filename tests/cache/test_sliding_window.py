@@ -76,10 +76,10 @@ def test_the_models_own_window_may_be_smaller_but_not_larger():
     own = SHAPE._replace(windows=(None, Window(6, 1)))
     build(1, own, window=6, sink=1)
     build(1, own, window=7, sink=2)
-    said = "sees a window of 6 and a sink of 1: give at least window=6, sink=1"
+    said = "has a window of 6 and a sink of 1: set at least window=6, sink=1"
     for options in ({"window": 5, "sink": 1}, {"window": 9, "sink": 0}):
         with pytest.raises(UserError, match=said):
             build(1, own, **options)
     for options in ({"window": 0}, {"sink": -1}):
-        with pytest.raises(UserError, match="wanted at least 1 and at least 0"):
+        with pytest.raises(UserError, match="expected at least 1 and at least 0"):
             build(1, **options)

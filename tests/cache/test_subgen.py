@@ -24,7 +24,9 @@ class ByHand:
         self.clusters, self.newest, self.length = [], [], 0
 
     def step(self, q, k, v):
-        """(group, n, D), (n, D), (n, Dv) -> (group, n, Dv): every token of a cluster counts as much as its means."""
+        """(group, n, D), (n, D), (n, Dv) -> (group, n, Dv): every token of a cluster counts as much as its
+        means.
+        """
         while len(self.newest) > self.recent:
             self.leave()
         slots = [(len(c), *(sum(x) / len(c) for x in zip(*c, strict=True))) for c in self.clusters]
@@ -134,7 +136,7 @@ def test_memory_is_the_budget_and_one_slot_for_the_newest():
 @pytest.mark.parametrize(
     ("options", "shape", "message"),
     [
-        ({"budget": 4, "recent": 4}, SHAPE, "at least 1 recent token, a larger budget than that"),
+        ({"budget": 4, "recent": 4}, SHAPE, "at least 1 recent token, a budget above that"),
         ({"recent": 0}, SHAPE, "at least 1 recent token"),
         ({"radius": -1.0}, SHAPE, "a radius of 0 or more"),
         (

@@ -1,13 +1,16 @@
-"""Tools, calls and results are written as transformers writes them by the published templates, and calls are read again."""
+"""Tools, calls and results are written as transformers writes them by the published templates, and calls are
+read again.
+"""
 
 from __future__ import annotations
 
 import random
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chat.published_chats import PUBLISHED
+from tests.chat.test_apply_template import ROLES, opened, reference
+from tests.chat.test_apply_template import vocabulary as vocabulary_of_chat
 
 from polyhead.chat.apply_template import encode_chat
 from polyhead.chat.base import Message
@@ -16,10 +19,6 @@ from polyhead.chat.tools import build_tool_choice, parse_tool_calls
 from polyhead.core.registry import CHAT
 from tokenizers import AddedToken
 
-_shared = runpy.run_path(str(Path(__file__).with_name("test_chat.py")))
-PUBLISHED, ROLES, reference, opened = (
-    _shared[name] for name in ("PUBLISHED", "ROLES", "reference", "opened")
-)
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 MARKS += ["[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
 WORDS = ["Hello! ", "犬 🐕", "\n", '{"name": "f"}', "it's 3", '"', "\\", "<tools>"]
@@ -79,7 +78,7 @@ def messages(given: list[dict[str, Any]]) -> list[Message]:
 
 def vocabulary(kind: str, name: str, special: bool | None) -> str:
     """One with the tokens of a format; those about calls are special ones, others, or not there."""
-    made = _shared["vocabulary"](kind, name)
+    made = vocabulary_of_chat(kind, name)
     if special is not None:
         made.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in MARKS])
     return made.to_str()

@@ -156,7 +156,9 @@ def test_a_kill_at_any_file_operation_leaves_the_newest_committed_checkpoint(qui
 def test_a_kill_between_pruning_and_commit_leaves_the_newest_and_the_best_that_it_names(
     quick, inject, improved
 ):
-    """Saving deletes what is old first. Whatever is left names a best step, and that one is still there and whole."""
+    """Saving deletes what is old first. Whatever is left names a best step, and that one is still there and
+    whole.
+    """
     config = TrainConfig(steps=9, keep=1)
 
     def trained() -> TrainState:
@@ -221,7 +223,7 @@ def test_an_error_that_passes_is_tried_again(quick, inject, scenario, caplog):
         assert value_of(read_newest_checkpoint(root)) == 2.0
         assert not [name for name in os.listdir(root) if ".tmp" in name or ".old" in name]
     assert n > 30
-    assert caplog.text.count("trying once more") > 30
+    assert caplog.text.count("retrying once") > 30
 
 
 @pytest.mark.acceptance("B3")

@@ -1,7 +1,8 @@
 """The same kills from outside, at every system call of a save, and the order in which it reaches the disk.
 
 One process imports torch and forks a saver for each point; strace attaches to it once. strace counts the
-calls of each process apart and kills at the LAST-th, so one to die at its n-th makes LAST - n empty calls first.
+calls of each process apart and kills at the LAST-th, so one to die at its n-th makes LAST - n empty calls
+first.
 """
 
 import json

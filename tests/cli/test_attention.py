@@ -16,7 +16,7 @@ from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
 from polyhead.introspect.attention_map import AttentionMap, attention_text
-from polyhead.introspect.attention_maps import record_attention
+from polyhead.introspect.compute_attention import record_attention
 from polyhead.run.run import Run
 
 SOURCE, TARGET = "ein hund bellt .", "a dog barks ."
@@ -47,7 +47,7 @@ def test_the_page_holds_every_kind_and_the_terminal_the_map_asked_for(
 ) -> None:
     page, run = tmp_path / "new" / "page.html", polyhead.load(tiny)
     arguments = ["--kind", "decoder", "--layer", "1", "--head", "3", "--out", str(page)]
-    assert main(["attend", str(tiny), SOURCE, TARGET, *arguments]) == 0
+    assert main(["attention", str(tiny), SOURCE, TARGET, *arguments]) == 0
     source, target = (
         [run.display_token(i).replace("␣", " ") for i in ids]
         for ids in run.tokenizer.encode([SOURCE, TARGET])
@@ -74,7 +74,7 @@ def test_the_page_holds_every_kind_and_the_terminal_the_map_asked_for(
 def test_without_a_target_the_runs_own_translation_is_shown(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["attend", str(tiny), SOURCE]) == 0
+    assert main(["attention", str(tiny), SOURCE]) == 0
     run = polyhead.load(tiny)
     (best,) = run.hypotheses([SOURCE])[0]
     out = capsys.readouterr().out
@@ -89,20 +89,20 @@ def test_without_a_target_the_runs_own_translation_is_shown(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hund", "--layer", "2"], "--layer: there is no layer '2' to show; there are 1 to 1, and mean"),
-        (["hund", "--head", "0"], "--head: there is no head '0' to show; there are 1 to 4, and mean"),
-        (["hund", "--head", "x"], "--head: there is no head 'x' to show; there are 1 to 4, and mean"),
-        ([" "], "TEXT is empty: there is nothing to look at"),
-        (["hund", ""], "TARGET is empty: there is nothing to look at"),
-        (["hund " * 40], r"the text has \d+ tokens; this model takes 31 at most"),
-        (["hund " * 40, "dog"], r"the text has \d+ tokens; this model takes 31 at most"),
-        (["hund", "dog " * 40], r"the target has \d+ tokens; this model takes 31 at most"),
+        (["hund", "--layer", "2"], "--layer: no layer '2'; available: 1 to 1, and mean"),
+        (["hund", "--head", "0"], "--head: no head '0'; available: 1 to 4, and mean"),
+        (["hund", "--head", "x"], "--head: no head 'x'; available: 1 to 4, and mean"),
+        ([" "], "TEXT is empty: expected text"),
+        (["hund", ""], "TARGET is empty: expected text"),
+        (["hund " * 40], r"the text has \d+ tokens; the model's maximum is 31"),
+        (["hund " * 40, "dog"], r"the text has \d+ tokens; the model's maximum is 31"),
+        (["hund", "dog " * 40], r"the target has \d+ tokens; the model's maximum is 31"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
     arguments: list[str], message: str, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["attend", str(tiny), *arguments]) == 2
+    assert main(["attention", str(tiny), *arguments]) == 2
     assert re.match(f"polyhead: {message}", capsys.readouterr().err)
     assert not (tiny / "attention.html").exists()
 
@@ -130,11 +130,11 @@ def test_a_model_of_one_side_shows_the_text_as_it_reads_it(
     config = ModelConfig(
         kind=kind, vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=2, max_len=24
     )
-    data = {"train": ["a"], "valid": ["a"], "documents": recipe}
+    data = {"train": ["a"], "valid": ["a"], "document_separator": recipe}
     tree = {"task": "language-model", "data": data, "train": {"steps": 1}, "out": str(tmp_path)}
     taught = None if recipe is None else Recipe.model_validate(tree)
     Run(build(config, seed=0), tokenizer, GenerationConfig(), taught).save(tmp_path)
-    assert main(["attend", str(tmp_path), text]) == 0
+    assert main(["attention", str(tmp_path), text]) == 0
     out = capsys.readouterr().out
     assert out.startswith("self-attention, layer 2 of 2, mean of 2 heads\n")
     special = {"<s>": tokenizer.bos_id, "</s>": tokenizer.eos_id, "<mask>": tokenizer.mask_id}
@@ -147,15 +147,15 @@ def test_a_model_of_one_side_shows_the_text_as_it_reads_it(
     torch.testing.assert_close(torch.tensor(shown["weights"]) / 1000, wanted, rtol=0, atol=6e-4)
     assert shown["source"] == shown["target"]
     assert len(shown["source"]) == ids.size(1)
-    assert main(["attend", str(tmp_path), SOURCE, TARGET]) == 2
-    assert "one side only: give one text" in capsys.readouterr().err
-    assert main(["attend", str(tmp_path), SOURCE, "--kind", "cross"]) == 2
-    assert "has no cross weights to show; it has: self" in capsys.readouterr().err
+    assert main(["attention", str(tmp_path), SOURCE, TARGET]) == 2
+    assert "this model takes one text" in capsys.readouterr().err
+    assert main(["attention", str(tmp_path), SOURCE, "--kind", "cross"]) == 2
+    assert "has no cross weights to show; available: self" in capsys.readouterr().err
     v = polyhead.load(tiny).tokenizer.vocab_size
     config = ModelConfig(kind="decoder", block="gru", position="none", vocab_size=v, d_model=16, n_heads=2)
     Run(build(config, seed=0), polyhead.load(tiny).tokenizer, GenerationConfig()).save(tmp_path / "gru")
-    assert main(["attend", str(tmp_path / "gru"), SOURCE]) == 2
-    said = "this model has no attention weights to show, for none of its layers attends\n"
+    assert main(["attention", str(tmp_path / "gru"), SOURCE]) == 2
+    said = "this model has no attention weights to show: no layer has attention\n"
     assert said in capsys.readouterr().err
 
 
@@ -165,9 +165,9 @@ def test_a_classifier_shows_the_pair_as_it_reads_it(
 ) -> None:
     t = polyhead.load(tiny).tokenizer
     sizes = {"vocab_size": t.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 24}
-    config = ModelConfig(kind="encoder", labels=("n", "y"), segments=segments, **sizes)
+    config = ModelConfig(kind="encoder", labels=("n", "y"), n_segments=segments, **sizes)
     Run(build(config, seed=0), t, GenerationConfig()).save(tmp_path)
-    assert main(["attend", str(tmp_path), SOURCE, TARGET]) == 0
+    assert main(["attention", str(tmp_path), SOURCE, TARGET]) == 0
     assert capsys.readouterr().out.startswith("self-attention, layer 2 of 2, mean of 2 heads\n")
     first, second = t.encode([SOURCE, TARGET])
     ids = torch.tensor([[t.bos_id, *first, t.eos_id, *second, t.eos_id]])
@@ -179,8 +179,8 @@ def test_a_classifier_shows_the_pair_as_it_reads_it(
     wanted = torch.stack([weights[0] for (weights,) in passes.values()])
     torch.testing.assert_close(torch.tensor(shown["weights"]) / 1000, wanted, rtol=0, atol=6e-4)
     assert len(shown["source"]) == ids.size(1)
-    assert main(["attend", str(tmp_path), SOURCE, "dog " * 40]) == 2
-    assert "the pair, special tokens counted, has" in capsys.readouterr().err
+    assert main(["attention", str(tmp_path), SOURCE, "dog " * 40]) == 2
+    assert "the pair, including special tokens, has" in capsys.readouterr().err
 
 
 def test_layers_have_the_numbers_that_they_have_in_the_model(
@@ -188,21 +188,21 @@ def test_layers_have_the_numbers_that_they_have_in_the_model(
 ) -> None:
     tokenizer = polyhead.load(tiny).tokenizer
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 4, "max_len": 24}
-    model = build(ModelConfig(kind="decoder", pattern=[{"block": "gru"}, {}], **sizes), seed=0)
+    model = build(ModelConfig(kind="decoder", layer_pattern=[{"block": "gru"}, {}], **sizes), seed=0)
     Run(model, tokenizer, GenerationConfig()).save(tmp_path)
     with torch.inference_mode(), record_attention(model.eval()) as passes:
         model(torch.tensor(tokenizer.encode([SOURCE])))
     assert [re.findall(r"\d+", name) for name in passes] == [["1"], ["3"]]
-    assert main(["attend", str(tmp_path), SOURCE]) == 0
+    assert main(["attention", str(tmp_path), SOURCE]) == 0
     assert capsys.readouterr().out.startswith("self-attention, layer 4 of 2, 4, mean of 2 heads\n")
     (shown,) = embedded(tmp_path / "attention.html")
     assert shown["layers"] == [2, 4]
-    assert main(["attend", str(tmp_path), SOURCE, "--layer", "2"]) == 0
+    assert main(["attention", str(tmp_path), SOURCE, "--layer", "2"]) == 0
     (found,) = polyhead.load(tmp_path).attention_maps(SOURCE).values()
     assert attention_text(found, 0) in capsys.readouterr().out
     assert attention_text(found, None).startswith("self-attention, mean of layers 2, 4, mean of 2 heads\n")
-    assert main(["attend", str(tmp_path), SOURCE, "--layer", "3"]) == 2
-    said = "--layer: there is no layer '3' to show; there are 2, 4, and mean"
+    assert main(["attention", str(tmp_path), SOURCE, "--layer", "3"]) == 2
+    said = "--layer: no layer '3'; available: 2, 4, and mean"
     assert said in capsys.readouterr().err
-    with pytest.raises(ValueError, match="2 layers was given 1"):
+    with pytest.raises(ValueError, match="2 layers has 1"):
         attention_text(found._replace(layers=[2]))

@@ -1,4 +1,6 @@
-"""A conversation in a pipe and at a terminal: what was said before is known, Ctrl-C stops an answer and not the program."""
+"""A conversation in a pipe and at a terminal: what was said before is known, Ctrl-C stops an answer and not
+the program.
+"""
 
 from __future__ import annotations
 
@@ -88,13 +90,13 @@ def test_a_long_conversation_goes_on_without_its_beginning(home, monkeypatch, ca
     piped(monkeypatch, "a dog barks .\n" * 20)
     assert main(["chat", str(home / "run")]) == 0
     captured = capsys.readouterr()
-    assert captured.err.count("the conversation is too long: its oldest messages are no longer read") >= 5
+    assert captured.err.count("the conversation is too long: its oldest messages are dropped") >= 5
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["bare"], "name it with --chat"),
+        (["bare"], "set it with --chat"),
         (["run", "--chat", "chatlm"], "did you mean 'chatml'"),
         (["run", "--chat", "chatml"], "needs the token '<|im_end|>'"),
         (["run", "--temperature", "-1"], "temperature"),
@@ -115,7 +117,8 @@ class Terminal:
         self.own, theirs = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "polyhead", *arguments],
-            **dict.fromkeys(("stdin", "stdout", "stderr"), theirs), start_new_session=True, env=os.environ | environment,
+            **dict.fromkeys(("stdin", "stdout", "stderr"), theirs), start_new_session=True,
+                env=os.environ | environment,
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""
@@ -176,7 +179,7 @@ def test_bytes_that_are_no_text_are_told_and_read_at_a_terminal_as_of_a_pipe(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a \xff dog\n")))
     assert main(["chat", str(home / "run")]) == 0
     captured = capsys.readouterr()
-    assert captured.err == "polyhead: line 1 is not UTF-8; its bad bytes are read as U+FFFD\n"
+    assert captured.err == "polyhead: line 1 is not UTF-8; invalid bytes are replaced by U+FFFD\n"
     terminal = Terminal("chat", str(home / "run"), LC_ALL=locale, PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     try:
         terminal.until("> ")
@@ -193,11 +196,11 @@ def test_bytes_that_are_no_text_are_told_and_read_at_a_terminal_as_of_a_pipe(
 
 def test_a_run_whose_guesses_have_no_effect_says_so_once(home, tmp_path, monkeypatch, capsys):
     run = load(home / "run")
-    settings = run.generation.model_copy(update={"speculate": Choice("lookup")})
+    settings = run.generation.model_copy(update={"speculative": Choice("lookup")})
     Run(run.model, run.tokenizer, settings).save(tmp_path / "guessing")
     for directory, wanted in ((tmp_path / "guessing", 1), (home / "run", 0)):
         piped(monkeypatch, "a dog\nzwei hunde\n")
         assert main(["chat", str(directory)]) == 0
         out, err = capsys.readouterr()
         assert out.splitlines() == told(run, ["a dog", "zwei hunde"])
-        assert err.count("generation.speculate of this run (lookup) has no effect here") == wanted
+        assert err.count("generation.speculative of this run (lookup) has no effect here") == wanted

@@ -1,4 +1,6 @@
-"""The command line in Chinese: the lines of a training, of `eval`, of `recipe`, the overview, and the commonest errors."""
+"""The command line in Chinese: the lines of a training, of `eval`, of `recipe`, the overview, and the
+commonest errors.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from polyhead.cli import demo_run, main
 from polyhead.cli.verbs import VERBS
 from polyhead.core import i18n
 from polyhead.core.extras import install_command
 from polyhead.data.readers.parallel_corpus import CorpusReport
-from polyhead.introspect.attention_map import display_width
 from polyhead.train.lock import RunLock
 from polyhead.train.loggers import TextLogger
 from polyhead.viz.eta_model import format_seconds
@@ -29,15 +31,21 @@ train: {steps: 4, max_tokens: 512, log_every: 2, save_every: 2, eval_every: 2}
 generation: {max_length_ratio: 1.0, max_length_extra: 2}
 """
 GUESS = "最常见的译文 '     0 ein hund bellt hier jetzt'"
-VERDICT = f"BLEU N 低于基线 N（{GUESS}）：模型还没有学会翻译；验证集损失仍在下降：请训练更久（train.steps、train.epochs），或提高学习率 train.lr"
+VERDICT = (
+    "BLEU N 低于基线 "
+    f"N（{GUESS}）：模型还没有学会翻译；验证集损失仍在下降：请训练更久（train.steps、train.epochs），"
+    "或提高学习率 train.lr"
+)
 TRAINED = [
     "分词器：280 个词元，用时 N 秒",
     "训练集：train.en + train.de：41 个句对，保留 40 个；跳过 1 条空白（首例：第 41 行）",
     "验证集：valid.en + valid.de：6 个句对，保留 6 个",
     "每轮 N 个批次，其中 100.0% 的词元是文本，其余是填充",
     "12,160 个参数，4 步，写入 runs/mine",
-    "可导出：CTranslate2，ONNX；不能导出为 Hugging Face：position 'sinusoidal' 的 layout 是 'interleaved'；不能导出为 GGUF：仅限语言模型",
-    "预热（4,000 步）超过全部 4 步的一半：学习率很晚才能达到 train.lr，或根本达不到；可用 train.schedule.warmup 调整",
+    "可导出：CTranslate2，ONNX；不能导出为 Hugging Face：position 'sinusoidal' 的 layout 是 "
+    "'interleaved'；不能导出为 GGUF：仅限语言模型",
+    "预热（4,000 步）超过全部 4 步的一半：学习率很晚才能达到 train.lr，或根本达不到；可用 "
+    "train.schedule.warmup 调整",
     "第      2/4 步  损失 N  学习率 5.00e-07  N 词元/秒  剩余 N 秒",
     "第      2 步  验证  损失 N  困惑度 N  目前最好",
     "第      4/4 步  损失 N  学习率 1.00e-06  N 词元/秒  剩余 N 秒",
@@ -57,9 +65,12 @@ TRAINED = [
     "训练结束于第 4 步；使用方法：polyhead translate runs/mine input.txt",
     "报告：runs/mine/report.html",
 ]
-VARIES = (r"(?<=损失 )[\d.]+", r"(?<=困惑度 )[\d.]+", r"(?<=损失：)[\d.]+", r"(?<=困惑度：)[\d.]+", r"[\d,]+(?= 词元/秒)",
-          r"(?<=剩余 )\d+", r"(?<=用时 )\d+", r"(?<=BLEU：)[\d.]+", r"(?<=（小写）：)[\d.]+", r"(?<=chrF：)[\d.]+",
-          r"(?<=每轮 )\d+", r"(?<=的基线：)[\d.]+", r"(?<=低于基线 )[\d.]+", r"(?<=BLEU )[\d.]+(?= 低于)")  # fmt: skip
+VARIES = (r"(?<=损失 )[\d.]+", r"(?<=困惑度 )[\d.]+", r"(?<=损失：)[\d.]+", r"(?<=困惑度：)[\d.]+",
+    r"[\d,]+(?= 词元/秒)",
+          r"(?<=剩余 )\d+", r"(?<=用时 )\d+", r"(?<=BLEU：)[\d.]+", r"(?<=（小写）：)[\d.]+",
+          r"(?<=chrF：)[\d.]+",
+          r"(?<=每轮 )\d+", r"(?<=的基线：)[\d.]+", r"(?<=低于基线 )[\d.]+",
+          r"(?<=BLEU )[\d.]+(?= 低于)")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +117,11 @@ def test_every_line_of_a_training_is_chinese(place: Path, capsys: pytest.Capture
 
     assert type_in("train mine.yaml train.steps=6 --resume") == 0
     assert "从第 4 步继续，共 6 步" in capsys.readouterr().err.splitlines()
+    assert type_in("train mine.yaml out=runs/other --resume") == 0
+    assert "runs/other 中没有可以继续的检查点：从第 1 步开始" in capsys.readouterr().err.splitlines()
+    (place / "runs/other/recipe.yaml").unlink()
+    assert type_in("train mine.yaml out=runs/other --resume") == 2
+    assert "中的运行丢失了 recipe.yaml；请恢复该文件" in capsys.readouterr().err
 
 
 def test_the_table_of_eval_is_chinese(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +144,7 @@ def test_the_table_of_eval_is_chinese(place: Path, capsys: pytest.CaptureFixture
         "困惑度 N 参考译文的每个词元 (基线 N ：一元模型)",
         "速度 N 条译文/秒， N  秒译了 6 条",
     ]
-    assert len({display_width(line[: line.index(".")]) for line in told.out.splitlines()}) == 1, (
+    assert len({cell_len(line[: line.index(".")]) for line in told.out.splitlines()}) == 1, (
         "figures in one column"
     )
 
@@ -137,7 +153,7 @@ def test_files_of_a_run_stay_english(place: Path, capsys: pytest.CaptureFixture[
     assert type_in("train mine.yaml") == 0
     assert type_in("train mine.yaml out=runs/english --lang en") == 0
     printed = capsys.readouterr().err
-    assert "finished at step 4; use it: polyhead translate runs/english input.txt" in printed.splitlines()
+    assert "finished at step 4; next: polyhead translate runs/english input.txt" in printed.splitlines()
     assert "训练结束于第 4 步；使用方法：polyhead translate runs/mine input.txt" in printed.splitlines()
     one, other = (place / "runs" / name for name in ("mine", "english"))
     assert (one / "README.md").read_bytes() == (other / "README.md").read_bytes()
@@ -171,14 +187,15 @@ def test_a_duration_in_both_languages(seconds: float, english: str, translated: 
 
 
 def test_a_recipe_has_chinese_comments_and_trains(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert type_in("recipe train.en train.de --output own.yaml") == 0
+    assert type_in("init train.en train.de --output own.yaml") == 0
     assert capsys.readouterr().err.splitlines() == [
         "翻译模型：40 个句对，2.4 kB 文本（train.en, train.de）。",
-        "可导出：CTranslate2，ONNX；不能导出为 Hugging Face：position 是 'rope'；不能导出为 GGUF：仅限语言模型",
+        "可导出：CTranslate2，ONNX；不能导出为 Hugging Face：position 是 'rope'；不能导出为 "
+        "GGUF：仅限语言模型",
         "own.yaml；用它训练：polyhead train own.yaml",
     ]
     text = (place / "own.yaml").read_text()
-    assert "# polyhead plan own.yaml      训练之前先看要多少时间和内存\n" in text
+    assert "# polyhead estimate own.yaml      训练之前先看要多少时间和内存\n" in text
     assert "# 每一边的词元数；几乎所有句对都不超过，更长的跳过并计数\n" in text
     assert type_in("train own.yaml train.steps=1 model.d_model=16 model.n_heads=2") == 0
 
@@ -209,9 +226,11 @@ MESSAGES = [
     ("train mine.yaml model.hidden_size=32", "model.hidden_size：没有这个键；您是想写 'd_model' 吗？"),
     (
         "train mine.yaml model.norm=layrnorm",
-        "model.norm：没有名为 'layrnorm' 的 norm；您是想写 'layernorm' 吗？有这些：batchnorm, layernorm, none, rmsnorm",
+        "model.norm：没有名为 'layrnorm' 的 norm；您是想写 'layernorm' 吗？有这些：batchnorm, layernorm, "
+        "none, rmsnorm",
     ),
-    ("train mine.yaml model.kind=encder", "model.kind：'encder' 不在 encoder-decoder, decoder, encoder 之中；您是想写 'encoder' 吗？"),
+    ("train mine.yaml model.kind=encder", "model.kind：'encder' 不在 encoder-decoder, decoder, "
+                                          "encoder 之中；您是想写 'encoder' 吗？"),
     ("train mine.yaml train.lr=-1", "train.lr：-1 超出范围：应大于 0"),
     ("train mine.yaml train.lr=fast", "train.lr：'fast' 不是数字"),
     (
@@ -220,25 +239,30 @@ MESSAGES = [
     ),
     ("train mine.yaml d_model", "'d_model'：改动要写成 节.键=值，例如 model.d_model=256"),
     ("train mein.yaml", "mein.yaml：没有这个文件；您是想写 'mine.yaml' 吗？"),
-    ("train mine.yaml data.train=[trian.en,train.de]", "data.train：'.' 中没有文件 'trian.en'；您是想写 'train.en' 吗？"),
+    ("train mine.yaml data.train=[trian.en,train.de]", "data.train：'.' 中没有文件 'trian.en'；您是想写 "
+        "'train.en' 吗？"),
     (
         "train mine.yaml data.train=[train.en,short.de]",
-        "train.en 有 40 行，short.de 有 5 行：从第 6 行起只有 train.en（'     5 a dog barks here now'）；两个文件的各行必须一一对应",
+        "train.en 有 40 行，short.de 有 5 行：从第 6 行起只有 train.en（'     5 a dog barks here "
+        "now'）；两个文件的各行必须一一对应",
     ),
     ("train mine.yaml data.train=[empty.txt,empty.txt]", "empty.txt 是空的"),
     (
         "train mine.yaml data.train=[latin.txt,latin.txt]",
-        "latin.txt 不像是 UTF-8 文本：前 4 行中有 3 行不是；如果是其他编码，请先转换：iconv -f LATIN1 -t UTF-8"
+        "latin.txt 不像是 UTF-8 文本：前 4 行中有 3 行不是；如果是其他编码，请先转换：iconv -f LATIN1 -t "
+        "UTF-8"
         "（GBK 编码用 iconv -f GBK -t UTF-8）",
     ),
-    ("train mine.yaml --resume", "--resume：runs/mine 中还没有运行；请去掉 --resume 从头开始"),
     ("train", "缺少参数 RECIPE（见 polyhead train --help）"),
-    ("translate runs/mine --beam-sise 3", "没有选项 --beam-sise；您是想写 '--beam-size' 吗？（见 polyhead translate --help）"),
-    ("translate runs/mine valid.en --beam-size x", "--beam-size：'x' 不是整数（见 polyhead translate --help）"),
-    ("recipe train.en train.de --output mine.yaml", "--output：mine.yaml 已经存在；请换一个文件名，或先删除它"),
+    ("translate runs/mine --beam-sise 3", "没有选项 --beam-sise；您是想写 '--beam-size' 吗？（见 polyhead "
+                                          "translate --help）"),
+    ("translate runs/mine valid.en --beam-size x", "--beam-size：'x' 不是整数（见 polyhead translate "
+        "--help）"),
+    ("init train.en train.de --output mine.yaml", "--output：mine.yaml 已经存在；请换一个文件名，或先删除它"),
     (
         "train mine.yaml train.max_tokens=4",
-        "max_tokens 是 4，而单独第 N 行就有 N 个词元；请把 train.max_tokens 设为 N 以上，或把 data.max_len 设为 4 以下",
+        "max_tokens 是 4，而单独第 N 行就有 N 个词元；请把 train.max_tokens 设为 N 以上，或把 "
+        "data.max_len 设为 4 以下",
     ),
     (
         "train mine.yaml tokenizer.vocab_size=100",
@@ -301,16 +325,19 @@ def test_mistakes_with_a_run_are_answered_in_chinese(
 @pytest.mark.parametrize(
     ("fact", "translated"),
     [
-        ("checkpoint 4 (loss 5.1; mean of the checkpoints 2, 4: 5.2)", "检查点 4（损失 5.1；检查点 2, 4 的平均：5.2）"),
+        ("checkpoint 4 (loss 5.1; mean of the checkpoints 2, 4: 5.2)", "检查点 4（损失 5.1；检查点 2, 4 "
+            "的平均：5.2）"),
         (
             "mean of the checkpoints 2, 4 (loss 5.1; checkpoint 4: 5.2; EMA at step 3: 5.3)",
             "检查点 2, 4 的平均（损失 5.1；检查点 4：5.2；第 3 步的滑动平均：5.3）",
         ),
         ("80.03 (majority class 'checkpoint 4: 5.2')", "80.03（多数类 'checkpoint 4: 5.2'）"),
         (
-            "BLEU 0.00 is below the baseline 0.36 (most frequent target 'Ja.'): it has not learned to translate yet; "
+            "BLEU 0.00 is below the baseline 0.36 (most frequent target 'Ja.'): it has not learned to "
+            "translate yet; "
             "train longer (train.steps, train.epochs)",
-            "BLEU 0.00 低于基线 0.36（最常见的译文 'Ja.'）：模型还没有学会翻译；请训练更久（train.steps、train.epochs）",
+            "BLEU 0.00 低于基线 0.36（最常见的译文 "
+            "'Ja.'）：模型还没有学会翻译；请训练更久（train.steps、train.epochs）",
         ),
     ],
 )  # fmt: skip

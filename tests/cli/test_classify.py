@@ -9,46 +9,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.cli.classify_helpers import classifier as classifier
+from tests.cli.classify_helpers import shell
 
 import polyhead
-from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
-from polyhead.evaluate.class_metrics import class_measures
 from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "zwei hunde bellen", "katze", "ja", "nein", "ein rotes haus"]
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), 300)
-    config = ModelConfig(
-        kind="encoder",
-        vocab_size=tokenizer.vocab_size,
-        d_model=32,
-        n_heads=4,
-        n_layers=1,
-        max_len=12,
-        labels=("n", "y", "z"),
-        segments=2,
-    )
-    directory = tmp_path_factory.mktemp("runs") / "classifier"
-    Run(build(config, 3), tokenizer, GenerationConfig()).save(directory)
-    return directory
 
 
 def wanted(classifier: Path, *texts: str | tuple[str, str]) -> str:
     found = polyhead.load(classifier).classify(list(texts))  # type: ignore[arg-type]
     return "".join(f"{one.label}\t{one.probabilities[one.label]:.4f}\n" for one in found)
-
-
-def shell(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    code = main([str(a) for a in arguments])
-    return code, *capsys.readouterr()
 
 
 def test_a_text_a_file_and_a_pipe_have_the_same_classes(
@@ -58,9 +33,12 @@ def test_a_text_a_file_and_a_pipe_have_the_same_classes(
     everything = wanted(classifier, *TEXTS)
     assert len(set(everything.split())) > 4  # not all alike
     assert shell(capsys, "classify", classifier, TEXTS[0])[:2] == (0, wanted(classifier, TEXTS[0]))
-    assert shell(capsys, "classify", classifier, tmp_path / "texts", "--chunk", "4")[:2] == (0, everything)
+    assert shell(capsys, "classify", classifier, tmp_path / "texts", "--read-batch", "4")[:2] == (
+        0,
+        everything,
+    )
     assert shell(
-        capsys, "classify", classifier, tmp_path / "texts", "--output", tmp_path / "out", "--chunk", "4"
+        capsys, "classify", classifier, tmp_path / "texts", "--output", tmp_path / "out", "--read-batch", "4"
     ) == (0, "", "")
     assert (tmp_path / "out").read_text() == everything
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "texts").read_bytes())))
@@ -87,9 +65,9 @@ def test_pairs_and_all_classes(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a\tb\tc"], "line 1: 3 texts, separated by tabs; wanted one text or two"),
+        (["a\tb\tc"], "line 1: 3 texts, separated by tabs; expected one text or two"),
         (["texts.txt"], "no file 'texts.txt'"),
-        (["mixed"], "line 2: 2 texts, separated by tabs; wanted 1 as before"),
+        (["mixed"], "line 2: 2 texts, separated by tabs; expected 1 as before"),
     ],
 )
 def test_mistakes_end_with_code_2_and_a_line(
@@ -109,7 +87,8 @@ def test_mistakes_end_with_code_2_and_a_line(
 def test_a_run_of_another_kind_says_what_it_can_do(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = shell(capsys, "classify", tiny, "a b")
     assert (
-        code == 2 and "this takes a classifier, and the run is an encoder-decoder: use translate, eval" in err
+        code == 2
+        and "this requires a classifier, but the run is an encoder-decoder: use translate, eval" in err
     )
 
 
@@ -136,66 +115,6 @@ def test_a_label_of_several_lines_and_columns_takes_one(
     assert (tmp_path / "labels").read_text() == "".join(
         line.split("\t")[0] + "\n" for line in plain.splitlines()
     )
-
-
-def test_eval_measures_labelled_files(
-    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    labels = ["n", "y", "z", "n", "y", "n"]
-    lines = [f"{text}\t{label}\n" for text, label in zip(TEXTS, labels, strict=True)]
-    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(lines) + "lang " * 40 + "\tz\nx\tunknown\n")
-    code, out, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--output", tmp_path / "labels")
-    assert code == 0, err
-    assert "a.tsv: 7 of 8 texts; skipped 1 of an unknown label (first: line 9, 'unknown')" in err
-    assert "cut to 12 tokens: 1 of 7 texts" in err
-    run = polyhead.load(classifier)
-    found = run.classify([*TEXTS, "lang " * 40])
-    given = [run.config.labels.index(one.label) for one in found]
-    naive = class_measures(
-        given, [run.config.labels.index(label) for label in [*labels, "z"]], run.config.labels
-    )
-    shown = {line.split()[0]: float(line.split()[1]) for line in out.splitlines()}
-    assert {name: shown[name] for name in naive} == pytest.approx(naive, abs=1e-3)
-    assert (tmp_path / "labels").read_text().split() == [one.label for one in found]
-    code, _, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--beam-size", "3")
-    assert code == 2 and "--beam-size: of translations; this run is a classifier" in err
-    code, _, err = shell(capsys, "eval", classifier)
-    assert code == 2 and "no recipe that names files" in err
-    for place, message in (
-        (tmp_path, "is a directory"),
-        (tmp_path / "a.tsv/labels", f"{tmp_path / 'a.tsv'} is a file, no directory"),
-        (tmp_path / "a.tsv", "is what is read here, and would be written over"),
-        (classifier / "config.json", "is what is read here, and would be written over"),
-    ):
-        code, out, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--output", place)
-        assert (code, out) == (2, "") and message in err and "texts" not in err  # told before the work
-
-
-def test_eval_is_told_where_text_and_label_are(
-    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same rows under other names, by names and by numbers."""
-    rows = list(zip(TEXTS, ["n", "y", "z", "n", "y", "n"], strict=True))
-    (tmp_path / "usual.tsv").write_text(
-        "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
-    )
-    (tmp_path / "other.tsv").write_text(
-        "class\tsentence\n" + "".join(f"{label}\t{text}\n" for text, label in rows)
-    )
-    (tmp_path / "bare.tsv").write_text("".join(f"{label}\t{text}\n" for text, label in rows))
-
-    def table(*arguments: object) -> list[str]:
-        code, out, err = shell(capsys, "eval", classifier, *arguments)
-        assert code == 0, err
-        return out.splitlines()[:-1]  # without the speed
-
-    usual = table(tmp_path / "usual.tsv")
-    assert table(tmp_path / "other.tsv", "--text", "sentence", "--label", "class") == usual
-    assert table(tmp_path / "bare.tsv", "--text", "1", "--label", "0") == usual
-    code, _, err = shell(
-        capsys, "eval", classifier, tmp_path / "other.tsv", "--text", "sentense", "--label", "class"
-    )
-    assert code == 2 and "did you mean 'sentence'" in err
 
 
 def test_an_empty_text_is_a_text(classifier: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,22 +149,22 @@ def test_texts_and_pairs_are_not_taken_for_each_other(
     assert shell(capsys, "classify", directory, right)[:2] == (0, wanted(directory, *lines))  # type: ignore[arg-type]
     came, asked = (1, 2) if pairs else (2, 1)
     texts = "texts, separated by tabs" if came == 2 else "text"
-    said = f"line 1: {came} {texts}; wanted {asked}, as the run learned from"
+    said = f"line 1: {came} {texts}; expected {asked}, as in the run's training"
     assert shell(capsys, "classify", directory, wrong) == (2, "", f"polyhead: {said}\n")
     (tmp_path / "a.tsv").write_text("y\tein hund\tja\n")
     columns = ["--text", "1"] if pairs else ["--text", "1", "--text", "2"]
     code, _, err = shell(capsys, "eval", directory, tmp_path / "a.tsv", "--label", "0", *columns)
     assert (code, err) == (
         2,
-        f"polyhead: --text names {came} column{'s' * (came - 1)}; wanted {asked}, as the run learned from: "
-        f"{' '.join(f'--text {name}' for name in taught.recipe.data.text)}\n",
+        f"polyhead: --text names {came} column{'s' * (came - 1)}; expected {asked}, as in the run's "
+        f"training: {' '.join(f'--text {name}' for name in taught.recipe.data.text)}\n",
     )
     found = taught.classify([("", ""), ("ja", "nein")] if pairs else ["", "ja"])
     (tmp_path / "blank").write_text("\nja\tnein\n" if pairs else "\nja\n")
     code, out, _ = shell(capsys, "classify", directory, tmp_path / "blank")
     assert code == 0 and [line.split("\t")[0] for line in out.splitlines()] == [one.label for one in found]
     for odd in [("a",), ("a", "b", "c")]:
-        with pytest.raises(UserError, match=rf"text 1 has {len(odd)} parts, wanted a pair of texts"):
+        with pytest.raises(UserError, match=rf"text 1 has {len(odd)} parts, expected a pair of texts"):
             taught.classify([("a", "b"), odd])
 
 
@@ -256,15 +175,15 @@ def test_a_text_may_be_longer_than_the_name_of_a_file(
     assert shell(capsys, "classify", classifier, text) == (
         0,
         wanted(classifier, text),
-        "polyhead: cut to 12 tokens: 1 of 1 texts\n",
+        "polyhead: truncated to 12 tokens: 1 of 1 texts\n",
     )
 
 
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("one.tx", "'one.tx' is read as a text, for no file is there; did you mean 'one.txt'?"),
-        ("he/she", "'he/she' is read as a text, for no file is there"),
+        ("one.tx", "'one.tx' is read as text, since no such file exists; did you mean 'one.txt'?"),
+        ("he/she", "'he/she' is read as text, since no such file exists"),
         ("hund", ""),
         ("one.tx ja", ""),
     ],
@@ -294,7 +213,7 @@ def test_a_name_that_no_file_can_have_is_a_mistake(tiny: Path, capsys: pytest.Ca
     assert shell(capsys, "translate", tiny, long) == (
         2,
         "",
-        f"polyhead: no file {long!r}; a text itself is piped in: echo TEXT | polyhead ...\n",
+        f"polyhead: no file {long!r}; to pass a text use a pipe: echo TEXT | polyhead ...\n",
     )
     assert shell(capsys, "translate", long) == (2, "", f"polyhead: {long}: File name too long\n")
 
@@ -320,31 +239,13 @@ def test_what_a_run_cannot_do_is_told_before_a_line_comes(
         assert (code, out) == (2, "") and able in err, verb
 
 
-def test_eval_reads_files_named_as_those_of_the_recipe_in_its_format(
-    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = "text\tlabel\n" + "".join(f"{text}\ty\n" for text in TEXTS)
-    rows = "".join(json.dumps({"text": text, "label": "y"}) + "\n" for text in TEXTS)
-    for name, content in {"train": table, "a.tsv": table, "b.jsonl": rows}.items():
-        (tmp_path / name).write_text(content)
-    run = polyhead.load(classifier)
-    data = {"train": [str(tmp_path / "train")], "valid": [str(tmp_path / "train")], "format": "tsv"}
-    run.recipe = Recipe.model_validate({"task": "classification", "data": data, "train": {"steps": 1}})
-    run.save(tmp_path / "run")
-    (loss,) = {
-        shell(capsys, "eval", tmp_path / "run", tmp_path / name)[1].splitlines()[0]
-        for name in ("train", "a.tsv", "b.jsonl")
-    }
-    assert loss.startswith("loss")
-
-
 @pytest.mark.parametrize("wrong", [[1], ["ein hund", None], [("ein hund", 2)]])
 def test_what_is_no_text_is_told_whatever_was_learned_from(wrong: list[object], classifier: Path) -> None:
     run = polyhead.load(classifier)
     run.recipe = Recipe.model_validate(
         {"task": "classification", "data": {"train": "a.tsv", "valid": "b.tsv"}, "train": {"steps": 1}}
     )
-    with pytest.raises(UserError, match=r"text \d is \w+, wanted a string, or a pair of them"):
+    with pytest.raises(UserError, match=r"text \d is \w+, expected a string or a pair of strings"):
         run.classify(wrong)  # type: ignore[arg-type]
 
 

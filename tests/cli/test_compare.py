@@ -99,14 +99,14 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a recipe: polyhead compare recipe.yaml --vary norm=layernorm,rmsnorm --budget 10m"),
+        ([], "RECIPE: missing; e.g. polyhead compare recipe.yaml --vary norm=layernorm,rmsnorm --budget 10m"),
         (["toy.yaml", "--vary", "nrm=rmsnorm"], "--vary nrm: unknown key; did you mean 'norm'?"),
         (["toy.yaml", "--vary", "norm=rmsnrm"], "model.norm: unknown norm 'rmsnrm'; did you mean 'rmsnorm'?"),
         (
             ["toy.yaml", "--budget", "soon"],
             "--budget 'soon': expected a time (90s, 10m, 1h30m), steps (2000steps)",
         ),
-        (["toy.yaml", "--match", "flops"], "--match flops: only 'params' can be made equal"),
+        (["toy.yaml", "--match", "flops"], "--match flops: only 'params' is supported"),
         (["tyo.yaml"], "tyo.yaml: no such file; did you mean 'toy.yaml'?"),
         (["toy.yaml", "data.root=nowhere"], "data.root: no directory 'nowhere'"),
         (
@@ -114,7 +114,7 @@ def alive(pid: int) -> bool:
             "data.valid: no usable pair in blank + blank: 0 of 2 pairs; skipped 2 blank (first: line 1)",
         ),
         (["toy.yaml", "data.test=[blank, blank]"], "data.test: no usable pair in blank + blank"),
-        (["--cell", "nowhere"], "nowhere is no cell of a comparison: it has no cell.json"),
+        (["--cell", "nowhere"], "nowhere is not a trial of a comparison: it has no cell.json"),
     ],
 )
 @pytest.mark.usefixtures("place")

@@ -91,9 +91,9 @@ def test_the_shell_is_found_or_asked_for(
 
     monkeypatch.setattr(completion.shellingham, "detect_shell", fail)
     for arguments, message in (
-        ([], "which shell? name it: bash, zsh, fish"),
+        ([], "which shell? expected one of bash, zsh, fish"),
         (["zs"], "unknown shell 'zs'; did you mean 'zsh'? Known: bash, fish, zsh"),
-        (["bash", "zsh"], "completion is for one shell at a time, got bash, zsh"),
+        (["bash", "zsh"], "expected one shell, got bash, zsh"),
     ):
         assert main(["--show-completion", *arguments]) == 2
         assert capsys.readouterr().err == f"polyhead: {message}\n"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import pytest
 
 from polyhead.cli import main
 from polyhead.cli.components import RECIPE_KEYS, format_option
-from polyhead.cli.formatting import format_type, format_yaml
-from polyhead.cli.part_docs import parse_docstring
 from polyhead.core.registry import ALL_REGISTRIES
 
 
 def test_every_part_and_option_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["parts"]) == 0
+    assert main(["components"]) == 0
     out = capsys.readouterr().out
     for registry in ALL_REGISTRIES:
         assert out.count(f"{registry.kind} (recipe: {', '.join(RECIPE_KEYS[registry.kind])})\n") == 1
@@ -26,7 +22,7 @@ def test_every_part_and_option_is_listed(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_one_part_is_told_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "72")
-    assert main(["parts", "rmsnorm"]) == 0
+    assert main(["components", "rmsnorm"]) == 0
     assert capsys.readouterr().out == (
         "norm rmsnorm\n"
         "\n"
@@ -58,7 +54,7 @@ def test_the_list_fits_the_terminal_and_keeps_options_whole(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    assert main(["parts"]) == 0
+    assert main(["components"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if len(line) > 100 or "`" in line or "\0" in line]
     for registry in ALL_REGISTRIES:
@@ -73,7 +69,7 @@ def test_one_registry_with_several_keys_is_listed_once() -> None:
 
 
 def test_a_part_of_another_package_is_told_with_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["parts", "polyhead.nn.norm:RMSNorm"]) == 0
+    assert main(["components", "polyhead.nn.norm:RMSNorm"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("norm polyhead.nn.norm:RMSNorm\n\nScale each token")
     assert "\nRecipe    model.norm=polyhead.nn.norm:RMSNorm model.norm.eps=1e-06\n" in out
@@ -83,71 +79,29 @@ def test_a_part_of_another_package_is_told_with_its_kind(capsys: pytest.CaptureF
     ("name", "message"),
     [
         ("polyhead.nn.norm:RMSNorn", "polyhead.nn.norm has no 'RMSNorn'; did you mean 'RMSNorm'?"),
-        ("os:kill", "os is of Python itself and holds no parts"),
-        ("torch.nn:Linear", "'torch.nn:Linear' takes what no kind of part is given: block (config, shape, "),
+        ("os:kill", "os is part of Python itself and has no components"),
+        (
+            "torch.nn:Linear",
+            "'torch.nn:Linear' does not match the parameters of any kind of component: block (config, "
+            "shape, ",
+        ),
     ],
 )
 def test_what_is_no_part_of_another_package_is_said(
     name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["parts", name]) == 2
+    assert main(["components", name]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_kind_is_told_part_by_part(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["parts", "norm"]) == 0
+    assert main(["components", "norm"]) == 0
     out = capsys.readouterr().out
     assert "norm layernorm\n" in out
     assert "norm rmsnorm\n" in out
 
 
 def test_an_unknown_part_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["parts", "ropee"]) == 2
-    answer = "polyhead: unknown part 'ropee'; did you mean 'rope'? polyhead parts lists all\n"
+    assert main(["components", "ropee"]) == 2
+    answer = "polyhead: unknown component 'ropee'; did you mean 'rope'? polyhead components lists all\n"
     assert capsys.readouterr().err == answer
-
-
-@pytest.mark.parametrize(
-    ("hint", "text"),
-    [
-        (float, "float"),
-        (int | None, "int | null"),
-        (Literal["none", "linear"], "none | linear"),
-        (tuple[float, float], "tuple[float, float]"),
-        (list[str] | None, "list[str] | null"),
-    ],
-)
-def test_types_are_named_as_a_user_would(hint: Any, text: str) -> None:
-    assert format_type(hint) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "null"), (True, "true"), (0.1, "0.1"), ("", '""'), ((0.9, 0.98), "[0.9, 0.98]")],
-)
-def test_defaults_are_written_as_in_a_recipe(value: Any, text: str) -> None:
-    assert format_yaml(value) == text
-
-
-def test_a_docstring_is_taken_apart() -> None:
-    about = parse_docstring(
-        """Adds 0.5 to x, e.g. to 1 (Su et al., 2021). More about
-        that.
-
-        And more: all of it.
-
-        Equation: y = x + 0.5
-                  z = y
-        When: it is too
-              small
-        Options:
-          half: what is added, or
-            taken away
-          name: its name
-        """
-    )
-    assert about.summary == "Adds 0.5 to x, e.g. to 1 (Su et al., 2021)."
-    assert about.text.endswith("\n\nAnd more: all of it.")
-    assert about.fields == {"Equation": "y = x + 0.5\nz = y", "When": "it is too small"}
-    assert about.options == {"half": "what is added, or taken away", "name": "its name"}
-    assert parse_docstring(None) == ("", {}, {})

@@ -8,48 +8,24 @@ import re
 import shutil
 import signal
 from collections import Counter
-from copy import deepcopy
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from sacrebleu import corpus_bleu
-from safetensors.torch import load_file
+from tests.cli.demo_run_helpers import small as small
+from tests.cli.demo_run_helpers import weights
 
 from polyhead.checkpoint import checkpoint
 from polyhead.cli import demo_run, main
 from polyhead.cli.demo_run import DemoEvaluation, select_rows_by_length, training_seconds
-from polyhead.config.recipe import load_recipe
-from polyhead.core.i18n import set_language
+from polyhead.run.recipe import load_recipe
 from polyhead.train.loggers import TextLogger
 from polyhead.train.tasks.translation import TranslationTask
 
 pytest.importorskip("babel")
 
 REPORT = Path("runs/demo/report.html")
-
-
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory to stand in, and a demo of a second or two."""
-    settings = deepcopy(demo_run.SETTINGS)
-    settings["tokenizer"]["vocab_size"] = 300
-    settings["model"] |= {"d_model": 32, "n_layers": 2, "n_heads": 2}
-    settings["train"] |= {"steps": 4, "max_tokens": 512, "log_every": 2, "eval_every": 2, "save_every": 2}
-    monkeypatch.setattr(demo_run, "SETTINGS", settings)
-    monkeypatch.setattr(demo_run, "CORPUS_SIZES", {"n": 300, "n_valid": 20, "n_test": 20})
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def written(run: str = "runs/demo") -> int:
-    """When the weights were written."""
-    return (Path(run) / "model.safetensors").stat().st_mtime_ns
-
-
-def weights(run: str = "runs/demo") -> dict[str, list[float]]:
-    """What they are."""
-    return {name: w.flatten().tolist() for name, w in load_file(Path(run) / "model.safetensors").items()}
 
 
 def test_exact_match_counts_outputs_equal_to_the_last_character() -> None:
@@ -102,26 +78,6 @@ class Page(HTMLParser):
             self.data.append(data)
 
 
-def test_the_demo_is_told_in_chinese(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        assert main(["--lang", "zh", "demo"]) == 0
-    finally:
-        set_language(None)
-    printed = capsys.readouterr().out
-    for line in (
-        "Polyhead 演示：英语 → 中文",
-        "一个小型 Transformer 在这台机器上从零开始学习翻译。",
-        "训练  Ctrl-C 会保存，再次运行同一命令就接着训练",
-        f"报告  {REPORT}",
-        "        学习曲线、全部错误，以及每个注意力头看哪里",
-        "接下来可以试",
-    ):
-        assert line in printed.splitlines()
-    assert re.search(r"^文本  [\d,]+ 个句对，由 Unicode 的 CLDR 数据写成，例如$", printed, re.M)
-    assert re.search(r"^  完全相同     0\.0 %  \d+ 个中有 0 个与参考译文完全相同$", printed, re.M)
-    assert re.search(r"^ +\S+ +译文 +\S+", printed, re.M)
-
-
 def test_the_demo_trains_judges_and_reports(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo"]) == 0
     told = capsys.readouterr()
@@ -164,28 +120,6 @@ def test_the_demo_trains_judges_and_reports(small: Path, capsys: pytest.CaptureF
     assert recipe == demo_run.make_recipe("en", "zh", Path("runs/demo"))
 
 
-def test_a_finished_demo_is_used_again(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--translate", "in 3 days"]) == 0
-    first = capsys.readouterr()
-    assert "Exact match" in first.err
-    before, report, learned = written(), REPORT.stat().st_mtime_ns, weights()
-
-    assert main(["demo", "--translate", "in 3 days"]) == 0
-    second = capsys.readouterr()
-    assert second.out == first.out
-    assert second.out.count("\n") == 1
-    assert second.err == ""
-    assert written() == before and REPORT.stat().st_mtime_ns == report
-
-    assert main(["demo"]) == 0
-    assert "used again; --again trains anew" in capsys.readouterr().out
-    assert written() == before
-
-    assert main(["demo", "--again"]) == 0
-    assert written() != before
-    assert weights() == learned, "the same recipe gives the same weights"
-
-
 def test_an_interrupted_demo_goes_on(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,38 +153,7 @@ def test_a_demo_interrupted_while_it_is_measured_is_measured_when_it_goes_on(
     shutil.rmtree("runs/demo/checkpoints")  # what cannot go on is used as it is
     card.unlink()
     assert main(["demo"]) == 0
-    assert "used again" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--source", "klingon"], "unknown locale 'klingon'"),
-        (["--target", "chinese"], "unknown locale 'chinese'; did you mean 'zh'?"),
-        (["--target", "en"], "source and target locale are both 'en'"),
-        (["--translate", "  "], "--translate: there is nothing to translate"),
-        (["--out", "file"], "--out file is a file; give a directory"),
-    ],
-)
-def test_mistakes_are_one_line(
-    small: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    Path("file").write_text("")
-    assert main(["demo", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"polyhead: {message}")
-    assert told.count("\n") == 1
-    assert not Path("runs").exists()
-
-
-def test_a_run_of_another_pair_is_left_alone(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo"]) == 0
-    capsys.readouterr()
-    assert main(["demo", "--target", "de", "--out", "runs/demo", "--again"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "polyhead: runs/demo holds a demo from en to zh; choose another place"
-    )
-    assert REPORT.is_file()
+    assert "reused" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""``polyhead plan`` from the shell."""
+"""``polyhead estimate`` from the shell."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def test_a_preset_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(
             [
-                "plan",
+                "estimate",
                 "gpt2",
                 "model.n_kv_heads=4",
-                "--rows",
+                "--batch-size",
                 "2",
-                "--length",
+                "--seq-len",
                 "64",
-                "--context",
+                "--context-len",
                 "64",
                 "--no-probe",
                 "--json",
@@ -42,12 +42,12 @@ def test_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(
             [
-                "plan",
+                "estimate",
                 "tiny",
                 "--no-probe",
-                "--length",
+                "--seq-len",
                 "32",
-                "--context",
+                "--context-len",
                 "16",
                 "--data-parallel",
                 "8",
@@ -59,9 +59,11 @@ def test_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     )
     out = capsys.readouterr().out
     assert "floating-point operations" not in out, "formulas are behind --details"
-    assert main(["plan", "tiny", "--no-probe", "--length", "32", "--context", "16", "--details"]) == 0
+    assert (
+        main(["estimate", "tiny", "--no-probe", "--seq-len", "32", "--context-len", "16", "--details"]) == 0
+    )
     assert "floating-point operations" in capsys.readouterr().out
-    assert "data parallel" in out and "trainings here share out the data alone" in out
+    assert "data parallel" in out and "training here is data parallel only" in out
 
 
 def test_a_recipe_without_its_text(
@@ -71,11 +73,11 @@ def test_a_recipe_without_its_text(
     Path("mine.yaml").write_text(
         "data: {train: [a.en, a.de], valid: [b.en, b.de]}\nmodel: {preset: tiny}\ntrain: {steps: 9}\n"
     )
-    assert main(["plan", "mine.yaml", "train.steps=11", "--no-probe"]) == 0
+    assert main(["estimate", "mine.yaml", "train.steps=11", "--no-probe"]) == 0
     out = capsys.readouterr().out
     assert "a.en, a.de, b.en, b.de: not found" in out
-    assert "quality: not known without the text" in out
-    assert main(["plan", "mine.yaml", "train.steps=11", "--no-probe", "--details"]) == 0
+    assert "quality: unknown without the text" in out
+    assert main(["estimate", "mine.yaml", "train.steps=11", "--no-probe", "--details"]) == 0
     assert "in 11 updates" in capsys.readouterr().out
 
 
@@ -84,16 +86,16 @@ def test_a_recipe_without_its_text(
     [
         (["bert-bse"], "did you mean 'bert-base'?"),
         (["gpt2", "model.d_modl=3"], "did you mean 'd_model'?"),
-        (["gpt2", "train.lr=3"], "a preset is a model alone"),
+        (["gpt2", "train.lr=3"], "a preset supports only keys of model"),
         (["none.yaml"], "no such file"),
         (["tiny", "--tensor-parallel", "3", "--no-probe"], "does not divide n_heads (4): one of 1, 2, 4"),
-        (["tiny", "--length", "5000", "--no-probe"], "more than max_len"),
+        (["tiny", "--seq-len", "5000", "--no-probe"], "more than max_len"),
         (["tiny", "model.n_heads=3", "--no-probe"], "d_model"),
         ([str(RECIPE), "train.freeze=[encoder_embeding]", "--no-probe"], "did you mean 'encoder_embedding'"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *words]) == 2
+    assert main(["estimate", *words]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
@@ -101,18 +103,18 @@ def test_mistakes_are_one_line(words: list[str], said: str, capsys: pytest.Captu
 
 def test_of_a_run_the_recipe_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe.yaml").write_text("data: {}\n")
-    assert main(["plan", str(tmp_path)]) == 2
+    assert main(["estimate", str(tmp_path)]) == 2
     assert capsys.readouterr().err.endswith(f"not a recipe; did you mean '{tmp_path}/recipe.yaml'?\n")
 
 
 def test_what_is_no_design_is_told_what_to_do(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", str(tiny)]) == 2
-    assert f"is a run without a recipe, which says nothing of training; polyhead sizes {tiny} counts" in (
+    assert main(["estimate", str(tiny)]) == 2
+    assert f"is a run without a recipe, so the training is unknown; polyhead params {tiny} counts" in (
         capsys.readouterr().err
     )
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("")
-    assert main(["plan", "mine"]) == 2
+    assert main(["estimate", "mine"]) == 2
     assert "neither a recipe nor a preset; did you mean 'mine.yaml'?" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``--form`` of the verbs that write: what is said has it, and what is no form is one line."""
+"""``--grammar`` of the verbs that write: what is said has it, and what is no form is one line."""
 
 from __future__ import annotations
 
@@ -47,16 +47,17 @@ def test_what_is_said_has_it(
     form: str, wanted: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(home)
-    for options in ([], ["--speculate", "lookup"], ["--beam-size", "3"]):
-        assert main(["generate", "run", "dog: ", "--form", form, *options]) == 0
+    for options in ([], ["--speculative", "lookup"], ["--beam-size", "3"]):
+        assert main(["generate", "run", "dog: ", "--grammar", form, *options]) == 0
         assert re.fullmatch(f"dog: ({wanted})\n", capsys.readouterr().out)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog barks\n")))
-    assert main(["chat", "run", "--form", form]) == 0
+    assert main(["chat", "run", "--grammar", form]) == 0
     assert re.fullmatch(f"({wanted})\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
-    "own", [{"form": Choice("choice", choices=["yes", "no"])}, {"cache": Choice("window", window=2, sink=1)}]
+    "own",
+    [{"grammar": Choice("choice", choices=["yes", "no"])}, {"cache": Choice("window", window=2, sink=1)}],
 )
 def test_null_puts_off_what_is_the_runs_own(
     own: dict[str, Choice], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -69,7 +70,11 @@ def test_null_puts_off_what_is_the_runs_own(
     held = Run(free.model, free.tokenizer, free.generation.model_copy(update=own))
     (option,) = own
     said = {}
-    for name, run, typed in (("free", free, []), ("off", held, [f"--{option}", "null"]), ("held", held, [])):
+    for name, run, typed in (
+        ("free", free, []),
+        ("off", held, [f"--{option}", "null"]),
+        ("held", held, []),
+    ):
         monkeypatch.setattr(load_module, "load", lambda *_, run=run, **__: run)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog barks\n")))
         assert main(["generate", "run", "dog: ", *typed]) == 0
@@ -81,26 +86,30 @@ def test_null_puts_off_what_is_the_runs_own(
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ("jsn", "form: unknown form 'jsn'; did you mean 'json'? Known: choice, grammar, json, regex"),
-        ("regex", "form: form 'regex' needs the option 'pattern'"),
-        ("regex,pattern=[0-9]{2,4}", "regex,pattern=[0-9]{2,4}: line 1, column 6: expected '<document start>', but found '{'; "
-         "if it is one text, quote it: \"regex,pattern='[0-9]{2,4}'\""),
-        ('regex,pattern="\\d+"', '''regex,pattern="\\d+": line 1, column 3: found unknown escape character 'd'; '''
-         '''if it is one text, quote it: "regex,pattern='\\d+'"'''),
-        ("{name: regex, pattern: '['}", "form 'regex': unclosed character class"),
-        ("{name: choice, choices: [true]}", "form: choices of form 'choice'"),
-        ("choice,choices=[1, 2, yes]", "form: choices of form 'choice': [0]: 1 is not text (put it in quotes)"),
-        ("json,schema=nowhere.json", "form: schema of form 'json': nowhere.json: No such file or directory"),
-        ("json,schema=broken.json", "form: schema of form 'json': broken.json is no JSON: Expecting"),
+        ("jsn", "grammar: unknown grammar 'jsn'; did you mean 'json'? Known: choice, grammar, json, regex"),
+        ("regex", "grammar: grammar 'regex' requires the option 'pattern'"),
+        ("regex,pattern=[0-9]{2,4}", "regex,pattern=[0-9]{2,4}: line 1, column 6: expected '<document "
+                                     "start>', but found '{'; "
+                "to pass it as one text, quote it: \"regex,pattern='[0-9]{2,4}'\""),
+        ('regex,pattern="\\d+"',
+            '''regex,pattern="\\d+": line 1, column 3: found unknown escape character 'd'; '''
+         '''to pass it as one text, quote it: "regex,pattern='\\d+'"'''),
+        ("{name: regex, pattern: '['}", "grammar 'regex': unclosed character class"),
+        ("{name: choice, choices: [true]}", "grammar: choices of grammar 'choice'"),
+        ("choice,choices=[1, 2, yes]", "grammar: choices of grammar 'choice': [0]: 1 is not text (put it in "
+                                       "quotes)"),
+        ("json,schema=nowhere.json", "grammar: schema of grammar 'json': nowhere.json: No such file or "
+                                     "directory"),
+        ("json,schema=broken.json", "grammar: schema of grammar 'json': broken.json is not JSON: Expecting"),
     ],
 )  # fmt: skip
 def test_what_is_no_form_is_told_in_a_line(
     form: str, message: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(home)
-    assert main(["generate", "run", "a dog", "--form", form]) == 2
+    assert main(["generate", "run", "a dog", "--grammar", form]) == 2
     told = capsys.readouterr()
     assert told.err.startswith(f"polyhead: {message}") and told.err.count("\n") == 1 and not told.out
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog barks\n")))
-    main(["chat", "run", "--form", form])  # goes on to the next question after some mistakes
+    main(["chat", "run", "--grammar", form])  # goes on to the next question after some mistakes
     assert message in capsys.readouterr().err

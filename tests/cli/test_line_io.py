@@ -37,11 +37,11 @@ def table() -> bytes:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (lzma.compress(TEXT.encode()), "packed by xz.*unxz"),
-        (bz2.compress(TEXT.encode()), "packed by bzip2.*bunzip2"),
-        (zipped(), "packed by zip.*unzip"),
-        (b"\x28\xb5\x2f\xfd\x04\x00\n", "packed by zstd.*unzstd"),
-        (TEXT.encode("utf-16"), "UTF-16, wanted UTF-8"),
+        (lzma.compress(TEXT.encode()), "compressed with xz.*unxz"),
+        (bz2.compress(TEXT.encode()), "compressed with bzip2.*bunzip2"),
+        (zipped(), "compressed with zip.*unzip"),
+        (b"\x28\xb5\x2f\xfd\x04\x00\n", "compressed with zstd.*unzstd"),
+        (TEXT.encode("utf-16"), "UTF-16, expected UTF-8"),
         (table(), "table"),
     ],
     ids=["xz", "bzip2", "zip", "zstd", "utf-16", "parquet"],
@@ -71,7 +71,7 @@ def test_gzip_is_unpacked_where_it_is_a_file(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "text").write_bytes(gzip.compress(TEXT.encode()))
     assert list(read_lines(str(tmp_path / "text"))) == TEXT.splitlines()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(TEXT.encode()))))
-    with pytest.raises(UserError, match="standard input is packed by gzip; unpack it: gunzip"):
+    with pytest.raises(UserError, match="standard input is compressed with gzip; decompress it: gunzip"):
         list(read_lines("-"))
 
 
@@ -79,7 +79,7 @@ def test_a_text_where_a_file_is_wanted_is_told_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for source, way in (("the dog", "; a text itself is piped in: echo TEXT | polyhead ..."), ("dog", "")):
+    for source, way in (("the dog", "; to pass a text use a pipe: echo TEXT | polyhead ..."), ("dog", "")):
         with pytest.raises(UserError) as told:
             read_lines(source)
         assert str(told.value) == f"no file {source!r}{way}"

@@ -1,4 +1,5 @@
-"""Mistakes of newcomers, each typed as in ``mistakes.txt`` and answered as it says there: exit code 2, no traceback.
+"""Mistakes of newcomers, each typed as in ``mistakes.txt`` and answered as it says there: exit code 2, no
+traceback.
 
 The text files, recipes and runs that the commands name are made by ``place``.
 """
@@ -19,15 +20,16 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.cli.verbs import VERBS
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.config.recipe import load_recipe
+from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-ENGLISH = ["a dog is in the house and it sleeps", "the cat and the man are in the street", "two men see the dog that barks at the cat", "a girl reads a book"]  # fmt: skip
+ENGLISH = ["a dog is in the house and it sleeps", "the cat and the man are in the street",
+    "two men see the dog that barks at the cat", "a girl reads a book"]  # fmt: skip
 CHINESE = ["一只狗在房子里睡觉", "猫和男人在街上", "两个男人看见了对着猫叫的狗", "女孩在看书"]
 RECIPE = """data:
   train: [a.en, a.zh]
-  valid_share: 0.2
+  valid_fraction: 0.2
   source_lang: en
   target_lang: zh
 tokenizer: {vocab_size: 300}
@@ -45,10 +47,11 @@ YAML = {
     "list": "- data\n- train\n",
     "word": "hello\n",
     "empty": "",
-    "indent": RECIPE.replace("  valid_share", "   valid_share"),
+    "indent": RECIPE.replace("  valid_fraction", "   valid_fraction"),
     "bracket": RECIPE.replace("[a.en, a.zh]", "[a.en, a.zh"),
     "typo": RECIPE.replace("d_model", "d_modle"),
-    "elsewhere": RECIPE.replace("d_model: 16", "hidden_size: 16").replace("steps: 2", "learning_rate: 0.1, steps: 2"),
+    "elsewhere": RECIPE.replace("d_model: 16", "hidden_size: 16").replace("steps: 2",
+        "learning_rate: 0.1, steps: 2"),
     "bare": "train: {steps: 2}\n",
 }  # fmt: skip
 MODEL: dict[str, Any] = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 64}
@@ -91,7 +94,7 @@ def write_runs() -> None:
     kinds: dict[str, dict[str, Any]] = {
         "mt": {},
         "lm": {"kind": "decoder"},
-        "cls": {"kind": "encoder", "labels": ("no", "yes"), "head": False},
+        "cls": {"kind": "encoder", "labels": ("no", "yes"), "lm_head": False},
         "enc": {"kind": "encoder"},
     }
     for name, keys in kinds.items():
@@ -162,5 +165,5 @@ def test_a_port_in_use_is_answered_with_the_way_on(capsys: pytest.CaptureFixture
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["serve", "runs/lm", "--port", str(port)]) == 2
-    answer = f"polyhead: port {port} is taken; give another one, or 0 for any free one\n"
+    answer = f"polyhead: port {port} is in use; choose another one, or 0 for any free port\n"
     assert capsys.readouterr().err == answer

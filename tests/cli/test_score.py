@@ -36,7 +36,7 @@ def test_scores_are_those_of_one_token_after_another(
 ) -> None:
     (tmp_path / "a").write_text("\n".join(SOURCES) + "\n")
     (tmp_path / "b").write_text("\n".join(TARGETS) + "\n")
-    assert main(["score", str(tiny), str(tmp_path / "a"), str(tmp_path / "b"), "--chunk", "3"]) == 0
+    assert main(["score", str(tiny), str(tmp_path / "a"), str(tmp_path / "b"), "--read-batch", "3"]) == 0
     out, err = capsys.readouterr()
     wanted = [naive(tiny, *pair) for pair in zip(SOURCES, TARGETS, strict=True)]
     for line, (log_prob, tokens) in zip(out.splitlines(), wanted, strict=True):
@@ -45,7 +45,7 @@ def test_scores_are_those_of_one_token_after_another(
     perplexity = math.exp(-sum(p for p, _ in wanted) / sum(n for _, n in wanted))
     assert float(err.split()[1]) == pytest.approx(perplexity, rel=1e-4)
     typed = ["score", str(tiny), str(tmp_path / "a"), str(tmp_path / "b"), "--output"]
-    assert main([*typed, str(tmp_path / "scores"), "--chunk", "3"]) == 0
+    assert main([*typed, str(tmp_path / "scores"), "--read-batch", "3"]) == 0
     assert capsys.readouterr() == ("", err)
     assert (tmp_path / "scores").read_text() == out
     assert main([*typed[:-1], "--dtype", "int8"]) == 0
@@ -53,7 +53,7 @@ def test_scores_are_those_of_one_token_after_another(
     assert rounded != [float(line.split("\t")[0]) for line in out.splitlines()]
     assert rounded == pytest.approx([log_prob for log_prob, _ in wanted], rel=0.05)
     assert main([*typed, str(tmp_path / "b")]) == 2
-    assert "b is what is read here" in capsys.readouterr().err
+    assert "b is an input" in capsys.readouterr().err
 
 
 def test_pairs_come_through_a_pipe(
@@ -74,7 +74,7 @@ def test_what_does_not_match_is_refused(
     message = f"{tmp_path / 'a'} has 2 lines, {tmp_path / 'b'} has 1: they must match line by line"
     assert capsys.readouterr().err == f"polyhead: {message}\n"
     assert main(["score", str(tiny), str(tmp_path / "a")]) == 2
-    way = "files of both sides are given one after the other: polyhead score RUN SOURCE TARGET"
+    way = "to score two files: polyhead score RUN SOURCE TARGET"
     said = f"polyhead: line 1: expected source, tab, translation; found no tab; {way}\n"
     assert capsys.readouterr().err == said
 
@@ -85,7 +85,7 @@ def test_a_mistake_behind_the_first_chunk_says_where_it_stands(
     (tmp_path / "a").write_text("ein\n" * 6)
     (tmp_path / "b").write_text("a\n" * 4 + "dog " * 90 + "\na\n")
     files = [str(tmp_path / name) for name in "ab"]
-    assert main(["score", str(tiny), *files, "--chunk", "3"]) == 2
+    assert main(["score", str(tiny), *files, "--read-batch", "3"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("polyhead: line 5 has ")
     assert main(["score", str(tiny), *files]) == 2

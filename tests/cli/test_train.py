@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyhead.cli import main
-from polyhead.config.config_sections import DistillConfig, InitFromConfig, LoraConfig
-from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.run.recipe import load_recipe
 
 RECIPE = """
 data: {train: [train.de, train.en], valid: [valid.de, valid.en], target_lang: en}
@@ -45,7 +44,7 @@ def test_train_eval_translate(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert (place / "out.en").read_text() == "a dog barks .\ntwo dogs are asleep .\n" * 2
 
     assert main(["eval", "runs/dogs"]) == 2
-    assert capsys.readouterr().err.startswith("polyhead: this run's recipe names no test files; give them: ")
+    assert capsys.readouterr().err.startswith("polyhead: this run's recipe has no test files; pass files: ")
     assert main(["eval", "runs/dogs", "valid.en", "valid.en", "--limit", "2"]) == 0
 
 
@@ -56,7 +55,7 @@ def test_train_eval_translate(place: Path, capsys: pytest.CaptureFixture[str]) -
         (["dog.yaml"], "dog.yaml: no such file; did you mean 'dogs.yaml'?"),
         (
             ["dogs.yaml", "data.root=nowhere"],
-            "data.root: no directory 'nowhere'; give the right one: data.root=...",
+            "data.root: no directory 'nowhere'; set it with data.root=...",
         ),
         (
             ["dogs.yaml", "data.train=[train.d, train.en]"],
@@ -64,9 +63,8 @@ def test_train_eval_translate(place: Path, capsys: pytest.CaptureFixture[str]) -
         ),
         (
             ["dogs.yaml", "distill={teacher: nowhere}"],
-            "distill.teacher: no run directory 'nowhere'; one of the Hugging Face hub is named owner/name",
+            "distill.teacher: no run directory 'nowhere'; a run on the Hugging Face hub is named owner/name",
         ),
-        (["dogs.yaml", "--resume"], "--resume: there is no run in runs/dogs yet; start it without --resume"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(
@@ -74,6 +72,48 @@ def test_a_mistake_is_answered_in_one_line(
 ) -> None:
     assert main(["train", *arguments]) == 2
     assert capsys.readouterr().err == f"polyhead: {message}\n"
+
+
+def test_resume_starts_where_no_run_exists_yet(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ["train.steps=4", "train.eval_every=4", "train.save_every=2"]
+    line = "has no checkpoint to resume from: starting at step 1\n"
+    assert main(["train", "dogs.yaml", *steps, "out=plain"]) == 0
+    assert line not in capsys.readouterr().err
+    assert main(["train", "dogs.yaml", *steps, "out=resumed", "--resume"]) == 0
+    assert capsys.readouterr().err.count(f"resumed {line}") == 1
+    weights = [(place / out / "model.safetensors").read_bytes() for out in ("plain", "resumed")]
+    assert weights[0] == weights[1]
+
+    # a run that was killed before its first checkpoint
+    shutil.rmtree(place / "resumed/checkpoints")
+    (place / "resumed/model.safetensors").unlink()
+    assert main(["train", "dogs.yaml", *steps, "out=resumed", "--resume"]) == 0
+    assert capsys.readouterr().err.count(f"resumed {line}") == 1
+    assert (place / "resumed/model.safetensors").read_bytes() == weights[0]
+
+    assert main(["train", "dogs.yaml", *steps, "out=resumed", "--resume"]) == 0
+    said = capsys.readouterr().err
+    assert "resumed at step 4 of 4" in said
+    assert line not in said
+
+    (place / "resumed/recipe.yaml").unlink()
+    assert main(["train", "dogs.yaml", *steps, "out=resumed", "--resume"]) == 2
+    assert capsys.readouterr().err == (
+        "polyhead: --resume: the run in resumed has lost its recipe.yaml; restore it, or start a new run "
+        "with out=...\n"
+    )
+
+
+def test_resume_starts_no_run_over_other_files_or_with_settings_without_effect(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "mine").mkdir()
+    (place / "mine/config.json").write_text("{}")
+    assert main(["train", "dogs.yaml", "out=mine", "--resume"]) == 2
+    assert "mine holds config.json, which does not belong to a run" in capsys.readouterr().err
+    for resume in ([], ["--resume"]):
+        assert main(["train", "dogs.yaml", "generation.embed_max_len=3", *resume]) == 2
+        assert capsys.readouterr().err.startswith("polyhead: generation.embed_max_len has no effect on")
 
 
 @pytest.mark.parametrize("name", ["texts/train.d", "texts/trai*.d"])
@@ -87,23 +127,6 @@ def test_the_nearest_file_is_told_with_its_folder(
     assert capsys.readouterr().err == f"polyhead: {said}\n"
 
 
-def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--keys"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "train.lr: float = 0.001  peak learning rate" in lines
-    assert any(line.startswith("data.test: list[str] | null = null  ") for line in lines)
-    assert any(line.startswith("model.position: part = sinusoidal  ") for line in lines)
-    assert "start.every: int = 1  use the first layer and every n-th after it; 2 halves the depth" in lines
-    assert (
-        "train.adapt.rank: int = 8  rank of the adapters (width between A and B); a lower rank learns less and costs less"
-        in lines
-    )
-    maybe = {"start": InitFromConfig, "distill": DistillConfig}
-    sections = [maybe.get(name, field.annotation) for name, field in Recipe.model_fields.items()]
-    within = len(LoraConfig.model_fields) - 1  # in the place of train.adapt itself
-    assert len(lines) == sum(len(getattr(kind, "model_fields", [0])) for kind in sections) + within
-
-
 def test_a_run_that_was_copied_goes_on_where_it_is_told(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,8 +138,8 @@ def test_a_run_that_was_copied_goes_on_where_it_is_told(
 
     assert main(["train", "runs/copy/recipe.yaml", "--resume", "train.steps=4"]) == 2
     assert capsys.readouterr().err == (
-        "polyhead: --resume: runs/copy/recipe.yaml lies in a run and says out: runs/dogs, which is another place; "
-        "to go on here give out=runs/copy, to go on there out=runs/dogs\n"
+        "polyhead: --resume: runs/copy/recipe.yaml is in a run but has out: runs/dogs, another directory; "
+        "to continue here set out=runs/copy, to continue there out=runs/dogs\n"
     )
     assert main(["train", "runs/copy/recipe.yaml", "--resume", "train.steps=4", "out=runs/copy"]) == 0
     assert sorted(path.name for path in (place / "runs/dogs/checkpoints").iterdir()) == before

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import resource
-import shutil
 import subprocess
 import sys
 import threading
@@ -45,6 +43,15 @@ def test_lines_come_out_as_the_library_translates_them(
     assert [text for text, line in zip(got, LINES, strict=True) if line.strip()] == wanted
 
 
+def test_a_line_without_visible_characters_stays_a_blank_line(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unseen = ["\u200b", "\xad", " \u202e\u2066", "\u3164", "\ufe0f", "\x07", "\u200b" * 5000]
+    path = tmp_path / "unseen.txt"
+    path.write_text("\n".join([*unseen, LINES[0]]) + "\n")
+    assert translated(capsys, tiny, path)[:-1] == [""] * len(unseen)
+
+
 @pytest.mark.acceptance("C1")
 @pytest.mark.parametrize("chunk", ["1", "2", "4", "99999999999999999999"])
 def test_chunks_change_nothing(
@@ -52,7 +59,7 @@ def test_chunks_change_nothing(
 ) -> None:
     options = ["--n-best", "2", "--scores"]
     whole = translated(capsys, tiny, source, *options)
-    assert translated(capsys, tiny, source, *options, "--chunk", chunk) == whole
+    assert translated(capsys, tiny, source, *options, "--read-batch", chunk) == whole
 
 
 @pytest.mark.parametrize("chunk", ["1", "2", "4"])
@@ -61,7 +68,7 @@ def test_chunks_change_nothing_of_what_is_drawn(
 ) -> None:
     options = ["--temperature", "1.5", "--seed", "7", "--n-best", "2", "--scores"]
     whole = translated(capsys, tiny, source, *options)
-    assert translated(capsys, tiny, source, *options, "--chunk", chunk) == whole
+    assert translated(capsys, tiny, source, *options, "--read-batch", chunk) == whole
     assert [whole[i] for i in (4, 5, 8, 9)] == [""] * 4  # of blank lines
     found = polyhead.load(tiny).hypotheses(
         [line if line.strip() else "" for line in LINES], n_best=2, temperature=1.5, seed=7
@@ -79,37 +86,19 @@ def test_what_has_no_effect_on_drawing_is_refused(
     terms = source.with_name("terms.tsv")
     terms.write_text("hund\tdog\n")
     for options, said in [
-        (["--temperature", "1", "--beam-size", "2"], "beam_size has no effect on drawn translations"),
-        (["--top-k", "3", "--min-new-tokens", "2"], "min_new_tokens has no effect on drawn translations"),
+        (["--temperature", "1", "--beam-size", "2"], "beam_size has no effect on sampled translations"),
+        (["--top-k", "3", "--min-new-tokens", "2"], "min_new_tokens has no effect on sampled translations"),
         (
             ["--top-p", "0.9", "--terminology", str(terms)],
-            "terminology has an effect on translations that beams search for",
+            "terminology is supported only for translations with beam search",
         ),
         (["--seed", "3"], "seed has no effect on translations"),
-        (["--temperature", "1", "--n-best", "0"], "n_best is 0; wanted a whole number, 1 or more"),
+        (["--temperature", "1", "--n-best", "0"], "n_best is 0; expected an integer, 1 or more"),
         (["--temperature", "1", "--seed", "-1"], "--seed: '-1' is out of range"),
     ]:
         assert main(["translate", str(tiny), str(source), *options]) == 2
         out, err = capsys.readouterr()
         assert not out and said in err
-
-
-@pytest.mark.parametrize("options", [["--n-best", "2", "--scores"], ["--chunk", "2"]])
-def test_a_file_has_what_standard_output_would(
-    options: list[str], tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wanted = translated(capsys, tiny, source, *options)
-    out = tmp_path / "new" / "out.txt"
-    assert translated(capsys, tiny, source, *options, "--output", out) == []
-    assert out.read_text().split("\n") == [*wanted, ""]
-    assert [path.name for path in out.parent.iterdir()] == ["out.txt"]
-    for place, said in (
-        (source, "is what is read here"),
-        (tiny / "config.json", "is what is read here"),
-        (tmp_path, "is a directory"),
-    ):
-        assert main(["translate", str(tiny), str(source), "--output", str(place)]) == 2
-        assert f"--output {place} {said}" in capsys.readouterr().err
 
 
 def test_a_pipe_takes_translations_as_they_come(
@@ -123,48 +112,6 @@ def test_a_pipe_takes_translations_as_they_come(
     reader.join(60)
     assert came == ["".join(f"{line}\n" for line in wanted)]
     assert pipe.is_fifo()
-
-
-def test_translations_made_before_an_end_are_kept(
-    tiny: Path,
-    source: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whether a person ends it, a line cannot be translated, or the disk is full (here: the largest file that may be)."""
-    wanted, out = translated(capsys, tiny, source), tmp_path / "out.txt"
-    part, typed = tmp_path / "out.txt.part", ["translate", str(tiny), str(source), "--output", str(out)]
-    whole, said = polyhead.run.run.Run.hypotheses, f"the translations of the first 4 texts are in {part}"
-
-    def interrupted(self: polyhead.run.run.Run, texts: list[str], **changes: object) -> object:
-        if texts == ["", LINES[-1]]:
-            raise KeyboardInterrupt
-        return whole(self, texts, **changes)
-
-    monkeypatch.setattr(polyhead.run.run.Run, "hypotheses", interrupted)
-    assert main([*typed, "--chunk", "2"]) == 130
-    assert said in capsys.readouterr().err
-    assert part.read_text().split("\n") == [*wanted[:4], ""]
-    assert not out.exists()
-    monkeypatch.setattr(polyhead.run.run.Run, "hypotheses", whole)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (part.stat().st_size + 1, limits[1]))
-    try:
-        assert main([*typed, "--chunk", "2"]) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    err = capsys.readouterr().err
-    assert said in err
-    assert f"polyhead: {part}: File too large" in err
-    assert part.read_text().split("\n") == [*wanted[:4], ""]
-    source.write_text("\n".join(LINES[:4]) + "\n" + "x" * 999)
-    assert main([*typed, "--chunk", "2"]) == 2
-    assert said in capsys.readouterr().err
-    source.write_text("x" * 999)
-    assert main(typed) == 2
-    assert not out.exists()
-    assert not part.exists()
 
 
 @pytest.mark.parametrize(
@@ -224,39 +171,6 @@ def test_fewer_translations_than_asked_for_leave_lines_in_their_place(
     assert [line.rpartition("\t")[2] for line in got[::3]] == [text.strip("\n") for text in best]
 
 
-def test_each_translation_begins_as_it_must(
-    tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same as in the library, however lines are chunked; nothing is nothing, and a blank line stays blank."""
-    begins = [["", "ab", "the cat", "b a"][i % 4] for i in range(len(LINES))]
-    file = tmp_path / "begins.txt"
-    file.write_text("".join(f"{line}\n" for line in begins))
-    run = polyhead.load(tiny)
-    kept = [i for i, line in enumerate(LINES) if line.strip()]
-    wanted = run.translate([LINES[i] for i in kept], prefix=[begins[i] for i in kept], beam_size=2)
-    assert all(text.startswith(begins[i].strip()) for i, text in zip(kept, wanted, strict=True))
-    assert wanted != run.translate([LINES[i] for i in kept], beam_size=2)
-    for chunk in (512, 2):
-        found = translated(capsys, tiny, source, "--prefix", file, "--beam-size", "2", "--chunk", str(chunk))
-        assert [found[i] for i in kept] == [" ".join(text.splitlines()) for text in wanted]
-        assert all(found[i] == "" for i in range(len(LINES)) if i not in kept)
-
-
-def test_prefixes_are_one_for_each_line(
-    tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "begins.txt"
-    for lines, said in (
-        (len(LINES) - 1, f"begins.txt ends before line {len(LINES)} of the text"),
-        (len(LINES) + 1, f"begins.txt has more lines than the text, which has {len(LINES)}"),
-    ):
-        file.write_text(lines * "a\n")
-        assert main(["translate", str(tiny), str(source), "--prefix", str(file), "--chunk", "2"]) == 2
-        assert said in capsys.readouterr().err
-    assert main(["translate", str(tiny), "-", "--prefix", "-"]) == 2
-    assert "--prefix: standard input is the text already" in capsys.readouterr().err
-
-
 def test_standard_input_gzip_and_named_pipes_are_read(
     tiny: Path,
     source: Path,
@@ -309,11 +223,11 @@ def test_bad_bytes_are_reported_and_keep_their_line(
     assert main(["translate", str(tiny), str(bad)]) == 0
     out, err = capsys.readouterr()
     assert out.count("\n") == 3
-    first = "polyhead: line 2 is not UTF-8; its bad bytes are read as U+FFFD\n"
+    first = "polyhead: line 2 is not UTF-8; invalid bytes are replaced by U+FFFD\n"
     assert err == first
     bad.write_bytes(b"ein\n" + b"\xff\xfe\n" * 4)
     assert main(["translate", str(tiny), str(bad)]) == 0
-    assert capsys.readouterr().err == first + "polyhead: 4 lines in all are not UTF-8\n"
+    assert capsys.readouterr().err == first + "polyhead: 4 lines in total are not UTF-8\n"
 
 
 def test_nothing_in_nothing_out(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,10 +246,10 @@ def test_a_line_too_long_is_named_and_can_be_cut(
     assert len(run.tokenizer.encode([fits])[0]) == most
     long = tmp_path / "long.txt"
     long.write_text(f"ein\n{fits}\n{fits}x\n")
-    assert main(["translate", str(tiny), str(long), "--chunk", "2"]) == 2
+    assert main(["translate", str(tiny), str(long), "--read-batch", "2"]) == 2
     out, err = capsys.readouterr()
     assert out.count("\n") == 2
-    assert err.startswith(f"polyhead: line 3 has {most + 1} tokens; this model takes {most} at most.")
+    assert err.startswith(f"polyhead: line 3 has {most + 1} tokens; the model's maximum is {most}.")
     got = translated(capsys, tiny, long, "--truncate")
     assert got[1] == got[2]
     begins = tmp_path / "begins.txt"
@@ -343,7 +257,7 @@ def test_a_line_too_long_is_named_and_can_be_cut(
     long.write_text("ein\n\nein\n")
     assert main(["translate", str(tiny), str(long), "--prefix", str(begins)]) == 2
     assert capsys.readouterr().err.startswith(
-        f"polyhead: --prefix: line 3 has {most + 1} tokens; this model takes {most} at most."
+        f"polyhead: --prefix: line 3 has {most + 1} tokens; the model's maximum is {most}."
     )
 
 
@@ -355,7 +269,7 @@ def test_a_line_too_long_is_named_and_can_be_cut(
         (["--cache", "statc"], "cache: unknown cache 'statc'; did you mean 'static'? Known: "),
         (
             ["--cache", "{name: static, chunk: x}"],
-            "cache: chunk of cache 'static': 'x' is not a whole number",
+            "cache: chunk of cache 'static': 'x' is not an integer",
         ),
         (
             ["--cache", "window,widow=4"],
@@ -368,12 +282,13 @@ def test_a_line_too_long_is_named_and_can_be_cut(
         ),
         (
             ["--cache", "state"],
-            "cache 'state' keeps a state, layers of this model keep keys and values: use cache 'static'",
+            "cache 'state' stores a recurrent state, but layers of this model have keys and "
+            "values: use cache 'static'",
         ),
         (["--early-stopping", "maybe"], "early_stopping: 'maybe' is not one of true, false, never"),
         (
             ["--min-new-tokens", "99"],
-            "a source of 4 tokens: min_new_tokens is 99, more than the 7 tokens that this output may have at most",
+            "a source of 4 tokens: min_new_tokens is 99, more than the maximum of 7 tokens of this output",
         ),
     ],
 )
@@ -386,29 +301,8 @@ def test_a_wrong_option_is_explained(
     assert err.count("\n") == 1
 
 
-def test_missing_files_and_runs_name_the_nearest(
-    tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["translate", str(tiny), str(source.with_name("inptu.txt"))]) == 2
-    assert capsys.readouterr().err.endswith("did you mean 'input.txt'?\n")
-    assert main(["translate", str(tiny.with_name("tny")), str(source)]) == 2
-    assert capsys.readouterr().err.endswith(f"did you mean '{tiny}'?\n")
-
-
-def test_a_directory_of_runs_names_them(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = f"polyhead: {tmp_path} is not a run directory: it has no config.json"
-    assert main(["translate", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"{said}; polyhead train makes runs\n"
-    for name in ("second", "first"):
-        shutil.copytree(tiny, tmp_path / name)
-    assert main(["translate", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"{said}; of the directories in it, these have one: first, second\n"
-
-
 def test_the_first_line_is_answered_before_the_last_is_asked(tiny: Path) -> None:
-    command = [sys.executable, "-m", "polyhead", "translate", str(tiny), "--chunk", "1"]
+    command = [sys.executable, "-m", "polyhead", "translate", str(tiny), "--read-batch", "1"]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=buffered

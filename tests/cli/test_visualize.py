@@ -6,92 +6,27 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from tests.viz.test_training_report import Page
+from tests.cli.visualize_helpers import GERMAN, clouds
+from tests.cli.visualize_helpers import made as made
+from tests.viz.html_pages import Page
 
 import polyhead
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
-from polyhead.introspect.projection import pca
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.viz.position_plots import position_matrices
 
-GERMAN = [
-    "ein hund bellt .",
-    "zwei hunde bellen laut .",
-    "ein <b>roter</b> hund schläft",
-    "</script><script>",
-] * 5
 ENGLISH = ["a dog barks .", "two dogs bark aloud .", "a <b>red</b> dog sleeps", '&amp; "x"'] * 5
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained run with a recipe whose text lies there, embeddings shared."""
-    return make(tmp_path_factory.mktemp("draw"), "all")
-
-
-def make(place: Path, tie: str) -> Path:
-    for name, lines in (("de", GERMAN), ("en", ENGLISH)):
-        (place / name).write_text("\n".join(lines) + "\n")
-    tokenizer = train_tokenizer([*GERMAN, *ENGLISH], Choice("bpe"), 320)
-    sizes = {
-        "d_model": 16,
-        "n_heads": 2,
-        "n_layers": 1,
-        "max_len": 24,
-        "position": "t5",
-        "tie_embeddings": tie,
-    }
-    recipe = Recipe.model_validate(
-        {"data": {"root": place, "train": ["de", "en"], "valid": ["de", "en"], "source_lang": "de", "target_lang": "en"},
-         "model": sizes, "train": {"steps": 1}}
-    )  # fmt: skip
-    model = build(recipe.model.with_vocabulary(tokenizer.vocab_size), seed=0)
-    Run(model, tokenizer, GenerationConfig(), recipe).save(place / "run")
-    return place / "run"
-
-
-def clouds(page: Path) -> dict[str, Any]:
-    (found,) = [data for data in Page(page.read_text()).data() if isinstance(data, dict) and "near" in data]
-    assert isinstance(found, dict)
-    return found
-
-
-def test_tokens_are_the_most_frequent_of_the_training_text_and_their_dots_the_components(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "page.html"
-    assert main(["draw", str(made), "--out", str(page), "--tokens", "30", "--positions", "10"]) == 0
-    assert capsys.readouterr().out == f"{page}\n"
-    run = polyhead.load(made)
-    sides = [Counter(i for line in run.tokenizer.encode(texts) for i in line) for texts in (GERMAN, ENGLISH)]
-    total = sides[0] + sides[1]
-    ids = sorted(total, key=lambda i: (-total[i], i))[:30]
-    told = clouds(page)
-    assert told["names"] == [run.display_token(i) for i in ids]
-    assert told["counts"] == [total[i] for i in ids]
-    parsed = Page(page.read_text())
-    dots = [d for d in parsed.all("circle") if str(d["class"]).startswith("point")]
-    assert [d["data-i"] for d in dots] == [str(i) for i in range(30)] * 4  # two projections, two sizes
-    for dot, i in zip(dots, ids, strict=False):
-        share = sides[0][i] / total[i]
-        assert dot["class"] == f"point c{0 if share >= 0.8 else 1 if share <= 0.2 else 4}"
-    points, _ = pca(run.model.decoder_embedding.token.weight[ids].detach())
-    drawn = torch.tensor([[float(str(d["cx"])), -float(str(d["cy"]))] for d in dots[:30]])
-    drawn = (drawn - drawn.mean(0)) / (drawn - drawn.mean(0)).norm()
-    torch.testing.assert_close(drawn, (points / points.norm()).float(), atol=1e-3, rtol=0)
 
 
 def test_the_page_needs_nothing_else_and_shows_the_scheme_of_both_sides(made: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    assert main(["draw", str(made), "--out", str(page), "--tokens", "60", "--positions", "9"]) == 0
+    assert main(["visualize", str(made), "--out", str(page), "--tokens", "60", "--positions", "9"]) == 0
     text = page.read_text()
     parsed = Page(text)
     assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?!data:|#)[a-z]+:""", text)
@@ -112,13 +47,13 @@ def test_the_page_needs_nothing_else_and_shows_the_scheme_of_both_sides(made: Pa
 def test_the_same_run_gives_the_same_page(made: Path, tmp_path: Path) -> None:
     pages = []
     for name in ("a", "b"):
-        assert main(["draw", str(made), "--out", str(tmp_path / name), "--tokens", "30"]) == 0
+        assert main(["visualize", str(made), "--out", str(tmp_path / name), "--tokens", "30"]) == 0
         pages.append((tmp_path / name).read_text())
     assert pages[0] == pages[1]
 
 
 def test_without_its_text_the_first_tokens_of_the_vocabulary_are_drawn_and_that_is_said(tiny: Path) -> None:
-    assert main(["draw", str(tiny), "--tokens", "12", "--positions", "4"]) == 0
+    assert main(["visualize", str(tiny), "--tokens", "12", "--positions", "4"]) == 0
     page, run = tiny / "draw.html", polyhead.load(tiny)
     told = clouds(page)
     assert told["counts"] is None
@@ -129,21 +64,6 @@ def test_without_its_text_the_first_tokens_of_the_vocabulary_are_drawn_and_that_
     page.unlink()
 
 
-def test_embeddings_that_are_not_shared_are_drawn_one_at_a_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make(tmp_path, "none")
-    assert main(["draw", str(run), "--side", "both"]) == 2
-    assert (
-        "source and target have embeddings of their own; choose source or target" in capsys.readouterr().err
-    )
-    t = polyhead.load(run).tokenizer
-    for side, texts in (("source", GERMAN), ("target", ENGLISH)):
-        assert main(["draw", str(run), "--side", side, "--tokens", "10", "--positions", "4"]) == 0
-        counted = Counter(i for line in t.encode(texts) for i in line)
-        assert clouds(run / "draw.html")["counts"] == [n for _, n in counted.most_common(10)]
-
-
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_a_model_of_one_side_is_drawn_as_one(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -152,14 +72,15 @@ def test_a_model_of_one_side_is_drawn_as_one(
     tokenizer = train_tokenizer(ENGLISH, Choice("bpe"), 300)
     sizes = {"kind": kind, "d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 24, "position": "alibi"}
     recipe = Recipe.model_validate(
-        {"task": "language-model", "data": {"root": tmp_path, "train": ["text"], "valid_share": 0.2, "max_len": 8},
+        {"task": "language-model", "data": {"root": tmp_path, "train": ["text"], "valid_fraction": 0.2,
+            "max_len": 8},
          "model": sizes | {"kind": "decoder"}, "train": {"steps": 1}}
     )  # fmt: skip
     model = build(ModelConfig.model_validate(sizes | {"vocab_size": tokenizer.vocab_size}))
     Run(model, tokenizer, GenerationConfig(), recipe).save(tmp_path)
-    assert main(["draw", str(tmp_path), "--side", "target"]) == 2
-    assert capsys.readouterr().err == "polyhead: --side target: this model has one side only; leave it out\n"
-    assert main(["draw", str(tmp_path), "--tokens", "12", "--positions", "6"]) == 0
+    assert main(["visualize", str(tmp_path), "--side", "target"]) == 2
+    assert capsys.readouterr().err == "polyhead: --side target: this model has one side only; remove it\n"
+    assert main(["visualize", str(tmp_path), "--tokens", "12", "--positions", "6"]) == 0
     text = (tmp_path / "draw.html").read_text()
     assert re.findall("<h2>(.*?)</h2>", text) == ["Positions", "Embeddings"]
     counted = Counter(i for i in tokenizer.encode(["\n".join(ENGLISH[:16]) + "\n"])[0])
@@ -170,25 +91,6 @@ def test_a_model_of_one_side_is_drawn_as_one(
         [1, 0 if kind == "decoder" else -5],
         6 if kind == "decoder" else 11,
     )
-
-
-def test_embeddings_with_a_width_of_their_own_are_drawn_in_it(tmp_path: Path) -> None:
-    sizes = {
-        "kind": "encoder",
-        "d_model": 16,
-        "d_embedding": 6,
-        "n_heads": 2,
-        "n_layers": 1,
-        "position": "learned",
-    }
-    tokenizer = train_tokenizer(ENGLISH, Choice("bpe"), 300)
-    model = build(ModelConfig.model_validate(sizes | {"vocab_size": tokenizer.vocab_size}))
-    Run(model, tokenizer, GenerationConfig()).save(tmp_path)
-    assert main(["draw", str(tmp_path), "--tokens", "12", "--positions", "5"]) == 0
-    text = (tmp_path / "draw.html").read_text()
-    assert "from 6 features to two" in text
-    (grid,) = [d for d in Page(text).data() if isinstance(d, dict) and d.get("column") == "feature"]
-    assert isinstance(grid, dict) and grid["columns"] == 6
 
 
 @pytest.mark.parametrize("position", ["none", "learned"])
@@ -203,9 +105,9 @@ def test_a_scheme_without_numbers_or_with_few_positions_has_a_page(position: str
         position=Choice(position),
     )
     Run(build(config), tokenizer, GenerationConfig()).save(tmp_path)
-    assert main(["draw", str(tmp_path), "--tokens", "6", "--positions", "100"]) == 0
+    assert main(["visualize", str(tmp_path), "--tokens", "6", "--positions", "100"]) == 0
     text = (tmp_path / "draw.html").read_text()
-    assert ("no number of this model depends on the positions" in text) == (position == "none")
+    assert ("no part of this model depends on positions" in text) == (position == "none")
     assert ('"rows":8' in text) == (position == "learned")
     assert "``" not in text, "marks of the source"
     json.dumps(text)

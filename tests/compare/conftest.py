@@ -1,4 +1,6 @@
-"""A corpus and a recipe so small that a cell takes a fraction of a second, and cells that run in this process."""
+"""A corpus and a recipe so small that a cell takes a fraction of a second, and cells that run in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ tokenizer: {vocab_size: 280}
 model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: 32, position: learned}
 train: {steps: 24, max_tokens: 48, lr: 1e-2, precision: fp32, schedule: {name: inverse_sqrt, warmup: 4}, threads: 1}
 generation: {beam_size: 1, max_length_ratio: 1.0, max_length_extra: 0}
-"""
+"""  # noqa: E501
 
 
 def write_text(directory: Path, **counts: int) -> None:
@@ -64,5 +66,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells without baselines, as older ones are: designs that have hardly learned are compared all the same."""
+    """Cells without baselines, as older ones are: designs that have hardly learned are compared all the
+    same.
+    """
     monkeypatch.setattr(trial, "find_baselines", lambda task, run: {})

@@ -51,11 +51,11 @@ def test_the_nearest_unit_is_named() -> None:
 
 @pytest.mark.parametrize("typed", ["0m", "0steps", "0.4tokens"])
 def test_a_budget_of_nothing_is_refused(typed: str) -> None:
-    with pytest.raises(UserError, match="nothing to train with"):
+    with pytest.raises(UserError, match="expected more than 0"):
         read_budget(typed)
 
 
 @pytest.mark.parametrize("typed", ["3Gsteps", "1e400flops", "9e40tokens"])
 def test_a_budget_beyond_all_machines_is_refused(typed: str) -> None:
-    with pytest.raises(UserError, match="more than any machine can do"):
+    with pytest.raises(UserError, match="too large"):
         read_budget(typed)

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from tests.compare.cost_metrics_helpers import Ready
 from torch import nn
 
 from polyhead.compare import cost_metrics
-from polyhead.compare.budget import Budget
-from polyhead.compare.step_budget import compute_steps
-from polyhead.compare.tasks.base import ComparedTask, EvalBatch, get_compared_task
-from polyhead.compare.tasks.translation import score_validation, time_greedy_search
-from polyhead.config.config_sections import LoraConfig
-from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.compare.tasks.base import EvalBatch
 from polyhead.core.errors import UserError
-from polyhead.data.readers.parallel_corpus import read_corpus_texts
-from polyhead.models import Seq2Seq, build
 from polyhead.run.run import Run
-from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
-from polyhead.train.loggers import Reporters
-from polyhead.train.tasks.translation import TranslationTask, open_split_corpus
-
-
-class Ready:
-    """A recipe, its task and an untrained model."""
-
-    def __init__(self, *changes: str) -> None:
-        self.recipe: Recipe = load_recipe("toy.yaml", [*changes, "data.cache=cache"])
-        lines = read_corpus_texts(open_split_corpus(self.recipe, "train"))
-        self.tokenizer: Tokenizer = train_tokenizer(lines, self.recipe.tokenizer.kind, 280)
-        self.task: TranslationTask = TranslationTask.open(self.recipe, self.tokenizer, Reporters())
-        model = build(self.recipe.model.with_vocabulary(self.tokenizer.vocab_size), 1).eval()
-        assert isinstance(model, Seq2Seq)
-        self.model = model
-        self.part: ComparedTask = get_compared_task("translation")
-
-    def flops(self) -> float:
-        return cost_metrics.flops_per_token(self.model, self.part.typical_batch(self.task))
-
-    def dead(self) -> float | None:
-        return cost_metrics.measure_dead_units(self.model, self.part.eval_batches(self.task))
 
 
 @pytest.mark.usefixtures("place")
@@ -115,7 +84,7 @@ def test_units_that_were_killed_are_counted_and_padding_does_not_wake_them() -> 
 
 @pytest.mark.usefixtures("place")
 def test_experts_cost_what_their_tokens_cost_and_are_given_no_padding() -> None:
-    ready = Ready("model.feed_forward={name: experts, n_experts: 2, top_k: 2}")
+    ready = Ready("model.feed_forward={name: moe, n_experts: 2, top_k: 2}")
     piece = ready.part.typical_batch(ready.task)
     (B, S), T, V, C, F = called(piece)[0].shape, called(piece)[1].size(1), ready.tokenizer.vocab_size, 16, 32
     assert piece.token_masks["encoder"] is not None and piece.token_masks["decoder"] is not None
@@ -143,21 +112,6 @@ def test_a_model_without_feed_forward_layers_has_no_dead_units() -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_validation_by_sentence_sums_to_the_loss_of_training() -> None:
-    ready = Ready()
-    rows = score_validation(ready.model, ready.task)
-    with torch.inference_mode():
-        loss = ready.task.evaluate(ready.model)["loss"]
-    assert sum(nll for _, nll, _ in rows) / sum(n for _, _, n in rows) == pytest.approx(loss, rel=1e-6)
-    assert [line for line, _, _ in rows] == list(range(1, 13))
-    run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)
-    pairs = [Path(f"valid.{side}").read_text().splitlines() for side in ("de", "en")]
-    theirs = run.score(*pairs)
-    assert [nll for _, nll, _ in rows] == pytest.approx([-score.log_prob for score in theirs], rel=1e-5)
-    assert [n for _, _, n in rows] == [score.tokens for score in theirs]
-
-
-@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(
     ("changes", "per_token"), [((), 1 * 2 * (8 + 8) * 4), (("model.n_kv_heads=1",), 1 * 1 * 16 * 4)]
 )
@@ -178,13 +132,6 @@ def test_it_is_measured_where_a_tokenizer_has_no_token_for_the_beginning() -> No
     assert cost_metrics.measure_cache_bytes(run, ready.part.encode_memory(run)) == (1 * 2 * (8 + 8) * 4, 0)
 
 
-@pytest.mark.usefixtures("place")
-def test_decoding_is_measured_in_tokens() -> None:
-    ready = Ready()
-    run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)
-    assert time_greedy_search(run, Path("test.de").read_text().splitlines()) > 0
-
-
 def test_peak_memory_is_of_this_process() -> None:
     here = torch.device("cpu")
     before = cost_metrics.measure_peak_memory(here)
@@ -198,43 +145,3 @@ def test_peak_memory_of_a_training_on_a_gpu_is_the_gpus(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", {there: 12_345}.__getitem__)
     assert cost_metrics.measure_peak_memory(there) == 12_345
     assert cost_metrics.measure_peak_memory(torch.device("cpu")) > 2**25
-
-
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize(
-    ("budget", "steps"),
-    [
-        (Budget("recipe"), lambda tokens, flops: 24),
-        (Budget("steps", 17), lambda tokens, flops: 17),
-        (Budget("tokens", 5000), lambda tokens, flops: round(5000 / tokens)),
-        (Budget("flops", 1e9), lambda tokens, flops: round(1e9 / (3 * flops * tokens))),
-    ],
-)
-def test_a_budget_is_turned_into_steps(budget: Budget, steps: object) -> None:
-    ready = Ready("train.accumulate=2")
-    lengths = [len(row) + 1 for row in ready.tokenizer.encode(Path("train.en").read_text().splitlines())]
-    tokens = 2 * sum(lengths) / len(ready.task.epoch_batches(0))
-    assert 2 * ready.part.tokens_per_step(ready.task) == pytest.approx(tokens)
-    flops = ready.flops()
-    found = compute_steps(budget, ready.recipe, ready.model, ready.task, flops)
-    assert found["steps"] == steps(tokens, flops)  # type: ignore[operator]
-    if budget.kind == "flops":  # weights that stay as they are cost no backward pass of their own
-        train = ready.recipe.train.model_copy(update={"adapt": LoraConfig()})
-        adapted = ready.recipe.model_copy(update={"train": train})
-        few = compute_steps(budget, adapted, ready.model, ready.task, flops)["steps"]
-        assert few == round(1e9 / (2 * flops * tokens))
-
-
-@pytest.mark.usefixtures("place")
-def test_a_time_is_turned_into_steps_by_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = Ready()
-    monkeypatch.setattr("polyhead.compare.step_budget.MIN_PROBE_SECONDS", 0.05)
-    found = compute_steps(Budget("time", 1.0), ready.recipe, ready.model, ready.task, 1.0)
-    assert found["steps"] == round(1.0 / found["seconds_per_step"]) > 1
-
-
-@pytest.mark.usefixtures("place")
-def test_a_budget_of_less_than_a_step_is_refused() -> None:
-    ready = Ready()
-    with pytest.raises(UserError, match=r"the budget \(1 target tokens\) is less than one step"):
-        compute_steps(Budget("tokens", 1), ready.recipe, ready.model, ready.task, 1.0)

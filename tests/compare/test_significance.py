@@ -1,29 +1,34 @@
-"""Bootstrap resampling, against sacreBLEU's own."""
+"""Significance of differences: of BLEU and chrF against sacreBLEU's command line, of other scores against
+formulas.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from types import SimpleNamespace
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from sacrebleu.metrics import BLEU, CHRF
-from sacrebleu.significance import PairedTest, estimate_ci
+from sacrebleu.metrics import BLEU
 
-from polyhead.compare import results
 from polyhead.compare.significance import (
-    bleu_from_sums,
-    bleu_statistics,
-    bootstrap_interval,
-    chrf_from_sums,
-    chrf_statistics,
+    BootstrapTest,
+    SacrebleuTest,
+    bootstrap_p_value,
+    class_statistics,
     draw_resamples,
+    f1_from_sums,
+    make_bleu,
+    make_chrf,
+    matthews_from_sums,
     mean_from_sums,
-    p_value,
-    score_resamples,
+    metric_statistics,
 )
-from polyhead.compare.tasks.base import QualityMeasure
+from polyhead.evaluate.class_metrics import confusion_matrix, macro_f1, matthews_corrcoef
 
 WORDS = [
     "the",
@@ -59,67 +64,80 @@ def corpus(noise: float, n: int = 60) -> tuple[list[str], list[str]]:
 
 REFERENCES, GOOD = corpus(0.15)
 BAD = corpus(0.22)[1]
-METRICS: list[tuple[str, Any, Any, Any]] = [
-    ("BLEU", BLEU(), lambda outputs: bleu_statistics(outputs, REFERENCES, "en"), bleu_from_sums),
-    ("chrF2", CHRF(), lambda outputs: chrf_statistics(outputs, REFERENCES), chrf_from_sums),
-]
+METRICS: dict[str, Any] = {"bleu": make_bleu, "chrf": make_chrf}
+SCORES = {name: SacrebleuTest(make_metric) for name, make_metric in METRICS.items()}
+MEAN = BootstrapTest(mean_from_sums)
 
 
-@pytest.mark.parametrize(("name", "metric", "statistics", "score"), METRICS, ids=["bleu", "chrf"])
-def test_scores_and_significance_are_those_of_sacrebleu(
-    name: str, metric: Any, statistics: Any, score: Any
+def units(name: str, outputs: list[str]) -> Any:
+    return metric_statistics(METRICS[name](), outputs, REFERENCES)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """What the command line of sacreBLEU prints about the outputs GOOD and BAD, as JSON."""
+    place = tmp_path_factory.mktemp("sacrebleu")
+    for name, lines in (("ref", REFERENCES), ("good", GOOD), ("bad", BAD)):
+        (place / name).write_text("\n".join(lines) + "\n")
+
+    def run(*arguments: str) -> Any:
+        command = [sys.executable, "-m", "sacrebleu", "ref", *arguments, "-f", "json", "-w", "9"]
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_scores_intervals_and_p_are_those_of_the_command_line_of_sacrebleu(
+    name: str, printed: Callable[..., Any]
 ) -> None:
-    _, theirs = PairedTest([("base", GOOD), ("system", BAD)], {name: metric}, [REFERENCES], "bs", 1000)()
-    base, system = theirs[name]
-    counts = draw_resamples(len(REFERENCES))
-    ours = bootstrap_interval([statistics(BAD)], [statistics(GOOD)], score, counts)
-    assert ours.value == pytest.approx(system.score, abs=1e-9)
-    _, sampled_base = score_resamples([statistics(GOOD)], score, counts)
-    _, sampled = score_resamples([statistics(BAD)], score, counts)
-    # of a clear difference sacreBLEU counts one side, and p is of both
-    centred = (sampled - sampled_base) - np.mean(sampled - sampled_base)
-    beyond = [int(np.sum(side > abs(system.score - base.score))) for side in (centred, -centred)]
-    assert ours.p == pytest.approx((1 + sum(beyond)) / 1001, abs=1e-12)
-    assert system.p_value == pytest.approx((1 + beyond[system.score < base.score]) / 1001, abs=2.1 / 1001)
-    mean, half = estimate_ci(sampled)
-    assert (mean, half) == (pytest.approx(system.mean, abs=1e-4), pytest.approx(system.ci, abs=1e-4))
-    assert ours.low < mean < ours.high
-    assert ours.high - ours.low == pytest.approx(2 * half, rel=0.02)
-    assert bootstrap_interval([statistics(GOOD)], None, score, counts).value == pytest.approx(
-        base.score, abs=1e-9
-    )
+    base, system = printed("-i", "good", "bad", "-m", name, "--paired-ar")
+    (metric,) = set(base) - {"system"}
+    own, other = units(name, BAD), units(name, GOOD)
+    assert SCORES[name].score([own]) == pytest.approx(system[metric]["score"], abs=1e-8)
+    assert SCORES[name].score([other]) == pytest.approx(base[metric]["score"], abs=1e-8)
+    assert SCORES[name].p_value([own], [other]) == pytest.approx(system[metric]["p_value"], abs=1e-8)
+    alone = printed("-i", "bad", "-m", name, "--confidence")
+    mean, half = (float(alone[f"confidence_{key}"]) for key in ("mean", "var"))
+    assert SCORES[name].interval([own]) == pytest.approx((mean - half, mean + half), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("outputs", "references"),
-    [
-        (["a b c d e f", "x"], ["a b c d e f", "y z"]),
-        (["a b", "c"], ["a b", "c d"]),  # no 4-gram anywhere
-        (["q", "r"], ["a b c d", "e f g"]),  # nothing right
-        (["a b c d e", "f g h i j"], ["a b x d e", "f g y i k"]),  # smoothing of two orders
-        (["", ""], ["a b c d", "e"]),
-        (["a b c d e f g h i"], ["a b c d"]),
-    ],
-)
-def test_odd_corpora_score_as_in_sacrebleu(outputs: list[str], references: list[str]) -> None:
-    bleu, chrf = (
-        BLEU().corpus_score(outputs, [references]).score,
-        CHRF().corpus_score(outputs, [references]).score,
-    )
-    assert bleu_from_sums(bleu_statistics(outputs, references, "en").sum(0)[None])[0] == pytest.approx(
-        bleu, abs=1e-9
-    )
-    assert chrf_from_sums(chrf_statistics(outputs, references).sum(0)[None])[0] == pytest.approx(
-        chrf, abs=1e-9
-    )
+def test_a_system_against_itself_is_not_significant() -> None:
+    for name in METRICS:
+        assert SCORES[name].p_value([units(name, GOOD)], [units(name, GOOD)]) == 1.0
+    stats = np.ones((9, 2))
+    assert MEAN.p_value([stats], [stats]) == 1.0
+
+
+def test_few_different_sentences_are_not_significant() -> None:
+    for n, p in ((1, 1.0), (3, 0.25), (5, 0.0625)):  # of 2^n exchanges two are at least as far apart
+        better = [*REFERENCES[:n], *GOOD[n:]]
+        worse = ["zzz", "yyy", "xxx", "www", "vvv"][:n] + GOOD[n:]
+        for name in METRICS:
+            assert SCORES[name].p_value([units(name, better)], [units(name, worse)]) == p
 
 
 def test_chinese_is_scored_with_its_own_tokens() -> None:
     outputs, references = ["我 是学生。", "你好吗"], ["我是 学生。", "你好"]
     theirs = BLEU(tokenize="zh").corpus_score(outputs, [references]).score
-    assert bleu_from_sums(bleu_statistics(outputs, references, "zh").sum(0)[None])[0] == pytest.approx(
-        theirs, abs=1e-9
-    )
+    stats = metric_statistics(make_bleu("zh"), outputs, references)
+    assert SCORES["bleu"].score([stats]) == pytest.approx(theirs, abs=1e-9)
+
+
+def test_seeds_are_averaged_score_by_score() -> None:
+    for test, a, b in (
+        (SCORES["bleu"], units("bleu", GOOD), units("bleu", BAD)),
+        (MEAN, np.arange(20.0).reshape(10, 2) + 1, np.ones((10, 2))),
+    ):
+        one, two, both = (test.score(seeds) for seeds in ([a], [b], [a, b]))
+        assert both == pytest.approx((one + two) / 2)
+        ends = [test.interval([seed]) for seed in (a, b)]
+        assert ends[0][0] < ends[0][1]
+        assert min(ends)[0] < test.interval([a, b])[0] < test.interval([a, b])[1] < max(ends)[1]
+    # exchanging a sentence exchanges it under all seeds: equal seeds are no further evidence
+    a, b = units("bleu", GOOD), units("bleu", BAD)
+    assert SCORES["bleu"].p_value([b, b], [a, a]) == SCORES["bleu"].p_value([b], [a])
 
 
 def test_every_resample_has_as_many_sentences() -> None:
@@ -135,30 +153,15 @@ def test_an_interval_holds_what_resampling_by_hand_gives() -> None:
     stats = np.stack([rng.gamma(2.0, 5.0, 40), rng.integers(3, 20, 40)], 1)
     drawn = np.random.default_rng(12345).choice(40, size=(1000, 40), replace=True)
     by_hand = [stats[rows, 0].sum() / stats[rows, 1].sum() for rows in drawn]
-    found = bootstrap_interval([stats], None, mean_from_sums, draw_resamples(40))
-    assert [found.low, found.high] == pytest.approx(np.percentile(by_hand, [2.5, 97.5]), rel=1e-12)
-    assert found.value == pytest.approx(stats[:, 0].sum() / stats[:, 1].sum())
-
-
-def test_seeds_are_averaged_score_by_score() -> None:
-    a, b = bleu_statistics(GOOD, REFERENCES, "en"), bleu_statistics(BAD, REFERENCES, "en")
-    counts = draw_resamples(len(REFERENCES))
-    one, two = score_resamples([a], bleu_from_sums, counts), score_resamples([b], bleu_from_sums, counts)
-    both = score_resamples([a, b], bleu_from_sums, counts)
-    assert both[0] == pytest.approx((one[0] + two[0]) / 2)
-    assert both[1] == pytest.approx((one[1] + two[1]) / 2)
-
-
-def test_a_system_against_itself_is_not_significant() -> None:
-    stats = bleu_statistics(GOOD, REFERENCES, "en")
-    assert bootstrap_interval([stats], [stats], bleu_from_sums, draw_resamples(len(REFERENCES))).p == 1.0
+    assert MEAN.interval([stats]) == pytest.approx(np.percentile(by_hand, [2.5, 97.5]), rel=1e-12)
+    assert MEAN.score([stats]) == pytest.approx(stats[:, 0].sum() / stats[:, 1].sum())
 
 
 def test_p_counts_the_resamples_beyond_the_observed_difference_on_both_sides() -> None:
     differences = np.array([1.0, 2.0, 3.0, 6.0])  # 2, 1, 0 and 3 away from their mean
-    assert p_value(differences, 1.5) == pytest.approx(3 / 5)
-    assert p_value(differences, -2.5) == pytest.approx(2 / 5)
-    assert p_value(-differences, 1.5) == pytest.approx(3 / 5)
+    assert bootstrap_p_value(differences, 1.5) == pytest.approx(3 / 5)
+    assert bootstrap_p_value(differences, -2.5) == pytest.approx(2 / 5)
+    assert bootstrap_p_value(-differences, 1.5) == pytest.approx(3 / 5)
 
 
 def test_p_is_what_the_normal_distribution_says_of_two_shares() -> None:
@@ -169,36 +172,33 @@ def test_p_is_what_the_normal_distribution_says_of_two_shares() -> None:
     z = differ.mean() / (differ.std() / 300**0.5)
     assert 1 < abs(z) < 1.5  # neither tail is nothing
     rights = [np.stack([right, np.ones(300)], 1).astype(np.float64) for right in (system, base)]
-    found = bootstrap_interval([rights[0]], [rights[1]], mean_from_sums, draw_resamples(300))
-    assert found.p == pytest.approx(math.erfc(abs(z) / 2**0.5), abs=0.03)  # both tails
+    assert MEAN.p_value([rights[0]], [rights[1]]) == pytest.approx(
+        math.erfc(abs(z) / 2**0.5), abs=0.03
+    )  # both tails
 
 
 def test_one_in_twenty_designs_that_are_alike_is_called_different() -> None:
-    rng, counts, n = np.random.default_rng(2), draw_resamples(100), 500
+    rng, n = np.random.default_rng(2), 500
     called = 0
     for _ in range(n):
         base, system = (np.stack([rng.normal(size=100), np.ones(100)], 1) for _ in range(2))
-        p = bootstrap_interval([system], [base], mean_from_sums, counts).p
-        assert p is not None
-        called += p < 0.05
+        called += MEAN.p_value([system], [base]) < 0.05
     assert 0.03 < called / n < 0.08
 
 
-def test_the_interval_is_about_the_value_that_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all seeds of a design, though its base has but one of them; whether they differ is told by that one."""
-    measure = QualityMeasure("loss", "loss", "validation loss", mean_from_sums, True, 3, 3)
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("classes", [2, 5])
+def test_resampled_f1_and_correlation_are_those_of_the_resampled_texts(classes: int) -> None:
+    rng = np.random.default_rng(2)
+    given, wanted = rng.integers(0, classes, 40), rng.integers(0, classes - 1, 40)
+    given[:25] = wanted[:25]
+    counts = draw_resamples(40)[:50]
+    sums = counts @ class_statistics(given.tolist(), wanted.tolist(), classes)
+    for n, f1, mcc in zip(counts, f1_from_sums(sums), matthews_from_sums(sums), strict=True):
+        drawn = confusion_matrix(np.repeat(given, n), np.repeat(wanted, n), classes)
+        assert f1 == pytest.approx(macro_f1(drawn))
+        assert mcc == pytest.approx(matthews_corrcoef(drawn))
 
-    def drawn(mean: float) -> dict[str, Any]:
-        return {"loss": np.stack([rng.normal(mean, 0.05, 400), np.ones(400)], 1)}
 
-    own = {seed: drawn(float(seed)) for seed in (1, 2, 3)}
-    plan = SimpleNamespace(
-        designs=[SimpleNamespace(name="base")], task=SimpleNamespace(measures=[measure]), base=None
-    )
-    monkeypatch.setattr(results, "tokenizer_fingerprint", lambda recipe: "same")
-    row = SimpleNamespace(name="x", is_base=False, recipe=object())
-    found = results.compute_intervals(row, plan, {"x": own, "base": {1: drawn(1.1)}})
-    low, high = found["loss_interval"]
-    assert low < 2 < high and high - low < 0.02
-    assert found["loss_p"] == pytest.approx(0.001, abs=1e-4)
+def test_where_one_class_is_all_there_is_the_correlation_is_none() -> None:
+    sums = class_statistics([0, 0], [0, 0], 2).sum(0)[None]
+    assert (float(matthews_from_sums(sums)[0]), float(f1_from_sums(sums)[0])) == (0.0, 1.0)

@@ -25,7 +25,7 @@ BASE = """
 task: language-model
 data: {train: train.en, valid: valid.en, max_len: 8}
 train: {steps: 8, max_tokens: 24, lr: 1e-2, precision: fp32, schedule: {name: constant, warmup: 1}, threads: 1}
-"""
+"""  # noqa: E501
 MODEL = (
     "model: {d_model: 16, n_layers: 2, n_heads: 2, d_ff: 32, max_len: 12, position: learned, dropout: 0}\n"
 )
@@ -37,7 +37,7 @@ def begun(place: Path) -> Path:
     for name, kind in (("one", "char"), ("two", "byte")):
         (place / f"{name}.yaml").write_text(f"{BASE}{MODEL}tokenizer: {{kind: {kind}}}\n")
         assert main(["train", f"{name}.yaml", f"out={name}"]) == 0
-    (place / "tune.yaml").write_text(f"{BASE}start: one\n")
+    (place / "tune.yaml").write_text(f"{BASE}init_from: one\n")
     return place
 
 
@@ -53,19 +53,19 @@ def compared(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, dic
 @pytest.mark.usefixtures("begun", "in_process", "unjudged")
 def test_designs_begin_with_the_weights_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree("one", "copy")
-    half = "half: start={run: one, every: 2}"
+    half = "half: init_from={run: one, layer_stride: 2}"
     rows = compared(
-        capsys, "train.lr=1e-12", "--budget", "1steps", "--vary", "start=two,copy", "--design", half
+        capsys, "train.lr=1e-12", "--budget", "1steps", "--vary", "init_from=two,copy", "--design", half
     )
     text = open_text([Path("valid.en")], "file")
-    for name, run in (("base", "one"), ("start=two", "two")):
+    for name, run in (("base", "one"), ("init_from=two", "two")):
         assert rows[name]["loss"] == pytest.approx(load(run).measure_perplexity(text).loss, rel=1e-5)
         assert rows[name]["parameters"] == sum(p.numel() for p in load(run).model.parameters())
     assert rows["half"]["parameters"] < rows["base"]["parameters"]
     assert rows["half"]["loss_p"] is not None
-    assert rows["start=copy"]["loss_p"] == 1.0
-    assert rows["start=two"]["loss_p"] is None  # its tokens are others
-    assert rows["start=two"]["bits_per_char_p"] is None
+    assert rows["init_from=copy"]["loss_p"] == 1.0
+    assert rows["init_from=two"]["loss_p"] is None  # its tokens are others
+    assert rows["init_from=two"]["bits_per_char_p"] is None
 
 
 @pytest.mark.usefixtures("begun", "in_process")
@@ -74,7 +74,7 @@ def test_designs_begin_with_a_run_of_the_hub(
 ) -> None:
     monkeypatch.setattr("polyhead.run.load.fetch_checkpoint", {"somebody/one": Path("one")}.__getitem__)
     same = ["train.lr=1e-12", "--budget", "1steps"]
-    rows = compared(capsys, "start=somebody/one", *same)
+    rows = compared(capsys, "init_from=somebody/one", *same)
     assert rows["base"]["loss"] == pytest.approx(
         load("one").measure_perplexity(open_text([Path("valid.en")], "file")).loss, rel=1e-5
     )
@@ -85,13 +85,13 @@ def test_a_model_may_have_more_rows_than_its_tokenizer(capsys: pytest.CaptureFix
     one = load("one")
     config = one.config.model_copy(update={"vocab_size": one.config.vocab_size + 5})
     Run(build(config, 1), one.tokenizer, one.generation).save(Path("wide"))
-    rows = compared(capsys, "start=wide", "--budget", "1steps", "--vary", "lr=1e-3")
+    rows = compared(capsys, "init_from=wide", "--budget", "1steps", "--vary", "lr=1e-3")
     assert rows["base"]["parameters"] == sum(p.numel() for p in load("wide").model.parameters())
 
 
 @pytest.mark.usefixtures("begun", "in_process")
 def test_adapters_frozen_parts_and_rates_are_designs(capsys: pytest.CaptureFixture[str]) -> None:
-    vary = ["lr=1e-3", "freeze=[embedding]", "adapt={rank: 2, parts: [attn]}"]
+    vary = ["lr=1e-3", "freeze=[embedding]", "lora={r: 2, target_modules: [attn]}"]
     rows = compared(capsys, *(word for one in vary for word in ("--vary", one)))
     assert len({row["loss"] for row in rows.values()}) == 4
     assert all(row["loss_p"] is not None for row in rows.values() if not row["base"])
@@ -118,22 +118,27 @@ def test_a_teacher_is_part_of_a_design(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.usefixtures("begun", "in_process")
 def test_what_does_not_go_together_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "tune.yaml", "--vary", "d_ff=16", "--match", "params"]) == 2
-    assert "a design that begins with a run keeps the sizes of that run" in capsys.readouterr().err
-    assert main(["compare", "tune.yaml", "start=nowhere", "--vary", "lr=1e-3"]) == 2
+    assert "a design with init_from keeps the sizes of that run" in capsys.readouterr().err
+    assert main(["compare", "tune.yaml", "init_from=nowhere", "--vary", "lr=1e-3"]) == 2
     assert (
         capsys.readouterr().err
-        == "polyhead: start.run: no run directory 'nowhere'; one of the Hugging Face hub is named owner/name\n"
+        == "polyhead: init_from.run: no run directory 'nowhere'; a run on the Hugging Face hub is "
+        "named owner/name\n"
     )
-    for vary, key in (("start=nowhere", "start.run"), ("distill={teacher: nowhere}", "distill.teacher")):
+    for vary, key in (
+        ("init_from=nowhere", "init_from.run"),
+        ("distill={teacher: nowhere}", "distill.teacher"),
+    ):
         assert main(["compare", "tune.yaml", "--vary", vary, "--plan"]) == 2
         assert (
             capsys.readouterr().err
-            == f"polyhead: {key}: no run directory 'nowhere'; one of the Hugging Face hub is named owner/name\n"
+            == f"polyhead: {key}: no run directory 'nowhere'; a run on the Hugging Face hub is named "
+            "owner/name\n"
         )
     assert main(["compare", "tune.yaml", "data.train=nowhere.txt", "--vary", "lr=1e-3"]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
     assert main(["compare", "tune.yaml", "train.freeze=[embeding]", "--vary", "lr=1e-3", "--plan"]) == 2
-    assert "is called 'embeding'; did you mean 'embedding'?" in capsys.readouterr().err
+    assert "is named 'embeding'; did you mean 'embedding'?" in capsys.readouterr().err
     rows = compared(capsys, "--vary", "d_model=32", "--vary", "data.max_len=13", "--budget", "1steps")
     assert rows["d_model=32"]["status"] == "refused"
     assert rows["max_len=13"]["status"] == "failed"
@@ -146,7 +151,7 @@ def test_a_cell_that_was_made_for_another_start_is_another_cell() -> None:
         make_plan(
             Path("tune.yaml"),
             [],
-            [Axis("start", ("two",))],
+            [Axis("init_from", ("two",))],
             [],
             full_grid=False,
             budget=Budget("recipe"),
@@ -161,17 +166,18 @@ def test_a_cell_that_was_made_for_another_start_is_another_cell() -> None:
     assert find_changed_keys(one.model_dump(mode="json"), one) == []
     assert find_changed_keys(
         one.model_dump(mode="json"), two.model_copy(update={"tokenizer": one.tokenizer})
-    ) == ["start"]
+    ) == ["init_from"]
 
 
 def test_keys_outside_the_sections() -> None:
-    assert [resolve_key(key, "--vary") for key in ("start", "start.every", "distill.temperature", "task.mask")] == [
-        "start", "start.every", "distill.temperature", "task.mask",
+    assert [resolve_key(key, "--vary") for key in ("init_from", "init_from.layer_stride",
+        "distill.temperature", "task.mask")] == [
+        "init_from", "init_from.layer_stride", "distill.temperature", "task.mask",
     ]  # fmt: skip
     with pytest.raises(
         UserError,
         match=re.escape(
-            "--vary task: designs have one task in common; its options can be varied, as task.mask"
+            "--vary task: all designs have the same task; its options can be varied, e.g. task.mask"
         ),
     ):
         resolve_key("task", "--vary")

@@ -50,16 +50,19 @@ def test_an_axis_is_a_key_and_its_values(typed: str, key: str, values: tuple[str
         ("position={name: rope", "a bracket or quote is not closed"),
         ("seed=1,2", "compare sets train.seed itself; use --seeds"),
         ("steps=100,200", "use --budget"),
-        ("metric=bleu,loss", "compare sets train.metric itself: the lowest loss chooses the weights"),
-        ("patience=2", "compare sets train.patience itself: no design stops early"),
+        (
+            "best_metric=bleu,loss",
+            "compare sets train.best_metric itself: the weights with the lowest loss are used",
+        ),
+        ("patience=2", "compare sets train.patience itself: designs do not stop early"),
         ("train.eval_bleu=true", "compare sets train.eval_bleu itself"),
         ("tensorboard=true", "compare sets train.tensorboard itself"),
         (
             "test=[a, b],[c, d]",
-            "--vary test: designs are measured on the same text, which data.test has a part in",
+            "--vary test: designs are evaluated on the same text, which data.test changes",
         ),
-        ("data.valid_share=0.1,0.2", "which data.valid_share has a part in"),
-        ("label=fine", "which data.label has a part in"),
+        ("data.valid_fraction=0.1,0.2", "which data.valid_fraction changes"),
+        ("label=fine", "which data.label changes"),
     ],
 )
 def test_a_mistake_in_an_axis_is_told(typed: str, message: str) -> None:

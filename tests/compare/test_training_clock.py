@@ -6,7 +6,7 @@ import pytest
 
 from polyhead.compare import training_clock
 from polyhead.compare.training_clock import TrainingClock, read_clock
-from polyhead.viz.eta_model import StepTime, interpolate_seconds
+from polyhead.viz.eta_model import StepTime
 
 ROW = {"loss": 1.0}
 
@@ -44,9 +44,3 @@ def test_a_resumed_cell_goes_on_counting_from_its_checkpoint(tmp_path: Path, now
     ours.log_train({"step": 12})
     ours.close()
     assert read_clock(path) == [StepTime(4, 3.0), StepTime(8, 8.0), StepTime(10, 9.5), StepTime(12, 11.5)]
-
-
-def test_seconds_between_ticks_go_by_proportion() -> None:
-    ticks = [StepTime(4, 3.0), StepTime(8, 9.0)]
-    assert [interpolate_seconds(ticks, step) for step in (0, 2, 4, 5, 8, 16)] == [0, 1.5, 3, 4.5, 9, 18]
-    assert interpolate_seconds([], 5) == 0

@@ -20,7 +20,8 @@ ROOT = Path(polyhead.__file__).parent
 CATALOGS = sorted(ROOT.glob("core/locale/*/*.json"))
 PLACEHOLDER = re.compile(r"\{\w+[^{}]*\}")
 WORD = re.compile(r"[A-Za-z]{3,}")
-# catalogs of finished texts, which the sources put together of several pieces: each of their words is looked for
+# catalogs of finished texts, which the sources put together of several pieces: each of their words is looked
+# for
 COMPOSED = {"errors", "facts", "lab", "mistakes", "pages", "serve"}
 
 

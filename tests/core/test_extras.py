@@ -25,7 +25,9 @@ def own_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def install(directory: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, object] | None) -> None:
-    """Let Polyhead be a package that pip copied into a directory, from an origin as of PEP 610 or an index."""
+    """Let Polyhead be a package that pip copied into a directory, from an origin as of
+    PEP 610 or an index.
+    """
     information = directory / "polyhead-0.1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.4\nName: polyhead\nVersion: 0.1.0\n")
@@ -73,10 +75,10 @@ def test_the_pip_of_another_environment_is_not_named(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(extras.shutil, "which", lambda name: "/usr/bin/pip")
     monkeypatch.setattr(extras.sys, "executable", str(tmp_path / ".venv/bin/python"))
-    assert install_command("form") == ".venv/bin/python -m pip install 'polyhead[form]'"
+    assert install_command("grammar") == ".venv/bin/python -m pip install 'polyhead[grammar]'"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert install_command("form") == f"{tmp_path}/.venv/bin/python -m pip install 'polyhead[form]'"
+    assert install_command("grammar") == f"{tmp_path}/.venv/bin/python -m pip install 'polyhead[grammar]'"
 
 
 def test_the_extras_are_those_of_the_project() -> None:

@@ -1,4 +1,6 @@
-"""User-facing text in two languages: one table, the same placeholders on both sides, English where nothing is translated."""
+"""User-facing text in two languages: one table, the same placeholders on both sides, English where nothing
+is translated.
+"""
 
 from __future__ import annotations
 

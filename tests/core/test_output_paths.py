@@ -39,12 +39,13 @@ def test_a_file_may_be_new_or_written_again_and_its_directory_comes_with_it(plac
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("folder", "--output {place}/folder is a directory; name a file in it"),
-        ("text.txt", "--output {place}/text.txt is what is read here, and would be written over; name another file"),
-        ("folder/../text.txt", "--output {place}/folder/../text.txt is what is read here, and would be written over; "
-         "name another file"),
-        ("text.txt/out", "--output {place}/text.txt/out: {place}/text.txt is a file, no directory"),
-        ("text.txt/a/b", "--output {place}/text.txt/a/b: {place}/text.txt is a file, no directory"),
+        ("folder", "--output {place}/folder is a directory; expected a file in it"),
+        ("text.txt", "--output {place}/text.txt is an input and would be overwritten; choose another file"),
+        ("folder/../text.txt", "--output {place}/folder/../text.txt is an input and would be overwritten; "
+                               "choose another "
+                "file"),
+        ("text.txt/out", "--output {place}/text.txt/out: {place}/text.txt is a file, not a directory"),
+        ("text.txt/a/b", "--output {place}/text.txt/a/b: {place}/text.txt is a file, not a directory"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_is_refused(place: Path, name: str, said: str) -> None:
@@ -59,14 +60,14 @@ def test_what_may_not_be_written_is_refused(place: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "access", access)
     (place / "folder").chmod(0o500)
-    with pytest.raises(UserError, match="nothing may be written in"):
+    with pytest.raises(UserError, match="no permission to write to"):
         check_output_file(place / "folder/new.txt")
     (place / "full/draw.html").chmod(0o600)
     (place / "full").chmod(0o500)
-    with pytest.raises(UserError, match="nothing may be written in"):  # where what is new is made beside it
+    with pytest.raises(UserError, match="no permission to write to"):  # where what is new is made beside it
         check_output_file(place / "full/draw.html")
     (place / "text.txt").chmod(0o400)
-    with pytest.raises(UserError, match="may not be written"):
+    with pytest.raises(UserError, match="is not writable"):
         check_output_file(place / "text.txt")
 
 
@@ -75,7 +76,7 @@ def test_a_directory_is_none_that_is_a_file(place: Path) -> None:
         assert check_output_dir(place / name) == place / name
     for name, said in (
         ("text.txt", "is a file; give a directory"),
-        ("text.txt/a", "is a file, no directory"),
+        ("text.txt/a", "is a file, not a directory"),
     ):
         with pytest.raises(UserError, match=said):
             check_output_dir(place / name)
@@ -85,7 +86,7 @@ def test_a_new_directory_holds_nothing_yet(place: Path) -> None:
     for name in ("folder", "new"):
         assert check_new_directory(place / name, "the run") == place / name
     for name, what in {"full": "is not empty; choose", "text.txt": "is a file; choose"}.items():
-        with pytest.raises(UserError, match=f"{name} {what} another place for the run"):
+        with pytest.raises(UserError, match=f"{name} {what} another directory for the run"):
             check_new_directory(place / name, "the run")
 
 
@@ -104,7 +105,7 @@ def test_pages_of_a_run_may_be_written_again_and_its_weights_may_not(place: Path
         "source.spm",
     ):
         (run / name).write_text("x")
-        with pytest.raises(UserError, match="would be written over"):
+        with pytest.raises(UserError, match="would be overwritten"):
             check_output_file(run / name, inputs=run_artifacts(run))
 
 

@@ -1,4 +1,6 @@
-"""Parts of other packages by name: where they are looked for, what is said of those that do not fit, and what never runs."""
+"""Parts of other packages by name: where they are looked for, what is said of those that do not fit, and
+what never runs.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.plugins import LOADED_PLUGINS
 from polyhead.core.registry import FEED_FORWARD, NORM
 from polyhead.models import build
+from polyhead.nn.validate_model import check_model
 from polyhead.run.run_directory import read_model_config
 
 MINE = '''
@@ -40,7 +43,7 @@ class Deaf(nn.Module):
         self.linear = nn.Linear(shape.d_model, shape.d_model)
     def remember(self, x, pos):
         return x
-    def forward(self, x, pos=None, cache=None, memory=None):
+    def forward(self, x, pos=None, cache=None, memory=None, position=None):
         return self.linear(x)
 
 class Broken(nn.Module):
@@ -120,7 +123,9 @@ def test_a_run_says_what_it_needs_where_that_is_missing(
     monkeypatch.chdir(package / "elsewhere")
     for module in [name for name in sys.modules if name.startswith("my_parts")]:
         del sys.modules[module]
-    message = "config.json: norm: norm 'my_parts.mine:Twice': there is no module 'my_parts' in the installed packages and "
+    message = (
+        "config.json: norm: norm 'my_parts.mine:Twice': no module 'my_parts' in the installed packages and "
+    )
     with pytest.raises(UserError, match=f"{message}.*elsewhere"):
         read_model_config(package / "run")
 
@@ -139,11 +144,11 @@ def test_a_dot_in_place_of_the_colon_is_told(package: Path) -> None:
 def test_attention_that_does_not_hold_its_position_is_named(package: Path) -> None:
     sizes = {"vocab_size": 9, "d_model": 8, "n_heads": 2, "n_layers": 1, "kind": "decoder"}
     own = Choice("my_parts.mine:Deaf")
-    ModelConfig(**sizes, attention=own, position="none")
+    check_model(ModelConfig(**sizes, attention=own, position="none"))
     assert "my_parts.mine:Deaf" in LOADED_PLUGINS
-    message = "position 'rope' acts within attention, and attention 'my_parts.mine:Deaf' does not hold it"
+    message = "position 'rope' acts within attention, but attention 'my_parts.mine:Deaf' does not store it"
     with pytest.raises(UserError, match=message):
-        ModelConfig(**sizes, attention=own, position="rope")
+        check_model(ModelConfig(**sizes, attention=own, position="rope"))
 
 
 def test_installed_packages_come_first(here: Path, installed: Path) -> None:
@@ -155,32 +160,32 @@ def test_installed_packages_come_first(here: Path, installed: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("a:b:c", "norm 'a:b:c': a part of another package is written package.module:Name"),
+        ("a:b:c", "norm 'a:b:c': a component of another package is written package.module:Name"),
         (":Twice", "is written package.module:Name"),
         ("my_parts.mine:", "is written package.module:Name"),
         ("my_parts..mine:Twice", "is written package.module:Name"),
         ("my_parts/mine.py:Twice", "is written package.module:Name"),
         (
             "my_part.mine:Twice",
-            "norm 'my_part.mine:Twice': there is no module 'my_part' in the installed packages and /",
+            "norm 'my_part.mine:Twice': no module 'my_part' in the installed packages and /",
         ),
-        ("my_parts.mein:Twice", "there is no module 'my_parts.mein' in the installed packages"),
-        ("my_parts.mine.deep:Twice", "there is no module 'my_parts.mine.deep' in the installed packages"),
+        ("my_parts.mein:Twice", "no module 'my_parts.mein' in the installed packages"),
+        ("my_parts.mine.deep:Twice", "no module 'my_parts.mine.deep' in the installed packages"),
         ("my_parts.mine:Twise", "my_parts.mine has no 'Twise'; did you mean 'Twice'?"),
         ("my_parts.slip:half", r"my_parts.slip cannot be imported: SyntaxError: .*slip.py, line 1"),
         (
             "my_parts.raises:x",
             "my_parts.raises cannot be imported: ModuleNotFoundError: No module named 'nowhere_at_all'",
         ),
-        ("my_parts.mine:NUMBER", "3 is no class or function written in Python"),
+        ("my_parts.mine:NUMBER", "3 is not a class or function written in Python"),
         (
             "my_parts.mine:Loose",
-            r"it takes \(d_model, factor\), but is given \(d_model\); options come after a \*",
+            r"it takes \(d_model, factor\), but is called with \(d_model\); options come after a \*",
         ),
-        ("torch.nn:LayerNorm", r"it takes \(normalized_shape, .*\), but is given \(d_model\)"),
-        ("os:abort", "os is of Python itself and holds no parts"),
-        ("posix:kill", "posix is of Python itself"),
-        ("__main__:main", "__main__ is of Python itself"),
+        ("torch.nn:LayerNorm", r"it takes \(normalized_shape, .*\), but is called with \(d_model\)"),
+        ("os:abort", "os is part of Python itself and has no components"),
+        ("posix:kill", "posix is part of Python itself"),
+        ("__main__:main", "__main__ is part of Python itself"),
     ],
 )
 def test_what_is_wrong_with_a_name_is_said(package: Path, name: str, message: str) -> None:
@@ -189,14 +194,14 @@ def test_what_is_wrong_with_a_name_is_said(package: Path, name: str, message: st
 
 
 def test_what_is_called_takes_what_its_kind_is_given(package: Path) -> None:
-    with pytest.raises(UserError, match=r"it takes \(d_model\), but is given \(d_model, d_ff\)"):
+    with pytest.raises(UserError, match=r"it takes \(d_model\), but is called with \(d_model, d_ff\)"):
         FEED_FORWARD.check(Choice("my_parts.mine:Twice"))
 
 
 def test_a_part_that_fails_when_it_is_made_is_named(package: Path) -> None:
-    message = "norm 'my_parts.mine:Broken' fails when it is made: IndexError: list index out of range"
+    message = "norm 'my_parts.mine:Broken' cannot be built: IndexError: list index out of range"
     with pytest.raises(ValueError, match=message):
-        ModelConfig(vocab_size=9, d_model=8, n_heads=2, norm="my_parts.mine:Broken")
+        check_model(ModelConfig(vocab_size=9, d_model=8, n_heads=2, norm="my_parts.mine:Broken"))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +233,7 @@ def test_nothing_in_a_run_directory_is_ever_executed(
         monkeypatch.syspath_prepend(str(here / stand))
     with pytest.raises(
         UserError,
-        match=r"there is no module|lies in the run directory .*(run|linked), where nothing is ever executed",
+        match=r"no module|is in the run directory .*(run|linked); code in a run directory is never executed",
     ):
         NORM.check(Choice(name))
     assert not (here / "mark").exists()

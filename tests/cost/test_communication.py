@@ -22,7 +22,9 @@ CONFIG = ModelConfig(kind="decoder", vocab_size=50, d_model=16, n_layers=4, n_he
 
 
 def walked(numbers: list[list[float]]) -> tuple[list[list[float]], int]:
-    """A ring all-reduce done: rank r sends piece after piece to r + 1; the sums, and numbers sent by a rank."""
+    """A ring all-reduce done: rank r sends piece after piece to r + 1; the sums, and
+    numbers sent by a rank.
+    """
     n, size = len(numbers), len(numbers[0]) // len(numbers)
     at = [[list(row[i * size : (i + 1) * size]) for i in range(n)] for row in numbers]
     sent = 0
@@ -52,7 +54,9 @@ def test_six_billion_gradients_of_two_bytes_are_twelve_gigabytes() -> None:
 
 
 def simulated(p: int, m: int) -> float:
-    """Share of time that stages idle when micro-batches pass through p stages in turn, forward and back in unit times."""
+    """Share of time that stages idle when micro-batches pass through p stages in turn, forward and back in
+    unit times.
+    """
     done = [[0] * m for _ in range(p)]
     for i in range(m):
         for s in range(p):
@@ -67,7 +71,8 @@ def test_the_bubble_is_that_of_a_pipeline_that_runs(p: int, m: int) -> None:
 
 
 def test_tensor_parallel_sums_twice_a_layer_each_way() -> None:
-    # Shoeybi et al., 2019: 4 all-reduces a layer; B S H = 2 x 8 x 16 numbers of 4 bytes among 2 ranks are sent once
+    # Shoeybi et al., 2019: 4 all-reduces a layer; B S H = 2 x 8 x 16 numbers of 4 bytes among 2 ranks are
+    # sent once
     assert tensor_parallel_bytes(2, 8, 16, layers=3, ranks=2, itemsize=4) == 4 * 3 * (2 * 8 * 16 * 4)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cost.flops_helpers import SIZES, config_of
 
 from polyhead.cache.factory import make_cache
 from polyhead.config.model import ModelConfig
@@ -25,20 +26,12 @@ from polyhead.cost import flops
 from polyhead.cost.fake_tensors import compute_features, count_flops, fake_inputs, measure_flops
 from polyhead.cost.flops import count_forward, count_token, count_visible_pairs, update_flops_factor
 from polyhead.cost.parameter_count import count_model_parameters, published_config
-from polyhead.cost.workload import BatchShape, UnknownFormula
+from polyhead.cost.workload import BatchShape, UnknownFormulaError
 from polyhead.models import build
 from polyhead.nn.loss import cross_entropy
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 50,
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 4,
-    "d_ff": 24,
-    "max_len": 64,
-}
 KINDS = ("decoder", "encoder", "encoder-decoder")
-BASELINES = {"conv", "lstm", "gru"}  # blocks without self-attention
+BASELINES = {"gated_conv", "lstm", "gru"}  # blocks without self-attention
 PARTS: list[dict[str, Any]] = [
     *({"attention": name} for name in ATTENTION.names()),
     *({"attention": {"name": "linear", "feature_map": name}} for name in FEATURE_MAP.names()),
@@ -46,8 +39,9 @@ PARTS: list[dict[str, Any]] = [
     *({"position": name} for name in POSITION.names()),
     *({"norm": name} for name in NORM.names()),
     *({"feed_forward": name} for name in FEED_FORWARD.names()),
-    {"feed_forward": {"name": "experts", "n_experts": 5, "top_k": 3, "expert": "swiglu"}},
-    *({"block": name, "norm_first": name == "parallel", "position": "none" if name in BASELINES else "rope"} for name in BLOCK.names()),
+    {"feed_forward": {"name": "moe", "n_experts": 5, "top_k": 3, "expert": "swiglu"}},
+    *({"block": name, "norm_first": name == "parallel",
+        "position": "none" if name in BASELINES else "rope"} for name in BLOCK.names()),
     {"n_kv_heads": 1, "head_dim": 6, "v_head_dim": 5},
     {"n_kv_heads": 2, "attention": {"name": "linear", "chunk": 5, "feature_map": "square"}},
     {"attention": "linear", "position": "rope"},
@@ -59,21 +53,16 @@ PARTS: list[dict[str, Any]] = [
     {"position": {"name": "disentangled", "span": 5, "max_distance": 9}, "n_kv_heads": 2, "head_dim": 6},
     {"position": {"name": "disentangled", "span": 30, "max_distance": None, "terms": "c2p"}},
     {"position": {"name": "disentangled", "span": 3, "terms": "p2c"}},
-    {"pattern": ({"attention": "kernel"}, {"position": "shaw"})},
-    {"pattern": ({"attention": {"name": "linear", "chunk": 5}}, {"attention": {"name": "linear", "chunk": 3}})},
-    {"pattern": ({"attention": "linear"}, {"block": "gru"}, {})},
-    {"attention": "linear", "pattern": ({"block": {"name": "conv", "kernel": 3}}, {"attention": "softmax"}, {})},
-    {"block": {"name": "conv", "kernel": 5}, "position": "none"},
+    {"layer_pattern": ({"attention": "kernel"}, {"position": "shaw"})},
+    {"layer_pattern": ({"attention": {"name": "linear", "chunk": 5}}, {"attention": {"name": "linear",
+        "chunk": 3}})},
+    {"layer_pattern": ({"attention": "linear"}, {"block": "gru"}, {})},
+    {"attention": "linear", "layer_pattern": ({"block": {"name": "gated_conv", "kernel": 3}},
+        {"attention": "softmax"}, {})},
+    {"block": {"name": "gated_conv", "kernel": 5}, "position": "none"},
     {"block": {"name": "lstm", "units": 12, "attention": False}, "position": "none"},
     {"block": {"name": "gru", "bidirectional": False}, "position": "none", "decoder_block": "lstm"},
 ]  # fmt: skip
-
-
-def config_of(kind: str, changes: dict[str, Any]) -> ModelConfig:
-    changes = {
-        name: value for name, value in changes.items() if name != "decoder_block" or kind == "encoder-decoder"
-    }
-    return ModelConfig.model_validate({**SIZES, "kind": kind, **changes})
 
 
 def load_of(kind: str) -> BatchShape:
@@ -88,8 +77,8 @@ def test_the_closed_form_is_what_torch_counts(kind: str, changes: dict[str, Any]
     with torch.no_grad():
         wanted = measure_flops(lambda: model(*fake_inputs(config, load)))
     assert sum(work.total for work in count_forward(config, load)) == wanted > 0
-    if config.feed_forward.name == "experts":  # who is picked depends on numbers
-        with pytest.raises(UnknownFormula):
+    if config.feed_forward.name == "moe":  # who is picked depends on numbers
+        with pytest.raises(UnknownFormulaError):
             count_flops(config, load)
     else:
         assert count_flops(config, load) == wanted  # and without memory for it
@@ -99,7 +88,7 @@ def test_every_part_has_a_form() -> None:
     assert set(flops._BLOCK_COUNTERS) == set(BLOCK.names())
     assert set(flops._SCORE_COUNTERS) == set(ATTENTION.names())
     assert set(flops._KNOWN_POSITIONS) == set(POSITION.names())
-    assert set(flops._MLP_MATRICES) | {"experts"} == set(FEED_FORWARD.names())
+    assert set(flops._MLP_MATRICES) | {"moe"} == set(FEED_FORWARD.names())
     assert set(flops._KNOWN_NORMS) == set(NORM.names())
 
 
@@ -118,14 +107,16 @@ def test_of_a_classifier(pooling: Any) -> None:
 
 
 def test_of_scores_without_a_map_below_them() -> None:
-    config, load = config_of("encoder", {"head_activation": "none"}), BatchShape(3, 13)
+    config, load = config_of("encoder", {"head_transform_activation": "none"}), BatchShape(3, 13)
     works = {work.name: work for work in count_forward(config, load)}
     assert sum(work.total for work in works.values()) == count_flops(config, load)
     assert "transform" not in works
 
 
 @pytest.mark.parametrize("width", [6, 16, 20])
-@pytest.mark.parametrize("top", [{}, {"head": False}, {"labels": ("a", "b")}, {"kind": "decoder"}], ids=str)
+@pytest.mark.parametrize(
+    "top", [{}, {"lm_head": False}, {"labels": ("a", "b")}, {"kind": "decoder"}], ids=str
+)
 def test_of_embeddings_with_a_width_of_their_own(top: dict[str, Any], width: int) -> None:
     config, load = config_of("encoder", {"d_embedding": width, **top}), BatchShape(3, 13)
     model = build(config, 1).eval()
@@ -134,7 +125,7 @@ def test_of_embeddings_with_a_width_of_their_own(top: dict[str, Any], width: int
     works = {work.name: work for work in count_forward(config, load)}
     assert sum(work.total for work in works.values()) == wanted == count_flops(config, load)
     assert works["embeddings"] == ("embeddings", 1, 2 * 3 * 13 * width * 16, "2BSEH", 0)
-    scores = not {"head", "labels"} & set(top)
+    scores = not {"lm_head", "labels"} & set(top)
     assert not scores or works["transform"] == ("transform", 1, 2 * 3 * 13 * width * 16, "2BSHE", 0)
     assert not scores or works["head"] == ("head", 1, 2 * 3 * 13 * width * 50, "2BSEV", 0)
 
@@ -235,23 +226,3 @@ def test_a_decoded_token_costs_what_torch_counts(kind: str, changes: dict[str, A
             spent = measure_flops(step)
     slots = 12 + 1 if shape.kv_layers else 12  # and the one that swallows padding
     assert sum(work.total for work in count_token(config, slots, source)) == spent
-
-
-def test_a_part_of_ones_own_is_counted_instead(tmp_path, monkeypatch) -> None:
-    (tmp_path / "my_cost.py").write_text(
-        "from torch import nn\n"
-        "class Wide(nn.Module):\n"
-        "    def __init__(self, d_model, d_ff, *, k: int = 3):\n"
-        "        super().__init__()\n"
-        "        self.a, self.b = nn.Linear(d_model, k * d_ff), nn.Linear(k * d_ff, d_model)\n"
-        "    def forward(self, x, pos=None):\n"
-        "        return self.b(self.a(x).relu())\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    config = config_of("decoder", {"feed_forward": "my_cost:Wide"})
-    with pytest.raises(UnknownFormula, match="my_cost"):
-        count_forward(config, BatchShape(2, 8))
-    plain = sum(work.total for work in count_forward(config_of("decoder", {}), BatchShape(2, 8)))
-    assert (
-        count_flops(config, BatchShape(2, 8)) == plain + 2 * (3 - 1) * 4 * 2 * 8 * 16 * 24
-    )  # two layers of 4BSHF, three times as wide

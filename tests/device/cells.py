@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.device.ghost import DEVICE, haunted
 from tests.train.conftest import Notes, unsynced
-from tests.train.distributed.test_process_group import place, recipe_of
+from tests.train.distributed.rank_runs import place, recipe_of
 
 from polyhead.compare import io as io_module
 from polyhead.compare import step_budget as counting

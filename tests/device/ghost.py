@@ -1,7 +1,7 @@
 """A second device whose numbers are the CPU's: what mixes devices fails there as it would on a GPU.
 
-torch lets a device be written in Python. Each tensor of this one holds one of the CPU; every operation is done with
-those, after a look whether all of its tensors are of the device.
+torch lets a device be written in Python. Each tensor of this one holds one of the CPU; every operation is
+done with those, after a look whether all of its tensors are of the device.
 """
 
 from __future__ import annotations

@@ -21,7 +21,11 @@ PARTS: list[dict[str, Any]] = [
     *({"norm": name} for name in NORM.names()),
     *({"feed_forward": name} for name in FEED_FORWARD.names()),
     *(
-        {"block": name, "norm_first": name == "parallel", "position": "none" if name == "conv" else "rope"}
+        {
+            "block": name,
+            "norm_first": name == "parallel",
+            "position": "none" if name == "gated_conv" else "rope",
+        }
         for name in BLOCK.names()
         if name not in ("lstm", "gru")  # whose cells are one operation of CUDA's own
     ),

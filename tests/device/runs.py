@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tests.device.ghost import DEVICE, Ghost, haunted
 from tests.train.conftest import Notes, unsynced
-from tests.train.distributed.test_process_group import place, recipe_of
+from tests.train.distributed.rank_runs import place, recipe_of
 
 import polyhead as ph
 from polyhead.config.recipe import Recipe
@@ -111,7 +111,7 @@ def test_a_draft_guesses_there(runs: dict[str, Path]) -> None:
     guess = {"name": "draft", "run": str(runs["language-model"]), "tokens": 2}
 
     def use(run: ph.Run) -> Any:
-        return run.generate(PROMPTS, max_new_tokens=6, temperature=0.0, speculate=guess)
+        return run.generate(PROMPTS, max_new_tokens=6, temperature=0.0, speculative=guess)
 
     here, there = both(runs["language-model"], use)
     assert here == there
@@ -125,23 +125,22 @@ def test_a_plan_with_teachers_is_made_on_the_cpu(
     whole = recipe_of(place, task, "student", device=device).model_dump(mode="json", exclude={"tokenizer"})
     teacher = str(runs[task])
     recipe = Recipe.model_validate(
-        whole | {"start": teacher, "model": {}, "distill": {"teacher": [teacher]}, "out": place / "student"}
+        whole
+        | {"init_from": teacher, "model": {}, "distill": {"teacher": [teacher]}, "out": place / "student"}
     )
     monkeypatch.setattr(
         "polyhead.run.load.resolve_device", lambda name: DEVICE if name == "auto" else resolve_device(name)
     )
     with haunted():
         assert ph.load(teacher).device == DEVICE
-        made = ph.estimate(recipe, seconds=0.01, decode_rows=(1,))
+        made = ph.estimate(recipe, seconds=0.01, decode_batch=(1,))
     assert made.time is not None
     assert made.memory.teachers
 
 
 def test_a_device_that_is_not_there_is_refused(runs: dict[str, Path]) -> None:
     for name in ("cuda:7", "gpu", "cdua", "meta"):
-        with pytest.raises(
-            UserError, match=f"device '{name}' is none that torch can use here; there are: cpu"
-        ):
+        with pytest.raises(UserError, match=f"device '{name}' is not available to torch; available: cpu"):
             ph.load(runs["translation"], device=name)
     with haunted(), pytest.raises(UserError, match="int8 is for the CPU"):
         ph.load(runs["translation"], device=str(DEVICE), dtype="int8")

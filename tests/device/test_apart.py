@@ -1,4 +1,6 @@
-"""The tests of another device, in a process of their own: one that has such a device can no longer be forked."""
+"""The tests of another device, in a process of their own: one that has such a device can no longer be
+forked.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ HERE = Path(__file__).parent
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["models", "runs", "cells"])
 def test_another_device(name: str) -> None:
-    """Models that say and learn what they do on the CPU; runs that learn and are used there; cells of a comparison."""
+    """Models that say and learn what they do on the CPU; runs that learn and are used there; cells of a
+    comparison.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "--timeout=500", str(HERE / f"{name}.py")],

@@ -5,85 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow
 import pytest
 from pyarrow.parquet import write_table
+from tests.estimate.data_sample_helpers import both, check, recipe, rows
+from tests.estimate.data_sample_helpers import home as home
 
-from polyhead.config.config_sections import DistillConfig
-from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.estimate import data_sample
-from polyhead.estimate.plan import estimate
-from polyhead.models import build
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_len": 256}
 TRAIN = {"epochs": 1, "max_tokens": 1024, "precision": "fp32"}
-WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "bird",
-    "fish",
-    "sees",
-    "eats",
-    "likes",
-    "hates",
-    "red",
-    "blue",
-    "big",
-    "small",
-    "now",
-    "here",
-    "there",
-    "very",
-    "old",
-    "new",
-]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory to stand in, where no more than 40 kB are read whole."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", 40_000)
-    return tmp_path
-
-
-def rows(n: int, least: int = 4, most: int = 9, seed: int = 1) -> list[str]:
-    """Lines of so many words."""
-    bits = np.random.default_rng(seed)
-    return [" ".join(bits.choice(WORDS, bits.integers(least, most))) for _ in range(n)]
-
-
-def recipe(task: str, train: list[str], valid: list[str], **sections: Any) -> Recipe:
-    data = {"train": train, "valid": valid, "max_len": 32} | sections.pop("data", {})
-    return Recipe.model_validate(
-        {"task": task, "data": data, "tokenizer": {"kind": "char"}, "model": MODEL, "train": TRAIN} | sections
-    )
-
-
-def both(asked: Recipe, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """The plan of a sample, and that of the whole text."""
-    part = estimate(asked, probe=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(data_sample, "_MAX_SPLIT_BYTES", 1 << 30)
-        return part, estimate(asked, probe=False)
-
-
-def check(part: Any, whole: Any) -> None:
-    """The sample is one, says so, and gives the plan of the whole."""
-    assert part.text["looked_at"] < 0.5 < whole.text["looked_at"] == 1
-    assert any("extrapolated" in note for note in part.notes)
-    assert part.text["bytes"] == whole.text["bytes"]
-    assert part.batches == pytest.approx(whole.batches, rel=0.1)
-    assert part.steps == pytest.approx(whole.steps, rel=0.1)
-    assert part.labels == pytest.approx(whole.labels, rel=0.1)
 
 
 @pytest.mark.parametrize("train", [["few.txt", "many.txt"], ["many.txt", "few.txt"]])
@@ -145,77 +79,6 @@ def test_parallel_files_are_sampled_line_by_line(home: Path, monkeypatch: pytest
     check(*both(asked, monkeypatch))
 
 
-BPE = {"kind": "bpe", "vocab_size": 300}
-
-
-@pytest.fixture
-def uneven(home: Path) -> Path:
-    """A text with words and a class of their own in a stretch of which a sample sees nothing."""
-    given = rows(4000)
-    given[260:300] = [row.upper() for row in given[260:300]]
-    Path("t.txt").write_text("".join(f"{row}\n" for row in given))
-    labelled = [f"{row}\t{'rare' if row.isupper() else 'xy'[i % 2]}\n" for i, row in enumerate(given)]
-    Path("t.tsv").write_text("text\tlabel\n" + "".join(labelled))
-    Path("v.txt").write_text("".join(f"{row}\n" for row in given[290:310]))
-    Path("v.tsv").write_text("text\tlabel\n" + "".join(labelled[290:310]))
-    return home
-
-
-def taught(task: str, tokenizer: dict[str, Any], labels: tuple[str, ...] = (), **distill: Any) -> Recipe:
-    """A recipe whose teacher is saved here, with a tokenizer of the whole text."""
-    ends = "tsv" if task == "classification" else "txt"
-    asked, theirs = (recipe(task, [f"t.{ends}"], [f"v.{ends}"], tokenizer=one) for one in (BPE, tokenizer))
-    own = train_tokenizer(
-        TASK.get(task).iter_texts(theirs), theirs.tokenizer.kind, theirs.tokenizer.vocab_size
-    )
-    config = asked.model.with_vocabulary(own.vocab_size, labels)
-    Run(build(config, 1), own, GenerationConfig()).save(Path("teacher"))
-    return asked.model_copy(update={"distill": DistillConfig(teacher=["teacher"], **distill)})
-
-
-def test_a_teacher_tells_which_tokens_there_are(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the sample are others, and training would take none of them."""
-    part, whole = both(taught("language-model", BPE), monkeypatch)
-    check(part, whole)
-    assert part.parameters == whole.parameters
-    assert part.memory == whole.memory
-    assert "a sample does not tell the tokens of the whole text: those of teacher are assumed" in part.notes
-    assert not whole.notes
-
-
-@pytest.mark.parametrize("tokenizer", [{"kind": "char"}, {"kind": "bpe", "vocab_size": 301}], ids=str)
-def test_a_teacher_of_tokens_that_a_student_cannot_have_is_refused(
-    uneven: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: dict[str, Any]
-) -> None:
-    asked = taught("language-model", tokenizer)
-    for most in (data_sample._MAX_SPLIT_BYTES, 1 << 30):
-        monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", most)
-        with pytest.raises(UserError, match="teacher has another tokenizer than the student"):
-            estimate(asked, probe=False)
-
-
-@pytest.mark.parametrize("hidden", [0.0, 1.0])
-def test_a_teacher_tells_which_classes_there_are(
-    uneven: Path, monkeypatch: pytest.MonkeyPatch, hidden: float
-) -> None:
-    """One that is not in the sample counts, and is no mistake."""
-    part, whole = both(taught("classification", BPE, ("rare", "x", "y"), hidden=hidden), monkeypatch)
-    check(part, whole)
-    assert part.parameters == whole.parameters
-
-
-def test_a_teacher_of_other_tokens_reads_for_itself(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part, whole = both(taught("classification", {"kind": "char"}, ("rare", "x", "y")), monkeypatch)
-    check(part, whole)
-    assert (part.parameters, part.memory.teachers) == (whole.parameters, whole.memory.teachers)
-    assert len(part.notes) == 1
-
-
-def test_a_teacher_who_lacks_a_class_is_refused(uneven: Path) -> None:
-    with pytest.raises(UserError, match="the classes of teacher are rare, x, not x, y"):
-        estimate(taught("classification", BPE, ("rare", "x")), probe=False)
-
-
 def test_columns_that_the_test_text_alone_has_are_planned_as_they_are_trained(home: Path) -> None:
     for name in ("train", "valid"):
         for side in ("en", "de"):
@@ -232,7 +95,7 @@ def test_columns_that_the_test_text_alone_has_are_planned_as_they_are_trained(ho
     recipe = Recipe.model_validate(tree)
     TASK.get(recipe.task.name).check(recipe)  # as training does
     assert data_sample.open_data_sample(recipe, None, home / "a").lines == 20
-    with pytest.raises(UserError, match="leave out data"):
+    with pytest.raises(UserError, match=r"remove data\.source"):
         data_sample.open_data_sample(
             Recipe.model_validate(tree | {"data": data | columns | {"test": None}}), None, home / "b"
         )

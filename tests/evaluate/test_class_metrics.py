@@ -25,7 +25,9 @@ def naive_f1(given: list[int], wanted: list[int], label: int) -> float:
 
 
 def naive_matthews(given: list[int], wanted: list[int], n: int) -> float:
-    """The correlation of one-hot rows over all classes (Gorodkin, 2004, eq. 2-3): cov(X, Y) / sqrt(cov(X, X) cov(Y, Y))."""
+    """The correlation of one-hot rows over all classes (Gorodkin, 2004, eq. 2-3): cov(X, Y) / sqrt(cov(X, X)
+    cov(Y, Y)).
+    """
     x, y = np.eye(n)[given], np.eye(n)[wanted]
     x, y = x - x.mean(0), y - y.mean(0)
     spread = math.sqrt((x * x).sum() * (y * y).sum())
@@ -78,7 +80,7 @@ def test_a_class_that_is_nowhere_does_not_count() -> None:
 
 
 def test_what_is_not_text_by_text_is_refused() -> None:
-    with pytest.raises(UserError, match="2 classes given and 1 wanted"):
+    with pytest.raises(UserError, match="2 predicted classes and 1 references"):
         confusion_matrix([0, 1], [0], 2)
-    with pytest.raises(UserError, match="nothing to measure"):
+    with pytest.raises(UserError, match="nothing to evaluate"):
         confusion_matrix([], [], 2)

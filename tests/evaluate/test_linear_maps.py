@@ -8,7 +8,7 @@ import torch
 from polyhead.cache.factory import make_cache
 from polyhead.config.model import ModelConfig
 from polyhead.introspect.attention_map import AttentionMap
-from polyhead.introspect.attention_maps import compute_pair_attention, record_attention
+from polyhead.introspect.compute_attention import compute_pair_attention, record_attention
 from polyhead.models import Seq2Seq, build
 from polyhead.viz.attention_page import write_attention_page
 

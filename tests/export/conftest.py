@@ -73,7 +73,9 @@ def kept(outputs: Feed) -> Feed:
 
 
 def padded(rows: int = 3, length: int = 7) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, mask and positions of rows with padding on the left of the second and on the right of the third."""
+    """Tokens, mask and positions of rows with padding on the left of the second and on the right of the
+    third.
+    """
     tokens = torch.randint(5, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(3))
     mask = torch.ones(rows, length, dtype=torch.int64)
     mask[1, :2], mask[2, 5:] = 0, 0

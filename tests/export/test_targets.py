@@ -24,28 +24,30 @@ KINDS: dict[str, dict[str, Any]] = {
     "classifier": {"kind": "encoder", "labels": ("bad", "good"), "pooling": "first"},
 }
 LLAMA = {
-    "kind": "decoder", "position": "rope", "norm": "rmsnorm", "norm_first": True, "attention": {"name": "softmax", "bias": False},
+    "kind": "decoder", "position": "rope", "norm": "rmsnorm", "norm_first": True,
+    "attention": {"name": "softmax", "bias": False},
     "feed_forward": {"name": "swiglu", "bias": False}, "scale_embedding": False, "init": "normal",
 }  # fmt: skip
 BERT = {
-    "kind": "encoder", "position": "learned", "feed_forward": "gelu", "embedding_norm": True, "segments": 2,
-    "head_bias": True, "scale_embedding": False, "init": "normal",
+    "kind": "encoder", "position": "learned", "feed_forward": "gelu", "embedding_norm": True, "n_segments": 2,
+    "lm_head_bias": True, "scale_embedding": False, "init": "normal",
 }  # fmt: skip
 MARIAN = {
-    "position": {"name": "sinusoidal", "layout": "halves"}, "feed_forward": "gelu", "head_bias": True, "init": "normal",
+    "position": {"name": "sinusoidal", "layout": "halves"}, "feed_forward": "gelu", "lm_head_bias": True,
+        "init": "normal",
 }  # fmt: skip
 # parts and options that some exporter has and another has not, on models that some family has
 CHANGES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "bert": BERT,
-    "bert without a head": BERT | {"head": False, "pooling": "first"},
+    "bert without a head": BERT | {"lm_head": False, "pooling": "first"},
     "bert of classes": BERT | {"labels": ("a", "b"), "pooling": "first"},
     "marian": MARIAN,
     "pegasus": MARIAN | {"norm_first": True},
-    "a detector": BERT | {"generator": 1, "n_layers": 2},
+    "a detector": BERT | {"generator_layers": 1, "n_layers": 2},
     "a window": LLAMA | {"attention": {"name": "softmax", "bias": False, "window": 4}},
     "normed queries": LLAMA | {"attention": {"name": "softmax", "bias": False, "qk_norm": True}},
-    "fewer heads of keys": LLAMA | {"n_kv_heads": 2},
+    "fewer key/value heads": LLAMA | {"n_kv_heads": 2},
     "heads of one": LLAMA | {"n_kv_heads": 1},
     "narrow values": LLAMA | {"v_head_dim": 5},
     "wide heads": LLAMA | {"head_dim": 8},
@@ -56,8 +58,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "scaled embeddings": LLAMA | {"scale_embedding": True},
     "small embeddings": LLAMA | {"d_embedding": 16},
     "one layer for all": BERT | {"share_layers": True, "n_layers": 2},
-    "a pattern of attentions": LLAMA | {"n_layers": 2, "pattern": [{"attention": "linear"}, {}]},
-    "a pattern of blocks": LLAMA | {"n_layers": 2, "pattern": [{}, {"block": "lstm"}]},
+    "a pattern of attentions": LLAMA | {"n_layers": 2, "layer_pattern": [{"attention": "linear"}, {}]},
+    "a pattern of blocks": LLAMA | {"n_layers": 2, "layer_pattern": [{}, {"block": "lstm"}]},
     "linear in the decoder": {"decoder_attention": "linear"},
     "linear to the source": {"cross_attention": "linear"},
     "a recurrent decoder": {"decoder_block": "gru"},
@@ -66,7 +68,9 @@ SMALL = {"d_model": 24, "n_heads": 4, "n_layers": 1, "d_ff": 40, "max_len": 32, 
 
 
 def every_config() -> dict[str, dict[str, Any]]:
-    """Presets in small, each part of each registry in each kind of model, and options that exporters differ in."""
+    """Presets in small, each part of each registry in each kind of model, and options that exporters differ
+    in.
+    """
     found = {name: fields | SMALL for name, fields in PRESETS.items()}
     found = {
         name: fields
@@ -86,7 +90,7 @@ def export_error(run: Run, target: str, place: Path) -> str:
     """What the export itself says against a run; nothing where it succeeds."""
     place.mkdir()
     options: dict[str, Any] = {"family": None, "shard_size": None} if target == "hf" else {}
-    if run.config.generator:
+    if run.config.generator_layers:
         run.model = run.model.encoder_only()
     try:
         FORMATS[target](run, "fp32", **options)(place)

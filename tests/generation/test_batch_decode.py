@@ -1,12 +1,10 @@
 import numpy as np
 import pytest
-import torch
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.generation.batch_decode import SamplingRequest, decode_sources, max_output_len, restore_order
 from polyhead.generation.decoding.sampling import Sampling
-from polyhead.generation.engine.batching import pad_rows
 from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 
 EOS, BOS, PAD = 0, 4, 9
@@ -108,7 +106,7 @@ def test_a_line_longer_than_the_model_is_named_or_cut_when_asked(table, plain, l
     if length <= 11:
         assert search_all(table(2), sources, config) == cut
     else:
-        with pytest.raises(UserError, match=rf"line 2 has {length} tokens.* 11 at most.*first 11 tokens"):
+        with pytest.raises(UserError, match=rf"line 2 has {length} tokens.* maximum is 11 .*first 11 tokens"):
             search_all(table(2), sources, config)
 
 
@@ -133,10 +131,3 @@ def test_a_prefix_begins_the_output_of_its_line(table):
         search_all(table(2), [[1]], config, prefix=[[3] * 12])
     with pytest.raises(UserError, match="prefix of line 2 contains the end-of-sentence token 0"):
         search_all(table(2), [[1], [1]], config, prefix=[[], [1, EOS]])
-
-
-def test_padding_is_marked_in_positions_and_absent_where_nothing_is_padded():
-    tokens, pos = pad_rows([[5, 6, 7], [8]], 1, torch.device("cpu"))
-    assert tokens.tolist() == [[5, 6, 7], [8, 1, 1]]
-    assert pos.tolist() == [[0, 1, 2], [0, -1, -1]]
-    assert pad_rows([[5], [8]], 1, torch.device("cpu"))[1] is None

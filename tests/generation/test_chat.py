@@ -1,4 +1,6 @@
-"""Answers are the continuations of the written conversation, up to the end of the turn; long conversations lose their beginning."""
+"""Answers are the continuations of the written conversation, up to the end of the turn; long conversations
+lose their beginning.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_an_answer_goes_on_from_the_written_conversation(run, name):
 
 
 def test_any_end_of_the_turn_ends_it(run):
-    """Whatever token the model is made to say first, an answer is empty where it is one of the ends, and only there."""
+    """Whatever token the model is made to say first, an answer is empty where it is one of the ends, and
+    only there.
+    """
     free, close, eos = (run.tokenizer.token_to_id(name) for name in ("<s>", "<|im_end|>", "</s>"))
     head = run.model.head
     for token, ended in ((close, True), (eos, True), (free, False)):
@@ -78,10 +82,10 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_questions(run):
     turns = [Message("user", f"hello {i}") if i % 2 == 0 else Message("assistant", "you") for i in range(9)]
     talk = [Message("system", "be kind"), *turns]
     room = len(talker.encode_prompt([talk[0], *turns[4:]]))
-    assert talker.truncate_history(talk, room) == [talk[0], *turns[4:]]
-    assert talker.truncate_history(talk, room - 1) == [talk[0], *turns[6:]]
-    assert talker.truncate_history(talk, 10**6) == talk
-    with pytest.raises(UserError, match=r"the conversation has \d+ tokens and room for 3"):
+    assert talker.truncate_history(talk, room).messages == [talk[0], *turns[4:]]
+    assert talker.truncate_history(talk, room - 1).messages == [talk[0], *turns[6:]]
+    assert talker.truncate_history(talk, 10**6).messages == talk
+    with pytest.raises(UserError, match=r"the conversation has \d+ tokens, but only 3 fit"):
         talker.truncate_history(talk, 3)
     assert isinstance(run.chat(talk * 1 + [Message("assistant", "x"), Message("user", "y")], seed=1), str)
     asked = talker.prepare_request(talk)
@@ -101,22 +105,22 @@ def test_the_room_for_a_long_conversation_is_found_without_writing_it_anew_for_e
     monkeypatch.setattr(
         talker, "encode_prompt", lambda talk, *tools: written.append(len(talk)) or plain(talk, *tools)
     )
-    assert talker.truncate_history(talk, room) == wanted
+    assert talker.truncate_history(talk, room).messages == wanted
     assert sum(written) <= len(talk) * 11  # the logarithm of the questions, and the first look
-    with pytest.raises(UserError, match="say less at once"):
+    with pytest.raises(UserError, match="shorten the message"):
         talker.truncate_history(talk, len(plain([talk[0], talk[-1]])) - 1)
 
 
 def test_a_run_that_says_no_format_is_refused_in_one_line(run):
     bare = Run(run.model, run.tokenizer, GenerationConfig())
-    with pytest.raises(UserError, match=r"name it with --chat or chat=: chatml, gemma") as refused:
+    with pytest.raises(UserError, match=r"set it with --chat or chat=: chatml, gemma") as refused:
         bare.chat(HELLO)
     assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match="did you mean 'chatml'"):
         bare.chat(HELLO, chat="chatlm")
     with pytest.raises(UserError, match="needs the token"):
         bare.chat(HELLO, chat="llama3")
-    with pytest.raises(UserError, match="chat has no effect on drawn text"):
+    with pytest.raises(UserError, match="chat has no effect on sampled text"):
         bare.generate(["x"], chat="plain")
 
 
@@ -127,12 +131,12 @@ def test_a_run_that_says_no_format_is_refused_in_one_line(run):
         ({"role": "user", "content": "x"}, "a conversation is a list of messages"),
         (None, "a conversation is a list of messages"),
         (Message("user", "x"), "a conversation is a list of messages"),
-        ([1], "message 0 is 1, wanted a role and a content"),
-        ([("user", "x")], r"message 0 is \('user', 'x'\), wanted a role and a content"),
+        ([1], "message 0 is 1, expected a role and a content"),
+        ([("user", "x")], r"message 0 is \('user', 'x'\), expected a role and a content"),
         ([Message("user", None)], "message 0 has no text as its content: null"),
         (
             [Message("assistant", "", ToolCall("now"))],
-            "call 0 of message 0 is 'now', wanted an id and a function",
+            "call 0 of message 0 is 'now', expected an id and a function",
         ),
         ([Message("assistant", "", (ToolCall("now", "x"),))], "call 0 of message 0 has the arguments 'x'"),
         ([{"role": "user"}], "message 0 has no text as its content"),
@@ -162,10 +166,21 @@ def test_messages_are_mappings_or_made_of_them(run):
     )
 
 
+def test_system_messages_are_kept_with_what_follows_them(run):
+    """Those at the start always, a later one as long as the question after it."""
+    talk = parse_conversation(
+        [*HELLO[:1], *HELLO, {"role": "assistant", "content": "x"}, *HELLO, {"role": "assistant"}, *HELLO]
+    )
+    session = run.chat_session()
+    for start, kept in ((0, talk), (1, [*talk[:2], *talk[4:]]), (2, [*talk[:2], *talk[7:]])):
+        ids = session.encode_prompt(kept)
+        assert session.truncate_history(talk, len(ids)) == (kept, ids), start
+
+
 def test_a_chat_has_one_answer(run):
     for ask in (run.chat, run.chat_session().reply):
         assert ask(HELLO, n=1, seed=4)
-        with pytest.raises(UserError, match="n is 2, and a chat has one answer"):
+        with pytest.raises(UserError, match="n is 2, but a chat has one answer"):
             ask(HELLO, n=2, seed=4)
 
 
@@ -205,7 +220,9 @@ def test_what_was_read_is_not_read_again(run):
 
 
 def test_each_request_is_told_the_likeliest_in_its_own_places(run):
-    """Of two that are decoded together one asks for them; what it says is the first of them, as the likeliest is taken."""
+    """Of two that are decoded together one asks for them; what it says is the first of them, as the
+    likeliest is taken.
+    """
     engine = run.engine()
     wishes = {"temperature": 0, "max_new_tokens": 5}
     silent, asking, other = (
@@ -220,5 +237,5 @@ def test_each_request_is_told_the_likeliest_in_its_own_places(run):
         assert [one[0][1] for one in stream.top_logprobs[0]] == pytest.approx(stream.log_probs[0])
         assert {len(one) for one in stream.top_logprobs[0]} == {top}
     assert asking.tokens != other.tokens != silent.tokens
-    with pytest.raises(UserError, match="sampled text of a language model only"):
+    with pytest.raises(UserError, match="only for sampled text of a language model"):
         engine.submit("hello", top_logprobs=2, beam_size=2)

@@ -140,7 +140,9 @@ def test_at_a_trimmed_end_neither_blanks_nor_parts_of_characters_are_left():
 
 
 def test_a_limit_inside_a_character_drops_its_bytes_and_no_others(tokenizer):
-    """Whatever number of tokens is taken from a text, what is streamed of them is the beginning of the text."""
+    """Whatever number of tokens is taken from a text, what is streamed of them is the
+    beginning of the text.
+    """
     text = "a 你好🙂, é"
     (ids,) = tokenizer.encode([text])
     whole = tokenizer.decode([ids])[0]
@@ -166,8 +168,10 @@ def test_only_the_last_tokens_are_decoded_again():
 
 
 FAMILIES = {
-    "letters": "ab", "carets": "^", "blanks": " ", "lines": "\n", "digits": "123", "accents": "e\u0301", "marks": "\u0301",
-    "joined": "👩\u200d", "wide": "我们今天", "signs": "!?.,;:'\"-–“”", "specials": "</s><mask>", "marker": "<|im_start|>user\n",
+    "letters": "ab", "carets": "^", "blanks": " ", "lines": "\n", "digits": "123", "accents": "e\u0301",
+    "marks": "\u0301",
+    "joined": "👩\u200d", "wide": "我们今天", "signs": "!?.,;:'\"-–“”", "specials": "</s><mask>",
+    "marker": "<|im_start|>user\n",
     "strange": "\ufffd",
 }  # fmt: skip
 

@@ -32,13 +32,15 @@ def run(said: list[list[int]]) -> Run:
     made = make("decoder")
     middles = [token for row in said for token in row[2:8]]
     often = sorted({*middles}, key=lambda token: (-middles.count(token), token))[:3]
-    made.generation = made.generation.model_copy(update={"ends": tuple(made.tokenizer.ids_to_tokens(often))})
+    made.generation = made.generation.model_copy(
+        update={"stop_tokens": tuple(made.tokenizer.ids_to_tokens(often))}
+    )
     return made
 
 
 def cut(run: Run, row: list[int]) -> list[int]:
     """The tokens before the first end."""
-    last = {run.tokenizer.eos_id, *map(run.tokenizer.token_to_id, run.generation.ends)}
+    last = {run.tokenizer.eos_id, *map(run.tokenizer.token_to_id, run.generation.stop_tokens)}
     return row[: next((i for i, token in enumerate(row) if token in last), len(row))]
 
 
@@ -67,14 +69,14 @@ def test_what_an_engine_draws_ends_at_any_of_them(run: Run, said: list[list[int]
 def test_the_run_says_what_it_says_without_them_up_to_the_first(
     run: Run, guess: Any, temperature: float
 ) -> None:
-    free, wishes = make("decoder"), {"n": N, "seed": SEED, "temperature": temperature, "speculate": guess}
+    free, wishes = make("decoder"), {"n": N, "seed": SEED, "temperature": temperature, "speculative": guess}
     plain, found = free.generate(TEXTS, **wishes), run.generate(TEXTS, **wishes)
     assert found != plain
     for texts, others in zip(found, plain, strict=True):
         # of a character that an end cut in two nothing is known
         assert all(b.startswith(a.rstrip("\ufffd")) for a, b in zip(texts, others, strict=True))
-    assert found == free.generate(TEXTS, ends=run.generation.ends, **wishes)
-    assert found == run.generate(TEXTS, **wishes | {"speculate": None})
+    assert found == free.generate(TEXTS, stop_tokens=run.generation.stop_tokens, **wishes)
+    assert found == run.generate(TEXTS, **wishes | {"speculative": None})
     stream = run.engine().submit(TEXTS[0], n=N, seed=SEED, temperature=temperature)
     assert found[0] == stream.collect_texts()
     pieces = list(run.stream(TEXTS, **wishes))
@@ -90,7 +92,9 @@ def test_a_conversation_ends_at_those_of_its_format_and_of_the_run() -> None:
     plain.collect_texts()
     row = plain.tokens[0]
     end = row[3]
-    made.generation = made.generation.model_copy(update={"ends": tuple(made.tokenizer.ids_to_tokens([end]))})
+    made.generation = made.generation.model_copy(
+        update={"stop_tokens": tuple(made.tokenizer.ids_to_tokens([end]))}
+    )
     talker = made.chat_session("zephyr")
     stream = talker.engine.start_request(talker.prepare_request(talk, seed=3))
     (text,) = stream.collect_texts()
@@ -109,18 +113,22 @@ def test_the_command_line_ends_there_too(run: Run, tmp_path: Path, capsys: Any) 
 @pytest.mark.parametrize("wish", [{}, {"beam_size": 2}])
 def test_an_end_that_the_vocabulary_has_not_is_refused(run: Run, wish: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"^no token '<\|end\|>' in the vocabulary$"):
-        run.generate(["a"], ends=["<|end|>"], **wish)
+        run.generate(["a"], stop_tokens=["<|end|>"], **wish)
     with pytest.raises(UserError, match=r"^no token '<\|end\|>' in the vocabulary$"):
-        run.engine().prepare_request("a", ends=["<|end|>"], **wish)
+        run.engine().prepare_request("a", stop_tokens=["<|end|>"], **wish)
     with pytest.raises(UserError, match=r"^no token '<\|end\|>' in the vocabulary$"):
-        make("encoder-decoder").translate(["a"], ends=["<|end|>"], **wish)
+        make("encoder-decoder").translate(["a"], stop_tokens=["<|end|>"], **wish)
 
 
 @pytest.mark.parametrize("name", ["<mask>", "Ġbarks"])
 def test_with_a_form_any_of_them_comes_where_all_is_said_and_nowhere_else(name: str, run: Run) -> None:
     """However likely it is, and whether it is a word in other texts."""
     end = run.tokenizer.token_to_id(name)
-    asked = {"form": Choice("choice", choices=["a dog", "a cat"]), "ends": [name], "max_new_tokens": 30}
+    asked = {
+        "grammar": Choice("choice", choices=["a dog", "a cat"]),
+        "stop_tokens": [name],
+        "max_new_tokens": 30,
+    }
     stream = run.engine().submit("two", n=4, seed=1, logit_bias={end: 50}, **asked)
     assert {*stream.collect_texts()} <= {"a dog", "a cat"}
     assert {row[-1] for row in stream.tokens} == {end}
@@ -133,8 +141,8 @@ def test_of_a_text_with_a_form_no_end_is_a_part(wish: dict[str, Any], run: Run) 
     """Where all tokens of several letters are ends, single letters say the text."""
     names = run.tokenizer.ids_to_tokens(range(run.tokenizer.vocab_size))
     asked = {
-        "form": Choice("regex", pattern="[a-z]{4,5}"),
-        "ends": [one for one in names if one[1:].isalpha()],
+        "grammar": Choice("regex", pattern="[a-z]{4,5}"),
+        "stop_tokens": [one for one in names if one[1:].isalpha()],
     }
     (texts,) = run.generate(["a"], **asked, **wish)
     assert {4, 5} >= {*map(len, texts)}

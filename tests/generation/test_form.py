@@ -1,4 +1,6 @@
-"""Forms in every way of decoding, against all texts of a form written out and judged by whole texts read anew."""
+"""Forms in every way of decoding, against all texts of a form written out and judged by whole texts read
+anew.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ AMONG = ["dogs bark", "a dog", "犬", "two"]
 CHOICE = {"name": "choice", "choices": AMONG}
 DESIGNS: dict[str, dict[str, Any]] = {
     "attention": {},
-    "hybrid": {"n_layers": 3, "pattern": [{"attention": "linear"}, {}, {"block": "gru"}]},
+    "hybrid": {"n_layers": 3, "layer_pattern": [{"attention": "linear"}, {}, {"block": "gru"}]},
 }
 
 
@@ -43,7 +45,8 @@ def speaker(design: str = "attention", kind: str = "bpe", seed: int = 1) -> Run:
 
 
 def ways(run: Run, text: str) -> list[list[int]]:
-    """Every row of tokens that spells a text of those that may be said: its first token leaves no other text, and what no
+    """Every row of tokens that spells a text of those that may be said: its first token leaves no other text,
+    and what no
     choice is left about is written as the tokenizer writes it, or half a character by its longest tokens."""
     said, special = run.tokenizer.token_bytes, set(run.tokenizer.special_ids)
     assert said is not None
@@ -66,7 +69,8 @@ def ways(run: Run, text: str) -> list[list[int]]:
 def probabilities(
     run: Run, texts: list[str], temperature: float = 1.0
 ) -> dict[tuple[int, ...], tuple[float, float]]:
-    """Of every row of tokens that spells one of the texts, its end included: log p of the model, and the probability to be
+    """Of every row of tokens that spells one of the texts, its end included: log p of the model, and the
+    probability to be
     drawn where at each place the tokens that lead to none of them are left out."""
     end = run.tokenizer.eos_id
     rows = [(*row, end) for text in texts for row in ways(run, text)]
@@ -87,7 +91,7 @@ def probabilities(
 
 def told(run: Run, **options: Any) -> list[tuple[int, ...]]:
     """Rows of tokens, their ends included, as the engine draws them."""
-    stream = run.engine().submit(PROMPT, form=CHOICE, **options)
+    stream = run.engine().submit(PROMPT, grammar=CHOICE, **options)
     stream.collect_texts()
     assert set(stream.finish_reasons) == {"stop"}
     return [tuple(row) for row in stream.tokens]
@@ -100,7 +104,7 @@ def test_texts_are_drawn_as_often_as_the_model_says_them_where_others_cannot_com
     assert sum(share for _, share in wanted.values()) == pytest.approx(1)
     counts: Counter[str] = Counter()
     for seed in range(n // 250):
-        counts.update(run.generate([PROMPT], n=250, seed=seed, form=CHOICE, temperature=1.4)[0])
+        counts.update(run.generate([PROMPT], n=250, seed=seed, grammar=CHOICE, temperature=1.4)[0])
     assert set(counts) <= set(AMONG)
     for text in AMONG:
         share = sum(p for row, (_, p) in wanted.items() if run.tokenizer.decode([row[:-1]])[0] == text)
@@ -114,17 +118,17 @@ def test_wide_beams_find_the_likeliest_of_all_texts(design: str) -> None:
         ((log_prob, row) for row, (log_prob, _) in probabilities(run, AMONG).items()), reverse=True
     )
     options = {"beam_size": 40, "n_best": 5, "length_penalty": 0.0, "early_stopping": "never"}
-    (found,) = run.hypotheses([PROMPT], form=CHOICE, **options)
+    (found,) = run.hypotheses([PROMPT], grammar=CHOICE, **options)
     for hypothesis, (log_prob, row) in zip(found, wanted, strict=False):
         assert [*hypothesis.tokens, run.tokenizer.eos_id] == list(row)
         assert hypothesis.log_prob == pytest.approx(log_prob, abs=1e-4)
-    best = run.generate([PROMPT], n=2, form=CHOICE, beam_size=40, length_penalty=0.0)[0]
+    best = run.generate([PROMPT], n=2, grammar=CHOICE, beam_size=40, length_penalty=0.0)[0]
     assert best == run.tokenizer.decode([row[:-1] for _, row in wanted[:2]])
 
 
 def test_there_are_no_more_texts_than_the_form_allows() -> None:
     run, form = speaker(), {"name": "regex", "pattern": "do"}
-    (found,) = run.generate([PROMPT], n=40, form=form, beam_size=40)
+    (found,) = run.generate([PROMPT], n=40, grammar=form, beam_size=40)
     assert 0 < len(found) < 40
     assert set(found) == {"do"}
 
@@ -139,7 +143,7 @@ def test_greedy_takes_the_likeliest_token_that_may_come() -> None:
             logits = run.model(torch.tensor([[*begun, *said]]))[0, -1]
         said.append(max(could, key=lambda token: float(logits[token])))
     assert told(run, temperature=0.0) == [tuple(said)]
-    assert run.generate([PROMPT], temperature=0, form=CHOICE) == run.tokenizer.decode([said[:-1]])
+    assert run.generate([PROMPT], temperature=0, grammar=CHOICE) == run.tokenizer.decode([said[:-1]])
 
 
 NUMBER = {"name": "regex", "pattern": "[0-9]{3} dogs?( bark)*"}
@@ -153,13 +157,13 @@ def test_guesses_change_nothing(form: Any, speculate: Any, tmp_path: Any) -> Non
         speaker(seed=3).save(tmp_path / "draft")
         speculate = speculate | {"run": str(tmp_path / "draft")}
     prompts = [PROMPT, "two dogs bark", "0123"]
-    wanted = run.generate(prompts, n=2, form=form, temperature=0)
-    assert run.generate(prompts, n=2, form=form, temperature=0, speculate=speculate) == wanted
+    wanted = run.generate(prompts, n=2, grammar=form, temperature=0)
+    assert run.generate(prompts, n=2, grammar=form, temperature=0, speculative=speculate) == wanted
     if speculate == "lookup":
-        assert run.generate(prompts, n=2, form=form, seed=5, speculate=speculate) == run.generate(
-            prompts, n=2, form=form, seed=5
+        assert run.generate(prompts, n=2, grammar=form, seed=5, speculative=speculate) == run.generate(
+            prompts, n=2, grammar=form, seed=5
         )
-    for said in itertools.chain(*run.generate(prompts, n=3, form=form, seed=7, speculate=speculate)):
+    for said in itertools.chain(*run.generate(prompts, n=3, grammar=form, seed=7, speculative=speculate)):
         if form is CHOICE:
             assert said in AMONG
         elif form is NUMBER:
@@ -179,18 +183,18 @@ def test_requests_of_different_forms_run_together_as_each_does_alone(kind: str) 
         {"name": "choice", "choices": ["dogs", "two dogs"]},
     ]
     wishes: list[dict[str, Any]] = [
-        way | ({"form": form} if form else {})
+        way | ({"grammar": form} if form else {})
         for form in forms
         for way in ({"seed": 3, "n": 2}, {"temperature": 0.0}, {"beam_size": 3, "n": 2})
     ]
     if kind == "char":  # its vocabulary has no braces
-        wishes = [wish for wish in wishes if wish.get("form") != {"name": "json"}]
+        wishes = [wish for wish in wishes if wish.get("grammar") != {"name": "json"}]
     alone = [run.engine().submit(PROMPT, **wish).collect_texts() for wish in wishes]
     engine = run.engine()
     streams = [engine.submit(PROMPT, **wish) for wish in wishes]
     assert [stream.collect_texts() for stream in streams] == alone
     for wish, texts in zip(wishes, alone, strict=True):
-        if (form := wish.get("form")) and form["name"] == "choice":
+        if (form := wish.get("grammar")) and form["name"] == "choice":
             assert set(texts) <= set(form["choices"])
         if form and form["name"] == "regex":
             assert all(re.fullmatch(form["pattern"], text) for text in texts)
@@ -201,24 +205,24 @@ def test_requests_of_different_forms_run_together_as_each_does_alone(kind: str) 
 def test_who_cannot_go_on_ends_by_an_error_and_the_others_go_on(beams: dict[str, float]) -> None:
     run = speaker(kind="char")
     good = {"name": "regex", "pattern": "dog+"}
-    wanted = run.engine().submit(PROMPT, form=good, **beams).collect_texts()
+    wanted = run.engine().submit(PROMPT, grammar=good, **beams).collect_texts()
     engine = run.engine()
     streams = [
-        engine.submit(PROMPT, form={"name": "regex", "pattern": "doЖ"}, **beams),
-        engine.submit(PROMPT, form=good, **beams),
-        engine.submit(PROMPT, form={"name": "regex", "pattern": "(a{1000}){1000}{1000}"}, **beams),
+        engine.submit(PROMPT, grammar={"name": "regex", "pattern": "doЖ"}, **beams),
+        engine.submit(PROMPT, grammar=good, **beams),
+        engine.submit(PROMPT, grammar={"name": "regex", "pattern": "(a{1000}){1000}{1000}"}, **beams),
     ]
     assert streams[1].collect_texts() == wanted
     for stream in (streams[0], streams[2]):
-        with pytest.raises(UserError, match="the form lets no token come next: it is too complex, the voc"):
+        with pytest.raises(UserError, match="the grammar allows no next token: it is too complex, the voc"):
             stream.collect_texts()
-    with pytest.raises(UserError, match="the form lets no token come next"):
-        run.generate([PROMPT], form={"name": "regex", "pattern": "doЖ"}, speculate="lookup")
+    with pytest.raises(UserError, match="the grammar allows no next token"):
+        run.generate([PROMPT], grammar={"name": "regex", "pattern": "doЖ"}, speculative="lookup")
 
 
 WAYS: list[dict[str, Any]] = [
     {"temperature": 0}, {"seed": 1}, {"seed": 2, "top_k": 3}, {"beam_size": 2},
-    {"temperature": 0, "speculate": "lookup"}, {"seed": 1, "speculate": "lookup"},
+    {"temperature": 0, "speculative": "lookup"}, {"seed": 1, "speculative": "lookup"},
 ]  # fmt: skip
 
 
@@ -230,14 +234,14 @@ def test_nothing_else_is_said_where_other_wishes_forbid_what_the_form_wants(way:
     assert run.tokenizer.ids_to_tokens(run._encode_prompts([PROMPT])[0]) == ["a", "Ġdog"]
     form = {"name": "regex", "pattern": "a( dog)+"}
     for most in (1, 2, 5):
-        with pytest.raises(UserError, match="or no_repeat_ngram_size or a least length forbids what it w"):
-            run.generate([PROMPT], form=form, no_repeat_ngram_size=1, max_new_tokens=most, **way)
+        with pytest.raises(UserError, match="or no_repeat_ngram_size or a minimum length forbids it"):
+            run.generate([PROMPT], grammar=form, no_repeat_ngram_size=1, max_new_tokens=most, **way)
 
 
 def test_an_output_that_is_too_long_ends_in_the_middle() -> None:
     run = speaker()
     stream = run.engine().submit(
-        PROMPT, form={"name": "regex", "pattern": "[0-9]{30}"}, max_new_tokens=7, n=3
+        PROMPT, grammar={"name": "regex", "pattern": "[0-9]{30}"}, max_new_tokens=7, n=3
     )
     assert all(re.fullmatch("[0-9]{7,30}", text) for text in stream.collect_texts())
     assert stream.finish_reasons == ["length"] * 3
@@ -248,14 +252,14 @@ def test_a_run_may_have_a_form_of_its_own(tmp_path: Any) -> None:
     own = Run(
         run.model,
         run.tokenizer,
-        run.generation.model_copy(update={"form": Choice("choice", choices=["two"])}),
+        run.generation.model_copy(update={"grammar": Choice("choice", choices=["two"])}),
     )
     own.save(tmp_path)
     import polyhead as ph
 
     opened = ph.load(tmp_path)
     assert opened.generate([PROMPT], n=3) == [["two"] * 3]
-    assert opened.generate([PROMPT], form={"name": "choice", "choices": ["a"]}) == ["a"]
+    assert opened.generate([PROMPT], grammar={"name": "choice", "choices": ["a"]}) == ["a"]
 
 
 def test_a_form_has_no_effect_on_translations() -> None:
@@ -264,6 +268,6 @@ def test_a_form_has_no_effect_on_translations() -> None:
     run = Run(
         build(ModelConfig(vocab_size=tokens.vocab_size, **sizes), seed=1).eval(), tokens, GenerationConfig()
     )
-    for ask in (run.translate, lambda texts, form: run.engine().submit(texts[0], form=form)):
-        with pytest.raises(UserError, match="form has no effect on translations"):
-            ask(["ein hund"], form="json")
+    for ask in (run.translate, lambda texts, grammar: run.engine().submit(texts[0], grammar=grammar)):
+        with pytest.raises(UserError, match="grammar has no effect on translations"):
+            ask(["ein hund"], grammar="json")

@@ -1,4 +1,6 @@
-"""Going on from prompts, against the whole text computed anew at every step, and against Hugging Face's GPT-2."""
+"""Going on from prompts, against the whole text computed anew at every step, and against Hugging Face's
+GPT-2.
+"""
 
 import itertools
 import math
@@ -6,55 +8,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.generation.generate_helpers import DESIGNS, collect, make
 
-from polyhead.config.generation_config import GenerationConfig
-from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.batching import pad_rows
 from polyhead.generation.generate import generate
-from polyhead.generation.text_generation import generate_texts
-from polyhead.models import build
 
 PAD, EOS, V = 0, 2, 23
 NEVER = -1  # an end that no model says
 COLD, WARM = Sampling(temperature=0.0), Sampling(temperature=1.3, top_k=9, repetition_penalty=1.2)
-DESIGNS = {
-    "gpt-2": {"position": "learned", "norm_first": True, "feed_forward": "gelu", "scale_embedding": False},
-    "llama": {"position": "rope", "norm": "rmsnorm", "norm_first": True, "n_kv_heads": 2},
-    "linear": {"attention": "linear"},
-    "lstm": {"block": "lstm", "position": "none"},
-}
 PROMPTS = [[5, 6, 7], [9], [4, 4, 8, 11, 3, 12, 20], [21, 5]]
-
-
-def make(design, **sizes):
-    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 40, "max_len": 64} | sizes
-    model = build(
-        ModelConfig(kind="decoder", vocab_size=V, tie_embeddings="none", **sizes, **DESIGNS[design]), seed=3
-    )
-    torch.manual_seed(4)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
-        model.head.weight.mul_(3)  # outputs of many lengths, far from ties
-    return model.eval()
 
 
 @pytest.fixture(scope="module", params=DESIGNS)
 def model(request):
     return make(request.param)
-
-
-def collect(model, prompts, **options):
-    """The new tokens of every sequence, and all that was yielded."""
-    given = {"sampling": COLD, "eos_id": EOS, "max_new_tokens": 12} | options
-    said = list(generate(model, prompts, **given))
-    found = [[] for _ in range(given.get("n", 1) * len(prompts))]
-    for token in said:
-        found[token.row - given.get("row_offset", 0)].append(token.id)
-    return found, said
 
 
 @torch.no_grad()
@@ -140,14 +110,14 @@ def test_a_text_longer_than_the_model_goes_on_from_its_last_half(design):
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ([[5]], {"max_new_tokens": 0}, "max_new_tokens is 0 and n is 1; wanted 1 or more of each"),
-        ([[5]], {"n": 0}, "n is 0; wanted 1 or more"),
-        ([[5]], {"seed": -1}, "seed is -1, wanted 0 or more"),
-        ([[5], []], {}, "prompt 2 has no token; a language model goes on from one at least"),
+        ([[5]], {"max_new_tokens": 0}, "max_new_tokens is 0 and n is 1; expected 1 or more of each"),
+        ([[5]], {"n": 0}, "n is 0; expected 1 or more"),
+        ([[5]], {"seed": -1}, "seed is -1, expected 0 or more"),
+        ([[5], []], {}, "prompt 2 has no tokens; a language model requires at least one"),
         (
             [[5], [6] * 9],
             {"max_len": 8, "row_offset": 4},
-            "prompt 6 has 9 tokens; this model takes 8 at most: give its end",
+            "prompt 6 has 9 tokens; the model's maximum is 8: pass only its end",
         ),
     ],
 )
@@ -161,7 +131,7 @@ def test_no_prompts_are_no_tokens_and_not_a_number_is_an_error():
     assert collect(model, [])[1] == []
     with torch.no_grad():
         model.head.weight[3, 0] = math.nan
-    with pytest.raises(UserError, match="not a number"):
+    with pytest.raises(UserError, match="output is NaN"):
         collect(model, [[5]])
 
 
@@ -271,42 +241,3 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_continuations(model)
         best = sorted(scored, key=lambda y: -scored[y])[:8]
         assert [tuple(h.tokens) for h in hypotheses] == best
         assert [h.score for h in hypotheses] == pytest.approx([scored[y] for y in best], abs=1e-4)
-
-
-class Letters:
-    """A tokenizer of one letter a token."""
-
-    pad_id, vocab_size = PAD, V
-    token_bytes = None  # it is asked for every text
-
-    def __init__(self, eos_id=EOS):
-        self.eos_id, self.skipped_ids = eos_id, {eos_id}
-
-    def decode(self, rows):
-        return ["".join(chr(96 + i) for i in row if i != self.eos_id) for row in rows]
-
-
-def said(model, prompts, n=1, stop=(), batch_tokens=4096, eos_id=EOS, **changes):
-    config = GenerationConfig(max_new_tokens=15, batch_tokens=batch_tokens, **changes)
-    texts, last = [""] * (n * len(prompts)), []
-    for new in generate_texts(model, Letters(eos_id), config, prompts, max_len=64, n=n, seed=2, stop=stop):
-        texts[new.row] += new.text
-        last += [new.row] * new.is_last
-    assert sorted(last) == list(range(n * len(prompts)))
-    return texts
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 40, 100, 4096])
-def test_texts_are_the_same_in_batches_of_any_size(batch_tokens):
-    model = make("llama")
-    found, _ = collect(model, PROMPTS, sampling=Sampling(), n=2, seed=2, max_new_tokens=15)
-    assert said(model, PROMPTS, n=2, batch_tokens=batch_tokens) == Letters().decode(found)
-
-
-def test_a_stop_string_ends_its_sequence_alone():
-    model = make("llama")
-    whole = said(model, PROMPTS, eos_id=NEVER)
-    stop = [whole[0][3:5]]
-    found = said(model, PROMPTS, stop=stop, eos_id=NEVER)
-    assert found == [text.split(stop[0])[0] for text in whole]
-    assert found[0] != whole[0] and found[1:] != [""] * 3

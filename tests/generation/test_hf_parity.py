@@ -13,8 +13,10 @@ LENGTHS = (7, 4, 7, 2)
 
 
 def network(kind, eos):
-    sizes = {"vocab_size": V, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-             "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 32,
+    sizes = {"vocab_size": V, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+             "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+             "max_position_embeddings": 32,
              "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS,
              "forced_eos_token_id": None}  # fmt: skip
     if kind == "marian":
@@ -85,7 +87,8 @@ def test_beam_search_equals_generate(theirs, ours, batch, beam, alpha, early):
         theirs, batch, num_beams=beam, num_return_sequences=beam, length_penalty=alpha, early_stopping=early
     )
     found = beam_search(
-        ours, *batch, bos_id=BOS, eos_id=EOS, beam_size=beam, n_best=beam, length_penalty=alpha, early_stopping=early,
+        ours, *batch, bos_id=BOS, eos_id=EOS, beam_size=beam, n_best=beam, length_penalty=alpha,
+        early_stopping=early,
         max_new_tokens=[12] * len(LENGTHS),
     )  # fmt: skip
     flat = [h for hypotheses in found for h in hypotheses]

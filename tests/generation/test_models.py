@@ -17,7 +17,11 @@ LENGTHS = [3, 9, 1, 12, 5, 9]
     params=[
         {},
         {"position": "rope", "n_kv_heads": 2, "norm": "rmsnorm", "norm_first": True},
-        {"position": "rope", "n_layers": 4, "pattern": [{"attention": "linear"}, {}, {"block": "lstm"}]},
+        {
+            "position": "rope",
+            "n_layers": 4,
+            "layer_pattern": [{"attention": "linear"}, {}, {"block": "lstm"}],
+        },
     ],
     ids=["paper", "modern", "hybrid"],
 )

@@ -1,39 +1,17 @@
-"""Texts put to an engine one by one are what the run says of them all at once; each stream tells how it ended."""
+"""Texts put to an engine one by one are what the run says of them all at once; each stream tells how it
+ended.
+"""
 
 import gc
 
 import pytest
-import torch
+from tests.generation.text_engine_helpers import make
+from tests.generation.text_engine_helpers import speaker as speaker
 
-from polyhead import Choice, ModelConfig, build
-from polyhead.config.generation_config import GenerationConfig
+from polyhead import Choice
 from polyhead.core.errors import UserError
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
-
-
-def make(kind, **changes):
-    tokens = train_tokenizer(TEXTS * 5, Choice("bpe"), 300)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48} | changes
-    model = build(
-        ModelConfig(kind=kind, vocab_size=tokens.vocab_size, tie_embeddings="none", **sizes), seed=1
-    )
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return Run(
-        model,
-        tokens,
-        GenerationConfig(beam_size=3, max_new_tokens=15, max_length_ratio=1.0, max_length_extra=5),
-    )
-
-
-@pytest.fixture(scope="module")
-def speaker():
-    return make("decoder")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +19,7 @@ def translator():
     return make("encoder-decoder")
 
 
-HYBRID = {"n_layers": 3, "pattern": [{"attention": "linear"}, {}, {"block": "gru"}]}
+HYBRID = {"n_layers": 3, "layer_pattern": [{"attention": "linear"}, {}, {"block": "gru"}]}
 
 
 @pytest.mark.parametrize("changes", [{}, HYBRID], ids=["alike", "hybrid"])
@@ -80,19 +58,6 @@ def test_a_translator_finds_what_it_finds_alone_and_can_also_draw(translator):
     assert drawn[0][0] != drawn[0][1]
 
 
-def test_pieces_come_before_the_end_and_make_the_whole(speaker):
-    engine = speaker.engine()
-    first = engine.submit(TEXTS[1], seed=1, n=2)
-    pieces = iter(first)
-    begun = next(pieces)
-    assert first.request.finish_status is None and not begun.is_last
-    texts = ["", ""]
-    for row, text, _ in [begun, *pieces]:
-        texts[row] += text
-    (wanted,) = speaker.generate([TEXTS[1]], seed=1, n=2)
-    assert texts == wanted == first.collect_texts()
-
-
 @pytest.mark.parametrize("way", [{"n": 3, "beam_size": 4}, {"n": 3, "seed": 4, "max_new_tokens": 5}])
 def test_who_stops_listening_may_go_on_later_and_loses_nothing(speaker, way):
     wanted = speaker.engine().submit(TEXTS[1], **way)
@@ -107,24 +72,6 @@ def test_who_stops_listening_may_go_on_later_and_loses_nothing(speaker, way):
     gone = speaker.engine().submit(TEXTS[1], **way)
     gone.cancel()
     assert gone.finish_reasons == ["cancelled"] * 3  # also where nobody listened
-
-
-def test_how_each_sequence_ended(speaker):
-    engine = speaker.engine()
-    plain = engine.submit(TEXTS[0], seed=5, max_new_tokens=12)
-    (text,) = plain.collect_texts()
-    assert plain.finish_reasons in (["length"], ["stop"])
-    cut = engine.submit(TEXTS[0], seed=5, max_new_tokens=12, stop=text[4:7])
-    assert cut.collect_texts() == [text[: text.index(text[4:7])]]
-    assert cut.finish_reasons == ["stop"]
-    short = engine.submit(TEXTS[0], seed=5, max_new_tokens=2, n=3)
-    assert (short.collect_texts(), short.finish_reasons)[1] == ["length"] * 3
-    gone = engine.submit(TEXTS[0], seed=5, max_new_tokens=12, n=2)
-    next(iter(gone))
-    gone.cancel()
-    gone.collect_texts()
-    assert gone.finish_reasons == ["cancelled"] * 2
-    assert engine.engine.idle
 
 
 @pytest.mark.parametrize("way", [{"seed": 5}, {"beam_size": 2}])
@@ -156,32 +103,32 @@ def test_a_beam_that_a_stop_string_cut_ended_by_it(speaker, translator, kind, wa
         (
             "decoder",
             "dogs",
-            {"speculate": "lookup"},
-            "speculate has no effect in an engine: run.generate alone guesses",
+            {"speculative": "lookup"},
+            "speculative has no effect in an engine: only run.generate supports",
         ),
-        ("decoder", "dogs", {"cache": "paged"}, "cache is a setting of the whole engine, not of one request"),
-        ("decoder", ["dogs", "cats"], {}, "a request is one text, got several; submit each"),
-        ("decoder", "dogs", {"n": 0}, "n is 0; wanted a whole number, 1 or more"),
+        ("decoder", "dogs", {"cache": "paged"}, "cache is a setting of the engine, not of a request"),
+        ("decoder", ["dogs", "cats"], {}, "a request must be one text, got several; submit each"),
+        ("decoder", "dogs", {"n": 0}, "n is 0; expected an integer, 1 or more"),
         ("decoder", "dogs", {"length_penalty": 2.0}, "length_penalty has no effect on"),
         ("decoder", "dogs", {"n": 3, "beam_size": 2}, r"^n \(3\) is more than beam_size \(2\)"),
-        ("decoder", "dogs", {"n": 10**9}, "^n is 1,000,000,000, wanted 10,000 at most; for more of them"),
-        ("decoder", "dogs " * 60, {}, "this model takes 48 at most"),
+        ("decoder", "dogs", {"n": 10**9}, "^n is 1,000,000,000, expected at most 10,000; for more"),
+        ("decoder", "dogs " * 60, {}, "the model's maximum is 48"),
         ("encoder-decoder", "", {}, "an empty text has no translation"),
         ("encoder-decoder", " \t", {}, "an empty text has no translation"),
         (
             "encoder-decoder",
             "a",
             {"prefix": ["b"]},
-            "prefix is for a list of texts, as run.translate takes it",
+            "prefix is for lists of texts, as in run.translate",
         ),
-        ("encoder-decoder", "dogs " * 60, {}, "this model takes 48 at most: split it"),
-        ("decoder", "dogs", {"n_best": 2}, "n says how many texts there are, not n_best"),
+        ("encoder-decoder", "dogs " * 60, {}, "the model's maximum is 48: split it"),
+        ("decoder", "dogs", {"n_best": 2}, "n sets the number of texts, not n_best"),
         ("encoder-decoder", "dogs", {"max_new_tokens": 2}, "max_new_tokens has no effect on translations"),
         (
             "encoder-decoder",
             "dogs",
             {"temperature": 1.0, "beam_size": 2},
-            "beam_size has no effect on drawn translations",
+            "beam_size has no effect on sampled translations",
         ),
         ("decoder", "dogs", {"temperatur": 1}, "temperatur"),
     ],
@@ -195,7 +142,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(speaker, translator, kind,
 
 
 def test_a_classifier_has_no_engine():
-    run = make("encoder", labels=("a", "b"), pooling=Choice("mean"), head=False)
+    run = make("encoder", labels=("a", "b"), pooling=Choice("mean"), lm_head=False)
     with pytest.raises(UserError, match="the run is a classifier"):
         run.engine()
 
@@ -252,16 +199,6 @@ def test_nothing_comes_behind_a_stop_string_whoever_drives(speaker):
     )
     assert stream.log_probs == [pytest.approx(row) for row in alone.log_probs]
     assert [len(row) for row in stream.top_logprobs] == [len(row) for row in stream.tokens]
-
-
-def test_the_log_probability_of_each_token_adds_up_to_that_of_the_text(speaker):
-    stream = speaker.engine().submit(TEXTS[1], seed=2, n=2)
-    stream.collect_texts()
-    for hypothesis, log_probs, tokens in zip(
-        stream.request.result(), stream.log_probs, stream.tokens, strict=True
-    ):
-        assert len(log_probs) == len(tokens)
-        assert sum(log_probs) == pytest.approx(hypothesis.log_prob)
 
 
 def test_when_the_engine_itself_fails_every_request_ends_and_the_next_is_served(speaker):

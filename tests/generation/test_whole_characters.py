@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from polyhead import Choice, ModelConfig, build
-from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
@@ -58,25 +54,6 @@ def test_what_beams_find_ends_with_a_whole_character() -> None:
     assert texts == [text.rstrip(MARK) for text in plain]
     assert any(text.endswith(MARK) for text in plain)
     assert run.engine().submit(PROMPTS[1], n=4, beam_size=4).collect_texts() == texts[4:8]
-
-
-@pytest.mark.parametrize("changes", [{}, {"temperature": 1.0, "seed": 1}])
-def test_translations_end_with_a_whole_character(
-    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = untrained("encoder-decoder", seed=4)
-    found = run.hypotheses(PROMPTS, n_best=3, **changes)
-    texts = run.translate(PROMPTS, n_best=3, **changes)
-    plain = [run.tokenizer.decode([one.tokens for one in own]) for own in found]
-    assert texts == [[text.rstrip(MARK) for text in own] for own in plain]
-    assert is_cut(run, [one.tokens for own in found for one in own])
-    if changes:
-        return
-    assert run.translate(PROMPTS) == [own[0] for own in texts]
-    run.save(tmp_path / "run")
-    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in PROMPTS))
-    assert main(["translate", str(tmp_path / "run"), str(tmp_path / "in.txt")]) == 0
-    assert not any(line.endswith(MARK) for line in capsys.readouterr().out.splitlines())
 
 
 def test_answers_of_a_conversation_end_with_a_whole_character() -> None:

@@ -1,4 +1,6 @@
-"""Small random models of the reference implementation, saved as it saves them, with a tokenizer trained here."""
+"""Small random models of the reference implementation, saved as it saves them, with a tokenizer trained
+here.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def make(
     auto: str = "AutoModelForCausalLM",
     **sizes: Any,
 ) -> Any:
-    """The reference model of that config with every weight random, biases and norms too; saved with its tokenizer."""
+    """The reference model of that config with every weight random, biases and norms too; saved with its
+    tokenizer.
+    """
     torch.manual_seed(seed)
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
     built = getattr(transformers, config)(**{"vocab_size": VOCABULARY, **ids, **sizes})

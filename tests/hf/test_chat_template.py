@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
 import transformers
+from tests.chat.published_chats import PUBLISHED
+from tests.hf.conftest import make
 
 from polyhead.cli import main
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.run.load import load
 
-PUBLISHED = runpy.run_path(str(Path(__file__).parents[1] / "chat/published_chats.py"))["PUBLISHED"]
 TALK = [{"role": "user", "content": "the king </s> <|im_end|>"}, {"role": "assistant", "content": "a dog"}]
 ASKED = [*TALK, {"role": "user", "content": "went to sea"}]
 SIZES = {
-    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }  # fmt: skip
 
@@ -26,7 +26,6 @@ SIZES = {
 @pytest.fixture
 def checkpoint(tmp_path, request):
     """A small Llama with the tokens of ChatML, as transformers saves it."""
-    make = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["make"]
     where = tmp_path / "llama"
     model = make(where, "LlamaConfig", vocab_size=302, **SIZES)
     tokenizer = transformers.AutoTokenizer.from_pretrained(where)
@@ -85,7 +84,7 @@ def test_what_is_not_known_is_no_obstacle_and_never_run(checkpoint):
         in_config(checkpoint, template)
         run = load(checkpoint)
         assert run.generation.chat is None
-        with pytest.raises(UserError, match="name it with --chat"):
+        with pytest.raises(UserError, match="set it with --chat"):
             run.chat(ASKED)
         assert isinstance(run.chat(ASKED, chat="chatml", max_new_tokens=3), str)
     (checkpoint / "chat_template.jinja").write_text("x" * (1 << 21))

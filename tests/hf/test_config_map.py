@@ -48,8 +48,10 @@ KEYS = (
     map_tied_embeddings(True),
 )
 SAID = {
-    "vocab": 50, "dim": 32, "layers": 5, "heads": 2, "inner": 40, "window": 6, "embedding": 20, "act": "gelu", "bias": True,
-    "beside": True, "eps": 0.5, "drop": 0.25, "cap": 3.0, "embed_drop": 0.25, "causal": True, "tie_word_embeddings": False,
+    "vocab": 50, "dim": 32, "layers": 5, "heads": 2, "inner": 40, "window": 6, "embedding": 20, "act": "gelu",
+    "bias": True,
+    "beside": True, "eps": 0.5, "drop": 0.25, "cap": 3.0, "embed_drop": 0.25, "causal": True,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 
 
@@ -77,8 +79,10 @@ def test_what_is_read_is_written_again() -> None:
 def test_what_a_file_does_not_say() -> None:
     config = read(vocab=50)
     wanted = {
-        "vocab": 50, "dim": 16, "layers": 3, "heads": 4, "inner": 64, "window": 8, "embedding": 16, "act": "silu", "bias": False,
-        "beside": False, "eps": 1e-5, "drop": 0.0, "cap": None, "embed_drop": 0.0, "causal": True, "tie_word_embeddings": True,
+        "vocab": 50, "dim": 16, "layers": 3, "heads": 4, "inner": 64, "window": 8, "embedding": 16,
+        "act": "silu", "bias": False,
+        "beside": False, "eps": 1e-5, "drop": 0.0, "cap": None, "embed_drop": 0.0, "causal": True,
+        "tie_word_embeddings": True,
     }  # fmt: skip
     assert config_map.write_fields(KEYS, config) == wanted
     assert config.d_embedding is None
@@ -101,7 +105,7 @@ def test_a_row_of_two_functions_sees_the_fields_before_it() -> None:
 
 def test_the_first_layer_says_what_all_layers_have() -> None:
     plain = read(vocab=50)
-    pattern = {"pattern": [{"attention": {"name": "softmax", "window": 5}}]}
+    pattern = {"layer_pattern": [{"attention": {"name": "softmax", "window": 5}}]}
     config = ModelConfig.model_validate(plain.model_dump() | pattern)
     assert config_map.write_fields(KEYS, config)["window"] == 5
 
@@ -110,14 +114,14 @@ def test_the_first_layer_says_what_all_layers_have() -> None:
     ("values", "message"),
     [
         ({}, "vocab is missing"),
-        ({"dim": 0}, "dim is 0, wanted a whole number from 1"),
-        ({"window": "x"}, "window is 'x', wanted a whole number from 1"),
-        ({"drop": "x"}, "drop is 'x', wanted a number"),
-        ({"bias": 1}, "bias is 1, wanted true or false"),
-        ({"act": "gleu"}, "act is 'gleu', wanted one of silu"),
-        ({"causal": False}, "causal is false, wanted true, all that is built"),
-        ({"rotary": True}, "rotary is true, wanted false, all that is built"),
-        ({"other": 1}, "'other' not known for this family"),
+        ({"dim": 0}, "dim is 0, expected an integer from 1"),
+        ({"window": "x"}, "window is 'x', expected an integer from 1"),
+        ({"drop": "x"}, "drop is 'x', expected a number"),
+        ({"bias": 1}, "bias is 1, expected true or false"),
+        ({"act": "gleu"}, "act is 'gleu', expected one of silu"),
+        ({"causal": False}, "causal is false, expected true, the only supported value"),
+        ({"rotary": True}, "rotary is true, expected false, the only supported value"),
+        ({"other": 1}, "'other' unknown for this family"),
     ],
 )
 def test_what_is_wrong_is_named(values: dict[str, Any], message: str) -> None:

@@ -1,4 +1,6 @@
-"""EmbeddingGemma, the encoder of Gemma 3, against the reference: its vectors of tokens and of texts, its files again."""
+"""EmbeddingGemma, the encoder of Gemma 3, against the reference: its vectors of tokens and of texts, its
+files again.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,20 @@ from tokenizers import Tokenizer as Rules
 
 WINDOW, WHOLE = "sliding_attention", "full_attention"
 SIZES: dict[str, Any] = {
-    "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 20,
-    "num_hidden_layers": 6, "max_position_embeddings": 64, "sliding_window": 8, "use_bidirectional_attention": True,
+    "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 6, "max_position_embeddings": 64, "sliding_window": 8,
+    "use_bidirectional_attention": True,
 }  # fmt: skip
 SHAPES = {
     "as published": SIZES,
-    "odd": {**SIZES, "hidden_size": 36, "head_dim": 10, "num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 20,
+    "odd": {**SIZES, "hidden_size": 36, "head_dim": 10, "num_hidden_layers": 3, "sliding_window": 5,
+        "query_pre_attn_scalar": 20,
             "layer_types": [WINDOW, WHOLE, WINDOW], "attention_bias": True, "tie_word_embeddings": False,
             "rope_parameters": {WINDOW: {"rope_type": "default", "rope_theta": 50.0},
                                 WHOLE: {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0}}},
-    "heads alike": {**SIZES, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 6,
+    "heads alike": {**SIZES, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "head_dim": 6,
                     "num_hidden_layers": 4, "sliding_window": 3, "hidden_activation": "silu",
                     "layer_types": [WHOLE, WINDOW, WINDOW, WHOLE]},
     "no window": {**SIZES, "num_hidden_layers": 2, "layer_types": [WHOLE] * 2},
@@ -156,7 +162,8 @@ def folder(directory: Path) -> tuple[Any, list[torch.nn.Linear]]:
     )
     files = {
         "config_sentence_transformers.json": {
-            "model_type": "SentenceTransformer", "prompts": PROMPTS, "default_prompt_name": None, "similarity_fn_name": "cosine",
+            "model_type": "SentenceTransformer", "prompts": PROMPTS, "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
             "__version__": {"sentence_transformers": "5.1.0", "transformers": "4.57.0", "pytorch": "2.8.0"},
         },
         "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": False},
@@ -180,7 +187,7 @@ def test_vectors_of_texts_are_made_as_the_folder_says(
     assert capsys.readouterr().out.endswith("b: a checkpoint of the family 'gemma3_text'\n")
     for place in ("a", "run", "b"):
         for fast in (False, True):
-            found = ph.load(tmp_path / place, fast=fast).embed(TEXTS, prompt=prompt)
+            found = ph.load(tmp_path / place, fast=fast).embed(TEXTS, embed_prompt=prompt)
             torch.testing.assert_close(found, vectors, rtol=1e-5, atol=1e-5)
     for file in ("model.safetensors", "2_Dense/model.safetensors", "3_Dense/model.safetensors"):
         before, after = (load_file(tmp_path / place / file) for place in "ab")
@@ -211,7 +218,7 @@ def test_a_token_that_the_model_does_not_know_is_refused_if_it_can_be_met(
     elif change == "around texts":
         tokenizer = Tokenizer.load(tmp_path)
         tokenizer.with_template([tokenizer.bos_id], [VOCABULARY]).save(tmp_path)
-    with pytest.raises(UserError, match="the tokenizer has 301 tokens, the model only 300"):
+    with pytest.raises(UserError, match="the tokenizer has 301 tokens, but the model only 300"):
         ph.load(tmp_path)
 
 
@@ -229,10 +236,13 @@ def test_embed_takes_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_an_encoder_with_these_parts_is_one_of_the_family(tmp_path: Path) -> None:
     local = {"name": "softmax", "bias": False, "qk_norm": "zero_centered"}
     config = ModelConfig.model_validate({
-        "kind": "encoder", "head": False, "vocab_size": VOCABULARY, "d_model": 24, "n_heads": 3, "n_layers": 3, "max_len": 32,
-        "position": {"name": "rope", "theta": 1e6}, "norm": {"name": "rmsnorm", "zero_centered": True}, "norm_first": True,
+        "kind": "encoder", "lm_head": False, "vocab_size": VOCABULARY, "d_model": 24, "n_heads": 3,
+        "n_layers": 3, "max_len": 32,
+        "position": {"name": "rope", "theta": 1e6}, "norm": {"name": "rmsnorm", "zero_centered": True},
+            "norm_first": True,
         "sandwich_norm": True, "feed_forward": {"name": "geglu", "tanh": True}, "attention": local,
-        "pattern": [{"attention": {**local, "window": 4}, "position": {"name": "rope", "theta": 500.0}}, {}],
+        "layer_pattern": [{"attention": {**local, "window": 4}, "position": {"name": "rope", "theta": 500.0}},
+            {}],
     })  # fmt: skip
     assert pick_family(config) == "gemma3_text"
     model, tokens = build(config, seed=1).eval(), torch.randint(5, VOCABULARY, (2, 20))
@@ -242,13 +252,13 @@ def test_an_encoder_with_these_parts_is_one_of_the_family(tmp_path: Path) -> Non
     theirs = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
         torch.testing.assert_close(model(tokens), hidden(theirs, tokens), rtol=1e-5, atol=1e-5)
-    with pytest.raises(UserError, match="its model is MaskedLM, there CausalLM or SentenceEncoder"):
-        pick_family(config.model_copy(update={"head": True}), "gemma3_text")
+    with pytest.raises(UserError, match="its model is MaskedLM, expected CausalLM or SentenceEncoder"):
+        pick_family(config.model_copy(update={"lm_head": True}), "gemma3_text")
 
 
 def test_one_that_says_what_follows_and_sees_it_is_refused(tmp_path: Path) -> None:
     make(tmp_path, "Gemma3TextConfig", **SIZES)
     with pytest.raises(
-        UserError, match=r"architectures is \['Gemma3ForCausalLM'\], wanted \['Gemma3TextModel'\], all that"
+        UserError, match=r"architectures is \['Gemma3ForCausalLM'\], expected \['Gemma3TextModel'\], the only"
     ):
         ph.load(tmp_path)

@@ -1,4 +1,6 @@
-"""Several tokens that end a text: the reference stops at any of them, and so do we in every way of decoding."""
+"""Several tokens that end a text: the reference stops at any of them, and so do we in
+every way of decoding.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from tests.hf.conftest import TEXTS, make
-from tests.hf.families.test_families import LLAMA
-from tests.hf.families.test_seq2seq import CASES as TRANSLATORS
-from tests.hf.families.test_seq2seq import SOURCES, published
+from tests.hf.families.causal_cases import LLAMA
+from tests.hf.families.seq2seq import SOURCES, published
+from tests.hf.families.seq2seq_cases import CASES as TRANSLATORS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polyhead as ph
@@ -72,7 +74,7 @@ def test_greedy_text_ends_where_that_of_the_reference_does(writer: Path, guess: 
         wanted.append(decode_whole(reader, words(new, among)))
     assert {*last} & {*among[1:]}
     for run in (ph.load(writer), ph.load(tmp_path / "run")):
-        assert run.generate(TEXTS, max_new_tokens=LONGEST, speculate=choice) == wanted
+        assert run.generate(TEXTS, max_new_tokens=LONGEST, speculative=choice) == wanted
         if guess is None:
             engine = run.engine()
             streams = [engine.submit(text, max_new_tokens=LONGEST) for text in TEXTS]
@@ -152,7 +154,7 @@ def test_the_ends_come_from_either_file_and_go_back(writer: Path, tmp_path: Path
     among = ends(writer)
     run = ph.load(writer)
     assert run.tokenizer.eos_id == EOS
-    assert list(run.generation.ends) == run.tokenizer.ids_to_tokens(among[1:])
+    assert list(run.generation.stop_tokens) == run.tokenizer.ids_to_tokens(among[1:])
     assert not caplog.messages
     assert main(["import", str(writer), str(tmp_path / "run")]) == 0
     assert ph.load(tmp_path / "run").generation == run.generation
@@ -160,13 +162,16 @@ def test_the_ends_come_from_either_file_and_go_back(writer: Path, tmp_path: Path
     assert ends(tmp_path / "back") == among
     assert ph.load(tmp_path / "back").generation == run.generation
     (writer / "generation_config.json").unlink()
-    assert ph.load(writer).generation.ends == ()
+    assert ph.load(writer).generation.stop_tokens == ()
     said(writer / "config.json", eos_token_id=among)
-    assert ph.load(writer).generation.ends == run.generation.ends
+    assert ph.load(writer).generation.stop_tokens == run.generation.stop_tokens
     # the first of a list that has not the end of the tokenizer
     said(writer / "config.json", eos_token_id=among[1:3])
     other = ph.load(writer)
-    assert (other.tokenizer.eos_id, other.generation.ends) == (among[1], run.generation.ends[1:2])
+    assert (other.tokenizer.eos_id, other.generation.stop_tokens) == (
+        among[1],
+        run.generation.stop_tokens[1:2],
+    )
 
 
 def test_ends_of_conversations_and_of_texts_are_written_once(writer: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.hf.conftest import TEXTS, VOCABULARY
-from tests.hf.test_save import config
+from tests.hf.save_helpers import config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polyhead as ph
@@ -57,14 +57,16 @@ def test_how_decoding_cannot_draw_is_told(gpt2: Path, caplog: pytest.LogCaptureF
     ph.load(gpt2)
     where = gpt2 / "generation_config.json"
     assert caplog.messages == [
-        f"{where}: {said}, and texts are continued without it"
+        f"{where}: {said}, and generation is autoregressive without it"
         for said in ("suppress_tokens is [5]", "num_beams is 4", "min_new_tokens is 3")
     ]
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.8])
 def test_biases_and_penalties_say_there_what_they_say_here(penalty: float, tmp_path: Path) -> None:
-    """Two tokens are favoured that none of them would say, and one is forbidden; the penalty is of logits with their biases."""
+    """Two tokens are favoured that none of them would say, and one is forbidden; the penalty is of logits
+    with their biases.
+    """
     plain = speaker(temperature=0)
     [text] = plain.generate(["the king"], max_new_tokens=20)
     never = plain.tokenizer.encode([text])[0][0]
@@ -90,7 +92,8 @@ def test_biases_that_cannot_be_said_are_told(gpt2: Path, caplog: pytest.LogCaptu
     decoding(gpt2, sequence_bias=[[[5], -3.5], [[5, 6], 2.0], [[7], -1000.0]])
     assert ph.load(gpt2).generation.logit_bias == {5: -3.5}
     assert caplog.messages == [
-        f"{gpt2 / 'generation_config.json'}: sequence_bias is [[[5, 6], 2.0], [[7], -1000.0]], and texts are continued without it"
+        f"{gpt2 / 'generation_config.json'}: sequence_bias is [[[5, 6], 2.0], [[7], -1000.0]], and "
+        "generation is autoregressive without it"
     ]
 
 
@@ -103,7 +106,7 @@ def test_a_longest_text_is_told_where_nothing_else_bounds_it(
     decoding(gpt2, max_new_tokens=None)
     ph.load(gpt2)
     assert caplog.messages == [
-        f"{gpt2 / 'generation_config.json'}: max_length is 10, and texts are continued without it"
+        f"{gpt2 / 'generation_config.json'}: max_length is 10, and generation is autoregressive without it"
     ]
 
 
@@ -128,7 +131,7 @@ def test_a_tokenizer_that_is_exported_fills_and_cuts_as_the_model_wants(tmp_path
 def test_biases_that_are_none_are_refused(wrong: Any, gpt2: Path) -> None:
     decoding(gpt2, sequence_bias=wrong)
     with pytest.raises(
-        UserError, match=r"generation_config.json: (sequence_bias is .*, wanted lists|.*not a token id)"
+        UserError, match=r"generation_config.json: (sequence_bias is .*, expected lists|.*not a token id)"
     ):
         ph.load(gpt2)
 
@@ -136,10 +139,14 @@ def test_biases_that_are_none_are_refused(wrong: Any, gpt2: Path) -> None:
 def test_settings_that_others_have_no_words_for_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = {"frequency_penalty": 0.5, "form": Choice("choice", choices=["yes", "no"]), "logit_bias": {5: 2.0}}
+    said = {
+        "frequency_penalty": 0.5,
+        "grammar": Choice("choice", choices=["yes", "no"]),
+        "logit_bias": {5: 2.0},
+    }
     exported(speaker(**said), tmp_path)
-    without = "has no words for generation.frequency_penalty, generation.form"
-    assert caplog.messages == [f"generation_config.json {without}; there texts are drawn without"]
+    without = "does not support generation.frequency_penalty, generation.grammar"
+    assert caplog.messages == [f"generation_config.json {without}; there sampling ignores it"]
     caplog.clear()
     llama = {
         "position": "rope",
@@ -148,4 +155,4 @@ def test_settings_that_others_have_no_words_for_are_told(
         "attention": {"name": "softmax", "bias": False},
     }
     write_gguf(speaker(llama, **said), tmp_path)
-    assert caplog.messages == [f"model.gguf {without}, generation.logit_bias; there texts are drawn without"]
+    assert caplog.messages == [f"model.gguf {without}, generation.logit_bias; there sampling ignores it"]

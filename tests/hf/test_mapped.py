@@ -1,4 +1,6 @@
-"""Weights that are rounded where they lie in the file, against the same rounded from a model in fp32, for all families."""
+"""Weights that are rounded where they lie in the file, against the same rounded from a model in fp32, for
+all families.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.hf.conftest import VOCABULARY, make
-from tests.hf.families import test_encoder_common, test_families, test_seq2seq
+from tests.hf.families import causal_cases, encoders, encoders_cases, seq2seq, seq2seq_cases
 
 import polyhead as ph
-from polyhead.hf.load import load_mmap, load_model
+from polyhead.hf.load import load_model
 from polyhead.kernels.pack_model import (
     QUANTIZED_LINEARS,
     linear_factory,
     pack_model,
     packed_dtype,
-    unused_weights,
 )
 from polyhead.nn.state import named_state
 from polyhead.run.load import LOAD_DTYPES
 
-DECODERS = [pytest.param(cases[0], id=name) for name, cases in test_families.CASES.items()]
-ENCODERS = [pytest.param(cases[0], id=name) for name, cases in test_encoder_common.CASES.items()]
+DECODERS = [pytest.param(cases[0], id=name) for name, cases in causal_cases.CASES.items()]
+ENCODERS = [pytest.param(cases[0], id=name) for name, cases in encoders_cases.CASES.items()]
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 
 
@@ -58,22 +59,22 @@ def test_language_models_are_rounded_from_the_file_as_from_fp32(case: Any, tmp_p
 
 @pytest.mark.parametrize("case", ENCODERS)
 def test_encoders_are_rounded_from_the_file_as_from_fp32(case: Any, tmp_path: Path) -> None:
-    test_encoder_common.published(case, tmp_path)
+    encoders.published(case, tmp_path)
     halved(tmp_path, torch.bfloat16)
     for kind in ("int8", "bf16"):
         check(tmp_path, kind, torch.randint(5, VOCABULARY, (3, 20)))
 
 
-@pytest.mark.parametrize("case", test_seq2seq.FIRST)
+@pytest.mark.parametrize("case", seq2seq.first(seq2seq_cases.CASES))
 def test_encoder_decoders_are_rounded_from_the_file_as_from_fp32(case: Any, tmp_path: Path) -> None:
-    test_seq2seq.published(tmp_path, case)
+    seq2seq.published(tmp_path, case)
     halved(tmp_path, torch.bfloat16)
-    check(tmp_path, "int4", test_seq2seq.ids(3, 20), test_seq2seq.ids(3, 17))
+    check(tmp_path, "int4", seq2seq.ids(3, 20), seq2seq.ids(3, 17))
 
 
 @HALVES
 def test_files_of_every_type_are(dtype: torch.dtype, tmp_path: Path) -> None:
-    case = test_families.CASES["gpt2"][0]  # its matrices lie turned round
+    case = causal_cases.CASES["gpt2"][0]  # its matrices lie turned round
     make(tmp_path, case.config, **case.sizes)
     halved(tmp_path, dtype)
     for kind in ("int8", "bf16", "fp32"):
@@ -92,7 +93,7 @@ def test_a_large_model_is_never_twice_in_memory(
     published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What packing takes over is the file's until then, with fast where it has the type that is wanted."""
-    case, seen = test_families.CASES["llama"][0], {}
+    case, seen = causal_cases.CASES["llama"][0], {}
 
     def packing(model: torch.nn.Module, way: Any) -> torch.nn.Module:
         projections = [x for name, x in model.named_parameters() if name.endswith("_proj.weight")]
@@ -114,7 +115,7 @@ def test_a_large_model_is_never_twice_in_memory(
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_run_of_our_own_that_is_not_packed_has_memory_of_its_own(dtype: str, tmp_path: Path) -> None:
     """What is learned must not be lost, nor change with the file."""
-    case = test_families.CASES["llama"][0]
+    case = causal_cases.CASES["llama"][0]
     make(tmp_path / "theirs", case.config, **case.sizes)
     ph.load(tmp_path / "theirs").save(tmp_path / "ours")
     model = ph.load(tmp_path / "ours", dtype=dtype).model
@@ -122,24 +123,9 @@ def test_a_run_of_our_own_that_is_not_packed_has_memory_of_its_own(dtype: str, t
     assert {x.dtype for x in named_state(model).values()} == {LOAD_DTYPES[dtype]}
 
 
-def test_of_a_mapped_model_only_what_is_not_rounded_takes_memory(tmp_path: Path) -> None:
-    case = test_families.CASES["llama"][0]
-    make(tmp_path, case.config, **case.sizes)
-    halved(tmp_path, torch.bfloat16)
-    before = torch.get_rng_state()
-    model = load_mmap(tmp_path)
-    assert torch.equal(torch.get_rng_state(), before), "weights were drawn in vain"
-    assert {x.dtype for x in named_state(model).values()} == {torch.bfloat16}
-    later = unused_weights(model)
-    named = {name for name, x in named_state(model).items() if id(x) in later}
-    assert named == {name for name in named_state(model) if name.endswith("_proj.weight")}
-    assert ph.nn.state.materialize(model, exclude=later) is model
-    assert {name for name, x in named_state(model).items() if x.dtype == torch.bfloat16} == named
-
-
 def test_a_model_that_is_read_in_fp32_has_memory_of_its_own(tmp_path: Path) -> None:
     """What is learned must not be lost, nor change with the file."""
-    case = test_families.CASES["gpt2"][0]
+    case = causal_cases.CASES["gpt2"][0]
     make(tmp_path, case.config, **case.sizes)
     model, path = load_model(tmp_path), tmp_path / "model.safetensors"
     before = {name: x.clone() for name, x in named_state(model).items()}

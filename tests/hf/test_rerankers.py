@@ -1,4 +1,6 @@
-"""Classifiers of one label, as rerankers are published: their numbers are the reference's logits, bounded or not."""
+"""Classifiers of one label, as rerankers are published: their numbers are the reference's logits, bounded or
+not.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import pytest
 import torch
 import transformers
 from tests.hf.conftest import TEXTS
-from tests.hf.families.test_encoder_common import CLASSES, ROBERTA, SIZES, Case, published
+from tests.hf.families.encoders import published
+from tests.hf.families.encoders_cases import CLASSES, ROBERTA, SIZES, Case
+from tests.hf.rerankers_helpers import FIRST, NEWER, NEWEST, reranker
 from tests.serve.conftest import living
 
 import polyhead as ph
@@ -21,25 +25,6 @@ from polyhead.run.run_ensemble import ensemble_runs
 
 PAIRS = [(a, b) for a in TEXTS for b in TEXTS]
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
-FIRST, NEWER, NEWEST = (
-    "sbert_ce_default_activation_function",
-    "sentence_transformers",
-    "config_sentence_transformers.json",
-)
-
-
-def reranker(directory: Path, said: dict[str, Any], seed: int = 0) -> torch.Tensor:
-    """The logits of all pairs."""
-    config, more = ("BertConfig", {}) if seed else ("RobertaConfig", ROBERTA)
-    model = published(Case(config, CLASSES, {**SIZES, **more, "num_labels": 1}), directory, seed=seed)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    with torch.no_grad():
-        logits = [model(**tokenizer(*pair, return_tensors="pt")).logits[0, 0] for pair in PAIRS]
-    path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {k: v for k, v in said.items() if k != NEWEST}))
-    if NEWEST in said:
-        (directory / NEWEST).write_text(json.dumps({"activation_fn": said[NEWEST]}))
-    return torch.stack(logits)
 
 
 def rated(run: Any) -> torch.Tensor:
@@ -82,20 +67,6 @@ def test_a_line_a_number_and_the_same_from_the_service(
         assert [one["score"] for one in data] == pytest.approx(logits, abs=1e-5)
 
 
-def test_numbers_near_their_bounds_are_still_in_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reranker(tmp_path / "a", {})
-    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
-    logits = torch.tensor([10.0, 11.0, 9.9, -10.0, -11.0, -9.9, 0.0, 1.0, -1.0])[:, None].double()
-    monkeypatch.setattr(
-        "polyhead.evaluate.classify._compute_logits", lambda _m, _t, texts, _c, _b: (logits[: len(texts)], 0)
-    )
-    assert main(["classify", str(tmp_path / "a"), str(tmp_path / "pairs.tsv")]) == 0
-    found = torch.tensor([float(line) for line in capsys.readouterr().out.splitlines()])
-    assert found.argsort().tolist() == logits[:, 0].argsort().tolist()
-
-
 def test_several_rerankers_rate_by_the_mean_of_their_scores(tmp_path: Path) -> None:
     scores = [reranker(tmp_path / str(seed), {}, seed).sigmoid() for seed in (0, 1)]
     assert not torch.allclose(*scores, atol=1e-2)
@@ -111,9 +82,10 @@ def test_scores_with_bounds_and_without_have_no_mean(
     capsys.readouterr()
     for names in (("bounded", "free"), ("free", "bounded")):
         one, other = (str(tmp_path / name) for name in names)
-        assert main(["classify", one, "a dog\tdogs", "--with", other]) == 2
+        assert main(["classify", one, "a dog\tdogs", "--ensemble", other]) == 2
         assert re.fullmatch(
-            "polyhead: scores of .*/free have no bounds and those of .*/bounded are between 0 and 1: they have no mean\n",
+            "polyhead: scores of .*/free are unbounded and those of .*/bounded are between 0 and "
+            "1: they cannot be averaged\n",
             capsys.readouterr().err,
         )
 
@@ -125,16 +97,20 @@ def test_there_is_nothing_to_be_right_about(tmp_path: Path, capsys: pytest.Captu
         main(["eval", str(tmp_path / "a"), str(tmp_path / "labelled.tsv"), "--text", "0", "--label", "1"])
         == 2
     )
-    assert "this model gives each text a number, not a class, so none can be right" in capsys.readouterr().err
+    assert (
+        "this model outputs a number per text, not a class, so accuracy is undefined"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ({FIRST: "torch.nn.Tanh"}, "scores go through 'torch.nn.Tanh' there; built are Sigmoid and Identity of torch"),
-        ({NEWER: {"activation_fn": 1}}, "scores go through 1 there"),
-        ({NEWER: IDENTITY}, "sentence_transformers is '.*Identity', wanted an object of keys"),
-        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_.*', wanted single_"),
+        ({FIRST: "torch.nn.Tanh"}, "the activation of scores is 'torch.nn.Tanh'; supported: Sigmoid and "
+                                   "Identity of torch"),
+        ({NEWER: {"activation_fn": 1}}, "the activation of scores is 1"),
+        ({NEWER: IDENTITY}, "sentence_transformers is '.*Identity', expected an object"),
+        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_.*', expected single_"),
     ],
 )  # fmt: skip
 def test_other_functions_are_told(said: dict[str, Any], told: str, tmp_path: Path) -> None:
@@ -168,9 +144,9 @@ def test_texts_are_read_as_far_as_the_tokenizer_says(
         torch.testing.assert_close(torch.tensor(found), wanted, rtol=1e-5, atol=1e-5)
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
     capsys.readouterr()
-    assert main(["classify", str(tmp_path / "a"), str(tmp_path / "pairs.tsv"), "--chunk", "2"]) == 0
+    assert main(["classify", str(tmp_path / "a"), str(tmp_path / "pairs.tsv"), "--read-batch", "2"]) == 0
     told = capsys.readouterr()
-    assert told.err == f"polyhead: cut to 19 tokens: {cut} of {len(PAIRS)} texts\n"
+    assert told.err == f"polyhead: truncated to 19 tokens: {cut} of {len(PAIRS)} texts\n"
     assert len(told.out.splitlines()) == len(PAIRS)
     with living(ph.load(tmp_path / "a")) as live:
         long = next(pair for pair in PAIRS if len(tokenizer(*pair).input_ids) > 19)

@@ -1,4 +1,6 @@
-"""How a text's vector is made, as sentence-transformers says it, against its formulas on the reference's encoder."""
+"""How a text's vector is made, as sentence-transformers says it, against its formulas on the reference's
+encoder.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from polyhead.core.errors import UserError
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 BERT = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20, "max_position_embeddings": 64,
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20,
+    "max_position_embeddings": 64,
 }  # fmt: skip
 OLD = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "max": "pooling_mode_max_tokens",
        "lasttoken": "pooling_mode_lasttoken"}  # fmt: skip
@@ -118,7 +121,7 @@ def test_what_is_asked_for_goes_before_what_the_run_says(
     assert printed == pytest.approx(plain[0].tolist(), abs=1e-4)
     with pytest.raises(
         UserError,
-        match="temperature has no effect on vectors of texts; these have: max_text_len, normalize, p",
+        match="temperature has no effect on text embeddings; valid settings: embed_max_len, embed_prompt, ",
     ):
         run.embed(TEXTS, temperature=1.0)
 
@@ -141,21 +144,21 @@ def test_texts_are_read_as_far_as_the_checkpoint_says(
     torch.testing.assert_close(run.embed(TEXTS), vectors, rtol=1e-5, atol=1e-5)
     whole = wanted(model, tmp_path / "a", "mean", False)
     assert not torch.allclose(whole, vectors, atol=1e-2)
-    torch.testing.assert_close(run.embed(TEXTS, max_text_len=None), whole, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(run.embed(TEXTS, max_text_len=10**9), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(run.embed(TEXTS, embed_max_len=None), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(run.embed(TEXTS, embed_max_len=10**9), whole, rtol=1e-5, atol=1e-5)
 
     (tmp_path / "texts").write_text("".join(f"{text}\n" for text in ["a", *TEXTS]))
     for chunk in ("1", "512"):
-        assert main(["embed", str(tmp_path / "a"), str(tmp_path / "texts"), "--chunk", chunk]) == 0
-        assert capsys.readouterr().err == "polyhead: cut to 6 tokens: 3 of 4 texts\n"
+        assert main(["embed", str(tmp_path / "a"), str(tmp_path / "texts"), "--read-batch", chunk]) == 0
+        assert capsys.readouterr().err == "polyhead: truncated to 6 tokens: 3 of 4 texts\n"
     assert main(["embed", str(tmp_path / "a"), "a"]) == 0
     assert capsys.readouterr().err == ""
     assert main(["embed", str(tmp_path / "a"), "a", "--like", TEXTS[0]]) == 0
-    assert capsys.readouterr().err == "polyhead: --like is cut to 6 tokens\n"
+    assert capsys.readouterr().err == "polyhead: --like is truncated to 6 tokens\n"
     with pytest.raises(
-        UserError, match="max_text_len: 2 tokens have no room for a text: with special ones it takes 3"
+        UserError, match="embed_max_len: 2 tokens are too few for a text: with special tokens at least 3"
     ):
-        run.embed(TEXTS, max_text_len=2)
+        run.embed(TEXTS, embed_max_len=2)
 
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
@@ -166,8 +169,10 @@ def test_texts_are_read_as_far_as_the_checkpoint_says(
 
 SPEAKERS = {
     # the two put nothing before a text; the first an end behind it, as Qwen3-Embedding does
-    "Qwen3Config": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-                    "head_dim": 8, "intermediate_size": 20, "max_position_embeddings": 64, "tie_word_embeddings": True},
+    "Qwen3Config": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+                    "head_dim": 8, "intermediate_size": 20, "max_position_embeddings": 64,
+                    "tie_word_embeddings": True},
     "GPT2Config": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
 }  # fmt: skip
 
@@ -189,7 +194,7 @@ def test_language_models_make_vectors_too(config: str, mode: str, tmp_path: Path
             run = ph.load(tmp_path / directory, fast=fast)
             for prompt, before, most in (("", "", 64), ("query", "the red: ", 64), ("query", "the red: ", 9)):
                 vectors = wanted(model, tmp_path / "a", mode, True, before, most)
-                found = run.embed(TEXTS, prompt=prompt, max_text_len=most)
+                found = run.embed(TEXTS, embed_prompt=prompt, embed_max_len=most)
                 torch.testing.assert_close(found, vectors, rtol=1e-5, atol=1e-5)
         assert run.embed(["", "the king"]).isfinite().all()
     written = json.loads((tmp_path / "b" / "1_Pooling" / "config.json").read_text())
@@ -221,7 +226,7 @@ def test_a_language_model_without_a_head_makes_vectors_alone(
             run = ph.load(tmp_path / directory, fast=fast)
             for before, most in (("", 64), ("the red: ", 64), ("the red: ", 9)):
                 vectors = wanted(model, tmp_path / "a", mode, True, before, most)
-                found = run.embed(TEXTS, prompt=before, max_text_len=most)
+                found = run.embed(TEXTS, embed_prompt=before, embed_max_len=most)
                 torch.testing.assert_close(found, vectors, rtol=1e-5, atol=1e-5)
         assert run.embed(["", "the king"]).isfinite().all()
     before, after = (load_file(tmp_path / directory / "model.safetensors") for directory in ("a", "b"))
@@ -299,10 +304,10 @@ def test_prompts_stand_before_texts(tmp_path: Path, capsys: pytest.CaptureFixtur
         run = ph.load(tmp_path / directory)
         for given, vectors in (
             ({}, queries),
-            ({"prompt": "query"}, queries),
-            ({"prompt": "document"}, plain),
-            ({"prompt": ""}, plain),
-            ({"prompt": "one dog, "}, other),
+            ({"embed_prompt": "query"}, queries),
+            ({"embed_prompt": "document"}, plain),
+            ({"embed_prompt": ""}, plain),
+            ({"embed_prompt": "one dog, "}, other),
         ):
             torch.testing.assert_close(run.embed(TEXTS, **given), vectors, rtol=1e-5, atol=1e-5)
     capsys.readouterr()
@@ -313,9 +318,12 @@ def test_prompts_stand_before_texts(tmp_path: Path, capsys: pytest.CaptureFixtur
         near = [float(line.split("\t")[0]) for line in capsys.readouterr().out.splitlines()]
         assert near == pytest.approx(torch.cosine_similarity(plain, like[None]).tolist(), abs=1e-4)
     assert main([*asked, "--like-prompt", "query"]) == 2
-    assert "--like-prompt stands before the text of --like" in capsys.readouterr().err
+    assert "--like-prompt requires --like" in capsys.readouterr().err
     assert main([*asked[:3], "--prompt", "qurey"]) == 2
-    told = "unknown prompt 'qurey'; did you mean 'query'? Known: document, query; one that is no name has a blank or a mark"
+    told = (
+        "unknown prompt 'qurey'; did you mean 'query'? Known: document, query; a prompt itself contains "
+        "a space or punctuation"
+    )
     assert told in capsys.readouterr().err
 
 
@@ -340,8 +348,8 @@ def test_tokens_of_a_prompt_may_not_count(mode: str, tmp_path: Path) -> None:
         run = ph.load(tmp_path / directory)
         torch.testing.assert_close(run.embed(TEXTS), behind, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(run.embed(TEXTS[:1]), behind[:1], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(run.embed(TEXTS, pool_prompt=True), all_of, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(run.embed(TEXTS, prompt=""), plain, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run.embed(TEXTS, include_prompt=True), all_of, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run.embed(TEXTS, embed_prompt=""), plain, rtol=1e-5, atol=1e-5)
 
 
 ACTIVATIONS = {
@@ -405,13 +413,14 @@ def test_vectors_go_through_dense_maps(name: str, normalized: bool, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"in_features": 12}, "in_features is 12, wanted 16, all that is built"),
-        ({"use_residual": True}, "use_residual is true, wanted false"),
-        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings', wanted"),
-        ({"activation_function": "mine.Tanh"}, "activation_function is 'mine.Tanh', wanted one of Identity, Tanh, ReLU, GELU"),
-        ({"out_features": 7}, r"of another shape: 2_Dense/linear.bias \[12\], wanted \[7\]"),
-        ({"rank": 7}, "'rank' not known"),
-        (None, "has no 2_Dense/model.safetensors, only pytorch_model.bin: a pickle can run code"),
+        ({"in_features": 12}, "in_features is 12, expected 16, the only supported value"),
+        ({"use_residual": True}, "use_residual is true, expected false"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings', expected"),
+        ({"activation_function": "mine.Tanh"}, "activation_function is 'mine.Tanh', expected one of "
+                                               "Identity, Tanh, ReLU, GELU"),
+        ({"out_features": 7}, r"with another shape: 2_Dense/linear.bias \[12\], expected \[7\]"),
+        ({"rank": 7}, "'rank' unknown"),
+        (None, "has no 2_Dense/model.safetensors, only pytorch_model.bin: pickle files can run code"),
     ],
 )  # fmt: skip
 def test_dense_maps_that_are_not_built_are_refused(
@@ -437,7 +446,8 @@ def test_a_classifier_may_begin_with_an_encoder_whose_vectors_are_mapped(tmp_pat
     file = [str(tmp_path / "texts.tsv")]
     recipe = {
         "task": "classification", "data": {"train": file, "valid": file, "label": "label", "text": "text"},
-        "start": str(tmp_path / "run"), "out": str(tmp_path / "out"), "train": {"steps": 2, "max_tokens": 64},
+        "init_from": str(tmp_path / "run"), "out": str(tmp_path / "out"), "train": {"steps": 2,
+            "max_tokens": 64},
     }  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     assert main(["train", str(tmp_path / "recipe.yaml")]) == 0
@@ -447,7 +457,7 @@ def test_a_classifier_may_begin_with_an_encoder_whose_vectors_are_mapped(tmp_pat
 
 def test_a_map_of_what_has_the_length_1_is_refused(tmp_path: Path) -> None:
     folder(tmp_path, {"pooling_mode": "mean"}, "Normalize", "Dense")
-    with pytest.raises(UserError, match="3_Dense maps vectors that have the length 1"):
+    with pytest.raises(UserError, match="3_Dense applies to normalized vectors"):
         ph.load(tmp_path)
 
 
@@ -458,7 +468,7 @@ def test_a_map_of_the_vectors_of_tokens_is_refused(steps: list[int], tmp_path: P
     with_dense(tmp_path, DENSE["one"])
     all_steps = json.loads((tmp_path / "modules.json").read_text())
     (tmp_path / "modules.json").write_text(json.dumps([all_steps[i] for i in steps]))
-    with pytest.raises(UserError, match="2_Dense maps the vectors of tokens, and only maps of a text's"):
+    with pytest.raises(UserError, match="2_Dense applies to token embeddings; only linear maps of the text"):
         ph.load(tmp_path)
 
 
@@ -473,7 +483,7 @@ def test_other_forms_have_no_maps(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_prompt_without_a_name_is_written_as_its_own(tmp_path: Path) -> None:
     folder(tmp_path / "a", {"pooling_mode": "mean"})
     run = ph.load(tmp_path / "a")
-    run.generation = run.generation.model_copy(update={"prompt": "a dog: "})
+    run.generation = run.generation.model_copy(update={"embed_prompt": "a dog: "})
     run.save(tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
     again = json.loads((tmp_path / "b" / "config_sentence_transformers.json").read_text())
@@ -484,15 +494,17 @@ def test_a_prompt_without_a_name_is_written_as_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config_sentence_transformers.json", {"prompts": ["a: "]}, r"prompts is \['a: '\], wanted an object of texts by name"),
-        ("config_sentence_transformers.json", {"prompts": {"a": 1}}, "wanted an object of texts by name"),
+        ("config_sentence_transformers.json", {"prompts": ["a: "]}, r"prompts is \['a: '\], expected an "
+            r"object of strings by name"),
+        ("config_sentence_transformers.json", {"prompts": {"a": 1}}, "expected an object of strings by name"),
         (
             "config_sentence_transformers.json",
             {"prompts": {"query": "a: "}, "default_prompt_name": "querry"},
-            "default_prompt_name is 'querry', wanted one of query; did you mean 'query'?",
+            "default_prompt_name is 'querry', expected one of query; did you mean 'query'?",
         ),
-        ("sentence_bert_config.json", {"max_seq_length": "64"}, "max_seq_length is '64', wanted a whole number"),
-        ("sentence_bert_config.json", {"do_lower_case": 1}, "do_lower_case is 1, wanted true or false"),
+        ("sentence_bert_config.json", {"max_seq_length": "64"},
+            "max_seq_length is '64', expected an integer"),
+        ("sentence_bert_config.json", {"do_lower_case": 1}, "do_lower_case is 1, expected true or false"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_meant_are_told(name: str, content: Any, said: str, tmp_path: Path) -> None:
@@ -508,15 +520,15 @@ def test_files_that_cannot_be_meant_are_told(name: str, content: Any, said: str,
         (
             {"pooling_mode": "weightedmean"},
             [],
-            "pooling is ['weightedmean'], and here the mean; built are cls, mean, max, lasttoken",
+            "pooling is ['weightedmean']; the mean is used instead; supported: cls, mean, max, lasttoken",
         ),
-        ({OLD["cls"]: True, OLD["max"]: True}, [], "pooling is ['cls', 'max'], and here the mean"),
+        ({OLD["cls"]: True, OLD["max"]: True}, [], "pooling is ['cls', 'max']; the mean is used instead"),
         (
             {"pooling_mode_weightedmean_tokens": True},
             [],
-            "edmean_tokens'], and here the mean",
+            "edmean_tokens']; the mean is used instead",
         ),
-        ({"pooling_mode": "mean"}, ["LSTM"], "vectors of texts go through LSTM there, and without it here"),
+        ({"pooling_mode": "mean"}, ["LSTM"], "there text embeddings go through LSTM, here they do not"),
     ],
 )
 def test_what_is_not_built_is_warned_of(
@@ -540,17 +552,17 @@ def test_lower_case_that_the_tokenizer_does_not_make_is_warned_of(
         (tmp_path / "tokenizer.json").write_text(json.dumps(rules | {"normalizer": {"type": "Lowercase"}}))
         ph.load(tmp_path)
     (warned,) = [record.getMessage() for record in caplog.records]
-    assert "sentence_bert_config.json: texts are read in lower case there, and as they are here" in warned
+    assert "sentence_bert_config.json: there texts are lowercased, here they are not" in warned
 
 
 @pytest.mark.acceptance("F6")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{}", "modules.json must hold a list of objects"),
-        ("[1]", "modules.json must hold a list of objects"),
+        ("{}", "modules.json must be a JSON list of objects"),
+        ("[1]", "modules.json must be a JSON list of objects"),
         ("[", "modules.json is not valid JSON"),
-        ('[{"type": "a.Pooling", "path": "../other"}]', "is a link out of the checkpoint"),
+        ('[{"type": "a.Pooling", "path": "../other"}]', "is a link to a file outside the checkpoint"),
         ('[{"type": "a.Pooling", "path": "/etc"}]', None),
         ('[{"type": "a.Pooling", "path": 5}]', None),
     ],

@@ -34,7 +34,7 @@ def test_sizes_are_read(text: str, wanted: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "GB", "-1GB", "0GB", "0.0001KB", "2 gigabytes", "1e3GB"])
 def test_what_is_no_size_is_a_user_error(text: str) -> None:
-    with pytest.raises(UserError, match="is not a number above 0 with one of the units KB, MB, GB"):
+    with pytest.raises(UserError, match="is not a number above 0 with a unit, one of KB, MB, GB"):
         parse_size(text)
 
 
@@ -53,7 +53,8 @@ def test_files_are_filled_in_order_up_to_the_size() -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_an_export_in_several_files_holds_the_same_tensors(dtype: str, tmp_path: Path) -> None:
     name = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    theirs = make(tmp_path / "a", "GPTNeoXConfig", dtype=name, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+    theirs = make(tmp_path / "a", "GPTNeoXConfig", dtype=name, hidden_size=32, num_hidden_layers=2,
+        num_attention_heads=4,
                   intermediate_size=20, max_position_embeddings=64)  # fmt: skip
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
     assert (
@@ -120,6 +121,6 @@ def test_a_size_that_is_none_is_one_line(
     assert main(["import", str(gpt2), str(tmp_path / "run")]) == 0
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--shard-size", "much"]) == 2
     assert capsys.readouterr().err.startswith(
-        "polyhead: the size 'much' is not a number above 0 with one of the units KB"
+        "polyhead: the size 'much' is not a number above 0 with a unit, one of KB"
     )
     assert not (tmp_path / "b").exists()

@@ -1,4 +1,6 @@
-"""A published language model that is trained on: texts begin for it as it has learned, in training, use and export."""
+"""A published language model that is trained on: texts begin for it as it has learned, in training, use and
+export.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,15 @@ def test_texts_begin_as_the_model_has_learned(documents: str, llama: torch.nn.Mo
     data = {
         "train": str(tmp_path / "train.txt"),
         "valid": str(tmp_path / "valid.txt"),
-        "documents": documents,
+        "document_separator": documents,
         "max_len": 64,
     }
-    given = {"task": "language-model", "start": str(tmp_path / "a"), "data": data, "out": tmp_path / "run"}
+    given = {
+        "task": "language-model",
+        "init_from": str(tmp_path / "a"),
+        "data": data,
+        "out": tmp_path / "run",
+    }
     train = {"steps": 1, "lr": 1e-12, "max_tokens": 128, "schedule": "constant", "precision": "fp32"}
     notes = Notes()
     run, _ = run_training(Recipe.model_validate(given | {"train": train}), report=notes)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
+from tests.kernels.build_extension_helpers import PRECISIONS, close
 from torch import nn
 
-from polyhead.kernels.linear import make_linear
+from polyhead.kernels.build_extension import load_kernels
+from polyhead.kernels.linear import PANEL, NativeLinear, make_linear
 
 
 def test_bf16_that_no_kernel_packs_is_computed_by_torch(monkeypatch):
@@ -19,3 +22,67 @@ def test_bf16_that_no_kernel_packs_is_computed_by_torch(monkeypatch):
         assert type(layer) is nn.Linear
         assert torch.equal(layer(x), F.linear(x, weight, bias))
         assert not any(p.requires_grad for p in layer.parameters())
+
+
+compiled = pytest.mark.skipif(load_kernels() is None, reason="no kernel can be compiled here")
+
+
+@compiled
+@PRECISIONS
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 8, 1), (5, 24, 63), (6, 40, 64), (7, 16, 65), (13, 700, 130), (40, 1030, 200), (400, 20, 70)],
+)
+def test_a_product_is_the_sum_of_products(dtype, near, rows, inputs, outputs):
+    x, weight, bias = (
+        torch.randn(rows, inputs, dtype=dtype),
+        torch.randn(outputs, inputs, dtype=dtype),
+        torch.randn(outputs, dtype=dtype),
+    )
+    terms = x.double()[:, None] * weight.double()
+    wanted, size = terms.sum(-1), terms.abs().sum(-1)
+    close(NativeLinear(weight, None)(x), wanted, near, size)
+    close(NativeLinear(weight, bias)(x), wanted + bias.double(), near, size)
+    several = NativeLinear(weight, bias)(x.expand(2, 3, -1, -1))
+    assert several.shape == (2, 3, rows, outputs)
+    close(several[1, 2], wanted + bias.double(), near, size)
+
+
+@compiled
+@PRECISIONS
+def test_a_part_of_a_product_is_that_of_its_rows(dtype, near):
+    x, weight, bias = (
+        torch.randn(3, 10, dtype=dtype),
+        torch.randn(3 * PANEL + 5, 10, dtype=dtype),
+        torch.randn(3 * PANEL + 5, dtype=dtype),
+    )
+    layer, wanted = NativeLinear(weight, bias), x.double() @ weight.double().T + bias.double()
+    for first, end in ((0, PANEL), (PANEL, 2 * PANEL), (PANEL, 3 * PANEL + 5), (2 * PANEL, 3 * PANEL + 1)):
+        close(layer.forward_slice(x, first, end), wanted[:, first:end], near)
+
+
+@compiled
+def test_bf16_results_are_rounded_to_the_nearest_as_torch_does():
+    x = torch.randn(3, 2, dtype=torch.bfloat16)
+    pairs = torch.cat(
+        [
+            torch.randn(200, 2) * 2.0 ** torch.randint(-8, 8, (200, 1)),
+            torch.tensor([[1, 2**-8], [1, 3 * 2**-8], [-1, -(2**-8)]]),
+        ]
+    )
+    weight = pairs.bfloat16()
+    exact = x.float()[:, None] * weight.float()
+    wanted = (exact[..., 0] + exact[..., 1]).bfloat16()
+    found = NativeLinear(weight, None)(x)
+    assert (found == wanted).float().mean() > 0.99  # the sum itself may be off by a rounding of fp32
+    ones = torch.ones(1, 2, dtype=torch.bfloat16)
+    assert torch.equal(NativeLinear(weight, None)(ones)[0], weight.float().sum(1).bfloat16())
+
+
+@compiled
+def test_numbers_that_are_not_finite_stay_so():
+    weight = torch.eye(4)
+    x = torch.tensor([[torch.nan, 1, torch.inf, 2]])
+    assert NativeLinear(weight, None)(x).isnan().all()  # 0 times infinity too, as in any product
+    half = NativeLinear(torch.eye(2).bfloat16(), None)(torch.tensor([[torch.nan, 1]]).bfloat16())
+    assert half.isnan().all()

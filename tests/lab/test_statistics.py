@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from polyhead.lab import prenorm
 from polyhead.lab.statistics import (
     mean_interval,
     t_quantile,
@@ -19,7 +20,8 @@ NAN = math.nan
 
 
 def test_the_interval_is_students():
-    # Student (1908), table of additional hours of sleep (drug 2 less drug 1): mean 1.58, 95 % interval 0.70 to 2.46
+    # Student (1908), table of additional hours of sleep (drug 2 less drug 1): mean 1.58, 95 % interval 0.70
+    # to 2.46
     hours = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
     found = mean_interval(hours)
     assert found.mean == pytest.approx(1.58)
@@ -92,4 +94,11 @@ def test_verdicts_combine():
 def test_intervals_are_said_for_people():
     assert mean_interval([1.0, 1.5, 2.0]).to_text() == "1.5 ± 1.2"
     assert mean_interval([1.0]).to_text() == "1"
-    assert mean_interval([NAN, 1.0]).to_text() == "no number"
+    assert mean_interval([NAN, 1.0]).to_text() == "none"
+
+
+def test_alike_asks_both_ways():
+    assert prenorm.verdict_same([1.0, 1.01, 1.02], [1.0, 1.02, 1.01], 0.1) is True
+    assert prenorm.verdict_same([1.0, 1.01, 1.02], [1.5, 1.51, 1.52], 0.1) is False
+    assert prenorm.verdict_same([1.5, 1.51, 1.52], [1.0, 1.01, 1.02], 0.1) is False
+    assert prenorm.verdict_same([1.0, 1.5, 0.5], [1.0, 1.01, 1.02], 0.1) is None

@@ -14,6 +14,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POSITION, Registry
 from polyhead.models import Seq2Seq, build
+from polyhead.nn.validate_model import check_model
 
 NEEDS: dict[str, dict[str, Any]] = {}
 """Options that a part cannot do without: its name -> an example of them."""
@@ -51,7 +52,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "shaw": [{"clip": 2}, {"clip": 3, "values": False}],
     "lstm": [{"attention": False}, {"bidirectional": False, "units": 10}],
     "gru": [{"attention": False, "units": 24}],
-    "conv": [{"kernel": 5}],
+    "gated_conv": [{"kernel": 5}],
 }
 """Options that change what a part does and are worth the laws of their own."""
 
@@ -61,7 +62,7 @@ HYBRIDS: list[list[dict[str, Any]]] = [
     [
         {"attention": {"name": "softmax", "window": 2}},
         {"attention": {"name": "linear"}},
-        {"block": {"name": "conv"}},
+        {"block": {"name": "gated_conv"}},
     ],
 ]
 """Layers in turn that keep keys and values, and such that keep a state."""
@@ -83,9 +84,9 @@ def cases() -> dict[str, dict[str, Any]]:
     """What differs from the base model, by a readable name.
 
     Attentions, positions and head counts meet each other in full, for they act on the same numbers; norms and
-    feed-forward layers, which see one token at a time, take turns. Variants meet the other parts once, those of
-    blocks only themselves. Designs that are refused when the config is read are left out; test_refused.py has
-    them by name.
+    feed-forward layers, which see one token at a time, take turns. Variants meet the other parts once, those
+    of blocks only themselves. Designs that are refused when the config is read are left out; test_refused.py
+    has them by name.
     """
     core = [
         {"attention": a, "position": p, "n_kv_heads": HEADS[heads]}
@@ -123,7 +124,7 @@ def cases() -> dict[str, dict[str, Any]]:
         for a, c in zip(choices(ATTENTION), reversed(choices(ATTENTION)), strict=True)
     ]
     found += [
-        {"pattern": turns, "n_layers": 4, "n_kv_heads": heads, "position": {"name": position}}
+        {"layer_pattern": turns, "n_layers": 4, "n_kv_heads": heads, "position": {"name": position}}
         for turns, heads, position in zip(
             HYBRIDS, HEADS.values(), ("rope", "none", "sinusoidal"), strict=True
         )
@@ -141,7 +142,7 @@ def first(case: dict[str, Any]) -> dict[str, Any]:
 
 def possible(case: dict[str, Any]) -> bool:
     try:
-        ModelConfig(vocab_size=VOCAB, **{**SIZES, **case})
+        check_model(ModelConfig(vocab_size=VOCAB, **{**SIZES, **case}))
     except UserError:
         return False
     return True

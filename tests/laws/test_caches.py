@@ -1,6 +1,7 @@
 """What holds for every cache of keys and values, with every decoder, head count and position.
 
-Caches that lose nothing, and lossy ones with room for everything, give what there is without a cache; and whatever a cache
+Caches that lose nothing, and lossy ones with room for everything, give what there is without a cache; and
+whatever a cache
 keeps of a row, it keeps it in any company: rows that are copied, moved and dropped go their own ways.
 """
 
@@ -66,7 +67,7 @@ MIXED = {
         "n_kv_heads": 2,
         "kind": kind,
         "n_layers": 4,
-        "pattern": turns,
+        "layer_pattern": turns,
     }
     for turns in HYBRIDS
     for kind in ("decoder", "encoder-decoder")
@@ -92,7 +93,7 @@ BIASES = ("alibi", "t5", "shaw", "disentangled")
 
 def fits(cache: str, design: str) -> bool:
     own = DESIGNS[design]
-    windows = any("window" in turn.get("attention", ()) for turn in own.get("pattern", ()))
+    windows = any("window" in turn.get("attention", ()) for turn in own.get("layer_pattern", ()))
     return cache != "subgen" or not (windows or own["position"]["name"] in BIASES)
 
 
@@ -106,7 +107,9 @@ def ragged(rows: list[list[int]], first: list[int]) -> tuple[Tensor, Tensor]:
 
 
 class Row:
-    """One sequence: how it was fed, its source, and a cache of its own where one is wanted beside the common one."""
+    """One sequence: how it was fed, its source, and a cache of its own where one is wanted beside the common
+    one.
+    """
 
     def __init__(self, source: list[int]) -> None:
         self.source, self.steps = source, list[list[int]]()
@@ -288,12 +291,15 @@ def test_copied_moved_and_dropped_rows_give_what_they_give_alone(
 
 @pytest.mark.acceptance("C6")
 @pytest.mark.parametrize("widths", [[1], [3, 1], [11, 2, 1]], ids=str)
-@pytest.mark.parametrize("design", [name for name, own in DESIGNS.items() if {} in own.get("pattern", [{}])])
+@pytest.mark.parametrize(
+    "design", [name for name, own in DESIGNS.items() if {} in own.get("layer_pattern", [{}])]
+)
 @torch.no_grad()
 def test_a_window_gives_what_attention_with_that_window_gives_without_a_cache(
     design: str, widths: list[int]
 ) -> None:
-    """28 tokens, four times a window of 7 with its sink, however they are cut; of any attention, and of that with the
+    """28 tokens, four times a window of 7 with its sink, however they are cut; of any attention, and of that
+    with the
     window itself."""
     narrow = made(design, (("sink", 2), ("window", 5)))
     rows = torch.randint(3, VOCAB, (2, 28), generator=torch.Generator().manual_seed(7)).tolist()
@@ -359,10 +365,13 @@ def test_a_cache_that_rewinds_forgets_what_is_written_over(cache: str) -> None:
 @pytest.mark.parametrize("cache", CACHES)
 @torch.no_grad()
 def test_memory_is_told_truthfully(cache: str, design: str) -> None:
-    """What is held is all of it, a peak does not sink, used is what rows need, and more tokens need no less."""
+    """What is held is all of it, a peak does not sink, used is what rows need, and more
+    tokens need no less.
+    """
     model = made(design)
     fed = Fed(model, Choice(cache, **TIGHT.get(cache, ROOM.get(cache, {}))), [[5, 6], [7], [8]])
-    # no token twice in a row: keys that are alike up to rounding would be one cluster on this machine and two on that
+    # no token twice in a row: keys that are alike up to rounding would be one cluster on this machine and two
+    # on that
     at, before, fresh = [0, 1, 2], 0, [iter(range(3, VOCAB)) for _ in range(3)]
     assert fed.cache.memory_usage().used_bytes <= fed.cache.memory_usage().reserved_bytes == fed.cache.nbytes
     for lengths in ([6, 2, 3], [1, 1, 1], [1, 1, 1], [4, 4, 4], [1, 1, 1]):
@@ -382,7 +391,7 @@ def test_memory_is_told_truthfully(cache: str, design: str) -> None:
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_model_of_states_and_a_text_too_long_are_refused(cache: str) -> None:
     stateful = build(ModelConfig(vocab_size=VOCAB, kind="decoder", attention="linear", **SIZES), seed=1)
-    with pytest.raises(UserError, match=f"cache '{cache}' keeps .*keeps a state"):
+    with pytest.raises(UserError, match=f"cache '{cache}' stores .*has a recurrent state"):
         make_cache(Choice(cache), stateful.cache_shape, 1, 9)
     shape = made(next(iter(DESIGNS))).cache_shape._replace(needs_distances=False)
     small = make_cache(Choice(cache, **ROOM.get(cache, {})), shape, 1, 4)

@@ -58,7 +58,7 @@ def stepwise(model, pairs, choice, widths):
 @pytest.mark.parametrize("cache", CACHES)
 def test_stepping_with_a_cache_equals_the_whole(model, pairs, cache, widths):
     if bool(model.cache_shape.kv_layers) == (cache in STATES):
-        with pytest.raises(UserError, match=f"cache {cache!r} keeps .*: use cache"):
+        with pytest.raises(UserError, match=f"cache {cache!r} stores .*: use cache"):
             make_cache(CACHES[cache], model.cache_shape, 3, 9)
         return
     seen = pairs.target_pos >= 0
@@ -76,7 +76,7 @@ def test_beams_of_a_sentence_share_its_memory(model, pairs):
     full = model(twice[0], target, twice[1], pos)
     beams = pairs._replace(target=target, target_pos=pos)
     steps = stepwise(model, beams, None, [1, 2])
-    close(steps[pos >= 0], full[pos >= 0])
+    close(steps[pos >= 0], full[pos >= 0], atol=2e-5)  # feature maps that square double relative errors
 
 
 def test_teacher_forcing_equals_one_token_at_a_time_over_the_whole_prefix(model, pairs):
@@ -128,7 +128,7 @@ def test_rows_do_not_interact(model, pairs):
     other.source[1], other.source_pos[1] = 9, torch.arange(7)
     other.target[1], other.target_pos[1] = 8, torch.arange(9)
     after = model(*other)
-    if model.config.feed_forward.name == "experts":  # rows share products, so that their shapes differ
+    if model.config.feed_forward.name == "moe":  # rows share products, so that their shapes differ
         close(after[[0, 2]], before[[0, 2]])
     else:
         assert torch.equal(before[[0, 2]], after[[0, 2]])

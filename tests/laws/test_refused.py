@@ -1,4 +1,6 @@
-"""Designs that make no sense are refused when the config is read, each in one sentence that says what to do instead."""
+"""Designs that make no sense are refused when the config is read, each in one sentence that says what to do
+instead.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,18 @@ import pytest
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
+from polyhead.nn.validate_model import check_model
 
 SIZES = {"vocab_size": 19, "d_model": 16, "n_heads": 4, "n_layers": 1, "d_ff": 20, "max_len": 16}
 BIASES = ("alibi", "t5", "shaw", "disentangled")
 TURNED = (
-    "feature_map 'square' makes 10 features of a head's 4, and a position that turns heads (rope) turns only those: "
-    "take feature_map elu, or position sinusoidal"
+    "feature_map 'square' maps the 4 features of a head to 10, and a rotary position (rope) requires "
+    "equally many: use feature_map elu, or position sinusoidal"
 )
 SCORES = {
-    attention: f"attention '{attention}' makes no scores that a bias of the position (alibi, t5, shaw, disentangled) could be "
-    "added to: take position rope, sinusoidal, learned or none, or attention softmax"
+    attention: f"attention '{attention}' has no scores to which a position bias (alibi, t5, shaw, "
+    "disentangled) could be added: use position rope, sinusoidal, learned or none, or attention "
+    "softmax"
     for attention in ("linear", "kernel")
 }
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -39,65 +43,67 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"attention": {"name": "linear", "chunk": 0}},
-        "chunk of attention 'linear' is 0, wanted at least 1 token",
+        "chunk of attention 'linear' is 0, expected at least 1 token",
     ),
     (
         {"attention": {"name": "linear", "eps": 0}},
-        "eps keeps a denominator from 0, so it is above 0, not 0.0",
+        "eps must be above 0, to keep a denominator from 0, not 0.0",
     ),
     (
         {"cross_attention": {"name": "linear", "tie": "qk"}, "n_kv_heads": 2},
-        "tie=qk wants as many key heads as query heads: n_kv_heads=4",
+        "tie=qk requires as many key heads as query heads: n_kv_heads=4",
     ),
     (
         {"attention": {"name": "linear", "tie": "kv"}, "v_head_dim": 3},
-        "tie=kv wants values as wide as keys: v_head_dim=4",
+        "tie=kv requires values as wide as keys: v_head_dim=4",
     ),
     (
         {"attention": {"name": "softmax", "sink": 1}},
-        "sink is 1; it counts tokens seen from beyond a window, so give a window too",
+        "sink is 1; it is the number of tokens seen beyond a window, so it requires a window",
     ),
     (
         {"kind": "encoder-decoder", "d_embedding": 8},
-        "d_embedding gives embeddings a width of their own, which an encoder or a decoder may have; "
-        "this is kind='encoder-decoder': leave it out",
+        "d_embedding is supported for an encoder or a decoder; this is kind='encoder-decoder': remove it",
     ),
     (
-        {"share_layers": True, "pattern": [{}, {"position": "rope"}]},
-        "share_layers gives all layers the weights of the first, and pattern makes layers of several kinds: leave one out",
+        {"share_layers": True, "layer_pattern": [{}, {"position": "rope"}]},
+        "share_layers and layer_pattern cannot be combined: with share_layers all layers have the "
+        "weights of the first",
     ),
     (
         {"share_layers": True, "embedding_norm": "first", "norm_first": True},
-        "embedding_norm=first takes a norm from the first layer, and share_layers gives all layers the weights of the first: "
-        "give embedding_norm true or false",
+        "embedding_norm=first and share_layers cannot be combined: set embedding_norm to true or false",
     ),
     (
-        {"kind": "decoder", "head_activation": "relu"},
-        "head_activation is of the map below an encoder's scores of the vocabulary; this is kind='decoder': leave it out",
+        {"kind": "decoder", "head_transform_activation": "relu"},
+        "head_transform_activation belongs to the transform before an encoder's vocabulary logits; "
+        "this is kind='decoder': remove it",
     ),
     (
-        {"kind": "encoder", "head_activation": "none", "d_embedding": 8},
-        "head_activation=none leaves out the map below an encoder's scores, which generator and d_embedding need: give an activation",
+        {"kind": "encoder", "head_transform_activation": "none", "d_embedding": 8},
+        "head_transform_activation=none leaves out the map below an encoder's scores, which "
+        "generator_layers and d_embedding need: give an activation",
     ),
     (
         {"kind": "encoder", "labels": ("a", "b"), "pooling": {"name": "mean", "map_first": True}},
-        "map_first of pooling wants the map that it has with an activation alone",
+        "map_first of pooling requires an activation",
     ),
     (
         {"attention": {"name": "softmax", "qk_eps": 1e-3}},
-        "qk_eps is 0.001, and nothing norms queries and keys: give qk_norm too",
+        "qk_eps is 0.001, but queries and keys are not normalized: set qk_norm",
     ),
     (
-        {"kind": "decoder", "map_bias": False},
-        "map_bias is of the maps between an encoder's layers and its scores; this is kind='decoder': leave it out",
+        {"kind": "decoder", "head_transform_bias": False},
+        "head_transform_bias belongs to the linear maps between an encoder's layers and its "
+        "logits; this is kind='decoder': remove it",
     ),
     (
         {"sandwich_norm": True},
-        "sandwich_norm adds a norm to those of norm_first: give norm_first=true as well",
+        "sandwich_norm requires norm_first=true",
     ),
     (
         {"position": "rope", "head_dim": 3},
-        "head_dim must be even for rope, which turns pairs of features; here it is 3 (d_model 16, n_heads 4); "
+        "head_dim must be even for rope, which rotates pairs of features, got 3 (d_model 16, n_heads 4); "
         "the nearest head_dim is 2 or 4",
     ),
     *(
@@ -126,7 +132,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given", "message"), REFUSED, ids=lambda x: str(x) if isinstance(x, dict) else "")
 def test_it_is_refused_in_one_line_that_says_what_to_do(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        ModelConfig(**{**SIZES, **given})
+        check_model(ModelConfig(**{**SIZES, **given}))
     (line,) = str(caught.value).splitlines()
     assert line.removeprefix(f"{next(iter(given))}: ") == message
 
@@ -143,4 +149,4 @@ def test_it_is_refused_in_one_line_that_says_what_to_do(given: dict[str, Any], m
 )
 def test_what_stands_beside_it_in_the_table_is_built(given: dict[str, Any]) -> None:
     """Attention to the source has no positions of its own, so what it is does not clash with them."""
-    ModelConfig(**{**SIZES, **given})
+    check_model(ModelConfig(**{**SIZES, **given}))

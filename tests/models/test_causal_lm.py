@@ -22,7 +22,8 @@ def test_narrow_embeddings_are_mapped_before_positions_and_back_before_the_score
     """As in the OPT of 350 M parameters (Zhang et al., 2022): neither map has a bias."""
     config = ModelConfig.model_validate(
         {
-            "kind": "decoder", "vocab_size": 13, "d_model": 8, "d_embedding": width, "n_heads": 2, "n_layers": 2,
+            "kind": "decoder", "vocab_size": 13, "d_model": 8, "d_embedding": width, "n_heads": 2,
+            "n_layers": 2,
             "max_len": 16, "position": position, "embedding_norm": True, "tie_embeddings": tying,
         }
     )  # fmt: skip

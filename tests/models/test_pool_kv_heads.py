@@ -136,23 +136,24 @@ def test_groups_can_be_pooled_again(design):
 @pytest.mark.parametrize(
     ("design", "n", "message"),
     [
-        ({}, 4, r"n_kv_heads \(4\) must be fewer than the 6 there are, and divide them: one of 1, 2, 3"),
+        ({}, 4, r"n_kv_heads \(4\) must be less than 6 and divide it: one of 1, 2, 3"),
         ({}, 6, "one of 1, 2, 3"),
         ({}, 12, "one of 1, 2, 3"),
         ({}, 0, "one of 1, 2, 3"),
-        ({"n_kv_heads": 1}, 1, "there is only one already"),
+        ({"n_kv_heads": 1}, 1, "there is only one"),
         (
             {"attention": {"name": "softmax", "tie": "qk"}},
             2,
-            "attention has tie=qk: queries and keys are one projection",
+            "attention has tie=qk: queries and keys share one projection",
         ),
         ({"decoder_attention": {"name": "softmax", "tie": "qkv"}}, 2, "decoder_attention has tie=qkv"),
         (
             {"attention": {"name": "softmax", "qk_norm": "all_heads"}},
             2,
-            r"attn\.k_norm\.weight depends on n_kv_heads and is no projection of keys or values: its heads have no mean",
+            r"attn\.k_norm\.weight depends on n_kv_heads but is not a key or value projection: its heads "
+            r"cannot be averaged",
         ),
-        ({"block": {"name": "lstm", "attention": False}}, 2, "no heads of keys and values to convert"),
+        ({"block": {"name": "lstm", "attention": False}}, 2, "no key/value heads to convert"),
     ],
     ids=str,
 )
@@ -173,5 +174,7 @@ def test_what_each_head_has_for_itself_is_no_part_of_a_smaller_model(tmp_path, m
         "        self.loud = nn.ParameterList(torch.ones(3) for _ in range(shape.n_kv_heads))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=r"attn\.loud\.2 depends on n_kv_heads and is no projection"):
+    with pytest.raises(
+        UserError, match=r"attn\.loud\.2 depends on n_kv_heads but is not a key or value projection"
+    ):
         pool_kv_heads(made(attention="own_heads:Loud"), 2)

@@ -83,5 +83,5 @@ def test_any_shape_keeps_its_shape(shape):
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, 1.5, float("nan")])
 def test_what_is_no_probability_is_refused(p):
-    with pytest.raises(UserError, match="dropout is a probability"):
+    with pytest.raises(UserError, match="dropout must be a probability"):
         Dropout(p)

@@ -36,7 +36,9 @@ def test_dropout_falls_on_the_sum_of_embedding_and_position_in_training_alone():
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_a_model_drops_where_the_paper_does(norm_first):
-    """On the sums of both embeddings and on the output of every sub-layer, at one rate; nowhere else unless asked."""
+    """On the sums of both embeddings and on the output of every sub-layer, at one rate; nowhere else unless
+    asked.
+    """
     model = build(
         ModelConfig(vocab_size=9, d_model=8, n_heads=2, n_layers=2, dropout=0.3, norm_first=norm_first),
         seed=1,

@@ -60,7 +60,7 @@ def test_normal_has_one_spread_everywhere_but_on_the_way_into_the_stream(tying):
     ("changes", "depths"),
     [
         ({"n_layers": 8, "n_decoder_layers": 2}, {"encoder.": 8, "decoder.": 2}),
-        ({"kind": "encoder", "n_layers": 8, "generator": 2}, {"encoder.": 8, "generator.": 2}),
+        ({"kind": "encoder", "n_layers": 8, "generator_layers": 2}, {"encoder.": 8, "generator.": 2}),
         ({"kind": "decoder", "n_layers": 4, "share_layers": True}, {"stack.": 4}),
     ],
     ids=["decoder", "generator", "shared"],

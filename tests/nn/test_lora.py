@@ -1,4 +1,6 @@
-"""Low-rank adapters: their equation, their gradients, and that merged they are plain weights that give the same."""
+"""Low-rank adapters: their equation, their gradients, and that merged they are plain weights that give the
+same.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ def test_a_frozen_head_gets_no_gradient_and_what_it_reads_gets_the_same():
 
 
 def test_smoothing_gives_the_label_what_is_left():
-    """1 - e + e/V for the label, e/V for the others (Szegedy et al., 2016, sec. 7), written out in float64."""
+    """1 - e + e/V for the label, e/V for the others (Szegedy et al., 2016, sec. 7),
+    written out in float64.
+    """
     features, weight, labels = drawn(rows=(1, 2), ignored=0)
     log_p = (features.double() @ weight.double().T).log_softmax(-1)[0]
     wanted = 0.0

@@ -55,7 +55,7 @@ def test_rmsnorm_without_a_weight_learns_nothing():
     g = torch.randn(3, 4)
     torch.testing.assert_close(torch.autograd.grad(norm(x), x, g), torch.autograd.grad(wanted, x, g))
     assert not list(norm.parameters()) and not norm.state_dict()
-    with pytest.raises(UserError, match="zero_centered of rmsnorm is of a weight that learns"):
+    with pytest.raises(UserError, match="zero_centered of rmsnorm requires a weight"):
         RMSNorm(4, weight=False, zero_centered=True)
 
 
@@ -206,7 +206,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_the_running_statistics():
 
 @pytest.mark.parametrize("momentum", [0.0, -0.1, 1.5])
 def test_a_momentum_that_is_no_weight_is_refused(momentum):
-    with pytest.raises(UserError, match=f"momentum of batchnorm is the weight .* not {momentum}"):
+    with pytest.raises(UserError, match=f"momentum of batchnorm must be .* not {momentum}"):
         BatchNorm(3, momentum=momentum)
 
 

@@ -1,4 +1,6 @@
-"""Runs opened together: what they say is the mean of what each says by itself, in every verb; what does not fit is refused."""
+"""Runs opened together: what they say is the mean of what each says by itself, in every verb; what does not
+fit is refused.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ SIZES: list[dict[str, Any]] = [
 KINDS: dict[str, list[dict[str, Any]]] = {
     "encoder-decoder": [{}, {}],
     "decoder": [{"kind": "decoder"}] * 2,
-    "classifier": [{"kind": "encoder", "labels": ("bad", "good", "odd")}, {"kind": "encoder", "labels": ("odd", "bad", "good")}],
+    "classifier": [{"kind": "encoder", "labels": ("bad", "good", "odd")}, {"kind": "encoder",
+        "labels": ("odd", "bad", "good")}],
     "encoder": [{"kind": "encoder"}] * 2,
 }  # fmt: skip
 
@@ -84,13 +87,13 @@ def test_classes(pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.Ca
         "text\tlabel\n" + "".join(f"{one}\t{label}\n" for one, label in zip(TEXTS, given, strict=True))
     )
     first, second = map(str, pairs["classifier"])
-    assert main(["eval", first, str(file), "--with", second]) == 0
+    assert main(["eval", first, str(file), "--ensemble", second]) == 0
     said = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
     chosen = np.log((a + b) / 2)[range(len(given)), [labels.index(one) for one in given]]
     assert said["loss"] == pytest.approx(-chosen.mean(), abs=1e-3)
     right = np.mean([one.label == label for one, label in zip(both, given, strict=True)])
     assert said["accuracy"] == pytest.approx(right, abs=1e-3)
-    assert main(["classify", first, "a dog barks .", "--all", "--with", second]) == 0
+    assert main(["classify", first, "a dog barks .", "--all", "--ensemble", second]) == 0
     row = dict(zip(*[iter(capsys.readouterr().out.strip().split("\t"))] * 2, strict=True))
     assert {label: float(p) for label, p in row.items()} == pytest.approx(
         dict(zip(labels, (a + b)[1] / 2, strict=True)), abs=1e-4
@@ -110,7 +113,7 @@ def test_hidden_words(pairs: dict[str, list[Path]], capsys: pytest.CaptureFixtur
     for fill in found:
         assert fill.probability == pytest.approx((a[fill.token] + b[fill.token]) / 2, rel=1e-4)
     first, second = map(str, pairs["encoder"])
-    assert main(["fill-mask", first, text, "--top", "1", "--with", second]) == 0
+    assert main(["fill-mask", first, text, "--top", "1", "--ensemble", second]) == 0
     assert capsys.readouterr().out.startswith(f"{found[0].probability:.4f}\t{found[0].token}\t")
 
 
@@ -148,11 +151,13 @@ def test_translations_and_their_likelihood(
     file = tmp_path / "in.txt"
     file.write_text("".join(f"{one}\n" for one in SOURCES))
     first, second = map(str, pairs["encoder-decoder"])
-    assert main(["translate", first, str(file), "--with", second]) == 0
+    assert main(["translate", first, str(file), "--ensemble", second]) == 0
     assert capsys.readouterr().out.splitlines() == texts
-    assert main(["translate", first, str(file), "--with", first]) == 0  # two of the same say what one says
+    assert (
+        main(["translate", first, str(file), "--ensemble", first]) == 0
+    )  # two of the same say what one says
     assert capsys.readouterr().out.splitlines() == runs[0].translate(SOURCES) != texts
-    assert main(["eval", first, str(file), str(file), "--with", second]) == 0
+    assert main(["eval", first, str(file), str(file), "--ensemble", second]) == 0
     assert re.search(
         r"^perplexity +" + f"{both.perplexity(SOURCES, SOURCES):.3f}", capsys.readouterr().out, re.M
     )
@@ -184,15 +189,15 @@ def test_language_models(
         if tokens[-1] == t.eos_id:
             break
     assert greedy == [t.decode([tokens])[0].removeprefix("a dog")]
-    assert both.generate(["a dog"], temperature=0.0, speculate={"name": "lookup"}) == greedy
+    assert both.generate(["a dog"], temperature=0.0, speculative={"name": "lookup"}) == greedy
     assert both.generate(["a dog"] * 2, n=2, seed=3) == both.generate(["a dog"] * 2, n=2, seed=3)
     assert both.generate(["a dog"], n=3, beam_size=3) != runs[0].generate(["a dog"], n=3, beam_size=3)
     asked = both.engine().submit("a dog", temperature=0.0)  # pages, which each has for itself
     assert "".join(piece.text for piece in asked) == greedy[0]
     first, second = map(str, pairs["decoder"])
-    assert main(["generate", first, "a dog", "--temperature", "0", "--with", second]) == 0
+    assert main(["generate", first, "a dog", "--temperature", "0", "--ensemble", second]) == 0
     assert capsys.readouterr().out == f"a dog{greedy[0]}\n"
-    assert main(["score", first, "a dog barks .", "--with", second]) == 0
+    assert main(["score", first, "a dog barks .", "--ensemble", second]) == 0
     assert capsys.readouterr().out.split("\t")[0] == f"{both.score(TEXTS)[1].log_prob:.4f}"
 
 
@@ -223,7 +228,7 @@ def test_a_text_is_measured_in_rows_that_all_can_read(tmp_path: Path) -> None:
 
 def test_one_in_a_list_is_itself(pairs: dict[str, list[Path]]) -> None:
     assert repr(ph.load(pairs["decoder"][:1])) == repr(ph.load(pairs["decoder"][0]))
-    assert repr(ph.load(pairs["decoder"])).startswith("Run(2 together, decoder, ")
+    assert repr(ph.load(pairs["decoder"])).startswith("Run(2 runs, decoder, ")
 
 
 def test_what_does_not_fit_together_is_refused(
@@ -234,10 +239,10 @@ def test_what_does_not_fit_together_is_refused(
         UserError, match=rf"one kind; {decoder} is a language model, {translator} an encoder-decoder"
     ):
         ph.load([decoder, translator])
-    save(tmp_path / "bare", "encoder", 1, head=False)
-    with pytest.raises(UserError, match="runs that decide together are of one kind"):
+    save(tmp_path / "bare", "encoder", 1, lm_head=False)
+    with pytest.raises(UserError, match="runs of an ensemble must have one kind"):
         ph.load([pairs["encoder"][0], tmp_path / "bare"])
-    with pytest.raises(UserError, match="no run is given"):
+    with pytest.raises(UserError, match="no runs"):
         ph.load([])
     size = ph.load(decoder).config.vocab_size
     tokens = train_tokenizer([text[::-1] + " xyz qwv" for text in TEXTS] * 20, Choice("bpe"), size)
@@ -255,17 +260,19 @@ def test_what_does_not_fit_together_is_refused(
         UserError, match="run 1 is a language model, run 2 an encoder-decoder"
     ):  # opened before
         ensemble_runs([ph.load(decoder), ph.load(translator)])
-    assert main(["translate", str(translator), "--with", str(decoder)]) == 2
+    assert main(["translate", str(translator), "--ensemble", str(decoder)]) == 2
     assert f"{decoder} a language model" in capsys.readouterr().err
-    assert main(["generate", str(decoder), "a", "--with", str(tmp_path / "none")]) == 2
+    assert main(["generate", str(decoder), "a", "--ensemble", str(tmp_path / "none")]) == 2
     assert "no run directory" in capsys.readouterr().err
 
 
 def test_what_is_of_one_run_is_not_had_of_several(pairs: dict[str, list[Path]], tmp_path: Path) -> None:
     both = ph.load(pairs["encoder-decoder"])
     for ask in (lambda: both.cross_attention("ein hund"), lambda: both.save(tmp_path / "both")):
-        with pytest.raises(UserError, match=r"is of one run, and these are 2 together: open one"):
+        with pytest.raises(
+            UserError, match=r"is supported for a single run only, and this is an ensemble of 2: load one"
+        ):
             ask()
     assert not (tmp_path / "both").exists()
-    with pytest.raises(UserError, match="vectors are of one run"):
+    with pytest.raises(UserError, match="embeddings are supported for a single run only"):
         ph.load(pairs["classifier"]).embed(["a"])

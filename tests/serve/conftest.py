@@ -32,7 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "decoder": {"kind": "decoder"},
     "encoder-decoder": {"kind": "encoder-decoder"},
     "encoder": {"kind": "encoder"},
-    "classifier": {"kind": "encoder", "labels": ("bad", "good"), "pooling": Choice("mean"), "head": False},
+    "classifier": {"kind": "encoder", "labels": ("bad", "good"), "pooling": Choice("mean"), "lm_head": False},
 }
 
 
@@ -52,7 +52,9 @@ def make(kind: str, **changes: Any) -> Run:
 
 
 def named(tokenizer: Tokenizer, token: int) -> str:
-    """A token as log-probabilities name it, by the letters that GPT-2 writes bytes in (Radford et al., 2019)."""
+    """A token as log-probabilities name it, by the letters that GPT-2 writes bytes in (Radford et al.,
+    2019).
+    """
     letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
     name = tokenizer.ids_to_tokens([token])[0]
     if token in tokenizer.special_ids:

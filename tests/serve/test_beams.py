@@ -1,4 +1,6 @@
-"""Beams of the service: any end of a conversation, conversations that are not cut, and fewer outputs than are wished for."""
+"""Beams of the service: any end of a conversation, conversations that are not cut, and fewer outputs than
+are wished for.
+"""
 
 from __future__ import annotations
 
@@ -79,12 +81,12 @@ def test_a_part_that_is_a_word_is_a_mistake(maker: Any, serving: Any) -> None:
         ):
             found = live.ask(path, body)
             assert found.status_code == 400, found.text
-            assert "this model reads text alone" in found.json()["error"]["message"]
+            assert "this model supports text only" in found.json()["error"]["message"]
 
 
 def test_what_says_nothing_of_its_format_keeps_the_form_of_the_run(maker: Any, serving: Any) -> None:
     made = maker("decoder", max_len=200)
-    settings = GenerationConfig(chat=Choice("plain"), form=Choice("regex", pattern="dogs"))
+    settings = GenerationConfig(chat=Choice("plain"), grammar=Choice("regex", pattern="dogs"))
     with serving(Run(made.model, made.tokenizer, settings)) as live:
         for text in ({}, {"text": {"verbosity": "low"}}, {"text": None}):
             found = live.ask("/v1/responses", {"input": "d", **text}).json()

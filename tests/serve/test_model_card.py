@@ -1,4 +1,6 @@
-"""What the page begins with: how much text fits, counted from texts of the run, and examples that are the run's own or everyday ones."""
+"""What the page begins with: how much text fits, counted from texts of the run, and examples that are the
+run's own or everyday ones.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,10 @@ import json
 import pytest
 from tests.serve.conftest import make
 
-from polyhead import Choice
 from polyhead.config.recipe import Recipe
 from polyhead.serve.http.auth import ApiKeys
 from polyhead.serve.model_card import Card, first_sentence, round_down
-from polyhead.serve.sample_inputs import everyday_samples, is_unspaced
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.serve.sample_inputs import everyday_samples
 
 PAIRS = [
     ("a dog barks .", "ein hund bellt ."),
@@ -93,11 +93,14 @@ def test_texts_of_a_hub_are_not_fetched(translator, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "task", "content", "data", "wanted"),
     [
-        ("classifier", "classification", "text\tlabel\na dog barks .\tgood\n", {"text": ["text"]}, ["a dog barks ."]),
+        ("classifier", "classification", "text\tlabel\na dog barks .\tgood\n", {"text": ["text"]},
+            ["a dog barks ."]),
         (
-            "classifier", "classification", "a\tb\tlabel\na dog .\ttwo dogs .\tgood\n", {"text": ["a", "b"]}, [["a dog .", "two dogs ."]],
+            "classifier", "classification", "a\tb\tlabel\na dog .\ttwo dogs .\tgood\n", {"text": ["a", "b"]},
+                [["a dog .", "two dogs ."]],
         ),
-        ("decoder", "language-model", "a dog barks .\n\ntwo dogs bark .\n", {}, ["a dog barks .", "two dogs bark ."]),
+        ("decoder", "language-model", "a dog barks .\n\ntwo dogs bark .\n", {}, ["a dog barks .",
+            "two dogs bark ."]),
         ("encoder", "masked-lm", "a dog barks .\n", {}, ["a dog barks ."]),
     ],
 )  # fmt: skip
@@ -117,32 +120,6 @@ def test_a_conversation_begins_as_the_first_of_its_questions(tmp_path):
     run = make("decoder", max_len=100)
     run.recipe = recipe("chat", tmp_path, valid=["valid.jsonl"])
     assert Card.from_run(run, use_own_samples=True).examples == ["a dog ?"]
-
-
-def test_held_out_text_is_found_where_no_file_is_named(tmp_path):
-    (tmp_path / "all.txt").write_text("".join(f"dogs number {i} bark .\n" for i in range(100)))
-    run = make("decoder")
-    run.recipe = recipe("language-model", tmp_path, train=["all.txt"], valid_share=0.1)
-    assert Card.from_run(run, use_own_samples=True).examples[0] == "dogs number 91 bark ."
-
-
-def test_a_tokenizer_tells_the_language_that_it_writes_in_the_fewest_tokens():
-    german = train_tokenizer(
-        ["ich kaufe frisches brot in meinem garten .", "es regnet seit heute morgen ."] * 20,
-        Choice("bpe"),
-        400,
-    )
-    assert everyday_samples(german)[1] == ("Meine Schwester liest im Garten ein Buch.",)
-    letters = train_tokenizer(["The train leaves at half past nine. My sister is reading a book in the garden."
-                               " It has been raining since this morning. Where can I buy fresh bread?"], Choice("char"), 100)  # fmt: skip
-    assert everyday_samples(letters)[0] == ("The train leaves at half past nine.",)
-
-
-def test_sentences_of_a_language_are_found_by_codes_of_all_spellings():
-    tokenizer = make("encoder").tokenizer
-    chinese = everyday_samples(tokenizer, "zh")
-    assert chinese == everyday_samples(tokenizer, "zh_CN") == everyday_samples(tokenizer, "zh-Hans")
-    assert all(is_unspaced(text) for (text,) in chinese) and not is_unspaced("a dog 犬")
 
 
 @pytest.mark.parametrize(

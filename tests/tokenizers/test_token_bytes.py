@@ -19,7 +19,9 @@ def learned(kind, **options):
 
 
 def with_added(kind):
-    """Added tokens of either kind: special ones, and words of characters that stand for no byte, or for other bytes."""
+    """Added tokens of either kind: special ones, and words of characters that stand for no byte, or for
+    other bytes.
+    """
     inner = tokenizers.Tokenizer.from_str(learned(kind).tokenizer_json)
     inner.add_tokens(["你们好", "Ġé", "two words", "dog\x00"])
     inner.add_special_tokens([AddedToken("<tool>", special=True)])
@@ -36,7 +38,9 @@ def test_it_is_what_the_tokenizer_decodes_whatever_the_ids(make, kind):
         assert tokenizer.token_bytes.decode(ids) == tokenizer.decode([ids])[0]
 
 
-@pytest.mark.parametrize("raw", ["你好🙂".encode(), b"\xe4\xbd", b"\xf0\x9f\x99", b"\xff\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"])  # fmt: skip
+@pytest.mark.parametrize("raw", ["你好🙂".encode(), b"\xe4\xbd", b"\xf0\x9f\x99", b"\xff\xc3",
+    b"\xed\xa0\x80",
+    b"\xf4\x90\x80\x80"])  # fmt: skip
 def test_halves_of_characters_are_marked_as_the_tokenizer_marks_them(raw):
     tokenizer = learned("byte")
     ids = [next(i for i, said in tokenizer.token_bytes.items() if said == bytes([b])) for b in raw]

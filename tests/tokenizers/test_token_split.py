@@ -114,11 +114,13 @@ def test_a_byte_by_name_is_no_text() -> None:
     inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     tokenizer = Tokenizer(inner)
     assert tokenizer.decode([[5], [6, 7]]) == ["A", "<0x41>"]
-    with pytest.raises(UserError, match="no token of this vocabulary is two others"):
+    with pytest.raises(UserError, match="no token of this vocabulary consists of two others"):
         TokenSplitter(tokenizer, 1.0)
 
 
 @pytest.mark.parametrize("kind", ["byte", "char"])
 def test_a_vocabulary_of_single_signs_is_refused(kind: str) -> None:
-    with pytest.raises(UserError, match="no token of this vocabulary is two others; leave token_split out"):
+    with pytest.raises(
+        UserError, match="no token of this vocabulary consists of two others; remove token_split"
+    ):
         TokenSplitter(trained(kind), 0.1)

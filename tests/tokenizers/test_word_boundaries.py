@@ -1,4 +1,6 @@
-"""Where words begin, for every kind of tokenizer, beside a rule that looks at the characters of the text alone."""
+"""Where words begin, for every kind of tokenizer, beside a rule that looks at the characters of the text
+alone.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def heads(text: str) -> list[bool]:
         return unicodedata.category(c)[0] in "PS" or "\u4e00" <= c <= "\u9fff"
 
     return [
-        i == 0 or c.isspace() or alone(c) or alone(text[i - 1]) or text[i - 1] == "\n" for i, c in enumerate(text)
+        i == 0 or c.isspace() or alone(c) or alone(text[i - 1]) or text[i - 1] == "\n" for i,
+            c in enumerate(text)
     ]  # fmt: skip
 
 
@@ -72,7 +75,7 @@ def test_a_piece_of_several_marks_is_one(trained: Trained) -> None:
 def test_bytes_of_wide_characters_stay_together(trained: Trained) -> None:
     t = trained("byte")
     (ids,) = t.encode(["né 你好x"])
-    #                n  é........  blank 你.................  好.................  x goes on: its neighbour is one byte of many
+    # n  é........  blank 你.................  好.................  x follows one byte of many
     wanted = [True, False, False, True, True, False, False, True, False, False, False]
     assert find_word_boundaries(t).find_word_starts(np.array(ids)).tolist() == wanted
 

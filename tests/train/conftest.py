@@ -45,7 +45,9 @@ class Notes:
 
 
 class Toy:
-    """Least squares on 14 numbered rows, in batches of 2 to 4; keeps a ledger of the rows it was asked for."""
+    """Least squares on 14 numbered rows, in batches of 2 to 4; keeps a ledger of the
+    rows it was asked for.
+    """
 
     N_BATCHES = 5
     labels = ()
@@ -131,7 +133,8 @@ def write_corpus(directory: Path, n: int = 40, n_valid: int = 6) -> None:
 def small_recipe(directory: Path, out: str | Path = "run", **train: Any) -> Recipe:
     """Two layers, two heads, dropout; everything may be changed by train's keys or by whole sections."""
     settings: dict[str, Any] = {
-        "steps": 40, "max_tokens": 48, "accumulate": 2, "lr": 5e-3, "precision": "fp32", "ema": 0.9, "seed": 7,
+        "steps": 40, "max_tokens": 48, "accumulate": 2, "lr": 5e-3, "precision": "fp32", "ema": 0.9,
+        "seed": 7,
         "schedule": {"name": "inverse_sqrt", "warmup": 8}, "log_every": 3, "eval_every": 7, "save_every": 7,
     }  # fmt: skip
     model = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "dropout": 0.1, "max_len": 32}
@@ -139,11 +142,12 @@ def small_recipe(directory: Path, out: str | Path = "run", **train: Any) -> Reci
         {
             "data": {
                 "root": directory, "train": ["train.de", "train.en"], "valid": ["valid.de", "valid.en"],
-                "source_lang": "de", "target_lang": "en", "cache": directory / "cache",
+                "source_lang": "de", "target_lang": "en", "cache_dir": directory / "cache",
             },
             "tokenizer": {"vocab_size": 280} | train.pop("tokenizer", {}),
             "model": model | train.pop("model", {}),
-            "generation": {"beam_size": 1, "max_length_ratio": 1.0, "max_length_extra": 0} | train.pop("generation", {}),
+            "generation": {"beam_size": 1, "max_length_ratio": 1.0,
+                "max_length_extra": 0} | train.pop("generation", {}),
             "train": settings | train,
             "out": directory / out,
         }

@@ -1,6 +1,7 @@
 """Processes that train together, forked from one without threads; each tells how it ended.
 
-A fork of the test's own process would be without its threads, but with the locks that they hold at that moment.
+A fork of the test's own process would be without its threads, but with the locks that they hold at that
+moment.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from polyhead.core.errors import UserError
 from polyhead.train.distributed.launch import LISTENING_ENV, RANK_LOST
 from polyhead.train.distributed.process_group import ProcessGroup
-from polyhead.train.distributed.torch_process_group import PeerLost, init_process_group
+from polyhead.train.distributed.torch_process_group import PeerLostError, init_process_group
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 100.0  # seconds after which a test has failed
@@ -41,7 +42,9 @@ class End(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What is to be run in so many processes; it is pickled, functions of tests and all that they know with it."""
+    """What is to be run in so many processes; it is pickled, functions of tests and all that they know with
+    it.
+    """
 
     world: int
     work: Callable[[ProcessGroup], Any]
@@ -73,7 +76,9 @@ def together(
 
 @cache
 def _stem() -> Connection:
-    """The process that the others are forked from, which has imported torch for all of them; it ends with this one."""
+    """The process that the others are forked from, which has imported torch for all of them; it ends with
+    this one.
+    """
     ours, theirs = Pipe()
     code = f"from tests.train.several import serve; serve({theirs.fileno()})"
     subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, pass_fds=[theirs.fileno()])
@@ -132,7 +137,8 @@ def _child(rank: int, wish: Wish, listener: socket.socket, place: Path) -> None:
     faulthandler.dump_traceback_later(LIMIT - SEEN, file=trace)
     here = wish.world // wish.machines
     told = {"RANK": rank, "WORLD_SIZE": wish.world, "LOCAL_RANK": rank % here, "LOCAL_WORLD_SIZE": here,
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1], LISTENING_ENV: listener.fileno(),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1],
+                LISTENING_ENV: listener.fileno(),
             "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     os.environ.update({name: str(value) for name, value in told.items()})
     torch.set_num_threads(1)
@@ -143,7 +149,7 @@ def _child(rank: int, wish: Wish, listener: socket.socket, place: Path) -> None:
         with init_process_group(wish.timeout) as ranks:
             said = wish.work(ranks)
         code = 0
-    except PeerLost as error:
+    except PeerLostError as error:
         code, said = RANK_LOST, str(error)
     except UserError as error:
         code, said = 2, str(error)

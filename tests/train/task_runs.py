@@ -16,7 +16,7 @@ TASKS = (
     "chat",
     "classification",
     "masked-lm",
-    "replaced-tokens",
+    "replaced-token-detection",
     "denoising",
 )
 COLOURS = {"red": "warm", "orange": "warm", "blue": "cold", "green": "cold"}
@@ -43,17 +43,22 @@ def write_texts(place: Path) -> None:
 
 def task_recipe(place: Path, task: str, out: Path, *, steps: int = 6, **train: Any) -> Recipe:
     """A small recipe for the task on the texts of ``write_texts``."""
-    data: dict[str, Any] = {"train": "train.txt", "valid": "valid.txt", "documents": "line", "max_len": 16}
+    data: dict[str, Any] = {
+        "train": "train.txt",
+        "valid": "valid.txt",
+        "document_separator": "line",
+        "max_len": 16,
+    }
     if task == "translation":
         data = {"train": ["train.a", "train.b"], "valid": ["valid.a", "valid.b"], "max_len": 24}
     if task in ("chat", "classification"):
         kind = {"chat": "jsonl", "classification": "tsv"}[task]
         data = {"train": f"train.{kind}", "valid": f"valid.{kind}", "max_len": 30}
-    model = MODEL | ({"n_layers": 2, "generator": 1} if task == "replaced-tokens" else {})
+    model = MODEL | ({"n_layers": 2, "generator_layers": 1} if task == "replaced-token-detection" else {})
     return Recipe.model_validate(
         {
             "task": task,
-            "data": {"root": place, "cache": place / "cache", **data},
+            "data": {"root": place, "cache_dir": place / "cache", **data},
             "tokenizer": {"kind": "char"},
             "model": model,
             "train": {"steps": steps, "max_tokens": 128, "lr": 5e-3, "precision": "fp32", "log_every": 2,

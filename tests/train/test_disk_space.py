@@ -63,7 +63,7 @@ def test_as_many_checkpoints_count_as_are_kept_and_written(
 def test_a_small_disk_is_refused_with_megabytes_and_the_way_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = TrainConfig(steps=100, save_every=10, keep=3, average=2)
+    train = TrainConfig(steps=100, save_every=10, keep=3, average_checkpoints=2)
     training = training_of(train)
     size = checkpoint_bytes(training, CONFIG, train)
     monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: SimpleNamespace(free=4 * size - 1))
@@ -71,8 +71,9 @@ def test_a_small_disk_is_refused_with_megabytes_and_the_way_on(
         check_disk_space(tmp_path, training, CONFIG, train, 100)
     mb, free = f"{size / 1e6:,.1f}", f"{4 * size / 1e6:,.1f}"
     assert str(error.value) == (
-        f"{tmp_path}: {free} MB are free on the disk, and 4 checkpoints of {mb} MB need {free} MB: "
-        "keep fewer (train.keep=1 train.average=0), save on another disk (out=...), or train a smaller model"
+        f"{tmp_path}: {free} MB are free on the disk, and 4 checkpoints of {mb} MB require {free} MB: keep "
+        "fewer (train.keep=1 train.average_checkpoints=0), save on another disk (out=...), or train a "
+        "smaller model"
     )
     monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: SimpleNamespace(free=4 * size))
     check_disk_space(tmp_path, training, CONFIG, train, 100)

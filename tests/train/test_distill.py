@@ -31,7 +31,8 @@ def place(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("distill")
     write_corpus(directory, n=120)
     model = {"d_model": 32, "n_layers": 2, "d_ff": 64, "dropout": 0.0}
-    recipe = small_recipe(directory, "teacher", steps=150, max_tokens=200, accumulate=1, lr=1e-2, ema=None, model=model,
+    recipe = small_recipe(directory, "teacher", steps=150, max_tokens=200, accumulate=1, lr=1e-2, ema=None,
+        model=model,
                           eval_every=50, save_every=50)  # fmt: skip
     run_training(recipe, report=Notes())
     return directory
@@ -48,9 +49,10 @@ def student(place: Path, out: str, **changes: Any) -> Recipe:
         "ema": None,
         "label_smoothing": 0.0,
     }
-    start = {"run": str(place / "teacher"), "every": 2}
+    start = {"run": str(place / "teacher"), "layer_stride": 2}
     return Recipe.model_validate(
-        {**whole, "model": {}, "start": start, "train": whole["train"] | settings | changes.pop("train", {}),
+        {**whole, "model": {}, "init_from": start, "train": whole["train"] | settings | changes.pop("train",
+            {}),
          "distill": {"teacher": str(place / "teacher"), **changes}}
     )  # fmt: skip
 
@@ -71,12 +73,13 @@ def test_softened_is_the_divergence_at_a_temperature() -> None:
     assert float(kd_loss(p, p, 3.0)) == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.parametrize("weight", ["logits", "labels", "hidden"])
+@pytest.mark.parametrize("weight", ["logits_weight", "labels_weight", "hidden_weight"])
 def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> None:
     recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
     task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
     section = DistillConfig(
-        teacher=[str(place / "teacher")], **({"logits": 0.0, "labels": 0.0, "hidden": 0.0} | {weight: 2.0})
+        teacher=[str(place / "teacher")],
+        **({"logits_weight": 0.0, "labels_weight": 0.0, "hidden_weight": 0.0} | {weight: 2.0}),
     )
     wrapped = taught(task, recipe.model_copy(update={"distill": section}))
     model = build(teacher.config, seed=5)
@@ -91,9 +94,9 @@ def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> No
     nll = -log_p.gather(1, batch.labels[asked][:, None]).sum()
     cosine = (f * g).sum(-1) / f.norm(dim=-1) / g.norm(dim=-1)
     wanted = {
-        "labels": nll,
-        "logits": kd_loss(model.head(f), teacher.model.head(g), 2.0),
-        "hidden": len(f) * (1 - cosine).mean(),
+        "labels_weight": nll,
+        "logits_weight": kd_loss(model.head(f), teacher.model.head(g), 2.0),
+        "hidden_weight": len(f) * (1 - cosine).mean(),
     }[weight]
     torch.testing.assert_close(loss.total, 2 * wanted, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(loss.nll, nll, rtol=1e-4, atol=1e-3)
@@ -109,7 +112,9 @@ def test_models_of_one_tokenizer_may_have_differently_many_rows(place: Path) -> 
         build(teacher.config.model_copy(update={"vocab_size": 280 + more}), seed=more) for more in (8, 3, 5)
     ]
     runs = [Run(model, teacher.tokenizer, teacher.generation) for model in models[1:]]
-    section = DistillConfig(teacher=["a", "b"], logits=1.0, labels=0.0, hidden=0.0, temperature=2.0)
+    section = DistillConfig(
+        teacher=["a", "b"], logits_weight=1.0, labels_weight=0.0, hidden_weight=0.0, temperature=2.0
+    )
     wrapped = make_distillation_task(
         task, recipe.model_copy(update={"distill": section}), runs, teacher.tokenizer
     )
@@ -126,13 +131,13 @@ def test_models_of_one_tokenizer_may_have_differently_many_rows(place: Path) -> 
 
 
 def test_a_student_follows_its_teacher_and_the_card_says_how_far(place: Path) -> None:
-    run, _ = run_training(student(place, "student", hidden=1.0), report=Notes())
+    run, _ = run_training(student(place, "student", hidden_weight=1.0), report=Notes())
     teacher = ph.load(place / "teacher")
     card = (place / "student/README.md").read_text()
     sizes = [sum(p.numel() for p in one.model.parameters()) for one in (run, teacher)]
     assert f"{sizes[0]:,}, the teacher's {sizes[1]:,}: {1 - sizes[0] / sizes[1]:.0%} smaller" in card
     assert "times the teacher's on the validation text" in card
-    assert "valid loss beside the teacher's" in card
+    assert "valid loss, compared with the teacher's" in card
     task = TranslationTask.open(student(place, "unused"), teacher.tokenizer, Notes())
     batch = task.collate(task.epoch_batches(0)[0])
     begun = build(run.config, seed=1)
@@ -154,9 +159,11 @@ def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
     """Numbers by the formula, with sizes that differ; and the card tells of each."""
     whole = small_recipe(place, "second").model_dump(mode="json")
     del whole["tokenizer"]
-    begun = {"run": str(place / "teacher"), "every": 2}
+    begun = {"run": str(place / "teacher"), "layer_stride": 2}
     run_training(
-        Recipe.model_validate({**whole, "model": {}, "start": begun, "train": whole["train"] | {"steps": 4}}),
+        Recipe.model_validate(
+            {**whole, "model": {}, "init_from": begun, "train": whole["train"] | {"steps": 4}}
+        ),
         report=Notes(),
     )
     names = [str(place / name) for name in ("teacher", "second")]
@@ -166,7 +173,7 @@ def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
     )
     assert recipe.distill is not None
     task = TranslationTask.open(recipe, teachers[0].tokenizer, Notes())
-    only = recipe.distill.model_copy(update={"labels": 0.0, "temperature": 3.0})
+    only = recipe.distill.model_copy(update={"labels_weight": 0.0, "temperature": 3.0})
     wrapped = taught(task, recipe.model_copy(update={"distill": only}))
     model = build(teachers[0].config, seed=5)
     batch = task.collate(task.epoch_batches(0)[0])
@@ -190,19 +197,19 @@ def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
     losses = [task.evaluate(t.model)["loss"] for t in teachers]
     assert f" and {losses[0]:.4f}, {losses[1]:.4f}" in card
     kept = re.search(
-        r"valid bleu beside the teachers'.* ([\d.]+) and ([\d.]+), ([\d.]+): ([\d.]+)% kept", card
+        r"valid bleu, compared with the teachers'.* ([\d.]+) and ([\d.]+), ([\d.]+): ([\d.]+)% kept", card
     )
     assert kept is not None
     own_bleu, first, second, share = map(float, kept.groups())
     assert first != second
     assert share == pytest.approx(100 * own_bleu / max(first, second), abs=0.1)
-    with pytest.raises(UserError, match="vectors with those of one teacher, and here are 2"):
-        taught(task, recipe.model_copy(update={"distill": only.model_copy(update={"hidden": 1.0})}))
+    with pytest.raises(UserError, match="supports one teacher, but here are 2"):
+        taught(task, recipe.model_copy(update={"distill": only.model_copy(update={"hidden_weight": 1.0})}))
 
 
 def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> None:
     """Towards the teacher's probabilities, however wrong they are: those of one that learned nothing."""
-    recipe = student(place, "blind", labels=0.0)
+    recipe = student(place, "blind", labels_weight=0.0)
     teacher = ph.load(place / "teacher")
     task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
     fool = build(teacher.config, seed=9)
@@ -225,7 +232,7 @@ def test_teachers_of_another_kind_are_refused(place: Path, kind: str) -> None:
     task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
     other = build(teacher.config.model_copy(update={"kind": kind}), seed=1)
     section = DistillConfig(teacher=["teach"])
-    said = f"teach is of kind '{kind}', and task 'translation' trains 'encoder-decoder'"
+    said = f"teach is of kind '{kind}', but task 'translation' trains 'encoder-decoder'"
     with pytest.raises(UserError, match=f"^distill.teacher: {said}$"):
         make_distillation_task(
             task,
@@ -238,9 +245,9 @@ def test_teachers_of_another_kind_are_refused(place: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"head": False}, "teach gives vectors alone, no probabilities to learn from"),
+        ({"lm_head": False}, "teach outputs only embeddings, no probabilities to learn from"),
         (
-            {"labels": ("a", "b"), "pooling": Choice("mean"), "head": False},
+            {"labels": ("a", "b"), "pooling": Choice("mean"), "lm_head": False},
             "the classes of teach are a, b, not none",
         ),
     ],
@@ -268,7 +275,7 @@ def test_a_teacher_that_cannot_read_so_far_is_named(place: Path, tmp_path: Path)
     config = teacher.config.model_copy(update={"position": Choice("learned"), "max_len": 4})
     Run(build(config, 1), teacher.tokenizer, teacher.generation).save(tmp_path / "short")
     recipe = student(place, "far", teacher=[str(place / "teacher"), str(tmp_path / "short")])
-    said = rf"^distill\.teacher {tmp_path / 'short'}: \d+ positions, but this model learned only max_len=4$"
+    said = rf"^distill\.teacher {tmp_path / 'short'}: \d+ positions, but this model has only max_len=4$"
     with pytest.raises(UserError, match=said):
         run_training(recipe, report=Notes())
 
@@ -277,7 +284,7 @@ def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: 
     write_corpus(tmp_path)
     run_training(small_recipe(tmp_path, "other", steps=7, tokenizer={"vocab_size": 270}), report=Notes())
     with pytest.raises(
-        UserError, match=r"another tokenizer than the student; begin with it \(start: ...\), or let"
+        UserError, match=r"another tokenizer than the student; begin with it \(init_from: ...\), or let"
     ):
         run_training(
             student(place, "no").model_copy(
@@ -287,8 +294,10 @@ def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: 
         )
     small = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_len": 32}
     plain = small_recipe(place, "narrow", model=small, tokenizer={"vocab_size": 280})
-    with pytest.raises(UserError, match="student has 16 features, the teacher 32"):
+    with pytest.raises(UserError, match="student has 16, the teacher 32"):
         run_training(
-            plain.model_copy(update={"distill": DistillConfig(teacher=[str(place / "teacher")], hidden=1.0)}),
+            plain.model_copy(
+                update={"distill": DistillConfig(teacher=[str(place / "teacher")], hidden_weight=1.0)}
+            ),
             report=Notes(),
         )

@@ -1,4 +1,6 @@
-"""A classifier learns from teachers of other tokens: the loss by its formula, from texts that each reads for itself."""
+"""A classifier learns from teachers of other tokens: the loss by its formula, from texts that each reads for
+itself.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from typing import Any
 import pytest
 import torch
 from tests.train.conftest import Notes
-from tests.train.tasks.test_classification import learned, place, recipe  # noqa: F401  # fixtures
+from tests.train.tasks.classification_helpers import (
+    learned,  # noqa: F401  # fixtures
+    place,  # noqa: F401  # fixtures
+    recipe,  # fixtures
+)
 
 import polyhead as ph
 from polyhead.config.recipe import Recipe
@@ -28,20 +34,22 @@ TASK_OF = {"name": "classification", "token_dropout": 0.5}
 def teachers(unsynced: None, place: Path, learned: Any) -> list[Path]:  # noqa: F811
     """One with the student's tokens, and one of characters that reads no more than 16 of them."""
     other = recipe(
-        place, "chars", model={"max_len": 16, "segments": 2}, train={"steps": 60, "save_every": 50}
+        place, "chars", model={"max_len": 16, "n_segments": 2}, train={"steps": 60, "save_every": 50}
     ).model_dump(mode="json")
     run_training(Recipe.model_validate(other | {"tokenizer": {"kind": "char"}}), report=Notes())
     return [learned[0], place / "chars"]
 
 
 def student(place: Path, names: list[Path], out: str = "student", **changes: Any) -> Recipe:  # noqa: F811
-    asked = {"teacher": [str(name) for name in names], "temperature": 3.0, "labels": 0.25} | changes
+    asked = {"teacher": [str(name) for name in names], "temperature": 3.0, "labels_weight": 0.25} | changes
     plain = recipe(place, out, task=TASK_OF, train={"steps": 12}).model_dump(mode="json")
     return Recipe.model_validate(plain | {"distill": asked})
 
 
 def test_each_teacher_reads_the_text_in_its_own_tokens(place: Path, teachers: list[Path]) -> None:  # noqa: F811
-    """Against classify(), which reads the lines of the file itself; nothing is hidden from a teacher of other tokens."""
+    """Against classify(), which reads the lines of the file itself; nothing is hidden from a teacher of
+    other tokens.
+    """
     asked = student(place, teachers[1:])
     tokenizer = ph.load(teachers[0]).tokenizer
     task = TASK.get("classification").open(asked, tokenizer, Notes())
@@ -95,7 +103,7 @@ def test_a_run_of_teachers_of_both_kinds_is_reported(place: Path, teachers: list
         re.search(r"valid accuracy \| ([\d.]+)", (name / "README.md").read_text())[1]  # type: ignore[index]
         for name in teachers
     ]
-    told = re.findall(r"valid accuracy beside the teachers' \| [\d.]+ and ([\d.]+), ([\d.]+)", card)
+    told = re.findall(r"valid accuracy, compared with the teachers' \| [\d.]+ and ([\d.]+), ([\d.]+)", card)
     assert told == [tuple(own)]
     assert own[0] != own[1]
 
@@ -120,8 +128,8 @@ def test_a_teacher_reads_as_far_as_it_can(place: Path, teachers: list[Path]) -> 
 
 
 def test_vectors_of_other_tokens_are_not_compared(place: Path, teachers: list[Path]) -> None:  # noqa: F811
-    with pytest.raises(UserError, match=r"another tokenizer .* or leave distill\.hidden at 0"):
-        run_training(student(place, teachers[1:], "none", hidden=1.0), report=Notes())
+    with pytest.raises(UserError, match=r"another tokenizer .* or leave distill\.hidden_weight at 0"):
+        run_training(student(place, teachers[1:], "none", hidden_weight=1.0), report=Notes())
 
 
 def test_a_teacher_may_number_the_classes_otherwise(place: Path, teachers: list[Path]) -> None:  # noqa: F811

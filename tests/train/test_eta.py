@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from polyhead.train.eta import EtaReporter
-from polyhead.viz.eta_model import StepTime, TimeForecast, predict_time
 
 
 class Notes:
@@ -38,23 +37,10 @@ class Hands:
         return self.now
 
 
-def test_the_prediction_leaves_the_warm_up_out() -> None:
-    ticks = [StepTime(10, 30.0), StepTime(20, 40.0), StepTime(30, 50.0), StepTime(40, 99.0)]
-    assert predict_time(ticks, 100) == TimeForecast(
-        50.0 + 70 * 1.0, 30
-    )  # a second a step, behind the first ten
-
-
-@pytest.mark.parametrize(
-    "ticks",
-    [[], [StepTime(50, 1.0)], [StepTime(10, 1.0), StepTime(29, 2.0)], [StepTime(10, 1.0), StepTime(60, 2.0)]],
-)
-def test_what_is_no_prediction(ticks: list[StepTime]) -> None:
-    assert predict_time(ticks, 100) is None
-
-
 def learn(timed: EtaReporter, clock: Hands, steps: range, evaluate: int = 20) -> None:
-    """Two seconds a step, a row every ten steps; an evaluation of seven seconds now and then, not always after a row."""
+    """Two seconds a step, a row every ten steps; an evaluation of seven seconds now and then, not always
+    after a row.
+    """
     timed.info("begin")
     for step in steps:
         clock.now += 2.0

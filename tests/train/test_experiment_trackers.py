@@ -1,4 +1,6 @@
-"""What wandb and mlflow would get: their modules are replaced by ones that remember, and compared with metrics.jsonl."""
+"""What wandb and mlflow would get: their modules are replaced by ones that remember, and compared with
+metrics.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from tests.train.conftest import Notes
 from tests.train.task_runs import task_recipe, write_texts
 
 from polyhead.cli import main
-from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.config.recipe import Recipe
+from polyhead.run.recipe import load_recipe
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_record import read_metrics
 
@@ -132,13 +135,14 @@ def test_a_tracker_that_fails_ends_no_training(recipe: Recipe, monkeypatch: pyte
     notes = Notes()
     _, outcome = run_training(with_log(recipe, "wandb"), report=notes)
     assert outcome.status == "done"
-    said = [line for line in notes.said if "does not take" in line]
-    assert said == ["warning: WandB does not take the numbers: no network"]
+    said = [line for line in notes.said if "rejected" in line]
+    assert said == ["warning: WandB rejected the metrics: no network"]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_the_option_is_the_key_and_a_missing_package_is_named(
-    name: str, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     (tmp_path / "mine.yaml").write_text(recipe.dump_yaml())
     monkeypatch.setitem(sys.modules, name, None)

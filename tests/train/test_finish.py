@@ -1,4 +1,6 @@
-"""What is only needed at the end: a test text with mistakes is refused at the start, and what fails then loses nothing."""
+"""What is only needed at the end: a test text with mistakes is refused at the start, and what fails then
+loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.train.conftest import Notes, small_recipe
-from tests.train.distributed.test_process_group import place, recipe_of
+from tests.train.distributed.rank_runs import place, recipe_of
 
 import polyhead as ph
 from polyhead.checkpoint import checkpoint
-from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
-from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.train.run_training import run_training
 from polyhead.train.tasks.translation import TranslationTask
@@ -43,10 +43,12 @@ def refused(recipe: Recipe, message: str, **data: Any) -> None:
 @pytest.mark.parametrize(
     ("task", "files", "message"),
     [
-        ("classification", {"a.tsv": "text\tlabel\na cat\t-1\n"}, r"a\.tsv: 0 of 1 texts; skipped 1 of an unknown"),
+        ("classification", {"a.tsv": "text\tlabel\na cat\t-1\n"}, r"a\.tsv: 0 of 1 texts; skipped 1 with an "
+            r"unknown"),
         ("translation", {"a.de": "ein\nzwei\n", "a.en": "a\n"}, r"a\.de has 2 lines and a\.en has 1"),
         ("translation", {"a.de": "\n", "a.en": "\n"}, r"no usable pair in a\.de \+ a\.en"),
-        ("chat", {"a.jsonl": talk(LONG * 9)}, r"a\.jsonl: 0 of 1 conversations, 0 answers; skipped 1 overlong"),
+        ("chat", {"a.jsonl": talk(LONG * 9)}, r"a\.jsonl: 0 of 1 conversations, 0 answers; skipped 1 "
+                                              r"overlong"),
         ("masked-lm", {"a.txt": " \n \n"}, r"a\.txt: no text"),
         ("denoising", {"a.txt": " \n \n"}, r"a\.txt: no text"),
         ("language-model", {"a.txt": " \n \n"}, r"a\.txt: no text"),
@@ -61,36 +63,12 @@ def test_a_test_text_with_mistakes_is_refused_before_anything_is_learned(
     refused(recipe_of(place, task, f"late-{task}-{len(names)}"), message, test=names)
 
 
-def test_a_test_text_of_one_token_predicts_nothing(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("\n")
-    recipe = recipe_of(place, "language-model", "late-one")
-    refused(recipe, "the test text is one token", documents="file", test=[str(tmp_path / "a.txt")])
-
-
-@pytest.mark.parametrize(
-    ("generation", "message"),
-    [
-        ({"forbidden": ["<nuk>"]}, "generation.forbidden: no token '<nuk>' in the vocabulary"),
-        ({"ends": ["<nuk>"]}, "generation.ends: no token '<nuk>' in the vocabulary"),
-        ({"cache": Choice("state")}, "generation.cache: cache 'state' keeps a state"),
-        ({"cache": Choice("h2o", budget=1)}, "generation.cache: cache 'h2o': a budget of 1 tokens"),
-        ({"cache": Choice("paged", block_size=0)}, "generation.cache: cache 'paged': block_size is 0"),
-    ],
-)
-def test_settings_that_translations_are_refused_for_are_told_at_the_start(
-    generation: dict[str, Any], message: str, place: Path
-) -> None:
-    recipe = recipe_of(place, "translation", "late-decoding")
-    changed = GenerationConfig.model_validate(recipe.generation.model_dump() | generation)
-    refused(recipe.model_copy(update={"generation": changed}), message)
-
-
 def test_an_end_that_a_language_model_has_no_token_for_is_told_at_the_start(place: Path) -> None:
     recipe = recipe_of(place, "language-model", "late-ends")
-    changed = recipe.generation.model_copy(update={"ends": ("<nuk>",)})
+    changed = recipe.generation.model_copy(update={"stop_tokens": ("<nuk>",)})
     refused(
         recipe.model_copy(update={"generation": changed}),
-        "generation.ends: no token '<nuk>' in the vocabulary",
+        "generation.stop_tokens: no token '<nuk>' in the vocabulary",
     )
 
 
@@ -99,7 +77,8 @@ def test_an_end_that_a_language_model_has_no_token_for_is_told_at_the_start(plac
 def test_a_row_that_fits_no_batch_is_told_at_the_start(task: str, split: str, tmp_path: Path) -> None:
     """Also one that is only measured."""
     written = {
-        "short.txt": "a cat\na dog\n", "long.txt": f"{LONG}\n", "short.jsonl": 2 * talk("a dog"), "long.jsonl": talk(LONG),
+        "short.txt": "a cat\na dog\n", "long.txt": f"{LONG}\n", "short.jsonl": 2 * talk("a dog"),
+            "long.jsonl": talk(LONG),
         "short.tsv": "text\tlabel\na cat\tcat\na dog\tdog\n", "long.tsv": f"text\tlabel\n{LONG}\tdog\n",
     }  # fmt: skip
     for name, content in written.items():

@@ -1,4 +1,6 @@
-"""Training in fp16: gradients that would be rounded to 0 are not, those that overflow are left out, and a resume repeats it."""
+"""Training in fp16: gradients that would be rounded to 0 are not, those that overflow are left out, and a
+resume repeats it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from tests.train.conftest import Toy, equal, toy_model
-from tests.train.test_loop import Catch, run
-from tests.train.test_loop import config as usual
+from tests.train.loop_helpers import config as usual
+from tests.train.loop_helpers import run
+from tests.train.test_loop import Catch
 from torch import nn
 
 from polyhead import ModelConfig, build
@@ -44,8 +47,9 @@ class Words:
 def gradients(precision: str) -> dict[str, torch.Tensor]:
     """Those of a model with experts, whose balance has a gradient that comes from no loss."""
     model = build(
-        ModelConfig(vocab_size=20, d_model=16, n_heads=2, n_layers=2, d_ff=32, max_len=16, dropout=0.0, attention="softmax",
-                    feed_forward={"name": "experts", "n_experts": 4, "top_k": 2}), seed=3)  # fmt: skip
+        ModelConfig(vocab_size=20, d_model=16, n_heads=2, n_layers=2, d_ff=32, max_len=16, dropout=0.0,
+            attention="softmax",
+                    feed_forward={"name": "moe", "n_experts": 4, "top_k": 2}), seed=3)  # fmt: skip
     training = TrainState(model, config(precision=precision, clip_norm=0), 16, 1)
     training.optimizers = [Catch(model)]  # type: ignore[list-item]
     training.progress.step = 1
@@ -61,7 +65,8 @@ def test_gradients_are_those_of_fp32_but_for_rounding() -> None:
         if name.endswith("balance"):
             assert torch.equal(grad, wanted[name]) and grad.any(), name
         else:
-            # of the biases of keys it is 0 but for rounding; processors with AVX512-FP16 add up in fp16 as well
+            # of the biases of keys it is 0 but for rounding; processors with AVX512-FP16 add up in fp16 as
+            # well
             assert (grad - wanted[name]).norm() < 0.1 * wanted[name].norm() + 5e-5, name
     assert sum(grad.norm() > 5e-3 for grad in wanted.values()) > 30
 

@@ -1,4 +1,6 @@
-"""Beginning with trained weights: what is taken, what is new, what stays, and that a run of it goes on bit for bit."""
+"""Beginning with trained weights: what is taken, what is new, what stays, and that a run of it goes on bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,17 @@ from tests.train.conftest import Notes, Toy, equal, small_recipe, toy_model, wri
 
 import polyhead as ph
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.config.recipe import Recipe, TrainConfig, load_recipe
+from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.models import build
 from polyhead.nn.state import named_state
+from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.init_from import inherit_settings, load_init_weights
 from polyhead.train.loop import train_step
 from polyhead.train.run_training import run_training
 from polyhead.train.train_state import TrainState
-from polyhead.train.trainable_parameters import scale_rates
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -44,7 +46,7 @@ def tuned(place: Path, out: str, start: Any = None, **changes: Any) -> Recipe:
     return Recipe.model_validate(
         {
             **whole,
-            "start": start or str(place / "first"),
+            "init_from": start or str(place / "first"),
             "model": model,
             "train": whole["train"] | {"steps": 7, **train_keys},
         }
@@ -59,7 +61,7 @@ def test_a_run_begins_with_the_weights_tokenizer_and_model_of_another(first: Pat
     for name, tensor in named_state(origin.model).items():
         torch.testing.assert_close(named_state(run.model)[name], tensor, rtol=0, atol=1e-9)
     total = len(named_state(origin.model))
-    assert f"begun with {total} of {total} weights" in notes.said
+    assert f"initialized {total} of {total} weights" in notes.said
     assert load_recipe(first / "second/recipe.yaml").model.n_layers == 4
 
 
@@ -83,7 +85,7 @@ def test_a_recipe_that_is_written_out_converses_too(task: str) -> None:
         "task": task,
         "generation": {"chat": None},
     }
-    begun = inherit_settings(Recipe.model_validate(given | {"start": "x"}), there)
+    begun = inherit_settings(Recipe.model_validate(given | {"init_from": "x"}), there)
     assert begun.generation.chat == ph.Choice("zephyr")
     anew = inherit_settings(Recipe.model_validate(given), None)
     assert (anew.generation.chat is None) == (task == "language-model")
@@ -92,37 +94,44 @@ def test_a_recipe_that_is_written_out_converses_too(task: str) -> None:
 def test_how_outputs_are_made_comes_with_the_start(first: Path) -> None:
     """Where the recipe says nothing else; what has classes reads as much of a text as it learns from."""
     origin = ph.load(first / "first")
-    origin.generation = GenerationConfig(beam_size=3, length_penalty=2.0, forbidden=["<pad>"], ends=["<unk>"])
+    origin.generation = GenerationConfig(
+        beam_size=3, length_penalty=2.0, bad_words=["<pad>"], stop_tokens=["<unk>"]
+    )
     bare = tuned(first, "bare")
     said = bare.model_copy(update={"generation": GenerationConfig(length_penalty=0.5)})
-    wanted = GenerationConfig(beam_size=3, length_penalty=0.5, forbidden=["<pad>"], ends=["<unk>"])
+    wanted = GenerationConfig(beam_size=3, length_penalty=0.5, bad_words=["<pad>"], stop_tokens=["<unk>"])
     assert inherit_settings(said, origin).generation == wanted
     assert inherit_settings(bare, origin).generation == bare.generation  # which says all of it
     clash = bare.model_copy(update={"generation": GenerationConfig(beam_size=1)})
     origin.generation = GenerationConfig(n_best=3)
     with pytest.raises(
-        UserError, match=r"generation, with that of start\.run: n_best \(3\) is more than beam_size"
+        UserError, match=r"generation, with that of init_from\.run: n_best \(3\) is more than beam_size"
     ):
         inherit_settings(clash, origin)
 
-    vectors = {"pooling": "first", "normalize": True, "prompts": {"query": "q: "}, "prompt": "query"}
+    vectors = {
+        "pooling": "first",
+        "normalize": True,
+        "embed_prompts": {"query": "q: "},
+        "embed_prompt": "query",
+    }
     config = ph.ModelConfig(kind="encoder", vocab_size=9, d_model=16, n_heads=2, n_layers=1)
-    there = GenerationConfig(**vectors, max_text_len=7)
+    there = GenerationConfig(**vectors, embed_max_len=7)
     encoder = Run(build(config, seed=1), train_tokenizer(["abcd"], ph.Choice("char"), 9), there)
     for task, most in (("masked-lm", 7), ("classification", 40)):
         given = {
             "data": {"train": "a", "valid": "b", "max_len": 40},
             "train": {"steps": 1},
-            "start": "x",
+            "init_from": "x",
             "task": task,
         }
         found = inherit_settings(Recipe.model_validate(given), encoder).generation
-        assert found == GenerationConfig(**vectors, max_text_len=most)
+        assert found == GenerationConfig(**vectors, embed_max_len=most)
 
 
 def test_classes_in_another_order_keep_what_tells_them() -> None:
     def classifier(labels: tuple[str, ...], seed: int) -> Run:
-        sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "vocab_size": 9, "head": False}
+        sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "vocab_size": 9, "lm_head": False}
         config = ph.ModelConfig(kind="encoder", labels=labels, **sizes)
         return Run(
             build(config, seed=seed), train_tokenizer(["abcd"], ph.Choice("char"), 9), GenerationConfig()
@@ -130,7 +139,7 @@ def test_classes_in_another_order_keep_what_tells_them() -> None:
 
     there, here = classifier(("b", "c", "a"), 1), classifier(("a", "b", "c"), 2)
     said = load_init_weights(here.model, there)
-    assert "new" not in said and "not taken" not in said
+    assert "new" not in said and "unused" not in said
     for text in ("abca", "dd"):
         [before], [after] = there.classify([text]), here.classify([text])
         assert after.probabilities == pytest.approx(before.probabilities)
@@ -141,7 +150,7 @@ def test_classes_in_another_order_keep_what_tells_them() -> None:
 
 def test_every_second_layer_makes_a_student(first: Path) -> None:
     origin = ph.load(first / "first")
-    recipe = tuned(first, "half", {"run": str(first / "first"), "every": 2}, lr=1e-12, ema=None)
+    recipe = tuned(first, "half", {"run": str(first / "first"), "layer_stride": 2}, lr=1e-12, ema=None)
     run, _ = run_training(recipe, report=Notes())
     assert (run.config.n_layers, run.config.decoder_layers) == (2, 2)
     for mine, theirs in ((0, 0), (1, 2)):
@@ -156,9 +165,10 @@ def test_every_second_layer_makes_a_student(first: Path) -> None:
 
 
 def test_a_student_that_names_its_teachers_layers_is_told_how_many_are_taken(first: Path) -> None:
-    recipe = tuned(first, "never", {"run": str(first / "first"), "every": 2}, model={"n_layers": 4})
+    recipe = tuned(first, "never", {"run": str(first / "first"), "layer_stride": 2}, model={"n_layers": 4})
     with pytest.raises(
-        UserError, match=r"which has model.n_layers=4 \(the run has 4, of which start.every=2 takes 2\): "
+        UserError,
+        match=r"which has model.n_layers=4 \(the run has 4, of which init_from.layer_stride=2 uses 2\): ",
     ):
         run_training(recipe, report=Notes())
 
@@ -174,7 +184,7 @@ def kinds(*windows: int | None) -> list[dict[str, Any]]:
 def turned(*windows: int | None, n_layers: int) -> Run:
     """A language model whose layers are of these kinds in turn."""
     sizes: dict[str, Any] = {"d_model": 16, "n_heads": 2, "n_layers": n_layers, "position": "rope"}
-    config = ph.ModelConfig(kind="decoder", vocab_size=9, pattern=kinds(*windows), **sizes)
+    config = ph.ModelConfig(kind="decoder", vocab_size=9, layer_pattern=kinds(*windows), **sizes)
     tokenizer = train_tokenizer(["abcd"], ph.Choice("char"), 9)
     return Run(build(config, seed=1).eval(), tokenizer, GenerationConfig())
 
@@ -185,7 +195,7 @@ def begun(every: int, **model: Any) -> Recipe:
         {
             "task": "language-model",
             "data": {"train": "t.txt", "valid": "v.txt"},
-            "start": {"run": "teacher", "every": every},
+            "init_from": {"run": "teacher", "layer_stride": every},
             "model": model,
             "train": {"steps": 1},
         }
@@ -209,7 +219,7 @@ def test_a_layer_of_a_student_is_of_the_kind_it_was(
     """Where layers are of several kinds in turn, each says what the layer says that it was made of."""
     origin = turned(*windows, n_layers=6)
     model = inherit_settings(begun(every), origin).model
-    assert [part.attention.options["window"] for part in model.pattern if part.attention] == wanted
+    assert [part.attention.options["window"] for part in model.layer_pattern if part.attention] == wanted
     wider = build(model.with_vocabulary(9).model_copy(update={"d_model": 32}), seed=2)
     with pytest.raises(UserError, match=r"model, which has model.d_model=32 \(the run has 16\): "):
         load_init_weights(wider, origin, every)
@@ -223,7 +233,7 @@ def test_a_layer_of_a_student_is_of_the_kind_it_was(
 
 def test_a_pattern_of_its_own_is_left_to_a_student() -> None:
     origin = turned(2, None, n_layers=4)
-    (only,) = inherit_settings(begun(2, pattern=kinds(3)), origin).model.pattern
+    (only,) = inherit_settings(begun(2, layer_pattern=kinds(3)), origin).model.layer_pattern
     assert only.attention is not None
     assert only.attention.options["window"] == 3
 
@@ -255,26 +265,30 @@ def test_a_run_that_began_so_goes_on_bit_for_bit_even_without_its_start(first: P
 def test_a_start_that_is_gone_is_missed_until_there_is_something_of_the_run_itself(
     first: Path, tmp_path: Path
 ) -> None:
-    """The recipe that a run has written says all of the model, so it could be trained from drawn weights unnoticed."""
+    """The recipe that a run has written says all of the model, so it could be trained from drawn weights
+    unnoticed.
+    """
     place = tmp_path / "it"
     shutil.copytree(first, place)
     run_training(tuned(place, "later"), report=Notes())
     shutil.rmtree(place / "first")
     written = str(place / "later/recipe.yaml")
-    with pytest.raises(UserError, match=r"^start\.run: .*first"):
+    with pytest.raises(UserError, match=r"^init_from\.run: .*first"):
         run_training(load_recipe(written, [f"out={place / 'again'}"]), report=Notes())
     assert not (place / "again").exists()
     for damaged in (True, False):
         for path in (place / "later/checkpoints").glob("step-*"):
             (path / "manifest.json").unlink() if damaged else shutil.rmtree(path)
         (place / "later/model.safetensors").unlink(missing_ok=True)
-        with pytest.raises(UserError, match=r"^start\.run: .*first"):
+        with pytest.raises(UserError, match=r"^init_from\.run: .*first"):
             run_training(load_recipe(written), resume=True, report=Notes())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_a_factor_is_another_rate_and_nothing_else(optimizer: str) -> None:
-    """Factor 0.5 on everything at twice the rate changes nothing; of two that overlap, the longer name counts."""
+    """Factor 0.5 on everything at twice the rate changes nothing; of two that overlap, the longer name
+    counts.
+    """
 
     def trained(lr: float, factors: dict[str, float], steps: int) -> TrainState:
         config = TrainConfig(
@@ -304,10 +318,10 @@ def test_a_map_of_the_embeddings_is_not_drawn_anew() -> None:
     class Origin:
         model, config = plain, plain.config
 
-    said = r"model.d_embedding=8 \(the run has None\): encoder.embedding.proj.weight is not there"
+    said = r"model.d_embedding=8 \(the run has None\): encoder.embedding.proj.weight is missing"
     with pytest.raises(UserError, match=said):
         load_init_weights(mapped, Origin())  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"=6 .*encoder.embedding.token.weight \[9, 8\], wanted \[9, 6\]"):
+    with pytest.raises(UserError, match=r"=6 .*encoder.embedding.token.weight \[9, 8\], expected \[9, 6\]"):
         load_init_weights(narrow, Origin())  # type: ignore[arg-type]
 
     decoders = [
@@ -317,7 +331,7 @@ def test_a_map_of_the_embeddings_is_not_drawn_anew() -> None:
     class Decoder:
         model, config = decoders[0], decoders[0].config
 
-    said = r"model.d_embedding=8 \(the run has None\): embedding.token_proj.weight is not there"
+    said = r"model.d_embedding=8 \(the run has None\): embedding.token_proj.weight is missing"
     with pytest.raises(UserError, match=said):
         load_init_weights(decoders[1], Decoder())  # type: ignore[arg-type]
 
@@ -342,7 +356,7 @@ def test_a_classifier_begins_with_a_masked_model_and_has_a_new_head() -> None:
     for name, tensor in named_state(student.encoder).items():
         assert torch.equal(tensor, named_state(teacher.encoder)[name])
     assert "; new: classifier, pooler;" in said
-    assert said.endswith("; not taken: transform, transform_norm")
+    assert said.endswith("; unused: transform, transform_norm")
     other = build(ph.ModelConfig(**sizes, labels=["b", "a"]), seed=3)
 
     class Labelled:
@@ -358,30 +372,39 @@ def test_a_classifier_begins_with_a_masked_model_and_has_a_new_head() -> None:
     [
         (
             {"model": {"d_model": 32, "dropout": 0.3}},
-            r"do not fit the model, which has model.d_model=32 \(the run has \d+\): [^;]*, wanted [^;]*;[^;]*;[^;]*; and \d+ more$",
+            r"do not match the model, which has model.d_model=32 \(the run has \d+\): [^;]*, expected "
+            r"[^;]*;[^;]*;[^;]*; and \d+ more$",
         ),
         (
             {"model": {"feed_forward": "swiglu"}},
-            r"the model, which has model.feed_forward=swiglu \(the run has relu\): .*gate_proj.weight is not there",
+            r"the model, which has model.feed_forward=swiglu \(the run has relu\): .*gate_proj.weight is "
+            r"missing",
         ),
         ({"start": "nowhere"}, "no run directory 'nowhere'"),
-        ({"freeze": ["encodr"]}, "train.freeze: no part of the model is called 'encodr'.*encoder"),
-        ({"freeze": ["encoder", "decoder", "encoder_embedding"]}, "nothing is left to learn"),
+        ({"freeze": ["encodr"]}, "train.freeze: no part of the model is named 'encodr'.*encoder"),
+        ({"freeze": ["encoder", "decoder", "encoder_embedding"]}, "no trainable parameters are left"),
         (
             {"lr_factors": {"decodr": 2.0}},
-            "train.lr_factors: no part of the model is called 'decodr'.*decoder",
+            "train.lr_factors: no part of the model is named 'decodr'.*decoder",
         ),
-        ({"lr_factors": {"decoder": 0.0}}, "train.lr_factors: decoder is 0.0, wanted above 0"),
+        ({"lr_factors": {"decoder": 0.0}}, "train.lr_factors: decoder is 0.0, expected above 0"),
         (
             {"freeze": ["encoder"], "lr_factors": {"encoder.layers.1": 2.0}},
-            r"train.lr_factors: nothing of encoder.layers.1 learns, as train.freeze or train.adapt has it",
+            r"train.lr_factors: encoder.layers.1 has no trainable parameters, because of train.freeze or "
+            r"train.lora",
         ),
         (
-            {"adapt": {"parts": ["q_prj"]}},
-            r"train.adapt.parts: no linear map .* 'q_prj'; did you mean 'q_proj'",
+            {"lora": {"target_modules": ["q_prj"]}},
+            r"train.lora.target_modules: no linear layer .* 'q_prj'; did you mean 'q_proj'",
         ),
-        ({"adapt": {"learn": ["hed"]}}, r"train.adapt.learn: no part of the model is called 'hed'"),
-        ({"adapt": {}, "lr_factors": {"encoder_embedding": 2.0}}, "nothing of encoder_embedding learns"),
+        (
+            {"lora": {"modules_to_save": ["hed"]}},
+            r"train.lora.modules_to_save: no part of the model is named 'hed'",
+        ),
+        (
+            {"lora": {}, "lr_factors": {"encoder_embedding": 2.0}},
+            "encoder_embedding has no trainable parameters",
+        ),
     ],
 )
 def test_what_cannot_be_begun_with_is_said_before_any_text_is_read(
@@ -397,25 +420,18 @@ def test_what_cannot_be_begun_with_is_said_before_any_text_is_read(
 @pytest.mark.parametrize("changes", [{"freeze": ["encodr"]}, {"lr_factors": {"decodr": 2.0}}])
 def test_a_misspelt_part_of_a_new_model_leaves_nothing_behind(corpus: Path, changes: dict[str, Any]) -> None:
     before, notes = sorted(corpus.rglob("*")), Notes()
-    with pytest.raises(UserError, match=r"no part of the model is called '(en|de)codr'; did you mean"):
+    with pytest.raises(UserError, match=r"no part of the model is named '(en|de)codr'; did you mean"):
         run_training(small_recipe(corpus, **changes), report=notes)
     assert (sorted(corpus.rglob("*")), notes.said) == (before, [])
 
 
 def test_a_tokenizer_beside_a_start_is_refused(first: Path) -> None:
     recipe = tuned(first, "never")
-    with pytest.raises(UserError, match=r"tokenizer: it comes with start\.run"):
+    with pytest.raises(UserError, match=r"tokenizer: init_from\.run sets it"):
         run_training(
             Recipe.model_validate(recipe.model_dump(exclude_unset=True) | {"tokenizer": {"kind": "char"}}),
             report=Notes(),
         )
-
-
-def test_rates_of_nothing_are_left_alone() -> None:
-    training = TrainState(toy_model(), TrainConfig(steps=1), 8, 1)
-    groups = [len(group["params"]) for group in training.optimizers[0].param_groups]
-    scale_rates(training.model, training.optimizers, {})
-    assert [len(group["params"]) for group in training.optimizers[0].param_groups] == groups
 
 
 def test_what_came_from_a_published_family_stays_one_of_it(first: Path) -> None:

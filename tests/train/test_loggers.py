@@ -14,7 +14,6 @@ from tests.train.conftest import Notes
 from polyhead.core.errors import UserError
 from polyhead.core.extras import install_command
 from polyhead.train.loggers import JsonlLogger, ProgressBar, Reporters, TensorBoardLogger, TextLogger
-from polyhead.viz.eta_model import format_seconds
 from polyhead.viz.run_record import read_metrics
 
 ROW = {
@@ -69,10 +68,6 @@ def test_a_damaged_file_of_metrics_is_not_overwritten(line: str, tmp_path: Path)
     assert path.read_text().count("\n") == 3
 
 
-def test_no_file_has_no_rows(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path / "none") == []
-
-
 def test_lines_tell_the_loss_the_speed_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     lines = TextLogger()
     lines.log_train(ROW)
@@ -125,9 +120,3 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     (events,) = tmp_path.glob("events*")
     content = events.read_bytes()
     assert all(f"train/{name}".encode() in content for name in ROW if name not in ("step", "steps"))
-
-
-def test_durations_are_said_as_people_do() -> None:
-    assert [format_seconds(s) for s in (0.4, 59, 60, 3599, 3661, 90000)] == [
-        "0 s", "59 s", "1 min 00 s", "59 min 59 s", "1 h 01 min", "25 h 00 min",
-    ]  # fmt: skip

@@ -37,7 +37,9 @@ UNEQUAL = {
 
 
 def in_child(work: Callable[[], Any]) -> int:
-    """Run in a fork, which spares the import of torch; returns its exit code, or minus the signal that ended it."""
+    """Run in a fork, which spares the import of torch; returns its exit code, or minus the signal that ended
+    it.
+    """
     pid = os.fork()
     if pid == 0:
         try:
@@ -215,7 +217,9 @@ def test_a_second_run_in_the_directory_is_refused(place: Path) -> None:
 def test_a_signal_saves_and_says_how_to_go_on(
     number: signal.Signals, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command itself, in a process of its own; no sleeps: it is stopped when its metrics say it is under way."""
+    """The command itself, in a process of its own; no sleeps: it is stopped when its metrics say it is under
+    way.
+    """
     monkeypatch.chdir(place)
     name = number.name.lower()
     recipe = small_recipe(Path("."), name, steps=3000, log_every=1, save_every=500, eval_every=1000)
@@ -227,10 +231,10 @@ def test_a_signal_saves_and_says_how_to_go_on(
     process.send_signal(number)
     _, said = process.communicate(timeout=100)
     assert process.returncode == 130, said
-    assert "stopping after this step; once more stops at once, without saving" in said
+    assert "stopping after this step; interrupt again to stop immediately, without saving" in said
     (step,) = checkpoint.list_steps(Path(name) / "checkpoints")
     assert 5 <= step < 3000
-    how = f"saved at step {step}; go on with: polyhead train {name}/recipe.yaml --resume\n"
+    how = f"saved at step {step}; continue with: polyhead train {name}/recipe.yaml --resume\n"
     assert said.endswith(f"{how}report: {name}/report.html\n")
     assert not (Path(name) / "run.lock").exists()
 

@@ -1,4 +1,6 @@
-"""Translations learned from tokens that are now one and now two: what a step reads, where a row ends, how a run goes on."""
+"""Translations learned from tokens that are now one and now two: what a step reads, where a row ends, how a
+run goes on.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,8 @@ def test_a_killed_run_ends_with_the_same_bits(place: Path) -> None:
         (
             0.1,
             "byte",
-            "no token of this vocabulary is two others; leave token_split out, or learn a larger one",
+            "no token of this vocabulary consists of two others; remove token_split, or train a "
+            "larger vocabulary",
         ),
     ],
 )

@@ -93,8 +93,8 @@ def test_equal_pictures_share_their_masks_and_others_do_not():
     ("values", "message"),
     [
         ([], "at least one number"),
-        ([[1, 2], [3]], "rows of one length"),
-        ([[float("nan")]], "a value is no number"),
+        ([[1, 2], [3]], "rows of equal length"),
+        ([[float("nan")]], "a value is not finite"),
     ],
 )
 def test_what_is_no_matrix_is_refused(values, message):

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
-from polyhead.introspect.attention_map import display_width
 from polyhead.viz.scatter import RADIUS, boxes_overlap, fit_points, place_labels, scatter_svg
 
 SIZE = (400, 300)
@@ -27,7 +27,7 @@ def test_a_unit_is_equally_long_both_ways_and_all_points_are_inside():
 
 
 def box(label):
-    return (label.x, label.y - 10, label.x + 6 * display_width(label.text), label.y + 2)
+    return (label.x, label.y - 10, label.x + 6 * cell_len(label.text), label.y + 2)
 
 
 def test_labels_cover_neither_each_other_nor_points_nor_the_edge():

@@ -4,74 +4,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import re
 import runpy
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
+from tests.viz.html_pages import Page
 
 from polyhead.core.errors import UserError
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.viz import training_report
-from polyhead.viz.attention_page import join_tokens, write_attention_page
 from polyhead.viz.html_page import save_page
 from polyhead.viz.training_report import write_report
 
 write_figure = runpy.run_path(str(Path(__file__).parents[2] / "docs/demo.py"))["write_figure"]
-VOID = {"meta", "link", "br", "img", "input"}
-RAW = {"script", "style"}
-
-
-class Page(HTMLParser):
-    """Reads a page and insists that every element is closed in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        assert len(dict(attrs)) == len(attrs), f"an attribute of <{tag}> is given twice"
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, text: str) -> None:
-        self.texts.append((self.open[-1] if self.open else "", text))
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    def words(self) -> str:
-        return "".join(text for tag, text in self.texts if tag not in RAW)
-
-    def data(self) -> list[object]:
-        """The embedded JSON, in order."""
-        kinds = [attributes.get("type") for attributes in self.all("script")]
-        scripts = [text for tag, text in self.texts if tag == "script"]
-        return [
-            json.loads(text) for kind, text in zip(kinds, scripts, strict=True) if kind == "application/json"
-        ]
-
-
 HOSTILE = [
     "<script>alert(1)</script>",
     "</script>",
@@ -202,40 +152,12 @@ def test_the_number_of_right_examples_is_counted():
     assert training_report.outputs_section(rows).lead == "2 of these 3 equal their reference."
 
 
-def test_the_attention_page_holds_every_weight(tmp_path):
-    weights = np.random.default_rng(1).dirichlet(np.ones(4), size=(2, 3, 5))
-    attention = AttentionMap([" a", "b", "c\n", " "], list("vwxyz"), weights)
-    page = Page(write_attention_page(tmp_path / "a.html", attention, "Attention").read_text())
-    ((shown,),) = page.data()  # type: ignore[misc]
-    assert np.allclose(np.array(shown["weights"]) / 1000, weights, atol=5.1e-4)
-    assert shown["source"] == ["a", "b", "c⏎", "␣"]
-    assert shown["kind"] == "cross-attention"
-
-
-def test_an_attention_page_without_maps_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no attention map"):
-        write_attention_page(tmp_path / "a.html", [])
-
-
 def test_a_report_replaces_the_one_before_it_whole(tmp_path):
     path = tmp_path / "r.html"
     write_report(path, "first", {}, metrics(), [])
     write_report(path, "second", {}, [], [])
     assert "second" in path.read_text()
     assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "text"),
-    [
-        (["Friday", ",", " November", " 20", "</s>"], "Friday, November 20"),
-        (["2026", "年", "11", "月", "</s>"], "2026年11月"),
-        (["in", " 3", " days", "■"], "in 3 days"),
-        (["ein", "Hund"], "ein Hund"),
-    ],
-)
-def test_tokens_are_read_as_a_sentence(tokens, text):
-    assert join_tokens(tokens) == text
 
 
 def test_the_still_picture_is_one_well_formed_svg_for_light_and_dark(tmp_path):
@@ -292,7 +214,7 @@ def test_a_browser_builds_the_interactive_maps_and_hostile_tokens_stay_inert(tex
 
 def test_a_directory_is_no_place_for_a_page(tmp_path: Path) -> None:
     (tmp_path / "pages").mkdir()
-    with pytest.raises(UserError, match="pages is a directory; name a file in it"):
+    with pytest.raises(UserError, match="pages is a directory; expected a file in it"):
         save_page(tmp_path / "pages", "<p>")
     assert list(tmp_path.rglob("*")) == [tmp_path / "pages"]
 

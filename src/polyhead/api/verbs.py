@@ -1,4 +1,4 @@
-"""``ph.train``, ``ph.compare`` and ``ph.recipe``: command-line verbs as functions.
+"""``ph.train``, ``ph.compare`` and ``ph.init_recipe``: command-line verbs as functions.
 
 Importing it does not import torch.
 """
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyhead.config import yaml_io
-from polyhead.config.recipe import Recipe, load_recipe, validate_recipe
+from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.strict_kwargs import strict_kwargs
+from polyhead.run.recipe import load_recipe, validate_recipe
 
 if TYPE_CHECKING:
     from polyhead.compare.comparison import Comparison
@@ -27,8 +28,8 @@ def train(recipe: _StrPath | Recipe, *changes: str, resume: bool = False, quiet:
     """Train a recipe (a file or a Recipe), with changes such as "train.steps=100"; return the finished run.
 
     Progress goes to standard error, unless ``quiet``. Ctrl-C saves a checkpoint and raises KeyboardInterrupt;
-    ``resume`` continues from the newest one. The run is also saved in the directory that the recipe names
-    with ``out``.
+    ``resume`` continues from the newest one, or starts if there is none. The run is also saved in the
+    directory that the recipe names with ``out``.
     """
     config = _read_recipe(recipe, changes, "train", resume)
     from polyhead.train.loggers import Reporters
@@ -36,7 +37,7 @@ def train(recipe: _StrPath | Recipe, *changes: str, resume: bool = False, quiet:
 
     run, outcome = run_training(config, resume=resume, report=Reporters() if quiet else None)
     if outcome.status == "interrupted":
-        raise KeyboardInterrupt(f"training stopped at step {outcome.step}; resume=True continues from there")
+        raise KeyboardInterrupt(f"training stopped at step {outcome.step}; resume=True continues from it")
     return run
 
 
@@ -76,17 +77,18 @@ def compare(
 
 
 @strict_kwargs
-def recipe(*inputs: _StrPath, target: str | None = None, output: _StrPath | None = None) -> Recipe:
+def init_recipe(*inputs: _StrPath, target: str | None = None, output: _StrPath | None = None) -> Recipe:
     """Propose a recipe for text files, with keys that are already known.
 
-    ``recipe("train.en", "train.de", "train.steps=100")``. The model will be exportable to ``target``: "hf",
-    "ctranslate2", "onnx" or "gguf". ``output`` is the file to write it to, with comments; ``dump_yaml()`` of
-    the result has all of its keys.
+    ``init_recipe("train.en", "train.de", "train.steps=100")``. The model will be exportable to ``target``:
+    "hf", "ctranslate2", "onnx" or "gguf". ``output`` is the file to write it to, with comments;
+    ``dump_yaml()`` of the result has all of its keys.
     """
     for item in inputs:
         if not isinstance(item, str | Path):
             raise UserError(
-                f"recipe wants the names of text files, or changes such as 'train.steps=100', got {format_value(item)}"
+                "init_recipe expects names of text files, or overrides such as 'train.steps=100', "
+                f"got {format_value(item)}"
             )
     from polyhead.autoconfig.draft_recipe import draft_recipe
     from polyhead.core.output_paths import check_output_file, write_atomic
@@ -94,7 +96,7 @@ def recipe(*inputs: _StrPath, target: str | None = None, output: _StrPath | None
     files = [str(item) for item in inputs if isinstance(item, Path) or "=" not in item or Path(item).exists()]
     path = None if output is None else check_output_file(Path(output), "output", files)
     if path is not None and path.exists():
-        raise UserError(f"output {path} is there already; name another file, or remove it first")
+        raise UserError(f"output {path} already exists; choose another file, or remove it first")
     draft = draft_recipe(
         files, [str(item) for item in inputs if str(item) not in files], target, str(output or "mine.yaml")
     )
@@ -110,7 +112,7 @@ def _read_recipe(source: object, changes: Sequence[object], verb: str, from_run:
     if isinstance(source, str | os.PathLike):
         return load_recipe(Path(source), words, from_run=from_run)
     if not isinstance(source, Recipe):
-        raise UserError(f"{verb} wants a Recipe or the file of one, got {format_value(source)}")
+        raise UserError(f"{verb} expects a Recipe or a recipe file, got {format_value(source)}")
     tree = source.model_dump(mode="json")
     for keys, value in yaml_io.parse_overrides(words, Recipe):
         yaml_io.assign(tree, keys, value, Recipe)
@@ -121,7 +123,8 @@ def _check_changes(changes: Sequence[object], verb: str) -> list[str]:
     for change in changes:
         if not isinstance(change, str) or "=" not in change:
             raise UserError(
-                f"{verb}: a change is KEY=VALUE in one string, such as 'train.steps=100', got {format_value(change)}"
+                f"{verb}: expected an override KEY=VALUE in one string, such as 'train.steps=100', "
+                f"got {format_value(change)}"
             )
     return [str(change) for change in changes]
 
@@ -130,5 +133,6 @@ def _recipe_file(source: object) -> Path:
     if isinstance(source, str | os.PathLike):
         return Path(source)
     raise UserError(
-        f"compare wants the file of a recipe, got {format_value(source)}; ph.recipe(..., output=...) writes one"
+        f"compare expects a recipe file, got {format_value(source)}; ph.init_recipe(..., "
+        "output=...) writes one"
     )

@@ -17,14 +17,17 @@ from polyhead.data.readers.csv import is_csv
 from polyhead.data.readers.files import is_text, iter_lines
 from polyhead.data.readers.labeled import is_label
 from polyhead.data.readers.plain_text import MAX_VALUE_BYTES
-from polyhead.data.readers.tabular import ColumnKey, no_rows_error, parse_json_line
+from polyhead.data.readers.tabular import ColumnKey, flatten_object, no_rows_error, parse_json_line
 
 _LANGUAGE_CODE = re.compile("[a-z]{2}")  # language code as a column name
 _ID_COLUMN = re.compile(r"(^|[\W_\d])(id|ID|Id)$|[a-z]I[dD]$", re.ASCII)  # but not "paid"
 SEVERAL_COLUMNS = (
-    "{columns} may each be a label, and a text has one: data.label={first} makes a classifier of that."
+    "{columns} could each be the label, and a text has one: data.label={first} trains a classifier of it."
 )
-SEVERAL_LABELS = "{column} has several labels of a text, and one is learned: write each into a column of its own, yes or no."
+SEVERAL_LABELS = (
+    "{column} has several labels per text, and only one is supported: write each into its own column, "
+    "yes or no."
+)
 _SAMPLE_LINES = 2000  # lines that are examined
 _SAMPLE_BYTES = 1 << 25  # bytes that are examined
 _SIDE_NAMES = {
@@ -55,7 +58,8 @@ _TEXT_NAMES = (
     "question",
     "title",
 )
-_PAIR_NAMES = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("text_a", "text_b"),
+_PAIR_NAMES = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("text_a",
+    "text_b"),
          ("query", "passage"), ("question", "sentence"))  # fmt: skip
 _KNOWN_NAMES = {
     *_SIDE_NAMES["source"],
@@ -115,8 +119,9 @@ class TableColumns:
         if len(texts) == 2:
             return "translation"
         raise UserError(
-            f"{self.name} has the columns {self._list_names()}: it is not clear which are meant; name them, e.g. "
-            "data.text=... data.label=..., or data.source=... data.target=..., or data.text=... alone for a language model"
+            f"{self.name} has the columns {self._list_names()}: the columns to use are ambiguous; set e.g. "
+            "data.text=... data.label=..., or data.source=... data.target=..., or only data.text=... for a "
+            "language model"
         )
 
     def assign_roles(self, task: str, given_keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,14 +139,16 @@ class TableColumns:
             ]
             if len(texts) != len(missing_sides):
                 raise UserError(
-                    f"{self.name} has the columns {self._list_names()}: say which are the two sides, data.source=... data.target=..."
+                    f"{self.name} has the columns {self._list_names()}: set the two sides, "
+                    "data.source=... data.target=..."
                 )
             return dict(zip(missing_sides, texts, strict=True))
         if task == "classification":
             label = given_keys.get("label", self._find_label())
             if label is None:
                 raise UserError(
-                    f"{self.name} has the columns {self._list_names()}: none has few values that come often; say which is the label, data.label=..."
+                    f"{self.name} has the columns {self._list_names()}: none has few frequent "
+                    "values; set the label column, data.label=..."
                 )
             return {"text": given_keys.get("text", self._find_text_columns(label)), "label": label}
         return {"text": given_keys.get("text", self._first_text_column(self.text_columns))}
@@ -157,8 +164,8 @@ class TableColumns:
         for use, columns in candidates.items():
             if len(columns) > 1:
                 raise UserError(
-                    f"{self.name}: each of {', '.join(map(str, columns))} may be the {use}: make one column of them, "
-                    f"or say which it is, data.{use}=..."
+                    f"{self.name}: each of {', '.join(map(str, columns))} may be the {use}: merge them into "
+                    f"one column, or set data.{use}=..."
                 )
         return [column for columns in candidates.values() for column in columns]
 
@@ -185,8 +192,8 @@ class TableColumns:
             bad_values = [value for value in values if not is_label(value)]
             if _last_key(column) in _LABEL_NAMES[:2] and bad_values:
                 raise UserError(
-                    f"{self.name}: {column!r} holds {format_value(bad_values[0])}, and a label is text, a whole number, true or false; "
-                    "for a language model of the text alone name it, data.text=..."
+                    f"{self.name}: {column!r} holds {format_value(bad_values[0])}; a label must be text, an "
+                    "integer, true or false; for a language model of the text set only data.text=..."
                 )
 
     def describe_ignored(self) -> list[str]:
@@ -211,7 +218,7 @@ class TableColumns:
     def _first_text_column(self, text_columns: list[ColumnKey]) -> ColumnKey:
         if not text_columns:
             raise UserError(
-                f"{self.name} has the columns {self._list_names()}: none holds text; say which does, data.text=..."
+                f"{self.name} has the columns {self._list_names()}: none contains text; set data.text=..."
             )
         return text_columns[0]
 
@@ -230,7 +237,7 @@ def read_columns(path: Path, table_format: Literal["tsv", "jsonl"]) -> TableColu
             if value is not None:
                 values.setdefault(column, []).append(value)
     if not values and table_format == "tsv":
-        raise UserError(f"{path.name}: none of its first lines is a row of a table")
+        raise UserError(f"{path.name}: none of its first lines is a table row")
     if not values or any(isinstance(column_values[0], dict) for column_values in values.values()):
         raise no_rows_error(path)
     table = TableColumns(path.name, values)
@@ -240,7 +247,8 @@ def read_columns(path: Path, table_format: Literal["tsv", "jsonl"]) -> TableColu
         )
     ):
         raise UserError(
-            f"{path.name}: the first row of a CSV names its columns, and {bad_column!r} stands below it too: put a row of names above"
+            f"{path.name}: the first row of a CSV must name its columns, and {bad_column!r} also "
+            "occurs below it: add a header row"
         )
     return table
 
@@ -290,18 +298,9 @@ def _parse_json(sample: Iterator[bytes]) -> Iterator[dict[ColumnKey, Any]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            yield dict(_flatten(row))
+            yield dict(flatten_object(row))
         elif isinstance(row, list):
             yield dict(enumerate(row))
-
-
-def _flatten(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The keys and values of an object; keys of nested objects as dotted paths."""
-    for key, value in row.items():
-        if isinstance(value, dict):
-            yield from ((f"{key}.{inner}", inner_value) for inner, inner_value in _flatten(value))
-        else:
-            yield key, value
 
 
 def _join_names(names: list[str]) -> str:

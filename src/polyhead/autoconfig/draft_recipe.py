@@ -1,4 +1,4 @@
-"""From text files to a checked recipe: the code of ``polyhead recipe`` and ``ph.recipe``."""
+"""From text files to a checked recipe: the code of ``polyhead init`` and ``ph.init_recipe``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from polyhead.autoconfig.inspect_data import inspect_data
 from polyhead.autoconfig.propose_recipe import propose_recipe, render_recipe
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError, unknown_name_error
-from polyhead.core.messages import from_validation_error
 from polyhead.core.registry import TASK
 from polyhead.export.targets import FORMAT_NAMES, describe_targets, find_recipe_obstacles
+from polyhead.run.recipe import validate_recipe
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.tasks.base import TaskFactory
 
@@ -37,39 +35,37 @@ def draft_recipe(
     is written to.
     """
     if not files:
-        raise UserError("name the files to learn from: polyhead recipe train.en train.de")
+        raise UserError("expected training files: polyhead init train.en train.de")
     if export_format is not None and export_format not in FORMAT_NAMES:
         raise unknown_name_error("format", export_format, FORMAT_NAMES)
     overrides = yaml_io.parse_overrides(list(changes), Recipe)
     data_keys = {keys[1]: value for keys, value in overrides if keys[0] == "data" and len(keys) == 2}
     if "train" in data_keys:
-        raise UserError(f"data.train is what is looked at, {', '.join(files)}: leave the key out")
+        raise UserError(f"data.train is set from the files, {', '.join(files)}: remove the key")
     task = next((value for keys, value in overrides if keys == ["task"]), None)
     summary = inspect_data(files, data_keys, task)
     tree = propose_recipe(summary, {".".join(keys): value for keys, value in overrides}, export_format or "")
     for keys, value in overrides:
         yaml_io.assign(tree, keys, value, Recipe)
-    try:
-        recipe = Recipe.model_validate(tree)
-    except ValidationError as error:
-        raise from_validation_error(error, Recipe) from None
-    by_character = recipe.start is None and recipe.tokenizer.kind.name == "char"
+    recipe = validate_recipe(tree)
+    by_character = recipe.init_from is None and recipe.tokenizer.kind.name == "char"
     if by_character and ["tokenizer", "vocab_size"] not in [keys for keys, _ in overrides]:
         section = recipe.tokenizer.model_copy(update={"vocab_size": count_characters(recipe)})
         tree["tokenizer"]["vocab_size"] = section.vocab_size
         recipe = recipe.model_copy(update={"tokenizer": section})
-    if recipe.start is None:
+    if recipe.init_from is None:
         obstacles = find_recipe_obstacles(recipe)
         if export_format and obstacles[export_format]:
             formats = ", ".join(FORMAT_NAMES[name] for name, obstacle in obstacles.items() if not obstacle)
             raise UserError(
-                f"{FORMAT_NAMES[export_format]} cannot hold this model: {obstacles[export_format]}; this one goes to {formats or 'no other format'}"
+                f"{FORMAT_NAMES[export_format]} does not support this model: "
+                f"{obstacles[export_format]}; supported: {formats or 'no other format'}"
             )
         summary.notes.append(describe_targets(obstacles))
     elif export_format:
         raise UserError(
-            f"parts for {FORMAT_NAMES[export_format]} are chosen for a new model, and this recipe begins with {recipe.start.run}; "
-            "polyhead export tells where that goes"
+            f"components for {FORMAT_NAMES[export_format]} are chosen for a new model, and this recipe "
+            f"starts from {recipe.init_from.run}; polyhead export shows its formats"
         )
     return RecipeDraft(recipe, render_recipe(tree, summary, name), summary.notes)
 

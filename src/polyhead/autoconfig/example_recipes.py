@@ -48,7 +48,8 @@ def write_example(name: str, output: Path) -> Path | None:
     copy = output.parent / name
     if copy.exists():
         raise UserError(
-            f"{copy} exists already, where the text of the example goes; move it, or choose another --output"
+            f"{copy} already exists, and the text of the example would be written there; move it, "
+            "or choose another --output"
         )
     shutil.copytree(corpus, copy)
     write_atomic(output, text.encode())

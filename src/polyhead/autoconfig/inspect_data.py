@@ -61,17 +61,19 @@ def inspect_data(files: Sequence[str], given_keys: Mapping[str, Any], task: str 
     paths = files_of["train"]
     table = infer_table_format(paths, section.format)
     if task is not None and task not in _TASKS:
-        raise unknown_name_error("task that recipes are written for", task, _TASKS)
+        raise unknown_name_error("task supported by init", task, _TASKS)
     if table is None:
         plain, notes = ("", []) if task else _infer_plain_task(paths)
         summary = DataSummary(task or plain, data, notes=notes)
         if summary.task in ("classification", "chat"):
             raise UserError(
-                f"task {summary.task} wants a table, TSV, CSV, JSONL or Parquet; {paths[0].name} is plain text by its name"
+                f"task {summary.task} expects a table (TSV, CSV, JSONL or Parquet); {paths[0].name} "
+                "is plain text by its name"
             )
         if summary.task == "translation" and len(paths) != 2:
             raise UserError(
-                f"task translation wants a source and a target file, or a table; got {len(paths)}: {', '.join(path.name for path in paths)}"
+                "task translation expects a source and a target file, or a table; got "
+                f"{len(paths)}: {', '.join(path.name for path in paths)}"
             )
     else:
         columns = read_columns(paths[0], table)
@@ -94,7 +96,7 @@ def inspect_data(files: Sequence[str], given_keys: Mapping[str, Any], task: str 
     data |= {
         key: value
         for key, value in _choose_validation(summary).items()
-        if not {"valid", "valid_share"} & set(given_keys)
+        if not {"valid", "valid_fraction"} & set(given_keys)
     }
     if summary.task == "translation":
         summary.notes += _check_sides(DataConfig.model_validate(data))
@@ -138,13 +140,13 @@ def _infer_plain_task(paths: Sequence[Path]) -> tuple[str, list[str]]:
         return "translation", []
     if are_unrelated(*map(read_first_lines, paths)):
         raise UserError(
-            f"{paths[0].name} has {line_count:,} lines and {paths[1].name} {other_count:,}, and the two are of different languages: "
-            "line n of a translation is that of line n of its source, so give files of as many lines; "
-            "task=language-model learns from both as plain text"
+            f"{paths[0].name} has {line_count:,} lines and {paths[1].name} {other_count:,}, in different "
+            "languages: line n of the target must translate line n of the source, so both must have the "
+            "same number of lines; task=language-model trains on both as plain text"
         )
     note = tr(
-        "taken for plain text of one language model: {one} has {lines} and {other} {more}, and two sides of translations "
-        "have as many, two or more",
+        "read as plain text for one language model: {one} has {lines} and {other} {more}; the two sides of "
+        "translations must have equally many, at least two",
         one=paths[0].name,
         lines=_format_lines(line_count),
         other=paths[1].name,
@@ -202,7 +204,7 @@ def _iter_row_sizes(
         for conversation in conversations.read(ConversationReport(conversations.source_label)):
             yield (sum(_byte_lengths(*(message.content for message in conversation.messages))),)
     else:
-        text = open_text(paths, data.documents, columns=data.text, format=data.format)
+        text = open_text(paths, data.document_separator, columns=data.text, format=data.format)
         size = 0
         for piece in text.read_chunks(TextReport(text.source_label)):
             size += len(piece.text.encode())
@@ -238,7 +240,7 @@ def _choose_validation(summary: DataSummary) -> dict[str, Any]:
         row_estimate = (
             summary.rows if summary.task != "language-model" else max(summary.rows, summary.size // 1000)
         )
-        splits["valid_share"] = next(
+        splits["valid_fraction"] = next(
             (share for share in (0.01, 0.02, 0.05, 0.1) if row_estimate * share >= 500), 0.1
         )
     return splits

@@ -10,7 +10,6 @@ from typing import Any
 
 from polyhead.autoconfig.inspect_data import DataSummary
 from polyhead.autoconfig.model_sizes import LABELED_SIZES, LEARNING_RATES, PAIR_SIZES, TEXT_SIZES, SizePreset
-from polyhead.autoconfig.portable_parts import make_portable
 from polyhead.chat.apply_template import check_vocabulary
 from polyhead.config import yaml_io
 from polyhead.config.presets import PRESETS
@@ -23,27 +22,36 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 
 _BYTES_PER_TOKEN = 4  # approximate mean for all tokenizers
 _Section = dict[str, Any]
+_BERT: _Section = {
+    "block": "transformer", "feed_forward": "gelu", "norm_first": False, "embedding_norm": True,
+    "n_segments": 2,
+}  # fmt: skip
+_PORTABLE_PARTS: Mapping[str, Mapping[str, _Section]] = {
+    "translation": {"hf": {"position": {"name": "sinusoidal", "layout": "halves"}}},  # Pegasus
+    "masked-lm": {"hf": _BERT},
+    "classification": {"hf": _BERT | {"pooling": "first"}, "ctranslate2": {"block": "transformer"}},
+}
 
 
 _REASONS = {
-    "data.valid_share": "held out to measure on; files of your own are better: valid: [...]",
+    "data.valid_fraction": "held out for validation; your own files are better: valid: [...]",
     "model.d_model": "width",
     "train.steps": "updates",
-    "train.max_tokens": "of a batch, padding counted",
-    "start": "answers are learned best by a model that can write already",
+    "train.max_tokens": "per batch, including padding",
+    "init_from": "a pretrained model learns answers best",
 }
 _TITLES = {
-    "translation": "A translator",
+    "translation": "A translation model",
     "language-model": "A language model",
-    "masked-lm": "An encoder that learns to fill in what is hidden",
+    "masked-lm": "An encoder for masked language modelling",
     "classification": "A classifier",
-    "chat": "A language model that learns to answer",
+    "chat": "A language model for conversations",
 }
 _ROW_NAMES = {"translation": "pairs", "classification": "texts", "chat": "conversations"}
 _LENGTH_REASONS = {
-    "translation": "tokens a side; more than nearly all have, and longer ones are skipped and counted",
-    "classification": "tokens; more than nearly all have, and longer ones are cut and counted",
-    "chat": "tokens; of longer ones the last answers are left out",
+    "translation": "tokens per side; nearly all are shorter, longer ones are skipped and counted",
+    "classification": "tokens; nearly all are shorter, longer ones are truncated and counted",
+    "chat": "tokens; longer ones lose their last answers",
 }
 
 
@@ -57,20 +65,21 @@ def propose_recipe(
     """
     given_keys = given_keys or {}
     part = {
-        "translation": _propose_translation, "language-model": _propose_language_model, "masked-lm": _propose_masked_lm, "classification": _propose_classification,
+        "translation": _propose_translation, "language-model": _propose_language_model,
+        "masked-lm": _propose_masked_lm, "classification": _propose_classification,
         "chat": _propose_chat,
     }  # fmt: skip
     propose: Callable[[DataSummary, Mapping[str, Any]], dict[str, Any]] = part[summary.task]
     tree = propose(summary, given_keys)
     if "model" in tree:
         tree["model"] = make_portable(summary.task, tree["model"], export_format)
-    if any(key.partition(".")[0] == "start" for key in given_keys):  # the run provides both
+    if any(key.partition(".")[0] == "init_from" for key in given_keys):  # the run provides both
         tree = {key: value for key, value in tree.items() if key not in ("tokenizer", "model")}
     elif preset := _get_preset(given_keys):  # a preset is a complete model
         tree["model"] = {
             key: value for key, value in tree["model"].items() if key == "max_len" and key not in preset
         }
-    order = ("train", "valid", "valid_share", "test")
+    order = ("train", "valid", "valid_fraction", "test")
     data = {key: summary.data[key] for key in order if key in summary.data} | tree.pop("data") | summary.data
     root = {"root": data.pop("root")} if "root" in data else {}
     task = {} if summary.task == "translation" else {"task": summary.task}
@@ -90,13 +99,15 @@ def render_recipe(tree: Mapping[str, Any], summary: DataSummary, name: str) -> s
         else ""
     )
     size = f"{summary.size / 1e6:,.1f} MB" if summary.size >= 1e5 else f"{summary.size / 1e3:,.1f} kB"
-    reasons = {key: reason for key, reason in _REASONS.items() if key != "start" or summary.task == "chat"}
-    reasons |= {"data.max_len": _LENGTH_REASONS.get(summary.task, "tokens of a row")}
+    reasons = {
+        key: reason for key, reason in _REASONS.items() if key != "init_from" or summary.task == "chat"
+    }
+    reasons |= {"data.max_len": _LENGTH_REASONS.get(summary.task, "tokens per row")}
     lines = [
         "# "
         + tr("{title}: {rows}{size} of text ({files}).", title=title, rows=rows, size=size, files=file_list),
         *(f"# {note}" for note in summary.notes),
-        f"# polyhead plan {shlex.quote(name)}      {tr('what it costs in time and memory, before it is trained')}",
+        f"# polyhead estimate {shlex.quote(name)}      {tr('time and memory, before training')}",
         f"# polyhead train {shlex.quote(name)}",
     ]
     for key, value in tree.items():
@@ -129,7 +140,7 @@ def _propose_translation(summary: DataSummary, given_keys: Mapping[str, Any]) ->
         "train": _train_section(
             summary, given_keys, size, batch, _peak_lr(size), "inverse_sqrt", 1.0 / 8, cooldown=0.3
         )
-        | {"label_smoothing": 0.1, "average": 5, "keep": 5},
+        | {"label_smoothing": 0.1, "average_checkpoints": 5, "keep": 5},
         "generation": {"beam_size": 5, "length_penalty": 1.0},
     }
 
@@ -140,10 +151,12 @@ def _propose_language_model(summary: DataSummary, given_keys: Mapping[str, Any])
         "data": {"max_len": 256},
         "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
         "model": {
-            **_model_section(size, max(1, size.d_model // 64)), "max_len": 256, "position": "rope", "norm": "rmsnorm",
+            **_model_section(size, max(1, size.d_model // 64)), "max_len": 256, "position": "rope",
+                "norm": "rmsnorm",
             "feed_forward": "swiglu", "init": "normal", "scale_embedding": False,
         },
-        "train": _train_section(summary, given_keys, size, 2048, _peak_lr(size) if _uses_adamw(given_keys) else 0.006, "cosine", 1.0 / 20, optimizer="muon"),
+        "train": _train_section(summary, given_keys, size, 2048,
+            _peak_lr(size) if _uses_adamw(given_keys) else 0.006, "cosine", 1.0 / 20, optimizer="muon"),
         "generation": {"temperature": 0.8, "top_p": 0.95},
     }  # fmt: skip
 
@@ -151,13 +164,15 @@ def _propose_language_model(summary: DataSummary, given_keys: Mapping[str, Any])
 def _propose_masked_lm(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
     size = _pick_size(TEXT_SIZES, summary, given_keys)
     return {
-        "data": {"documents": "line", "max_len": 128},
+        "data": {"document_separator": "line", "max_len": 128},
         "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
         "model": {
-            **_model_section(size, max(1, size.d_model // 64)), "max_len": 128, "position": "learned", "feed_forward": "gelu",
-            "head_bias": True, "init": "normal", "scale_embedding": False,
+            **_model_section(size, max(1, size.d_model // 64)), "max_len": 128, "position": "learned",
+                "feed_forward": "gelu",
+            "lm_head_bias": True, "init": "normal", "scale_embedding": False,
         },
-        "train": _train_section(summary, given_keys, size, 2048, 0.001 if _uses_adamw(given_keys) else 0.004, "cosine", 1.0 / 20, optimizer="muon"),
+        "train": _train_section(summary, given_keys, size, 2048, 0.001 if _uses_adamw(given_keys) else 0.004,
+            "cosine", 1.0 / 20, optimizer="muon"),
     }  # fmt: skip
 
 
@@ -167,10 +182,12 @@ def _propose_classification(summary: DataSummary, given_keys: Mapping[str, Any])
         "data": {"max_len": length},
         "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
         "model": {
-            "block": {"name": "conv", "kernel": 5}, **_model_section(size, 4), "max_len": length, "position": "learned",
+            "block": {"name": "gated_conv", "kernel": 5}, **_model_section(size, 4), "max_len": length,
+                "position": "learned",
             "init": "normal", "scale_embedding": False, "pooling": "max",
         },
-        "train": _train_section(summary, given_keys, size, 512 if summary.size < 1e6 else 2048, 0.001, "cosine", 1.0 / 20, optimizer="adamw"),
+        "train": _train_section(summary, given_keys, size, 512 if summary.size < 1e6 else 2048, 0.001,
+            "cosine", 1.0 / 20, optimizer="adamw"),
     }  # fmt: skip
 
 
@@ -179,9 +196,9 @@ def _propose_chat(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[s
     train = _train_section(
         summary, given_keys, schedule_only, 2048, 2e-5, "cosine", 1.0 / 20, optimizer="adamw"
     )
-    chat, length = _chat_and_length(given_keys.get("start"))
+    chat, length = _chat_and_length(given_keys.get("init_from"))
     return {
-        "start": "HuggingFaceTB/SmolLM2-135M",
+        "init_from": "HuggingFaceTB/SmolLM2-135M",
         "data": {"max_len": length},
         "train": train,
         "generation": {"chat": chat, "temperature": 0.7, "top_p": 0.9},
@@ -238,7 +255,8 @@ def _uses_adamw(given_keys: Mapping[str, Any]) -> bool:
 
 def _model_section(size: SizePreset, n_heads: int) -> _Section:
     return {
-        "d_model": size.d_model, "n_layers": size.n_layers, "n_heads": n_heads, "norm_first": True, "dropout": size.dropout,
+        "d_model": size.d_model, "n_layers": size.n_layers, "n_heads": n_heads, "norm_first": True,
+        "dropout": size.dropout,
     }  # fmt: skip
 
 
@@ -294,3 +312,8 @@ def _round_to_2_digits(number: float) -> int:
     """Round to two significant digits."""
     digits = max(0, int(math.log10(max(1, number))) - 1)
     return round(number / 10**digits) * 10**digits
+
+
+def make_portable(task: str, model: _Section, export_format: str) -> _Section:
+    """The model section with the parts that ``export_format`` requires."""
+    return model | _PORTABLE_PARTS.get(task, {}).get(export_format, {})

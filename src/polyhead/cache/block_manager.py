@@ -21,7 +21,7 @@ BlockContent = tuple[int, tuple[int, ...]]
 """Content id of the preceding block (0: none) and the token ids: equal contents have equal prefixes."""
 
 
-class OutOfBlocks(UserError):
+class OutOfBlocksError(UserError):
     """A step needs more blocks than are available. The state is unchanged."""
 
 
@@ -63,7 +63,8 @@ class BlockManager:
     def __init__(self, block_size: int, n_blocks: int = 0) -> None:
         if block_size < 1 or n_blocks < 0:
             raise UserError(
-                f"blocks of {block_size} tokens and {n_blocks} of them; wanted at least 1 token, and not less than 0"
+                f"blocks of {block_size} tokens and {n_blocks} of them; expected at least 1 token "
+                "and at least 0 blocks"
             )
         self.block_size, self.peak_blocks = block_size, 0
         self.version = 0  # incremented whenever a block table changes
@@ -106,7 +107,7 @@ class BlockManager:
 
     def admit(self, seq: int, tokens: Sequence[int] = ()) -> int:
         """Add a sequence and match its token prefix; return the number of tokens in matched blocks."""
-        assert seq not in self.block_tables, f"sequence {seq} is here already"
+        assert seq not in self.block_tables, f"sequence {seq} already exists"
         table: list[int] = []
         chain: list[int] = []
         for i in range(len(tokens) // self.block_size):
@@ -121,7 +122,7 @@ class BlockManager:
     def fork(self, src: int, dst: int) -> None:
         """Add a sequence ``dst`` that shares all blocks of ``src``."""
         assert src in self.block_tables, f"no sequence {src} to fork"
-        assert dst not in self.block_tables, f"sequence {dst} is here already"
+        assert dst not in self.block_tables, f"sequence {dst} already exists"
         self._add_seq(dst, list(self.block_tables[src]), self.lengths[src], list(self._prefix_ids[src]))
 
     def blocks_needed(self, spans: Iterable[WriteSpan]) -> int:
@@ -131,7 +132,7 @@ class BlockManager:
             assert seq in self.block_tables, f"no sequence {seq} to write to"
             assert 0 <= first <= end, f"positions {first} to {end} of sequence {seq}"
             assert first <= self.lengths[seq], (
-                f"sequence {seq} holds {self.lengths[seq]} tokens, position {first} would leave a gap"
+                f"sequence {seq} has {self.lengths[seq]} tokens, position {first} would leave a gap"
             )
             table = self.block_tables[seq]
             n_new += max(0, self._num_blocks(end) - len(table))
@@ -145,14 +146,15 @@ class BlockManager:
     def allocate(self, spans: Sequence[WriteSpan], n_needed: int | None = None) -> Allocation:
         """Allocate blocks for these spans and unshare the blocks they write to.
 
-        Raises OutOfBlocks, and changes nothing, if too few blocks are available. ``n_needed`` is the result
-        of ``blocks_needed``, if already computed.
+        Raises OutOfBlocksError, and changes nothing, if too few blocks are available. ``n_needed`` is the
+        result of ``blocks_needed``, if already computed.
         """
         n_needed = self.blocks_needed(spans) if n_needed is None else n_needed
-        assert len({span.seq for span in spans}) == len(spans), "a sequence comes twice in one step"
+        assert len({span.seq for span in spans}) == len(spans), "a sequence occurs twice in one step"
         if n_needed > self.n_available:
-            raise OutOfBlocks(
-                f"the step needs {n_needed} blocks of {self.block_size} tokens more, {self.n_available} of {self.n_blocks} are free"
+            raise OutOfBlocksError(
+                f"the step needs {n_needed} more blocks of {self.block_size} tokens; "
+                f"{self.n_available} of {self.n_blocks} are free"
             )
         allocation = Allocation([], [])
         for seq, first, end in spans:
@@ -242,37 +244,39 @@ class BlockManager:
         """Assert the invariants between two calls; linear in the number of blocks."""
         holders = Counter(block for table in self.block_tables.values() for block in table)
         assert all(holders[block] == n for block, n in enumerate(self._ref_counts)), (
-            "a count of owners is wrong"
+            "a reference count is wrong"
         )
-        assert sum(holders.values()) == sum(self._ref_counts), "a table holds a block that is none"
+        assert sum(holders.values()) == sum(self._ref_counts), "a block table has an invalid block"
         free_blocks, cached_blocks, used_blocks = (
             set(self._free_blocks),
             set(self._cached_blocks),
             set(holders),
         )
-        assert len(free_blocks) == len(self._free_blocks), "a block is free twice"
+        assert len(free_blocks) == len(self._free_blocks), "a block is in the free list twice"
         assert len(free_blocks) + len(cached_blocks) + len(used_blocks) == self.n_blocks, (
-            "a block is lost, or in two places"
+            "a block is lost, or both free and allocated"
         )
         assert free_blocks | cached_blocks | used_blocks == set(range(self.n_blocks)), (
-            "a block is lost, or in two places"
+            "a block is lost, or both free and allocated"
         )
         assert cached_blocks <= set(self._block_to_content) <= cached_blocks | used_blocks, (
-            "known blocks are held or kept, kept ones are known"
+            "cached blocks must be allocated or evictable, and evictable ones must be cached"
         )
         assert {block: content for content, block in self._content_to_block.items()} == {
             block: content for block, (_, content) in self._block_to_content.items()
-        }, "contents and blocks do not agree"
-        assert self.block_tables.keys() == self.lengths.keys() == self._prefix_ids.keys(), "half a sequence"
+        }, "hashes and blocks do not match"
+        assert self.block_tables.keys() == self.lengths.keys() == self._prefix_ids.keys(), (
+            "incomplete sequence"
+        )
         for seq, table in self.block_tables.items():
             assert len(table) == self._num_blocks(self.lengths[seq]), (
-                f"sequence {seq}: blocks do not fit its length"
+                f"sequence {seq}: the number of blocks does not match its length"
             )
-            assert len(set(table)) == len(table), f"sequence {seq} holds a block twice"
+            assert len(set(table)) == len(table), f"sequence {seq} has a block twice"
             assert len(self._prefix_ids[seq]) <= self.lengths[seq] // self.block_size, (
-                f"sequence {seq}: more names than full blocks"
+                f"sequence {seq}: more hashes than full blocks"
             )
-        assert len(used_blocks) <= self.peak_blocks, "more is held than ever was"
+        assert len(used_blocks) <= self.peak_blocks, "peak usage is below current usage"
 
     def _add_seq(self, seq: int, table: list[int], length: int, prefix_ids: list[int]) -> None:
         for block in table:
@@ -305,7 +309,7 @@ class BlockManager:
         self.peak_blocks = max(self.peak_blocks, self.n_blocks - self.n_available)
 
     def _release_block(self, block: int) -> None:
-        assert self._ref_counts[block] > 0, f"block {block} is free already"
+        assert self._ref_counts[block] > 0, f"block {block} is already free"
         self._ref_counts[block] -= 1
         if not self._ref_counts[block]:
             if block in self._block_to_content:

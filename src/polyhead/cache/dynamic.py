@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.cache.row_cache import RowCache, RowLayer, StepTokens, select_rows
@@ -79,12 +80,12 @@ class DynamicLayer(RowLayer):
     def update(self, kv: KV) -> KV:
         """(B, K, T, D) in, (B, K, S, D) out."""
         tokens, slots, n_new_slots, pos, mask = self.step
-        self.k, self.v = (
-            torch.cat([x, x.new_zeros(*x.shape[:2], n_new_slots, x.size(3))], 2) for x in (self.k, self.v)
-        )
+        self.k, self.v = F.pad(self.k, (0, 0, 0, n_new_slots)), F.pad(self.v, (0, 0, 0, n_new_slots))
         tokens.write(self.k, kv.k, slots)
         tokens.write(self.v, kv.v, slots)
-        return KV(select_rows(self.k, tokens.rows), select_rows(self.v, tokens.rows), pos, mask=mask)
+        if tokens.rows is None:
+            return KV(self.k, self.v, pos, mask=mask)
+        return KV(self.k[tokens.rows], self.v[tokens.rows], pos, mask=mask)
 
 
 def _min_positions(pos: Tensor) -> Tensor:

@@ -50,8 +50,9 @@ class H2OCache(RowCache):
         recent = budget // 2 if recent is None else recent
         if recent < 1 or sink < 0 or budget < recent + sink:
             raise UserError(
-                f"cache 'h2o': a budget of {budget} tokens with {recent} recent ones and a sink of {sink}; wanted at "
-                f"least 1 recent, a sink of 0 or more, and a budget of at least {max(1, recent) + max(0, sink)}"
+                f"cache 'h2o': a budget of {budget} tokens with {recent} recent ones and a sink of {sink}; "
+                "expected at least 1 recent, a sink of 0 or more, and a budget of at least "
+                f"{max(1, recent) + max(0, sink)}"
             )
         slots = min(budget, max_len) + 1
         self.layers: list[H2OLayer] = [
@@ -80,7 +81,8 @@ class H2OLayer(RowLayer):
         self.pending_kv: KV | None = None  # KV of this step, until accumulate_scores has its weights
 
     @property
-    def weights_hook(self) -> WeightsHook:
+    def weights_hook(self) -> WeightsHook:  # type: ignore[override]
+        """Receives the attention weights; stored as an attribute it would be a cycle, which is freed late."""
         return self.accumulate_scores
 
     def used_bytes(self, lengths: Sequence[int]) -> int:
@@ -92,7 +94,7 @@ class H2OLayer(RowLayer):
         tokens: StepTokens = self.step
         if self.pending_kv is not None:
             raise UserError(
-                "cache 'h2o' is shown no weights: attention of this model does not call its watchers"
+                "cache 'h2o' gets no attention weights: attention of this model does not call its hooks"
             )
         new_kv = tokens.zero_padding(kv.k.to(self.k.dtype)), tokens.zero_padding(kv.v.to(self.v.dtype))
         pos = tokens.pos[:, None].expand(-1, self.pos.size(1), -1)
@@ -115,7 +117,7 @@ class H2OLayer(RowLayer):
     def accumulate_scores(self, weights: Tensor) -> None:
         """Add the attention weights (B, H, T, S) to the scores and evict the slots with the smallest ones."""
         tokens, kv, self.pending_kv = self.step, self.pending_kv, None
-        assert kv is not None, "update() comes before its weights"
+        assert kv is not None, "update() must be called before its weights arrive"
         assert kv.pos is not None
         score = weights.float().masked_fill((tokens.pos < 0)[:, None, :, None], 0)
         score = score.unflatten(1, (kv.k.size(1), -1)).sum((2, 3))

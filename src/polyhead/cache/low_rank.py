@@ -65,10 +65,11 @@ class LowRankCache:
     ) -> None:
         if any(shape.states):
             raise UserError(
-                "cache 'low_rank' keeps keys and values, this model keeps a state: use cache 'state'"
+                "cache 'low_rank' stores keys and values, but this model has a recurrent state: "
+                "use cache 'state'"
             )
         if rank < 1:
-            raise UserError(f"cache 'low_rank': rank is {rank}, wanted at least 1")
+            raise UserError(f"cache 'low_rank': rank is {rank}, expected at least 1")
         ranks = min(rank, shape.head_dim), min(rank, shape.v_dim)
         projected_shape = shape._replace(head_dim=ranks[0], v_dim=ranks[1])
         self.base_cache = StaticCache(projected_shape, n_rows, max_len, chunk=chunk)
@@ -126,7 +127,7 @@ class LowRankLayer:
     def update(self, kv: KV) -> KV:
         """Store (B, K, T, D) and return (B, K, S, D), reconstructed."""
         if self.basis is None:
-            assert self.base_layer.step is not None, "prepare_step() comes before update()"
+            assert self.base_layer.step is not None, "prepare_step() must be called before update()"
             self.basis = fit_projection(kv, self.base_layer.step.padding, self.ranks)
         P, R = self.basis
         stored = self.base_layer.update(kv.replace(k=kv.k.to(P.dtype) @ P, v=kv.v.to(R.dtype) @ R))
@@ -138,8 +139,9 @@ def fit_projection(kv: KV, padding: Tensor | None, ranks: tuple[int, int]) -> Pr
     tokens = kv.k.size(0) * kv.k.size(2) - (0 if padding is None else int(padding.sum()))
     if tokens < max(ranks):
         raise UserError(
-            f"cache 'low_rank' wants to find {max(ranks)} directions in the first step, which has {tokens} tokens: give "
-            "projection, a file that polyhead.cache.low_rank.fit_low_rank writes, or a longer prompt"
+            f"cache 'low_rank' fits {max(ranks)} directions in the first step, which has only {tokens} "
+            "tokens: set projection to a file written by polyhead.cache.low_rank.fit_low_rank, or use a "
+            "longer prompt"
         )
     parts = (x if padding is None else x.masked_fill(padding, 0) for x in (kv.k, kv.v))
     return ProjectionBasis(
@@ -176,12 +178,13 @@ def fit_low_rank(
     """
     shape: CacheShape = model.cache_shape
     if not shape.kv_layers:
-        raise UserError("this model keeps a state: it has no keys and values to project")
+        raise UserError("this model has a recurrent state and no keys and values to project")
     if pos is None:
         pos = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
     if rank < 1 or int((pos >= 0).sum()) < rank:
         raise UserError(
-            f"{rank} directions in {int((pos >= 0).sum())} tokens: wanted 1 or more, and no fewer tokens"
+            f"{rank} directions in {int((pos >= 0).sum())} tokens: expected 1 or more, and at least "
+            "as many tokens"
         )
     sums: list[list[Tensor]] = []
     for i in range(0, len(tokens), _FIT_BATCH_SIZE):
@@ -230,13 +233,14 @@ def load_projection(path: str | Path, shape: CacheShape, ranks: tuple[int, int])
             if x is None or x.dim() != 3 or x.shape[:2] != (shape.n_kv_heads, size) or x.size(2) < rank:
                 description = "nothing" if x is None else f"shape {tuple(x.shape)}"
                 raise UserError(
-                    f"cache 'low_rank': projection {str(path)!r} has {description} for layers.{i}.{name}, wanted "
-                    f"{(shape.n_kv_heads, size, rank)} or more in the last place: fit it on this model"
+                    f"cache 'low_rank': projection {str(path)!r} has {description} for layers.{i}.{name}, "
+                    f"expected {(shape.n_kv_heads, size, rank)} or more in the last dimension: fit it on "
+                    "this model"
                 )
             pair.append(x[..., :rank].to(shape.device, shape.dtype).contiguous())
         layers.append(ProjectionBasis(*pair))
     if tensors:
         raise UserError(
-            f"cache 'low_rank': projection {str(path)!r} is of another model: it also has {min(tensors)}"
+            f"cache 'low_rank': projection {str(path)!r} belongs to another model: it also has {min(tensors)}"
         )
     return layers

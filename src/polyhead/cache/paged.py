@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.cache.block_manager import BlockManager, BlockStats, OutOfBlocks, WriteSpan
-from polyhead.cache.block_size import choose_block_size
+from polyhead.cache.block_manager import BlockManager, BlockStats, OutOfBlocksError, WriteSpan
 from polyhead.cache.paged_layer import PagedLayer, PagedStepLayout
 from polyhead.cache.row_cache import check_cache_len
 from polyhead.core.array_types import Bools, Ints
@@ -18,6 +17,10 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheMemory, CacheShape
 from polyhead.nn.kv import visible
+
+# default block size: large blocks waste slots at the end of a row, small ones need larger tables
+MAX_WASTE = 0.04  # maximum share of wasted slots for the default block size
+BLOCK_SIZES = (32, 16, 8, 4, 2)
 
 
 @CACHE.register("paged")
@@ -33,8 +36,8 @@ class PagedCache:
     When: beam search, parallel samples and serving, where memory is the limit; static is a little faster
     Recipe: generation: {cache: paged}
     Options:
-      block_size: block size in tokens; default: the largest of 32, 16, 8, 4, 2 that wastes less than 4 % of the
-        slots
+      block_size: block size in tokens; default: the largest of 32, 16, 8, 4, 2 that wastes less than 4 % of
+        the slots
       expected_len: expected tokens per row, for the default block size; default: half of the maximum length
       max_blocks: maximum number of pages; default: what all rows need at the maximum length
     """
@@ -53,8 +56,8 @@ class PagedCache:
     ) -> None:
         if any(shape.states):
             raise UserError(
-                "cache 'paged' keeps keys and values in pages; this model keeps a state of constant size, which has no "
-                "tokens to page: use cache 'state'"
+                "cache 'paged' stores keys and values in pages, but this model has a recurrent state: use "
+                "cache 'state'"
             )
         for name, value in (
             ("block_size", block_size),
@@ -62,7 +65,7 @@ class PagedCache:
             ("max_blocks", max_blocks),
         ):
             if value is not None and value < 1:
-                raise UserError(f"cache 'paged': {name} is {value}, wanted at least 1")
+                raise UserError(f"cache 'paged': {name} is {value}, expected at least 1")
         self.max_len, self.max_blocks, self.device = max_len, max_blocks, shape.device
         self.block_size = block_size or choose_block_size(
             max(1, max_len // 2) if expected_len is None else expected_len
@@ -197,13 +200,15 @@ class PagedCache:
         return spans
 
     def _grow(self, n: int) -> None:
-        """Add n pages, or an eighth of the present number if that is more; OutOfBlocks above the limit."""
+        """Add n pages, or an eighth of the present number if that is more;
+        OutOfBlocksError above the limit.
+        """
         limit = self.block_limit(len(self.seq_ids))
         n_free = limit - self.block_manager.n_blocks
         if n > n_free:
-            raise OutOfBlocks(
-                f"the step needs {n - n_free} pages of {self.block_size} tokens more than the {limit} of this cache: give it more "
-                "blocks, or decode fewer rows at once"
+            raise OutOfBlocksError(
+                f"the step needs {n - n_free} pages of {self.block_size} tokens more than the {limit} of "
+                "this cache: use more blocks, or decode fewer rows at once"
             )
         n = min(max(n, self.block_manager.n_blocks // 8), n_free)
         self.block_manager.grow(n)
@@ -247,3 +252,13 @@ class PagedCache:
 
     def _to_device(self, x: Ints | Bools) -> Tensor:
         return torch.from_numpy(x).to(self.device)
+
+
+def estimate_waste(block_size: int, length: float) -> float:
+    """Expected share of empty slots: half a block less half a slot at the end of each row, on average."""
+    return (block_size - 1) / 2 / (length + (block_size - 1) / 2)
+
+
+def choose_block_size(length: float) -> int:
+    """The largest block size that wastes less than 4 % of the slots for rows of ``length`` tokens."""
+    return next((block for block in BLOCK_SIZES if estimate_waste(block, length) < MAX_WASTE), 1)

@@ -52,7 +52,7 @@ class PagedLayer:
 
     def update(self, kv: KV) -> KV:
         """Write (B, K, T, D) and return (B, K, S, D): all slots of the rows' pages."""
-        assert self.step is not None, "prepare_step() comes before update()"
+        assert self.step is not None, "prepare_step() must be called before update()"
         step = self.step
         new_kv = [part.detach().to(self.k.dtype) for part in (kv.k, kv.v)]
         if step.padding is not None:
@@ -66,7 +66,7 @@ class PagedLayer:
 
     def slot_mapping(self) -> SlotMapping | None:
         """Slots of this step's tokens, for kernels that write keys and values; None if there is padding."""
-        assert self.step is not None, "prepare_step() comes before slot_mapping()"
+        assert self.step is not None, "prepare_step() must be called before slot_mapping()"
         step = self.step
         if step.padding is not None:
             return None
@@ -103,4 +103,6 @@ class PagedLayer:
         self.k, self.v = (torch.cat([x, x.new_zeros(n, *x.shape[1:])]) for x in (self.k, self.v))
 
     def select(self, rows: Tensor) -> None:
-        raise AssertionError("rows of a paged cache are reordered in its tables: select on the cache")
+        raise AssertionError(
+            "rows of a paged cache are reordered in its block tables: call select on the cache"
+        )

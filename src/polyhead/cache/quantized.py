@@ -52,7 +52,7 @@ class QuantizedCache(RowCache):
         super().__init__(shape, n_rows, max_len)
         if group < 2 or group % 2:
             raise UserError(
-                f"cache 'quantized': group is {group}; two numbers may share a byte, so an even number"
+                f"cache 'quantized': group is {group}; it must be even, since two numbers can share a byte"
             )
         self.group, self.n_groups = group, 0
         self.layers: list[QuantizedLayer] = [

@@ -33,7 +33,8 @@ class StateCache(RowCache):
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:
         if shape.kv_layers:
             raise UserError(
-                "cache 'state' keeps a state, layers of this model keep keys and values: use cache 'static'"
+                "cache 'state' stores a recurrent state, but layers of this model have keys and "
+                "values: use cache 'static'"
             )
         super().__init__(shape._replace(states=()), n_rows, sys.maxsize)
         self.layers: list[StateLayer] = [StateLayer(shape, state, n_rows) for state in shape.states if state]
@@ -49,7 +50,8 @@ class StateCache(RowCache):
             new_pos = row_pos[row_pos >= 0].tolist()
             end = self.lengths[row] + len(new_pos)
             assert new_pos == list(range(self.lengths[row], end)), (
-                f"row {row} holds {self.lengths[row]} tokens; a state cannot take positions {new_pos}"
+                f"row {row} holds {self.lengths[row]} tokens; a recurrent state cannot take "
+                f"positions {new_pos}"
             )
             self.lengths[row] = end
         is_all_rows = rows == list(range(len(self.lengths)))
@@ -85,7 +87,7 @@ class StateLayer(RowLayer):
     def state(self, values: tuple[Tensor, ...]) -> None:
         for name, x, y in zip(self.row_tensors, self.tensors, values, strict=True):
             assert y.shape[1:] == x.shape[1:], (
-                f"a state of {tuple(y.shape[1:])} where {tuple(x.shape[1:])} is kept"
+                f"a state of {tuple(y.shape[1:])} where {tuple(x.shape[1:])} was stored"
             )
             if self.step is None:
                 setattr(self, name, y.detach().to(x.dtype))
@@ -93,4 +95,4 @@ class StateLayer(RowLayer):
                 write_rows(x, self.step, y.to(x.dtype))
 
     def update(self, kv: KV) -> KV:
-        raise AssertionError("this layer keeps a state, not keys and values")
+        raise AssertionError("this layer has a recurrent state, not keys and values")

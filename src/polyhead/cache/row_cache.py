@@ -39,6 +39,7 @@ class RowLayer(ABC):
 
     row_tensors: Mapping[str, int] = {"k": 0, "v": 0}
     state: tuple[Tensor, ...] = ()
+    weights_hook: WeightsHook | None = None
 
     def __init__(self) -> None:
         self.step: Any = None  # the step layout that the cache computed for all layers
@@ -46,15 +47,6 @@ class RowLayer(ABC):
     @property
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in self.row_tensors)
-
-    @property
-    def weights_hook(self) -> WeightsHook | None:
-        """Hook that receives attention weights, or None.
-
-        A property, because a layer that stores a bound method of itself is a reference cycle and is freed
-        late.
-        """
-        return None
 
     @abstractmethod
     def update(self, kv: KV) -> KV:
@@ -80,7 +72,8 @@ class RowCache(ABC):
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:
         if any(shape.states):
             raise UserError(
-                f"cache {self.name!r} keeps keys and values, this model keeps a state: use cache 'state'"
+                f"cache {self.name!r} stores keys and values, but this model has a recurrent state: "
+                "use cache 'state'"
             )
         self.lengths, self.max_len, self.device = [0] * n_rows, max_len, shape.device
         self.peak_bytes = 0
@@ -112,7 +105,7 @@ class RowCache(ABC):
         if not self.rewinds:
             expected_pos = torch.where(is_token, len_before[:, None] + is_token.cumsum(1) - 1, -1)
             assert torch.equal(host, expected_pos), (
-                f"cache {self.name!r} takes tokens in order, each once: {host.tolist()}"
+                f"cache {self.name!r} expects tokens in order, each once: {host.tolist()}"
             )
         len_after = torch.maximum(len_before, host.amax(1) + 1)
         check_cache_len(max(len_after.tolist(), default=0), self.max_len)
@@ -172,8 +165,8 @@ def check_cache_len(length: int, max_len: int) -> None:
     """Raise UserError if a row of ``length`` tokens exceeds the maximum length of the cache."""
     if length > max_len:
         raise UserError(
-            f"position {length - 1} does not fit into a cache of {max_len} positions; "
-            "make it longer or the text shorter"
+            f"position {length - 1} does not fit into a cache of {max_len} positions; increase max_len or "
+            "shorten the text"
         )
 
 

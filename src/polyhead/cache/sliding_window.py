@@ -51,13 +51,14 @@ class WindowCache(RowCache):
         super().__init__(shape, n_rows, max_len)
         if window < 1 or sink < 0:
             raise UserError(
-                f"cache 'window': window is {window} and sink {sink}; wanted at least 1 and at least 0"
+                f"cache 'window': window is {window} and sink {sink}; expected at least 1 and at least 0"
             )
         for model_window in filter(None, shape.windows):
             if model_window.size > window or model_window.sink > sink:
                 raise UserError(
-                    f"cache 'window' keeps {window} tokens and a sink of {sink}, but attention of this model sees a "
-                    f"window of {model_window.size} and a sink of {model_window.sink}: give at least window={model_window.size}, sink={model_window.sink}"
+                    f"cache 'window' keeps {window} tokens and a sink of {sink}, but attention of this "
+                    f"model has a window of {model_window.size} and a sink of {model_window.sink}: set at "
+                    f"least window={model_window.size}, sink={model_window.sink}"
                 )
         self.window = Window(window, sink)
         slots = min(sink + window, max(1, max_len))

@@ -50,7 +50,7 @@ class StaticCache(RowCache):
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 32) -> None:
         super().__init__(shape, n_rows, max_len)
         if chunk < 1:
-            raise UserError(f"cache 'static': chunk is {chunk}, wanted at least 1 slot")
+            raise UserError(f"cache 'static': chunk is {chunk}, expected at least 1 slot")
         self.chunk = chunk
         self.used_slots = 0  # slots that any row has used
         self.pos = torch.full((n_rows, 1), -1, device=shape.device)  # the last slot is the spare one
@@ -135,7 +135,7 @@ class StaticLayer(RowLayer):
 
     def update(self, kv: KV) -> KV:
         """(B, K, T, D) in, (B, K, S, D) out: all slots."""
-        assert self.step is not None, "prepare_step() comes before update()"
+        assert self.step is not None, "prepare_step() must be called before update()"
         rows, write, pos, mask, padding, _ = self.step
         for x, values in ((self.k, kv.k), (self.v, kv.v)):
             values = values.to(x.dtype) if padding is None else values.to(x.dtype).masked_fill(padding, 0)
@@ -147,7 +147,7 @@ class StaticLayer(RowLayer):
 
     def slot_mapping(self) -> SlotMapping | None:
         """Slots of this step's tokens, for kernels that write keys and values; None if there is padding."""
-        assert self.step is not None, "prepare_step() comes before slot_mapping()"
+        assert self.step is not None, "prepare_step() must be called before slot_mapping()"
         _, write_slots, pos, mask, padding, slots = self.step
         if padding is not None:
             return None

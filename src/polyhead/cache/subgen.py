@@ -50,14 +50,14 @@ class SubGenCache(RowCache):
         recent = budget // 2 if recent is None else recent
         if recent < 1 or budget <= recent or not radius >= 0:
             raise UserError(
-                f"cache 'subgen': a budget of {budget} slots with {recent} recent tokens and a radius of {radius}; wanted "
-                "at least 1 recent token, a larger budget than that, and a radius of 0 or more"
+                f"cache 'subgen': a budget of {budget} slots with {recent} recent tokens and a radius of "
+                f"{radius}; expected at least 1 recent token, a budget above that, and a radius of 0 or more"
             )
         if shape.needs_distances or any(shape.windows):
             reason = "its position (alibi, t5, shaw, disentangled)" if shape.needs_distances else "its window"
             raise UserError(
-                "cache 'subgen' merges tokens of many places into one, but attention of this model asks how far a token is "
-                f"away, for {reason}: use cache 'h2o'"
+                "cache 'subgen' merges tokens of several positions into one, but attention of this model "
+                f"depends on distances, for {reason}: use cache 'h2o'"
             )
         recent, clusters = min(recent, max_len), min(budget - recent, max_len)
         self.layers: list[SubGenLayer] = [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import tokenizers
-from polyhead.chat.base import EOS, ChatFormat, ChatPiece, Message, no_tools_error
+from polyhead.chat.base import EOS, ChatFormat, ChatPiece, Message, is_prefill, no_tools_error
 from polyhead.chat.tool_calls import ToolCallFormat
 from polyhead.chat.tools import ToolChoice
 from polyhead.core.errors import UserError
@@ -15,6 +15,9 @@ from polyhead.core.errors import UserError
 if TYPE_CHECKING:
     from polyhead.tokenizers.special_tokens import AddedToken
     from polyhead.tokenizers.tokenizer import Tokenizer
+
+
+_END_MARK = "\ue000 "  # a private character, and a space that a format may trim
 
 
 class EncodedChat(NamedTuple):
@@ -32,8 +35,25 @@ def render_chat(
 ) -> list[ChatPiece]:
     """Render a conversation as pieces; UserError if the format does not support ``tools``.
 
-    With ``add_generation_prompt`` it ends at the start of an assistant turn.
+    With ``add_generation_prompt`` it ends at the start of an assistant turn, or within the last message if it
+    is one of the assistant: after its content, which is continued.
     """
+    if not (add_generation_prompt and is_prefill(messages)):
+        return _render_pieces(format, messages, add_generation_prompt, tools)
+    *before, answer = messages
+    if not answer.content.strip():
+        return _render_pieces(format, before, True, tools)
+    # a mark after the content shows what the format trims or adds there, as in transformers
+    marked = [*before, answer._replace(content=answer.content + _END_MARK)]
+    pieces = _render_pieces(format, marked, False, tools)
+    last = max(i for i, piece in enumerate(pieces) if _END_MARK.strip() in piece.text)
+    text, _, rest = pieces[last].text.rpartition(_END_MARK.strip())
+    return [*pieces[:last], pieces[last]._replace(text=text if rest.startswith(" ") else text.rstrip())]
+
+
+def _render_pieces(
+    format: ChatFormat, messages: Sequence[Message], add_generation_prompt: bool, tools: ToolChoice
+) -> list[ChatPiece]:
     if not tools.all_tools:
         return format.render(messages, add_generation_prompt)
     if not isinstance(format, ToolCallFormat):
@@ -123,7 +143,7 @@ def _find_special_token(piece: ChatPiece, tokenizer: Tokenizer) -> AddedToken | 
     special = tokenizer.special_tokens.get(name)
     if special is None and piece.kind != "mark":
         raise UserError(
-            f"this chat format needs the token {piece.text!r}, which the vocabulary has not; "
-            "'plain' and 'zephyr' fit any"
+            f"this chat format needs the token {piece.text!r}, which is not in the vocabulary; 'plain' and "
+            "'zephyr' work with any"
         )
     return special

@@ -9,6 +9,8 @@ from polyhead.core.errors import UserError, did_you_mean, format_value
 from polyhead.core.registry import CHAT
 
 MESSAGE_ROLES = ("system", "user", "assistant", "tool")
+MESSAGE_ROLE_ALIASES = {"developer": "system"}
+ROLES_WITHOUT_CONTENT = ("assistant", "tool")  # their content may be missing: it is empty
 PieceKind = Literal["text", "token", "mark", "role"]
 
 
@@ -81,6 +83,41 @@ def split_system(messages: Sequence[Message]) -> tuple[str | None, Sequence[Mess
     return None, messages
 
 
+def merge_system(messages: Sequence[Message]) -> Sequence[Message]:
+    """The conversation with at most one system message, the first, for formats without a place for others.
+
+    The system messages at the start become one. A later one becomes a part of the user message after it, or
+    else of the one before it, as in llama.cpp and LiteLLM; without either it is a user message.
+    """
+    if all(message.role != "system" for message in messages[1:]):
+        return messages
+    merged: list[Message] = []
+    pending: list[str] = []  # system messages that have no place yet
+    for message in messages:
+        if message.role == "system":
+            pending.append(message.content)
+            continue
+        if pending and not merged:
+            merged.append(Message("system", "\n\n".join(pending)))
+        elif pending and message.role == "user":
+            message = message._replace(content="\n\n".join([*pending, message.content]))
+        elif pending and merged[-1].role == "user":
+            merged[-1] = merged[-1]._replace(content="\n\n".join([merged[-1].content, *pending]))
+        elif pending:
+            merged.append(Message("user", "\n\n".join(pending)))
+        merged.append(message)
+        pending = []
+    if pending:
+        contents = [merged.pop().content] if merged[-1].role == "user" else []
+        merged.append(Message("user", "\n\n".join([*contents, *pending])))
+    return merged
+
+
+def is_prefill(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the start of an answer, which the assistant continues."""
+    return bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
+
+
 def check_messages(
     messages: Sequence[Message],
     add_generation_prompt: bool,
@@ -96,19 +133,17 @@ def check_messages(
         if message.role not in MESSAGE_ROLES:
             hint = did_you_mean(message.role, MESSAGE_ROLES)
             raise UserError(
-                f"message {number} has the role {format_value(message.role)}, wanted {', '.join(MESSAGE_ROLES)}{hint}"
+                f"message {number} has the role {format_value(message.role)}, expected "
+                f"{', '.join(MESSAGE_ROLES)}{hint}"
             )
-        if message.role == "system" and number:
-            raise UserError(f"message {number} is the system's, which speaks first or not at all")
         if (message.role == "tool" or message.tool_calls) and not allow_tool_calls:
             problem = f"has the role {message.role!r}" if message.role == "tool" else "calls functions"
             raise no_tools_error(f"message {number} {problem}")
-    turns = split_system(messages)[1]
-    if not turns:
-        raise UserError("a conversation needs a message of the user")
+    if all(message.role == "system" for message in messages):
+        raise UserError("a conversation must have a message with the role 'user'")
     _check_tool_calls(messages)
-    if add_generation_prompt and turns[-1].role == "assistant":
-        raise UserError("the last message is the assistant's; a message of the user must come last")
+    if add_generation_prompt and messages[-1].role == "assistant":
+        raise UserError("the last message has the role 'assistant'; it must have the role 'user'")
     alternating_turns = [
         (i, other.role)
         for i, other in enumerate(messages)
@@ -117,8 +152,8 @@ def check_messages(
     for turn, (number, role) in enumerate(alternating_turns if alternating_format else ()):
         if (role == "user") != (turn % 2 == 0):
             raise UserError(
-                f"in the format {alternating_format!r} user and assistant take turns, the user first; "
-                f"message {number} is the {role}'s"
+                f"in the format {alternating_format!r} the roles must alternate user/assistant, user first; "
+                f"message {number} has the role {role!r}"
             )
 
 
@@ -126,7 +161,7 @@ def no_tools_error(subject: str) -> UserError:
     """The error for tools in a chat format without tools; ``subject`` starts the message."""
     format_names = ", ".join(name for name in CHAT.names() if hasattr(CHAT.get(name), "tool_syntax"))
     return UserError(
-        f"{subject}, and this chat format has no way to write tools; those that have: {format_names}"
+        f"{subject}, but this chat format does not support tools; formats that do: {format_names}"
     )
 
 
@@ -136,16 +171,15 @@ def _check_tool_calls(messages: Sequence[Message]) -> None:
     for number, message in enumerate(messages):
         if message.tool_calls and message.role != "assistant":
             raise UserError(
-                f"message {number} is the {message.role}'s, and the assistant alone calls functions"
+                f"message {number} has the role {message.role!r}; only the assistant can call functions"
             )
         if message.role != "tool":
             call_ids = [call.id for call in message.tool_calls]
         elif not call_ids:
-            raise UserError(
-                f"message {number} has the role 'tool', and no message before it calls a function"
-            )
+            raise UserError(f"message {number} has the role 'tool', but no earlier message calls a function")
         elif message.tool_call_id and message.tool_call_id not in call_ids:
             ids = ", ".join(map(format_value, call_ids))
             raise UserError(
-                f"message {number} answers the call {format_value(message.tool_call_id)}; the calls before it: {ids}"
+                f"message {number} answers the call {format_value(message.tool_call_id)}; earlier "
+                f"calls: {ids}"
             )

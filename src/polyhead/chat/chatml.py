@@ -21,7 +21,8 @@ _TOOLS_HEADER = (
 )
 _TOOLS_FOOTER = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+    '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": '
+    "<args-json-object>}\n</tool_call>"
 )
 _MARKERS = re.compile("(</?tools>|</?tool_call>|</?tool_response>)")
 
@@ -140,13 +141,18 @@ class ChatML:
     @property
     def template(self) -> str:
         system_prefix = quote(self.system + "\n\n") if self.system else "''"
-        head = "{% elif messages[0]['role'] == 'system' %}{{ '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}"
+        head = (
+            "{% elif messages[0]['role'] == 'system' %}{{ '<|im_start|>system\\n' + "
+            "messages[0]['content'] + '<|im_end|>\\n' }}"
+        )
         if self.system:
             head += "{% else %}{{ " + quote(f"{TURN_START}system\n{self.system}{TURN_END}\n") + " }}"
         return (
             ("{{ bos_token }}" if self.bos else "")
-            + "{% if tools %}{{ '<|im_start|>system\\n' + (messages[0]['content'] + '\\n\\n' if messages[0]['role'] == 'system' else "
-            + system_prefix + ") + " + quote(_TOOLS_HEADER) + " }}{% for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}{{ "
+            + "{% if tools %}{{ '<|im_start|>system\\n' + (messages[0]['content'] + '\\n\\n' if "
+              "messages[0]['role'] == 'system' else "
+            + system_prefix + ") + " + quote(_TOOLS_HEADER) + " }}{% for tool in tools %}{{ '\\n' + (tool | "
+                "tojson) }}{% endfor %}{{ "
             + quote(f"{_TOOLS_FOOTER}{TURN_END}\n") + " }}" + head + "{% endif %}"
             + (_LAST_QUESTION if self.thinks else "")
             + _TURNS.replace("THOUGHTS", _THINKING if self.thinks else "{% set answer = content %}")
@@ -187,16 +193,17 @@ _LAST_QUESTION = (
     "{% set ns.last = messages | length - 1 - loop.index0 %}{% set ns.found = true %}{% endif %}{% endfor %}"
 )
 _TURNS = (
-    "{% for message in messages %}{% set content = message['content'] or '' %}{% if message['role'] == 'tool' %}"
-    "{% if loop.first or messages[loop.index0 - 1]['role'] != 'tool' %}{{ '<|im_start|>user' }}{% endif %}"
-    "{{ '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}"
-    "{% if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}"
-    "{% elif message['role'] == 'assistant' %}THOUGHTS{{ '<|im_start|>assistant\\n' + answer }}"
-    "{% for call in message['tool_calls'] or [] %}{% set call = call['function'] %}"
-    "{{ ('' if loop.first and not content else '\\n') + '<tool_call>\\n{\"name\": \"' + call['name'] + '\", \"arguments\": ' }}"
-    "{{ (call['arguments'] if call['arguments'] is string else call['arguments'] | tojson) + '}\\n</tool_call>' }}{% endfor %}"
-    "{{ '<|im_end|>\\n' }}{% elif not (loop.first and message['role'] == 'system') %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    "{% for message in messages %}{% set content = message['content'] or '' %}{% if message['role'] == "
+    "'tool' %}{% if loop.first or messages[loop.index0 - 1]['role'] != 'tool' %}{{ '<|im_start|>user' }}{% "
+    "endif %}{{ '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}{% if loop.last or "
+    "messages[loop.index0 + 1]['role'] != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}{% elif message['role'] "
+    "== 'assistant' %}THOUGHTS{{ '<|im_start|>assistant\\n' + answer }}{% for call in "
+    "message['tool_calls'] or [] %}{% set call = call['function'] %}{{ ('' if loop.first and not content "
+    "else '\\n') + '<tool_call>\\n{\"name\": \"' + call['name'] + '\", \"arguments\": ' }}{{ "
+    "(call['arguments'] if call['arguments'] is string else call['arguments'] | tojson) + "
+    "'}\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% elif not (loop.first and message['role'] == "
+    "'system') %}{{ '<|im_start|>' + message['role'] + '\\n' + content + '<|im_end|>\\n' }}{% endif %}{% "
+    "endfor %}"
 )
 _THINKING = (
     "{% set thought = '' %}{% if '</think>' in content %}"

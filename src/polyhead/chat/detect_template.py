@@ -20,7 +20,8 @@ _DEFAULT_SYSTEM = re.compile(
 )
 # not chatml: a default system message in a variable, trimmed contents, or another end of a turn
 _NOT_CHATML = re.compile(
-    r"set\s+\w*(?:system|default)\w*\s*=\s*['\"][^'\"]|content['\"]?\]?\s*\|\s*trim|<\|im_end\|>(?:\\n|\n)?['\"]\s*[+~]\s*eos_token"
+    r"set\s+\w*(?:system|default)\w*\s*=\s*['\"][^'\"]|content['\"]?\]?\s*\|\s*trim|<\|im_end\|>(?:\\n|\n)?["
+    r"'\"]\s*[+~]\s*eos_token"
 )
 _END_OF_TURN = re.compile(r"<\|im_end\|>.{0,12}?(?:\\n|\n)", re.DOTALL)
 # default dates of Llama 3.1; 3.2 uses the current date, but prompts must not change from day to day
@@ -123,5 +124,6 @@ def _detect_tulu(template: str) -> Choice | None:
 
 
 _DETECTORS: tuple[Callable[[str], Choice | None], ...] = (
-    _detect_llama3, _detect_chatml, _detect_gemma, _detect_llama2, _detect_mistral, _detect_phi3, _detect_zephyr, _detect_tulu,
+    _detect_llama3, _detect_chatml, _detect_gemma, _detect_llama2, _detect_mistral, _detect_phi3,
+    _detect_zephyr, _detect_tulu,
 )  # fmt: skip

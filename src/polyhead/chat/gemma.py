@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from polyhead.chat.base import BOS, EOS, ChatPiece, Message, check_messages, special_piece, split_system
+from polyhead.chat.base import (
+    BOS,
+    EOS,
+    ChatPiece,
+    Message,
+    check_messages,
+    merge_system,
+    special_piece,
+    split_system,
+)
 from polyhead.chat.jinja_quote import CHECK_ALTERNATION, SPLIT_SYSTEM
-from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 
 _TURN_START, _TURN_END = "<start_of_turn>", "<end_of_turn>"
@@ -22,8 +30,8 @@ class Gemma:
     Paper: Gemma Team, 2024
     When: Gemma and models derived from it
     Options:
-      system: first: the system message comes before the first user message, as in Gemma 3; none: it is an
-        error
+      system: first: the system message comes before the first user message, as in Gemma 3; none: so it does,
+        but the published template refuses it
     """
 
     end_tokens = (special_piece(_TURN_END), EOS)
@@ -35,9 +43,7 @@ class Gemma:
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
         """Render the conversation as pieces."""
         check_messages(messages, add_generation_prompt, "gemma")
-        system, turns = split_system(messages)
-        if system is not None and self.system == "none":
-            raise UserError("this chat format has no place for a message of the system")
+        system, turns = split_system(merge_system(messages))
         pieces = [BOS]
         for i, (role, content, *_) in enumerate(turns):
             is_assistant = role == "assistant"
@@ -66,6 +72,6 @@ class Gemma:
             + CHECK_ALTERNATION
             + "{% set role = message['role'] | replace('assistant', 'model') %}"
             "{% set before = system + '\\n\\n' if loop.first and system is not none else '' %}"
-            "{{ '<start_of_turn>' + role + '\\n' + before + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}"
-            "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+            "{{ '<start_of_turn>' + role + '\\n' + before + message['content'] | trim + '<end_of_turn>\\n' "
+            "}}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
         )

@@ -8,8 +8,8 @@ CHECK_ALTERNATION = (
     "{{ raise_exception('user and assistant must take turns, the user first') }}{% endif %}"
 )
 SPLIT_SYSTEM = (
-    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set turns = messages[1:] %}"
-    "{% else %}{% set system = none %}{% set turns = messages %}{% endif %}"
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set turns = "
+    "messages[1:] %}{% else %}{% set system = none %}{% set turns = messages %}{% endif %}"
 )
 
 

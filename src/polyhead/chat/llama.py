@@ -12,6 +12,7 @@ from polyhead.chat.base import (
     Message,
     assistant_piece,
     check_messages,
+    merge_system,
     special_piece,
     split_system,
 )
@@ -24,8 +25,10 @@ from polyhead.core.registry import CHAT
 _HEADER_START, _HEADER_END, _TURN_END = "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
 ENVIRONMENT = "Environment: ipython\n"
 _TOOLS_HEADER = (
-    "Given the following functions, please respond with a JSON for a function call with its proper arguments that best "
-    'answers the given prompt.\n\nRespond in the format {"name": function name, "parameters": dictionary of argument '
+    "Given the following functions, please respond with a JSON for a function call with its proper "
+    "arguments that best "
+    'answers the given prompt.\n\nRespond in the format {"name": function name, "parameters": dictionary of '
+    "argument "
     "name and its value}.Do not use variables.\n\n"
 )
 
@@ -45,7 +48,7 @@ class Llama2:
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
         """The conversation in pieces."""
         check_messages(messages, add_generation_prompt, "llama2")
-        system, turns = split_system(messages)
+        system, turns = split_system(merge_system(messages))
         pieces: list[ChatPiece] = []
         for i, (role, content, *_) in enumerate(turns):
             if role == "assistant":
@@ -106,14 +109,17 @@ class Llama3:
         pieces = [BOS]
         if header or system is not None:
             pieces += _render_turn("system", ChatPiece(header + (system or "").strip()))
-        if tools.all_tools and turns[0].role != "user":
-            raise UserError("in this chat format tools stand in the first message, which must be the user's")
+        first = next(i for i, message in enumerate(turns) if message.role != "system")
+        if tools.all_tools and turns[first].role != "user":
+            raise UserError(
+                "this chat format writes tools into the first message, which must have the role 'user'"
+            )
         definitions = "".join(
             f"{json.dumps(tool.definition, ensure_ascii=False, indent=4)}\n\n" for tool in tools.all_tools
         )
         for i, message in enumerate(turns):
             head, text = (
-                _TOOLS_HEADER + definitions if definitions and i == 0 else "",
+                _TOOLS_HEADER + definitions if definitions and i == first else "",
                 self._turn_text(message),
             )
             role = "ipython" if message.role == "tool" else message.role
@@ -136,7 +142,7 @@ class Llama3:
             return json.dumps(message.content, ensure_ascii=False)
         if len(message.tool_calls) > 1:
             raise UserError(
-                f"this chat format writes one call at once, and a message has {len(message.tool_calls)}"
+                f"this chat format supports one call per message; a message has {len(message.tool_calls)}"
             )
         return (
             self.tool_syntax.format_call(message.tool_calls[0])
@@ -175,13 +181,15 @@ def _render_turn(role: str, content: ChatPiece) -> list[ChatPiece]:
 
 
 _TURNS = (
-    "{% for message in turns %}{% set role = message['role'] %}{% set content = (message['content'] or '') | trim %}"
-    "{% if role == 'tool' %}{% set role = 'ipython' %}{% set content = (message['content'] or '') | tojson %}"
-    "{% elif message['tool_calls'] %}{% if message['tool_calls'] | length > 1 %}"
-    "{{ raise_exception('one call at once') }}{% endif %}{% set call = message['tool_calls'][0]['function'] %}"
-    "{% set given = call['arguments'] if call['arguments'] is string else call['arguments'] | tojson %}"
-    "{% set content = '{\"name\": \"' + call['name'] + '\", \"parameters\": ' + given + '}' %}{% endif %}"
-    "{{ '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' }}{% if tools and loop.first %}{{ "
+    "{% set ns = namespace(told=false) %}{% for message in turns %}{% set role = message['role'] %}"
+    "{% set content = (message['content'] or '') | trim %}{% if role == 'tool' %}"
+    "{% set role = 'ipython' %}{% set content = (message['content'] or '') | tojson %}"
+    "{% elif message['tool_calls'] %}{% if message['tool_calls'] | length > 1 %}{{ "
+    "raise_exception('one call at once') }}{% endif %}{% set call = message['tool_calls'][0]['function'] "
+    "%}{% set given = call['arguments'] if call['arguments'] is string else call['arguments'] | tojson "
+    "%}{% set content = '{\"name\": \"' + call['name'] + '\", \"parameters\": ' + given + '}' %}{% endif "
+    "%}{{ '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' }}"
+    "{% if tools and role != 'system' and not ns.told %}{% set ns.told = true %}{{ "
     + quote(_TOOLS_HEADER)
     + " }}{% for tool in tools %}{{ (tool | tojson(indent=4)) + '\\n\\n' }}{% endfor %}{% endif %}"
     "{{ content + '<|eot_id|>' }}{% endfor %}"

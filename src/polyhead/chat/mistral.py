@@ -15,6 +15,7 @@ from polyhead.chat.base import (
     ToolCall,
     assistant_piece,
     check_messages,
+    merge_system,
     split_system,
 )
 from polyhead.chat.jinja_quote import SPLIT_SYSTEM, quote
@@ -56,8 +57,8 @@ class Mistral:
     Options:
       style: first: Mistral 0.1, Mixtral; v1: Mistral 0.2 and the templates of 2024; v3: Mistral 0.3; tekken:
         Nemo
-      system: the user message that the system message precedes: first or last; none: a system message is an
-        error
+      system: the user message that the system message precedes: first or last; none: the first, but the
+        published template refuses a system message
     """
 
     end_tokens = (EOS,)
@@ -80,19 +81,20 @@ class Mistral:
     ) -> list[ChatPiece]:
         """Render the conversation as pieces."""
         check_messages(messages, add_generation_prompt, "mistral", allow_tool_calls=True)
-        style, (system, turns) = STYLES[self.style], split_system(messages)
-        if system is not None and self.system == "none":
-            raise UserError("this chat format has no place for a message of the system")
+        style, (system, turns) = STYLES[self.style], split_system(merge_system(messages))
         if style.tools_prefix is None and (tools.all_tools or any(message.tool_calls for message in turns)):
             raise UserError(
-                f"the format 'mistral' has no way to write tools in the style {self.style!r}; v3 and tekken have"
+                f"the format 'mistral' does not support tools in the style {self.style!r}; v3 and tekken do"
             )
         last = max((i for i, message in enumerate(turns) if message.role == "user"), default=0)
         pieces = [BOS]
         for i, message in enumerate(turns):
             content = message.content
             if message.role == "tool":
-                body = f'{style.tools_prefix}{{"content": {content}, "call_id": "{_check_call_id(message.tool_call_id)}"}}'
+                body = (
+                    f'{style.tools_prefix}{{"content": {content}, "call_id": '
+                    f'"{_check_call_id(message.tool_call_id)}"}}'
+                )
                 pieces += [
                     ChatPiece("[TOOL_RESULTS]", "mark"),
                     ChatPiece(body),
@@ -110,13 +112,14 @@ class Mistral:
                 pieces += [assistant_piece(style.answer_prefix + content), EOS._replace(is_assistant=True)]
             else:
                 if tools.all_tools and i == last:
-                    definitions = f"{style.tools_prefix}[{', '.join(_format_function(tool.definition['function']) for tool in tools.all_tools)}]"
+                    functions = [tool.definition["function"] for tool in tools.all_tools]
+                    definitions = f"{style.tools_prefix}[{', '.join(map(_format_function, functions))}]"
                     pieces += [
                         ChatPiece("[AVAILABLE_TOOLS]", "mark"),
                         ChatPiece(definitions),
                         ChatPiece("[/AVAILABLE_TOOLS]", "mark"),
                     ]
-                if system is not None and i == (0 if self.system == "first" else last):
+                if system is not None and i == (last if self.system == "last" else 0):
                     content = f"{system}\n\n{content}"
                 pieces += [ChatPiece(style.inst_prefix)] if style.inst_prefix else []
                 pieces += [
@@ -144,13 +147,17 @@ class Mistral:
                 for part in (_TOOLS_TEMPLATE, _CALLS_TEMPLATE)
             )
         return (
-            SPLIT_SYSTEM + "{% if system is not none %}" + refuse + "{% endif %}" + _CHECK_ORDER + "{{ bos_token }}"
+            SPLIT_SYSTEM + "{% if system is not none %}" + refuse + "{% endif %}" + _CHECK_ORDER
+            + "{{ bos_token }}"
             "{% for message in turns %}{% set content = message['content'] or '' %}"
-            "{% if message['role'] == 'user' %}" + tools_template + "{% if system is not none and loop.index0 == " + system_index + " %}"
+            "{% if message['role'] == 'user' %}" + tools_template + "{% if system is not none and "
+                "loop.index0 == " + system_index + " %}"
             "{% set content = system + '\\n\\n' + content %}{% endif %}{{ "
-            + quote(f"{style.inst_prefix}[INST]{style.question_prefix}") + " + content + " + quote(f"{style.question_suffix}[/INST]")
+            + quote(f"{style.inst_prefix}[INST]{style.question_prefix}") + " + content + "
+                + quote(f"{style.question_suffix}[/INST]")
             + " }}{% elif message['tool_calls'] or message['role'] == 'tool' %}" + calls_template
-            + "{% else %}{{ " + quote(style.answer_prefix) + " + (content" + trim + ") + eos_token }}{% endif %}{% endfor %}"
+            + "{% else %}{{ " + quote(style.answer_prefix) + " + (content" + trim + ") + eos_token }}{% "
+                "endif %}{% endfor %}"
         )  # fmt: skip
 
 
@@ -167,7 +174,7 @@ def _format_function(function: dict[str, Any]) -> str:
 def _check_call_id(call_id: str) -> str:
     if not re.fullmatch("[A-Za-z0-9]{9}", call_id):
         raise UserError(
-            f"the id {format_value(call_id)} of a call is not one of nine letters or digits, which the format 'mistral' wants"
+            f"the id {format_value(call_id)} of a call must be nine letters or digits in the format 'mistral'"
         )
     return call_id
 
@@ -182,10 +189,10 @@ _CHECK_ORDER = (
 )
 _TOOLS_TEMPLATE = (
     "{% if tools and loop.index0 == ns.last %}{{ '[AVAILABLE_TOOLS] [' }}{% for tool in tools %}"
-    "{{ '{\"type\": \"function\", \"function\": {' }}{% for key, value in tool['function'].items() if key != 'return' %}"
-    "{{ '\"' + key + '\": ' }}{% if value is string %}{{ '\"' + value + '\"' }}{% else %}{{ value | tojson }}{% endif %}"
-    "{% if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ '}}' if loop.last else '}}, ' }}{% endfor %}"
-    "{{ '][/AVAILABLE_TOOLS]' }}{% endif %}"
+    '{{ \'{"type": "function", "function": {\' }}{% for key, value in tool[\'function\'].items() if key '
+    "!= 'return' %}{{ '\"' + key + '\": ' }}{% if value is string %}{{ '\"' + value + '\"' }}{% else %}{{ "
+    "value | tojson }}{% endif %}{% if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ '}}' if "
+    "loop.last else '}}, ' }}{% endfor %}{{ '][/AVAILABLE_TOOLS]' }}{% endif %}"
 )
 _CALLS_TEMPLATE = (
     "{% if message['role'] == 'tool' %}{{ '[TOOL_RESULTS] {\"content\": ' + content + ', \"call_id\": \"' }}"

@@ -48,7 +48,8 @@ class Phi3:
     def template(self) -> str:
         return (
             ("{{ bos_token }}" if self.bos else "")
-            + "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}{% endfor %}"
+            + "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + "
+            "'<|end|>\\n' }}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}"
             + ("" if self.bos else "{% else %}{{ eos_token }}")
             + "{% endif %}"

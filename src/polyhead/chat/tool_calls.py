@@ -68,10 +68,10 @@ class ToolCallSyntax(NamedTuple):
 
         A line number in ``error`` is mapped to a tool: the grammar has three lines, then two for each tool.
         """
-        reason = error.removeprefix("form 'grammar': ")
+        reason = error.removeprefix("grammar 'grammar': ")
         if location := re.match(r"at (\d+)\(\d+\): ", reason):
             reason = f"{tools.required_tools[(int(location[1]) - 4) // 2].name}: {reason[location.end() :]}"
-        return f"tools: no answer can be held to what they say: {reason}"
+        return f"tools: cannot be used as a grammar: {reason}"
 
     def _grammar_rule(self, number: int, tool: Tool) -> str:
         """Grammar rules of one tool: arguments by its JSON Schema, everything else by the format."""

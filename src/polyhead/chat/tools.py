@@ -39,6 +39,11 @@ class ToolChoice(NamedTuple):
         return [tool.name for tool in self.all_tools]
 
 
+def drop_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an object of OpenAI's API that are not null: a null field counts as absent."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def build_tool_choice(value: Any, choice: Any = None, parallel_tool_calls: bool = True) -> ToolChoice:
     """Parse the tools and tool_choice of a request in OpenAI's format."""
     return select_tools(validate_tools(value), validate_tool_choice(choice), parallel_tool_calls)
@@ -57,10 +62,8 @@ def select_tools(
             [tool.name for tool in tools],
         )
         if not names:
-            raise UserError(f"{subject} wants a call, and there are no tools")
-        raise UserError(
-            f"there is no tool {subject}; there are: {', '.join(names)}{did_you_mean(choice[0], names)}"
-        )
+            raise UserError(f"{subject} requires a call, but there are no tools")
+        raise UserError(f"unknown tool {subject}; known: {', '.join(names)}{did_you_mean(choice[0], names)}")
     return ToolChoice(tuple(tools), required, parallel_tool_calls)
 
 
@@ -74,7 +77,9 @@ def validate_tools(value: Any) -> tuple[Tool, ...]:
     first_numbers: dict[str, int] = {}
     for number, tool in enumerate(tools):
         if first_numbers.setdefault(tool.name, number) != number:
-            raise UserError(f"tool {number} is named {tool.name!r}, as tool {first_numbers[tool.name]} is")
+            raise UserError(
+                f"tool {number} has the same name as tool {first_numbers[tool.name]}: {tool.name!r}"
+            )
     return tools
 
 
@@ -90,7 +95,8 @@ def validate_tool_choice(choice: Any) -> str | list[str]:
         hint = did_you_mean(choice, TOOL_CHOICES) if isinstance(choice, str) else ""
         function_shape = '{"type": "function", "function": {"name": ...}}'
         raise UserError(
-            f"{format_value(choice)} is no tool_choice, wanted {', '.join(TOOL_CHOICES)} or {function_shape}{hint}"
+            f"{format_value(choice)} is not a tool_choice, expected {', '.join(TOOL_CHOICES)} or "
+            f"{function_shape}{hint}"
         )
     return [name]
 
@@ -100,7 +106,9 @@ def parse_tool_calls(value: Any, number: int) -> tuple[ToolCall, ...]:
     if not value:
         return ()
     if not isinstance(value, list | tuple):
-        raise UserError(f"message {number} has the tool_calls {format_value(value)}, wanted a list of calls")
+        raise UserError(
+            f"message {number} has the tool_calls {format_value(value)}, expected a list of calls"
+        )
     return tuple(parse_tool_call(call, f"call {i} of message {number}") for i, call in enumerate(value))
 
 
@@ -109,7 +117,7 @@ def encode_arguments(value: Any) -> str:
     if isinstance(value, str):
         value = json.loads(value, parse_constant=_reject_constant) if value.strip() else {}
     if not isinstance(value, Mapping):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     text = json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
     text.encode()  # raises UnicodeEncodeError, a ValueError, for a lone surrogate
     return text
@@ -122,34 +130,38 @@ def parse_tool_call(value: Any, subject: str) -> ToolCall:
     function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping):
         raise UserError(
-            f"{subject} is {format_value(value)}, wanted an id and a function with name and arguments"
+            f"{subject} is {format_value(value)}, expected an id and a function with name and arguments"
         )
-    name, id = _function_name(function, subject), value.get("id", "")
+    name, id = _function_name(function, subject), drop_nulls(value).get("id", "")
     if not isinstance(id, str):
-        raise UserError(f"{subject} has the id {format_value(id)}, wanted a text")
+        raise UserError(f"{subject} has the id {format_value(id)}, expected a string")
     try:
         return ToolCall(name, encode_arguments(function.get("arguments")), id)
     except (ValueError, TypeError, RecursionError):
         raise UserError(
-            f"{subject} has the arguments {format_value(function.get('arguments'))}, wanted a JSON object as a text"
+            f"{subject} has the arguments {format_value(function.get('arguments'))}, expected a "
+            "JSON object as a string"
         ) from None
 
 
 def _parse_tool(value: Any, number: int) -> Tool:
-    function = value.get("function") if isinstance(value, Mapping) else None
-    if not isinstance(function, Mapping) or value.get("type", "function") != "function":
-        raise UserError(f"tool {number} is {format_value(value)}, wanted {_TOOL_SHAPE}")
+    definition = drop_nulls(value) if isinstance(value, Mapping) else {}
+    function = definition.get("function")
+    if not isinstance(function, Mapping) or definition.get("type", "function") != "function":
+        raise UserError(f"tool {number} is {format_value(value)}, expected {_TOOL_SHAPE}")
+    definition["function"] = drop_nulls(function)
     subject, schema = f"tool {number}", function.get("parameters")
     name = _function_name(function, subject)
     if schema is None:
         schema = {"properties": {}, "additionalProperties": False}
     if not isinstance(schema, Mapping):
         raise UserError(
-            f"{subject} ({name}) has the parameters {format_value(schema)}, wanted the JSON Schema of an object"
+            f"{subject} ({name}) has the parameters {format_value(schema)}, expected the JSON "
+            "Schema of an object"
         )
     if schema.get("type", "object") != "object":
         raise UserError(
-            f"{subject} ({name}) has parameters of the type {format_value(schema['type'])}, wanted 'object'"
+            f"{subject} ({name}) has parameters of the type {format_value(schema['type'])}, expected 'object'"
         )
     if _exceeds_depth(value, _MAX_DEPTH):
         raise UserError(f"{subject} ({name}) is nested more than {_MAX_DEPTH} levels deep")
@@ -157,13 +169,13 @@ def _parse_tool(value: Any, number: int) -> Tool:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(f"{subject} ({name}) cannot be written as JSON: {error}") from None
-    return Tool(name, {"type": "object", **schema}, dict(value))
+    return Tool(name, {"type": "object", **schema}, definition)
 
 
 def _function_name(function: Mapping[str, Any], subject: str) -> str:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name):
-        raise UserError(f"{subject} has the name {format_value(name)}, wanted {_NAME_RULE}")
+        raise UserError(f"{subject} has the name {format_value(name)}, expected {_NAME_RULE}")
     return name
 
 
@@ -176,4 +188,4 @@ def _exceeds_depth(value: Any, max_depth: int) -> bool:
 
 
 def _reject_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

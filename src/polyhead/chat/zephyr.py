@@ -45,8 +45,9 @@ class Zephyr:
     @property
     def template(self) -> str:
         return (
-            "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + eos_token + '\\n' }}"
-            "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+            "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + "
+            "eos_token + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% "
+            "endif %}"
         )
 
 
@@ -90,9 +91,9 @@ class Tulu:
         return (
             ("{{ bos_token }}" if self.bos else "")
             + "{% for message in messages %}{% set own = message['role'] == 'assistant' %}"
-            "{{ '<|' + message['role'] + '|>\\n' + message['content'] }}{% if own %}{{ eos_token }}{% endif %}"
-            "{% if not (own and loop.last) %}{{ '\\n' }}{% endif %}{% endfor %}"
-            "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+            "{{ '<|' + message['role'] + '|>\\n' + message['content'] }}{% if own %}{{ eos_token }}{% endif "
+            "%}{% if not (own and loop.last) %}{{ '\\n' }}{% endif %}{% endfor %}{% if "
+            "add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
         )
 
 

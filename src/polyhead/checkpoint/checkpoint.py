@@ -8,12 +8,14 @@ before ``latest`` names it.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import logging
+import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,8 +45,9 @@ SPARE_BYTES = 1 << 16  # for directories, manifest and rounding, in addition to 
 _SUFFIX = ".safetensors"
 _GROUP_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _STEP_NAME = re.compile(r"step-(0|[1-9][0-9]*)")
-# step-N.tmp-<pid>-<start of the process> is being written or deleted; .old- is the step-N being replaced
-_UNFINISHED_NAME = re.compile(r"(step-(?:0|[1-9][0-9]*))\.(tmp|old)-([0-9]+)(?:-([0-9]+))?")
+# step-N.tmp-<pid>-<start of the process> is being written or deleted; .old- is the step-N being replaced;
+# -<number> follows if that name is taken by a leftover that cannot be deleted
+_UNFINISHED_NAME = re.compile(r"(step-(?:0|[1-9][0-9]*))\.(tmp|old)-([0-9]+)(?:-([0-9]+)(?:-[0-9]+)?)?")
 
 log = logging.getLogger(__name__)
 
@@ -78,13 +81,16 @@ def save_checkpoint(
     """
     root = Path(root)
     assert step >= 0, f"step {step} is negative"
-    assert all(_GROUP_NAME.fullmatch(group) for group in tensors), f"not all names of groups: {list(tensors)}"
+    assert all(_GROUP_NAME.fullmatch(group) for group in tensors), (
+        f"not all are valid group names: {list(tensors)}"
+    )
     _check_json(state, "state")
     _check_json(extra or {}, "extra")
     text = json.dumps(state).encode()
     if len(text) > MAX_STATE_BYTES:
         raise SaveError(
-            f"cannot save step {step}: its state takes {len(text)} bytes; at most {MAX_STATE_BYTES} can be loaded"
+            f"cannot save step {step}: its state takes {len(text)} bytes; at most {MAX_STATE_BYTES} can be "
+            "loaded"
         )
     needed = len(text) + sum(map(safetensors.count_file_bytes, tensors.values())) + SPARE_BYTES
     for attempt in (1, 2):
@@ -92,11 +98,11 @@ def save_checkpoint(
             return _save_once(root, step, tensors, text, extra or {}, needed)
         except OSError as error:
             if attempt == 1 and error.errno in TRANSIENT_ERRNOS:
-                log.warning("saving step %d failed (%s); trying once more", step, error.strerror)
+                log.warning("saving step %d failed (%s); retrying once", step, error.strerror)
                 continue
             raise SaveError(
-                f"cannot save {root / f'step-{step}'}: {error.strerror or error}; {needed} bytes are needed"
-                f"{_format_free_space(root)}; earlier checkpoints are as they were"
+                f"cannot save {root / f'step-{step}'}: {error.strerror or error}; {needed} bytes are "
+                f"needed{_format_free_space(root)}; earlier checkpoints are unchanged"
             ) from error
     raise AssertionError("unreachable")
 
@@ -115,14 +121,15 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     return Checkpoint(manifest.step, path, groups, state, manifest.extra)
 
 
-def read_newest_checkpoint(root: Path | str) -> Checkpoint | None:
+def read_newest_checkpoint(root: Path | str, before_step: float = math.inf) -> Checkpoint | None:
     """The valid checkpoint of the highest step; damaged ones are skipped with a warning.
 
-    Also removes leftovers of a crash, so only the process that owns the run may call it.
+    Steps from ``before_step`` on do not count. Also removes leftovers of a crash, so only the
+    process that owns the run may call it.
     """
     root = Path(root)
     remove_unfinished(root)
-    for step in sorted(list_steps(root), reverse=True):
+    for step in sorted((step for step in list_steps(root) if step < before_step), reverse=True):
         try:
             return read_checkpoint(root / f"step-{step}")
         except UserError as error:
@@ -147,19 +154,34 @@ def prune_steps(root: Path | str, n_keep: int, best_steps: Collection[int] = ())
     if not steps_to_delete(steps, n_keep, best_steps):
         return
     newest_valid = next((step for step in reversed(steps) if _is_valid(root / f"step-{step}")), None)
-    for step in steps_to_delete(steps, n_keep, {*best_steps, newest_valid, _read_latest(root)}):
-        doomed = root / _unfinished_name(step, "tmp")
+    delete_steps(root, steps_to_delete(steps, n_keep, {*best_steps, newest_valid, _read_latest(root)}))
+
+
+def delete_steps(root: Path | str, steps: Iterable[int]) -> None:
+    """Delete checkpoints; one that cannot be deleted is reported in a warning."""
+    for step in steps:
         try:
-            remove(doomed)
-            # rename first, so that a crash cannot leave half a checkpoint under its final name
-            os.rename(root / f"step-{step}", doomed)
-            remove(doomed)
+            delete_step(root, step)
         except OSError as error:
-            log.warning("could not delete the old checkpoint %s: %s", doomed, error.strerror)
+            _warn_undeleted(Path(root) / f"step-{step}", error)
+
+
+def delete_step(root: Path | str, step: int) -> None:
+    """Delete ``root/step-N``; an OSError if it cannot be renamed, and hence stays a checkpoint.
+
+    Files that cannot be deleted are left under a temporary name and reported in a warning; each save retries.
+    """
+    # rename first, so that a crash cannot leave half a checkpoint under its final name
+    doomed = _unused_path(Path(root), step, "tmp")
+    os.rename(Path(root) / f"step-{step}", doomed)
+    _remove_or_warn(doomed)
 
 
 def remove_unfinished(root: Path) -> None:
-    """Remove leftovers of dead processes and restore a checkpoint whose replacement was not completed."""
+    """Remove leftovers of dead processes and restore a checkpoint whose replacement was not completed.
+
+    A leftover that cannot be deleted is reported in a warning.
+    """
     for entry in list(_list_entries(root)):
         match = _UNFINISHED_NAME.fullmatch(entry.name)
         if match is None:
@@ -173,7 +195,7 @@ def remove_unfinished(root: Path) -> None:
             os.rename(entry, final)
             fsync_path(root)
         else:
-            remove(entry)
+            _remove_or_warn(entry)
 
 
 def _save_once(
@@ -184,26 +206,21 @@ def _save_once(
     extra: Mapping[str, Any],
     needed_bytes: int,
 ) -> Path:
-    final, temporary, old = (
-        root / f"step-{step}",
-        root / _unfinished_name(step, "tmp"),
-        root / _unfinished_name(step, "old"),
-    )
+    final = root / f"step-{step}"
     if not root.is_dir():
         root.mkdir(parents=True)
         fsync_path(root.parent)
     remove_unfinished(root)
-    remove(temporary)
+    temporary, old = _unused_path(root, step, "tmp"), _unused_path(root, step, "old")
     free = shutil.disk_usage(root).free
     if free < needed_bytes:
-        raise SaveError(f"cannot save {final}: {needed_bytes} bytes are needed and {free} are free; "
-                        "earlier checkpoints are as they were")  # fmt: skip
+        raise SaveError(f"cannot save {final}: {needed_bytes} bytes are needed and {free} are free; earlier "
+                "checkpoints are unchanged")  # fmt: skip
     placed = False
     try:
         os.mkdir(temporary)
         _write_files(temporary, step, tensors, state, extra)
         if os.path.lexists(final):
-            remove(old)
             os.rename(final, old)
         os.rename(temporary, final)
         placed = True
@@ -245,7 +262,7 @@ def _check_manifest(path: Path) -> Manifest:
         if name != STATE and not _GROUP_NAME.fullmatch(name.removesuffix(_SUFFIX))
     ]
     if unknown or STATE not in manifest.files:
-        raise UserError(f"{path} lists {sorted(manifest.files)}; {STATE} and groups of tensors were wanted")
+        raise UserError(f"{path} lists {sorted(manifest.files)}; expected {STATE} and groups of tensors")
     match = _STEP_NAME.fullmatch(path.name)
     if match and int(match[1]) != manifest.step:
         raise UserError(f"{path} holds step {manifest.step}, not {match[1]}: it was renamed")
@@ -258,7 +275,7 @@ def _undo_save(final_dir: Path, attempt_dir: Path, old_dir: Path) -> None:
         if old_dir.exists() and not final_dir.exists():
             os.rename(old_dir, final_dir)
     except OSError as error:
-        log.warning("could not put %s back (%s); the next save or load does", final_dir, error.strerror)
+        log.warning("could not restore %s (%s); the next save or load does it", final_dir, error.strerror)
 
 
 def _is_valid(path: Path) -> bool:
@@ -275,7 +292,9 @@ def _check_json(value: Any, json_path: str) -> None:
     """Assert that JSON preserves a value: no integer keys, tuples or tensors. NaN and infinity are valid."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            assert isinstance(key, str), f"{json_path} has the key {key!r}, which JSON would make a string"
+            assert isinstance(key, str), (
+                f"{json_path} has the key {key!r}, which JSON would convert to a string"
+            )
             _check_json(item, f"{json_path}/{key}")
     elif isinstance(value, list):
         for item in value:
@@ -290,8 +309,22 @@ def _list_entries(root: Path) -> Iterator[Path]:
     return root.iterdir() if root.is_dir() else iter(())
 
 
-def _unfinished_name(step: int, kind: str) -> str:
-    return f"step-{step}.{kind}-{os.getpid()}-{process_start_time(os.getpid()) or 0}"
+def _unused_path(root: Path, step: int, kind: str) -> Path:
+    """A name that does not exist yet for a checkpoint that is being written, deleted or replaced."""
+    name = f"step-{step}.{kind}-{os.getpid()}-{process_start_time(os.getpid()) or 0}"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(1)))
+    return next(root / name for name in names if not os.path.lexists(root / name))
+
+
+def _remove_or_warn(path: Path) -> None:
+    try:
+        remove(path)
+    except OSError as error:
+        _warn_undeleted(path, error)
+
+
+def _warn_undeleted(path: Path, error: OSError) -> None:
+    log.warning("could not delete the old checkpoint %s: %s", path, error.strerror)
 
 
 def _read_latest(root: Path) -> int | None:

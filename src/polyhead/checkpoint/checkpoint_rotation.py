@@ -12,6 +12,6 @@ def steps_to_delete(
 ) -> list[int]:
     """The steps to delete, oldest first: all but the ``n_keep`` highest and the protected ones."""
     if n_keep < 1:
-        raise UserError(f"keep ({n_keep}) must be at least 1: the newest checkpoint always stays")
+        raise UserError(f"keep ({n_keep}) must be at least 1: the newest checkpoint is always kept")
     retained = set(sorted(steps)[-n_keep:]) | set(protected_steps)
     return sorted(set(steps) - retained)

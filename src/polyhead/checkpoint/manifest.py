@@ -53,7 +53,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         if path.is_symlink() or not path.is_dir():
             file_kind = "a link" if path.is_symlink() else "no directory"
-            raise UserError(f"{path} is {file_kind}; a checkpoint directory was wanted")
+            raise UserError(f"{path} is {file_kind}; expected a checkpoint directory")
         present = set(os.listdir(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
@@ -62,7 +62,7 @@ def read_manifest(path: Path) -> Manifest:
     version = body.get("format")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise UserError(
-            f"{path} has format version {version}; up to {FORMAT_VERSION} can be read: use a newer polyhead"
+            f"{path} has format version {version}; supported up to {FORMAT_VERSION}: use a newer polyhead"
         )
     body.pop("sha256", None)
     try:
@@ -84,7 +84,7 @@ def read_file(path: Path, entry: FileEntry) -> bytes:
     sha256 = hashlib.sha256(data).hexdigest()
     if sha256 != entry.sha256:
         raise UserError(
-            f"{path} is damaged: its SHA-256 is {sha256[:16]}..., {entry.sha256[:16]}... was wanted"
+            f"{path} is damaged: its SHA-256 is {sha256[:16]}..., {entry.sha256[:16]}... was expected"
         )
     return data
 
@@ -96,7 +96,7 @@ def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__}; an object was wanted")
+        raise UserError(f"{path} holds a {type(value).__name__}; expected an object")
     return value
 
 

@@ -21,14 +21,14 @@ def flatten_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]
     def pack_value(value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, Tensor):
             name = "/".join(path)
-            assert name not in tensors, f"two tensors are called {name!r}"
+            assert name not in tensors, f"two tensors are named {name!r}"
             tensors[name] = value
             return {"tensor": name}
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Mapping):
             assert all(type(key) in (int, str) for key in value), (
-                f"a key at {'/'.join(path)!r} is no int or str"
+                f"a key at {'/'.join(path)!r} is neither int nor str"
             )
             return {"dict": [[key, pack_value(item, (*path, str(key)))] for key, item in value.items()]}
         if type(value) in (list, tuple):
@@ -56,4 +56,4 @@ def unflatten_optimizer(tensors: Mapping[str, Tensor], layout: Any) -> Any:
             return tuple(unflatten_optimizer(tensors, item) for item in items)
         case {"dict": list(items)} if all(isinstance(item, list) and len(item) == 2 for item in items):
             return {key: unflatten_optimizer(tensors, item) for key, item in items}
-    raise UserError(f"the optimizer's layout has {sorted(layout)}; 'tensor', 'tuple' or 'dict' was wanted")
+    raise UserError(f"the optimizer's layout has {sorted(layout)}; expected 'tensor', 'tuple' or 'dict'")

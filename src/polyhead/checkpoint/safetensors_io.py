@@ -86,7 +86,8 @@ def read_safetensors(data: bytes, source: object) -> dict[str, Tensor]:
         length = int.from_bytes(data[:8], "little")
         if length > min(MAX_HEADER_BYTES, len(data) - 8):
             raise UserError(
-                f"{source} announces a header of {length} bytes; at most {min(MAX_HEADER_BYTES, len(data) - 8)} fit"
+                f"{source} declares a header of {length} bytes; at most "
+                f"{min(MAX_HEADER_BYTES, len(data) - 8)} fit"
             )
         aliases = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         tensors: dict[str, Tensor] = parse(data)
@@ -100,13 +101,14 @@ def read_safetensors(data: bytes, source: object) -> dict[str, Tensor]:
 def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: object) -> None:
     """Raise a UserError for tensors that differ from the expected ones in name, shape or dtype."""
     problems = [f"{name!r} is missing" for name in sorted(expected.keys() - tensors.keys())]
-    problems += [f"{name!r} is not wanted" for name in sorted(tensors.keys() - expected.keys())]
+    problems += [f"{name!r} is unexpected" for name in sorted(tensors.keys() - expected.keys())]
     for name in sorted(tensors.keys() & expected.keys()):
         actual, reference = tensors[name], expected[name]
         if (actual.shape, actual.dtype) != (reference.shape, reference.dtype):
             problems.append(
-                f"{name!r} is {actual.dtype} {list(actual.shape)}, wanted {reference.dtype} {list(reference.shape)}"
+                f"{name!r} is {actual.dtype} {list(actual.shape)}, expected {reference.dtype} "
+                f"{list(reference.shape)}"
             )
     if problems:
         remainder = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise UserError(f"{source} does not fit: {'; '.join(problems[:5])}{remainder}")
+        raise UserError(f"{source} does not match: {'; '.join(problems[:5])}{remainder}")

@@ -73,7 +73,7 @@ def dispatch(arguments: list[str]) -> int:
             if aliased
             else did_you_mean(arguments[0], [*VERBS, "--version", "--help", "-V"])
         )
-        hint = hint or f"; there are: {', '.join(VERBS)}"
+        hint = hint or f"; known: {', '.join(VERBS)}"
         message = i18n.translate_message(f"unknown verb {arguments[0]!r}{hint}")
         print(f"polyhead: {message}", file=sys.stderr)
         return 2
@@ -104,15 +104,16 @@ def format_overview() -> str:
         [
             i18n.tr("Usage: polyhead VERB [ARGUMENTS]"),
             "",
-            i18n.tr("Builds, trains, measures and serves Transformers; every part is chosen by name."),
+            i18n.tr("Builds, trains, evaluates and serves Transformers; every component is chosen by name."),
             "",
             *lines,
             "",
             i18n.tr("Run 'polyhead VERB --help' for details, 'polyhead --version' for the version."),
             i18n.tr(
-                "--install-completion [bash|zsh|fish] lets the shell complete verbs and options; --show-completion prints how."
+                "--install-completion [bash|zsh|fish] enables shell completion of verbs and "
+                "options; --show-completion prints the script."
             ),
-            i18n.tr("--lang en|zh sets the language of messages and pages; the default is that of LANG."),
+            i18n.tr("--lang en|zh sets the language of messages and pages; the default follows LANG."),
         ]
     )
 

@@ -1,4 +1,4 @@
-"""``polyhead attend``: show the attention weights of every head."""
+"""``polyhead attention``: show the attention weights of every head."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.line_io import escape_terminal, to_one_line
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
@@ -56,13 +57,13 @@ def run(
     Writes one self-contained page with all kinds of attention, and prints one map in the terminal.
 
     \b
-    polyhead attend runs/multi30k "A dog barks."
-    polyhead attend runs/multi30k "A dog barks." "Ein Hund bellt." --kind encoder --layer 1 --head 2
-    polyhead attend runs/shakespeare "To be, or not to be"
+    polyhead attention runs/multi30k "A dog barks."
+    polyhead attention runs/multi30k "A dog barks." "Ein Hund bellt." --kind encoder --layer 1 --head 2
+    polyhead attention runs/shakespeare "To be, or not to be"
     """
     for name, text in (("TEXT", source), ("TARGET", target)):
-        if text is not None and not text.strip():
-            raise UserError(f"{name} is empty: there is nothing to look at")
+        if text is not None and is_blank(text):
+            raise UserError(f"{name} is empty: expected text")
     from polyhead.introspect.attention_map import attention_text, layer_numbers
     from polyhead.run.load import load
     from polyhead.viz.attention_page import write_attention_page
@@ -72,7 +73,7 @@ def run(
     maps = loaded.attention_maps(source, target)
     selected_kind: str = kind or next(iter(maps), "attention")
     if selected_kind not in maps:
-        available = f"; it has: {', '.join(maps)}" if maps else ", for none of its layers attends"
+        available = f"; available: {', '.join(maps)}" if maps else ": no layer has attention"
         raise UserError(f"this model has no {selected_kind} weights to show{available}")
     attention = maps[selected_kind]
     layers = layer_numbers(attention, len(attention.weights))
@@ -106,5 +107,5 @@ def parse_index(kind: str, text: str, names: Sequence[int]) -> int | None:
     if not text.isdecimal() or int(text) not in names:
         n = len(names)
         available = f"1 to {n}" if names[-1] == n else ", ".join(map(str, names))
-        raise UserError(f"--{kind}: there is no {kind} {text!r} to show; there are {available}, and {MEAN}")
+        raise UserError(f"--{kind}: no {kind} {text!r}; available: {available}, and {MEAN}")
     return names.index(int(text))

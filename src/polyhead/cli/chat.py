@@ -12,67 +12,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyhead.cli.config_options import config_options
 from polyhead.cli.line_io import decode_lines, escape_terminal, read_lines
 from polyhead.cli.options import (
-    AS_TRAINED,
-    CacheName,
     Device,
     Dtype,
     EnsembleOption,
-    FrequencyPenalty,
-    GrammarOption,
-    MinP,
-    NoRepeatNgramSize,
-    PresencePenalty,
-    RepetitionPenalty,
-    Temperature,
-    TopK,
-    TopP,
-    given_options,
-    given_parts,
     load_run,
     warn_no_speculation,
 )
-from polyhead.config.yaml_io import parse_part
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.blank_text import clear_blank
 from polyhead.core.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from polyhead.chat.base import Message
     from polyhead.generation.chat import ChatSession
 
-COMMANDS = {"/reset": "forgets what was said", "/quit": "ends, as Ctrl-D does"}
+COMMANDS = {"/reset": "clears the conversation", "/quit": "exits, as does Ctrl-D"}
 
 
+@config_options(
+    GenerationConfig,
+    "chat",
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "no_repeat_ngram_size",
+    "grammar",
+    "cache",
+)
 def run(
     directory: Annotated[str, typer.Argument(metavar="RUN", help="path of a run or of a checkpoint")],
-    chat: Annotated[
-        str | None,
-        typer.Option(
-            help="chat format, e.g. chatml; see polyhead parts chat",
-            show_default=AS_TRAINED,
-        ),
-    ] = None,
     system: Annotated[str, typer.Option(help="system message", show_default="none")] = "",
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="maximum number of tokens per answer", show_default=AS_TRAINED)
-    ] = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    frequency_penalty: FrequencyPenalty = None,
-    presence_penalty: PresencePenalty = None,
+    *,
     seed: Annotated[int, typer.Option(min=0, help="random seed; the same seed gives the same answers")] = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="stop string that ends an answer; may be repeated")
     ] = None,
-    no_repeat_ngram_size: NoRepeatNgramSize = None,
-    form: GrammarOption = None,
-    cache: CacheName = None,
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
+    **settings: Any,
 ) -> None:
     """Chat with a language model: answers are streamed, and earlier turns are part of the prompt.
 
@@ -84,23 +70,11 @@ def run(
     polyhead chat runs/assistant --system "Answer in one sentence." --temperature 0
     echo "Hello" | polyhead chat runs/assistant
     """
-    overrides = given_options(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-    ) | {"stop": stop or []}
-    overrides |= given_parts(form=form)
     loaded = load_run(directory, others, dtype, device)
     warn_no_speculation(loaded)
-    options: dict[str, Any] = {"max_num_seqs": 1} | given_parts(cache=cache)
-    session = loaded.chat_session(parse_part(chat) if chat else None, **options)
-    conversation = TerminalChat(session, system, overrides, seed)
+    engine_options = {key: settings.pop(key) for key in ("cache",) if key in settings}
+    session = loaded.chat_session(settings.pop("chat", None), max_num_seqs=1, **engine_options)
+    conversation = TerminalChat(session, system, settings | {"stop": stop or []}, seed)
     if sys.stdin.isatty():
         commands = "; ".join(f"{command} {description}" for command, description in COMMANDS.items())
         print(f"{session.choice.name}: Ctrl-C stops an answer; {commands}", file=sys.stderr)
@@ -139,27 +113,27 @@ class TerminalChat:
 
         try:
             messages = [*self.history, Message("user", content)]
-            history = self.chat.history_within(messages, self.options)
-            answer = self.chat.answer(history, seed=self.seed + self.turn, **self.options)
+            prompt = self.chat.history_within(messages, self.options)
+            answer = self.chat.answer_prompt(prompt, seed=self.seed + self.turn, **self.options)
             text = "".join(print_answer(answer))
         except UserError as error:
             if not sys.stdin.isatty():
                 raise
             print(f"polyhead: {error}", file=sys.stderr)
             return
-        if len(history) < len(messages):
+        if len(prompt.messages) < len(messages):
             print(
-                "polyhead: the conversation is too long: its oldest messages are no longer read",
+                "polyhead: the conversation is too long: its oldest messages are dropped",
                 file=sys.stderr,
             )
-        self.history = [*history, Message("assistant", text)]
+        self.history = [*prompt.messages, Message("assistant", text)]
         self.turn += 1
 
 
 def read_messages() -> Iterator[str]:
     """Yield the messages, one per line."""
-    lines = decode_lines(read_typed_lines(), "what was typed") if sys.stdin.isatty() else read_lines("-")
-    yield from (line.strip() for line in lines)
+    lines = decode_lines(read_typed_lines(), "the input") if sys.stdin.isatty() else read_lines("-")
+    yield from (clear_blank(line.strip()) for line in lines)
 
 
 def read_typed_lines() -> Iterator[bytes]:

@@ -26,7 +26,7 @@ def run(
         bool, typer.Option("--all", help="print the probability of every class, the most likely first")
     ] = False,
     output: OutputFile = None,
-    chunk: ReadBatch = 512,
+    read_batch: ReadBatch = 512,
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
@@ -34,7 +34,7 @@ def run(
     """Classify texts, one output line per input line: the label, a tab, its probability.
 
     A line with a tab is a pair of texts. A blank line is classified too, as an empty text. Texts longer than
-    the run's max_text_len, or the model's max_len, are truncated, and their number is printed on standard
+    the run's embed_max_len, or the model's max_len, are truncated, and their number is printed on standard
     error. A reranker has no classes: for each line with a question, a tab and a text, it prints one number,
     the relevance of the text to the question.
 
@@ -51,7 +51,9 @@ def run(
     text_columns = classifier.recipe.data.text if classifier.recipe else []
     counter, num_truncated = LineCounter(prints_to_stdout=output is None), 0
     with open_output(output, "classes") as add:
-        for lines in iter_chunks(split_columns(texts, len(text_columns)), choose_read_batch(source, chunk)):
+        for lines in iter_chunks(
+            split_columns(texts, len(text_columns)), choose_read_batch(source, read_batch)
+        ):
             batch = classifier.predict_classes(lines)
             add((format_classes(prediction, all_classes) for prediction in batch.predictions), len(lines))
             counter.add(len(lines))
@@ -59,7 +61,7 @@ def run(
     counter.close()
     if num_truncated:
         print(
-            f"polyhead: cut to {batch.max_tokens} tokens: {num_truncated:,} of {counter.lines:,} texts",
+            f"polyhead: truncated to {batch.max_tokens} tokens: {num_truncated:,} of {counter.lines:,} texts",
             file=sys.stderr,
         )
 
@@ -86,8 +88,9 @@ def split_columns(lines: Iterator[str], num_columns: int) -> Iterator[Any]:
             columns = ["", ""]  # two empty texts; a blank line is one for single texts
         if len(columns) != width or width > 2:
             expected = "one text or two" if number == 1 else f"{width} as before"
-            expected = f"{num_columns}, as the run learned from" if num_columns else expected
+            expected = f"{num_columns}, as in the run's training" if num_columns else expected
             raise UserError(
-                f"line {number}: {len(columns)} text{'s, separated by tabs' * (len(columns) > 1)}; wanted {expected}"
+                f"line {number}: {len(columns)} text{'s, separated by tabs' * (len(columns) > 1)}; "
+                f"expected {expected}"
             )
         yield line if width == 1 else tuple(columns)

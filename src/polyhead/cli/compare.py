@@ -76,7 +76,7 @@ def run(
 
     \b
     polyhead compare recipe.yaml --vary norm=layernorm,rmsnorm --vary norm_first=true,false --budget 10m
-    polyhead compare recipe.yaml --vary 'position=sinusoidal,{name: rope, theta: 1e5}' --budget 2000steps --seeds 3
+    polyhead compare recipe.yaml --vary 'position=sinusoidal,{name: rope, theta: 1e5}' --seeds 3
     polyhead compare recipe.yaml --design 'wide: d_model=256 d_ff=512' --match params --budget 3Mtokens
     """
     if cell is not None:
@@ -84,10 +84,10 @@ def run(
         return
     if recipe is None:
         raise UserError(
-            "name a recipe: polyhead compare recipe.yaml --vary norm=layernorm,rmsnorm --budget 10m"
+            "RECIPE: missing; e.g. polyhead compare recipe.yaml --vary norm=layernorm,rmsnorm --budget 10m"
         )
     if match not in (None, "params"):
-        raise UserError(f"--match {match}: only 'params' can be made equal")
+        raise UserError(f"--match {match}: only 'params' is supported")
     plan = make_plan(
         recipe,
         changes or [],

@@ -61,14 +61,14 @@ ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
 def _choose_shell(arguments: Sequence[str]) -> str:
     """Return the named shell, else the one that started this process."""
     if len(arguments) > 1:
-        raise UserError(f"completion is for one shell at a time, got {', '.join(arguments)}")
+        raise UserError(f"expected one shell, got {', '.join(arguments)}")
     if arguments:
         name = arguments[0]
     else:
         try:
             name = shellingham.detect_shell()[0]
         except shellingham.ShellDetectionFailure:
-            raise UserError(f"which shell? name it: {', '.join(SHELLS)}") from None
+            raise UserError(f"which shell? expected one of {', '.join(SHELLS)}") from None
     if name not in SHELLS:
         raise unknown_name_error("shell", name, SHELLS)
     return str(name)

@@ -1,15 +1,13 @@
-"""``polyhead parts``: list the parts, from the registries and the docstrings of the parts."""
+"""``polyhead components``: list the parts, from the registries and the docstrings of the parts."""
 
 from __future__ import annotations
 
 import inspect
-import shutil
-import textwrap
 from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.formatting import format_type, format_yaml
+from polyhead.cli.formatting import format_type, format_yaml, wrap_paragraph
 from polyhead.cli.part_docs import read_part_doc
 from polyhead.config.model import PART_REGISTRIES
 from polyhead.core.errors import UserError, did_you_mean, format_value, unknown_name_error
@@ -38,27 +36,27 @@ RECIPE_KEYS = {
     FEATURE_MAP.kind: ["model.attention.feature_map"],
     SIMILARITY.kind: ["model.attention.sim"],
     CACHE.kind: ["generation.cache"],
-    SPECULATIVE.kind: ["generation.speculate"],
+    SPECULATIVE.kind: ["generation.speculative"],
     OPTIMIZER.kind: ["train.optimizer"],
     SCHEDULE.kind: ["train.schedule"],
     TOKENIZER.kind: ["tokenizer.kind"],
     CHAT.kind: ["generation.chat"],
-    GRAMMAR.kind: ["generation.form"],
+    GRAMMAR.kind: ["generation.grammar"],
 }
 
 
 def run(
     name: Annotated[
-        str | None, typer.Argument(help="name of a part, or a kind of parts; default: all")
+        str | None, typer.Argument(help="name of a component, or a kind of components; default: all")
     ] = None,
 ) -> None:
     """List the parts that a model can be built from, with their options.
 
     \b
-    polyhead parts               all parts, a line each
-    polyhead parts position      everything about the position schemes
-    polyhead parts rope          everything about one part
-    polyhead parts my_pkg.a:Part the same of a part of your own
+    polyhead components               all parts, a line each
+    polyhead components position      everything about the position schemes
+    polyhead components rope          everything about one part
+    polyhead components my_pkg.a:Part the same of a part of your own
     """
     if name is None:
         print("\n\n".join(format_summary(registry) for registry in ALL_REGISTRIES))
@@ -77,7 +75,7 @@ def run(
             filter(None, (aliased_name(kind, name) for kind in NAME_ALIASES)), name.rpartition(".")[2]
         )
         if near := did_you_mean(canonical, words):
-            raise UserError(f"unknown part {name!r}{near} polyhead parts lists all")
+            raise UserError(f"unknown component {name!r}{near} polyhead components lists all")
         raise unknown_name_error("part", name, words)
     print("\n\n".join(format_part(registry, part) for registry, part in matches))
 
@@ -94,7 +92,7 @@ def find_registry(name: str) -> Registry[Any]:
     if len(set(messages)) == 1:
         raise UserError(f"{format_value(name)}: {messages[0]}")
     kinds = "; ".join(f"{registry.kind} ({', '.join(registry.positional)})" for registry in registries)
-    raise UserError(f"{format_value(name)} takes what no kind of part is given: {kinds}")
+    raise UserError(f"{format_value(name)} does not match the parameters of any kind of component: {kinds}")
 
 
 def format_summary(registry: Registry[Any]) -> str:
@@ -143,18 +141,3 @@ def format_option(name: str, option: tuple[Any, Any]) -> str:
     kind, default = option
     suffix = "" if default is inspect.Parameter.empty else f" = {format_yaml(default)}"
     return f"{name}: {format_type(kind)}{suffix}"
-
-
-def wrap_paragraph(text: str, first_indent: str = "", next_indent: str = "") -> list[str]:
-    """Wrap a paragraph to the width of the terminal; list items start on new lines."""
-    width = min(shutil.get_terminal_size((100, 0)).columns, 110)
-    plain = text.replace("``", "").replace("`", "")
-    points = [" ".join(point.split()) for point in plain.split("\n- ")]
-    wrap = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
-    lines = []
-    for i, point in enumerate(points):
-        wrap.initial_indent, wrap.subsequent_indent = (
-            (first_indent, next_indent) if i == 0 else (f"{next_indent}- ", f"{next_indent}  ")
-        )
-        lines += wrap.wrap(point)
-    return lines

@@ -1,4 +1,4 @@
-"""``polyhead convert-heads``: convert a trained model to fewer key and value heads."""
+"""``polyhead convert-gqa``: convert a trained model to fewer key and value heads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
     read.
 
     \b
-    polyhead convert-heads runs/multi30k runs/multi30k-gqa --kv-heads 2
+    polyhead convert-gqa runs/multi30k runs/multi30k-gqa --kv-heads 2
     polyhead train runs/multi30k-gqa/recipe.yaml --resume
     """
     check_new_directory(out, "the new run")
@@ -64,10 +64,10 @@ def run(
     if reason:
         print(f"quality not measured: {reason}")
     if recipe is None or task is None:
-        print("without its text the new run can be used, but not trained on")
+        print("without the training text the new run can be used, but not trained further")
     else:
         save_initial_checkpoint(new, recipe, task)
-        print(f"go on with: {shlex.join(['polyhead', 'train', str(out / 'recipe.yaml'), '--resume'])}")
+        print(f"continue with: {shlex.join(['polyhead', 'train', str(out / 'recipe.yaml'), '--resume'])}")
 
 
 def derive_recipe(recipe: Recipe | None, kv_heads: int, fraction: float, out: Path) -> Recipe | None:
@@ -76,7 +76,7 @@ def derive_recipe(recipe: Recipe | None, kv_heads: int, fraction: float, out: Pa
         return None
     tree = recipe.model_dump(mode="json")
     tree["model"]["n_kv_heads"], train = kv_heads, tree["train"]
-    train["adapt"] = None  # pooled heads are trained in full, without adapters
+    train["lora"] = None  # pooled heads are trained in full, without adapters
     if train["steps"]:
         train["steps"] = max(1, round(fraction * train["steps"]))
     if train["epochs"]:
@@ -92,7 +92,7 @@ def open_task(run: Run) -> tuple[Task | None, str]:
     from polyhead.train.loggers import TextLogger
 
     if run.recipe is None:
-        return None, "the run has no recipe that says where its text is"
+        return None, "the run has no recipe with the paths of its text"
     try:
         part = TASK.get(run.recipe.task.name)
         part.check(run.recipe)
@@ -112,7 +112,7 @@ def measure_model(model: Model, task: Task | None) -> dict[str, str]:
     if isinstance(model, Seq2Seq | CausalLM) and (kv_layers := model.cache_shape.kv_layers):
         shape = model.config.attention_shape(causal=True)
         width = shape.n_kv_heads * (shape.head_dim + shape.v_head_dim)
-        figures["cache, bytes a token"] = f"{4 * len(kv_layers) * width:,}"
+        figures["cache, bytes per token"] = f"{4 * len(kv_layers) * width:,}"
     if task is not None:
         with torch.inference_mode():
             quality = task.evaluate(model.eval())
@@ -135,6 +135,6 @@ def render_readme(origin: Path, figures: list[dict[str, str]]) -> str:
     """Return the README.md of the new run."""
     rows = "\n".join(f"| {name} | {figures[0][name]} | {figures[1][name]} |" for name in figures[0])
     return (
-        f"# {origin.name} with fewer heads of keys and values\n\nMade with `polyhead convert-heads`: each head is the "
-        f"mean of a group.\n\n| measure | before | after |\n| --- | --- | --- |\n{rows}\n"
+        f"# {origin.name} with fewer key/value heads\n\nCreated with `polyhead convert-gqa`: each head is "
+        f"the mean of a group.\n\n| measure | before | after |\n| --- | --- | --- |\n{rows}\n"
     )

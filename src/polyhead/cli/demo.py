@@ -11,6 +11,7 @@ import typer
 
 from polyhead.cli.error_handler import EXIT_INTERRUPTED
 from polyhead.cli.line_io import escape_terminal, to_one_line
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_dir
@@ -51,8 +52,8 @@ def run(
     polyhead demo --translate "March 3, 2027"
     polyhead demo --source fr --target de
     """
-    if translate is not None and not translate.strip():
-        raise UserError("--translate: there is nothing to translate")
+    if translate is not None and is_blank(translate):
+        raise UserError("--translate: expected text")
     out = check_output_dir(out or default_out(source, target))
     from rich.console import Console
 
@@ -116,19 +117,19 @@ def print_introduction(console: Console, recipe: Recipe) -> None:
     }
     console.print(f"[bold]{tr('Polyhead demo: {source} to {target}', **languages)}[/bold]")
     if demo_run.is_finished(recipe.out):
-        console.print(tr("{out} holds a finished run, which is used again; --again trains anew.", out=out))
+        console.print(tr("{out} has a finished run, which is reused; --again trains a new one.", out=out))
         return
     if demo_run.can_resume(recipe.out):
-        message = tr("{out} holds an interrupted run, which continues; --again starts over.", out=out)
+        message = tr("{out} has an interrupted run, which continues; --again starts over.", out=out)
         console.print(f"{message}\n")
         return
-    console.print(tr("A small Transformer learns to translate, from nothing, on this machine.") + "\n")
+    console.print(tr("Trains a small translation model from scratch on this machine.") + "\n")
     demo_run.write_demo_corpus(recipe)
     sources, targets, _ = read_pairs(open_split_corpus(recipe, "train"))
     table = make_table()
     for row in demo_run.select_rows_by_length(sources, NUM_EXAMPLES):
         table.add_row("", Text(sources[row]), Text(targets[row]))
-    pairs = tr("{count:,} pairs, worded by Unicode's CLDR data, such as", count=len(sources))
+    pairs = tr("{count:,} pairs, generated from Unicode's CLDR data, e.g.", count=len(sources))
     console.print(f"[bold]{tr('The text')}[/bold]  {pairs}\n")
     console.print(table)
     hint = tr("Ctrl-C saves, and the same command continues")
@@ -137,22 +138,23 @@ def print_introduction(console: Console, recipe: Recipe) -> None:
 
 def print_results(console: Console, run: Run, recipe: Recipe) -> None:
     """Evaluate the run, write the report, and print both."""
+    from rich.cells import cell_len
     from rich.text import Text
 
     from polyhead.cli import demo_run
-    from polyhead.introspect.attention_map import display_width
 
     evaluation = demo_run.evaluate_demo(run, recipe)
     rows = demo_run.select_rows_by_length(evaluation.sources, NUM_EXAMPLES)
     page = demo_run.write_demo_report(run, recipe, evaluation, rows)
     n, bleu = len(evaluation.references), evaluation.bleu
-    description = tr("{count} that training never saw; {shown} of all lengths", count=n, shown=NUM_EXAMPLES)
+    description = tr("{count} not in the training data; {shown} of all lengths", count=n, shown=NUM_EXAMPLES)
     console.print(f"\n[bold]{tr('Held-out pairs')}[/bold]  {description}\n")
     console.print(make_examples_table(evaluation, rows))
     num_correct = tr("{right} of {count} equal their reference", right=evaluation.n_correct, count=n)
     title = tr("Exact match")
     console.print(
-        f"\n  {title}{' ' * (11 - display_width(title))}  [bold]{evaluation.exact_match:.1f} %[/bold]  {num_correct}"
+        f"\n  {title}{' ' * (11 - cell_len(title))}  [bold]{evaluation.exact_match:.1f} %[/bold]  "
+        f"{num_correct}"
     )
     console.print(f"  BLEU         [bold]{bleu.value:.1f}[/bold]    [dim]{bleu.signature}[/dim]")
     if baseline := evaluation.baselines.get("bleu"):
@@ -162,7 +164,7 @@ def print_results(console: Console, run: Run, recipe: Recipe) -> None:
     if evaluation.verdict:
         console.print(Text(f"\n{evaluation.verdict}", "bold yellow"), soft_wrap=True)
     console.print(f"\n[bold]{tr('Report')}[/bold]  ", Text(str(page)), sep="", soft_wrap=True)
-    contents = tr("how it learned, every mistake, and what each head looks at")
+    contents = tr("learning curves, all mistakes, and the attention of every head")
     console.print(f"        {contents}\n")
     console.print(f"[bold]{tr('Next')}[/bold]")
     for command in suggest_commands(recipe, evaluation.sources[rows[1]]):

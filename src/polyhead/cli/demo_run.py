@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from polyhead.checkpoint import checkpoint
-from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.config.recipe import Recipe
 from polyhead.core.atomic_io import remove
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
@@ -24,6 +24,7 @@ from polyhead.evaluate.training_counts import read_counts
 from polyhead.evaluate.translation_metrics import MetricScore
 from polyhead.evaluate.verdict import describe_verdict
 from polyhead.run.load import load
+from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.train.baselines import read_validation_losses
 from polyhead.train.lock import RunLock
@@ -128,11 +129,11 @@ def open_recipe(source: str, target: str, out: Path) -> Recipe:
         return make_recipe(source, target, out)
     recipe = load_recipe(out / "recipe.yaml", from_run=True)
     if recipe.data.root.name != "corpus" or not (out / "corpus").is_dir():
-        raise UserError(f"{out} holds a run that is not a demo's; choose another place with --out")
+        raise UserError(f"{out} has a run that is not from the demo; choose another directory with --out")
     languages = recipe.data.source_lang, recipe.data.target_lang
     if languages != (source, target):
         raise UserError(
-            f"{out} holds a demo from {languages[0]} to {languages[1]}; choose another place with --out"
+            f"{out} has a demo from {languages[0]} to {languages[1]}; choose another directory with --out"
         )
     return recipe.model_copy(
         update={"out": out, "data": recipe.data.model_copy(update={"root": out / "corpus"})}
@@ -143,7 +144,7 @@ def reset_training(out: Path) -> None:
     """Delete the checkpoints and the model, so that training starts again."""
     with RunLock(out):
         for step in checkpoint.list_steps(out / "checkpoints"):
-            remove(out / "checkpoints" / f"step-{step}")
+            checkpoint.delete_step(out / "checkpoints", step)
         remove(out / "model.safetensors")
 
 
@@ -183,7 +184,8 @@ def write_demo_report(
     """Write report.html: metrics, curves, the examples, all other errors, and attention maps."""
     metrics = read_metrics(recipe.out / "metrics.jsonl")
     wrong = [
-        row for row, (output, reference) in enumerate(zip(evaluation.outputs, evaluation.references, strict=True))
+        row for row, (output, reference) in enumerate(zip(evaluation.outputs, evaluation.references,
+            strict=True))
         if output != reference and row not in shown_rows
     ]  # fmt: skip
     pair = tr(
@@ -199,8 +201,8 @@ def write_demo_report(
         evaluation.select_examples([*shown_rows, *wrong]),
         [run.attention_maps(evaluation.sources[row])["cross"] for row in reversed(shown_rows)],
         lead=tr(
-            "{right} of {n} held-out texts came out exactly like their reference. The examples below are {shown} of all "
-            "lengths, and all mistakes among the rest.",
+            "{right} of {n} held-out texts equal their reference. Examples below: {shown} of all lengths, "
+            "and all mistakes among the rest.",
             right=evaluation.n_correct,
             n=len(evaluation.references),
             shown=len(shown_rows),
@@ -226,7 +228,7 @@ def report_facts(
         tr("Parameters"): f"{sum(p.numel() for p in run.model.parameters()):,}",
         tr("Steps"): f"{train[-1]['step']:,}",
         tr("Time to train"): format_seconds(training_seconds(train)),
-        tr("Perplexity"): {tr("of a validation token"): f"{best['ppl']:.3f}"},
+        tr("Perplexity"): {tr("of validation tokens"): f"{best['ppl']:.3f}"},
         tr("Vocabulary"): {
             tr("size"): tr("{n} tokens, shared by both languages", n=f"{run.tokenizer.vocab_size:,}")
         },

@@ -85,12 +85,12 @@ def describe_error(error: Exception) -> tuple[str, int]:
     summary = f"unexpected {type(error).__name__}: {error or 'no message'} ({_error_location(error)})\n"
     if LOADED_PLUGINS:
         return (
-            f"{summary}look first at what is not Polyhead's: {', '.join(sorted(LOADED_PLUGINS))}; "
+            f"{summary}check the components of other packages first: {', '.join(sorted(LOADED_PLUGINS))}; "
             "POLYHEAD_DEBUG=1 shows the traceback",
             EXIT_FAILED,
         )
     return (
-        f"{summary}this is a defect of Polyhead: please report it with the output of 'polyhead env'; "
+        f"{summary}this is a bug in Polyhead: please report it with the output of 'polyhead env'; "
         "POLYHEAD_DEBUG=1 shows the traceback",
         EXIT_FAILED,
     )
@@ -100,4 +100,4 @@ def _error_location(error: Exception) -> str:
     """Return the innermost line of our own code in the traceback: ``recipe.py:12``."""
     home = str(Path(__file__).parents[1])
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(home)]
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no place known"
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown location"

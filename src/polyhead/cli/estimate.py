@@ -1,4 +1,4 @@
-"""``polyhead plan``: estimate the cost of a design."""
+"""``polyhead estimate``: estimate the cost of a design."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.config.presets import DEFAULT_VOCAB_SIZE, PRESET_INFO, PRESETS
-from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.config.recipe import Recipe, read_recipe
 from polyhead.core.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -36,20 +36,20 @@ def run(
             "--probe/--no-probe", help="time some training steps and some decoding; --no-probe: run nothing"
         ),
     ] = True,
-    rows: Annotated[
+    batch_size: Annotated[
         int | None, typer.Option(min=1, help="number of rows per batch, for a preset", show_default="1")
     ] = None,
-    length: Annotated[
+    seq_len: Annotated[
         int | None, typer.Option(min=1, help="number of tokens per row, for a preset", show_default="max_len")
     ] = None,
-    tokens: Annotated[
+    train_tokens: Annotated[
         float | None, typer.Option(min=1, help="number of training tokens, for a preset, e.g. 300e9")
     ] = None,
-    context: Annotated[
+    context_len: Annotated[
         int | None,
         typer.Option(min=1, help="number of tokens per row in decoding", show_default="data.max_len"),
     ] = None,
-    decode_rows: Annotated[
+    decode_batch: Annotated[
         list[int] | None,
         typer.Option(min=1, help="number of rows decoded together; may be repeated", show_default="1 and 32"),
     ] = None,
@@ -88,13 +88,13 @@ def run(
     determined.
 
     \b
-    polyhead plan recipes/multi30k-en-de.yaml data.root=path/to/multi30k
-    polyhead plan gpt2 model.n_kv_heads=4 --rows 8 --length 512 --no-probe --details
-    polyhead plan gpt3-175b --tokens 300e9 --data-parallel 8 --tensor-parallel 8 --pipeline 8 --rows 64 --micro-batches 64 --bandwidth 25
+    polyhead estimate recipes/multi30k-en-de.yaml data.root=path/to/multi30k
+    polyhead estimate gpt2 model.n_kv_heads=4 --batch-size 8 --seq-len 512 --no-probe --details
+    polyhead estimate gpt3-175b --batch-size 64 --data-parallel 8 --tensor-parallel 8 --bandwidth 25
     """
     subject: Recipe | ModelConfig
     subject = (
-        load_recipe(Path(design), changes) if _is_recipe(design) else _load_preset(design, changes or [])
+        read_recipe(Path(design), changes) if _is_recipe(design) else _load_preset(design, changes or [])
     )
     from polyhead.cost.communication import ParallelLayout
     from polyhead.estimate.plan import estimate
@@ -106,7 +106,8 @@ def run(
         data_parallel, tensor_parallel, pipeline, micro_batches, bandwidth=bandwidth and bandwidth * 1e9
     )
     result = estimate(
-        subject, probe=probe, rows=rows, length=length, tokens=tokens, context=context, decode_rows=decode_rows or (1, 32),
+        subject, probe=probe, batch_size=batch_size, seq_len=seq_len, train_tokens=train_tokens,
+        context_len=context_len, decode_batch=decode_batch or (1, 32),
         layout=layout if spread else None,
     )  # fmt: skip
     labeled = result if isinstance(subject, Recipe) else result._replace(name=design)
@@ -126,11 +127,13 @@ def _is_recipe(design: str) -> bool:
         raise UserError(f"{design}: a directory, not a recipe; did you mean {str(recipe)!r}?")
     if (Path(design) / "config.json").is_file():
         raise UserError(
-            f"{design} is a run without a recipe, which says nothing of training; polyhead sizes {design} counts its parameters"
+            f"{design} is a run without a recipe, so the training is unknown; polyhead params "
+            f"{design} counts its parameters"
         )
     candidates = [*PRESETS, *map(str, Path(design).parent.glob("*.y*ml"))]
     raise UserError(
-        f"{design!r} is neither a recipe nor a preset{did_you_mean(design, candidates) or '; polyhead sizes lists them'}"
+        f"{design!r} is neither a recipe nor a "
+        f"preset{did_you_mean(design, candidates) or '; polyhead params lists them'}"
     )
 
 
@@ -147,7 +150,7 @@ def _load_preset(name: str, changes: list[str]) -> ModelConfig:
     for path, value in yaml_io.parse_overrides(changes, Recipe):
         if path[0] != "model" and path != ["tokenizer", "vocab_size"]:
             raise UserError(
-                f"{'.'.join(path)}: a preset is a model alone; it takes model.... and tokenizer.vocab_size"
+                f"{'.'.join(path)}: a preset supports only keys of model.... and tokenizer.vocab_size"
             )
         yaml_io.assign(tree, path, value, Recipe)
     try:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from polyhead.cli.config_options import FROM_RUN, config_options
 from polyhead.cli.options import (
-    AS_TRAINED,
-    BatchTokens,
-    BeamSize,
-    CacheName,
+    BEAM_SEARCH_KEYS,
     Device,
     Dtype,
-    EarlyStoppingOption,
     EnsembleOption,
-    LengthPenalty,
-    MinNewTokens,
-    NoRepeatNgramSize,
     ShortlistOption,
     SourceLang,
     TargetLang,
@@ -26,29 +20,26 @@ from polyhead.cli.options import (
     load_run,
 )
 from polyhead.cli.output_file import check_output_path
+from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 
 
+@config_options(GenerationConfig, *BEAM_SEARCH_KEYS)
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     files: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="FILES",
-            help="source and target files, or one TSV or JSONL; plain text for a language model; "
+            help="source and target files, where further targets are further references, or one TSV or "
+            "JSONL; plain text for a language model; "
             "labelled texts in TSV or JSONL for a classifier; default: the files of the recipe",
         ),
     ] = None,
     split: Annotated[
         Literal["test", "valid"] | None, typer.Option(help="split of the recipe's data", show_default="test")
     ] = None,
-    beam_size: BeamSize = None,
-    length_penalty: LengthPenalty = None,
-    min_new_tokens: MinNewTokens = None,
-    early_stopping: EarlyStoppingOption = None,
-    no_repeat_ngram_size: NoRepeatNgramSize = None,
-    cache: CacheName = None,
-    batch_tokens: BatchTokens = None,
+    *,
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
     terminology: TerminologyOption = None,
@@ -69,19 +60,17 @@ def run(
         typer.Option(
             metavar="COLUMN",
             help="classifiers, language models: column or key of the text; repeated for pairs",
-            show_default=AS_TRAINED,
+            show_default=FROM_RUN,
         ),
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN", help="classifiers: column or key of the label", show_default=AS_TRAINED
-        ),
+        typer.Option(metavar="COLUMN", help="classifiers: column or key of the label", show_default=FROM_RUN),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="translation models: column or key of the source", show_default=AS_TRAINED
+            metavar="COLUMN", help="translation models: column or key of the source", show_default=FROM_RUN
         ),
     ] = None,
     target: Annotated[
@@ -89,12 +78,13 @@ def run(
         typer.Option(
             metavar="COLUMN",
             help="translation models: column or key of the reference",
-            show_default=AS_TRAINED,
+            show_default=FROM_RUN,
         ),
     ] = None,
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
+    **settings: Any,
 ) -> None:
     """Evaluate a trained model: BLEU, chrF, perplexity, accuracy.
 
@@ -109,24 +99,19 @@ def run(
     polyhead eval runs/shakespeare --split valid
     polyhead eval runs/sst2 dev.tsv --output labels.txt
     polyhead eval runs/multi30k test.de test.en --beam-size 1 --output test.out
+    polyhead eval runs/multi30k test.de reference1.en reference2.en
     """
     from polyhead.cli.eval_metrics.dispatch import choose_evaluator, filter_options
 
     if files and split:
         raise UserError(
-            f"--split {split} means files of the recipe, and {files[0]!r} is given: leave one of them out"
+            f"--split {split} selects files of the recipe and cannot be combined with {files[0]!r}: "
+            "remove one of them"
         )
     check_output_path(output, [*(files or []), terminology], directory, others)
     loaded = load_run(directory, others, dtype, device)
     evaluator = choose_evaluator(loaded)
-    options = {
-        "beam_size": beam_size,
-        "length_penalty": length_penalty,
-        "min_new_tokens": min_new_tokens,
-        "early_stopping": early_stopping,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-        "cache": cache,
-        "batch_tokens": batch_tokens,
+    options = settings | {
         "source_lang": source_lang,
         "target_lang": target_lang,
         "terminology": terminology,

@@ -1,19 +1,17 @@
-"""``polyhead lab``: measure claims of the literature on this machine."""
+"""``polyhead experiments``: measure claims of the literature on this machine."""
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyhead.cli.formatting import wrap_paragraph
 from polyhead.core.errors import unknown_name_error
 
 if TYPE_CHECKING:
     from polyhead.lab.run import ExperimentOutput
-
-_TEXT_WIDTH = 110
 
 
 def run(
@@ -61,11 +59,11 @@ def run(
     paging, can be run on your own language model or translation model and text.
 
     \b
-    polyhead lab              the experiments, a line each
-    polyhead lab scaling      one of them
-    polyhead lab all --out runs/lab
-    polyhead lab caches --run runs/wikitext-2 --text test.txt
-    polyhead lab paging --run runs/multi30k --text test.en --text test.de
+    polyhead experiments              the experiments, a line each
+    polyhead experiments scaling      one of them
+    polyhead experiments all --out runs/lab
+    polyhead experiments caches --run runs/wikitext-2 --text test.txt
+    polyhead experiments paging --run runs/multi30k --text test.en --text test.de
     """
     from polyhead.lab.registry import EXPERIMENTS, LabContext, check_run_options, describe_experiment
 
@@ -104,15 +102,8 @@ def format_finding(name: str, finding: ExperimentOutput, quick: bool) -> list[st
     for claim in result.claims:
         lines += [
             "",
-            *wrap_lines(f"{claim.verdict.upper():<12}  {claim.sentence}", "  ", " " * 16),
-            *wrap_lines(f"[{claim.source}]", " " * 16, " " * 16),
-            *wrap_lines(claim.measurement, " " * 16, " " * 16),
+            *wrap_paragraph(f"{claim.verdict.upper():<12}  {claim.sentence}", "  ", " " * 16),
+            *wrap_paragraph(f"[{claim.source}]", " " * 16, " " * 16),
+            *wrap_paragraph(claim.measurement, " " * 16, " " * 16),
         ]
     return [*lines, "", f"  {finding.seconds:.0f} s; page {finding.page}, data {finding.json}"]
-
-
-def wrap_lines(text: str, first_indent: str, next_indent: str) -> list[str]:
-    """Wrap a text to ``WIDTH`` characters."""
-    return textwrap.wrap(
-        text, _TEXT_WIDTH, initial_indent=first_indent, subsequent_indent=next_indent, break_on_hyphens=False
-    )

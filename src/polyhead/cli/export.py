@@ -82,7 +82,7 @@ def run(
     if isinstance(loaded.model, ReplacedTokenDetector):
         loaded.model, note = (
             loaded.model.encoder_only(),
-            "; its generator, and what tells replaced tokens, stay behind",
+            "; without its generator and the detection head",
         )
     hf_options = {"family": family, "shard_size": shard_size}
     fill = FORMATS[to](loaded, dtype, **(hf_options if to == "hf" else {}))
@@ -146,7 +146,10 @@ def _prepare_ctranslate2(source_run: Run, dtype: str) -> WriteExport:
 
     def write_files(directory: Path) -> str:
         save_tokenizer(source_run, directory)
-        return f"{write_ct2(source_run.model, source_run.tokenizer, directory, dtype)} for CTranslate2 in {dtype}"
+        return (
+            f"{write_ct2(source_run.model, source_run.tokenizer, directory, dtype)} for CTranslate2 in "
+            f"{dtype}"
+        )
 
     return write_files
 

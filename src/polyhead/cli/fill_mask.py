@@ -22,7 +22,7 @@ def run(
     source: TextSource = "-",
     top: Annotated[int, typer.Option(min=1, help="number of tokens per mask, the most likely first")] = 5,
     output: OutputFile = None,
-    chunk: ReadBatch = 64,
+    read_batch: ReadBatch = 64,
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
@@ -43,7 +43,7 @@ def run(
     loaded.fill_mask([], top)  # fails for an unsuitable model before the first line is read
     counter = LineCounter(prints_to_stdout=output is None)
     with open_output(output, "fillings") as add:
-        for texts in iter_chunks(lines, choose_read_batch(source, chunk)):
+        for texts in iter_chunks(lines, choose_read_batch(source, read_batch)):
             with counter.renumber_errors():
                 predictions = loaded.fill_mask(texts, top)
             add(format_fills(predictions), len(texts))

@@ -1,7 +1,9 @@
-"""Format types and values as they are written in a recipe."""
+"""Format types and values as they are written in a recipe, and paragraphs for the terminal."""
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 import types
 import typing
 from typing import Annotated, Any
@@ -36,3 +38,18 @@ def format_yaml(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(format_yaml, value))}]"
     return str(value)
+
+
+def wrap_paragraph(text: str, first_indent: str = "", next_indent: str = "") -> list[str]:
+    """Wrap a paragraph to the width of the terminal; list items start on new lines."""
+    width = min(shutil.get_terminal_size((100, 0)).columns, 110)
+    plain = text.replace("``", "").replace("`", "")
+    points = [" ".join(point.split()) for point in plain.split("\n- ")]
+    wrap = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
+    lines = []
+    for i, point in enumerate(points):
+        wrap.initial_indent, wrap.subsequent_indent = (
+            (first_indent, next_indent) if i == 0 else (f"{next_indent}- ", f"{next_indent}  ")
+        )
+        lines += wrap.wrap(point)
+    return lines

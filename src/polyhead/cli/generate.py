@@ -6,58 +6,51 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from polyhead.cli.config_options import config_options
 from polyhead.cli.line_io import escape_terminal, read_lines, stdin_has_data
 from polyhead.cli.options import (
-    AS_TRAINED,
-    CacheName,
     Device,
     Dtype,
     EnsembleOption,
-    FrequencyPenalty,
-    GrammarOption,
-    MinP,
-    NoRepeatNgramSize,
-    PresencePenalty,
-    RepetitionPenalty,
-    Temperature,
-    TopK,
-    TopP,
-    given_options,
-    given_parts,
+    drop_none,
     load_run,
 )
+from polyhead.config.generation_config import GenerationConfig
 from polyhead.data.readers.files import is_table
 
 
+@config_options(
+    GenerationConfig,
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "grammar",
+    "cache",
+    "speculative",
+)
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     prompt: Annotated[
         str,
         typer.Argument(metavar="TEXT", help="prompt; - reads one prompt from each line of standard input"),
     ] = "",
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="maximum number of new tokens", show_default=AS_TRAINED)
-    ] = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    frequency_penalty: FrequencyPenalty = None,
-    presence_penalty: PresencePenalty = None,
+    *,
     beam_size: Annotated[
         int | None,
         typer.Option(
             help="use beam search with this number of beams instead of sampling", show_default="none"
         ),
-    ] = None,
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(help="beam search: values > 0 favour longer texts", show_default=AS_TRAINED),
     ] = None,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="number of continuations of the prompt")] = 1,
     seed: Annotated[
@@ -67,19 +60,10 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option(help="stop string that ends the output; may be repeated")
     ] = None,
-    no_repeat_ngram_size: NoRepeatNgramSize = None,
-    form: GrammarOption = None,
-    cache: CacheName = None,
-    speculate: Annotated[
-        str | None,
-        typer.Option(
-            help="draft source of speculative decoding, e.g. lookup or draft,run=runs/small,tokens=4",
-            show_default=AS_TRAINED,
-        ),
-    ] = None,
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
+    **settings: Any,
 ) -> None:
     """Generate text with a language model, printed as it is generated.
 
@@ -90,34 +74,20 @@ def run(
     polyhead generate runs/shakespeare "ROMEO:" --max-new-tokens 200 --temperature 0.8
     polyhead generate runs/shakespeare "To be" -n 3 --seed 7
     polyhead generate runs/shakespeare "To be" --beam-size 5 --max-new-tokens 40
-    polyhead generate runs/shakespeare "To be" --speculate draft,run=runs/small
-    polyhead generate runs/forms "Ann is 33." --form json,schema=person.json
+    polyhead generate runs/shakespeare "To be" --speculative draft,run=runs/small
+    polyhead generate runs/forms "Ann is 33." --grammar json,schema=person.json
     """
-    changes = given_options(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        beam_size=beam_size,
-        seed=seed,
-        length_penalty=length_penalty,
-    ) | {"stop": stop or []}
-    changes |= given_parts(form=form, cache=cache, speculate=speculate)
+    changes = settings | drop_none(beam_size=beam_size, seed=seed) | {"stop": stop or []}
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
     if not prompt and stdin_has_data():
         print(
-            "polyhead: what is piped in is not read; for the lines of it: polyhead generate RUN -",
+            "polyhead: standard input is ignored; to read lines from it: polyhead generate RUN -",
             file=sys.stderr,
         )
     if os.path.isfile(prompt):
         packed = is_table(Path(prompt)) or Path(prompt).suffix.lower() == ".gz"  # not a file of text lines
-        lines = "" if packed else f"; for the lines of the file: - < {shlex.quote(prompt)}"
-        print(f"polyhead: {prompt!r} is read as a text{lines}", file=sys.stderr)
+        lines = "" if packed else f"; to read lines from the file: - < {shlex.quote(prompt)}"
+        print(f"polyhead: {prompt!r} is used as the prompt text{lines}", file=sys.stderr)
     model = load_run(directory, others, dtype, device)
     if n == len(prompts) == 1:
         # invalid options fail before the prompt is printed

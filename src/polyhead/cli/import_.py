@@ -48,11 +48,12 @@ def run(
     if source_lang or target_lang:
         if loaded.config.kind != "encoder-decoder":
             raise UserError(
-                f"--source-lang and --target-lang are for translators; {directory} is of kind {loaded.config.kind!r}"
+                f"--source-lang and --target-lang are for translation models; {directory} is of "
+                f"kind {loaded.config.kind!r}"
             )
         template = with_languages(loaded.tokenizer, source_lang, target_lang)
         loaded.tokenizer = loaded.tokenizer.with_seq2seq_template(template)
     with atomic_directory(out) as path:
-        loaded.save(path, f"# {Path(directory).name}\n\nMade with `polyhead import`.\n")
+        loaded.save(path, f"# {Path(directory).name}\n\nCreated with `polyhead import`.\n")
     parameters = sum(p.numel() for p in loaded.model.parameters())
     print(f"{out}: {parameters:,} parameters, {loaded.tokenizer.vocab_size:,} tokens")

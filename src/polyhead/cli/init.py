@@ -1,4 +1,4 @@
-"""``polyhead recipe``: write a recipe that fits given text files."""
+"""``polyhead init``: write a recipe that fits given text files."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def run(
         typer.Option(
             "--for",
             metavar="FORMAT",
-            help="choose parts that polyhead export can write in this format: hf, ctranslate2, onnx or gguf",
-            show_default="the best parts measured, in any format",
+            help="choose components that polyhead export can write in this format: hf, ctranslate2, "
+            "onnx or gguf",
+            show_default="the best components measured, for any format",
         ),
     ] = None,
 ) -> None:
@@ -52,12 +53,12 @@ def run(
     data.text=... override this.
 
     \b
-    polyhead recipe train.en train.de --output mine.yaml
-    polyhead recipe reviews.csv data.text=review data.label=stars > reviews.yaml
-    polyhead recipe articles.jsonl task=masked-lm
-    polyhead recipe train.en train.de --for hf --output mine.yaml
-    polyhead recipe --example
-    polyhead recipe --example dates-en-zh --output dates.yaml
+    polyhead init train.en train.de --output mine.yaml
+    polyhead init reviews.csv data.text=review data.label=stars > reviews.yaml
+    polyhead init articles.jsonl task=masked-lm
+    polyhead init train.en train.de --for hf --output mine.yaml
+    polyhead init --example
+    polyhead init --example dates-en-zh --output dates.yaml
     """
     arguments = arguments or []
     if example:
@@ -67,7 +68,7 @@ def run(
 
     files = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
     for recipe in filter(is_recipe, files):
-        raise UserError(f"{recipe} is a recipe already; train it: polyhead train {shlex.quote(recipe)}")
+        raise UserError(f"{recipe} is already a recipe; train it: polyhead train {shlex.quote(recipe)}")
     check_output(output, files)
     changes = [argument for argument in arguments if argument not in files]
     draft = draft_recipe(files, changes, target, str(output or "mine.yaml"))
@@ -96,7 +97,7 @@ def show_example(names: Sequence[str], output: Path | None) -> None:
         return
     if len(names) > 1:
         raise UserError(
-            f"--example takes one name, got {', '.join(names)}; keys are changed by polyhead train"
+            f"--example takes one name, got {', '.join(names)}; to override keys use polyhead train"
         )
     if output is None:
         print(read_example(names[0]), end="")
@@ -112,4 +113,4 @@ def show_example(names: Sequence[str], output: Path | None) -> None:
 def check_output(output: Path | None, inputs: Sequence[str] = ()) -> None:
     """Raise a UserError if the recipe cannot be written there, or if the file exists."""
     if output is not None and check_output_file(output, "--output", inputs).exists():
-        raise UserError(f"--output {output} is there already; name another file, or remove it first")
+        raise UserError(f"--output {output} already exists; choose another file, or remove it first")

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polyhead.cli.line_io import read_lines
-from polyhead.cli.terminology_file import read_terminology
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class PrefixFile:
                 f"--prefix: {self.path} ends before line {num_done + len(prefixes) + 1} of the text"
             )
         check_line_lengths(
-            self.target.encode(prefixes), self.max_len - 1, num_done + 1, "--prefix: line", "Give less of it"
+            self.target.encode(prefixes), self.max_len - 1, num_done + 1, "--prefix: line", "Shorten it"
         )
         return {"prefix": prefixes}
 
@@ -77,9 +77,7 @@ class TerminologyFile:
         terms = list(map(self.terminology.find_terms, texts))
         self.num_matched += sum(map(bool, terms))
         placeholders = [[0] * LexicalConstraints(line_terms).num_tokens for line_terms in terms]
-        check_line_lengths(
-            placeholders, self.max_len, num_done + 1, "--terminology: line", "Give fewer terms"
-        )
+        check_line_lengths(placeholders, self.max_len, num_done + 1, "--terminology: line", "Use fewer terms")
         return {"terminology": self.terminology}
 
     def finish(self, num_done: int) -> None:
@@ -92,7 +90,7 @@ def open_line_inputs(source: str, prefix: str | None, terminology: str | None) -
     """Open the files that are given; a UserError if standard input would be used twice."""
     for name, path in {"--prefix": prefix, "--terminology": terminology}.items():
         if source == path == "-":
-            raise UserError(f"{name}: standard input is the text already; name a file")
+            raise UserError(f"{name}: standard input is already used for the text; expected a file")
     prefixes: list[LineInput] = [] if prefix is None else [PrefixFile(prefix)]
     terminologies: list[LineInput] = [] if terminology is None else [TerminologyFile(terminology)]
     return [*terminologies, *prefixes]
@@ -105,5 +103,25 @@ def check_line_lengths(
     for number, tokens in enumerate(rows, first_number):
         if len(tokens) > max_len:
             raise UserError(
-                f"{label} {number} has {len(tokens)} tokens; this model takes {max_len} at most. {hint}"
+                f"{label} {number} has {len(tokens)} tokens; the model's maximum is {max_len}. {hint}"
             )
+
+
+def read_terminology(source: str) -> dict[str, list[str]]:
+    """Read the translations of each word; a line has a word and its translations, separated by tabs."""
+    entries: dict[str, list[str]] = {}
+    for number, line in enumerate(read_lines(source), 1):
+        if "\ufffd" in line:
+            raise UserError(f"--terminology: line {number} of {source} has characters that are not UTF-8")
+        word, *phrases = line.split("\t")
+        if is_blank(line):
+            continue
+        if not phrases or any(map(is_blank, (word, *phrases))):
+            raise UserError(
+                f"--terminology: line {number} of {source} is {line!r}; expected a word, a tab and its "
+                "translation"
+            )
+        entries.setdefault(word, []).extend(phrases)
+    if not entries:
+        raise UserError(f"--terminology: {source} has no line with a word, a tab and its translation")
+    return entries

@@ -29,7 +29,7 @@ def read_lines(source: str) -> Iterator[str]:
     if source != "-" and not os.path.exists(path):
         names = [p.name for p in path.parent.glob("*")] if os.path.isdir(path.parent) else []
         hint = (
-            "; a text itself is piped in: echo TEXT | polyhead ..." if any(map(str.isspace, source)) else ""
+            "; to pass a text use a pipe: echo TEXT | polyhead ..." if any(map(str.isspace, source)) else ""
         )
         raise UserError(f"no file {source!r}{hint or did_you_mean(path.name, names)}")
     if source == "-":
@@ -40,7 +40,7 @@ def read_lines(source: str) -> Iterator[str]:
     elif path.is_file():
         if files.is_table(path):
             raise UserError(
-                f"{source} is a table; lines of text are wanted here, so write one of its columns to a file"
+                f"{source} is a table; expected lines of text: write one of its columns to a file"
             )
         files.reject_binary(path)
         raw = files.iter_lines(path)
@@ -59,7 +59,7 @@ def read_lines_or_text(source: str) -> Iterator[str]:
     if len(source) <= MAX_NAME_LENGTH and not any(map(str.isspace, source)):
         hint = did_you_mean(source, os.listdir(), NAME_SIMILARITY)
         if hint or "/" in source:
-            print(f"polyhead: {source!r} is read as a text, for no file is there{hint}", file=sys.stderr)
+            print(f"polyhead: {source!r} is read as text, since no such file exists{hint}", file=sys.stderr)
     return iter([source])
 
 
@@ -92,12 +92,13 @@ def decode_lines(raw: Iterable[bytes | None], name: str) -> Iterator[str]:
         if "\ufffd" in text and not files.is_text(line.replace(b"\0", b"")):
             if not bad:
                 print(
-                    f"polyhead: line {number} is not UTF-8; its bad bytes are read as U+FFFD", file=sys.stderr
+                    f"polyhead: line {number} is not UTF-8; invalid bytes are replaced by U+FFFD",
+                    file=sys.stderr,
                 )
             bad += 1
         yield text
     if bad > 1:
-        print(f"polyhead: {bad:,} lines in all are not UTF-8", file=sys.stderr)
+        print(f"polyhead: {bad:,} lines in total are not UTF-8", file=sys.stderr)
 
 
 def stdin_has_data() -> bool:

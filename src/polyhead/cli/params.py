@@ -1,4 +1,4 @@
-"""``polyhead sizes``: count the parameters of presets and runs."""
+"""``polyhead params``: count the parameters of presets and runs."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def run(
     T max_len, A n_heads x head_dim, G n_kv_heads x head_dim.
 
     \b
-    polyhead sizes               every preset, and the number in its paper
-    polyhead sizes bert-base     all of its 110 million, by part
-    polyhead sizes runs/mine     the same for a run
+    polyhead params               every preset, and the number in its paper
+    polyhead params bert-base     all of its 110 million, by part
+    polyhead params runs/mine     the same for a run
     """
     from polyhead.cost import parameter_count
 
     if vocab_size is not None and name not in PRESETS:
         raise UserError(
-            "--vocab-size is of one preset; a run has its own"
-            if name
-            else "--vocab-size is of one preset: name it"
+            "--vocab-size is for a preset; a run has its own" if name else "--vocab-size requires a preset"
         )
     if name is None:
         print(
-            f"{'preset':<13} {'parameters':>16}  {'published':>9}  layers  d_model  heads    vocabulary  source"
+            f"{'preset':<13} {'parameters':>16}  {'published':>9}  layers  d_model  heads    vocabulary  "
+            "source"
         )
         for preset in PRESET_INFO:
             info, config = PRESET_INFO[preset], parameter_count.published_config(preset)
             print(
-                f"{preset:<13} {parameter_count.count_model_parameters(config):>16,}  {format_count(info.parameters):>9}  {format_layers(config):>6}  {config.d_model:>7}  "
+                f"{preset:<13} {parameter_count.count_model_parameters(config):>16,}  "
+                f"{format_count(info.parameters):>9}  {format_layers(config):>6}  {config.d_model:>7}  "
                 f"{config.n_heads:>5}  {info.vocab_size:>12,}  {info.paper}"
             )
         return
@@ -91,10 +91,10 @@ def _load_config(name: str, vocab_size: int | None) -> ModelConfig:
         return preset_config(name, vocab_size or DEFAULT_VOCAB_SIZE)
     if Path(name).suffix in (".yaml", ".yml"):
         raise UserError(
-            f"{name} is a recipe, no preset and no run; polyhead plan {name} tells its parameters"
+            f"{name} is a recipe, not a preset or a run; polyhead estimate {name} counts its parameters"
         )
     if not Path(name).is_dir() and "/" not in name:
         if run := did_you_mean_path(Path(name), "*/", [Path("runs")]):
-            raise UserError(f"{name!r} is no preset and no run{run}")
+            raise UserError(f"{name!r} is neither a preset nor a run{run}")
         raise unknown_name_error("preset", name, PRESETS)
     return load(name).config

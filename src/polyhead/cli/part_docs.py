@@ -1,4 +1,4 @@
-"""Parse the docstrings of parts, the source of ``polyhead parts`` and of the pages under docs/parts.
+"""Parse the docstrings of parts, the source of ``polyhead components`` and of the pages under docs/parts.
 
 A docstring has a first sentence, then as much text as needed, then fields, each of which is optional::
 

@@ -35,5 +35,5 @@ def format_default(field: FieldInfo) -> str:
 def format_meaning(field: FieldInfo) -> str:
     """Return the description of a key; for a part, where its options are listed."""
     if field.annotation is Choice:
-        return "  a part, see polyhead parts"
+        return "  a component, see polyhead components"
     return f"  {field.description}" if field.description else ""

@@ -30,7 +30,7 @@ def run(
         str | None, typer.Argument(metavar="TARGET", help="path of the translations, line by line")
     ] = None,
     output: OutputFile = None,
-    chunk: Annotated[
+    read_batch: Annotated[
         int,
         typer.Option(
             min=1, help="number of pairs read and processed together; 1 if they are typed in a terminal"
@@ -64,7 +64,7 @@ def run(
     scorer = load([directory, *(others or [])], dtype=dtype, device=device)
     is_language_model = scorer.config.kind == "decoder"
     if is_language_model and target is not None:
-        raise UserError("this run is a language model: it scores the lines of one file, without translations")
+        raise UserError("this run is a language model: it scores the lines of one file, without TARGET")
     if target is None:
         inputs = zip(inputs, strict=True) if is_language_model else split_tsv_pairs(inputs)
     # fails for an unsuitable model before the first line is read
@@ -72,7 +72,7 @@ def run(
     swap_check = None if is_language_model else SwapCheck(scorer)
     counter, log_prob, tokens = LineCounter(prints_to_stdout=output is None), 0.0, 0
     with open_output(output, "scores") as add:
-        for chunk_of_texts in iter_chunks(inputs, choose_read_batch(source, chunk)):
+        for chunk_of_texts in iter_chunks(inputs, choose_read_batch(source, read_batch)):
             columns = [list(column) for column in zip(*chunk_of_texts, strict=True)]
             if swap_check:
                 swap_check.check_lines(columns[0])
@@ -93,7 +93,8 @@ def read_parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
         raise UserError(
-            f"{source} has {len(sources):,} lines, {target} has {len(targets):,}: they must match line by line"
+            f"{source} has {len(sources):,} lines, {target} has {len(targets):,}: they must match line by "
+            "line"
         )
     return zip(sources, targets, strict=True)
 
@@ -104,7 +105,7 @@ def split_tsv_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         columns = line.split("\t")
         if len(columns) != 2:
             actual = "no tab" if len(columns) == 1 else f"{len(columns)} columns"
-            hint = "; files of both sides are given one after the other: polyhead score RUN SOURCE TARGET"
+            hint = "; to score two files: polyhead score RUN SOURCE TARGET"
             raise UserError(
                 f"line {number}: expected source, tab, translation; found {actual}{hint * (number == 1)}"
             )

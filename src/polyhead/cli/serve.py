@@ -10,23 +10,27 @@ from typing import Annotated, Any
 
 import typer
 
+from polyhead.cli.config_options import config_options
 from polyhead.cli.options import (
-    AS_TRAINED,
-    CacheName,
     Device,
     Dtype,
     EnsembleOption,
     ShortlistOption,
-    given_parts,
     load_run,
     warn_no_speculation,
 )
-from polyhead.config.yaml_io import parse_part
+from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.serve.http.limits import Limits
 
+LIMIT_KEYS = [
+    key for key in Limits.model_fields if key not in ("max_header", "header_timeout", "body_timeout")
+]
 
+
+@config_options(GenerationConfig, "cache", "chat")
+@config_options(Limits, *LIMIT_KEYS, default=None)
 def run(
     directory: Annotated[
         str | None,
@@ -60,24 +64,18 @@ def run(
             help="bitwise identical answers, independent of concurrent requests; slower under load",
         ),
     ] = False,
-    strict: Annotated[
+    strict_fields: Annotated[
         bool,
         typer.Option(
-            "--strict",
+            "--strict-fields",
             help="reject unknown fields; default: ignore them and name them in a response header",
         ),
     ] = False,
-    cache: CacheName = None,
     shortlist: ShortlistOption = False,
-    chat: Annotated[
-        str | None,
-        typer.Option(
-            help="chat format, e.g. chatml; see polyhead parts chat",
-            show_default=AS_TRAINED,
-        ),
-    ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="maximum number of sequences decoded at once")] = 128,
-    chunk: Annotated[
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, help="maximum number of sequences decoded at once")
+    ] = 128,
+    prefill_chunk: Annotated[
         int, typer.Option(min=1, help="maximum number of prompt tokens processed per step (prefill)")
     ] = 512,
     threads: Annotated[
@@ -86,36 +84,11 @@ def run(
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
-    max_waiting: Annotated[
-        int, typer.Option(min=1, help="maximum number of queued texts; further requests get status 429")
-    ] = Limits.max_queue,
-    max_batch: Annotated[int, typer.Option(min=1, help="maximum number of texts per request")] = Limits.batch,
-    max_chars: Annotated[
-        int, typer.Option(min=1, help="maximum number of characters per text")
-    ] = Limits.chars,
-    max_body: Annotated[int, typer.Option(min=1, help="maximum number of bytes per request")] = Limits.body,
-    max_n: Annotated[int, typer.Option(min=1, help="maximum number of outputs per text")] = Limits.n,
-    max_beams: Annotated[int, typer.Option(min=1, help="maximum number of beams")] = Limits.beams,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="maximum number of new tokens per output")
-    ] = Limits.max_tokens,
-    max_connections: Annotated[
-        int, typer.Option(min=1, help="maximum number of open connections")
-    ] = Limits.connections,
-    timeout: Annotated[float, typer.Option(help="time limit of a request, in seconds")] = Limits.timeout,
-    write_timeout: Annotated[
-        float, typer.Option(help="seconds that a client may leave its response unread")
-    ] = Limits.write_timeout,
-    stall: Annotated[
-        float, typer.Option(help="seconds without progress of the model after which it counts as hung")
-    ] = Limits.engine_timeout,
-    grace: Annotated[
-        float, typer.Option(help="seconds to finish accepted requests on shutdown")
-    ] = Limits.shutdown_timeout,
     log: Annotated[
         bool,
         typer.Option("--log/--no-log", help="log each request on standard error, without its text"),
     ] = True,
+    **settings: Any,
 ) -> None:
     """Serve a model over HTTP, with endpoints compatible with OpenAI's clients and a demo page.
 
@@ -131,22 +104,20 @@ def run(
         show_runs(directory, runs, host, port, api_key_file)
         return
     if directory is None:
-        raise UserError("RUN: missing; name a run to serve, or give --runs DIR to see how trainings go")
+        raise UserError("RUN: missing; pass a run to serve, or --runs DIR to monitor trainings")
     from polyhead.serve.http.auth import check_host, get_environment, read_keys
 
-    limits = Limits(
-        body=max_body, chars=max_chars, batch=max_batch, n=max_n, beams=max_beams, max_tokens=max_tokens, max_queue=max_waiting,
-        connections=max_connections, timeout=timeout, write_timeout=write_timeout, engine_timeout=stall, shutdown_timeout=grace,
-    )  # fmt: skip
+    limits = Limits(**{key: settings.pop(key) for key in LIMIT_KEYS})
     keys = read_keys(api_key_file, get_environment())
     check_host(host, keys)
     options: dict[str, Any] = {
-        "max_num_seqs": rows,
-        "prefill_chunk": chunk,
-        "chat": None if chat is None else Choice.from_config(parse_part(chat)),
+        "max_num_seqs": max_num_seqs,
+        "prefill_chunk": prefill_chunk,
     }
-    options |= given_parts(cache=cache) | ({"shortlist": True} if shortlist else {})
-    for module in ("uvicorn", "prometheus_client"):
+    if "chat" in settings:
+        settings["chat"] = Choice.from_config(settings["chat"])
+    options |= settings | ({"shortlist": True} if shortlist else {})
+    for module in ("uvicorn", "starlette", "prometheus_client"):
         import_module(module)  # fails before torch and the model are loaded
     import torch
 
@@ -163,10 +134,10 @@ def run(
     model = load_run(directory, others, dtype, device)
     model_name = name or (directory if not Path(directory).exists() else Path(directory).resolve().name)
     if not model_name.isprintable() or not 0 < len(model_name) <= 200:
-        raise UserError(f"--name {model_name!r} is no name that a request could give")
+        raise UserError(f"--name {model_name!r} is not a valid model name for requests")
     warn_no_speculation(model)
     service = Service(
-        model, model_name, limits, keys, strict_fields=strict, deterministic=deterministic, **options
+        model, model_name, limits, keys, strict_fields=strict_fields, deterministic=deterministic, **options
     )
     description = f"{model_name} ({service.kind}): {', '.join(f'/v1/{task}' for task in service.tasks)}"
     run_server(service, sock, lambda: print(f"{description}\nready at {get_url(sock)}", flush=True))
@@ -177,11 +148,9 @@ def show_runs(model: str | None, directory: Path, host: str, port: int, api_key_
     from polyhead.serve.http.auth import is_loopback
 
     if model is not None:
-        raise UserError(
-            f"--runs shows trainings and loads no model: leave {model} out, or serve it by itself"
-        )
+        raise UserError(f"--runs shows trainings and loads no model: remove {model}, or serve it separately")
     if api_key_file is not None or not is_loopback(host):
-        raise UserError("--runs serves this machine alone, without keys: leave --host and --api-key-file out")
+        raise UserError("--runs serves only this machine, without API keys: remove --host and --api-key-file")
     from polyhead.serve.http.run_pages import check_runs, serve_runs
     from polyhead.serve.http.sockets import get_url, listen
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ def run(
             show_default="its training data",
         ),
     ] = None,
-    each: Annotated[int, typer.Option(min=1, help="maximum number of output tokens per source token")] = 50,
-    always: Annotated[
+    per_token: Annotated[
+        int, typer.Option(min=1, help="maximum number of output tokens per source token")
+    ] = 50,
+    frequent: Annotated[
         int, typer.Option(min=0, help="number of frequent tokens that are allowed in any text")
     ] = 100,
     limit: Annotated[int, typer.Option(min=2, help="number of pairs read, from the first")] = 100_000,
@@ -54,16 +57,17 @@ def run(
     from polyhead.cli.options import load_run
     from polyhead.generation.settings import eos_ids_for
     from polyhead.generation.shortlist.shortlist import SHORTLIST_FILE, Shortlist
-    from polyhead.hf.load import read_model_type
+    from polyhead.hf.checkpoint_files import CheckpointFiles
+    from polyhead.hf.published_checkpoint import read_model_type
     from polyhead.models.build import check_model_kind
     from polyhead.run.run_directory import MODEL_TYPE
 
-    if read_model_type(directory) not in (None, MODEL_TYPE):
+    if read_model_type(CheckpointFiles(directory)) not in (None, MODEL_TYPE):
         raise UserError(
-            f"{directory} is a published checkpoint; make a run of it: polyhead import {directory} RUN"
+            f"{directory} is a published checkpoint; convert it to a run: polyhead import {directory} RUN"
         )
     if (path := directory / SHORTLIST_FILE).exists():
-        raise UserError(f"{path} is there already; remove it first, to learn another")
+        raise UserError(f"{path} already exists; to build another, remove it first")
     translator = load_run(directory, None, "fp32", "auto")
     check_model_kind(translator.config, ["encoder-decoder"])
     texts, sources, targets = load_training_pairs(translator, files or [], limit)
@@ -75,14 +79,14 @@ def run(
     ends = eos_ids_for(translator.generation, translator.tokenizer.target_tokenizer, template.eos_id)
     trained = Shortlist.from_pairs(
         sources[num_held_out:end], targets[num_held_out:end], translator.config.vocab_size,
-        per_token=each, frequent=always, required_ids=[*template.opening_ids, *ends],
+        per_token=per_token, frequent=frequent, required_ids=[*template.opening_ids, *ends],
     )  # fmt: skip
     print(f"learned from  {max(0, end - num_held_out):,} pairs", flush=True)
     print_coverage(trained, sources[:num_held_out], targets[:num_held_out])
     translator.get_shortlist = lambda: trained
     print_speedup(translator, texts[: min(num_held_out, MAX_TRIAL_TEXTS)])
     trained.save(directory)
-    print(f"wrote {directory / SHORTLIST_FILE}; use it: polyhead translate {directory} input.txt --shortlist")
+    print(f"wrote {directory / SHORTLIST_FILE}; next: polyhead translate {directory} input.txt --shortlist")
 
 
 def load_training_pairs(
@@ -98,10 +102,12 @@ def load_training_pairs(
 
     if not files and run.recipe is None:
         raise UserError(
-            "this run has no recipe that names files; give them: polyhead shortlist RUN SOURCE TARGET, or a text alone"
+            "this run has no recipe with data files; pass files: polyhead shortlist RUN SOURCE "
+            "TARGET, or only a source text"
         )
     if len(files) == 1 and infer_format((Path(files[0]),)) is None:
-        texts, counter = [line for line in islice(read_lines(files[0]), limit) if line.strip()], LineCounter()
+        lines, counter = islice(read_lines(files[0]), limit), LineCounter()
+        texts = [line for line in lines if not is_blank(line)]
         hypotheses = run.hypotheses(
             texts, beam_size=1, n_best=1, truncate=True, progress=counter.show_progress
         )
@@ -109,8 +115,9 @@ def load_training_pairs(
         counter.close()
         targets = [best.tokens for (best,) in hypotheses]
     else:
-        texts, target_texts, _ = translations.load_pairs(run, files, "train", limit, {})
-        targets = run.tokenizer.target_tokenizer.encode(target_texts)
+        lines, references, _ = translations.load_pairs(run, files, "train", limit, {})
+        texts = [line for line, translated in zip(lines, references, strict=True) for _ in translated]
+        targets = run.tokenizer.target_tokenizer.encode([*chain.from_iterable(references)])
     sources, max_len = (
         run.tokenizer.encode(texts),
         run.config.max_len - run.tokenizer.seq2seq_template.max_special,
@@ -120,7 +127,7 @@ def load_training_pairs(
     ]
     if num_long := len(texts) - len(indices):  # their co-occurrence counts would not fit into memory
         print(
-            f"polyhead: {num_long:,} pairs have more than {max_len} tokens a side: left out", file=sys.stderr
+            f"polyhead: {num_long:,} pairs have more than {max_len} tokens per side: skipped", file=sys.stderr
         )
     texts, sources, targets = (
         [texts[i] for i in indices],
@@ -128,9 +135,7 @@ def load_training_pairs(
         [targets[i] for i in indices],
     )
     if len(texts) < 2:
-        raise UserError(
-            f"a shortlist is learned from two pairs at least, better from 10,000; got {len(texts)}"
-        )
+        raise UserError(f"a shortlist requires at least two pairs, better 10,000; got {len(texts)}")
     return texts, sources, targets
 
 
@@ -138,9 +143,9 @@ def print_coverage(shortlist: Shortlist, sources: list[list[int]], targets: list
     """Print how many tokens the shortlists have, and how many reference tokens they contain."""
     lists = [set(shortlist.select_ids(source).tolist()) for source in sources]
     mean = sum(map(len, lists)) / len(lists)
-    print(f"a text may say  {mean:,.0f} of {shortlist.vocab_size:,} tokens, in the mean")
+    print(f"allowed per text  {mean:,.0f} of {shortlist.vocab_size:,} tokens on average")
     inside = sum(token in allowed for allowed, target in zip(lists, targets, strict=True) for token in target)
-    print(f"references have  {inside / max(1, sum(map(len, targets))):.1%} of their tokens among them")
+    print(f"references  {inside / max(1, sum(map(len, targets))):.1%} of their tokens are allowed")
 
 
 def print_speedup(run: Run, texts: list[str]) -> None:
@@ -152,4 +157,4 @@ def print_speedup(run: Run, texts: list[str]) -> None:
         outputs.append(run.translate(texts, truncate=True, shortlist=shortlist))
         seconds.append(time.perf_counter() - start)
     same = sum(a == b for a, b in zip(*outputs, strict=True))
-    print(f"translations  {same} of {len(texts)} stay the same, {seconds[0] / seconds[1]:.2f} times as fast")
+    print(f"translations  {same} of {len(texts)} unchanged, {seconds[0] / seconds[1]:.2f} times as fast")

@@ -12,8 +12,9 @@ import typer
 
 from polyhead.cli.error_handler import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, describe_error, print_error
 from polyhead.cli.recipe_keys import list_keys
-from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
+from polyhead.run.recipe import load_recipe
 from polyhead.train.distributed import launch
 from polyhead.train.signals import interrupt_on_signal
 
@@ -32,7 +33,8 @@ def run(
         typer.Argument(metavar="KEY=VALUE", help="changes to the recipe, e.g. model.d_model=256"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="resume from the newest checkpoint of the run, bit for bit")
+        bool,
+        typer.Option("--resume", help="resume from the newest checkpoint, bit for bit, or start a run"),
     ] = False,
     processes: Annotated[
         int,
@@ -54,10 +56,11 @@ def run(
     """Train a model from raw text with a recipe.
 
     Ctrl-C and SIGTERM finish the step, save a checkpoint and exit with code 130; --resume continues from it.
+    Where no run exists yet, --resume starts one: a supervisor can always call the same command.
 
     \b
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k
-    polyhead train recipes/multi30k-en-de.yaml data.root=multi30k model.position=rope train.steps=500 out=runs/rope
+    polyhead train recipes/multi30k-en-de.yaml data.root=multi30k model.position=rope out=runs/rope
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --resume
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --processes 4
 
@@ -89,25 +92,24 @@ def check_resume_directory(recipe: Path, out: Path) -> None:
     here = recipe.parent
     if (here / "checkpoints").is_dir() and here.resolve() != out.resolve():
         raise UserError(
-            f"--resume: {recipe} lies in a run and says out: {out}, which is another place; "
-            f"to go on here give out={here}, to go on there out={out}"
+            f"--resume: {recipe} is in a run but has out: {out}, another directory; to continue here set "
+            f"out={here}, to continue there out={out}"
         )
 
 
 def run_worker(recipe: Recipe, resume: bool) -> NoReturn:
     """Train as one of several processes. Exits at once, without waiting for pending messages."""
     launch.die_with_launcher()
-    from polyhead.train.distributed.torch_process_group import PeerLost, init_process_group
+    from polyhead.train.distributed.torch_process_group import PeerLostError, init_process_group
     from polyhead.train.run_training import run_training
 
     code = EXIT_OK
     try:
         with init_process_group(recipe.train.timeout) as ranks:
-            restarted = launch.is_restarted() and (recipe.out / "recipe.yaml").is_file()
-            _, outcome = run_training(recipe, resume=resume or restarted, ranks=ranks)
+            _, outcome = run_training(recipe, resume=resume or launch.is_restarted(), ranks=ranks)
         if outcome.status == "interrupted":
             code = EXIT_INTERRUPTED
-    except PeerLost as error:
+    except PeerLostError as error:
         code = launch.RANK_LOST
         if str(error):
             code = print_error(str(error), EXIT_FAILED)

@@ -8,40 +8,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyhead.cli.config_options import config_options
 from polyhead.cli.line_inputs import check_line_lengths, open_line_inputs
 from polyhead.cli.line_io import LineCounter, choose_read_batch, read_lines, to_one_line
 from polyhead.cli.options import (
-    AS_TRAINED,
-    BatchTokens,
-    BeamSize,
-    CacheName,
     Device,
     Dtype,
-    EarlyStoppingOption,
     EnsembleOption,
-    LengthPenalty,
-    MinNewTokens,
-    MinP,
-    NoRepeatNgramSize,
     OutputFile,
     ShortlistOption,
     SourceLang,
     TargetLang,
-    Temperature,
     TerminologyOption,
-    TopK,
-    TopP,
-    given_options,
-    given_parts,
+    drop_none,
     load_run,
 )
 from polyhead.cli.output_file import check_output_path, open_output
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.blank_text import clear_blank
 from polyhead.data.readers.reader_common import iter_chunks
 
 if TYPE_CHECKING:
     from polyhead.run.run import Run
 
 
+@config_options(
+    GenerationConfig,
+    "beam_size",
+    "length_penalty",
+    "n_best",
+    "min_new_tokens",
+    "early_stopping",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "no_repeat_ngram_size",
+    "cache",
+    "batch_tokens",
+)
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     source: Annotated[
@@ -50,20 +55,7 @@ def run(
             metavar="FILE", help="path of a text with one sentence per line, also .gz; -: standard input"
         ),
     ] = "-",
-    beam_size: BeamSize = None,
-    length_penalty: LengthPenalty = None,
-    n_best: Annotated[
-        int | None,
-        typer.Option(
-            help="number of translations per line, each on its own line, best first", show_default=AS_TRAINED
-        ),
-    ] = None,
-    min_new_tokens: MinNewTokens = None,
-    early_stopping: EarlyStoppingOption = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
+    *,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -72,9 +64,6 @@ def run(
     ] = None,
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
-    no_repeat_ngram_size: NoRepeatNgramSize = None,
-    cache: CacheName = None,
-    batch_tokens: BatchTokens = None,
     prefix: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="path of the forced prefix of each translation, line by line"),
@@ -91,7 +80,7 @@ def run(
     ] = False,
     shortlist: ShortlistOption = False,
     output: OutputFile = None,
-    chunk: Annotated[
+    read_batch: Annotated[
         int,
         typer.Option(
             min=1, help="number of lines read and processed together; 1 if they are typed in a terminal"
@@ -100,6 +89,7 @@ def run(
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
+    **settings: Any,
 ) -> None:
     """Translate a file or standard input line by line.
 
@@ -112,21 +102,8 @@ def run(
     polyhead translate runs/multi30k more.de --output more.en --temperature 1
     echo "Ein Hund bellt." | polyhead translate runs/multi30k --n-best 3 --scores
     """
-    changes = given_options(
-        beam_size=beam_size,
-        length_penalty=length_penalty,
-        min_new_tokens=min_new_tokens,
-        early_stopping=early_stopping,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        batch_tokens=batch_tokens,
-        source_lang=source_lang,
-        target_lang=target_lang,
-    ) | given_parts(cache=cache)
+    changes = settings | drop_none(seed=seed, source_lang=source_lang, target_lang=target_lang)
+    n_best = changes.pop("n_best", None)
     check_output_path(output, [source, prefix, terminology], directory, others)
     lines, line_inputs = read_lines(source), open_line_inputs(source, prefix, terminology)
     from polyhead.cli.swapped_sides import SwapCheck
@@ -145,7 +122,7 @@ def run(
     translator.translate([], n_best=n_best, **changes)
     swap_check = SwapCheck(translator, source_lang, target_lang)
     with open_output(output, "translations") as add:
-        for texts in iter_chunks(lines, choose_read_batch(source, chunk)):
+        for texts in iter_chunks(map(clear_blank, lines), choose_read_batch(source, read_batch)):
             swap_check.check_lines(texts)
             if not truncate:
                 hint = "Split the line, or translate its beginning with --truncate"
@@ -177,14 +154,13 @@ def translate_lines(
 ) -> Iterator[tuple[float | None, str]]:
     """Yield (score, translation), ``n_best`` for each text.
 
-    A blank text, and missing hypotheses, give blanks without a score. ``first_index`` is the index of the
+    An empty text, and missing hypotheses, give blanks without a score. ``first_index`` is the index of the
     first text in the whole input.
     """
     from polyhead.generation.detokenizer import decode_complete_chars
 
-    sources = [text if text.strip() else "" for text in texts]
     for text, hypotheses in zip(
-        sources, run.hypotheses(sources, n_best=n_best, row_offset=first_index, **changes), strict=True
+        texts, run.hypotheses(texts, n_best=n_best, row_offset=first_index, **changes), strict=True
     ):
         outputs = decode_complete_chars(run.tokenizer, [hypothesis.tokens for hypothesis in hypotheses])
         for hypothesis, output in zip(hypotheses, outputs, strict=True):

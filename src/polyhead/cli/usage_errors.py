@@ -18,7 +18,7 @@ def format_usage_error(verb: str, error: Any) -> str:
 
 
 def _parameter_prefix(error: Any) -> str:
-    """Return ``--chunk: `` if the error refers to one option or argument."""
+    """Return ``--read-batch: `` if the error refers to one option or argument."""
     param = getattr(error, "param", None)
     if param is None:
         return ""
@@ -50,9 +50,9 @@ def _lower_first(message: object) -> str:
 def _extra_argument_hint(params: list[Any]) -> str:
     """Return a hint for an unexpected argument."""
     if any("TEXT" in str(param.metavar) for param in params):
-        return "; a text of several words is put in quotes"
+        return "; quote a text of several words"
     if any("--output" in param.opts for param in params):
-        return "; a file to write to is given with --output FILE"
+        return "; for an output file use --output FILE"
     return ""
 
 
@@ -75,7 +75,7 @@ def _option_hint(typed_option: str, known_options: list[str], takes_keys: bool) 
             else field_hint or alias_hint(name.replace("-", "_"), Recipe)
         )
         if key:
-            return f"{key} Keys of the recipe are written KEY=VALUE"
+            return f"{key} Recipe keys are written KEY=VALUE"
     if aliases := [
         f"--{option}" for option in OPTION_ALIASES.get(name, "").split() if f"--{option}" in known_options
     ]:

@@ -2,10 +2,10 @@
 
 VERBS = {
     "demo": ("demo", "Train a translation model in minutes on included text, and evaluate it."),
-    "recipe": ("init", "Inspect your own text and write a recipe for it."),
+    "init": ("init", "Inspect your own text and write a recipe for it."),
     "train": ("train", "Train a model from raw text with a recipe."),
     "report": ("report", "Write a report page of one or several training runs."),
-    "plan": ("estimate", "Estimate the cost of a design before training: operations, memory, time."),
+    "estimate": ("estimate", "Estimate the cost of a design before training: operations, memory, time."),
     "compare": ("compare", "Train several designs at equal budget and compare them."),
     "eval": ("evaluate", "Evaluate a trained model: BLEU, chrF, perplexity, accuracy."),
     "translate": ("translate", "Translate a file or standard input line by line."),
@@ -15,18 +15,18 @@ VERBS = {
     "score": ("score", "Compute the log-probability of translations or of lines of text."),
     "fill-mask": ("fill_mask", "Predict masked tokens."),
     "embed": ("embed", "Compute an embedding of each text."),
-    "attend": ("attention", "Show the attention of every head: a page, and a map in the terminal."),
+    "attention": ("attention", "Show the attention of every head: a page, and a map in the terminal."),
     "serve": ("serve", "Serve a model over HTTP, with a demo page."),
-    "draw": ("visualize", "Plot the position scheme and the token embeddings of a model: a page."),
+    "visualize": ("visualize", "Plot the position scheme and the token embeddings of a model: a page."),
     "import": ("import_", "Convert a published checkpoint, such as GPT-2, to a run."),
     "export": ("export", "Export a run for transformers, onnxruntime, CTranslate2 or llama.cpp."),
-    "convert-heads": (
+    "convert-gqa": (
         "convert_gqa",
         "Convert the attention of a trained model to grouped-query or multi-query.",
     ),
-    "parts": ("components", "List the parts that a model can be built from, with their options."),
+    "components": ("components", "List the components of a model, with their options."),
     "shortlist": ("shortlist", "Build a lexical shortlist of output tokens, for faster translation."),
-    "sizes": ("params", "Count the parameters of a model by part."),
-    "lab": ("experiments", "Test claims of the literature on this machine."),
+    "params": ("params", "Count the parameters of a model by part."),
+    "experiments": ("experiments", "Test claims of the literature on this machine."),
     "env": ("env", "Describe this installation, for bug reports."),
 }

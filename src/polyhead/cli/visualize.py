@@ -1,4 +1,4 @@
-"""``polyhead draw``: plot a model's position scheme and its token embeddings."""
+"""``polyhead visualize``: plot a model's position scheme and its token embeddings."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def run(
     most frequent tokens by principal components and by t-SNE. The same run gives the same page.
 
     \b
-    polyhead draw runs/multi30k
-    polyhead draw runs/multi30k --tokens 1000 --perplexity 50 --out tokens.html
+    polyhead visualize runs/multi30k
+    polyhead visualize runs/multi30k --tokens 1000 --perplexity 50 --out tokens.html
     """
     from polyhead.run.load import load
     from polyhead.viz.embedding_page import draw_page
@@ -77,11 +77,11 @@ def run(
 def choose_side(run: Run, side: Side | None) -> Side:
     """Choose whose tokens are drawn: both only if source and target share one embedding."""
     if run.config.kind != "encoder-decoder" and side is not None:
-        raise UserError(f"--side {side}: this model has one side only; leave it out")
+        raise UserError(f"--side {side}: this model has one side only; remove it")
     shared = run.config.kind != "encoder-decoder" or run.config.tie_embeddings in ("all", "inputs")
     if side == "both" and not shared:
         raise UserError(
-            "--side both: this model's source and target have embeddings of their own; choose source or target"
+            "--side both: source and target of this model have separate embeddings; choose source or target"
         )
     return side or ("both" if shared else "target")
 

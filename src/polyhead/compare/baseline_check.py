@@ -49,8 +49,8 @@ def describe_unlearned(rows: Sequence[ResultRow], measures: Sequence[QualityMeas
     if not names:
         return ""
     return tr(
-        "Not learned: {names}. The score ({measure}) is not better than the baseline, so no verdict is given "
-        "between such designs; train them longer (--budget).",
+        "Not learned: {names}. Their score ({measure}) is not better than the baseline, so they get no "
+        "verdict; train them longer (--budget).",
         names=", ".join(names),
         measure=measures[1].column,
     )

@@ -17,7 +17,8 @@ _TIME_UNITS = {
 }
 _SECONDS_PER_UNIT = {name: factor for factor, names in _TIME_UNITS.items() for name in names}
 _COUNT_UNITS: dict[str, BudgetKind] = {
-    "step": "steps", "steps": "steps", "token": "tokens", "tokens": "tokens", "flop": "flops", "flops": "flops",
+    "step": "steps", "steps": "steps", "token": "tokens", "tokens": "tokens", "flop": "flops",
+    "flops": "flops",
 }  # fmt: skip
 _SI_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15}
 _AMOUNT_PATTERN = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)([a-z]+)")
@@ -79,9 +80,9 @@ def read_budget(text: str | None) -> Budget:
 
 def _validate_budget(budget: Budget, text: str) -> Budget:
     if budget.amount <= 0 or (budget.kind in ("steps", "tokens") and budget.amount < 1):
-        raise UserError(f"--budget {text!r}: there is nothing to train with; give more than 0")
+        raise UserError(f"--budget {text!r}: expected more than 0")
     if budget.amount > (MAX_INT if budget.kind == "steps" else 1e30):
-        raise UserError(f"--budget {text!r}: more than any machine can do")
+        raise UserError(f"--budget {text!r}: too large")
     return Budget(budget.kind, float(round(budget.amount))) if budget.kind == "steps" else budget
 
 

@@ -45,11 +45,11 @@ def run_comparison(
 ) -> Comparison:
     """Train and measure every design; trials that are finished in the output directory are not repeated."""
     if match not in (None, "params"):
-        raise UserError(f"match is {format_value(match)}: only 'params' can be made equal")
+        raise UserError(f"match is {format_value(match)}: only 'params' is supported")
     if not isinstance(vary, Mapping) or not isinstance(designs, Mapping):
         raise UserError(
-            "vary is a mapping of keys to lists of values, as {'norm': ['layernorm', 'rmsnorm']}, and designs one of names "
-            "to lists of changes"
+            "vary must map keys to lists of values, e.g. {'norm': ['layernorm', 'rmsnorm']}, and designs "
+            "must map names to lists of overrides"
         )
     check_int("seeds", seeds, 1)
     plan = make_plan(
@@ -81,5 +81,5 @@ def _make_axis(key: str, values: Sequence[Any]) -> Axis:
 
 def _check_list(name: str, values: Sequence[Any]) -> Sequence[Any]:
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise UserError(f"{name}: wanted a list of values, got {format_value(values)}")
+        raise UserError(f"{name}: expected a list of values, got {format_value(values)}")
     return values

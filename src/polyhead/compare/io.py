@@ -34,9 +34,9 @@ def read_json_file(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); delete it to go on without it") from None
+        raise UserError(f"{path} cannot be read ({error}); delete it to continue without it") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds no object; delete it to go on without it")
+        raise UserError(f"{path} is not a JSON object; delete it to continue without it")
     return value
 
 

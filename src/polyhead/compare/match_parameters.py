@@ -42,7 +42,7 @@ def _match_design(
     if exact_d_ff < MIN_D_FF_RATIO * base_d_ff:
         requirement = f"a d_ff of {round(exact_d_ff)}" if exact_d_ff >= 0.5 else "a d_ff below 1"
         return _add_note(
-            design, f"not matched, since that takes {requirement} (the base has {base_d_ff}): {difference}"
+            design, f"not matched, since that requires {requirement} (the base has {base_d_ff}): {difference}"
         )
     for d_ff in (8 * round(exact_d_ff / 8), round(exact_d_ff)):  # multiples of 8 suit the kernels
         if d_ff >= 1 and counts_match(count_parameters(with_d_ff(d_ff)), target_count):

@@ -19,11 +19,12 @@ from pydantic import ValidationError
 from polyhead.compare.budget import Budget
 from polyhead.compare.sweep import Axis, DesignSpec, expand_grid, vary_one_axis
 from polyhead.config import yaml_io
-from polyhead.config.recipe import Recipe, read_recipe
+from polyhead.config.recipe import Recipe, read_recipe_tree
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.messages import from_validation_error
 from polyhead.core.registry import CACHE
+from polyhead.run.recipe import check_recipe
 from polyhead.train.schedule import warn_factor, warn_long_warmup
 
 if TYPE_CHECKING:
@@ -123,9 +124,13 @@ def make_plan(
     rows = [Design("base", (), base, note=schedule_warnings(base, budget))]
     for design in [*varied_designs, *designs]:
         resolved = resolve_recipe(tree, design.changes)
-        if isinstance(resolved, Recipe) and base.data.valid_share and resolved.data.train != base.data.train:
+        if (
+            isinstance(resolved, Recipe)
+            and base.data.valid_fraction
+            and resolved.data.train != base.data.train
+        ):
             resolved = (
-                "data.valid_share would hold out another text than the base's; name files in data.valid"
+                "data.valid_fraction would hold out a different text than the base recipe; set data.valid"
             )
         if isinstance(resolved, str):
             rows.append(Design(design.name, design.changes, None, error=resolved))
@@ -152,7 +157,7 @@ def resolve_recipe(tree: Tree, changes: Iterable[str]) -> Recipe | str:
     for keys, value in yaml_io.parse_overrides(changes, Recipe):
         yaml_io.assign(tree, keys, value, Recipe)
     try:
-        return Recipe.model_validate(tree)
+        recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         user_error = from_validation_error(error, Recipe)
         if any(
@@ -160,11 +165,15 @@ def resolve_recipe(tree: Tree, changes: Iterable[str]) -> Recipe | str:
         ):
             raise user_error from None
         return str(user_error)
+    try:
+        return check_recipe(recipe)
+    except UserError as error:
+        return str(error)
 
 
 def _load_tree(path: Path, changes: Sequence[str]) -> Tree:
     """Read the recipe as a mapping, with the changes that apply to all designs."""
-    tree = read_recipe(path, changes)
+    tree = read_recipe_tree(path, changes)
     for keys, value in yaml_io.parse_overrides(changes, Recipe):
         yaml_io.assign(tree, keys, value, Recipe)
     return {key: value for key, value in tree.items() if value is not None}
@@ -178,7 +187,7 @@ def _equals_base(tree: Tree, change: str, base: Recipe) -> bool:
 def normalise_recipe(recipe: Recipe) -> Recipe:
     """Remove explicit parts of a recipe that equal the default they replace."""
     model, generation = recipe.model, recipe.generation
-    varied_parts = {name for parts in model.pattern for name, choice in parts if choice}
+    varied_parts = {name for parts in model.layer_pattern for name, choice in parts if choice}
     redundant_parts = [
         part
         for part, default_part in _INHERITED_PARTS.items()
@@ -197,7 +206,7 @@ def _check_names(designs: Sequence[Design]) -> None:
     names = [row.name for row in designs]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"two designs are called {name!r}; give one of them another name")
+            raise UserError(f"two designs are named {name!r}; rename one of them")
 
 
 def schedule_warnings(recipe: Recipe, budget: Budget) -> str:

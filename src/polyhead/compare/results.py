@@ -7,12 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from polyhead.compare.io import OUTPUTS_FILE, JsonDict, read_json_file
 from polyhead.compare.plan import ComparisonPlan, Design
 from polyhead.compare.shared_setup import tokenizer_fingerprint
-from polyhead.compare.significance import bootstrap_interval, draw_resamples, score_resamples
 from polyhead.compare.tasks.base import QualityMeasure
 from polyhead.core.array_types import Floats
 from polyhead.cost.flops import update_flops_factor
@@ -67,7 +64,10 @@ def note_missing_units(rows: Sequence[JsonDict], plan: ComparisonPlan) -> None:
             n_units = row["units"].get(measure.name, max_units)
             if n_units < max_units and not row["fewer"]:
                 row["fewer"] = max_units - n_units
-                note = f"{measure.column} of {n_units:,} of {max_units:,} {plan.task.page_words.unit}, the others are too long for it"
+                note = (
+                    f"{measure.column} of {n_units:,} of {max_units:,} {plan.task.page_words.unit}, the "
+                    "others are too long"
+                )
                 row["note"] = "; ".join(filter(None, (row["note"], note)))
 
 
@@ -122,7 +122,7 @@ def make_result_row(
         values = [cell[name] for cell in done if cell.get(name) is not None]
         row[name] = statistics.fmean(values) if values else None
     row["times_forward"] = (
-        update_flops_factor(design.recipe.train.adapt is not None) if design.recipe else None
+        update_flops_factor(design.recipe.train.lora is not None) if design.recipe else None
     )
     row["skipped"] = sum(cell.get("skipped", 0) for cell in cells)
     row["ppl"] = loss_to_perplexity(row["loss"]) if row["loss"] is not None else None
@@ -155,7 +155,7 @@ def compute_intervals(
     )
     intervals: JsonDict = {}
     for measure in plan.task.measures:
-        name, score = measure.name, measure.score
+        name = measure.name
         shared = [seed for seed in own_statistics if seed in base_statistics and not design.is_base]
         paired = [
             s
@@ -167,18 +167,16 @@ def compute_intervals(
             continue
         own_values = [of_seed[name] for of_seed in own_statistics.values()]
         if len(own_values[0]) < 2:  # a single unit cannot be resampled
-            value = score_resamples(own_values, score, np.ones((1, 1)))[0]
+            value = measure.test.score(own_values)
             intervals[f"{name}_interval"], intervals[f"{name}_p"] = [value, value], None
             continue
-        weights = draw_resamples(len(own_values[0]))
-        spread = bootstrap_interval(own_values, None, score, weights)
         p = None
         if paired:
             own_paired, base_paired = (
                 [source[seed][name] for seed in paired] for source in (own_statistics, base_statistics)
             )
-            p = bootstrap_interval(own_paired, base_paired, score, weights).p
-        intervals[f"{name}_interval"], intervals[f"{name}_p"] = [spread.low, spread.high], p
+            p = measure.test.p_value(own_paired, base_paired)
+        intervals[f"{name}_interval"], intervals[f"{name}_p"] = [*measure.test.interval(own_values)], p
     return intervals
 
 

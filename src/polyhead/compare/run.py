@@ -51,8 +51,8 @@ def prepare_comparison(plan: ComparisonPlan) -> ComparisonPlan:
     check_same_comparison(plan)
     if not plan.match:
         return plan
-    if plan.base.start is not None:
-        raise UserError("--match params: a design that begins with a run keeps the sizes of that run")
+    if plan.base.init_from is not None:
+        raise UserError("--match params: a design with init_from keeps the sizes of that run")
     from polyhead.compare.cost_metrics import count_parameters
 
     labels = plan.task.read_labels(plan.base)
@@ -102,7 +102,7 @@ def iter_with_eta(trials: list[Trial], plan: ComparisonPlan) -> Iterator[tuple[T
             sum(spent) / len(spent) if spent else plan.budget.amount if plan.budget.kind == "time" else None
         )
         eta = (
-            tr(", about {time} more for the rest", time=format_seconds(mean * n_left))
+            tr(", about {time} left for the others", time=format_seconds(mean * n_left))
             if mean and n_left
             else ""
         )
@@ -119,7 +119,7 @@ def run_pending_trial(trial: Trial, plan: ComparisonPlan, stop: StopHandler, cou
         print_status(f"{counter} {name}: {summarize_result(result, plan)} {tr('(finished before)')}")
         return True
     is_resumed = (trial.directory / "checkpoints").is_dir()
-    print_status(f"{counter} {name}{tr(': goes on') if is_resumed else ''}{eta}")
+    print_status(f"{counter} {name}{tr(': continues') if is_resumed else ''}{eta}")
     write_trial_config(trial, plan)
     start = time.monotonic()
     code = run_subprocess(trial.directory, stop)
@@ -155,7 +155,7 @@ def make_trial(plan: ComparisonPlan, design: Design, recipe: Recipe, seed: int) 
     directory, shared = plan.trial_dir(design, seed), plan.out / "shared" / "tokens"
     update = {
         "train": recipe.train.model_copy(update={"seed": seed}),
-        "data": recipe.data.model_copy(update={"cache": recipe.data.cache or shared}),
+        "data": recipe.data.model_copy(update={"cache_dir": recipe.data.cache_dir or shared}),
         "out": directory,
     }
     return Trial(design, seed, directory, recipe.model_copy(update=update))
@@ -166,8 +166,8 @@ def check_trial(trial: Trial) -> None:
     trial_config = read_json_file(trial.directory / io_module.TRIAL_FILE)
     if trial_config is not None and find_changed_keys(trial_config["recipe"], trial.recipe):
         raise UserError(
-            f"{trial.directory} was made for another design called {trial.design.name!r}; "
-            "give this one another name, or the comparison another --out"
+            f"{trial.directory} was created for another design named {trial.design.name!r}; rename this "
+            "one, or choose another --out"
         )
 
 
@@ -186,7 +186,7 @@ def find_changed_keys(saved_recipe: dict[str, Any], recipe: Recipe) -> list[str]
         for key in list_differences(getattr(saved, name), getattr(recipe, name), name)
     ]
     changed += [name for name in TOP_LEVEL_KEYS if getattr(saved, name) != getattr(recipe, name)]
-    return [key for key in changed if key != "data.cache"]
+    return [key for key in changed if key != "data.cache_dir"]
 
 
 def read_result(trial: Trial) -> dict[str, Any] | None:
@@ -233,7 +233,7 @@ def describe_setup(plan: ComparisonPlan) -> dict[str, Any]:
 def check_same_comparison(plan: ComparisonPlan) -> None:
     """Check that the directory has the same base recipe, budget and text; rows and seeds may be added."""
     if (plan.out / "checkpoints").is_dir() or (plan.out / "model.safetensors").is_file():
-        raise UserError(f"{plan.out} is the directory of a run; choose another one with --out")
+        raise UserError(f"{plan.out} is a run directory; choose another one with --out")
     check_output_dir(plan.out)
     saved, setup = read_json_file(plan.out / io_module.COMPARISON_FILE), describe_setup(plan)
     if saved is None:
@@ -242,7 +242,7 @@ def check_same_comparison(plan: ComparisonPlan) -> None:
     changed += find_changed_keys(saved["recipe"], plan.base)
     if changed:
         raise UserError(
-            f"{plan.out} holds another comparison: {', '.join(changed)} differ{'s' * (len(changed) == 1)}; "
+            f"{plan.out} has another comparison: {', '.join(changed)} differ{'s' * (len(changed) == 1)}; "
             "choose another directory with --out"
         )
 
@@ -270,8 +270,8 @@ def format_baseline(result: dict[str, Any], measure: QualityMeasure) -> str:
 def exit_reason(exit_code: int) -> str:
     """Reason why a process ended without a result."""
     if exit_code in (-9, 137):
-        return "killed by the system, most likely for want of memory"
-    return f"its process ended with code {exit_code}; its last lines say why"
+        return "killed by the system, most likely out of memory"
+    return f"its process ended with code {exit_code}; see its last lines"
 
 
 def format_plan(plan: ComparisonPlan) -> str:

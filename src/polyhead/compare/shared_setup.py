@@ -35,8 +35,8 @@ def _check_design(design: Design) -> Design:
     recipe = design.recipe
     if recipe is None:
         return design
-    with prefix_errors("start.run"):
-        start = load_origin(recipe.start.run) if recipe.start else None
+    with prefix_errors("init_from.run"):
+        start = load_origin(recipe.init_from.run) if recipe.init_from else None
     for teacher in recipe.distill.teacher if recipe.distill else ():
         with prefix_errors("distill.teacher"):
             load_origin(teacher)
@@ -73,8 +73,8 @@ def ensure_tokenizer(recipe: Recipe, out: Path) -> Path:
 
     A design that is initialised from a run has the tokenizer of that run.
     """
-    if recipe.start is not None:
-        tokenizer = load_origin(recipe.start.run).tokenizer
+    if recipe.init_from is not None:
+        tokenizer = load_origin(recipe.init_from.run).tokenizer
         directory = out / "shared" / f"tokenizer-{tokenizer.sha256[:16]}"
         if not (directory / "tokenizer.json").is_file():
             tokenizer.save(directory)
@@ -84,7 +84,7 @@ def ensure_tokenizer(recipe: Recipe, out: Path) -> Path:
         "text": fingerprint_files(recipe, "train"),
         # which part of the text is used and how it is read; empty with default settings
         **recipe.data.model_dump(
-            include={"valid_share", "documents", "text", "format"}, exclude_defaults=True
+            include={"valid_fraction", "document_separator", "text", "format"}, exclude_defaults=True
         ),
     }
     directory = out / "shared" / f"tokenizer-{hash_value(settings)}"
@@ -102,8 +102,8 @@ def ensure_tokenizer(recipe: Recipe, out: Path) -> Path:
 
 def tokenizer_fingerprint(recipe: Recipe) -> str:
     """Fingerprint of a design's tokenizer: equal fingerprints give equal tokens for the same text."""
-    if recipe.start is not None:
-        return load_origin(recipe.start.run).tokenizer.sha256
+    if recipe.init_from is not None:
+        return load_origin(recipe.init_from.run).tokenizer.sha256
     return json.dumps(recipe.tokenizer.model_dump(mode="json"))
 
 

@@ -1,13 +1,14 @@
-"""Significance of differences: paired bootstrap resampling of sentences (Koehn, 2004) from per-sentence sums.
+"""Significance of differences between designs, from the statistics of each sentence or other unit of text.
 
-Shapes: N sentences, R resamples, K statistics of a sentence, L classes. A corpus score is a function of the
-sums of its statistics, so R resampled corpora are one product of (R, N) counts with (N, K) statistics.
+Shapes: N units, R resamples, K statistics of a unit, L classes. A corpus score is a function of the sums of
+its statistics. A design with several seeds has the mean of their scores; resampling draws units, not seeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,63 +16,154 @@ from numpy.typing import NDArray
 from polyhead.core.array_types import Floats
 from polyhead.evaluate.translation_metrics import bleu_tokenizer
 
+if TYPE_CHECKING:
+    from sacrebleu.metrics.base import Metric, Score, Signature
+    from sacrebleu.significance import Result
+
 ScoreFunction = Callable[[Floats], Floats]
 """Maps sums of the statistics to scores: (R, K) -> (R,)."""
 
 N_RESAMPLES = 1000
 SEED = 12345  # the default of sacreBLEU
-BLEU_ORDER = 4  # maximum n-gram length of BLEU
-CHRF_BETA = 2.0  # beta of the F-score in chrF
 
 
-class ScoreInterval(NamedTuple):
-    """A score with its 95 % interval, and the p-value of its difference from the base."""
+class SignificanceTest(Protocol):
+    """Score of a design, its 95 % interval, and whether it differs from the base.
 
-    value: float
-    low: float
-    high: float
-    p: float | None  # None for the base itself
+    ``seeds`` holds the statistics (N, K) of each seed of a design.
+    """
+
+    def score(self, seeds: Sequence[Floats]) -> float:
+        """Mean score over the seeds."""
+        ...
+
+    def interval(self, seeds: Sequence[Floats]) -> tuple[float, float]:
+        """95 % interval over resamples of the units."""
+        ...
+
+    def p_value(self, seeds: Sequence[Floats], base: Sequence[Floats]) -> float:
+        """Two-sided p of a difference from the base, unit by unit; 1 if there is no difference."""
+        ...
 
 
+class SacrebleuTest:
+    """Tests of sacreBLEU for its own metrics: bootstrap interval, and paired approximate randomization.
+
+    The numbers are those of ``sacrebleu --confidence`` and of ``sacrebleu --paired-ar``. Its paired bootstrap
+    is not used: it counts one side of the differences, so that p is about half as large.
+    """
+
+    def __init__(self, make_metric: Callable[[], Metric]) -> None:
+        self.make_metric = make_metric
+
+    def score(self, seeds: Sequence[Floats]) -> float:
+        """Mean score over the seeds."""
+        return SeedMean(self.make_metric(), len(seeds))._aggregate_and_compute(np.hstack(seeds)).score
+
+    def interval(self, seeds: Sequence[Floats]) -> tuple[float, float]:
+        """Mean of the resampled scores, and half the width of their 95 % interval on both sides of it."""
+        (result,) = self._compare([seeds], n_ar_confidence=N_RESAMPLES)
+        assert result.mean is not None and result.ci is not None
+        return float(result.mean - result.ci), float(result.mean + result.ci)
+
+    def p_value(self, seeds: Sequence[Floats], base: Sequence[Floats]) -> float:
+        """Share of 10,000 random exchanges of units between both that make a larger difference.
+
+        Two of the 2^k exchanges of k different units make the same difference. sacreBLEU does not count them,
+        and calls a single different sentence significant; so p is at least 2 / 2^k.
+        """
+        own, other = np.hstack(seeds), np.hstack(base)
+        n_different = int((own != other).any(1).sum())
+        p = self._compare([base, seeds])[1].p_value
+        assert p is not None
+        return max(p, min(1.0, 2.0 ** (1 - n_different)))
+
+    def _compare(self, systems: Sequence[Sequence[Floats]], **options: int) -> list[Result]:
+        from sacrebleu.significance import PairedTest
+
+        metric: Any = SeedMean(self.make_metric(), len(systems[0]))
+        named: Any = [(str(i), np.hstack(seeds)) for i, seeds in enumerate(systems)]
+        results = PairedTest(named, {metric.name: metric}, None, "ar", **options)()[1]
+        return list(results[metric.name])  # type: ignore[arg-type]
+
+
+class SeedMean:
+    """Mean of a sacreBLEU metric over seeds, with the methods of ``Metric`` that ``PairedTest`` calls.
+
+    In place of a hypothesis it takes the statistics of a unit under each seed, one after the other.
+    """
+
+    name = "mean"
+
+    def __init__(self, metric: Metric, n_seeds: int) -> None:
+        self.metric = metric
+        self.n_seeds = n_seeds
+
+    def _extract_corpus_statistics(self, hypotheses: Floats, references: None) -> Floats:
+        return hypotheses
+
+    def _aggregate_and_compute(self, stats: Floats) -> Score:
+        return self._compute_score_from_stats(stats.sum(0))
+
+    def _compute_score_from_stats(self, stats: Floats) -> Score:
+        from sacrebleu.metrics.base import Score
+
+        scores = [
+            self.metric._compute_score_from_stats(s.tolist()).score for s in np.split(stats, self.n_seeds)
+        ]
+        return Score(self.name, sum(scores) / self.n_seeds)
+
+    def get_signature(self) -> Signature:
+        from sacrebleu.metrics.base import Signature
+
+        return Signature({"num_refs": 1})
+
+
+class BootstrapTest:
+    """Paired bootstrap resampling (Koehn, 2004) of a score that sacreBLEU does not have, such as a loss.
+
+    sacreBLEU tests its own metrics of texts only. As a score is a function of sums, R resampled corpora are
+    one product of (R, N) counts with (N, K) statistics, which also takes the 100,000s of units of a language
+    model.
+    """
+
+    def __init__(self, from_sums: ScoreFunction) -> None:
+        self.from_sums = from_sums
+
+    def score(self, seeds: Sequence[Floats]) -> float:
+        """Mean score over the seeds."""
+        return float(np.mean([self.from_sums(stats.sum(0, keepdims=True))[0] for stats in seeds]))
+
+    def resample(self, seeds: Sequence[Floats]) -> Floats:
+        """Mean score over the seeds, of each resample: (R,)."""
+        counts = draw_resamples(len(seeds[0]))
+        scores: Floats = np.mean([self.from_sums(counts @ stats) for stats in seeds], axis=0)
+        return scores
+
+    def interval(self, seeds: Sequence[Floats]) -> tuple[float, float]:
+        """95 % interval of the resampled scores."""
+        low, high = np.percentile(self.resample(seeds), [2.5, 97.5])
+        return float(low), float(high)
+
+    def p_value(self, seeds: Sequence[Floats], base: Sequence[Floats]) -> float:
+        """Two-sided p, see ``bootstrap_p_value``."""
+        return bootstrap_p_value(
+            self.resample(seeds) - self.resample(base), self.score(seeds) - self.score(base)
+        )
+
+
+@lru_cache(maxsize=1)
 def draw_resamples(n: int) -> NDArray[np.int64]:
-    """How often each of ``n`` sentences is drawn into each resample: (R, N). Draws are those of sacreBLEU."""
+    """How often each of ``n`` units is drawn into each resample: (R, N). Draws are those of sacreBLEU."""
     indices = np.random.default_rng(SEED).choice(n, size=(N_RESAMPLES, n), replace=True)
     return np.stack([np.bincount(row, minlength=n) for row in indices])
 
 
-def bootstrap_interval(
-    systems: Sequence[Floats], base: Sequence[Floats] | None, score: ScoreFunction, counts: NDArray[Any]
-) -> ScoreInterval:
-    """Score of a design and its 95 % interval, with a p-value if a base is passed, paired with it.
-
-    ``systems`` and ``base`` hold the statistics (N, K) of each seed. A resample draws sentences, and its
-    score is the mean over the seeds. The interval therefore covers the choice of sentences, not the choice of
-    seeds.
-    """
-    values, sampled = score_resamples(systems, score, counts)
-    low, high = np.percentile(sampled, [2.5, 97.5])
-    p = None
-    if base is not None:
-        base_value, base_sampled = score_resamples(base, score, counts)
-        p = p_value(sampled - base_sampled, values - base_value)
-    return ScoreInterval(values, float(low), float(high), p)
-
-
-def score_resamples(
-    seeds: Sequence[Floats], score: ScoreFunction, counts: NDArray[Any]
-) -> tuple[float, Floats]:
-    """Mean score over the seeds, and that of each resample."""
-    value = float(np.mean([score(stats.sum(0, keepdims=True))[0] for stats in seeds]))
-    sampled: Floats = np.mean([score(counts @ stats) for stats in seeds], axis=0)
-    return value, sampled
-
-
-def p_value(differences: Floats, observed: float) -> float:
+def bootstrap_p_value(differences: Floats, observed: float) -> float:
     """Two-sided p: the share of resamples that move the difference further than it is from 0.
 
     A resampled difference is compared with the mean of all of them. Both counts are increased by one, as in
-    sacreBLEU. Its own p compares the sizes of the differences, nearly all of which lie on the observed side,
-    and so is about half of this one. p is 1 if there is no difference.
+    sacreBLEU. p is 1 if there is no difference.
     """
     if not observed:
         return 1.0
@@ -79,52 +171,23 @@ def p_value(differences: Floats, observed: float) -> float:
     return (beyond + 1) / (len(differences) + 1)
 
 
-def bleu_statistics(outputs: Sequence[str], references: Sequence[str], lang: str) -> Floats:
-    """(N, 10): lengths of output and reference, then for orders 1 to 4 matching n-grams, and all n-grams."""
+def make_bleu(lang: str = "", references: Sequence[str] = ()) -> Metric:
+    """BLEU of sacreBLEU with the tokenizer of a language."""
     from sacrebleu.metrics import BLEU
 
-    metric = BLEU(tokenize=bleu_tokenizer(lang, references))
-    return np.array(metric._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.float64)
+    return BLEU(tokenize=bleu_tokenizer(lang, references))
 
 
-def chrf_statistics(outputs: Sequence[str], references: Sequence[str]) -> Floats:
-    """(N, 18): for orders 1 to 6 the character n-grams of the output, of the reference, and those in both."""
+def make_chrf() -> Metric:
+    """chrF2 of sacreBLEU."""
     from sacrebleu.metrics import CHRF
 
-    metric = CHRF()
+    return CHRF()
+
+
+def metric_statistics(metric: Metric, outputs: Sequence[str], references: Sequence[str]) -> Floats:
+    """Statistics of each sentence whose sums give its corpus score: (N, K)."""
     return np.array(metric._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.float64)
-
-
-def bleu_from_sums(sums: Floats) -> Floats:
-    """Corpus BLEU (Papineni et al., 2002) with the smoothing of sacreBLEU: (R, 10) -> (R,).
-
-    The i-th order without a match counts as 1 / 2^i n-gram; an order without any n-gram makes the score 0.
-    """
-    output, reference, matches, total = (
-        sums[:, 0],
-        sums[:, 1],
-        sums[:, 2 : 2 + BLEU_ORDER],
-        sums[:, 2 + BLEU_ORDER :],
-    )
-    is_unmatched = (matches == 0) & (total > 0)
-    smoothed = np.where(is_unmatched, 0.5 ** np.cumsum(is_unmatched, 1), matches)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        precision = np.where(total > 0, 100 * smoothed / total, 0.0)
-        mean = np.exp(np.log(precision).mean(1))
-        brevity = np.where(output < reference, np.exp(1 - reference / output), 1.0)
-    return np.where(matches.any(1) & (total > 0).all(1), brevity * mean, 0.0)
-
-
-def chrf_from_sums(sums: Floats) -> Floats:
-    """Corpus chrF2 (Popović, 2015): F of mean precision and mean recall over the orders: (R, 18) -> (R,)."""
-    output, reference, matches = sums[:, 0::3], sums[:, 1::3], sums[:, 2::3]
-    is_counted = (output > 0) & (reference > 0)
-    orders = np.maximum(is_counted.sum(1), 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        precision = np.where(is_counted, matches / output, 0.0).sum(1) / orders
-        recall = np.where(is_counted, matches / reference, 0.0).sum(1) / orders
-        score = 100 * (1 + CHRF_BETA**2) * precision * recall / (CHRF_BETA**2 * precision + recall)
-    return np.where(precision + recall > 0, score, 0.0)
 
 
 def class_statistics(predictions: Sequence[int], targets: Sequence[int], n_labels: int) -> Floats:

@@ -42,14 +42,14 @@ def compute_steps(
         steps = budget.amount / tokens
     elif budget.kind == "flops":
         steps = budget.amount / (
-            update_flops_factor(recipe.train.adapt is not None) * flops_per_token * tokens
+            update_flops_factor(recipe.train.lora is not None) * flops_per_token * tokens
         )
     else:
         facts["seconds_per_step"] = measure_step_time(recipe, model, task, budget.amount)
         steps = budget.amount / facts["seconds_per_step"]
     if round(steps) < 1:
         raise UserError(
-            f"the budget ({budget}) is less than one step; give more, or a smaller train.max_tokens"
+            f"the budget ({budget}) is less than one step; use a larger budget, or a smaller train.max_tokens"
         )
     return facts | {"steps": round(steps)}
 
@@ -83,9 +83,9 @@ def with_trial_schedule(recipe: Recipe, steps: int) -> Recipe:
     every = max(1, steps // N_EVALUATIONS)
     log = max(d for d in range(1, 5) if every % d == 0)
     save = every
-    if train.average:
-        share = min(1.0, train.average * train.save_every / train.steps) if train.steps else 0.2
-        save = max(1, int(steps * share) // train.average)
+    if train.average_checkpoints:
+        share = min(1.0, train.average_checkpoints * train.save_every / train.steps) if train.steps else 0.2
+        save = max(1, int(steps * share) // train.average_checkpoints)
     settings = {
         "steps": steps,
         "epochs": None,
@@ -93,9 +93,9 @@ def with_trial_schedule(recipe: Recipe, steps: int) -> Recipe:
         "log_every": every // log,
         "save_every": save,
         "eval_bleu": False,
-        "metric": "loss",
+        "best_metric": "loss",
         "patience": None,
-        "keep": max(train.average, 1),
+        "keep": max(train.average_checkpoints, 1),
         "tensorboard": False,
         "log": None,
     }

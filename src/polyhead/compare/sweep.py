@@ -20,7 +20,7 @@ from polyhead.core.messages import alias_hint
 OPENING, CLOSING, _QUOTES = "{[(", "}])", "\"'"
 # sections in which a key without section is looked up, in this order
 _LOOKUP_SECTIONS: tuple[str, ...] = ("model", "train", "tokenizer", "generation", "data")
-TOP_LEVEL_KEYS = ("start", "distill", "task")  # keys outside of these sections
+TOP_LEVEL_KEYS = ("init_from", "distill", "task")  # keys outside of these sections
 # keys that compare sets itself, and what to use instead, if anything
 _RESERVED_KEYS = {
     "train.seed": "; use --seeds",
@@ -29,9 +29,9 @@ _RESERVED_KEYS = {
     "train.eval_every": "; use --budget",
     "train.save_every": "; use --budget",
     "train.log_every": "; use --budget",
-    "train.metric": ": the lowest loss chooses the weights",
-    "train.patience": ": no design stops early",
-    "train.eval_bleu": ": what is learned is measured at the end",
+    "train.best_metric": ": the weights with the lowest loss are used",
+    "train.patience": ": designs do not stop early",
+    "train.eval_bleu": ": designs are evaluated at the end",
     "train.tensorboard": ": the curves are in compare.html",
     "train.log": ": the curves are in compare.html",
 }
@@ -39,7 +39,8 @@ _RESERVED_KEYS = {
 _FIXED_DATA_KEYS = {
     f"data.{name}"
     for name in (
-        "root", "valid", "valid_share", "test", "format", "target_lang", "source", "target", "label", "documents"
+        "root", "valid", "valid_fraction", "test", "format", "target_lang", "source", "target", "label",
+        "document_separator"
     )
 }  # fmt: skip
 
@@ -119,7 +120,7 @@ def resolve_key(key: str, option: str) -> str:
         is_known = True  # the rest of the key is validated with the recipe
         if key == "task":
             raise UserError(
-                f"{option} task: designs have one task in common; its options can be varied, as task.mask"
+                f"{option} task: all designs have the same task; its options can be varied, e.g. task.mask"
             )
     elif head in _LOOKUP_SECTIONS and rest:
         inner, sections = rest.split(".")[0], (head,)
@@ -129,14 +130,15 @@ def resolve_key(key: str, option: str) -> str:
         full, is_known = f"{home}.{key}", home is not None
     if not is_known:
         raise UserError(
-            f"{option} {key}: unknown key{_suggest_key(inner, sections) or '; polyhead train --keys lists all'}"
+            f"{option} {key}: unknown "
+            f"key{_suggest_key(inner, sections) or '; polyhead train --keys lists all'}"
         )
     if full in _RESERVED_KEYS:
         raise UserError(f"{option} {key}: compare sets {full} itself{_RESERVED_KEYS[full]}")
     if full in _FIXED_DATA_KEYS:
         raise UserError(
-            f"{option} {key}: designs are measured on the same text, which {full} has a part in; "
-            "make it another comparison"
+            f"{option} {key}: designs are evaluated on the same text, which {full} changes; use a separate "
+            "comparison"
         )
     return full
 

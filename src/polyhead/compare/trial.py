@@ -50,7 +50,7 @@ def run_trial(directory: Path) -> bool:
     tune_malloc()
     trial_config = read_json_file(directory / io_module.TRIAL_FILE)
     if trial_config is None:
-        raise UserError(f"{directory} is no cell of a comparison: it has no {io_module.TRIAL_FILE}")
+        raise UserError(f"{directory} is not a trial of a comparison: it has no {io_module.TRIAL_FILE}")
     recipe = Recipe.model_validate(trial_config["recipe"])
     try:
         wait_for_lock(directory)

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 from polyhead.core.errors import UserError
 
 ENCODER_ONLY_OPTIONS = {
-    "generator": "generator puts in tokens that an encoder learns to tell",
-    "head": "head=false leaves vectors alone, which are of use from an encoder",
-    "head_activation": "head_activation is of the map below an encoder's scores of the vocabulary",
-    "map_bias": "map_bias is of the maps between an encoder's layers and its scores",
-    "pooling": "pooling makes one vector of a text, which is an encoder's to do",
+    "generator_layers": "generator_layers replaces tokens that an encoder learns to detect",
+    "lm_head": "lm_head=false leaves only the output vectors, which only an encoder supports",
+    "head_transform_activation": "head_transform_activation belongs to the transform before an encoder's "
+    "vocabulary logits",
+    "head_transform_bias": "head_transform_bias belongs to the linear maps between an encoder's layers and "
+    "its logits",
+    "pooling": "pooling turns a text into one vector, which only an encoder supports",
 }
 """Options that only an encoder can have, and the reason."""
 
@@ -27,38 +29,39 @@ class Constraint(NamedTuple):
 CONSTRAINTS = (
     Constraint(
         lambda model: bool(model.sandwich_norm) and not model.norm_first,
-        "sandwich_norm adds a norm to those of norm_first: give norm_first=true as well",
+        "sandwich_norm requires norm_first=true",
     ),
     Constraint(
         lambda model: (
             model.embedding_norm == "first" and (not model.norm_first or model.sandwich_norm == "after")
         ),
-        "embedding_norm=first takes the place of a norm before attention: give norm_first=true as well, "
-        "and not sandwich_norm=after",
+        "embedding_norm=first replaces a norm before attention: it requires norm_first=true, without "
+        "sandwich_norm=after",
     ),
     Constraint(
-        lambda model: model.share_layers and len(model.pattern) > 1,
-        "share_layers gives all layers the weights of the first, and pattern makes layers of several kinds: leave one out",
+        lambda model: model.share_layers and len(model.layer_pattern) > 1,
+        "share_layers and layer_pattern cannot be combined: with share_layers all layers have the "
+        "weights of the first",
     ),
     Constraint(
         lambda model: model.share_layers and model.embedding_norm == "first",
-        "embedding_norm=first takes a norm from the first layer, and share_layers gives all layers the weights of the first: "
-        "give embedding_norm true or false",
+        "embedding_norm=first and share_layers cannot be combined: set embedding_norm to true or false",
     ),
     Constraint(
-        lambda model: model.generator > 0 and model.head,
-        "head=true scores tokens, which generator does in its place: leave one of them out",
+        lambda model: model.generator_layers > 0 and model.lm_head,
+        "lm_head=true and generator_layers cannot be combined: remove one of them",
     ),
     Constraint(
         lambda model: model.kind == "encoder-decoder" and model.d_embedding is not None,
-        "d_embedding gives embeddings a width of their own, which an encoder or a decoder may have; "
-        "this is kind='encoder-decoder': leave it out",
+        "d_embedding is supported for an encoder or a decoder; this is kind='encoder-decoder': remove it",
     ),
     Constraint(
         lambda model: (
-            model.head_activation == "none" and (model.generator > 0 or model.d_embedding is not None)
+            model.head_transform_activation == "none"
+            and (model.generator_layers > 0 or model.d_embedding is not None)
         ),
-        "head_activation=none leaves out the map below an encoder's scores, which generator and d_embedding need: "
+        "head_transform_activation=none leaves out the map below an encoder's scores, which "
+        "generator_layers and d_embedding need: "
         "give an activation",
     ),
 )
@@ -68,7 +71,7 @@ def check_constraints(model: Any) -> None:
     """Raise a UserError for options that conflict or have no effect on a model of this kind."""
     for name, reason in ENCODER_ONLY_OPTIONS.items():
         if model.kind != "encoder" and getattr(model, name) != type(model).model_fields[name].default:
-            raise UserError(f"{reason}; this is kind={model.kind!r}: leave it out")
+            raise UserError(f"{reason}; this is kind={model.kind!r}: remove it")
     for constraint in CONSTRAINTS:
         if constraint.is_violated(model):
             raise UserError(constraint.message)

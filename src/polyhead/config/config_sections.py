@@ -24,7 +24,7 @@ class ConfigSection(FrozenSettings):
 
 
 class InitFromConfig(ConfigSection):
-    """Initial weights from a trained model: ``start: runs/mine`` or ``start: {run: runs/mine, every: 2}``.
+    """Initial weights from a trained model: ``init_from: runs/mine``, or a mapping with ``run``.
 
     The tokenizer and the model config come from it; ``model`` keys of the recipe override the latter.
     """
@@ -32,25 +32,27 @@ class InitFromConfig(ConfigSection):
     shorthand: ClassVar[str] = "run"  # the key set by a plain string in place of the section
 
     run: str = Field(description="path of a run or a published checkpoint, or owner/name on a hub")
-    every: int = Field(1, gt=0, description="use the first layer and every n-th after it; 2 halves the depth")
+    layer_stride: int = Field(
+        1, gt=0, description="use the first layer and every n-th after it; 2 halves the depth"
+    )
 
 
 class LoraConfig(ConfigSection):
     """Low-rank adapters on frozen linear maps (Hu et al., 2021); merged into the weights at the end."""
 
-    rank: int = Field(
+    r: int = Field(
         8,
         gt=0,
         description="rank of the adapters (width between A and B); a lower rank learns less and costs less",
     )
     alpha: float = Field(16.0, gt=0, description="the output of the adapters is multiplied by alpha / rank")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability on the input of the adapters")
-    parts: tuple[str, ...] = Field(
+    target_modules: tuple[str, ...] = Field(
         ("q_proj", "v_proj"),
         min_length=1,
         description="names of the linear layers that get an adapter, e.g. [attn, ffn]",
     )
-    learn: tuple[str, ...] | None = Field(
+    modules_to_save: tuple[str, ...] | None = Field(
         None,
         description="parts trained in full in addition to the adapters; default: those after a "
         "classifier's encoder",
@@ -68,9 +70,9 @@ class DistillConfig(ConfigSection):
     temperature: float = Field(
         2.0, gt=0, description="softmax temperature applied to the logits of teacher and student"
     )
-    logits: float = Field(1.0, ge=0, description="loss weight of the teacher's probabilities")
-    labels: float = Field(0.5, ge=0, description="loss weight of the labels")
-    hidden: float = Field(
+    logits_weight: float = Field(1.0, ge=0, description="loss weight of the teacher's probabilities")
+    labels_weight: float = Field(0.5, ge=0, description="loss weight of the labels")
+    hidden_weight: float = Field(
         0.0, ge=0, description="loss weight of the cosine between the last hidden states of both models"
     )
 

@@ -35,12 +35,12 @@ class DataConfig(ConfigSection):
         "read directly",
     )
     valid: Files | None = Field(None, description="validation files")
-    valid_share: float = Field(
+    valid_fraction: float = Field(
         0.0,
         ge=0,
         lt=1,
         description="without valid: fraction of the training data held out for validation: the end of "
-        "plain text; labelled texts and pairs spread over the files",
+        "plain text; for pairs, labelled texts and conversations, all lines of a text are in one split",
     )
     test: Files | None = Field(None, description="test files, for the finished model")
     format: Literal["auto", "parallel", "tsv", "jsonl"] = Field(
@@ -58,7 +58,7 @@ class DataConfig(ConfigSection):
         "[premise, hypothesis]",
     )
     label: ColumnRef = Field("label", description="column or key of the label")
-    documents: Literal["file", "line", "blank"] = Field(
+    document_separator: Literal["file", "line", "blank"] = Field(
         "file", description="plain text: what is one document: a file, a line, or the lines up to a blank one"
     )
     max_len: int = Field(
@@ -67,14 +67,15 @@ class DataConfig(ConfigSection):
         description="maximum number of tokens per side, longer pairs are skipped and counted; for plain "
         "text, number of tokens per row",
     )
-    cache: Path | None = Field(None, description="directory for caching the tokenized text between runs")
+    cache_dir: Path | None = Field(None, description="directory for caching the tokenized text between runs")
 
     @field_validator("format", mode="before")
     @classmethod
     def _reject_table_format(cls, value: Any) -> Any:
         if str(value).lower() in ("csv", "parquet"):
             raise UserError(
-                f"{format_value(value)}: a file x.{value} is read by its name; leave data.format out"
+                f"{format_value(value)}: the format of a file x.{value} follows from its name; "
+                "remove data.format"
             )
         return value
 
@@ -86,14 +87,14 @@ class DataConfig(ConfigSection):
     def split_paths(self, split: str) -> list[Path]:
         """The files of a split; a UserError for a missing one suggests the nearest existing name."""
         if not self.root.is_dir():
-            raise UserError(f"data.root: no directory {str(self.root)!r}; give the right one: data.root=...")
+            raise UserError(f"data.root: no directory {str(self.root)!r}; set it with data.root=...")
         names: list[str] = getattr(self, split) or []
         with prefix_errors(f"data.{split}"):
             return [path for name in names for path in self.resolve_files(name)]
 
     def select_split(self, split: str) -> tuple[list[Path], float, bool]:
         """Files of a split, the fraction of them held out, and whether the split is that held-out part."""
-        share = self.valid_share if split != "test" and not self.valid else 0.0
+        share = self.valid_fraction if split != "test" and not self.valid else 0.0
         return self.split_paths("train" if share else split), share, split == "valid"
 
     def resolve_files(self, name: str) -> list[Path]:
@@ -138,5 +139,5 @@ class TokenizerConfig(ConfigSection):
 
 def _check_column(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise UserError(f"{format_value(value)} is not a column's number or a key's name")
+        raise UserError(f"{format_value(value)} is neither a column number nor the name of a key")
     return value

@@ -15,6 +15,7 @@ from polyhead.core.errors import UserError, format_value, unknown_name_error
 from polyhead.core.registry import CACHE, CHAT, GRAMMAR, SPECULATIVE, Registry
 
 Pooling = Literal["mean", "first", "max", "last", "own"]
+ScoreActivation = Literal["sigmoid", "identity"]
 LogitBias = Annotated[dict[int, float], BeforeValidator(lambda value: parse_logit_bias(value))]
 EarlyStoppingMode = Annotated[
     bool | Literal["never"], BeforeValidator(lambda value: _parse_early_stopping(value))
@@ -41,10 +42,10 @@ class GenerationConfig(ConfigSection):
     max_length_extra: int = Field(
         20, ge=0, description="number of output tokens allowed in addition to the ratio"
     )
-    forbidden: tuple[str, ...] = Field(
+    bad_words: tuple[str, ...] = Field(
         (), description="translations: tokens that are never generated, e.g. [<unk>]"
     )
-    ends: tuple[str, ...] = Field(
+    stop_tokens: tuple[str, ...] = Field(
         (), description="stop tokens in addition to the tokenizer's end token, e.g. [<end_of_turn>]"
     )
     early_stopping: EarlyStoppingMode = Field(
@@ -88,18 +89,25 @@ class GenerationConfig(ConfigSection):
         0, ge=0, description="no n-gram of this size occurs twice in a text; 0: no limit"
     )
     batch_tokens: int = Field(4096, gt=0, description="number of source tokens decoded together")
-    cache: Choice | None = Field(None, description="KV cache; default: one that fits the model")
-    speculate: Choice | None = Field(
+    cache: Choice | None = Field(
+        None, description="KV cache; default: one that fits the model", examples=["static", "h2o,budget=256"]
+    )
+    speculative: Choice | None = Field(
         None,
         description="language models: draft source of speculative decoding, several tokens per step; "
         "default: none",
+        examples=["lookup", "draft,run=runs/small,tokens=4"],
     )
 
     chat: Choice | None = Field(
-        None, description="language models: chat format; default: none, no conversations"
+        None,
+        description="language models: chat format; default: none, no conversations",
+        examples=["chatml"],
     )
-    form: Choice | None = Field(
-        None, description="language models: grammar that constrains the output; default: no constraint"
+    grammar: Choice | None = Field(
+        None,
+        description="language models: grammar that constrains the output; default: no constraint",
+        examples=["json", "'choice,choices=[red, blue]'"],
     )
 
     pooling: Pooling = Field(
@@ -108,31 +116,32 @@ class GenerationConfig(ConfigSection):
         "model's pooling",
     )
     normalize: bool = Field(False, description="whether embed normalizes vectors to length 1")
-    max_text_len: int | None = Field(
+    embed_max_len: int | None = Field(
         None,
         gt=0,
         description="maximum number of tokens of a text in embed and classify; default: the maximum of "
         "the model, or of a classifier's training",
     )
-    prompts: dict[str, str] = Field(
+    embed_prompts: dict[str, str] = Field(
         default_factory=dict,
         description='prompts that embed can put before texts, by name, e.g. {query: "query: "}',
     )
-    prompt: str = Field(
-        "", description="prompt that embed puts before a text: a name of prompts, or the prompt itself"
+    embed_prompt: str = Field(
+        "", description="prompt that embed puts before a text: a name of embed_prompts, or the prompt itself"
     )
-    pool_prompt: bool = Field(
+    include_prompt: bool = Field(
         True, description="whether the pooling of a text includes the tokens of its prompt"
     )
 
-    sigmoid: bool = Field(
-        True, description="classifiers with one label: whether a sigmoid maps their score to 0..1"
+    score_activation: ScoreActivation = Field(
+        "sigmoid",
+        description="classifiers with one label: activation of their score; sigmoid maps it to 0..1",
     )
 
-    @field_validator("cache", "speculate", "chat", "form")
+    @field_validator("cache", "speculative", "chat", "grammar")
     @classmethod
     def _check_part(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
-        known = {"cache": CACHE, "speculate": SPECULATIVE, "chat": CHAT, "form": GRAMMAR}
+        known = {"cache": CACHE, "speculative": SPECULATIVE, "chat": CHAT, "grammar": GRAMMAR}
         registry: Registry[Any] = known[str(info.field_name)]
         return None if choice is None else registry.check(choice)
 
@@ -140,16 +149,19 @@ class GenerationConfig(ConfigSection):
     def _check_consistency(self) -> Self:
         if self.n_best > self.beam_size:
             raise UserError(f"n_best ({self.n_best}) is more than beam_size ({self.beam_size})")
-        if self.prompt not in self.prompts and re.fullmatch(r"[\w-]+", self.prompt):  # not a prompt text
+        if self.embed_prompt not in self.embed_prompts and re.fullmatch(
+            r"[\w-]+", self.embed_prompt
+        ):  # not a prompt text
             raise UserError(
-                f"{unknown_name_error('prompt', self.prompt, self.prompts)}; one that is no name has a blank or a mark, as 'query: '"
+                f"{unknown_name_error('prompt', self.embed_prompt, self.embed_prompts)}; a prompt "
+                "itself contains a space or punctuation, e.g. 'query: '"
             )
         return self
 
     @property
     def prompt_text(self) -> str:
         """The text put before each text to embed."""
-        return self.prompts.get(self.prompt, self.prompt)
+        return self.embed_prompts.get(self.embed_prompt, self.embed_prompt)
 
     def check_effective(self, kind: str) -> None:
         """Raise a UserError for the first setting that has no effect on a model of this kind."""
@@ -157,44 +169,46 @@ class GenerationConfig(ConfigSection):
         for name, field in type(self).model_fields.items():
             if name not in used and getattr(self, name) != field.get_default(call_default_factory=True):
                 raise UserError(
-                    f"generation.{name} has no effect on {output}; these have: {', '.join(sorted(used))}"
+                    f"generation.{name} has no effect on {output}; valid settings: {', '.join(sorted(used))}"
                 )
 
 
 _PENALTY_KEYS = frozenset(["repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias"])
 SAMPLING_KEYS = _PENALTY_KEYS | {"temperature", "top_k", "top_p", "min_p"}
 """Keys of sampling: any of them samples a translation in place of beam search."""
-_TEXT_SAMPLING_KEYS = SAMPLING_KEYS | {"max_new_tokens", "speculate"}
-_COMMON_KEYS = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size", "ends"])
-_EMBEDDING_KEYS = frozenset(["pooling", "normalize", "max_text_len", "prompts", "prompt", "pool_prompt"])
+_TEXT_SAMPLING_KEYS = SAMPLING_KEYS | {"max_new_tokens", "speculative"}
+_COMMON_KEYS = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size", "stop_tokens"])
+_EMBEDDING_KEYS = frozenset(
+    ["pooling", "normalize", "embed_max_len", "embed_prompts", "embed_prompt", "include_prompt"]
+)
 _LENGTH_LIMIT_KEYS = frozenset(["max_length_ratio", "max_length_extra"])
 _BEAM_SEARCH_KEYS = (
     frozenset(GenerationConfig.model_fields)
     - _TEXT_SAMPLING_KEYS
     - _COMMON_KEYS
     - _EMBEDDING_KEYS
-    - {"chat", "form", "sigmoid"}
+    - {"chat", "grammar", "score_activation"}
 )
 EFFECTIVE_KEYS = {
-    "drawn text": _TEXT_SAMPLING_KEYS | _COMMON_KEYS | {"form"},
-    "drawn translations": SAMPLING_KEYS | _COMMON_KEYS | _LENGTH_LIMIT_KEYS,
-    "the likeliest texts": _BEAM_SEARCH_KEYS - _LENGTH_LIMIT_KEYS - {"forbidden"}
+    "sampled text": _TEXT_SAMPLING_KEYS | _COMMON_KEYS | {"grammar"},
+    "sampled translations": SAMPLING_KEYS | _COMMON_KEYS | _LENGTH_LIMIT_KEYS,
+    "beam search": _BEAM_SEARCH_KEYS - _LENGTH_LIMIT_KEYS - {"bad_words"}
     | _COMMON_KEYS
-    | {"max_new_tokens", "form"},
+    | {"max_new_tokens", "grammar"},
     "translations": _BEAM_SEARCH_KEYS | _COMMON_KEYS,
-    "vectors of texts": _EMBEDDING_KEYS,
+    "text embeddings": _EMBEDDING_KEYS,
 }
 """Keys of generation that have an effect, for each kind of output."""
-_GENERATED_TEXT_KEYS = EFFECTIVE_KEYS["drawn text"] | EFFECTIVE_KEYS["the likeliest texts"]
+_GENERATED_TEXT_KEYS = EFFECTIVE_KEYS["sampled text"] | EFFECTIVE_KEYS["beam search"]
 USED_KEYS = {
     # sampling of translations is requested per call, not in a recipe
     "encoder-decoder": ("translations", EFFECTIVE_KEYS["translations"]),
     # beam search of texts is requested per call, not in a recipe
     "decoder": (
-        "what a language model says",
+        "output of language models",
         _GENERATED_TEXT_KEYS - {"beam_size", "n_best"} | _EMBEDDING_KEYS | {"chat"},
     ),
-    "encoder": ("vectors and classes of texts", _EMBEDDING_KEYS | {"sigmoid"}),
+    "encoder": ("embeddings and classification", _EMBEDDING_KEYS | {"score_activation"}),
 }
 """The output of a model of each kind, and the keys that a recipe may set for it."""
 
@@ -202,14 +216,12 @@ USED_KEYS = {
 def parse_logit_bias(value: Any) -> dict[int, float]:
     """Parse logit biases by token id; JSON has the ids as strings."""
     if not isinstance(value, Mapping):
-        raise UserError(
-            f"{format_value(value)} is not an object such as {{7: -100}}, a number for each token id"
-        )
+        raise UserError(f"{format_value(value)} is not a mapping from token ids to numbers, e.g. {{7: -100}}")
     biases: dict[int, float] = {}
     for key, bias in value.items():
         token = int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else key
         if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) <= MAX_TOKEN_ID:
-            blank = "; YAML wants a blank behind the colon: {7: -100}" if ":" in str(key) else ""
+            blank = "; YAML requires a space after the colon: {7: -100}" if ":" in str(key) else ""
             raise UserError(f"{format_value(key)} is not a token id{blank}")
         if (
             isinstance(bias, bool)
@@ -217,10 +229,11 @@ def parse_logit_bias(value: Any) -> dict[int, float]:
             or not -MAX_LOGIT_BIAS <= float(bias) <= MAX_LOGIT_BIAS
         ):
             raise UserError(
-                f"token {token} has the bias {format_value(bias)}, wanted a number from -{MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS}"
+                f"token {token} has the bias {format_value(bias)}, expected a number from "
+                f"-{MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS}"
             )
         if int(token) in biases:
-            raise UserError(f"token {token} stands there twice")
+            raise UserError(f"token {token} occurs twice")
         biases[int(token)] = float(bias)
     return biases
 

@@ -1,7 +1,4 @@
-"""Model config: sizes, and parts by name.
-
-Imports torch only when a config is created, to check that its layers can be built.
-"""
+"""Model config: sizes, and parts by name. It is data: ``check_model`` checks that its layers can be built."""
 
 from __future__ import annotations
 
@@ -89,7 +86,7 @@ class ModelSpec(FrozenSettings):
     """Sizes and parts of one Transformer without its vocabulary: the `model` section of a recipe.
 
     Defaults are the base model of Vaswani et al. (2017), table 3. ``preset`` (tiny, base, bert-base, gpt2,
-    ...; ``polyhead sizes``) replaces them by those of another published model; other keys override the
+    ...; ``polyhead params``) replaces them by those of another published model; other keys override the
     preset.
     """
 
@@ -146,7 +143,7 @@ class ModelSpec(FrozenSettings):
         None, description="attention of the decoder to the source; default: as attention"
     )
     position: Choice = Choice("sinusoidal")
-    pattern: tuple[LayerOverride, ...] = Field(
+    layer_pattern: tuple[LayerOverride, ...] = Field(
         (),
         description="block, attention and position per layer: layer i has entry i; the list repeats",
     )
@@ -163,49 +160,53 @@ class ModelSpec(FrozenSettings):
     )
     tie_embeddings: Tying = Field(
         "all",
-        description='"all" shares source, target and output embeddings, "target" target and output, "inputs" source and target',
+        description='"all" shares source, target and output embeddings, "target" target and output, '
+        '"inputs" source and target',
     )
     scale_embedding: Factor = Field(
         True, description="multiply embeddings by √ of their width, or by this number"
     )
     embedding_norm: bool | Literal["first"] = Field(
         False,
-        description='norm on the embeddings; "first": instead of the norm before attention in the first layer',
+        description='norm on the embeddings; "first": instead of the norm before attention in the first '
+        "layer",
     )
-    segments: int = Field(0, ge=0, description="number of segment types (token type embeddings); BERT has 2")
-    head: bool = Field(
+    n_segments: int = Field(
+        0, ge=0, description="number of segment types (token type embeddings); BERT has 2"
+    )
+    lm_head: bool = Field(
         True,
         description="encoder: whether there is a language modelling head over the vocabulary; without "
         "it, only vectors",
     )
-    generator: int = Field(
+    generator_layers: int = Field(
         0,
         ge=0,
         le=MAX_DEPTH,
-        description="number of generator layers, for task replaced-tokens; 0: no generator",
+        description="number of generator layers, for task replaced-token-detection; 0: no generator",
     )
-    head_activation: HeadActivation = Field(
+    head_transform_activation: HeadActivation = Field(
         "gelu",
         description="activation of the linear transform before an encoder's vocabulary logits; none: no "
         "transform",
     )
-    map_bias: bool | None = Field(
+    head_transform_bias: bool | None = Field(
         None,
         description="biases in the head transform and in the pooling projection; default: as in the "
         "feed-forward layers",
     )
-    head_bias: bool = Field(False, description="bias of the vocabulary logits")
-    scale_residual: float = Field(
+    lm_head_bias: bool = Field(False, description="bias of the vocabulary logits")
+    residual_scale: float = Field(
         1.0, gt=0, description="factor on the output of each sub-layer, before the residual sum"
     )
-    scale_output: Factor = Field(
+    logits_scale: Factor = Field(
         False, description="divide the input of the head by √ of its width (T5), or by this number"
     )
     logit_softcap: float | None = Field(
         None, gt=0, description="c: bound vocabulary logits as c tanh(logits / c)"
     )
     pooling: Choice | None = Field(
-        None, description="pooling of a text to one vector, for classification and embeddings"
+        None, description="pooling of a text into one vector, for classification and embeddings"
     )
     init: Choice = Choice("xavier")
 
@@ -227,8 +228,8 @@ class ModelSpec(FrozenSettings):
         if self.head_dim is None and self.d_model % self.n_heads:
             nearest = self.n_heads * max(1, round(self.d_model / self.n_heads))
             raise UserError(
-                f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads}); the nearest is {nearest}; "
-                "or give head_dim"
+                f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads}); the nearest is "
+                f"{nearest}; or give head_dim"
             )
         head_dim = self.head_dim or self.d_model // self.n_heads
         derived = {
@@ -246,17 +247,14 @@ class ModelSpec(FrozenSettings):
             raise UserError(
                 f"n_kv_heads ({self.kv_heads}) must divide n_heads ({self.n_heads}): one of {divisors}"
             )
-        if self.generator and "head" not in self.model_fields_set:
-            object.__setattr__(self, "head", False)
-        from polyhead.nn.validate_model import check_buildable
-
+        if self.generator_layers and "lm_head" not in self.model_fields_set:
+            object.__setattr__(self, "lm_head", False)
         check_constraints(self)
-        check_buildable(self)
         return self
 
     def layer_override(self, layer: int) -> LayerOverride:
-        """The override of a layer from ``pattern``; empty if there is none."""
-        return self.pattern[layer % len(self.pattern)] if self.pattern else LayerOverride()
+        """The override of a layer from ``layer_pattern``; empty if there is none."""
+        return self.layer_pattern[layer % len(self.layer_pattern)] if self.layer_pattern else LayerOverride()
 
     def layer_config(self, layer: int) -> Self:
         """The config that a layer is built from, with the block and attention of its pattern entry."""
@@ -269,23 +267,6 @@ class ModelSpec(FrozenSettings):
     def block_choice(self, cross: bool) -> Choice:
         """The block of a decoder layer of an encoder-decoder (``cross``), or of any other stack."""
         return self.decoder_block if cross and self.decoder_block else self.block
-
-    def build_layer(self, position: Any, causal: bool, cross: bool) -> Any:
-        """Build a layer of a stack; called on the config that ``layer_config`` returns."""
-        return BLOCK.build(self.block_choice(cross), self, self.attention_shape(causal), position, cross)
-
-    def build_layer_position(self, layer: int, common_position: Any, causal: bool) -> Any:
-        """The position scheme of a layer: that of its pattern entry, else the common one."""
-        choice = self.layer_override(layer).position
-        return common_position if choice is None else POSITION.build(choice, self.attention_shape(causal))
-
-    def build_common_position(self, causal: bool) -> Any:
-        """Build the position scheme of the embeddings, in their width, or of all layers without their own."""
-        shape = self.attention_shape(causal)
-        position = POSITION.build(self.position, shape)
-        if position.kind != "embeddings" or self.position_width == self.d_model:
-            return position
-        return POSITION.build(self.position, shape._replace(d_model=self.position_width))
 
     def attention_shape(self, causal: bool) -> AttentionShape:
         """The shape for attention and positions of the encoder or, with ``causal``, the decoder."""
@@ -321,7 +302,11 @@ class ModelSpec(FrozenSettings):
 
 
 class ModelConfig(ModelSpec):
-    """Sizes and parts of one Transformer with its vocabulary: everything needed to build it."""
+    """Sizes and parts of one Transformer with its vocabulary: everything needed to build it.
+
+    Unknown keys, parts and options and impossible sizes are refused here; parts that do not fit together are
+    refused by ``build``.
+    """
 
     vocab_size: int = Field(
         gt=0, description="number of tokens of the tokenizer and of rows of the embedding"
@@ -333,7 +318,7 @@ class ModelConfig(ModelSpec):
     causal: bool = Field(
         False, description="encoder: causal attention, that is a language model without its head"
     )
-    pairs: bool = Field(
+    nsp_head: bool = Field(
         False,
         description="encoder: has the next sentence prediction head of its pretraining, in addition to "
         "the masked language model",
@@ -342,13 +327,13 @@ class ModelConfig(ModelSpec):
     @property
     def generator_config(self) -> ModelConfig:
         """The config of the generator, the smaller model whose tokens this one detects."""
-        changes = {"n_layers": self.generator, "generator": 0, "head": True, "pooling": None}
+        changes = {"n_layers": self.generator_layers, "generator_layers": 0, "lm_head": True, "pooling": None}
         return self.model_copy(update=changes)
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
         if self.labels and self.kind != "encoder":
-            raise UserError(f"classes are told apart by an encoder; this is kind={self.kind!r}")
+            raise UserError(f"classification requires an encoder; this is kind={self.kind!r}")
         if len(set(self.labels)) < len(self.labels):
-            raise UserError("two of the labels are the same")
+            raise UserError("two labels are equal")
         return self

@@ -21,20 +21,26 @@ _GPT: _ModelFields = {
 _GPT2: _ModelFields = _GPT | {"norm_first": True, "max_len": 1024}
 _GPT3: _ModelFields = _GPT2 | {"max_len": 2048}
 _BERT: _ModelFields = {
-    "kind": "encoder", "position": "learned", "max_len": 512, "norm": {"name": "layernorm", "eps": 1e-12}, "feed_forward": "gelu",
-    "scale_embedding": False, "embedding_norm": True, "segments": 2, "head_bias": True, "pooling": "first", "init": "normal",
+    "kind": "encoder", "position": "learned", "max_len": 512, "norm": {"name": "layernorm", "eps": 1e-12},
+        "feed_forward": "gelu",
+    "scale_embedding": False, "embedding_norm": True, "n_segments": 2, "lm_head_bias": True,
+    "pooling": "first", "init": "normal",
 }  # fmt: skip
 _ELECTRA: _ModelFields = {name: value for name, value in _BERT.items() if name != "pooling"}
 _ALBERT: _ModelFields = _BERT | {
-    "d_embedding": 128, "share_layers": True, "feed_forward": _GELU_TANH, "head_activation": "gelu_tanh", "dropout": 0.0,
+    "d_embedding": 128, "share_layers": True, "feed_forward": _GELU_TANH,
+    "head_transform_activation": "gelu_tanh", "dropout": 0.0,
 }  # fmt: skip
 _BART: _ModelFields = {
-    "position": {"name": "learned", "offset": 2}, "max_len": 1024, "feed_forward": "gelu", "scale_embedding": False,
-    "embedding_norm": True, "head_bias": True, "init": "normal",
+    "position": {"name": "learned", "offset": 2}, "max_len": 1024, "feed_forward": "gelu",
+        "scale_embedding": False,
+    "embedding_norm": True, "lm_head_bias": True, "init": "normal",
 }  # fmt: skip
 _T5: _ModelFields = {
-    "position": "t5", "norm": "rmsnorm", "norm_first": True, "attention": {"name": "softmax", "scale": 1.0, "bias": False},
-    "feed_forward": {"name": "relu", "bias": False}, "scale_embedding": False, "scale_output": True, "max_len": 512,
+    "position": "t5", "norm": "rmsnorm", "norm_first": True, "attention": {"name": "softmax", "scale": 1.0,
+        "bias": False},
+    "feed_forward": {"name": "relu", "bias": False}, "scale_embedding": False, "logits_scale": True,
+        "max_len": 512,
 }  # fmt: skip
 
 
@@ -77,7 +83,7 @@ PRESETS: dict[str, _ModelFields] = {
     "bert-base": _BERT | _size_fields(12, 768, 12),
     "bert-large": _BERT | _size_fields(24, 1024, 16),
     # Sanh et al. (2019), sec. 3
-    "distilbert": {name: value for name, value in _BERT.items() if name not in ("segments", "pooling")}
+    "distilbert": {name: value for name, value in _BERT.items() if name not in ("n_segments", "pooling")}
     | _size_fields(6, 768, 12),
     # Clark et al. (2020), table 6; the discriminators
     "electra-small": _ELECTRA | _size_fields(12, 256, 4) | {"d_embedding": 128},

@@ -1,6 +1,7 @@
 """The recipe: everything a run needs, from the data to decoding, in one YAML file. No torch here.
 
-``load_recipe`` reports every mistake in one line that names the key, what came and what is allowed.
+Every mistake is reported in one line that names the key, what came and what is allowed. A recipe is data:
+``load_recipe`` of ``run/recipe.py`` also checks that its model can be built.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class TrainConfig(ConfigSection):
     freeze: tuple[str, ...] = Field(
         (), description="parts of the model that are not trained, e.g. [encoder.embedding]"
     )
-    adapt: LoraConfig | None = Field(
+    lora: LoraConfig | None = Field(
         None, description="LoRA: low-rank adapters, trained instead of the initial weights of start"
     )
     lr_factors: dict[str, float] = Field(
@@ -67,7 +68,7 @@ class TrainConfig(ConfigSection):
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of the exponential moving average of the weights, e.g. 0.999"
     )
-    average: int = Field(
+    average_checkpoints: int = Field(
         0,
         ge=0,
         description="number of checkpoints averaged at the end, used if the average is better; 0: none",
@@ -80,7 +81,7 @@ class TrainConfig(ConfigSection):
     patience: int | None = Field(
         None, gt=0, description="early stopping: number of evaluations without progress"
     )
-    metric: Literal["loss", "bleu", "chrf", "accuracy", "f1", "mcc"] = Field(
+    best_metric: Literal["loss", "bleu", "chrf", "accuracy", "f1", "mcc"] = Field(
         "loss", description="metric that selects the best checkpoint, among those that the task measures"
     )
     eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
@@ -112,9 +113,10 @@ class TrainConfig(ConfigSection):
     def _check_consistency(self) -> Self:
         if self.steps is None and self.epochs is None:
             raise UserError("give steps or epochs, e.g. train.steps=10000")
-        if self.average > self.keep:
+        if self.average_checkpoints > self.keep:
             raise UserError(
-                f"average ({self.average}) is more than the checkpoints that are kept: keep ({self.keep})"
+                f"average_checkpoints ({self.average_checkpoints}) is more than the number of "
+                f"checkpoints kept: keep ({self.keep})"
             )
         return self
 
@@ -135,7 +137,7 @@ class Recipe(ConfigSection):
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     model: ModelSpec = Field(default_factory=ModelSpec)
     train: TrainConfig
-    start: InitFrom | None = Field(None, description="trained initial weights, instead of random ones")
+    init_from: InitFrom | None = Field(None, description="trained initial weights, instead of random ones")
     distill: DistillConfig | None = Field(
         None, description="knowledge distillation from a teacher, in addition to the labels"
     )
@@ -145,7 +147,7 @@ class Recipe(ConfigSection):
     @property
     def token_cache_dir(self) -> Path:
         """Directory of the tokenized text."""
-        return self.data.cache or self.out / "data"
+        return self.data.cache_dir or self.out / "data"
 
     @field_validator("task")
     @classmethod
@@ -172,43 +174,46 @@ class Recipe(ConfigSection):
 
     @model_validator(mode="after")
     def _check_consistency(self, info: ValidationInfo) -> Self:
-        if not self.data.valid and not self.data.valid_share:
+        if not self.data.valid and not self.data.valid_fraction:
             raise UserError(
-                "data.valid is missing: name files to measure progress on, or give data.valid_share, e.g. 0.01, of the training text"
+                "data.valid is missing: set it to validation files, or set data.valid_fraction, "
+                "e.g. 0.01, to hold out training text"
             )
-        if self.data.valid and self.data.valid_share:
+        if self.data.valid and self.data.valid_fraction:
             raise UserError(
-                "data.valid_share holds out text where data.valid names none: give data.valid_share=0 or data.valid=null"
+                "data.valid_fraction and data.valid cannot be combined: set data.valid_fraction=0 "
+                "or data.valid=null"
             )
-        if self.train.adapt and not self.start:
-            raise UserError(
-                "train.adapt changes trained weights a little; name some to begin with: start.run=..."
-            )
+        if self.train.lora and not self.init_from:
+            raise UserError("train.lora requires trained weights: set init_from.run=...")
         task = TASK.get(self.task.name)
         if self.model.kind != task.kind:
             raise UserError(
                 f"task {self.task.name!r} trains a model of kind {task.kind!r}, not {self.model.kind!r}"
             )
-        if bool(self.model.generator) != getattr(task, "generator", False):
-            unused_hint = "has no use for it: leave it out"
-            needed_hint = "needs one: give its layers, half as many as model.n_layers or fewer"
+        if bool(self.model.generator_layers) != getattr(task, "generator", False):
+            unused_hint = "does not use it: remove it"
+            needed_hint = "requires it: set it to at most half of model.n_layers"
             raise UserError(
-                f"model.generator is for task replaced-tokens, whose encoder tells what it replaced; task {self.task.name!r} {unused_hint if self.model.generator else needed_hint}"
+                "model.generator_layers is for task replaced-token-detection; task "
+                f"{self.task.name!r} {unused_hint if self.model.generator_layers else needed_hint}"
             )
         if self.distill and not hasattr(task, "compute_logits"):
             raise UserError(
-                f"distill: task {self.task.name!r} has no distillation: each model is asked for something else"
+                f"distill: task {self.task.name!r} does not support distillation: teacher and "
+                "student get different inputs"
             )
         if info.context != _FROM_RUN_CONTEXT:
             self.generation.check_effective(self.model.kind)
         metrics = getattr(task, "metrics", ("loss",))
-        required_metrics = {"metric": self.train.metric} | (
+        required_metrics = {"best_metric": self.train.best_metric} | (
             {"eval_bleu": "bleu"} if self.train.eval_bleu else {}
         )
         for key, metric in required_metrics.items():
             if metric not in metrics:
                 raise UserError(
-                    f"train.{key}: task {self.task.name!r} does not measure {metric!r}; it has {', '.join(metrics)}"
+                    f"train.{key}: task {self.task.name!r} does not measure {metric!r}; it measures "
+                    f"{', '.join(metrics)}"
                 )
         return self
 
@@ -217,27 +222,24 @@ class Recipe(ConfigSection):
         return yaml_io.dump_yaml(self.model_dump(mode="json"))
 
 
-def load_recipe(path: str | Path, overrides: list[str] | None = None, *, from_run: bool = False) -> Recipe:
-    """Read a recipe, with overrides such as ``model.d_model=256``; every mistake is a UserError.
-
-    With ``from_run``, for the recipe of an existing run, generation settings without effect are accepted.
-    """
+def read_recipe(path: str | Path, overrides: list[str] | None = None, *, from_run: bool = False) -> Recipe:
+    """Read a recipe, with overrides such as ``model.d_model=256``, without building its model."""
     if not isinstance(path, str | Path):
         raise UserError(
-            f"wanted the file of a recipe, got {format_value(path)}; Recipe(**mapping) is one of keys"
+            f"expected a recipe file, got {format_value(path)}; for a mapping use Recipe(**mapping)"
         )
     path = Path(path)
-    tree = read_recipe(path, overrides or [])
+    tree = read_recipe_tree(path, overrides or [])
     for keys, value in yaml_io.parse_overrides(overrides or [], Recipe):
         yaml_io.assign(tree, keys, value, Recipe)
-    return validate_recipe(
+    return parse_recipe(
         {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None},
         from_run=from_run,
     )
 
 
-def validate_recipe(tree: dict[str, Any], *, from_run: bool = False) -> Recipe:
-    """Build a recipe from a tree of keys; every mistake is a UserError, as in ``load_recipe``."""
+def parse_recipe(tree: dict[str, Any], *, from_run: bool = False) -> Recipe:
+    """Build a recipe from a tree of keys, without building its model."""
     try:
         return Recipe.model_validate(tree, context=_FROM_RUN_CONTEXT if from_run else None)
     except ValidationError as error:
@@ -254,7 +256,7 @@ def is_recipe(path: str | Path) -> bool:
         return False
 
 
-def read_recipe(path: Path, overrides: Sequence[str]) -> yaml_io.YamlTree:
+def read_recipe_tree(path: Path, overrides: Sequence[str]) -> yaml_io.YamlTree:
     """Read the keys of a recipe; for a text file, a UserError shows the command that makes a recipe of it."""
     is_other_file = path.is_file() and path.suffix not in _YAML_SUFFIXES
     if not is_other_file or path.suffix not in _TEXT_SUFFIXES:
@@ -267,7 +269,7 @@ def read_recipe(path: Path, overrides: Sequence[str]) -> yaml_io.YamlTree:
         str(path),
         *(override for override in overrides if "=" not in override and Path(override).is_file()),
     ]
-    command = shlex.join(["polyhead", "recipe", *files, "--output", "mine.yaml"])
+    command = shlex.join(["polyhead", "init", *files, "--output", "mine.yaml"])
     raise UserError(
-        f"{path} is not a recipe (a YAML file); to learn from text, make a recipe of it first: {command}"
+        f"{path} is not a recipe (a YAML file); to train on text, create a recipe first: {command}"
     )

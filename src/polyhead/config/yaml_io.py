@@ -31,9 +31,11 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             mark = key.start_mark
             if not isinstance(key, yaml.ScalarNode):
-                raise UserError(f"line {mark.line + 1}, column {mark.column + 1}: a key must be one word")
+                raise UserError(
+                    f"line {mark.line + 1}, column {mark.column + 1}: a key must be a single word"
+                )
             if key.value in keys and key.tag != "tag:yaml.org,2002:merge":
-                raise UserError(f"line {mark.line + 1}: key {key.value!r} is given twice")
+                raise UserError(f"line {mark.line + 1}: key {key.value!r} is defined twice")
             keys[str(key.value)] = key
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
@@ -67,12 +69,16 @@ _Dumper.add_implicit_resolver(
 
 # PyYAML's message, a clearer one, and whether the mistake is at its context mark instead of its problem mark
 _YAML_MISTAKES = (
-    (r"found character '\\t' .*", "a tab; YAML is indented with blanks: write two blanks for each tab", False),
-    (r"mapping values are not allowed here", "a colon where none may be: a key above it has none, or a text with ': ' in it wants quotes", False),
-    (r"could not find expected ':'", "a key without a value; write 'key: value', with a blank after the colon", True),
-    (r"found unexpected end of stream", "a quote that is opened here is not closed", True),
-    (r"expected <block end>, but found .*", "indented differently from the lines above; the keys of a section start in one column", False),
-    (r"expected ',' or '([\]}])', but got .*", "a bracket that is opened here is not closed: \\1 is missing", True),
+    (r"found character '\\t' .*", "a tab; YAML requires spaces for indentation: use two spaces for each tab",
+        False),
+    (r"mapping values are not allowed here", "an unexpected colon: a key above has none, or a text that "
+                                             "contains ': ' must be quoted", False),
+    (r"could not find expected ':'", "a key without a value; write 'key: value', with a space after the "
+                                     "colon", True),
+    (r"found unexpected end of stream", "unclosed quote", True),
+    (r"expected <block end>, but found .*", "indented differently from the lines above; all keys of a "
+                                            "section must start in the same column", False),
+    (r"expected ',' or '([\]}])', but got .*", "unclosed bracket: \\1 is missing", True),
 )  # fmt: skip
 
 
@@ -100,7 +106,7 @@ def parse_yaml(text: str) -> Any:
     except UserError:
         raise
     except (ValueError, LookupError):  # from PyYAML's constructors, which do not validate values
-        raise UserError("a value is not what its tag says, or a number has too many digits") from None
+        raise UserError("a value does not match its tag, or a number has too many digits") from None
 
 
 _OPTION_COMMA = re.compile(r"""(?<=[=,:\[{\s])('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")|,(?=\s*\w+\s*=)""")
@@ -110,7 +116,7 @@ def parse_part(text: str) -> Any:
     """Parse a part from the command line: ``h2o,budget=256`` is short for ``{name: h2o, budget: 256}``.
 
     A comma that is not followed by ``option=`` belongs to the value, as does any comma in quotes:
-    ``choice,among=[red, 'a, b=c']``.
+    ``choice,choices=[red, 'a, b=c']``.
     """
     name, comma, options = text.partition(",")
     if not comma or text.lstrip().startswith("{"):
@@ -128,7 +134,7 @@ def parse_part(text: str) -> Any:
         try:
             part[key.strip()] = parse_yaml(value)
         except UserError as error:
-            hint = f"""if it is one text, quote it: "{prefix}'{bare}'" """.rstrip()
+            hint = f"""to pass it as one text, quote it: "{prefix}'{bare}'" """.rstrip()
             raise UserError(f"{prefix}{value}: {error}; {hint}") from None
     return part
 
@@ -159,7 +165,7 @@ def read_yaml(path: Path) -> YamlTree:
         raise UserError(f"{path}: no such file{did_you_mean_path(path, '*.y*ml', [Path('recipes')])}")
     raw = path.read_bytes()
     if len(raw) > _MAX_BYTES:
-        raise UserError(f"{path}: {len(raw):,} bytes are too many for a recipe")
+        raise UserError(f"{path}: {len(raw):,} bytes are too large for a recipe")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -183,7 +189,7 @@ def parse_overrides(overrides: Iterable[str], root: type[BaseModel]) -> list[tup
     A part's name is sorted before its options, since a new part drops the options of the old one.
     """
     if isinstance(overrides, str):
-        raise UserError(f"changes are a list of texts, got one; write [{overrides!r}]")
+        raise UserError(f"expected a list of overrides, got one string; write [{overrides!r}]")
     parsed = []
     overrides = list(overrides)
     for index, override in enumerate(overrides):
@@ -229,7 +235,7 @@ def assign(tree: YamlTree, keys: list[str], value: Any, root: type[BaseModel]) -
             inner = tree[key] = {}
         mapping = field is not None and typing.get_origin(field.annotation) is dict
         if not isinstance(inner, dict) or (field and not model and not mapping and "name" not in inner):
-            raise UserError(f"{'.'.join(keys)}: {'.'.join(keys[:depth])} is one value, it has no keys")
+            raise UserError(f"{'.'.join(keys)}: {'.'.join(keys[:depth])} is a value and has no keys")
         tree = inner
     tree[keys[-1]] = value
 

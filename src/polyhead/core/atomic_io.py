@@ -137,7 +137,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a symlink (not its target) or a directory tree; do nothing if it does not exist."""
+    """Remove a file, a symlink (not its target) or a directory tree; do nothing if it does not exist.
+
+    Whatever can be deleted is deleted before the first error is raised, as it takes space on the disk.
+    """
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -145,8 +148,14 @@ def remove(path: Path) -> None:
     if not stat.S_ISDIR(mode):
         os.unlink(path)
         return
+    errors = []
     for name in os.listdir(path):
-        remove(path / name)
+        try:
+            remove(path / name)
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
     os.rmdir(path)
 
 
@@ -164,16 +173,16 @@ def read_regular_file(path: Path, *, size: int | None = None, max_bytes: int | N
         raise UserError(f"{path} is missing") from None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise UserError(f"{path} is a link or not a file; a plain file was wanted") from None
+            raise UserError(f"{path} is a link or not a file; expected a regular file") from None
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path} is not a plain file")
+            raise UserError(f"{path} is not a regular file")
         if size is not None and status.st_size != size:
-            raise UserError(f"{path} has {status.st_size} bytes; {size} were wanted")
+            raise UserError(f"{path} has {status.st_size} bytes; expected {size}")
         if max_bytes is not None and status.st_size > max_bytes:
-            raise UserError(f"{path} has {status.st_size} bytes; at most {max_bytes} are read")
+            raise UserError(f"{path} has {status.st_size} bytes; the maximum is {max_bytes}")
         with os.fdopen(fd, "rb", closefd=False) as file:
             return file.read()
     except OSError as error:

@@ -38,7 +38,8 @@ class FrozenSettings(BaseModel):
         if args:
             name = type(self).__name__
             raise UserError(
-                f"{name} takes its keys by name, got {format_value(args[0])}; a mapping of them is given as {name}(**mapping)"
+                f"{name} takes keyword arguments only, got {format_value(args[0])}; for a mapping "
+                f"write {name}(**mapping)"
             )
         try:
             super().__init__(**kwargs)
@@ -48,7 +49,7 @@ class FrozenSettings(BaseModel):
     def __setattr__(self, name: str, value: Any) -> None:
         """Raise a UserError in place of pydantic's error: settings are frozen."""
         kind = type(self).__name__
-        raise UserError(f"{name}: a {kind} is frozen; make another")
+        raise UserError(f"{name}: a {kind} is frozen; create a new one")
 
     # nested settings are then validated without calling this __init__, so that messages have the full path
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

@@ -21,7 +21,8 @@ class Choice:
     def __init__(self, name: str, /, **options: Any) -> None:
         if not isinstance(name, str):
             raise UserError(
-                f"Choice wants the name of a part, got {format_value(name)}; its options are given by name, as Choice('rope', theta=5e5)"
+                f"Choice expects the name of a component, got {format_value(name)}; pass options by "
+                "name, e.g. Choice('rope', theta=5e5)"
             )
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "options", options)
@@ -38,7 +39,7 @@ class Choice:
             return cls(value)
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             raise UserError(
-                f"{format_value(value)} is not a part: give a name, or {{name: ..., option: value}}"
+                f"{format_value(value)} is not a component: expected a name, or {{name: ..., option: value}}"
             )
         return cls(value["name"], **{str(k): v for k, v in value.items() if k != "name"})
 

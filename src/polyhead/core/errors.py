@@ -47,7 +47,7 @@ def check_int(name: str, value: object, minimum: int | None = None) -> None:
         or (minimum is not None and int(value) < minimum)
     ):
         bound = "" if minimum is None else f", {minimum} or more"
-        raise UserError(f"{name} is {format_value(value)}; wanted a whole number{bound}")
+        raise UserError(f"{name} is {format_value(value)}; expected an integer{bound}")
 
 
 def did_you_mean(

@@ -42,11 +42,11 @@ def download_dataset_files(name: str) -> list[Path]:
     match = _DATASET_FILES.fullmatch(name)
     if match is None or not {"", ".", ".."}.isdisjoint(match[3].split("/")):
         raise UserError(
-            f"{name!r} names no file of a data set: wanted hf://datasets/OWNER/NAME/PATH, whose PATH may be a pattern, "
-            "data/train-*.parquet"
+            f"{name!r} is not a file of a dataset: expected hf://datasets/OWNER/NAME/PATH; PATH may be a "
+            "pattern, e.g. data/train-*.parquet"
         )
     owner, revision, path = match.groups()
-    with prefix_errors(f"the data set {owner!r} cannot be had from the hub"):
+    with prefix_errors(f"the dataset {owner!r} cannot be downloaded from the hub"):
         # on the hub, ** matches at least one folder
         patterns = dict.fromkeys([path, path.replace("**/", "")])
         folder = download_snapshot(owner, [*patterns], dataset=True, revision=revision)
@@ -59,7 +59,8 @@ def download_dataset_files(name: str) -> list[Path]:
         remainder = f" and {len(available) - _MAX_SHOWN} more" if len(available) > _MAX_SHOWN else ""
         hint = did_you_mean(path, available) or ";"
         raise UserError(
-            f"the data set {owner!r} has no file {path!r}{hint} there: {', '.join(sorted(available)[:_MAX_SHOWN]) or 'nothing'}{remainder}"
+            f"the dataset {owner!r} has no file {path!r}{hint} there: "
+            f"{', '.join(sorted(available)[:_MAX_SHOWN]) or 'nothing'}{remainder}"
         )
     return paths
 
@@ -77,11 +78,9 @@ def _format_hub_error(error: Exception) -> str:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
-        return "ask for access on its page there; then give your token with `hf auth login` or HF_TOKEN"
+        return "request access on its page; then set your token with `hf auth login` or HF_TOKEN"
     if isinstance(error, RepositoryNotFoundError):
-        return (
-            "it has none of that name, or a private one, which wants your token (`hf auth login` or HF_TOKEN)"
-        )
+        return "it does not exist, or it is private and requires your token (`hf auth login` or HF_TOKEN)"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return "HF_HUB_OFFLINE is set, and it is not in the cache, or not all of it"
+        return "HF_HUB_OFFLINE is set, and the cache does not have all of it"
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 _EXPECTED = {
-    "int": "a whole number",
+    "int": "an integer",
     "float": "a number",
     "finite": "a finite number",
     "bool": "true or false",
     "string": "text (put it in quotes)",
     "list": "a list",
     "tuple": "a list",
-    "dict": "a section of keys",
-    "model": "a section of keys",
+    "dict": "a mapping",
+    "model": "a mapping",
     "path": "a path",
 }
 
@@ -61,7 +61,8 @@ def from_validation_error(
             problem["loc"] = key = tuple(parents)
             if key in messages:
                 messages[key] += (
-                    f", and {_problem_text(problem, root).removeprefix(format_value(problem['input'])).strip()}"
+                    ", and "
+                    f"{_problem_text(problem, root).removeprefix(format_value(problem['input'])).strip()}"
                 )
         messages.setdefault(key, _format_problem(problem, root, prefix))
     return UserError("\n".join(dict.fromkeys(messages.values())))
@@ -79,9 +80,10 @@ def _problem_text(problem: Any, root: type[BaseModel] | None) -> str:
         *parents, name = problem["loc"]
         section = _section_at(root, parents)
         allowed = [*section.model_fields, *getattr(section, "shorthands", ())]
-        return f"unknown key{alias_hint(name, root, parents) or did_you_mean(name, allowed) or '; known: ' + ', '.join(allowed)}"
+        hint = alias_hint(name, root, parents) or did_you_mean(name, allowed)
+        return f"unknown key{hint or '; known: ' + ', '.join(allowed)}"
     if kind == "missing":
-        return "missing; it has no default"
+        return "missing; this key has no default"
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":

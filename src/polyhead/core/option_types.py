@@ -22,7 +22,7 @@ def _parse_factor(value: object) -> bool | float:
     if isinstance(value, bool):
         return value
     if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{format_value(value)} is no factor: give a number above 0, true or false")
+        raise ValueError(f"{format_value(value)} is not a factor: expected a number above 0, true or false")
     return value != 1 and float(value)
 
 

@@ -18,12 +18,12 @@ def check_output_file(path: Path, option: str = "--out", inputs: Iterable[str | 
     created.
     """
     if path.is_dir():
-        raise UserError(f"{option} {path} is a directory; name a file in it".lstrip())
+        raise UserError(f"{option} {path} is a directory; expected a file in it".lstrip())
     if path.exists() and any(Path(source).exists() and path.samefile(source) for source in inputs):
-        raise UserError(f"{option} {path} is what is read here, and would be written over; name another file")
+        raise UserError(f"{option} {path} is an input and would be overwritten; choose another file")
     _check_parent(path, option)
     if path.exists() and not os.access(path, os.W_OK):
-        raise UserError(f"{option} {path} may not be written")
+        raise UserError(f"{option} {path} is not writable")
     return path
 
 
@@ -93,9 +93,9 @@ def check_new_directory(path: Path, purpose: str) -> Path:
     ``purpose`` names what will be written there, such as "the new run".
     """
     if path.is_file():
-        raise UserError(f"{path} is a file; choose another place for {purpose}, a directory")
+        raise UserError(f"{path} is a file; choose another directory for {purpose}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} is not empty; choose another place for {purpose}")
+        raise UserError(f"{path} is not empty; choose another directory for {purpose}")
     _check_parent(path, "")
     return path
 
@@ -104,6 +104,6 @@ def _check_parent(path: Path, option: str) -> None:
     """Check that the nearest existing parent is a writable directory, also for a file to be replaced."""
     existing_parent = next(parent for parent in path.resolve().parents if parent.exists())
     if not existing_parent.is_dir():
-        raise UserError(f"{option} {path}: {existing_parent} is a file, no directory".lstrip())
+        raise UserError(f"{option} {path}: {existing_parent} is a file, not a directory".lstrip())
     if (path.is_file() or not path.exists()) and not os.access(existing_parent, os.W_OK | os.X_OK):
-        raise UserError(f"{option} {path}: nothing may be written in {existing_parent}".lstrip())
+        raise UserError(f"{option} {path}: no permission to write to {existing_parent}".lstrip())

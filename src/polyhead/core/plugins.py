@@ -33,7 +33,7 @@ def load_plugin(name: str, positional: Sequence[str]) -> Any:
     call.
     """
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
-        raise UserError("a part of another package is written package.module:Name")
+        raise UserError("a component of another package is written package.module:Name")
     module_name, _, attribute = name.partition(":")
     module = _import_module(module_name)
     if not hasattr(module, attribute):
@@ -42,12 +42,12 @@ def load_plugin(name: str, positional: Sequence[str]) -> Any:
     try:
         parameters = inspect.signature(part).parameters.values()
     except (TypeError, ValueError):
-        raise UserError(f"{format_value(part)} is no class or function written in Python") from None
+        raise UserError(f"{format_value(part)} is not a class or function written in Python") from None
     part_positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if positional and part_positional != list(positional):
         raise UserError(
-            f"it takes ({', '.join(part_positional)}), but is given ({', '.join(positional)}); options come after a *, as in "
-            f"({', '.join([*positional, '*', 'option=1'])})"
+            f"it takes ({', '.join(part_positional)}), but is called with ({', '.join(positional)}); "
+            f"options come after a *, as in ({', '.join([*positional, '*', 'option=1'])})"
         )
     LOADED_PLUGINS.add(name)
     return part
@@ -56,7 +56,7 @@ def load_plugin(name: str, positional: Sequence[str]) -> Any:
 def _import_module(name: str) -> ModuleType:
     """Import a module, one package after the other; each is checked before any of its code runs."""
     if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names:
-        raise UserError(f"{name} is of Python itself and holds no parts")
+        raise UserError(f"{name} is part of Python itself and has no components")
     with _cwd_on_path() as cwd:
         for step in _package_prefixes(name):
             try:
@@ -65,10 +65,12 @@ def _import_module(name: str) -> ModuleType:
                 spec = None
             if spec is None:
                 searched = f"the installed packages and {cwd}" if cwd else "the installed packages"
-                raise UserError(f"there is no module {step!r} in {searched}")
+                raise UserError(f"no module {step!r} in {searched}")
             for path in _spec_paths(spec):
                 if run := _enclosing_run(path):
-                    raise UserError(f"{step} lies in the run directory {run}, where nothing is ever executed")
+                    raise UserError(
+                        f"{step} is in the run directory {run}; code in a run directory is never executed"
+                    )
             try:
                 importlib.import_module(step)
             except Exception as error:  # the plugin's own code may raise anything

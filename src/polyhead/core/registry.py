@@ -82,7 +82,7 @@ class Registry(Generic[T]):
         self._discover()
         if name not in self._parts:
             module_name, dot, part = name.rpartition(".") if re.fullmatch(r"[\w.]+", name) else ("", "", "")
-            hint = f"; a part of a package of yours is written {module_name}:{part}" if dot else ""
+            hint = f"; a component of your own package is written {module_name}:{part}" if dot else ""
             raise UserError(f"{unknown_name_error(self.kind, name, self._parts)}{hint}")
         return self._parts[name]
 
@@ -99,13 +99,14 @@ class Registry(Generic[T]):
         for key in choice.options:
             if key not in options:
                 raise UserError(
-                    f"{self.kind} {format_value(choice.name)} has no option {format_value(key)}{known_names_hint(key, options)}"
+                    f"{self.kind} {format_value(choice.name)} has no option "
+                    f"{format_value(key)}{known_names_hint(key, options)}"
                 )
         adapters, checked = _option_adapters(self.get(choice.name)), {}
         for key, (_, default) in options.items():
             value = choice.options.get(key, default)
             if value is inspect.Parameter.empty:
-                raise UserError(f"{self.kind} {choice.name!r} needs the option {key!r}")
+                raise UserError(f"{self.kind} {choice.name!r} requires the option {key!r}")
             try:
                 checked[key] = check_finite(adapters[key].validate_python(value, strict=False))
             except ValidationError as error:
@@ -125,9 +126,7 @@ class Registry(Generic[T]):
             if ":" not in choice.name:
                 raise
             why = f"{type(error).__name__}: {error}"
-            raise UserError(
-                f"{self.kind} {format_value(choice.name)} fails when it is made: {why}"
-            ) from error
+            raise UserError(f"{self.kind} {format_value(choice.name)} cannot be built: {why}") from error
 
     def _load_plugin_part(self, name: str) -> T:
         """Load ``my_pkg.mine:Part``."""
@@ -156,10 +155,10 @@ FEED_FORWARD: Registry[Any] = Registry("feed_forward", "polyhead.nn.feed_forward
 INIT: Registry[Any] = Registry("init", "polyhead.nn.init", "model config")
 POOLING: Registry[Any] = Registry("pooling", "polyhead.nn.pooling", "config")
 CACHE: Registry[Any] = Registry("cache", "polyhead.cache", "shape n_rows max_len")
-SPECULATIVE: Registry[Any] = Registry("speculate", "polyhead.run.speculative", "target")
+SPECULATIVE: Registry[Any] = Registry("speculative", "polyhead.run.speculative", "target")
 TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.tokenizers.trainers", "texts vocab_size")
 CHAT: Registry[Any] = Registry("chat", "polyhead.chat")
-GRAMMAR: Registry[Any] = Registry("form", "polyhead.grammar")
+GRAMMAR: Registry[Any] = Registry("grammar", "polyhead.grammar")
 OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim", "model lr")
 SCHEDULE: Registry[Any] = Registry("schedule", "polyhead.train.schedule", "d_model steps")
 TASK: Registry[Any] = Registry("task", "polyhead.train.tasks", "")

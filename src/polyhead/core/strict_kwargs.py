@@ -57,7 +57,7 @@ def _argument_error(
                 )
         n_args = len(args) - ("self" in takes.parameters)
         if n_args > len(positional):
-            takes_alone = f"takes {', '.join(positional) or 'nothing'} alone without a name"
-            return UserError(f"{function.__name__} {takes_alone}, got {n_args}; give the others by name")
+            takes_alone = f"takes {', '.join(positional) or 'nothing'} by position"
+            return UserError(f"{function.__name__} {takes_alone}, got {n_args}; pass the others by keyword")
         return UserError(f"{function.__name__}: {str(error).replace(chr(39), '')}")
     return None

@@ -34,7 +34,7 @@ class ParallelLayout(NamedTuple):
         """Return the layout, or raise a UserError if the model cannot be spread like this."""
         for name, value in self._asdict().items():
             if value is not None and value <= 0:
-                raise UserError(f"{name.replace('_', '-')} is {value}, wanted more than 0")
+                raise UserError(f"{name.replace('_', '-')} is {value}, expected more than 0")
         t, depth = self.tensor_parallel, _num_layers(config)
         if config.n_heads % t:
             fits = ", ".join(str(n) for n in range(1, config.n_heads + 1) if config.n_heads % n == 0)

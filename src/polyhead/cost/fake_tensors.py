@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyhead.config.model import ModelConfig
-from polyhead.cost.workload import BatchShape, UnknownFormula
+from polyhead.cost.workload import BatchShape, UnknownFormulaError
 from polyhead.models import Classifier, ReplacedTokenDetector, SentenceEncoder
 from polyhead.models.build import Model, model_class
 
@@ -53,14 +53,14 @@ def fake_inputs(config: ModelConfig, batch_shape: BatchShape) -> tuple[Tensor, .
 def count_flops(config: ModelConfig, batch_shape: BatchShape) -> int:
     """Operations of a forward pass as counted by torch, with the head applied to all tokens.
 
-    Raises ``UnknownFormula`` if a part fails on fake tensors.
+    Raises ``UnknownFormulaError`` if a part fails on fake tensors.
     """
     with fake_mode():
         try:
             model = model_class(config)(config).eval()
             return measure_flops(lambda: model(*fake_inputs(config, batch_shape)))
         except Exception as error:
-            raise UnknownFormula(
+            raise UnknownFormulaError(
                 f"a part that fails on tensors without numbers: {type(error).__name__}: {error}"
             ) from error
 

@@ -16,7 +16,7 @@ from polyhead.cost.workload import (
     AttentionExtent,
     BatchShape,
     OpCount,
-    UnknownFormula,
+    UnknownFormulaError,
     lookup_formula,
     merge_op_counts,
 )
@@ -35,12 +35,12 @@ def update_flops_factor(has_adapters: bool) -> int:
 def count_forward(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:
     """Operations of one forward pass over a batch, padding included.
 
-    Raises ``UnknownFormula`` for a part without a formula.
+    Raises ``UnknownFormulaError`` for a part without a formula.
     """
     lookup_formula(_KNOWN_NORMS, config.norm)
     works = [work for layers in count_stacks(config, batch_shape) for layer in layers for work in layer]
     works = [*_count_embeddings(config, batch_shape), *works, *_count_head(config, batch_shape)]
-    if config.generator and batch_shape.label_count is not None:
+    if config.generator_layers and batch_shape.label_count is not None:
         works += [
             work._replace(name=f"generator {work.name}")
             for work in count_forward(config.generator_config, batch_shape)
@@ -197,7 +197,7 @@ def count_map_features(choice: Choice, head_dim: int) -> int:
     """P, the number of features of a feature map per head."""
     name = choice.options["feature_map"]
     if name not in ("elu", "relu", "square"):
-        raise UnknownFormula(f"feature map {name!r}")
+        raise UnknownFormulaError(f"feature map {name!r}")
     return head_dim * (head_dim + 1) // 2 if name == "square" else head_dim
 
 
@@ -205,7 +205,7 @@ def _count_kernel(
     choice: Choice, position: Choice | None, shape: AttentionShape, extent: AttentionExtent
 ) -> OpCount:
     if choice.options["sim"] not in ("exp", "square", "elu", "relu"):
-        raise UnknownFormula(f"similarity {choice.options['sim']!r}")
+        raise UnknownFormulaError(f"similarity {choice.options['sim']!r}")
     return _count_softmax(choice, None if position is None else Choice("none"), shape, extent)
 
 
@@ -215,7 +215,7 @@ def count_feed_forward(config: ModelConfig, extent: AttentionExtent) -> OpCount:
     With experts, those of the top_k experts and of the router scores.
     """
     choice, scores = config.feed_forward, 0
-    if choice.name == "experts":
+    if choice.name == "moe":
         scores = choice.options["n_experts"]
         matrices = choice.options["top_k"] * lookup_formula(_MLP_MATRICES, Choice(choice.options["expert"]))
     else:
@@ -325,15 +325,15 @@ def _count_head(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:
     """Operations after the layers."""
     C, E, V = config.d_model, config.embedding_width, config.vocab_size
     e = "H" if config.d_embedding is None else "E"
-    if config.kind == "encoder" and (config.labels or not config.head):
-        if config.generator:
+    if config.kind == "encoder" and (config.labels or not config.lm_head):
+        if config.generator_layers:
             flops = 2 * batch_shape.rows * batch_shape.length * (C * C + C)
             return [OpCount("replaced or not", 1, flops, "2BSH² + 2BSH")]
         if not config.labels:
             return []
         pooling = config.pooling or Choice("first", activation="tanh")
         if pooling.name not in ("first", "mean", "max", "last"):
-            raise UnknownFormula(f"pooling {pooling.name!r}")
+            raise UnknownFormulaError(f"pooling {pooling.name!r}")
         mapped = pooling.options.get("activation") != "none"
         classes = len(config.labels)
         per_token = pooling.options.get("map_first", False)
@@ -344,7 +344,9 @@ def _count_head(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:
         return [OpCount("pooler and classes", 1, flops, f"{transform_term}2BH x {classes}")]
     label_formula = "2BS{}" if batch_shape.label_count is None else "2{} a label"
     head = OpCount("head", 1, 2 * batch_shape.labels * E * V, label_formula.format(f"{e}V"))
-    unmapped = config.d_embedding is None if config.kind != "encoder" else config.head_activation == "none"
+    unmapped = (
+        config.d_embedding is None if config.kind != "encoder" else config.head_transform_activation == "none"
+    )
     if unmapped:
         return [head]
     square = label_formula.format("H²" if config.d_embedding is None else "HE")
@@ -354,7 +356,7 @@ def _count_head(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:
 _BLOCK_COUNTERS = {
     "transformer": _count_transformer,
     "parallel": _count_transformer,
-    "conv": _count_conv,
+    "gated_conv": _count_conv,
     "lstm": _recurrent_counter(4),
     "gru": _recurrent_counter(3),
 }

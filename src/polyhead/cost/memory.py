@@ -121,11 +121,11 @@ def _loss_bytes(model: nn.Module, config: ModelConfig, batch_shape: BatchShape, 
     """
     if isinstance(model, ReplacedTokenDetector):
         return _loss_bytes(model.generator, config.generator_config, batch_shape, precision)
-    if config.labels or not config.head:
+    if config.labels or not config.lm_head:
         return 0
     C, V, width = config.embedding_width, config.vocab_size, 4 if precision == "fp32" else 2
     chunk = min(LOGITS_CHUNK, batch_shape.labels)
     weight_grad_width = C if model.get_parameter("head.weight").requires_grad else 0
-    gradient_bytes = batch_shape.labels * (C * width + 8) + V * (weight_grad_width + config.head_bias) * 4
+    gradient_bytes = batch_shape.labels * (C * width + 8) + V * (weight_grad_width + config.lm_head_bias) * 4
     rounded = 0 if precision == "fp32" else 2  # inputs of the products, rounded to 16 bits
     return gradient_bytes + chunk * V * (4 + 4 + rounded)  # logits and probabilities of a chunk

@@ -17,7 +17,8 @@ from polyhead.nn.skip_init import SkipInit
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _HEAD_MODULES = (
-    "head", "out_proj", "transform", "transform_norm", "classifier", "detector", "detector_transform", "follows",
+    "head", "out_proj", "transform", "transform_norm", "classifier", "detector", "detector_transform",
+    "follows",
 )  # fmt: skip
 # submodules of an embedding that are not embeddings themselves
 _EMBEDDING_PARTS = {
@@ -99,7 +100,7 @@ def find_formula(config: ModelConfig, name: str, size: int) -> str:
 def published_config(name: str) -> ModelConfig:
     """The config of a preset as counted in its paper."""
     info = PRESET_INFO[name]
-    return preset_config(name, info.vocab_size, **({} if info.has_lm_head else {"head": False}))
+    return preset_config(name, info.vocab_size, **({} if info.has_lm_head else {"lm_head": False}))
 
 
 def _known_formulas(config: ModelConfig, name: str) -> list[tuple[str, int]]:
@@ -112,25 +113,30 @@ def _known_formulas(config: ModelConfig, name: str) -> list[tuple[str, int]]:
     if "layer" in name:
         n = 2 if name == "decoder layer" and config.kind == "encoder-decoder" else 1  # attentions
         return [
-            (f"{4 * n + 8}H² + {4 * n + 5 + 2 * (n + 1)}H", (4 * n + 8) * H * H + (4 * n + 5 + 2 * (n + 1)) * H),
-            (f"{4 * n}H² + {4 * n}H + 2HF + F + H + {2 * (n + 1)}H", n * (4 * H * H + 4 * H) + 2 * H * F + F + H + 2 * (n + 1) * H),
+            (f"{4 * n + 8}H² + {4 * n + 5 + 2 * (n + 1)}H",
+                (4 * n + 8) * H * H + (4 * n + 5 + 2 * (n + 1)) * H),
+            (f"{4 * n}H² + {4 * n}H + 2HF + F + H + {2 * (n + 1)}H",
+                n * (4 * H * H + 4 * H) + 2 * H * F + F + H + 2 * (n + 1) * H),
             (f"{4 * n}HA + {3 * n}A + {n if n > 1 else ''}H + 2HF + F + H + {2 * (n + 1)}H",
              n * (4 * H * A + 3 * A + H) + 2 * H * F + F + H + 2 * (n + 1) * H),
             (f"{4 * n}HA + 2HF + {n + 1}H", n * 4 * H * A + 2 * H * F + (n + 1) * H),
-            (f"{2 * n}HA + {2 * n}HG + 3HF + {n + 1}H", n * (2 * H * A + 2 * H * G) + 3 * H * F + (n + 1) * H),
+            (f"{2 * n}HA + {2 * n}HG + 3HF + {n + 1}H",
+                n * (2 * H * A + 2 * H * G) + 3 * H * F + (n + 1) * H),
         ]  # fmt: skip
     square, offset = "H²" if config.d_embedding is None else "HE", config.position.options.get("offset", 0)
     return {
         "token": [(f"V{e}", V * E)],
         "position": [(f"T{s}", T * S), (f"(T + {offset}){s}", (T + offset) * S),
                      ("buckets x n_heads", config.position.options.get("buckets", 0) * config.n_heads)],
-        "segment": [(f"{config.segments}{s}", config.segments * S)],
+        "segment": [(f"{config.n_segments}{s}", config.n_segments * S)],
         "norm": [(f"2{s}", 2 * S), (s, S)],
         "projection": [("EH + H", E * H + H), ("EH", E * H)],
         "final_norm": [("2H", 2 * H), ("H", H)],
         "pooler": [("H² + H", H * H + H)],
-        "head": [("V", V), (f"{square} + {e} + 2{e} + V", H * E + 3 * E + V), (f"{square} + {e} + 2{e}", H * E + 3 * E),
-                 (f"V{e}", V * E), ("HE", H * E), ("HE + VE", H * E + V * E), ("H² + 2H + 1", H * H + 2 * H + 1)],
+        "head": [("V", V), (f"{square} + {e} + 2{e} + V", H * E + 3 * E + V), (f"{square} + {e} + 2{e}",
+            H * E + 3 * E),
+                 (f"V{e}", V * E), ("HE", H * E), ("HE + VE", H * E + V * E), ("H² + 2H + 1",
+                     H * H + 2 * H + 1)],
     }.get(name.removesuffix(" embedding").split(" ")[-1].split(".")[-1], [])  # fmt: skip
 
 

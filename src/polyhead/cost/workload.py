@@ -54,7 +54,7 @@ class AttentionExtent(NamedTuple):
     new_slots: int  # slots whose keys and values are computed here; the others are cached
 
 
-class UnknownFormula(Exception):
+class UnknownFormulaError(Exception):
     """A part has no formula in this package: a user-defined one."""
 
 
@@ -68,7 +68,7 @@ def merge_op_counts(op_counts: Iterator[OpCount]) -> list[OpCount]:
 
 
 def lookup_formula(table: dict[str, Any], choice: Choice) -> Any:
-    """The entry of a part in a table; raises ``UnknownFormula`` if there is none."""
+    """The entry of a part in a table; raises ``UnknownFormulaError`` if there is none."""
     if choice.name not in table:
-        raise UnknownFormula(f"{choice.name!r}")
+        raise UnknownFormulaError(f"{choice.name!r}")
     return table[choice.name]

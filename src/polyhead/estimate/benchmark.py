@@ -120,7 +120,8 @@ class RandomTokenTask:
 
 
 def measure_update_times(
-    config: ModelConfig, task: TrainingTask, train: TrainConfig, batches: Iterable[Any], work: Iterable[float], budget: float,
+    config: ModelConfig, task: TrainingTask, train: TrainConfig, batches: Iterable[Any],
+        work: Iterable[float], budget: float,
     clock: ClockFn = time.perf_counter,
 ) -> UpdateTimes:  # fmt: skip
     """Time optimizer steps over batches for ``budget`` seconds; ``work`` is the work of each batch.

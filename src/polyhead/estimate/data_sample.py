@@ -87,7 +87,13 @@ def open_data_sample(recipe: Recipe, origin: Run | None, folder: Path) -> DataSa
         _sample_files(recipe.data.split_paths("valid"), folder / "valid").names if recipe.data.valid else None
     )
     data = recipe.data.model_copy(
-        update={"root": Path(), "train": sample.names, "valid": valid, "test": None, "cache": folder / "data"}
+        update={
+            "root": Path(),
+            "train": sample.names,
+            "valid": valid,
+            "test": None,
+            "cache_dir": folder / "data",
+        }
     )
     small = recipe.model_copy(update={"data": data})
     is_complete = sample.sampled_bytes == sample.nbytes
@@ -97,10 +103,11 @@ def open_data_sample(recipe: Recipe, origin: Run | None, folder: Path) -> DataSa
         task = make_distillation_task(task, small, teachers, tokens.tokenizer)
     share, notes = sample.sampled_bytes / sample.nbytes, []
     if not is_complete:
-        notes.append(f"looked at {share:.1%} of the training text; tokens and batches are extrapolated")
+        notes.append(f"sampled {share:.1%} of the training text; tokens and batches are extrapolated")
     if recipe.distill and tokens.teacher_index is not None:
         notes.append(
-            f"a sample does not tell the tokens of the whole text: those of {recipe.distill.teacher[tokens.teacher_index]} are assumed"
+            "a sample does not give the vocabulary of the whole text: that of "
+            f"{recipe.distill.teacher[tokens.teacher_index]} is assumed"
         )
     last = 0.5  # mean fill of the last batch of an epoch
     batches = (len(task.epoch_batches(0)) - last) / share + last

@@ -69,7 +69,7 @@ def model_inputs(
     """Inputs of a model without a recipe: by default one row of maximum length; AdamW."""
     batch_size, seq_len = batch_size or 1, seq_len or config.max_len
     if seq_len > config.max_len:
-        raise UserError(f"length is {seq_len}, more than max_len ({config.max_len}) of the model")
+        raise UserError(f"seq_len is {seq_len}, more than max_len ({config.max_len}) of the model")
     load = BatchShape(batch_size, seq_len, seq_len if config.kind == "encoder-decoder" else 0)
     if config.kind == "encoder":
         load = load._replace(
@@ -83,7 +83,8 @@ def model_inputs(
 def inputs_without_data(recipe: Recipe, origin: Run | None, missing_files: list[str]) -> EstimateInputs:
     """Inputs of a recipe with missing files: every row has the maximum length."""
     notes = [
-        f"{', '.join(missing_files)}: not found, so batches are the largest that may be, and epochs are not known"
+        f"{', '.join(missing_files)}: not found; batches are assumed to have the maximum size, and "
+        "epochs are unknown"
     ]
     vocab_size = recipe.tokenizer.vocab_size
     labels: tuple[str, ...] = ()
@@ -91,11 +92,12 @@ def inputs_without_data(recipe: Recipe, origin: Run | None, missing_files: list[
         vocab_size, labels = origin.config.vocab_size, origin.config.labels
     elif recipe.tokenizer.kind.name in ("char", "byte"):
         notes.append(
-            f"how many tokens a tokenizer of kind {recipe.tokenizer.kind.name} has is not known without the text"
+            f"the vocabulary size of a tokenizer of kind {recipe.tokenizer.kind.name!r} is unknown "
+            "without the text"
         )
     name = recipe.task.name
     if name == "classification" and not labels:
-        notes.append("classes are not known without the text: 2 are assumed")
+        notes.append("the classes are unknown without the text: 2 are assumed")
         labels = ("0", "1")
     config = recipe.model.with_vocabulary(vocab_size, labels if name == "classification" else ())
     length = min(recipe.data.max_len, config.max_len)
@@ -106,7 +108,7 @@ def inputs_without_data(recipe: Recipe, origin: Run | None, missing_files: list[
     elif mask := recipe.task.options.get("mask"):
         load = load._replace(label_count=max(1, round(mask * rows * length)))
     if recipe.distill:
-        notes.append("what the teachers need is not known without the text")
+        notes.append("the cost of the teachers is unknown without the text")
     return _random_inputs(
         recipe.out.name,
         config,

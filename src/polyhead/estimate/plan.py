@@ -12,9 +12,9 @@ import torch
 
 from polyhead.config.model import ModelConfig
 from polyhead.config.presets import PRESETS
-from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.config.recipe import Recipe, read_recipe
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError, check_int, format_value
+from polyhead.core.errors import UserError, check_int, format_value, prefix_errors
 from polyhead.core.registry import CACHE
 from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.cost import parameter_count
@@ -34,7 +34,7 @@ from polyhead.cost.memory import (
     estimate_training_memory,
     model_bytes,
 )
-from polyhead.cost.workload import BatchShape, OpCount, UnknownFormula
+from polyhead.cost.workload import BatchShape, OpCount, UnknownFormulaError
 from polyhead.estimate.benchmark import ClockFn, measure_decoding_speed, measure_update_times
 from polyhead.estimate.data_sample import find_missing_files, open_data_sample
 from polyhead.estimate.expected_quality import find_measurements
@@ -48,6 +48,8 @@ from polyhead.estimate.inputs import (
 from polyhead.estimate.result import DecodingEstimate, Estimate, FlopsEstimate, TimeEstimate
 from polyhead.export.targets import find_obstacles, make_sample_tokenizer
 from polyhead.kernels.malloc_tuning import get_machine_memory
+from polyhead.nn.validate_model import check_model
+from polyhead.run.recipe import check_recipe
 from polyhead.run.run import Run
 from polyhead.train.init_from import inherit_settings, load_init_from, load_init_weights
 from polyhead.train.precision import ResolvedPrecision, resolve_precision
@@ -62,38 +64,43 @@ def estimate(
     design: Recipe | ModelConfig | str | Path,
     *,
     probe: bool = True,
-    rows: int | None = None,
-    length: int | None = None,
-    tokens: float | None = None,
-    context: int | None = None,
-    decode_rows: Sequence[int] = (1, 32),
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    train_tokens: float | None = None,
+    context_len: int | None = None,
+    decode_batch: Sequence[int] = (1, 32),
     layout: ParallelLayout | None = None,
     seconds: float = _PROBE_SECONDS,
     clock: ClockFn = time.perf_counter,
 ) -> Estimate:
     """Estimate the cost of a recipe (or its file), or of a model alone.
 
-    ``rows`` and ``length`` are the batch shape of a model alone, ``tokens`` its number of training tokens; a
-    recipe defines its own. ``context`` is the number of tokens of a row in decoding, ``decode_rows`` are the
-    batch sizes, ``layout`` the parallelism of training. ``seconds`` limits the benchmark; without ``probe``
-    nothing is run, and no time is estimated.
+    ``batch_size`` and ``seq_len`` are the batch shape of a model alone, ``train_tokens`` its number of
+    training tokens; a recipe defines its own. ``context_len`` is the number of tokens of a row in decoding,
+    ``decode_batch`` are the batch sizes, ``layout`` the parallelism of training. ``seconds`` limits the
+    benchmark; without ``probe`` nothing is run, and no time is estimated.
     """
-    for name, count in {"rows": rows, "length": length, "context": context}.items():
+    for name, count in {"batch_size": batch_size, "seq_len": seq_len, "context_len": context_len}.items():
         if count is not None:
-            check_int(name, count, None if name == "context" else 1)
-    if not isinstance(decode_rows, Sequence) or not all(
-        isinstance(batch_size, int) and batch_size >= 1 for batch_size in decode_rows
+            check_int(name, count, None if name == "context_len" else 1)
+    if not isinstance(decode_batch, Sequence) or not all(
+        isinstance(batch_size, int) and batch_size >= 1 for batch_size in decode_batch
     ):
         raise UserError(
-            f"decode_rows is {format_value(decode_rows)}; wanted a list of whole numbers, 1 or more, as [1, 32]"
+            f"decode_batch is {format_value(decode_batch)}; expected a list of integers, 1 or more, "
+            "e.g. [1, 32]"
         )
-    if tokens is not None and not (isinstance(tokens, int | float) and tokens > 0):
-        raise UserError(f"tokens is {format_value(tokens)}; wanted a number above 0, as 300e9")
+    if train_tokens is not None and not (isinstance(train_tokens, int | float) and train_tokens > 0):
+        raise UserError(
+            f"train_tokens is {format_value(train_tokens)}; expected a number above 0, e.g. 300e9"
+        )
     with tempfile.TemporaryDirectory(prefix="polyhead-plan-") as folder:
-        subject = _make_inputs(design, rows, length, tokens, Path(folder))
+        subject = _make_inputs(design, batch_size, seq_len, train_tokens, Path(folder))
         config, train, notes = subject.config, subject.train, subject.notes
-        if context is not None and not 1 <= context <= config.max_len:
-            raise UserError(f"context is {context}, wanted 1 to max_len ({config.max_len}) of the model")
+        if context_len is not None and not 1 <= context_len <= config.max_len:
+            raise UserError(
+                f"context_len is {context_len}, expected 1 to max_len ({config.max_len}) of the model"
+            )
         precision = resolve_precision(train.precision, torch.device("cpu"))
         works, flops = _count_ops(config, subject.largest_batch, notes)
         passes = [flops(load) for load in subject.batch_shapes]
@@ -108,7 +115,7 @@ def estimate(
             )
         time_estimate = None
         if probe and _has_memory(memory, notes) and subject.sample_batches:
-            time_estimate = _estimate_time(subject, passes, context, decode_rows, seconds, clock)
+            time_estimate = _estimate_time(subject, passes, context_len, decode_batch, seconds, clock)
         parts = parameter_count.group_parameters(config)
         formula = (
             activation_bytes_formula(config, subject.largest_batch)
@@ -132,7 +139,7 @@ def estimate(
             operations=operations,
             memory=memory,
             memory_literature=formula,
-            decoding=_estimate_decoding(subject, context, max(decode_rows, default=1)),
+            decoding=_estimate_decoding(subject, context_len, max(decode_batch, default=1)),
             traffic=traffic,
             time=time_estimate,
             notes=notes,
@@ -151,13 +158,16 @@ def _make_inputs(
 ) -> EstimateInputs:
     """The inputs of the estimate; a UserError if training could not start. ``folder`` is for sample files."""
     if isinstance(design, ModelConfig):
+        with prefix_errors("model"):
+            check_model(design)
         return model_inputs(design, batch_size, seq_len, train_tokens)._replace(
             exports=find_obstacles(design)
         )
-    recipe = _resolve_recipe(design)
+    recipe = check_recipe(_resolve_recipe(design))
     if batch_size or seq_len or train_tokens:
         raise UserError(
-            "rows, length and tokens are for a model alone; a recipe has train.max_tokens, data.max_len and train.steps"
+            "batch_size, seq_len and train_tokens are for a model config; a recipe has "
+            "train.max_tokens, data.max_len and train.steps"
         )
     origin = load_init_from(recipe)
     recipe = inherit_settings(recipe, origin)
@@ -165,9 +175,12 @@ def _make_inputs(
         subject = inputs_without_data(recipe, origin, missing_files)
     else:
         subject = inputs_with_data(recipe, open_data_sample(recipe, origin, folder))
-    if origin and recipe.start:
+    if origin and recipe.init_from:
         load_init_weights(
-            parameter_count.meta_model(subject.config), origin, recipe.start.every, recipe.train.adapt
+            parameter_count.meta_model(subject.config),
+            origin,
+            recipe.init_from.layer_stride,
+            recipe.train.lora,
         )
     tokenizer = origin.tokenizer if origin else make_sample_tokenizer(recipe.tokenizer)
     exports = find_obstacles(subject.config, tokenizer, origin.family if origin else None)
@@ -180,18 +193,19 @@ def _resolve_recipe(design: object) -> Recipe:
         return design
     if isinstance(design, str) and design in PRESETS and not Path(design).exists():
         raise UserError(
-            f"{design!r} is the name of a model; for its plan give ModelConfig(preset={design!r}, vocab_size=...)"
+            f"{design!r} is the name of a model; to estimate it pass ModelConfig(preset={design!r}, "
+            "vocab_size=...)"
         )
     if isinstance(design, str | Path):
-        return load_recipe(design)
+        return read_recipe(design)
     hints = {
-        Mapping: "; ModelConfig(**mapping) makes one",
-        Run: "; give its recipe or its config",
-        torch.nn.Module: "; give its config",
+        Mapping: "; use ModelConfig(**mapping)",
+        Run: "; pass its recipe or its config",
+        torch.nn.Module: "; pass its config",
     }
     suffix = next((hint for kind, hint in hints.items() if isinstance(design, kind)), "")
     raise UserError(
-        f"estimate wants a Recipe, the file of one, or a ModelConfig, got {type(design).__name__}{suffix}"
+        f"estimate expects a Recipe, a recipe file or a ModelConfig, got {type(design).__name__}{suffix}"
     )
 
 
@@ -203,7 +217,7 @@ def _estimate_operations(
     ``batch_flops`` are the operations of a forward pass over each sample batch.
     """
     train, loads, steps = inputs.train, inputs.batch_shapes, inputs.steps
-    times = update_flops_factor(train.adapt is not None)
+    times = update_flops_factor(train.lora is not None)
     teacher_flops = train.accumulate * _teacher_flops(inputs)
     step = times * (train.accumulate * sum(batch_flops) / len(batch_flops)) + teacher_flops
     n_sides = 2 if inputs.config.kind == "encoder-decoder" else 1
@@ -236,7 +250,7 @@ def _estimate_memory(inputs: EstimateInputs, precision: ResolvedPrecision) -> Tr
         prepare=lambda model: prepare_trainable(model, train),
     )
     if memory.activations is None:
-        inputs.notes.append("activations are not known: a part keeps what is only known when it is there")
+        inputs.notes.append("activations are unknown: what a component stores depends on runtime values")
     return memory._replace(teachers=sum(model_bytes(teacher.run.model) for teacher in inputs.teachers))
 
 
@@ -245,7 +259,7 @@ def _has_memory(memory: TrainingMemory, notes: list[str]) -> bool:
     need = memory.total or 0
     if need <= _MAX_MEMORY_FRACTION * (get_machine_memory() or math.inf):
         return True
-    notes.append(f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has to spare")
+    notes.append(f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has available")
     return False
 
 
@@ -257,18 +271,18 @@ def _count_ops(
         return count_forward(config, batch_shape), lambda load: sum(
             work.total for work in count_forward(config, load)
         )
-    except UnknownFormula as unknown:
+    except UnknownFormulaError as unknown:
         part = str(unknown)
     try:
         total = count_flops(config, batch_shape)
-    except UnknownFormula as unknown:
+    except UnknownFormulaError as unknown:
         raise UserError(
-            f"the operations of this model are not known: no formula for {part}, and {unknown}"
+            f"the operations of this model are unknown: no formula for {part}, and {unknown}"
         ) from unknown
     notes.append(
-        f"there is no formula for {part}: operations are counted by torch, and the head counts for every token"
+        f"no formula for {part}: operations are counted by torch, with the head applied to every token"
     )
-    works = [OpCount("all parts, counted", 1, total, "")]
+    works = [OpCount("all components, counted", 1, total, "")]
     return works, lambda load: total * load.tokens // batch_shape.tokens
 
 
@@ -336,7 +350,7 @@ def _estimate_decoding(
     try:
         token: int | None = token_flops(config, context_len, source, inputs.cache)
         source_bytes = count_source_bytes(config, source) if source else 0
-    except UnknownFormula:
+    except UnknownFormulaError:
         token, source_bytes = None, 0
     return DecodingEstimate(
         context=context_len,

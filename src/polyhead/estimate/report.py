@@ -14,18 +14,21 @@ _SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1
 def format_details(estimate: Estimate) -> Iterator[str]:
     """Yield the details of an estimate, a paragraph for each kind of cost."""
     learn = estimate.memory.gradients // 4
-    trainable = f", {learn:,} of them or beside them learn" if learn < estimate.parameters else ""
+    trainable = f", {learn:,} trainable" if learn < estimate.parameters else ""
     active = f", {estimate.active:,} of them for each token" if estimate.active < estimate.parameters else ""
-    yield f"{estimate.name}: {estimate.parameters:,} parameters{active}{trainable}, training in {estimate.precision}"
+    yield (
+        f"{estimate.name}: {estimate.parameters:,} parameters{active}{trainable}, training in "
+        f"{estimate.precision}"
+    )
     if estimate.text:
-        size, batches = format_si(estimate.text["bytes"]) + "B", f"{estimate.batches:,.0f} batches an epoch"
+        size, batches = format_si(estimate.text["bytes"]) + "B", f"{estimate.batches:,.0f} batches per epoch"
         yield f"text: {estimate.text['lines']:,.0f} lines, {size}; {batches}"
-    accumulation = f"; {estimate.accumulate} in an update" if estimate.accumulate > 1 else ""
+    accumulation = f"; {estimate.accumulate} per update" if estimate.accumulate > 1 else ""
     mean, largest = _format_batch(estimate.mean), _format_batch(estimate.largest)
     yield (
         f"batch: {largest}{accumulation}"
         if mean == largest
-        else f"batch: {mean} on the mean, {largest} at most{accumulation}"
+        else f"batch: {mean} on average, {largest} at most{accumulation}"
     )
     for part in (_format_operations, _format_memory, _format_decoding, format_traffic, _format_time):
         lines = list(part(estimate))
@@ -51,24 +54,31 @@ def _format_batch(batch_shape: BatchShape) -> str:
 
 def _format_operations(estimate: Estimate) -> Iterator[str]:
     operations = estimate.operations
-    yield "floating-point operations, forward, the largest batch"
+    yield "floating-point operations, forward pass, largest batch"
     width = max(len(work.name) for work in operations.parts)
     for work in operations.parts:
         times = f"{work.times} x {format_si(work.flops_each)}" if work.times > 1 else ""
         share = work.total / operations.forward
-        yield f"  {work.name:<{width}}  {format_si(work.total):>8}  {share:>6.1%}  {times:>13}  {work.formula}".rstrip()
+        yield (
+            f"  {work.name:<{width}}  {format_si(work.total):>8}  {share:>6.1%}  {times:>13}  {work.formula}"
+        ).rstrip()
     hidden = (
-        f"; {format_si(operations.masked_flops)} of them in pairs that the mask hides"
-        if operations.masked_flops
-        else ""
+        f"; {format_si(operations.masked_flops)} of them in masked pairs" if operations.masked_flops else ""
     )
     yield f"  {'all':<{width}}  {format_si(operations.forward):>8}{hidden}"
     flops_per_label = operations.step / max(estimate.labels, 1)
     teachers = f" and {format_si(operations.teachers)}FLOPs of teachers" if operations.teachers else ""
-    yield f"training: {format_si(operations.step)}FLOPs an update ({operations.times} x forward{teachers}), {format_si(flops_per_label)}FLOPs a label; 6N says {format_si(operations.rule)}FLOPs"
+    yield (
+        f"training: {format_si(operations.step)}FLOPs per update ({operations.times} x "
+        f"forward{teachers}), {format_si(flops_per_label)}FLOPs per label; 6N gives "
+        f"{format_si(operations.rule)}FLOPs"
+    )
     if operations.run is not None:
         assert estimate.steps is not None
-        yield f"          {operations.run:.3g} FLOPs in {estimate.steps:,} updates; 6N says {operations.rule * estimate.steps:.3g}"
+        yield (
+            f"          {operations.run:.3g} FLOPs in {estimate.steps:,} updates; 6N gives "
+            f"{operations.rule * estimate.steps:.3g}"
+        )
 
 
 def _format_memory(estimate: Estimate) -> Iterator[str]:
@@ -82,7 +92,7 @@ def _format_memory(estimate: Estimate) -> Iterator[str]:
     if memory.activations is not None:
         formula = estimate.memory_literature
         formula_text = (
-            f"  of the largest batch; sbh(34 + 5as/h) says {format_si(formula)}B"
+            f"  of the largest batch; sbh(34 + 5as/h) gives {format_si(formula)}B"
             if formula
             else "  of the largest batch"
         )
@@ -99,17 +109,17 @@ def _format_decoding(estimate: Estimate) -> Iterator[str]:
     if decoding is None:
         return
     source = f" and a source of {decoding.source}" if decoding.source else ""
-    token = "" if decoding.token is None else f": {format_si(decoding.token)}FLOPs a token"
-    yield f"decoding with {decoding.context} tokens before{source}{token}"
+    token = "" if decoding.token is None else f": {format_si(decoding.token)}FLOPs per token"
+    yield f"decoding with {decoding.context} tokens of context{source}{token}"
     if decoding.caches:
-        yield f"  {'cache':<10} {f'{decoding.rows} rows':>10}  a token more"
+        yield f"  {'cache':<10} {f'{decoding.rows} rows':>10} per additional token"
     for cost in decoding.caches:
         yield f"  {cost.cache.name:<10} {format_si(cost.nbytes):>9}B  {cost.per_token:,.0f} B"
     if decoding.source_bytes:
-        yield f"  {'source':<10} {format_si(decoding.source_bytes):>9}B  a row, beside the cache"
+        yield f"  {'source':<10} {format_si(decoding.source_bytes):>9}B  per row, in addition to the cache"
     if len(decoding.heads) > 1:
         by_heads = ", ".join(f"{n}: {format_si(nbytes)}B" for n, nbytes in decoding.heads.items())
-        yield f"  keys and values a token by n_kv_heads, {by_heads}"
+        yield f"  keys and values per token by n_kv_heads, {by_heads}"
 
 
 def format_traffic(estimate: Estimate) -> Iterator[str]:
@@ -117,26 +127,35 @@ def format_traffic(estimate: Estimate) -> Iterator[str]:
     traffic = estimate.traffic
     if traffic is None:
         return
-    yield "sent by a rank in one update, predicted by formula (trainings here share out the data alone)"
+    yield "sent per rank and update, predicted by formula (training here is data parallel only)"
     memory = estimate.memory
     model = memory.weights + memory.gradients + memory.optimizer + memory.average
-    yield f"  {traffic.ranks} ranks hold {format_si(model * traffic.share)}B of weights, gradients and optimizer each"
+    yield (
+        f"  {traffic.ranks} ranks hold {format_si(model * traffic.share)}B of weights, gradients and "
+        "optimizer each"
+    )
     yield f"  data parallel   {format_si(traffic.data)}B"
     yield f"  tensor parallel {format_si(traffic.tensor)}B"
     yield f"  pipeline        {format_si(traffic.pipeline)}B"
     yield f"  bubble          {traffic.idle:.1%} of the time, {traffic.bubble:.1%} of the work"
     yield f"  activations of  {traffic.held_gpipe} micro-batches with GPipe, {traffic.held_1f1b} with 1F1B"
     if traffic.seconds is not None:
-        yield f"  sending         {traffic.seconds:.3g} s, if nothing overlaps"
+        yield f"  sending         {traffic.seconds:.3g} s, without overlap"
 
 
 def _format_time(estimate: Estimate) -> Iterator[str]:
     time = estimate.time
     if time is None:
         return
-    yield f"time on this machine, predicted from {time.timed_updates} updates; not counting evaluations and checkpoints"
-    epoch = "" if time.epoch is None else f"; an epoch {format_seconds(time.epoch)}"
+    yield (
+        f"time on this machine, predicted from {time.timed_updates} updates; not counting evaluations and "
+        "checkpoints"
+    )
+    epoch = "" if time.epoch is None else f"; per epoch {format_seconds(time.epoch)}"
     run = "" if time.run is None else f"; {estimate.steps:,} updates {format_seconds(time.run)}"
-    yield f"  an update {time.update:.3g} s, {time.tokens_per_s:,.0f} labels/s{epoch}{run}"
+    yield f"  per update {time.update:.3g} s, {time.tokens_per_s:,.0f} labels/s{epoch}{run}"
     for speed in time.speeds:
-        yield f"  decoding {speed.rows} row{'s' * (speed.rows > 1)} at {speed.context} tokens: {speed.tokens_per_s:,.0f} tokens/s"
+        yield (
+            f"  decoding {speed.rows} row{'s' * (speed.rows > 1)} at {speed.context} tokens: "
+            f"{speed.tokens_per_s:,.0f} tokens/s"
+        )

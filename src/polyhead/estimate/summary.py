@@ -38,7 +38,7 @@ def _format_time(estimate: Estimate) -> str:
     if time is None:
         return tr("not measured")
     if time.run is None or estimate.steps is None:
-        return tr("{seconds:.3g} s an update; how many there will be is not known", seconds=time.update)
+        return tr("{seconds:.3g} s per update; the number of updates is unknown", seconds=time.update)
     return tr(
         "{duration} for {steps:,} updates of {seconds:.3g} s, not counting evaluations and checkpoints",
         duration=format_seconds(time.run),
@@ -49,9 +49,9 @@ def _format_time(estimate: Estimate) -> str:
 
 def _format_memory(estimate: Estimate) -> str:
     if estimate.memory.total is None:
-        return tr("not known of these parts")
+        return tr("unknown for these components")
     needed = tr(
-        "training holds {tensors}B of tensors at its peak, Python and torch about {process}B besides",
+        "training holds {tensors}B of tensors at its peak, plus about {process}B for Python and torch",
         tensors=format_si(estimate.memory.total),
         process=format_si(_PROCESS_BYTES),
     )
@@ -62,11 +62,11 @@ def _format_memory(estimate: Estimate) -> str:
 
 def _format_quality(estimate: Estimate) -> str:
     if not estimate.text:
-        return tr("not known without the text")
+        return tr("unknown without the text")
     if not estimate.measurements:
         return tr("no measurement of this size")
     return tr(
-        "corpora of this size gave {scores}",
+        "corpora of this size reached {scores}",
         scores="; ".join(map(describe_measurement, estimate.measurements)),
     )
 

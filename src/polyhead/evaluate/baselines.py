@@ -15,7 +15,7 @@ from polyhead.core.i18n import Translate, tr
 from polyhead.data.stores.arrays import IdArray
 from polyhead.evaluate.class_metrics import class_measures
 from polyhead.evaluate.perplexity import Perplexity
-from polyhead.evaluate.translation_metrics import evaluate_translations
+from polyhead.evaluate.translation_metrics import References, evaluate_translations, reference_lists
 
 LOWER_IS_BETTER = {"loss", "ppl", "word_ppl", "bits_per_char"}
 _CHUNK_SIZE = 1 << 20  # tokens counted at once
@@ -73,15 +73,15 @@ def class_baselines(counts: Mapping[str, int], targets: ArrayLike, labels: Seque
 
 
 def translation_baselines(
-    sources: Sequence[str], references: Sequence[str], lang: str = "", frequent_target: str | None = None
+    sources: Sequence[str], references: References, lang: str = "", frequent_target: str | None = None
 ) -> Baselines:
     """BLEU and chrF of the better of two predictions: the source, or the most frequent target for each line.
 
-    The source is left out if it equals the reference; ``frequent_target`` is the most frequent target, if
-    known.
+    The source is left out if it equals a reference in all lines; ``frequent_target`` is the most frequent
+    target, if known.
     """
     guesses: list[tuple[str, str, list[str]]] = []
-    if list(sources) != list(references):
+    if any(source not in texts for source, texts in zip(sources, reference_lists(references), strict=True)):
         guesses.append(("copied source", "", list(sources)))
     if frequent_target is not None:
         guesses.append(("most frequent target", frequent_target, [frequent_target] * len(references)))

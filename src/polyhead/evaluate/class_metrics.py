@@ -18,10 +18,10 @@ def confusion_matrix(predictions: ArrayLike, references: ArrayLike, n_labels: in
     predictions, references = np.asarray(predictions, dtype=np.int64), np.asarray(references, dtype=np.int64)
     if predictions.shape != references.shape:
         raise UserError(
-            f"{predictions.size} classes given and {references.size} wanted: they must be text by text"
+            f"{predictions.size} predicted classes and {references.size} references: expected equally many"
         )
     if not predictions.size:
-        raise UserError("nothing to measure: no texts")
+        raise UserError("nothing to evaluate: no texts")
     counts: ConfusionCounts = np.bincount(
         references * n_labels + predictions, minlength=n_labels * n_labels
     ).reshape(n_labels, n_labels)

@@ -82,14 +82,16 @@ def check_text_arity(texts: TextsOrPairs, n_texts: int) -> None:
         is_single = isinstance(text, str) or not isinstance(text, Iterable)
         for part in [text] if is_single else text:
             if not isinstance(part, str):
-                raise UserError(f"text {number} is {type(part).__name__}, wanted a string, or a pair of them")
+                raise UserError(
+                    f"text {number} is {type(part).__name__}, expected a string or a pair of strings"
+                )
         if not is_single and len(list(text)) != 2:
-            raise UserError(f"text {number} has {len(list(text))} parts, wanted a pair of texts")
+            raise UserError(f"text {number} has {len(list(text))} parts, expected a pair of texts")
     arity = 1 if isinstance(next(iter(texts), ""), str) else 2
     if n_texts and texts and arity != n_texts:
         input_kind = "pairs of texts" if arity == 2 else "single texts"
         expected_input = "a text or a list of texts" if arity == 2 else 'a list of pairs, ["a", "b"]'
-        raise UserError(f"{input_kind}; wanted {expected_input}, as the run learned from")
+        raise UserError(f"{input_kind}; expected {expected_input}, as in the run's training")
 
 
 def measure_classes(
@@ -102,7 +104,8 @@ def measure_classes(
     labels = classifiers[0][0].config.labels
     if len(labels) == 1:
         raise UserError(
-            "this model gives each text a number, not a class, so none can be right: classify tells the numbers"
+            "this model outputs a number per text, not a class, so accuracy is undefined; use "
+            "classify for the numbers"
         )
     numbers = {label: number for number, label in enumerate(labels)}
     for example in examples:
@@ -150,7 +153,7 @@ def _score_texts(
 ) -> tuple[list[float], int]:
     """The mean score of each text, and the number of truncated texts, the maximum of all classifiers."""
     results = [_compute_logits(*classifier, texts, config, batch_tokens) for classifier in classifiers]
-    scores = [score.sigmoid() if config.sigmoid else score for score, _ in results]
+    scores = [score.sigmoid() if config.score_activation == "sigmoid" else score for score, _ in results]
     mean: Tensor = torch.stack(scores).mean(0)[:, 0]
     return [float(score) for score in mean], max(n_truncated for _, n_truncated in results)
 

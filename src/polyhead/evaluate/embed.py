@@ -51,15 +51,15 @@ def embed_texts(
     """Pool the token vectors of each text: mean, first, last, maximum per feature, or the model's pooling.
 
     Special tokens count as others do (Reimers & Gurevych, 2019, sec. 3), and those of a prompt with
-    ``pool_prompt``. Texts longer than ``token_limit`` are truncated. ``pooling`` "own" is the one that the
+    ``include_prompt``. Texts longer than ``token_limit`` are truncated. ``pooling`` "own" is the one that the
     model was trained with, projection included.
     """
     pool = _POOLINGS.get(config.pooling) or getattr(model, "pooler", None)
     if pool is None:
-        raise UserError(f"this model has no pooling of its own; choose one of {', '.join(_POOLINGS)}")
+        raise UserError(f"this model has no pooling; choose one of {', '.join(_POOLINGS)}")
     rows = prepare_inputs(tokenizer, texts, config, model.config.max_len, template)
     n_prompt_tokens = (
-        0 if config.pool_prompt else count_prompt_tokens(tokenizer, config, model.config.max_len, template)
+        0 if config.include_prompt else count_prompt_tokens(tokenizer, config, model.config.max_len, template)
     )
     out = torch.zeros(len(rows), embedding_dim(model.config))
     for numbers, vectors, pos in encode_in_batches(model, rows, tokenizer, batch_tokens):
@@ -78,7 +78,7 @@ def embedding_dim(config: ModelConfig) -> int:
 
 def token_limit(config: GenerationConfig, max_len: int) -> int:
     """Maximum number of tokens of a text, special ones included, for a model that can read ``max_len``."""
-    return min(config.max_text_len or max_len, max_len)
+    return min(config.embed_max_len or max_len, max_len)
 
 
 def prepare_inputs(
@@ -94,7 +94,7 @@ def prepare_inputs(
     """
     validate_texts_or_ids(texts, "run.embed", tokenizer.vocab_size)
     encoded, max_tokens = _encode_prompted(tokenizer, texts, config.prompt_text), token_limit(config, max_len)
-    with prefix_errors("max_text_len"):
+    with prefix_errors("embed_max_len"):
         if template is None:
             return [build_encoder_input([ids], tokenizer, max_tokens) for ids in encoded]
         special_tokens = SpecialTokensTemplate(

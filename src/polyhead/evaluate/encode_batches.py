@@ -51,4 +51,4 @@ def iter_batches(
         inputs = collate_encoder_inputs(
             [row.ids for row in batch_rows], [row.second_start for row in batch_rows], tokenizer.pad_id
         )
-        yield batch.tolist(), to_model_device(model, inputs).model_args(model.config.segments)
+        yield batch.tolist(), to_model_device(model, inputs).model_args(model.config.n_segments)

@@ -36,20 +36,23 @@ def fill_mask(
     tokenizer's mask token, or as <mask> or [MASK]. Every mask is predicted separately, with the others masked
     too.
     """
-    if not model.config.head:
-        raise UserError("this encoder scores no tokens (model.head=false): it cannot fill a mask")
+    if not model.config.lm_head:
+        raise UserError(
+            "this encoder has no language modelling head (model.lm_head=false): it cannot fill masks"
+        )
     special = torch.tensor(tokenizer.special_ids)
     max_k = tokenizer.vocab_size - len(special)
-    check_int("top", top_k)
+    check_int("top_k", top_k)
     if not 1 <= top_k <= max_k:
-        raise UserError(f"top is {top_k}; this vocabulary offers 1 to {max_k} tokens")
+        raise UserError(f"top_k is {top_k}; expected 1 to {max_k} tokens")
     rows = [
         build_encoder_input([ids], tokenizer, model.config.max_len) for ids in encode_masked(tokenizer, texts)
     ]
     for number, row in enumerate(rows, 1):
         if row.truncated:
             raise UserError(
-                f"text {number} has more tokens than this model takes ({model.config.max_len}, special ones counted)"
+                f"text {number} has more tokens than the model's maximum ({model.config.max_len}, "
+                "including special tokens)"
             )
     predictions: list[list[list[MaskPrediction]]] = [[] for _ in rows]
     for numbers, vectors, _ in encode_in_batches(model, rows, tokenizer, _BATCH_TOKENS):

@@ -59,7 +59,8 @@ def text_perplexity(
     """Perplexity of plain text files, in rows of ``width`` tokens, up to ``batch_tokens`` per batch."""
     if not isinstance(text, TextFiles):
         raise UserError(
-            f"wanted a text that polyhead.data.readers.plain_text.open_text opens, got {format_value(text)}; run.perplexity([...]) is of texts as they are"
+            "expected a text opened by polyhead.data.readers.plain_text.open_text, got "
+            f"{format_value(text)}; for strings use run.perplexity([...])"
         )
     with TemporaryDirectory() as directory:
         store = TokenStore.open_or_build(text, tokenizer, directory, tokenizer.prefix_ids)
@@ -77,7 +78,7 @@ def compute_perplexity(
     starts = np.arange(0, len(store) - 1, width)
     if not len(starts):
         raise UserError(
-            f"{store.report.source_label}: one token, and nothing that it could predict; give more text"
+            f"{store.report.source_label}: only one token, so there is nothing to predict; use more text"
         )
 
     def read_rows(row_starts: IdArray) -> TokenLoss:

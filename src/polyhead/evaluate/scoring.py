@@ -46,11 +46,9 @@ def score_inputs(
     """Score texts or pairs; a UserError if a language model has targets, or an encoder-decoder has none."""
     is_decoder = model.config.kind == "decoder"
     if is_decoder and targets is not None:
-        raise UserError("this run is a language model: run.score(texts) is of texts alone, without targets")
+        raise UserError("this run is a language model: run.score(texts) takes no targets")
     if not is_decoder and targets is None:
-        raise UserError(
-            "this run is an encoder-decoder: run.score(sources, targets) is of pairs; give targets"
-        )
+        raise UserError("this run is an encoder-decoder: run.score(sources, targets) requires targets")
     if targets is None:
         return score_texts(cast(CausalLM, model), tokenizer, template, sources, batch_tokens)
     return score_pairs(cast(Seq2Seq, model), tokenizer, sources, targets, batch_tokens)
@@ -60,7 +58,7 @@ def perplexity_of_scores(scores: Sequence[PairScore]) -> float:
     """exp of the mean negative log-likelihood of their tokens; a UserError if there are none."""
     tokens = sum(score.tokens for score in scores)
     if not tokens:
-        raise UserError("perplexity is of a token, and there is none; give a text")
+        raise UserError("perplexity requires at least one token; the texts have none")
     return loss_to_perplexity(-sum(score.log_prob for score in scores) / tokens)
 
 
@@ -71,7 +69,7 @@ def score_pairs(
     """log p(target | source) of each pair, teacher forced."""
     encoded = t.encode(sources), t.target_tokenizer.encode(targets)
     if len(sources) != len(targets):
-        raise UserError(f"{len(sources)} sources and {len(targets)} targets: they must be line by line")
+        raise UserError(f"{len(sources)} sources and {len(targets)} targets: expected equally many")
     pairs = list(zip(*encoded, strict=True))
     template = with_languages(t)
     n_special = len(template.source_prefix) + len(template.source_suffix), len(template.opening_ids) + 1

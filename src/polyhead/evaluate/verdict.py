@@ -15,8 +15,8 @@ METRIC_NAMES = {
     "f1": "F1",
     "mcc": "MCC",
     "ppl": "perplexity",
-    "word_ppl": "perplexity of a word",
-    "bits_per_char": "bits of a character",
+    "word_ppl": "perplexity per word",
+    "bits_per_char": "bits per character",
 }
 """The metrics that are compared, the main one of a task first, and their names in a message."""
 METRIC_ALIASES = {
@@ -36,11 +36,14 @@ _TASK_GOALS = {
     "classification": "it has not learned to beat the majority class yet",
     "language-model": "it has not learned to predict text yet",
     "chat": "it has not learned to answer yet",
-    "masked-lm": "it has not learned to fill in hidden tokens yet",
+    "masked-lm": "it has not learned to predict masked tokens yet",
     "denoising": "it has not learned to restore text yet",
-    "replaced-tokens": "it has not learned to find replaced tokens yet",
+    "replaced-token-detection": "it has not learned to find replaced tokens yet",
 }
-_LOSS_FALLING = "the validation loss was still falling: train longer (train.steps, train.epochs), or with a higher train.lr"
+_LOSS_FALLING = (
+    "the validation loss was still falling: train longer (train.steps, train.epochs), or with a "
+    "higher train.lr"
+)
 _LOSS_FLAT = "the validation loss was no longer falling: try another train.lr, a larger model or more text"
 _LOSS_UNKNOWN = "train longer (train.steps, train.epochs)"
 

@@ -40,8 +40,8 @@ def _check_blocks(config: ModelConfig) -> Iterator[str]:
         choice = getattr(config, field)
         if choice is not None and choice.name not in allowed:
             yield _format_mismatch(field, choice.name, allowed)
-    if any(parts != LayerOverride() for parts in config.pattern):
-        yield "pattern: its layers are all alike"
+    if any(parts != LayerOverride() for parts in config.layer_pattern):
+        yield "layer_pattern: all layers must be equal"
 
 
 def _check_attention(config: ModelConfig) -> Iterator[str]:
@@ -59,19 +59,22 @@ def _check_attention(config: ModelConfig) -> Iterator[str]:
             continue
         for option in ("window", "softcap"):
             if choice.options[option] is not None:
-                yield f"{option} of {field} is {format_value(choice.options[option])}, there null"
+                yield f"{option} of {field} is {format_value(choice.options[option])}, expected null"
         qk_norms[field] = choice.options["qk_norm"]
     if any(qk_norms.values()) and config.kind == "encoder-decoder":
-        yield f"qk_norm is {format_value(next(filter(None, qk_norms.values())))}, there false in an encoder-decoder"
+        yield (
+            f"qk_norm is {format_value(next(filter(None, qk_norms.values())))}, expected false in an "
+            "encoder-decoder"
+        )
     elif "all_heads" in qk_norms.values():
-        yield "qk_norm is 'all_heads', there of each head"
+        yield "qk_norm is 'all_heads', expected per head"
     elif value := {"layernorm", "per_head"} & set(qk_norms.values()):
-        yield f"qk_norm is {format_value(*value)}, there an RMS norm that all heads share"
+        yield f"qk_norm is {format_value(*value)}, expected an RMS norm that all heads share"
     eps, qk_eps = config.norm.options.get("eps"), config.attention.options.get("qk_eps")
     if any(qk_norms.values()) and eps != qk_eps:
-        yield f"eps of norm is {format_value(eps)}, there {format_value(qk_eps)}, as qk_eps"
+        yield f"eps of norm is {format_value(eps)}, expected {format_value(qk_eps)}, as qk_eps"
     if config.v_head_dim != config.head_dim:
-        yield f"v_head_dim is {config.v_head_dim}, there {config.head_dim}, as head_dim"
+        yield f"v_head_dim is {config.v_head_dim}, expected {config.head_dim}, as head_dim"
 
 
 def _check_positions(config: ModelConfig) -> Iterator[str]:
@@ -81,34 +84,34 @@ def _check_positions(config: ModelConfig) -> Iterator[str]:
     if name == "rope" and options["scaling"] not in _SCALINGS:
         yield _format_mismatch("scaling of position 'rope'", options["scaling"], _SCALINGS)
     if name == "shaw" and config.kv_heads != config.n_heads:
-        yield f"n_kv_heads is {config.kv_heads}, there {config.n_heads} beside position 'shaw'"
+        yield f"n_kv_heads is {config.kv_heads}, expected {config.n_heads} with position 'shaw'"
 
 
 def _check_other(config: ModelConfig) -> Iterator[str]:
     if config.causal:
-        yield "causal is true, there false in an encoder"
-    if config.scale_residual != 1:
-        yield f"scale_residual is {config.scale_residual}, there 1"
+        yield "causal is true, expected false in an encoder"
+    if config.residual_scale != 1:
+        yield f"residual_scale is {config.residual_scale}, expected 1"
     if config.dense:
-        yield f"dense is {len(config.dense)} maps of a text's vector, there none"
+        yield f"dense is {len(config.dense)} linear maps of the text embedding, expected none"
     if config.d_embedding is not None:
-        yield f"d_embedding is {config.d_embedding}, there null"
+        yield f"d_embedding is {config.d_embedding}, expected null"
     if config.norm.name not in _NORMS:
         yield _format_mismatch("norm", config.norm.name, _NORMS)
     if config.block.name == "parallel" and config.norm.name == "rmsnorm":
-        yield "norm is 'rmsnorm', there 'layernorm' beside block 'parallel'"
+        yield "norm is 'rmsnorm', expected 'layernorm' with block 'parallel'"
     if config.feed_forward.name not in _FEED_FORWARDS:
         yield _format_mismatch("feed_forward", config.feed_forward.name, _FEED_FORWARDS)
     inner_activation = config.feed_forward.options.get("activation", "relu")
     if config.feed_forward.name == "conv1x1" and inner_activation not in _CONV_ACTIVATIONS:
         yield _format_mismatch("activation of feed_forward 'conv1x1'", inner_activation, _CONV_ACTIVATIONS)
     if config.embedding_norm == "first":
-        yield "embedding_norm is 'first', there true or false"
+        yield "embedding_norm is 'first', expected true or false"
     if config.sandwich_norm and config.kind == "encoder-decoder":
-        yield f"sandwich_norm is {format_value(config.sandwich_norm)}, there false in an encoder-decoder"
+        yield f"sandwich_norm is {format_value(config.sandwich_norm)}, expected false in an encoder-decoder"
     elif config.sandwich_norm == "after":
-        yield "sandwich_norm is 'after', there true or false"
+        yield "sandwich_norm is 'after', expected true or false"
 
 
 def _format_mismatch(field: str, name: str, choices: tuple[str, ...]) -> str:
-    return f"{field} is {name!r}, there {' or '.join(map(repr, choices))}"
+    return f"{field} is {name!r}, expected {' or '.join(map(repr, choices))}"

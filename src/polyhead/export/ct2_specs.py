@@ -116,7 +116,7 @@ def _build_encoder(config: ModelConfig, stack: Stack, embedding: Embedding) -> A
     spec = transformer_spec.TransformerEncoderSpec(
         len(stack.layers),
         config.n_heads,
-        num_source_embeddings=2 if config.segments else 1,
+        num_source_embeddings=2 if config.n_segments else 1,
         embeddings_merge=common_spec.EmbeddingsMerge.ADD,
         **_common_options(config),
     )

@@ -36,7 +36,7 @@ def check_ct2(model: Model, dtype: str) -> None:
         raise unknown_name_error("dtype", dtype, _DTYPES)
     obstacles = ct2_unsupported(model.config)
     if obstacles:
-        raise UserError(f"CTranslate2 has no model of these parts: {'; '.join(obstacles)}")
+        raise UserError(f"CTranslate2 does not support this model: {'; '.join(obstacles)}")
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def write_ct2(model: Model, tokenizer: Tokenizer, directory: Path, dtype: str = 
     spec.save(str(directory))
     _verify(model, tokenizer, tokens, directory, _TOLERANCES[dtype != "fp32"])
     if isinstance(model, Seq2Seq):
-        return "a translator"
+        return "a translation model"
     if isinstance(model, CausalLM):
         return "a language model"
     return "an encoder" if find_pooler(model) is None else "an encoder and its pooled vector"
@@ -75,7 +75,7 @@ def ct2_vocabulary(model: Model, tokenizer: Tokenizer) -> list[str]:
     names += [f"<beyond {i}>" for i in range(len(names), model.config.vocab_size)]
     if len(set(names)) < len(names):
         raise UserError(
-            "CTranslate2 finds tokens by their names, and two tokens of this vocabulary have one name"
+            "CTranslate2 identifies tokens by name, but two tokens of this vocabulary have the same name"
         )
     return names
 
@@ -97,7 +97,7 @@ def _verify(model: Model, tokenizer: Tokenizer, tokens: list[str], directory: Pa
     error = (outputs - expected).square().mean().sqrt() / expected.std().clamp(min=1e-3)
     if not error < tolerance:
         raise UserError(
-            f"CTranslate2 says something else than this model: {error:.2g} of the spread of its numbers"
+            f"outputs of CTranslate2 differ from this model by {error:.2g} of their standard deviation"
         )
 
 

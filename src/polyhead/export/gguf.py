@@ -127,7 +127,7 @@ def _template_metadata(run: Run) -> dict[str, Any]:
     template = get_prompt_template(run.recipe, run.tokenizer)
     prefix_ids = template.prefix_ids if template.always_add_prefix else []
     if len(prefix_ids) > 1:
-        raise UserError(f"llama.cpp puts one token before a text; this model has {len(prefix_ids)}")
+        raise UserError(f"llama.cpp adds one token before a text; this model has {len(prefix_ids)}")
     metadata: dict[str, Any] = {
         "tokenizer.ggml.add_bos_token": bool(prefix_ids),
         "tokenizer.ggml.add_eos_token": False,
@@ -136,7 +136,7 @@ def _template_metadata(run: Run) -> dict[str, Any]:
         metadata["tokenizer.ggml.bos_token_id"] = prefix_ids[0]
     if run.generation.chat:
         metadata["tokenizer.chat_template"] = build_template(run.generation.chat)
-    if run.generation.chat or run.generation.ends:
+    if run.generation.chat or run.generation.stop_tokens:
         metadata["tokenizer.ggml.eot_token_id"] = all_eos_ids(run.generation, run.tokenizer)[:2][-1]
     return metadata
 
@@ -145,7 +145,9 @@ def _sampling_metadata(run: Run) -> dict[str, Any]:
     """Return the default sampling settings."""
     settings = run.generation
     # the format has one additional end token
-    unsupported = ["ends"] if settings.ends and len(all_eos_ids(settings, run.tokenizer)) > 2 else []
+    unsupported = (
+        ["stop_tokens"] if settings.stop_tokens and len(all_eos_ids(settings, run.tokenizer)) > 2 else []
+    )
     warn_unsupported_settings(
         settings, (*UNSUPPORTED_SETTINGS, "logit_bias", "no_repeat_ngram_size", *unsupported), GGUF_FILE
     )
@@ -181,4 +183,4 @@ def _verify(tensors: Mapping[str, Tensor], path: Path) -> None:
         )
         error = (values.reshape(tensor.shape) - tensor.float().cpu()).abs().max()
         if not error <= _TOLERANCES[tensors_in_file[name].tensor_type] * tensor.abs().max():
-            raise UserError(f"{path.name} holds something else than this model: {name} is off by {error:.2g}")
+            raise UserError(f"{path.name} differs from this model: {name} is off by {error:.2g}")

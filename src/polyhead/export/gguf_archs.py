@@ -96,9 +96,9 @@ def scale_metadata(config: ModelConfig) -> GgufMetadata:
     assert config.head_dim is not None
     return {
         "embedding_scale": resolve_factor(config.scale_embedding, root),
-        "residual_scale": config.scale_residual,
+        "residual_scale": config.residual_scale,
         "attention.scale": config.head_dim**-0.5 if scale is None else scale,
-        "logit_scale": resolve_factor(config.scale_output, root),
+        "logit_scale": resolve_factor(config.logits_scale, root),
     }
 
 
@@ -115,19 +115,19 @@ def check_softcaps(config: ModelConfig) -> Iterator[str]:
     """Require both softcaps, as in Gemma 2."""
     for key, option in {"attn": "softcap of attention", "final": "logit_softcap"}.items():
         if f"{key}_logit_softcapping" not in softcap_metadata(config):
-            yield f"{option} is null, there a number"
+            yield f"{option} is null, expected a number"
 
 
 def check_nope_layers(config: ModelConfig) -> Iterator[str]:
     """Require that exactly the fourth, eighth, ... layers have no positions."""
     has_no_position = [layer_choice(config, "position", i).name == "none" for i in range(config.n_layers)]
     if has_no_position != [(i + 1) % 4 == 0 for i in range(config.n_layers)]:
-        yield "layers without positions are other ones than every fourth"
+        yield "layers without positions must be every fourth layer"
 
 
 def logit_scale_metadata(config: ModelConfig) -> GgufMetadata:
     """Return Command R's factor on the logits."""
-    return {"logit_scale": 1 / resolve_factor(config.scale_output, config.d_model**0.5)}
+    return {"logit_scale": 1 / resolve_factor(config.logits_scale, config.d_model**0.5)}
 
 
 def residual_metadata(config: ModelConfig) -> GgufMetadata:
@@ -137,31 +137,44 @@ def residual_metadata(config: ModelConfig) -> GgufMetadata:
 
 # by the families that have these parts; of equivalent families the first is used
 ARCHS = {
-    "llama": GgufArch("llama", (*_GATED_ROWS, *_PERMUTED_QKV), biases=_LINEAR_NAMES, scalings=_LLAMA3_SCALINGS, needs_square_heads=False),
+    "llama": GgufArch("llama", (*_GATED_ROWS, *_PERMUTED_QKV), biases=_LINEAR_NAMES,
+        scalings=_LLAMA3_SCALINGS, needs_square_heads=False),
     "gpt2": GgufArch("gpt2", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, _LINEAR_NAMES, needs_biases=True),
     "mistral": GgufArch("llama", (*_GATED_ROWS, *_PERMUTED_QKV), needs_square_heads=False),
     "qwen2": GgufArch("qwen2", (*_GATED_ROWS, *_SEPARATE_QKV), biases=QKV_NAMES),
     "qwen3": GgufArch("qwen3", (*_GATED_ROWS, *_SEPARATE_QKV), needs_square_heads=False),
-    "gemma": GgufArch("gemma", (*_GATED_ROWS, *_SEPARATE_QKV), ("geglu",), needs_square_heads=False, output_head="not"),
+    "gemma": GgufArch("gemma", (*_GATED_ROWS, *_SEPARATE_QKV), ("geglu",), needs_square_heads=False,
+        output_head="not"),
     "gemma2": GgufArch(
-        "gemma2", (*_GATED_ROWS, *_SEPARATE_QKV), ("geglu",), needs_square_heads=False, has_windows=True, output_head="not", extra_metadata=softcap_metadata, check_limits=check_softcaps
+        "gemma2", (*_GATED_ROWS, *_SEPARATE_QKV), ("geglu",), needs_square_heads=False, has_windows=True,
+            output_head="not", extra_metadata=softcap_metadata, check_limits=check_softcaps
     ),
-    "gemma3_text": GgufArch("gemma3", (*_GATED_ROWS, *_SEPARATE_QKV), ("geglu",), needs_square_heads=False, has_windows=True, extra_metadata=softcap_metadata),
+    "gemma3_text": GgufArch("gemma3", (*_GATED_ROWS, *_SEPARATE_QKV), ("geglu",), needs_square_heads=False,
+        has_windows=True, extra_metadata=softcap_metadata),
     "phi3": GgufArch("phi3", (*_COMMON, *_FUSED_GATE_UP, *_SEPARATE_QKV)),
     "gpt_neox": GgufArch(
-        "gptneox", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, _LINEAR_NAMES, needs_biases=True, output_head="must", extra_metadata=residual_metadata
+        "gptneox", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, _LINEAR_NAMES, needs_biases=True,
+            output_head="must", extra_metadata=residual_metadata
     ),
     "bloom": GgufArch("bloom", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, _LINEAR_NAMES, needs_biases=True),
-    "gpt_bigcode": GgufArch("starcoder", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, _LINEAR_NAMES, needs_biases=True),
-    "mpt": GgufArch("mpt", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, extra_metadata=lambda config: {"attention.max_alibi_bias": 8.0}),
-    "starcoder2": GgufArch("starcoder2", (*_COMMON, *_UP_PROJ, *_SEPARATE_QKV), _GELU, _LINEAR_NAMES, needs_biases=True),
-    "stablelm": GgufArch("stablelm", (*_GATED_ROWS, *_SEPARATE_QKV), biases=QKV_NAMES, output_head="must", extra_metadata=residual_metadata),
+    "gpt_bigcode": GgufArch("starcoder", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU, _LINEAR_NAMES,
+        needs_biases=True),
+    "mpt": GgufArch("mpt", (*_COMMON, *_UP_PROJ, *_FUSED_QKV), _GELU,
+        extra_metadata=lambda config: {"attention.max_alibi_bias": 8.0}),
+    "starcoder2": GgufArch("starcoder2", (*_COMMON, *_UP_PROJ, *_SEPARATE_QKV), _GELU, _LINEAR_NAMES,
+        needs_biases=True),
+    "stablelm": GgufArch("stablelm", (*_GATED_ROWS, *_SEPARATE_QKV), biases=QKV_NAMES, output_head="must",
+        extra_metadata=residual_metadata),
     "olmo2": GgufArch("olmo2", (*_GATED_ROWS, *_SEPARATE_QKV), output_head="must"),
     "granite": GgufArch(
-        "granite", (*_GATED_ROWS, *_PERMUTED_QKV), biases=_LINEAR_NAMES, scalings=_LLAMA3_SCALINGS, needs_square_heads=False, extra_metadata=scale_metadata
+        "granite", (*_GATED_ROWS, *_PERMUTED_QKV), biases=_LINEAR_NAMES, scalings=_LLAMA3_SCALINGS,
+            needs_square_heads=False, extra_metadata=scale_metadata
     ),
-    "smollm3": GgufArch("smollm3", (*_GATED_ROWS, *_PERMUTED_QKV), needs_square_heads=False, check_limits=check_nope_layers),
-    "arcee": GgufArch("arcee", (*_COMMON, *_UP_PROJ, *_PERMUTED_QKV), ("relu2",), scalings=_LLAMA3_SCALINGS, needs_square_heads=False),
+    "smollm3": GgufArch("smollm3", (*_GATED_ROWS, *_PERMUTED_QKV), needs_square_heads=False,
+        check_limits=check_nope_layers),
+    "arcee": GgufArch("arcee", (*_COMMON, *_UP_PROJ, *_PERMUTED_QKV), ("relu2",), scalings=_LLAMA3_SCALINGS,
+        needs_square_heads=False),
     "ernie4_5": GgufArch("ernie4_5", (*_GATED_ROWS, *_SEPARATE_QKV), needs_square_heads=False),
-    "cohere": GgufArch("command-r", (*_GATED_ROWS, *_SEPARATE_QKV), output_head="not", extra_metadata=logit_scale_metadata),
+    "cohere": GgufArch("command-r", (*_GATED_ROWS, *_SEPARATE_QKV), output_head="not",
+        extra_metadata=logit_scale_metadata),
 }  # fmt: skip

@@ -18,11 +18,12 @@ def find_arch(config: ModelConfig) -> tuple[GgufArch, ModelConfig]:
     parts.
     """
     if config.kind != "decoder":
-        raise UserError(f"llama.cpp gets language models alone; this model is kind={config.kind!r}")
+        raise UserError(f"llama.cpp supports language models only; this model is kind={config.kind!r}")
     arch, exported_config, obstacles = nearest_arch(config)
     if obstacles:
         raise UserError(
-            f"llama.cpp has no model of these parts; the nearest is {arch.name!r}: {'; '.join(obstacles)}"
+            f"llama.cpp does not support this model; the nearest architecture is {arch.name!r}: "
+            f"{'; '.join(obstacles)}"
         )
     return arch, exported_config
 
@@ -67,26 +68,32 @@ def gguf_unsupported(config: ModelConfig, arch: GgufArch) -> Iterator[str]:
         return
     yield from arch.check_limits(config)
     if config.feed_forward.name not in arch.feed_forward:
-        yield f"feed_forward is {config.feed_forward.name!r}, there {' or '.join(map(repr, arch.feed_forward))}"
+        yield (
+            f"feed_forward is {config.feed_forward.name!r}, expected "
+            f"{' or '.join(map(repr, arch.feed_forward))}"
+        )
     elif config.feed_forward.options.get("tanh") is False and config.feed_forward.name == "geglu":
-        yield "tanh of feed_forward is false, there true"
+        yield "tanh of feed_forward is false, expected true"
     if config.feed_forward.options.get("bias") and "up_proj" not in arch.biases:
-        yield "bias of feed_forward is true, there false"
+        yield "bias of feed_forward is true, expected false"
     if not arch.has_windows and any(choice.options["window"] for choice in layers):
-        yield "attention has windows, there none"
+        yield "attention has windows, expected none"
     biased, scale = (layers[0].options[name] for name in ("bias", "scale"))
     if (biased and QKV_NAMES[0] not in arch.biases) or (
         biased in (True, "o") and "o_proj" not in arch.biases
     ):
-        yield f"bias of attention is {format_value(biased)}, there {format_value('qkv' if arch.biases else False)}"
+        yield (
+            f"bias of attention is {format_value(biased)}, expected "
+            f"{format_value('qkv' if arch.biases else False)}"
+        )
     if scale is not None and "attention.scale" not in arch.extra_metadata(config):
-        yield f"scale of attention is {scale:g}, there null"
+        yield f"scale of attention is {scale:g}, expected null"
     if (qk_norm := layers[0].options["qk_norm"]) in ("layernorm", "per_head"):
-        yield f"qk_norm of attention is {qk_norm!r}, there false, true, 'zero_centered' or 'all_heads'"
+        yield f"qk_norm of attention is {qk_norm!r}, expected false, true, 'zero_centered' or 'all_heads'"
     assert config.head_dim is not None
     if arch.needs_square_heads and config.n_heads * config.head_dim != config.d_model:
-        yield f"head_dim is {config.head_dim}, there d_model / n_heads"
+        yield f"head_dim is {config.head_dim}, expected d_model / n_heads"
     if arch.output_head == "not" and config.tie_embeddings == "none":
-        yield "tie_embeddings is 'none', there 'all'"
+        yield "tie_embeddings is 'none', expected 'all'"
     for scaling in {options["scaling"] for options in layer_rope_options(config)} - set(arch.scalings):
-        yield f"scaling of position 'rope' is {scaling!r}, there {', '.join(map(repr, arch.scalings))}"
+        yield f"scaling of position 'rope' is {scaling!r}, expected {', '.join(map(repr, arch.scalings))}"

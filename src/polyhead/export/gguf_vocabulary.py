@@ -66,8 +66,8 @@ def _model_metadata(tokenizer_json: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 def _tokenizer_error(reason: str) -> UserError:
     return UserError(
-        f"llama.cpp cannot cut texts as this tokenizer does: {reason}; "
-        "it can those of the kinds bpe, byte and char, without lowercase, and of most published models"
+        f"llama.cpp does not support this tokenizer: {reason}; it supports the kinds bpe, byte and char, "
+        "without lowercase, and most published models"
     )
 
 
@@ -108,22 +108,22 @@ def _byte_metadata(tokenizer_json: Mapping[str, Any]) -> tuple[dict[str, Any], M
     if (
         tokenizer_json["normalizer"] and tokenizer_json["normalizer"]["type"] != "NFC"
     ):  # most texts are already NFC
-        raise _tokenizer_error(f"it changes texts first ({tokenizer_json['normalizer']['type']})")
+        raise _tokenizer_error(f"it normalizes texts ({tokenizer_json['normalizer']['type']})")
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
     if (tokenizer_json["decoder"] or {}).get("type") != "ByteLevel":
         if merges or tokenizer_json["pre_tokenizer"]:
-            raise _tokenizer_error("its tokens are no bytes")
+            raise _tokenizer_error("its tokens are not bytes")
         spelling = {token: _spell_bytes(token) for token in model["vocab"] if len(token) == 1}
         return _gpt2_metadata("gpt-2", list(dict.fromkeys(_byte_merges(spelling.values()))), spelling)
     steps = _split_rules(tokenizer_json["pre_tokenizer"])
     if not merges:
         return _gpt2_metadata("gpt-2", [], {})
     if steps not in _PRE_TOKENIZERS:
-        raise _tokenizer_error(f"it cuts words by {' and '.join(map(format_value, steps)) or 'no rule'}")
+        raise _tokenizer_error(f"it splits words by {' and '.join(map(format_value, steps)) or 'no rule'}")
     rule = _PRE_TOKENIZERS[steps]
     if model.get("ignore_merges"):
         if rule not in _IGNORE_MERGES:
-            raise _tokenizer_error(f"ignore_merges beside the rule {rule!r}")
+            raise _tokenizer_error(f"ignore_merges with the rule {rule!r}")
         rule = _IGNORE_MERGES[rule]
     return _gpt2_metadata(rule, merges, {})
 
@@ -170,7 +170,7 @@ def _piece_metadata(tokenizer_json: Mapping[str, Any]) -> dict[str, Any]:
     for part in parts:
         kind, pattern = part["type"], part.get("pattern", {"String": " "})
         if kind not in ("Prepend", "Replace", "Metaspace", "Split") or pattern != {"String": " "}:
-            raise _tokenizer_error(f"{kind} beside bytes for what is unknown")
+            raise _tokenizer_error(f"{kind} with byte fallback")
     prefix = any(
         part["type"] == "Prepend" or part.get("prepend_scheme", "never") != "never" for part in parts
     )

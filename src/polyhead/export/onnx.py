@@ -90,7 +90,7 @@ def trace_graph(graph: Graph) -> Any:
             )
     except torch.onnx.errors.OnnxExporterError as error:
         raise UserError(
-            f"this model cannot be written to ONNX; torch says: {_root_message(error)}"
+            f"this model cannot be written to ONNX; torch reports: {_root_message(error)}"
         ) from error
     assert program is not None
     _strip_metadata(program.model, graph)
@@ -170,7 +170,7 @@ def _verify(model: Model, graph_index: int, path: Path, tolerance: float) -> Non
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no common exception class
         raise UserError(
-            f"onnxruntime does not open {path.name} of this model: {_root_message(error)}"
+            f"onnxruntime cannot load {path.name} of this model: {_root_message(error)}"
         ) from error
     for sizes in VERIFY_SIZES:
         graph = build_graphs(model, sizes.clamp_to(model.config.max_len))[graph_index]
@@ -187,7 +187,8 @@ def _verify(model: Model, graph_index: int, path: Path, tolerance: float) -> Non
             )
             if not deviation < tolerance:
                 raise UserError(
-                    f"this model cannot be written to ONNX: {name} of {path.name} is off by {deviation:.2g} of its spread"
+                    f"this model cannot be written to ONNX: {name} of {path.name} is off by "
+                    f"{deviation:.2g} of its standard deviation"
                 )
 
 

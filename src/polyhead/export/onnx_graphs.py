@@ -179,11 +179,11 @@ def _build_encoder_graph(model: EncodingModel, sizes: ExampleSizes) -> Graph:
         GraphInput("input_ids", _random_tokens(model, sizes.rows, sizes.tokens), axes),
         GraphInput("attention_mask", _example_mask(sizes.rows, sizes.tokens), axes),
     ]
-    if model.config.segments:
+    if model.config.n_segments:
         inputs += [
             GraphInput(
                 "token_type_ids",
-                _random_tokens(model, sizes.rows, sizes.tokens) % model.config.segments,
+                _random_tokens(model, sizes.rows, sizes.tokens) % model.config.n_segments,
                 axes,
             )
         ]

@@ -36,10 +36,10 @@ def save_tokenizer(run: Run, directory: Path, pad_with_eos: bool = False) -> Non
     """
     template = build_template(run.generation.chat) if run.generation.chat else ""
     encoder = run.config.kind == "encoder"
-    reach = (run.generation.max_text_len if encoder else None) or run.config.max_len
+    reach = (run.generation.embed_max_len if encoder else None) or run.config.max_len
     _with_post_processor(run).save(
         directory,
-        has_segments=run.config.segments > 1,
+        has_segments=run.config.n_segments > 1,
         chat_template=template,
         max_len=reach,
         pad_with_eos=pad_with_eos,

@@ -28,8 +28,8 @@ def find_obstacles(
 
     ``origin`` is the Hugging Face family that the weights came from, if any.
     """
-    if config.generator:  # the generator is not exported
-        config = config.model_copy(update={"generator": 0, "pooling": None, "head": False})
+    if config.generator_layers:  # the generator is not exported
+        config = config.model_copy(update={"generator_layers": 0, "pooling": None, "lm_head": False})
     return {name: find(config, tokenizer, origin) for name, find in _FINDERS.items()}
 
 
@@ -95,7 +95,7 @@ def _gguf_obstacle(config: ModelConfig, tokenizer: Tokenizer | None, origin: str
 
 def _shorten_obstacle(obstacles: list[str]) -> str:
     """Return the first obstacle without the supported values: ``position is 'rope'``."""
-    return obstacles[0].partition(", there ")[0] if obstacles else ""
+    return obstacles[0].partition(", expected ")[0] if obstacles else ""
 
 
 _FINDERS: dict[str, Callable[[ModelConfig, Tokenizer | None, str | None], str]] = {

@@ -64,11 +64,12 @@ def decode_sources(
     )
     prefix = [[]] * len(lines) if prefix is None else prefix
     if len(prefix) != len(lines):
-        raise UserError(f"{len(lines)} lines, but {len(prefix)} prefixes: one each is wanted")
+        raise UserError(f"{len(lines)} lines, but {len(prefix)} prefixes: expected one per line")
     for i, row_prefix in enumerate(prefix):
         if len(row_prefix) >= max_len:
             raise UserError(
-                f"the prefix of line {i + 1} has {len(row_prefix)} tokens; the model's greatest length is {max_len}"
+                f"the prefix of line {i + 1} has {len(row_prefix)} tokens; the model's maximum "
+                f"length is {max_len}"
             )
         if eos_in_prefix := [token for token in row_prefix if token in eos_ids]:
             raise UserError(
@@ -143,7 +144,8 @@ def constraints_for(
     constraints = LexicalConstraints(terms, len(seq2seq_template.opening_ids)) if terms else None
     if constraints is not None and len(seq2seq_template.opening_ids) + constraints.num_tokens >= max_len:
         raise UserError(
-            f"the terms{subject} have {constraints.num_tokens} tokens; the model's greatest length is {max_len}"
+            f"the terms{subject} have {constraints.num_tokens} tokens; the model's maximum length "
+            f"is {max_len}"
         )
     return constraints
 
@@ -217,7 +219,8 @@ def beam_state_for(
     """The beam state of a request; a UserError if ``min_new_tokens`` exceeds its ``max_new_tokens``."""
     if strategy.min_new_tokens > request.max_new_tokens:
         raise UserError(
-            f"min_new_tokens is {strategy.min_new_tokens}, more than the {request.max_new_tokens} tokens that this output may have at most"
+            f"min_new_tokens is {strategy.min_new_tokens}, more than the maximum of "
+            f"{request.max_new_tokens} tokens of this output"
         )
     return BeamState(strategy, request, constraints)
 
@@ -234,10 +237,10 @@ def check_prompts(prompts: Sequence[Sequence[int]], max_len: int | None, number:
     """Raise a UserError for the first empty or too long prompt; prompts are numbered from ``number``."""
     for i, prompt in enumerate(prompts, number):
         if not prompt:
-            raise UserError(f"prompt {i} has no token; a language model goes on from one at least")
+            raise UserError(f"prompt {i} has no tokens; a language model requires at least one")
         if max_len is not None and len(prompt) > max_len:
             raise UserError(
-                f"prompt {i} has {len(prompt)} tokens; this model takes {max_len} at most: give its end"
+                f"prompt {i} has {len(prompt)} tokens; the model's maximum is {max_len}: pass only its end"
             )
 
 
@@ -252,9 +255,9 @@ def check_sampling_request(
     """Raise a UserError for invalid sampling arguments; sequences are numbered from ``row_offset``."""
     check_int("seed", seed)
     if max_new_tokens < 1 or n < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens} and n is {n}; wanted 1 or more of each")
+        raise UserError(f"max_new_tokens is {max_new_tokens} and n is {n}; expected 1 or more of each")
     if seed < 0:
-        raise UserError(f"seed is {seed}, wanted 0 or more")
+        raise UserError(f"seed is {seed}, expected 0 or more")
     check_prompts(prompts, max_len, row_offset // n + 1)
 
 
@@ -282,7 +285,7 @@ def _truncate_sources(
     for i, line in enumerate(sources):
         if len(line) > max_source_len and not truncate:
             raise UserError(
-                f"line {i + 1} has {len(line)} tokens; the model takes {max_source_len} at most beside the special ones. Split the "
-                f"line, or ask for truncation to its first {max_source_len} tokens"
+                f"line {i + 1} has {len(line)} tokens; the model's maximum is {max_source_len} without "
+                f"special tokens. Split the line, or truncate it to its first {max_source_len} tokens"
             )
     return [line[:max_source_len] for line in sources]

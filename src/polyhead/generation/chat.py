@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cache
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from polyhead.chat.apply_template import (
     build_output_tokenizer,
@@ -13,7 +15,7 @@ from polyhead.chat.apply_template import (
     encode_end_tokens,
     render_chat,
 )
-from polyhead.chat.base import ChatFormat, Message, split_system
+from polyhead.chat.base import MESSAGE_ROLE_ALIASES, ROLES_WITHOUT_CONTENT, ChatFormat, Message, is_prefill
 from polyhead.chat.tool_calls import ToolCallFormat, ToolCallSyntax
 from polyhead.chat.tools import ToolChoice, build_tool_choice, parse_tool_calls
 from polyhead.core.choice import Choice
@@ -25,14 +27,21 @@ from polyhead.generation.text_output import TextOutput
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id")  # fields of a Message, as mapping keys
 
 
+class ChatPrompt(NamedTuple):
+    """A conversation that fits into the context, and its tokens."""
+
+    messages: list[Message]
+    ids: list[int]
+
+
 class ChatSession:
     """A text engine with the chat format of its model."""
 
     def __init__(self, engine: TextEngine, choice: Choice | None) -> None:
         if choice is None:
             raise UserError(
-                "nothing says how this run writes conversations, or it does so as no format here; "
-                f"if you know how, name it with --chat or chat=: {', '.join(CHAT.names())}"
+                "the chat format of this run is unknown or unsupported; set it with --chat or chat=: "
+                f"{', '.join(CHAT.names())}"
             )
         self.engine, self.choice = engine, CHAT.check(choice)
         self.format: ChatFormat = CHAT.build(self.choice)
@@ -44,7 +53,7 @@ class ChatSession:
         self.output_tokenizer = build_output_tokenizer(self.format, engine.tokenizer)
 
     def encode_prompt(self, messages: Sequence[Message], tools: ToolChoice = ToolChoice()) -> list[int]:
-        """The prompt tokens, after which the model generates the answer."""
+        """The prompt tokens, after which the model generates the answer or the rest of it."""
         return encode_chat(
             self.format, self.engine.tokenizer, messages, add_generation_prompt=True, tools=tools
         ).ids
@@ -54,31 +63,41 @@ class ChatSession:
         return sum(len(piece.text) for piece in render_chat(self.format, [Message("user", "")], True, tools))
 
     def truncate_history(
-        self, messages: Sequence[Message], max_tokens: int, tools: ToolChoice = ToolChoice()
-    ) -> list[Message]:
+        self,
+        messages: Sequence[Message],
+        max_tokens: int,
+        tools: ToolChoice = ToolChoice(),
+        fallback_max_tokens: int = 0,
+    ) -> ChatPrompt:
         """Drop the oldest turns until the conversation fits into ``max_tokens`` tokens.
 
-        The system message is kept. A last question that does not fit alone is a UserError.
+        The system messages at the start are kept. If not even the last question fits,
+        ``fallback_max_tokens`` counts; if it does not fit there either, a UserError. A conversation that fits
+        is encoded once.
         """
-        system, turns = split_system(messages)
-        head = [] if system is None else [Message("system", system)]
-        starts = [0, *(i for i in range(1, len(turns)) if turns[i].role == "user")]
+        head = list(takewhile(lambda message: message.role == "system", messages))
+        turns = messages[len(head) :]
+        starts = _find_turn_starts(turns)
 
-        def count_tokens(start: int) -> int:
-            return len(self.encode_prompt([*head, *turns[start:]], tools))
+        @cache
+        def encode_from(start: int) -> ChatPrompt:
+            kept = [*head, *turns[start:]]
+            return ChatPrompt(kept, self.encode_prompt(kept, tools))
 
-        if count_tokens(0) <= max_tokens:
-            return list(messages)
-        first_kept = bisect_left(starts, True, lo=1, key=lambda start: count_tokens(start) <= max_tokens)
-        if first_kept == len(starts):
-            raise UserError(
-                f"the conversation has {count_tokens(starts[-1])} tokens and room for {max(max_tokens, 0)}: say less at once"
-            )
-        return [*head, *turns[starts[first_kept] :]]
+        for room in (max_tokens, max(max_tokens, fallback_max_tokens)):
+            if len(encode_from(0).ids) <= room:
+                return encode_from(0)
+            first_kept = bisect_left(starts, -room, lo=1, key=lambda start: -len(encode_from(start).ids))
+            if first_kept < len(starts):
+                return encode_from(starts[first_kept])
+        num_tokens = len(encode_from(starts[-1]).ids)
+        raise UserError(
+            f"the conversation has {num_tokens} tokens, but only {max(room, 0)} fit: shorten the message"
+        )
 
     def history_within(
         self, messages: Sequence[Message], options: Mapping[str, Any], tools: ToolChoice = ToolChoice()
-    ) -> list[Message]:
+    ) -> ChatPrompt:
         """Truncate the history to leave room for ``max_new_tokens``, at most half of the model's length."""
         max_len = self.engine.max_len
         max_new_tokens = options.get("max_new_tokens", self.engine.config.max_new_tokens)
@@ -87,41 +106,54 @@ class ChatSession:
         )
         return self.truncate_history(messages, max_tokens, tools)
 
-    def build_options(self, tools: ToolChoice = ToolChoice()) -> dict[str, Any]:
+    def build_options(self, messages: Sequence[Message], tools: ToolChoice = ToolChoice()) -> dict[str, Any]:
         """Options of every request: end tokens, trimming, and with tools the output tokenizer and grammar."""
-        options: dict[str, Any] = {"turn_ends": self.eos_ids, "trim": self.format.trim_content}
+        is_continued = is_prefill(messages) and bool(messages[-1].content.strip())
+        options: dict[str, Any] = {
+            "turn_ends": self.eos_ids,
+            "trim": self.format.trim_content and not is_continued,
+        }
         if not tools.all_tools or self.tool_syntax is None:
             return options  # a format without tool support has already refused to render them
         return (
             options
             | {"output_tokenizer": self.output_tokenizer}
-            | ({"form": self.tool_syntax.build_grammar(tools)} if tools.required_tools else {})
+            | ({"grammar": self.tool_syntax.build_grammar(tools)} if tools.required_tools else {})
         )
 
     def prepare_request(
-        self, messages: Sequence[Message], tools: ToolChoice = ToolChoice(), **options: Any
+        self, messages: Sequence[Message] | ChatPrompt, tools: ToolChoice = ToolChoice(), **options: Any
     ) -> PreparedRequest:
         """Check the request for an answer; ``options`` are those of ``TextEngine.prepare_request``.
 
-        If the conversation is too long its oldest turns are dropped, see ``history_within``.
+        If the conversation is too long its oldest turns are dropped, see ``history_within``, whose result
+        ``messages`` may also be.
         """
-        if tools.required_tools and options.get("form") is not None:
-            raise UserError(
-                "an answer has one form: tool_choice asks for a call, and form for something else"
-            )
-        ids = self.encode_prompt(self.history_within(messages, options, tools), tools)
+        if tools.required_tools and options.get("grammar") is not None:
+            raise UserError("tool_choice that requires a call and grammar cannot be combined")
+        if not isinstance(messages, ChatPrompt):
+            messages = self.history_within(messages, options, tools)
         try:
-            return self.engine.prepare_request(ids, **(options | self.build_options(tools)))
+            return self.engine.prepare_request(
+                messages.ids, **(options | self.build_options(messages.messages, tools))
+            )
         except UserError as error:
-            if self.tool_syntax and tools.required_tools and str(error).startswith("form "):
+            if self.tool_syntax and tools.required_tools and str(error).startswith("grammar "):
                 raise UserError(self.tool_syntax.explain_error(str(error), tools)) from None
             raise
 
     def answer(
         self, messages: Iterable[Any], *, tools: Any = None, tool_choice: Any = None, **options: Any
     ) -> Iterator[str]:
-        """Stream the assistant's answer; closing the iterator cancels the request."""
+        """Stream the assistant's answer; closing the iterator cancels the request.
+
+        If the last message is the start of an answer, only what continues it is returned.
+        """
         return self._answer(parse_conversation(messages), build_tool_choice(tools, tool_choice), options)
+
+    def answer_prompt(self, prompt: ChatPrompt, **options: Any) -> Iterator[str]:
+        """Stream the answer to a conversation that ``history_within`` has encoded."""
+        return self._answer(prompt, ToolChoice(), options)
 
     def reply(
         self, messages: Iterable[Any], *, tools: Any = None, tool_choice: Any = None, **options: Any
@@ -135,11 +167,12 @@ class ChatSession:
         return Message("assistant", content, tuple(calls))
 
     def _answer(
-        self, messages: Sequence[Message], tools: ToolChoice, options: Mapping[str, Any]
+        self, messages: Sequence[Message] | ChatPrompt, tools: ToolChoice, options: Mapping[str, Any]
     ) -> Iterator[str]:
         if options.get("n", 1) != 1:
             raise UserError(
-                f"n is {format_value(options['n'])}, and a chat has one answer; ask again with another seed"
+                f"n is {format_value(options['n'])}, but a chat has one answer; repeat the request "
+                "with another seed"
             )
         stream: TextOutput = self.engine.start_request(self.prepare_request(messages, tools, **options))
         try:
@@ -147,6 +180,17 @@ class ChatSession:
                 yield delta.text
         finally:
             stream.cancel()
+
+
+def _find_turn_starts(turns: Sequence[Message]) -> list[int]:
+    """Where a conversation may be cut: at a user message, with the system messages directly before it."""
+    starts = {0}
+    for i, message in enumerate(turns):
+        if message.role == "user":
+            while i and turns[i - 1].role == "system":
+                i -= 1
+            starts.add(i)
+    return sorted(starts)
 
 
 def parse_conversation(items: Iterable[Any]) -> list[Message]:
@@ -161,12 +205,12 @@ def parse_message(item: Any, number: int) -> Message:
     if isinstance(item, Message):
         item = dict(zip(_MESSAGE_KEYS, item, strict=True))
     if not isinstance(item, Mapping):
-        raise UserError(f"message {number} is {format_value(item)}, wanted a role and a content")
+        raise UserError(f"message {number} is {format_value(item)}, expected a role and a content")
     calls = parse_tool_calls(item.get("tool_calls"), number)
-    content, answers = item.get("content"), item.get("tool_call_id")
+    role, content, answers = item.get("role"), item.get("content"), item.get("tool_call_id")
     for key, value in (
-        ("role", item.get("role")),
-        ("content", "" if calls and content is None else content),
+        ("role", role),
+        ("content", "" if role in ROLES_WITHOUT_CONTENT and content is None else content),
         ("tool_call_id", "" if answers is None else answers),
     ):
         if not isinstance(value, str):
@@ -174,6 +218,8 @@ def parse_message(item: Any, number: int) -> Message:
     for key in item:
         if key not in _MESSAGE_KEYS:
             raise UserError(
-                f"message {number} has {format_value(key)}, which is not known{did_you_mean(str(key), _MESSAGE_KEYS)}"
+                f"message {number} has {format_value(key)}, an unknown "
+                f"key{did_you_mean(str(key), _MESSAGE_KEYS)}"
             )
-    return Message(item["role"], content or "", calls, answers or "")
+    role = MESSAGE_ROLE_ALIASES.get(item["role"]) or item["role"]
+    return Message(role, content or "", calls, answers or "")

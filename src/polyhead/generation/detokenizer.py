@@ -45,7 +45,7 @@ class Detokenizer:
         skipped_ids: Container[int] = (),
     ) -> None:
         if "" in stop_strings:
-            raise UserError("a stop string is empty; it would end every text before it begins")
+            raise UserError("a stop string is empty; it would end every text immediately")
         self.decode, self.stop_strings, self.skipped_ids = decode, list(stop_strings), skipped_ids
         visible_ids = (token for token in reversed(context_ids) if token not in skipped_ids)
         last_ids = list(islice(visible_ids, CONTEXT_TOKENS + _MAX_CHAR_BYTES - 1))[::-1]

@@ -35,7 +35,7 @@ def get_prompt_template(recipe: Recipe | None, tokenizer: Tokenizer) -> PromptTe
     prefix_ids, document_ids = tokenizer.prefix_ids, [tokenizer.eos_id]
     if recipe is None:
         return PromptTemplate(prefix_ids or document_ids, [], bool(prefix_ids))
-    if recipe.data.documents != "file" or _is_tabular(recipe):
+    if recipe.data.document_separator != "file" or _is_tabular(recipe):
         return PromptTemplate(prefix_ids or document_ids, document_ids, True)
     if prefix_ids:
         return PromptTemplate(prefix_ids, [], True)

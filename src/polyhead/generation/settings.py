@@ -16,14 +16,16 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 
 _KNOWN_KEYS = frozenset(GenerationConfig.model_fields) | {"seed"}
 _REQUEST_KEYS = {
-    "drawn text": frozenset(["n", "seed", "stop", "beam_size"]),  # with beam_size it is not sampled
-    "the likeliest texts": frozenset(["n", "stop"]),
+    "sampled text": frozenset(["n", "seed", "stop", "beam_size"]),  # with beam_size it is not sampled
+    "beam search": frozenset(["n", "stop"]),
     "translations": frozenset(
         ["source_lang", "target_lang", "prefix", "truncate", "shortlist", "terminology"]
     ),
-    "drawn translations": frozenset(["n_best", "seed", "source_lang", "target_lang", "prefix", "truncate"]),
+    "sampled translations": frozenset(["n_best", "seed", "source_lang", "target_lang", "prefix", "truncate"]),
 }
 """Options of a request that are not generation settings, by kind of output."""
+_REQUEST_NAMES = {"n_best": "n", "stop_strings": "stop"}
+"""Keys of recipes and of other toolkits -> the option of a request with that meaning."""
 MAX_SEQUENCES = 10_000  # sequences of one prompt, which run together
 
 
@@ -31,17 +33,17 @@ def with_overrides(config: GenerationConfig, overrides: dict[str, Any], output_k
     """The config with overrides, all of which must have an effect on ``output_kind``."""
     for name in sorted(_KNOWN_KEYS & set(overrides) - EFFECTIVE_KEYS[output_kind]):
         effective = ", ".join(sorted(EFFECTIVE_KEYS[output_kind]))
-        raise UserError(f"{name} has no effect on {output_kind}; these have: {effective}")
+        raise UserError(f"{name} has no effect on {output_kind}; valid settings: {effective}")
     for name in sorted(set(overrides) - _KNOWN_KEYS):
         request_keys = _REQUEST_KEYS.get(output_kind, frozenset())
         if name in request_keys:
-            raise UserError(
-                f"{name} is for a list of texts, as run.translate takes it; a request is of one text alone"
-            )
+            raise UserError(f"{name} is for lists of texts, as in run.translate; a request has one text")
         effective_keys = EFFECTIVE_KEYS[output_kind] | request_keys
-        words = {key: key.rpartition(".")[2] for key in aliased_keys(name)}
-        words = {
-            key: "n" if word == "n_best" and "n" in effective_keys else word for key, word in words.items()
+        words = {key: key.rpartition(".")[2] for key in [*aliased_keys(name), name]}
+        words |= {
+            key: _REQUEST_NAMES[word]
+            for key, word in words.items()
+            if _REQUEST_NAMES.get(word) in effective_keys
         }
         matches = [key for key, word in words.items() if word in effective_keys]
         hint = hint_text({key: words[key] for key in matches[:1]}) or did_you_mean(
@@ -61,7 +63,7 @@ def sampling_config(
     _check_number(overrides, n)
     if n > MAX_SEQUENCES:
         raise UserError(
-            f"n is {n:,}, wanted {MAX_SEQUENCES:,} at most; for more of them ask again with another seed"
+            f"n is {n:,}, expected at most {MAX_SEQUENCES:,}; for more repeat the request with another seed"
         )
     return with_overrides(config, overrides, output_kind)
 
@@ -80,13 +82,13 @@ def beam_config(
 def _check_number(overrides: dict[str, Any], n: int) -> None:
     """A UserError if the number of texts is given as ``n_best``, or is no integer."""
     if "n_best" in overrides:
-        raise UserError("n says how many texts there are, not n_best")
+        raise UserError("n sets the number of texts, not n_best")
     check_int("n", n)
 
 
 def eos_ids_for(config: GenerationConfig, tokenizer: Tokenizer, *own_ids: int) -> tuple[int, ...]:
     """The end tokens of an output: ``own_ids``, by default the tokenizer's end, and those of the config."""
-    config_ids = [tokenizer.token_to_id(token) for token in config.ends]
+    config_ids = [tokenizer.token_to_id(token) for token in config.stop_tokens]
     return tuple(dict.fromkeys([*(own_ids or [tokenizer.eos_id]), *config_ids]))
 
 
@@ -94,6 +96,6 @@ def sampling_from_config(config: GenerationConfig, vocab_size: int) -> Sampling:
     """The sampling settings of a config, for a vocabulary of ``vocab_size`` tokens."""
     bias = tuple(sorted(config.logit_bias.items()))
     if bias and bias[-1][0] >= vocab_size:
-        raise UserError(f"logit_bias names token {bias[-1][0]}; this model knows 0 to {vocab_size - 1}")
+        raise UserError(f"logit_bias has token {bias[-1][0]}; the vocabulary has 0 to {vocab_size - 1}")
     settings = {field.name: getattr(config, field.name) for field in fields(Sampling)}
     return Sampling(**settings | {"logit_bias": bias})

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from polyhead.config.generation_config import SAMPLING_KEYS, GenerationConfig
+from polyhead.core.blank_text import clear_blank
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, check_int, format_value, unknown_name_error
 from polyhead.core.registry import CACHE
@@ -97,7 +98,7 @@ class TextEngine:
 
     def encode_prompt(self, text: str) -> list[int]:
         """The prompt of a language model for a text; the plain tokens of a source."""
-        (ids,) = self.tokenizer.encode([text if self.prompt_template or text.strip() else ""])
+        (ids,) = self.tokenizer.encode([text if self.prompt_template else clear_blank(text)])
         return ids if self.prompt_template is None else self.prompt_template.build_prompt(ids)
 
     def prepare_request(
@@ -128,30 +129,28 @@ class TextEngine:
         served is a UserError.
         """
         for name in sorted(_ENGINE_SETTINGS & set(overrides)):
-            raise UserError(f"{name} is a setting of the whole engine, not of one request")
-        if "speculate" in overrides:
-            raise UserError("speculate has no effect in an engine: run.generate alone guesses tokens")
+            raise UserError(f"{name} is a setting of the engine, not of a request")
+        if "speculative" in overrides:
+            raise UserError("speculative has no effect in an engine: only run.generate supports it")
         check_int("n", n, 1)
         check_int("seed", seed, 0)
         stops, translates = normalize_stop_strings(stop), self.prompt_template is None
         if translates:
             is_sampled = bool(SAMPLING_KEYS & set(overrides))
-            output_kind = "drawn translations" if is_sampled else "translations"
+            output_kind = "sampled translations" if is_sampled else "translations"
         else:
             is_sampled = "beam_size" not in overrides
-            output_kind = "drawn text" if is_sampled else "the likeliest texts"
+            output_kind = "sampled text" if is_sampled else "beam search"
         if top_logprobs and (translates or not is_sampled):
-            raise UserError(
-                "the likeliest tokens of a place are given for sampled text of a language model only"
-            )
+            raise UserError("top_logprobs are supported only for sampled text of a language model")
         config = (sampling_config if is_sampled else beam_config)(self.config, overrides, n, output_kind)
         if not isinstance(text, Collection):
-            raise UserError(f"a request is one text or its tokens, got {format_value(text)}")
+            raise UserError(f"a request must be one text or its tokens, got {format_value(text)}")
         ids = self.encode_prompt(text) if isinstance(text, str) else list(text)
         if any(isinstance(item, str) for item in ids):
-            raise UserError("a request is one text, got several; submit each of them, and all run together")
+            raise UserError("a request must be one text, got several; submit each of them separately")
         if terminology and (is_sampled or not translates):
-            raise UserError("terminology has an effect on translations that beams search for alone")
+            raise UserError("terminology is supported only for translations with beam search")
         if translates:
             source_text = text if isinstance(text, str) else self.tokenizer.decode([ids])[0]
             (terms,) = terminology_for([source_text], terminology, self.tokenizer.target_tokenizer) or [[]]
@@ -199,7 +198,7 @@ class TextEngine:
             raise UserError("an empty text has no translation")
         if len(source) > self.max_len:
             raise UserError(
-                f"the text has {len(source)} tokens; this model takes {self.max_len} at most: split it"
+                f"the text has {len(source)} tokens; the model's maximum is {self.max_len}: split it"
             )
         opening_ids = list(seq2seq_template.opening_ids) if seq2seq_template.opening_forced else []
         constraints = constraints_for(terms, seq2seq_template, self.max_len)
@@ -216,7 +215,7 @@ class TextEngine:
                 seed,
             )
             return PreparedRequest(decoder_ids, state, source, [], n, stop_strings, eos_ids)
-        bad_token_ids = [self.tokenizer.token_to_id(token) for token in config.forbidden]
+        bad_token_ids = [self.tokenizer.token_to_id(token) for token in config.bad_words]
         request = BeamRequest(max_len, opening_ids, len(opening_ids), [seq2seq_template.decoder_start_id])
         beam_state = beam_state_for(self._beam_strategy(config, eos_ids, bad_token_ids), request, constraints)
         return PreparedRequest(
@@ -235,7 +234,7 @@ class TextEngine:
     ) -> SamplingStrategy:
         """One strategy for all requests with the same settings, because these are sampled together."""
         sampling = sampling_from_config(config, self.tokenizer.target_tokenizer.vocab_size)
-        grammar = constraint_for(config.form, tokenizer or self.tokenizer, eos_ids)
+        grammar = constraint_for(config.grammar, tokenizer or self.tokenizer, eos_ids)
         return self._sampling_strategies.setdefault(
             (sampling, eos_ids, grammar), SamplingStrategy(sampling, *eos_ids, grammar=grammar)
         )
@@ -247,6 +246,6 @@ class TextEngine:
         bad_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
     ) -> BeamSearchStrategy:
-        grammar = constraint_for(config.form, tokenizer or self.tokenizer, eos_ids)
+        grammar = constraint_for(config.grammar, tokenizer or self.tokenizer, eos_ids)
         strategy = beam_strategy(config, eos_ids[0], bad_token_ids, grammar, eos_ids[1:])
         return self._beam_strategies.setdefault((config.model_dump_json(), eos_ids, grammar), strategy)

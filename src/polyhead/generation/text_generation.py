@@ -54,7 +54,7 @@ def generate_texts(
         "max_len": max_len,
         "batch_tokens": config.batch_tokens,
         "cache": config.cache,
-        "grammar": constraint_for(config.form, tokenizer, eos_ids),
+        "grammar": constraint_for(config.grammar, tokenizer, eos_ids),
     }
     tokens = (
         generate(model, prompts, **options)
@@ -90,7 +90,7 @@ def beam_search_prompts(
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """The ``config.n_best`` most likely continuations of each prompt, by ``beam_continuations``."""
     eos_id, *extra_eos_ids = eos_ids = eos_ids_for(config, tokenizer)
-    grammar = constraint_for(config.form, tokenizer, eos_ids)
+    grammar = constraint_for(config.grammar, tokenizer, eos_ids)
     return beam_continuations(
         model, prompts, config, eos_id=eos_id, extra_eos_ids=extra_eos_ids, max_len=max_len, grammar=grammar
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from polyhead.config.generation_config import SAMPLING_KEYS, GenerationConfig
+from polyhead.core.blank_text import clear_blank
 from polyhead.core.errors import UserError, check_int
 from polyhead.generation.batch_decode import SamplingRequest, decode_sources
 from polyhead.generation.constraints.terminology import TermEntries, Terminology, terminology_for
@@ -38,7 +39,7 @@ def decode_translations(
     With temperature, top_k, top_p or min_p among the overrides they are sampled, ``n_best`` per text, by a
     ``seed``; the samples of a text depend on its number, counted from ``row_offset``. ``prefix`` is the
     forced prefix of each translation; ``terminology`` gives the required translations of words. Default
-    languages are those of the tokenizer's files. A text of whitespace alone has an empty translation. An
+    languages are those of the tokenizer's files. A blank text has an empty translation. An
     invalid option is a UserError before anything is decoded.
     """
     sampling_request = None
@@ -46,26 +47,26 @@ def decode_translations(
         n, seed = overrides.pop("n_best", 1), overrides.pop("seed", 0)
         for name, value, minimum in (("n_best", n, 1), ("seed", seed, 0), ("row_offset", row_offset, 0)):
             check_int(name, value, minimum)
-        config = sampling_config(generation, overrides, n, "drawn translations")
+        config = sampling_config(generation, overrides, n, "sampled translations")
         sampling_request = SamplingRequest(
             sampling_from_config(config, tokenizer.target_tokenizer.vocab_size), n, seed, row_offset
         )
         if terminology is not None:
-            raise UserError("terminology has an effect on translations that beams search for alone")
+            raise UserError("terminology is supported only for translations with beam search")
     else:
         config = with_overrides(generation, overrides, "translations")
     validate_texts([] if prefix is None else prefix, "prefix=")
     template = with_languages(tokenizer, source_lang, target_lang)
     return decode_sources(
         model,
-        tokenizer.encode([text if text.strip() else "" for text in texts]),
+        tokenizer.encode(list(map(clear_blank, texts))),
         config,
         seq2seq_template=template,
         max_len=max_len,
         truncate=truncate,
         prefix=None if prefix is None else tokenizer.target_tokenizer.encode(prefix),
         extra_eos_ids=eos_ids_for(config, tokenizer.target_tokenizer, template.eos_id)[1:],
-        bad_token_ids=[tokenizer.token_to_id(token) for token in config.forbidden],
+        bad_token_ids=[tokenizer.token_to_id(token) for token in config.bad_words],
         shortlist=shortlist,
         terms=terminology_for(texts, terminology, tokenizer.target_tokenizer),
         sampling_request=sampling_request,

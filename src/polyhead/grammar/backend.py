@@ -14,4 +14,4 @@ def import_llguidance() -> Any:
     try:
         return importlib.import_module("llguidance")
     except ModuleNotFoundError:
-        raise UserError(f"a form needs llguidance: {install_command('form')}") from None
+        raise UserError(f"a grammar needs llguidance: {install_command('grammar')}") from None

@@ -25,8 +25,8 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 _LEXER_FUEL = 200_000
 _MAX_STATES = 1024  # cached grammar states, from which a prefix that is one token longer is computed
 DEAD_END_ERROR = (
-    "the form lets no token come next: it is too complex, the vocabulary cannot write it, "
-    "or no_repeat_ngram_size or a least length forbids what it wants"
+    "the grammar allows no next token: it is too complex, the vocabulary cannot write it, or "
+    "no_repeat_ngram_size or a minimum length forbids it"
 )
 
 
@@ -141,7 +141,7 @@ def constraint_for(
         try:
             constraint = GrammarConstraint(grammar, vocabulary, eos_ids)
         except UserError as error:
-            raise UserError(f"form {choice.name!r}: {error}") from None
+            raise UserError(f"grammar {choice.name!r}: {error}") from None
         vocabulary.constraints[key] = constraint
     return constraint
 

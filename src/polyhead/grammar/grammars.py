@@ -27,7 +27,7 @@ def _read_schema(value: Any) -> Any:
     except OSError as error:
         raise UserError(f"{value}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{value} is no JSON: {error}") from None
+        raise UserError(f"{value} is not JSON: {error}") from None
 
 
 @contextmanager
@@ -36,9 +36,9 @@ def _wrap_errors(name: str) -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError:
-        raise UserError(f"form {name!r}: half of a surrogate pair is not Unicode text") from None
+        raise UserError(f"grammar {name!r}: half of a surrogate pair is not valid Unicode") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"form {name!r}: {error}") from None
+        raise UserError(f"grammar {name!r}: {error}") from None
 
 
 Schema = Annotated[dict[str, Any], BeforeValidator(_read_schema)]
@@ -54,7 +54,7 @@ def json_grammar(*, schema: Schema | None = None) -> str:
     Equation: p(x_t) = 0 where no JSON of the schema begins with x_1 ... x_t
     Paper: Geng et al., 2025 (JSONSchemaBench)
     When: the output has several fields
-    Recipe: {task: language-model, generation: {form: {name: json, schema: {type: object, properties: {age:
+    Recipe: {task: language-model, generation: {grammar: {name: json, schema: {type: object, properties: {age:
       {type: integer}}}}}}
     Options:
       schema: a JSON Schema, or the name of its file; default: any object
@@ -77,7 +77,7 @@ def regex_grammar(*, pattern: str) -> str:
     Equation: p(x_t) = 0 where no match begins with x_1 ... x_t
     Paper: Willard and Louf, 2023
     When: dates, numbers, codes
-    Recipe: {task: language-model, generation: {form: {name: regex, pattern: "[0-9]{4}-[0-9]{2}"}}}
+    Recipe: {task: language-model, generation: {grammar: {name: regex, pattern: "[0-9]{4}-[0-9]{2}"}}}
     Options:
       pattern: a regular expression without backreferences and lookaround
     """
@@ -93,12 +93,12 @@ def choice_grammar(*, choices: list[str]) -> str:
     Equation: p(x_t) = 0 where none of the texts begins with x_1 ... x_t
     Paper: De Cao et al., 2021
     When: there are few possible answers
-    Recipe: {task: language-model, generation: {form: {name: choice, choices: ["yes", "no"]}}}
+    Recipe: {task: language-model, generation: {grammar: {name: choice, choices: ["yes", "no"]}}}
     Options:
       choices: the possible texts
     """
     if not choices or not all(choices):
-        raise UserError(f"form 'choice': choices is {choices}, wanted texts, none of them empty")
+        raise UserError(f"grammar 'choice': choices is {choices}, expected texts, none of them empty")
     return _compile_regex("choice", "|".join(map(re.escape, choices)))
 
 
@@ -111,7 +111,7 @@ def lark_grammar(*, lark: str) -> str:
     Equation: p(x_t) = 0 where no sentence of the grammar begins with x_1 ... x_t
     Paper: Geng et al., 2023
     When: function calls, formulas, small languages
-    Recipe: {task: language-model, generation: {form: {name: grammar, lark: 'start: "(" /[0-9]+/ ")"'}}}
+    Recipe: {task: language-model, generation: {grammar: {name: grammar, lark: 'start: "(" /[0-9]+/ ")"'}}}
     Options:
       lark: the rules of the grammar; ``start`` is the start rule
     """

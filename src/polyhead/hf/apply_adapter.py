@@ -43,7 +43,7 @@ def apply_adapter(
     }
     copies = {name: base[of] for name, of in tied.items()}
     if homeless := sorted(replacements.keys() - entries.keys() - copies.keys()):
-        raise UserError(f"{adapter_dir} holds {homeless[0]}, for which the checkpoint has no place")
+        raise UserError(f"{adapter_dir} has {homeless[0]}, which is not in the checkpoint")
     tensors = add_lora_deltas(family, {**entries, **copies, **replacements}, deltas, adapter_dir)
     untied_config = config.model_copy(
         update={"tie_embeddings": "inputs" if config.kind == "encoder-decoder" else "none"}
@@ -59,7 +59,7 @@ def apply_adapter(
             config = untied_config
         else:
             raise UserError(
-                f"{adapter_dir} changes one of {name} and {of} by itself, and in the checkpoint they are one"
+                f"{adapter_dir} changes only one of {name} and {of}, which are tied in the checkpoint"
             )
     rows = max(
         (sum(tensors[of].shape[:1]) for of in {*family.tied_weights.values()} & replacements.keys()),
@@ -106,7 +106,9 @@ def add_lora_deltas(
         if re.sub(r"\b\d+\b", "{n}", name) in transposed_names:
             low = low._replace(is_transposed=True)
         if name not in entries:
-            raise UserError(f"{adapter_dir} changes {name}, which the checkpoint does not hold by itself")
+            raise UserError(
+                f"{adapter_dir} changes {name}, which the checkpoint does not have as a separate tensor"
+            )
         if entries[name].shape != low.shape:
             raise UserError(
                 f"{adapter_dir} changes {name} by {list(low.shape)}, and it is {list(entries[name].shape)}"
@@ -119,7 +121,7 @@ def _tied_names(
     family: ModelFamily, config: ModelConfig, entries: Mapping[str, TensorEntry], changed_names: set[str]
 ) -> dict[str, str]:
     """Map each tied name to the tensor it shares, if the adapter changes either of the two."""
-    if config.tie_embeddings != "all" or not config.head or config.labels:
+    if config.tie_embeddings != "all" or not config.lm_head or config.labels:
         return {}
     return {
         name: of

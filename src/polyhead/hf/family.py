@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,6 +11,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.registry import Registry
 from polyhead.hf import config_map
+from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.config_map import ConfigField, ModelFields
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.weight_map import WeightRule
@@ -40,9 +40,8 @@ class ModelFamily(NamedTuple):
     model_rules: Mapping[str, tuple[WeightRule, ...]] = {}  # additional rows of one model
     legacy_suffixes: Mapping[str, str] = {}  # suffix of names in old files -> suffix today
     special_tokens: Mapping[str, str] = {}  # role -> token, if no tokenizer file states it
-    load_legacy_tokenizer: Callable[[Path], TokenizerFactory] | None = (
-        None  # its tokenizer from files other than tokenizer.json
-    )
+    # its tokenizer from files other than tokenizer.json
+    load_legacy_tokenizer: Callable[[CheckpointFiles], TokenizerFactory] | None = None
     # tensors in the files that are computed, not learned
     generate_tensors: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda config: {}
     ignored_pattern: str = "$^"  # names of weights that our models lack; they are dropped with a warning

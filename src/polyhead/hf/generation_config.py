@@ -20,16 +20,19 @@ log = logging.getLogger(__name__)
 # settings of transformers that change the output and have no counterpart here: for every decoder, for
 # translation, for text generation
 _UNSUPPORTED = (
-    "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "forced_decoder_ids", "stop_strings",
-    "encoder_repetition_penalty", "exponential_decay_length_penalty", "guidance_scale", "num_beam_groups", "penalty_alpha",
+    "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "forced_decoder_ids",
+    "stop_strings",
+    "encoder_repetition_penalty", "exponential_decay_length_penalty", "guidance_scale", "num_beam_groups",
+    "penalty_alpha",
 )  # fmt: skip
 _UNSUPPORTED_BEAM_SEARCH = (*_UNSUPPORTED, "do_sample", "repetition_penalty", "encoder_no_repeat_ngram_size")
 _UNSUPPORTED_SAMPLING = (
-    *_UNSUPPORTED, "num_beams", "max_length", "min_length", "min_new_tokens", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h",
+    *_UNSUPPORTED, "num_beams", "max_length", "min_length", "min_new_tokens", "typical_p", "epsilon_cutoff",
+    "eta_cutoff", "top_h",
     "forced_eos_token_id",
 )  # fmt: skip
 # settings that change the output of a language model and have no counterpart in transformers
-UNSUPPORTED_SETTINGS = ("frequency_penalty", "presence_penalty", "form")
+UNSUPPORTED_SETTINGS = ("frequency_penalty", "presence_penalty", "grammar")
 
 
 def read_beam_config(hf_generation: Mapping[str, Any], tokenizer: Tokenizer, path: Path) -> GenerationConfig:
@@ -53,13 +56,13 @@ def read_beam_config(hf_generation: Mapping[str, Any], tokenizer: Tokenizer, pat
     values["min_new_tokens"] = max(0, counts.get("min_new_tokens", counts.get("min_length", 1) - 1))
     bad_words = hf_generation.get("bad_words_ids") or []
     if not isinstance(bad_words, list) or not all(isinstance(ids, list) for ids in bad_words):
-        raise UserError(f"{path}: bad_words_ids is {format_value(bad_words)}, wanted lists of ids of tokens")
+        raise UserError(f"{path}: bad_words_ids is {format_value(bad_words)}, expected lists of token ids")
     banned_ids = [ids[0] for ids in bad_words if len(ids) == 1]
-    values["forbidden"] = tokenizer.ids_to_tokens([i for i in banned_ids if i in range(tokenizer.vocab_size)])
+    values["bad_words"] = tokenizer.ids_to_tokens([i for i in banned_ids if i in range(tokenizer.vocab_size)])
     values["no_repeat_ngram_size"] = counts.get("no_repeat_ngram_size", 0)
     longer_words = {"bad_words_ids": [ids for ids in bad_words if len(ids) > 1]}
     _warn_unsupported(
-        {**hf_generation, **longer_words}, _UNSUPPORTED_BEAM_SEARCH, path, "translations are searched for"
+        {**hf_generation, **longer_words}, _UNSUPPORTED_BEAM_SEARCH, path, "translations use beam search"
     )
     try:
         return GenerationConfig.model_validate(values)
@@ -75,7 +78,7 @@ def read_sampling_config(hf_generation: Mapping[str, Any], path: Path) -> Genera
         {**hf_generation, **overrides, "sequence_bias": unsupported_biases},
         _UNSUPPORTED_SAMPLING,
         path,
-        "texts are continued",
+        "generation is autoregressive",
     )
     keys = (
         "temperature",
@@ -110,7 +113,8 @@ def _read_logit_bias(sequence_bias: Any, path: Path) -> tuple[dict[int, float], 
                 unsupported.append([ids, bias])
     except (TypeError, ValueError):
         raise UserError(
-            f"{path}: sequence_bias is {format_value(sequence_bias)}, wanted lists of ids of tokens, each with a number"
+            f"{path}: sequence_bias is {format_value(sequence_bias)}, expected lists of token ids, each "
+            "with a number"
         ) from None
     return biases, unsupported
 
@@ -147,9 +151,7 @@ def warn_unsupported_settings(settings: GenerationConfig, names: Sequence[str], 
     """Warn of settings that the format cannot express, so that its readers generate other text."""
     non_defaults = settings.model_dump(exclude_defaults=True)
     if unsupported := [f"generation.{name}" for name in names if name in non_defaults]:
-        log.warning(
-            "%s has no words for %s; there texts are drawn without", file_name, ", ".join(unsupported)
-        )
+        log.warning("%s does not support %s; there sampling ignores it", file_name, ", ".join(unsupported))
 
 
 def _beam_dict(config: ModelConfig, settings: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -169,8 +171,8 @@ def _beam_dict(config: ModelConfig, settings: GenerationConfig, tokenizer: Token
     } | _ngram_dict(settings)
     if settings.min_new_tokens:
         values["min_length"] = settings.min_new_tokens + 1
-    if settings.forbidden:
-        values["bad_words_ids"] = [[tokenizer.token_to_id(token)] for token in settings.forbidden]
+    if settings.bad_words:
+        values["bad_words_ids"] = [[tokenizer.token_to_id(token)] for token in settings.bad_words]
     return values
 
 

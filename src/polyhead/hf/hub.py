@@ -54,5 +54,5 @@ def is_repo_id(text: str) -> bool:
 
 def fetch_checkpoint(name: str, revision: str | None = None) -> Path:
     """Return the directory of a checkpoint in the cache of huggingface_hub, downloading it if necessary."""
-    with prefix_errors(f"no directory {name!r} here, and from the hub it cannot be had"):
+    with prefix_errors(f"no directory {name!r}, and it cannot be downloaded from the hub"):
         return download_snapshot(name, _CHECKPOINT_FILES, revision=revision)

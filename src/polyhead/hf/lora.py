@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from polyhead.core.errors import UserError
-from polyhead.hf import checkpoint_files
-from polyhead.hf.checkpoint_files import TensorEntry, open_tensors, read_checkpoint_json
+from polyhead.hf.checkpoint_files import INDEX_FILE, WEIGHTS_FILE, CheckpointFiles, TensorEntry
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.hub import fetch_checkpoint, is_repo_id
 
@@ -23,15 +22,18 @@ _LORA_NAME = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
 _COPY_NAME = re.compile(r"(.+\.)(?:modules_to_save|original_module)\..+")
 # keys that do not affect the delta, or that are read elsewhere
 _IGNORED_KEYS = (
-    "task_type", "inference_mode", "peft_version", "base_model_name_or_path", "revision", "auto_mapping", "megatron_core",
-    "r", "rank_pattern", "bias", "fan_in_fan_out", "lora_dropout", "init_lora_weights", "modules_to_save", "target_modules",
-    "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying", "qalora_group_size", "arrow_config",
+    "task_type", "inference_mode", "peft_version", "base_model_name_or_path", "revision", "auto_mapping",
+    "megatron_core",
+    "r", "rank_pattern", "bias", "fan_in_fan_out", "lora_dropout", "init_lora_weights", "modules_to_save",
+    "target_modules",
+    "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying", "qalora_group_size",
+    "arrow_config",
     "corda_config", "eva_config", "lora_ga_config", "runtime_config", "ephemeral_gpu_offload",
 )  # fmt: skip
 _UNSUPPORTED_FLAGS = ("use_dora", "lora_bias", "use_qalora")  # other kinds of deltas
 _UNSUPPORTED_KEYS = {
-    "target_parameters": "null: LoRA of parameters that are no linear map's, such as those of experts, is not built",
-    "layer_replication": "null: layers that are repeated are not built",
+    "target_parameters": "null: LoRA of parameters outside linear layers, such as experts, is not supported",
+    "layer_replication": "null: repeated layers are not supported",
 }
 _MEANINGFUL_FALSE = ("use_rslora", "init_lora_weights")  # keys whose false has a meaning
 _NEUTRAL_INITS = (True, False, "gaussian", "eva", "orthogonal")  # these leave the checkpoint unchanged
@@ -79,29 +81,28 @@ class LoraCheckpoint(NamedTuple):
     """The changes of a checkpoint, by its weight names."""
 
     directory: Path
-    base: Path  # directory of the base checkpoint
+    base: CheckpointFiles  # of the base checkpoint
     replacements: Mapping[str, TensorEntry]  # weights that replace those of the base
     deltas: Mapping[str, LoraDelta]
 
 
-def is_adapter(directory: Path) -> bool:
+def is_adapter(files: CheckpointFiles) -> bool:
     """Return whether a directory holds an adapter and no weights of its own."""
-    return (directory / ADAPTER_CONFIG).is_file() and not any(
-        (directory / name).exists() for name in (checkpoint_files.WEIGHTS_FILE, checkpoint_files.INDEX_FILE)
+    return (files.directory / ADAPTER_CONFIG).is_file() and not any(
+        (files.directory / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE)
     )
 
 
-def load_adapter(directory: Path) -> LoraCheckpoint:
+def load_adapter(files: CheckpointFiles) -> LoraCheckpoint:
     """Load an adapter. Settings that would change the model in an unsupported way are a UserError."""
     # newer versions write more keys, which have no effect at their defaults
     values = {
-        key: value
-        for key, value in (read_checkpoint_json(directory, ADAPTER_CONFIG) or {}).items()
-        if value not in ({}, [])
+        key: value for key, value in (files.read_json(ADAPTER_CONFIG) or {}).items() if value not in ({}, [])
     }
+    weights_path = files.directory / ADAPTER_WEIGHTS
     unused = {key for key, value in values.items() if value is False and key not in _MEANINGFUL_FALSE}
     reader = ConfigReader(
-        {key: value for key, value in values.items() if key not in unused}, directory / ADAPTER_CONFIG
+        {key: value for key, value in values.items() if key not in unused}, files.directory / ADAPTER_CONFIG
     )
     reader.ignore(*_IGNORED_KEYS)
     reader.require("peft_type", "LORA")
@@ -111,36 +112,32 @@ def load_adapter(directory: Path) -> LoraCheckpoint:
         if reader.has(key):
             raise reader.value_error(key, expected)
     if reader.values.get("init_lora_weights", True) not in _NEUTRAL_INITS:
-        raise reader.value_error("init_lora_weights", "one that leaves the checkpoint as it is")
+        raise reader.value_error("init_lora_weights", "one that does not change the checkpoint")
     alpha, use_rslora = reader.get_float("lora_alpha", 8), reader.get_bool("use_rslora", False)
     module_alphas = _read_alphas(reader)
     reader.reject_unknown()
     replacements: dict[str, TensorEntry] = {}
     halves: dict[str, dict[str, TensorEntry]] = {}
-    for stored, entry in open_tensors(directory, ADAPTER_WEIGHTS).items():
+    for stored, entry in files.open_tensors(ADAPTER_WEIGHTS).items():
         name = stored.removeprefix(_PEFT_PREFIX).replace(".base_layer.", ".")
         if match := _LORA_NAME.fullmatch(name):
             halves.setdefault(match[1], {})[match[2]] = entry
         elif "lora_" in name:
-            raise UserError(
-                f"{directory / ADAPTER_WEIGHTS} holds {stored}, and only lora_A and lora_B are built"
-            )
+            raise UserError(f"{weights_path} holds {stored}; only lora_A and lora_B are supported")
         else:
             replacements[name] = entry
     deltas = {}
     for module, parts in halves.items():
         a, b = (parts[half].load() if half in parts else torch.empty(0) for half in "AB")
         if a.ndim != 2 or b.ndim != 2 or not 0 < len(a) == b.size(1):
-            raise UserError(
-                f"{directory / ADAPTER_WEIGHTS}: lora_A and lora_B of {module} do not fit together"
-            )
+            raise UserError(f"{weights_path}: lora_A and lora_B of {module} do not match")
         module_alpha = next(
             (value for key, value in module_alphas.items() if f".{module}".endswith(f".{key}")), alpha
         )
         scale = module_alpha / (len(a) ** 0.5 if use_rslora else len(a))
         deltas[f"{module}.weight"] = LoraDelta(a, b, scale, "lora_embedding" in parts["A"].name)
     replacements = {name: entry for name, entry in replacements.items() if not _is_copy(name, replacements)}
-    return LoraCheckpoint(directory, _base_checkpoint(reader), replacements, deltas)
+    return LoraCheckpoint(files.directory, _base_checkpoint(reader), replacements, deltas)
 
 
 def _read_alphas(reader: ConfigReader) -> dict[str, float]:
@@ -148,7 +145,7 @@ def _read_alphas(reader: ConfigReader) -> dict[str, float]:
     section = reader.get_section("alpha_pattern")
     names = list(section.values) if section else []
     if any(not re.fullmatch(r"[\w.]+", name) for name in names):
-        raise reader.value_error("alpha_pattern", "numbers by the names of modules; patterns are not built")
+        raise reader.value_error("alpha_pattern", "numbers by module name; patterns are not supported")
     return {name: section.get_float(name) for name in names} if section else {}
 
 
@@ -160,22 +157,18 @@ def _is_copy(name: str, names: Iterable[str]) -> bool:
     )
 
 
-def _base_checkpoint(reader: ConfigReader) -> Path:
-    """Return the directory of the base checkpoint, downloading it if necessary."""
+def _base_checkpoint(reader: ConfigReader) -> CheckpointFiles:
+    """Return the files of the base checkpoint, downloading them if necessary."""
     name, revision = reader.values.get("base_model_name_or_path"), reader.values.get("revision")
     if not name or not isinstance(name, str):
-        raise reader.value_error(
-            "base_model_name_or_path", "the checkpoint that it changes, a directory or owner/name"
-        )
+        raise reader.value_error("base_model_name_or_path", "the base checkpoint, a directory or owner/name")
     if not isinstance(revision, str | None):
-        raise reader.value_error("revision", "that of the checkpoint on the hub")
+        raise reader.value_error("revision", "the revision of the checkpoint on the hub")
     if not Path(name).is_dir() and not is_repo_id(name):
-        raise reader.value_error(
-            "base_model_name_or_path", "a directory that is there, or owner/name on the hub"
-        )
-    base = Path(name) if Path(name).is_dir() else fetch_checkpoint(name, revision)
+        raise reader.value_error("base_model_name_or_path", "an existing directory, or owner/name on the hub")
+    base = CheckpointFiles(Path(name) if Path(name).is_dir() else fetch_checkpoint(name, revision))
     if is_adapter(base):
         raise reader.value_error(
-            "base_model_name_or_path", "a whole checkpoint; this one is an adapter itself"
+            "base_model_name_or_path", "a full checkpoint; this one is itself an adapter"
         )
     return base

@@ -38,7 +38,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 # fields that affect training only, are compared layer by layer, or are stored in separate files
-_UNCOMPARED_FIELDS = {"init", "dropout", "pattern", "dense"}
+_UNCOMPARED_FIELDS = {"init", "dropout", "layer_pattern", "dense"}
 # parts of a decoder with cross-attention -> the part that is used if it is None
 _CROSS_DEFAULTS = {
     "n_decoder_layers": "n_layers",
@@ -48,9 +48,15 @@ _CROSS_DEFAULTS = {
 }
 _LAYER_FIELDS = LayerOverride.model_fields  # fields that a layer pattern may override
 # fields that a model of that class does not use
-_HEAD_FIELDS = {"head_activation", "head_bias", "scale_output", "logit_softcap", "tie_embeddings"}
+_HEAD_FIELDS = {
+    "head_transform_activation",
+    "lm_head_bias",
+    "logits_scale",
+    "logit_softcap",
+    "tie_embeddings",
+}
 _UNUSED_FIELDS = {
-    "Classifier": _HEAD_FIELDS | {"head"},
+    "Classifier": _HEAD_FIELDS | {"lm_head"},
     "SentenceEncoder": _HEAD_FIELDS,
     "MaskedLM": {"pooling"},
 }
@@ -93,9 +99,13 @@ def build_checkpoint(
     family = pick_family(model.config, family, origin)
     chosen: ModelFamily = FAMILY.get(family)
     hf_config, ids = config_dict(model.config, family), special_token_ids(model.config, tokenizer)
-    stops = {"eos_token_id": all_eos_ids(generation, tokenizer)} if generation.chat or generation.ends else {}
+    stops = (
+        {"eos_token_id": all_eos_ids(generation, tokenizer)}
+        if generation.chat or generation.stop_tokens
+        else {}
+    )
     if mismatches := mismatched_ids(hf_config, ids):
-        raise UserError(f"this model is none of the family {family!r}: {'; '.join(mismatches)}")
+        raise UserError(f"this model does not belong to the family {family!r}: {'; '.join(mismatches)}")
     table = (*chosen.rules_for(type(model).__name__), *dense_rules(model.config))
     tensors = {**to_hf(table, named_state(model), model.config), **chosen.generate_tensors(model.config)}
     saved_tensors = {
@@ -107,7 +117,7 @@ def build_checkpoint(
         extra_tensors.setdefault(f"{folder}/{WEIGHTS_FILE}", {})[tensor_name] = saved_tensors.pop(name)
     bare = (
         chosen.prefix
-        if model.config.kind == "encoder" and not (model.config.head or model.config.labels)
+        if model.config.kind == "encoder" and not (model.config.lm_head or model.config.labels)
         else ""
     )
     # most language models do not give embeddings: the files are written only for non-default settings
@@ -145,7 +155,7 @@ def special_token_ids(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, in
 def mismatched_ids(hf_config: Mapping[str, Any], ids: Mapping[str, int | None]) -> list[str]:
     """Return one line for each special token id that the family fixes at another value."""
     return [
-        f"its {key} is {format_value(ids[key])}, there {format_value(hf_config[key])}"
+        f"its {key} is {format_value(ids[key])}, expected {format_value(hf_config[key])}"
         for key in hf_config.keys() & ids.keys()
         if hf_config[key] != ids[key]
     ]
@@ -157,9 +167,9 @@ def pick_family(config: ModelConfig, family: str | None = None, origin: str | No
     if not obstacles:
         return name
     what = (
-        "this model is none of that family"
+        "this model does not belong to that family"
         if family
-        else f"no published family has these parts; the nearest is {name!r}"
+        else f"no published family has these components; the nearest is {name!r}"
     )
     raise UserError(f"{what}: {'; '.join(obstacles)}")
 
@@ -199,7 +209,7 @@ def nearest_family(
 def as_causal_lm(config: ModelConfig) -> ModelConfig:
     """Return the config of the full language model for one without its head."""
     return (
-        config.model_copy(update={"kind": "decoder", "head": True, "causal": False})
+        config.model_copy(update={"kind": "decoder", "lm_head": True, "causal": False})
         if config.causal
         else config
     )
@@ -213,7 +223,7 @@ def config_dict(config: ModelConfig, family: str) -> dict[str, Any]:
         return lm_config | {"architectures": [architectures.get("SentenceEncoder", usual)]}
     chosen, kind = FAMILY.get(family), model_class(config).__name__
     if kind not in chosen.architectures:
-        raise UserError(f"its model is {kind}, there {' or '.join(chosen.architectures)}")
+        raise UserError(f"its model is {kind}, expected {' or '.join(chosen.architectures)}")
     return {"model_type": family, "architectures": [chosen.architectures[kind]], **chosen.write(config)}
 
 
@@ -243,7 +253,7 @@ def hf_unsupported(config: ModelConfig, family: str) -> list[str]:
                 choice or getattr(model_config, _CROSS_DEFAULTS[field])
                 for choice, model_config in ((value, config), (restored_value, restored))
             )
-        if field == "map_bias" and value != restored_value:
+        if field == "head_transform_bias" and value != restored_value:
             value, restored_value = _has_map_bias(config), _has_map_bias(restored)
             restored_value = None if value is None else restored_value
         if field == "pooling" and config.labels:
@@ -256,14 +266,17 @@ def hf_unsupported(config: ModelConfig, family: str) -> list[str]:
             obstacles += _compare_choices(field, value, restored_value)
         else:
             obstacles.append(
-                f"{field} is {_format_value(getattr(config, field))}, there {_format_value(getattr(restored, field))}"
+                f"{field} is {_format_value(getattr(config, field))}, expected "
+                f"{_format_value(getattr(restored, field))}"
             )
     return obstacles
 
 
 def _has_map_bias(config: ModelConfig) -> bool | None:
     """Return whether the projections after an encoder's layers have biases, or None if there are none."""
-    has_projections = (config.head and config.head_activation != "none") or config.labels or config.pooling
+    has_projections = (
+        (config.lm_head and config.head_transform_activation != "none") or config.labels or config.pooling
+    )
     return has_transform_bias(config) if config.kind == "encoder" and has_projections else None
 
 
@@ -276,10 +289,10 @@ def _head_tensors(config: ModelConfig, family: ModelFamily) -> set[str]:
     """Return the head and embedding tensors in the files, which configs do not state."""
     ties = config.tie_embeddings
     is_present = {
-        "head.bias": config.head_bias,
+        "head.bias": config.lm_head_bias,
         "head.weight": ties in ("inputs", "none"),
         "decoder_embedding.token.weight": ties in ("target", "none"),
-        "follows.weight": config.pairs,
+        "follows.weight": config.nsp_head,
     }
     return {
         row.hf_name
@@ -310,9 +323,10 @@ def _compare_layers(field: str, config: ModelConfig, restored: ModelConfig) -> l
 
 def _compare_choices(field: str, choice: Choice, restored: Choice) -> list[str]:
     if choice.name != restored.name:
-        return [f"{field} is {choice.name!r}, there {restored.name!r}"]
+        return [f"{field} is {choice.name!r}, expected {restored.name!r}"]
     return [
-        f"{key} of {field} {choice.name!r} is {format_value(value)}, there {format_value(restored.options.get(key))}"
+        f"{key} of {field} {choice.name!r} is {format_value(value)}, expected "
+        f"{format_value(restored.options.get(key))}"
         for key, value in choice.options.items()
         if key != "dropout" and value != restored.options.get(key)
     ]

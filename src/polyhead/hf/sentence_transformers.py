@@ -11,14 +11,7 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
 from polyhead.config.projection import ProjectionConfig
 from polyhead.core.errors import UserError, format_value
-from polyhead.hf.checkpoint_files import (
-    WEIGHTS_FILE,
-    TensorEntry,
-    find_file,
-    open_tensors,
-    read_checkpoint_json,
-    read_json_value,
-)
+from polyhead.hf.checkpoint_files import WEIGHTS_FILE, CheckpointFiles, TensorEntry
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.weight_map import WeightRule, linear
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -57,53 +50,59 @@ _ACTIVATION_PATHS = {
 }
 
 
-def read_embedding_config(directory: Path, has_dense: bool = False) -> dict[str, Any]:
+def read_embedding_config(files: CheckpointFiles, has_dense: bool = False) -> dict[str, Any]:
     """Return fields of GenerationConfig, none if the checkpoint has no modules.json. Unsupported modules give
     a warning.
 
     ``has_dense``: the model already has the projections of ``load_dense_modules``.
     """
-    steps = _read_modules(directory)
+    steps = _read_modules(files)
     if not steps:
         return {}
-    values: dict[str, Any] = _read_prompts(directory)
+    values: dict[str, Any] = _read_prompts(files)
     for name, folder in steps:
         path = f"{folder}/config.json"
         if name == "Pooling":
-            pooling = read_checkpoint_json(directory, path) or {}
-            values["pooling"] = _read_pooling(pooling, directory / path)
-            values["pool_prompt"] = ConfigReader(pooling, directory / path).get_bool("include_prompt", True)
+            pooling = files.read_json(path) or {}
+            values["pooling"] = _read_pooling(pooling, files.directory / path)
+            values["include_prompt"] = ConfigReader(pooling, files.directory / path).get_bool(
+                "include_prompt", True
+            )
         elif name == "Normalize":
             values["normalize"] = True
         elif name not in _NEUTRAL_MODULES and not (name == "Dense" and has_dense):
             log.warning(
-                "%s: vectors of texts go through %s there, and without it here",
-                directory / _MODULES_FILE,
+                "%s: there text embeddings go through %s, here they do not",
+                files.directory / _MODULES_FILE,
                 name,
             )
     return values
 
 
-def load_dense_modules(directory: Path, width: int) -> tuple[list[ProjectionConfig], dict[str, TensorEntry]]:
+def load_dense_modules(
+    files: CheckpointFiles, width: int
+) -> tuple[list[ProjectionConfig], dict[str, TensorEntry]]:
     """Return the Dense modules after the pooling, and their weights by the names of ``dense_rules``.
 
     ``width`` is the size of the pooled vectors.
     """
-    steps, maps, tensors = _read_modules(directory), list[ProjectionConfig](), dict[str, TensorEntry]()
+    steps, maps, tensors = _read_modules(files), list[ProjectionConfig](), dict[str, TensorEntry]()
     for i, (name, folder) in enumerate(steps):
         if name != "Dense":
             continue
         previous = [other for other, _ in steps[:i]]
         if "Pooling" not in previous:
             raise UserError(
-                f"{directory / _MODULES_FILE}: {folder} maps the vectors of tokens, and only maps of a text's vector are built"
+                f"{files.directory / _MODULES_FILE}: {folder} applies to token embeddings; only linear maps "
+                "of the text embedding are supported"
             )
         if "Normalize" in previous:
             raise UserError(
-                f"{directory / _MODULES_FILE}: {folder} maps vectors that have the length 1, and only maps before that are built"
+                f"{files.directory / _MODULES_FILE}: {folder} applies to normalized vectors; only linear "
+                "maps before normalization are supported"
             )
         reader = ConfigReader(
-            read_checkpoint_json(directory, f"{folder}/config.json") or {}, directory / folder / "config.json"
+            files.read_json(f"{folder}/config.json") or {}, files.directory / folder / "config.json"
         )
         reader.require("in_features", width)
         reader.require("module_input_name", "sentence_embedding")
@@ -121,7 +120,7 @@ def load_dense_modules(directory: Path, width: int) -> tuple[list[ProjectionConf
             )
         maps.append(ProjectionConfig(width=width, activation=activation, bias=reader.get_bool("bias", True)))
         reader.reject_unknown()
-        entries = open_tensors(directory, f"{folder}/{WEIGHTS_FILE}")
+        entries = files.open_tensors(f"{folder}/{WEIGHTS_FILE}")
         tensors |= {f"{_dense_dir(len(maps) - 1)}/{key}": entry for key, entry in entries.items()}
     return maps, tensors
 
@@ -137,20 +136,20 @@ def _dense_dir(index: int) -> str:
     return f"{index + 2}_Dense"
 
 
-def _read_modules(directory: Path) -> list[tuple[str, str]]:
+def _read_modules(files: CheckpointFiles) -> list[tuple[str, str]]:
     """Return kind and directory of each module in modules.json, empty without the file."""
-    steps = read_json_value(directory, _MODULES_FILE)
+    steps = files.read_json_value(_MODULES_FILE)
     if steps is None:
         return []
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise UserError(f"{directory / _MODULES_FILE} must hold a list of objects")
+        raise UserError(f"{files.directory / _MODULES_FILE} must be a JSON list of objects")
     return [(str(step.get("type")).rsplit(".", 1)[-1], str(step.get("path"))) for step in steps]
 
 
 def embedding_settings(generation: GenerationConfig) -> dict[str, Any]:
     """Return the generation settings that affect embeddings."""
     return generation.model_dump(
-        include={"pooling", "normalize", "max_text_len", "prompts", "prompt", "pool_prompt"}
+        include={"pooling", "normalize", "embed_max_len", "embed_prompts", "embed_prompt", "include_prompt"}
     )
 
 
@@ -160,7 +159,8 @@ def module_files(generation: GenerationConfig, config: ModelConfig) -> dict[str,
     mode = {pooling_name: name for name, pooling_name in _POOLING_MODES.items()}.get(generation.pooling)
     if mode is None and config.dense:
         raise UserError(
-            f"pooling is {generation.pooling!r}, and behind that no maps can be said: {', '.join(_POOLING_MODES.values())}"
+            f"pooling is {generation.pooling!r}, which cannot be followed by linear maps; "
+            f"supported: {', '.join(_POOLING_MODES.values())}"
         )
     if mode is None:
         return {}
@@ -169,7 +169,7 @@ def module_files(generation: GenerationConfig, config: ModelConfig) -> dict[str,
     if generation.normalize:
         steps[f"{len(steps)}_Normalize"] = "Normalize"
     pooling = {f"pooling_mode_{key}": mode == name for key, name in _LEGACY_POOLING_MODES.items()}
-    if not generation.pool_prompt:  # older versions do not know the key
+    if not generation.include_prompt:  # older versions do not know the key
         pooling["include_prompt"] = False
     files: dict[str, Any] = {
         _MODULES_FILE: [
@@ -178,7 +178,7 @@ def module_files(generation: GenerationConfig, config: ModelConfig) -> dict[str,
         ],
         _POOLING_FILE: {"word_embedding_dimension": width} | pooling,
         _LENGTH_FILE: {
-            "max_seq_length": min(generation.max_text_len or max_len, max_len),
+            "max_seq_length": min(generation.embed_max_len or max_len, max_len),
             "do_lower_case": False,
         },
     }
@@ -193,58 +193,58 @@ def module_files(generation: GenerationConfig, config: ModelConfig) -> dict[str,
     return files | _write_prompts(generation)
 
 
-def read_max_len(directory: Path, tokenizer: Tokenizer, max_len: int) -> int | None:
+def read_max_len(files: CheckpointFiles, tokenizer: Tokenizer, max_len: int) -> int | None:
     """Return the maximum number of tokens of a text, or None for the maximum of the model.
 
     It is that of sentence-transformers, else that of the tokenizer.
     """
     path = next(
-        (directory / name for name in _LENGTH_FILES if find_file(directory, name)), directory / _LENGTH_FILE
+        (files.directory / name for name in _LENGTH_FILES if files.find(name)), files.directory / _LENGTH_FILE
     )
-    reader = ConfigReader(read_checkpoint_json(directory, path.name) or {}, path)
+    reader = ConfigReader(files.read_json(path.name) or {}, path)
     if reader.get_bool("do_lower_case", False) and tokenizer.encode(["A"]) != tokenizer.encode(["a"]):
-        log.warning("%s: texts are read in lower case there, and as they are here", path)
+        log.warning("%s: there texts are lowercased, here they are not", path)
     if reader.has("max_seq_length"):
         max_tokens = reader.get_int("max_seq_length")
     else:
-        max_tokens = (read_checkpoint_json(directory, "tokenizer_config.json") or {}).get(
-            "model_max_length", max_len
-        )
+        max_tokens = (files.read_json("tokenizer_config.json") or {}).get("model_max_length", max_len)
     return max_tokens if isinstance(max_tokens, int) and 0 < max_tokens < max_len else None
 
 
-def _read_prompts(directory: Path) -> dict[str, Any]:
+def _read_prompts(files: CheckpointFiles) -> dict[str, Any]:
     """Return the prompts by name, and the name of the default prompt."""
-    reader = ConfigReader(read_checkpoint_json(directory, _PROMPTS_FILE) or {}, directory / _PROMPTS_FILE)
+    reader = ConfigReader(files.read_json(_PROMPTS_FILE) or {}, files.directory / _PROMPTS_FILE)
     texts = reader.values.get("prompts", {})
     if not isinstance(texts, dict) or not all(isinstance(text, str | None) for text in texts.values()):
-        raise reader.value_error("prompts", "an object of texts by name")
+        raise reader.value_error("prompts", "an object of strings by name")
     texts = {name: text or "" for name, text in texts.items()}
     has_default = reader.has("default_prompt_name")
     return {
-        "prompts": texts,
-        "prompt": reader.get_choice("default_prompt_name", "", texts or ["none"]) if has_default else "",
+        "embed_prompts": texts,
+        "embed_prompt": reader.get_choice("default_prompt_name", "", texts or ["none"])
+        if has_default
+        else "",
     }
 
 
 def _write_prompts(generation: GenerationConfig) -> dict[str, Any]:
     """Inverse of ``_read_prompts``. A prompt without a name is stored under its text."""
-    if not generation.prompts and not generation.prompt:
+    if not generation.embed_prompts and not generation.embed_prompt:
         return {}
-    named_prompt = {generation.prompt: generation.prompt_text} if generation.prompt else {}
+    named_prompt = {generation.embed_prompt: generation.prompt_text} if generation.embed_prompt else {}
     content = {
-        "prompts": {**generation.prompts, **named_prompt},
-        "default_prompt_name": generation.prompt or None,
+        "prompts": {**generation.embed_prompts, **named_prompt},
+        "default_prompt_name": generation.embed_prompt or None,
     }
     return {_PROMPTS_FILE: content}
 
 
-def read_score_activation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def read_score_activation(files: CheckpointFiles, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of GenerationConfig for a classifier of one label; the default activation of its score is
     a sigmoid.
     """
-    newest = read_checkpoint_json(directory, _PROMPTS_FILE) or {}
-    section = ConfigReader(config, directory / "config.json").get_section("sentence_transformers")
+    newest = files.read_json(_PROMPTS_FILE) or {}
+    section = ConfigReader(config, files.directory / "config.json").get_section("sentence_transformers")
     newer = section.values if section else {}
     names = (
         newest.get(_ACTIVATION_KEY),
@@ -252,17 +252,18 @@ def read_score_activation(directory: Path, config: Mapping[str, Any]) -> dict[st
         config.get("sbert_ce_default_activation_function"),
     )
     name = next((value for value in names if value is not None), "torch.nn.Sigmoid")
-    sigmoid_by_name = {"Sigmoid": True, "Identity": False}
-    if not isinstance(name, str) or (sigmoid := sigmoid_by_name.get(name.rsplit(".", 1)[-1])) is None:
+    activations = {"Sigmoid": "sigmoid", "Identity": "identity"}
+    if not isinstance(name, str) or (activation := activations.get(name.rsplit(".", 1)[-1])) is None:
         raise UserError(
-            f"{directory}: scores go through {format_value(name)} there; built are {' and '.join(sigmoid_by_name)} of torch"
+            f"{files.directory}: the activation of scores is {format_value(name)}; supported: "
+            f"{' and '.join(activations)} of torch"
         )
-    return {"sigmoid": sigmoid}
+    return {"score_activation": activation}
 
 
 def write_score_activation(config: ModelConfig, generation: GenerationConfig) -> dict[str, Any]:
     """Inverse of ``read_score_activation``, for config.json."""
-    if len(config.labels) != 1 or generation.sigmoid:
+    if len(config.labels) != 1 or generation.score_activation == "sigmoid":
         return {}
     return {"sentence_transformers": {_ACTIVATION_KEY: "torch.nn.modules.linear.Identity"}}
 
@@ -271,12 +272,13 @@ def _read_pooling(pooling_config: dict[str, Any], path: Path) -> str:
     """Return the pooling of a config in our terms."""
     prefix = "pooling_mode_"
     modes = [pooling_config["pooling_mode"]] if "pooling_mode" in pooling_config else [
-        _LEGACY_POOLING_MODES.get(key.removeprefix(prefix), key) for key, value in pooling_config.items() if key.startswith(prefix) and value is True
+        _LEGACY_POOLING_MODES.get(key.removeprefix(prefix), key) for key,
+            value in pooling_config.items() if key.startswith(prefix) and value is True
     ]  # fmt: skip
     if len(modes) == 1 and isinstance(modes[0], str) and modes[0] in _POOLING_MODES:
         return _POOLING_MODES[modes[0]]
     log.warning(
-        "%s: pooling is %s, and here the mean; built are %s",
+        "%s: pooling is %s; the mean is used instead; supported: %s",
         path,
         format_value(modes),
         ", ".join(_POOLING_MODES),

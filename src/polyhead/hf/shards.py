@@ -30,7 +30,8 @@ def parse_size(text: str) -> int:
     size = int(float(match[1]) * units[match[2].upper()]) if match else 0
     if size < 1:
         raise UserError(
-            f"the size {text!r} is not a number above 0 with one of the units {', '.join(SIZE_UNITS)}: write 2GB"
+            f"the size {text!r} is not a number above 0 with a unit, one of "
+            f"{', '.join(SIZE_UNITS)}: write 2GB"
         )
     return size
 

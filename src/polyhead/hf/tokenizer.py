@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
 from polyhead.core.errors import UserError, format_value
-from polyhead.hf.checkpoint_files import find_file
-from polyhead.hf.family import FAMILY, ModelFamily, TokenizerFactory
+from polyhead.hf.checkpoint_files import CheckpointFiles
+from polyhead.hf.family import ModelFamily, TokenizerFactory
+from polyhead.hf.published_checkpoint import PublishedCheckpoint
 from polyhead.hf.tokenizers.legacy_tokenizers import read_special_tokens
-from polyhead.tokenizers.files import FILE, TARGET
+from polyhead.tokenizers.files import FILE, TARGET, parse_tokenizer
 from polyhead.tokenizers.special_tokens import DECODER_ROLES
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 
-def load_tokenizer(
-    directory: Path, config: dict[str, Any], generation: dict[str, Any] | None, n_rows: int
-) -> Tokenizer:
+def load_tokenizer(checkpoint: PublishedCheckpoint, n_rows: int) -> Tokenizer:
     """Load tokenizer.json, or the family's older files, for a model with ``n_rows`` embedding rows.
 
     Roles come from tokenizer_config.json, special_tokens_map.json, and the ids in the configs; a role that is
@@ -27,19 +25,19 @@ def load_tokenizer(
     padding. If decoding ends with several tokens, one of them is the end here and ``extra_eos`` returns the
     others.
     """
-    family: ModelFamily = FAMILY.get(config["model_type"])
-    factory = _find_factory(directory, family)
-    roles, vocabulary = read_special_tokens(directory), factory({})
+    family, config, files = checkpoint.family, checkpoint.config, checkpoint.tokenizer_files
+    factory, config_path = _find_factory(files, family), checkpoint.files.directory / "config.json"
+    roles, vocabulary = read_special_tokens(files), factory({})
     special_tokens = vocabulary.ids_to_tokens(vocabulary.special_ids)
     roles = {role: token for role, token in family.special_tokens.items() if token in special_tokens} | roles
     for role in ("bos_token", "eos_token", "pad_token"):
         if role not in roles and (ids := _role_ids(config, f"{role}_id")):
-            roles[role] = _lookup_token(vocabulary, ids[0], f"{directory / 'config.json'}: {role}_id")
+            roles[role] = _lookup_token(vocabulary, ids[0], f"{config_path}: {role}_id")
     for role in DECODER_ROLES:
-        if ids := _role_ids(generation or {}, f"{role}_id") or _role_ids(config, f"{role}_id"):
-            roles[role] = _lookup_token(vocabulary, ids[0], f"{directory}: {role}_id")
-    path = directory / ("config.json" if generation is None else "generation_config.json")
-    names = [_lookup_token(vocabulary, i, f"{path}: eos_token_id") for i in _eos_ids(config, generation)]
+        if ids := _role_ids(checkpoint.generation, f"{role}_id") or _role_ids(config, f"{role}_id"):
+            roles[role] = _lookup_token(vocabulary, ids[0], f"{files.directory}: {role}_id")
+    source = f"{checkpoint.generation_path}: eos_token_id"
+    names = [_lookup_token(vocabulary, i, source) for i in _eos_ids(checkpoint)]
     if names and roles.get("eos_token") not in names:
         roles["eos_token"] = names[0]
     if roles.get("pad_token") == roles.get("eos_token"):
@@ -52,21 +50,20 @@ def load_tokenizer(
     )
 
 
-def extra_eos(
-    tokenizer: Tokenizer, config: dict[str, Any], generation: dict[str, Any] | None
-) -> tuple[str, ...]:
+def extra_eos(checkpoint: PublishedCheckpoint, tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return the tokens that end decoding in addition to the tokenizer's own end token."""
-    extra_ids = [i for i in _eos_ids(config, generation) if i != tokenizer.eos_id]
+    extra_ids = [i for i in _eos_ids(checkpoint) if i != tokenizer.eos_id]
     return tuple(
         filter(None, tokenizer.target_tokenizer.ids_to_tokens(extra_ids))
     )  # ids without a token are never generated
 
 
-def _eos_ids(config: dict[str, Any], generation: dict[str, Any] | None) -> list[int]:
+def _eos_ids(checkpoint: PublishedCheckpoint) -> list[int]:
     """Return eos_token_id of generation_config.json; without that file, of config.json if it is a list."""
-    if generation is None and not isinstance(config.get("eos_token_id"), list):
+    generation = checkpoint.generation
+    if checkpoint.generation_config is None and not isinstance(generation.get("eos_token_id"), list):
         return []  # a single id is often the default of the config class, whatever the vocabulary
-    return list(dict.fromkeys(_role_ids(config if generation is None else generation, "eos_token_id")))
+    return list(dict.fromkeys(_role_ids(generation, "eos_token_id")))
 
 
 def _drop_unknown_tokens(tokenizer: Tokenizer, roles: dict[str, str], n_rows: int) -> Tokenizer:
@@ -79,21 +76,33 @@ def _drop_unknown_tokens(tokenizer: Tokenizer, roles: dict[str, str], n_rows: in
         {*tokenizer.role_ids.values(), *tokenizer.prefix_ids, *tokenizer.suffix_ids},
     )
     rules["added_tokens"] = [
-        token for token in rules["added_tokens"] if token["id"] < n_rows or token["id"] in used_ids or not token["special"]
+        token for token in rules["added_tokens"] if token["id"] < n_rows or token["id"] in used_ids
+            or not token["special"]
     ]  # fmt: skip
     return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), roles)
 
 
-def _find_factory(directory: Path, family: ModelFamily) -> TokenizerFactory:
-    if find_file(directory, FILE) is not None:
-        find_file(directory, TARGET)
-        return partial(Tokenizer.load, directory)
+def _find_factory(files: CheckpointFiles, family: ModelFamily) -> TokenizerFactory:
+    if files.find(FILE) is not None:
+        return _parse_factory(files)
     if family.load_legacy_tokenizer is not None:
-        return family.load_legacy_tokenizer(directory)
-    file_names = ", ".join(sorted(path.name for path in directory.iterdir())[:8])
+        return family.load_legacy_tokenizer(files)
+    file_names = ", ".join(sorted(path.name for path in files.directory.iterdir())[:8])
     raise UserError(
-        f"{directory} has no tokenizer.json (there: {file_names}); AutoTokenizer of transformers writes one with save_pretrained"
+        f"{files.directory} has no tokenizer.json (there: {file_names}); save_pretrained of a transformers "
+        "AutoTokenizer writes one"
     )
+
+
+def _parse_factory(files: CheckpointFiles) -> TokenizerFactory:
+    """Parse tokenizer.json, and target_tokenizer.json if there is one."""
+    target = parse_tokenizer(files.directory / TARGET) if files.find(TARGET) else None
+    inner, content = parse_tokenizer(files.directory / FILE)
+
+    def build(roles: Mapping[str, str]) -> Tokenizer:
+        return Tokenizer(inner, roles, content, Tokenizer(target[0], roles, target[1]) if target else None)
+
+    return build
 
 
 def _role_ids(config: dict[str, Any], key: str) -> list[int]:
@@ -102,11 +111,11 @@ def _role_ids(config: dict[str, Any], key: str) -> list[int]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for i in ids:
         if isinstance(i, bool) or not isinstance(i, int):
-            raise UserError(f"{key} is {format_value(value)}, wanted the id of a token")
+            raise UserError(f"{key} is {format_value(value)}, expected a token id")
     return ids
 
 
 def _lookup_token(tokenizer: Tokenizer, token_id: int, source: str) -> str:
     if not 0 <= token_id < tokenizer.vocab_size:
-        raise UserError(f"{source} is {token_id}, and the tokenizer has {tokenizer.vocab_size} tokens")
+        raise UserError(f"{source} is {token_id}, but the tokenizer has {tokenizer.vocab_size} tokens")
     return tokenizer.ids_to_tokens([token_id])[0]

@@ -141,7 +141,7 @@ def to_hf(table: Iterable[WeightRule], state: Mapping[str, Tensor], config: Mode
     """Convert our weights to those of a checkpoint."""
     rules = list(bind_rules(table, state, config))
     assert {name for row in rules for name in row.param_names} == state.keys(), (
-        "the table of the family is not whole"
+        "the weight map of the family is incomplete"
     )
     return {row.hf_name: row.transform.join([state[name] for name in row.param_names]) for row in rules}
 

@@ -1,12 +1,12 @@
-"""Attention maps as data, as text for the terminal, and as a static SVG image."""
+"""Attention maps as data and as text for the terminal."""
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Sequence
-from html import escape
 from typing import Any, NamedTuple
+
+from rich.cells import cell_len
 
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
@@ -40,24 +40,26 @@ def nested_weights(attention: AttentionMap) -> list[list[WeightMatrix]]:
     )
     shape = len(attention.target_tokens), len(attention.source_tokens)
     if not weights or not weights[0] or not all(shape):
-        raise UserError("an attention map needs at least one layer, one head, and a token on each side")
+        raise UserError("an attention map requires at least one layer, one head and one token on each side")
     for layer in weights:
         for head in layer:
             if len(head) != shape[0] or any(len(row) != shape[1] for row in head):
                 head_shape = len(head), len(head[0]) if head else 0
                 raise UserError(
-                    f"attention weights of {head_shape[0]} x {head_shape[1]} do not fit {shape[0]} target "
-                    f"and {shape[1]} source tokens; wanted (layers, heads, {shape[0]}, {shape[1]})"
+                    f"attention weights of {head_shape[0]} x {head_shape[1]} do not match {shape[0]} target "
+                    f"and {shape[1]} source tokens; expected (layers, heads, {shape[0]}, {shape[1]})"
                 )
             if not all(math.isfinite(w) for row in head for w in row):
-                raise UserError("attention weights hold a value that is no number: did the training diverge?")
+                raise UserError(
+                    "attention weights have a value that is not finite: did the training diverge?"
+                )
     return weights
 
 
 def layer_numbers(attention: AttentionMap, n: int) -> list[int]:
     """The numbers of the n layers."""
     if attention.layers and len(attention.layers) != n:
-        raise UserError(f"an attention map of {n} layers was given {len(attention.layers)} numbers for them")
+        raise UserError(f"an attention map of {n} layers has {len(attention.layers)} layer numbers")
     return list(attention.layers or range(1, n + 1))
 
 
@@ -86,7 +88,7 @@ def select_weights(
 def check_index(axis: str, index: int, n: int) -> int:
     """Return the index; a UserError if it is out of range."""
     if not -n <= index < n:
-        raise UserError(f"no {axis} {index}: there are {n}, numbered 0 to {n - 1}")
+        raise UserError(f"no {axis} {index}: expected 0 to {n - 1}")
     return index
 
 
@@ -106,12 +108,6 @@ def display_token(token: str) -> str:
     return escape_controls(token.replace("\n", "⏎")).strip() or "␣"
 
 
-def display_width(text: str) -> int:
-    """Number of terminal columns of a text: two for Chinese characters, none for combining marks."""
-    wide = {"W": 2, "F": 2}
-    return sum(0 if unicodedata.combining(c) else wide.get(unicodedata.east_asian_width(c), 1) for c in text)
-
-
 def attention_text(
     attention: AttentionMap, layer: int | None = -1, head: int | None = None, width: int | None = None
 ) -> str:
@@ -121,7 +117,7 @@ def attention_text(
     """
     matrix = select_weights(attention, layer, head)
     source, target = ([display_token(t) for t in tokens] for tokens in attention[:2])
-    left, right = (max(map(display_width, tokens), default=0) for tokens in (target, source))
+    left, right = (max(map(cell_len, tokens), default=0) for tokens in (target, source))
     fits = len(source) if width is None else max(1, (width - left - right - 9) // 3)
     weights = nested_weights(attention)
     lines = [
@@ -137,7 +133,7 @@ def attention_text(
             )
             best = max(range(len(row)), key=row.__getitem__)
             note = f"  {row[best]:.2f} {source[best]}" if best in columns else ""
-            lines.append(" " * (left - display_width(token)) + f"{token}  {cells}{note}".rstrip())
+            lines.append(" " * (left - cell_len(token)) + f"{token}  {cells}{note}".rstrip())
     names = [f"{i} {token}" for i, token in enumerate(source, 1)]
     return "\n".join([*lines, "", *wrap_words(names, width)])
 
@@ -147,55 +143,8 @@ def wrap_words(words: Sequence[str], width: int | None) -> list[str]:
     lines = [""]
     for word in words:
         longer = f"{lines[-1]}  {word}" if lines[-1] else word
-        if lines[-1] and width is not None and display_width(longer) > width:
+        if lines[-1] and width is not None and cell_len(longer) > width:
             lines.append(word)
         else:
             lines[-1] = longer
     return lines
-
-
-def heat_map_svg(
-    attention: AttentionMap, layer: int | None = -1, head: int | None = None, cell: int = 26
-) -> str:
-    """One map as an SVG element: the larger a weight, the darker its cell."""
-    matrix = select_weights(attention, layer, head)
-    source, target = ([clip_label(display_token(t)) for t in tokens] for tokens in attention[:2])
-    left, top = 12 + 7.4 * max(map(display_width, target)), 24 + 6.6 * max(map(display_width, source))
-    right = 14 + 5.4 * display_width(source[-1])
-    width, height = left + cell * len(source) + right, top + cell * len(target) + 4
-    name = tr(
-        "{kind}: {rows} target by {columns} source tokens",
-        kind=tr(attention.kind),
-        rows=len(target),
-        columns=len(source),
-    )
-    parts = [
-        f'<svg class="heat" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
-        f'role="img" aria-label="{escape(name)}">'
-    ]
-    for s, token in enumerate(source):
-        x, y = left + cell * (s + 0.5), top - 8
-        parts.append(
-            f'<text class="token" transform="translate({x:.1f} {y:.1f}) rotate(-50)">{escape(token)}</text>'
-        )
-    for t, (token, row) in enumerate(zip(target, matrix, strict=True)):
-        y = top + cell * t
-        parts.append(
-            f'<text class="token end" x="{left - 8:.1f}" y="{y + cell / 2 + 5:.1f}">{escape(token)}</text>'
-        )
-        for s, weight in enumerate(row):
-            box = f'x="{left + cell * s:.1f}" y="{y:.1f}" width="{cell - 2}" height="{cell - 2}" rx="3"'
-            parts.append(
-                f'<rect class="under" {box}/><rect class="cell" {box} fill-opacity="{cell_opacity(weight)}"/>'
-            )
-    return "".join([*parts, "</svg>"])
-
-
-def cell_opacity(weight: float) -> str:
-    """The opacity of a weight: the power 0.7 keeps small weights visible, as in the script of the page."""
-    return f"{max(weight, 0.0) ** 0.7:.3f}"
-
-
-def clip_label(text: str, max_len: int = 14) -> str:
-    """Cut a label to the space of an axis."""
-    return text if len(text) <= max_len else text[: max_len - 1] + "…"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -13,7 +12,8 @@ from polyhead.kernels.build_extension import DTYPE_SUFFIX, AttentionSizes, load_
 from polyhead.kernels.int_linear import Int8Linear
 from polyhead.kernels.linear import PANEL, LinearFactory, NativeLinear
 from polyhead.nn.attention.softmax import Attention
-from polyhead.nn.kv import KV, WeightsHook
+from polyhead.nn.cache import LayerCache
+from polyhead.nn.kv import KV, attend, attention_mask, merge_heads, split_heads
 from polyhead.nn.position.alibi import Alibi
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.t5 import T5Bias
@@ -61,44 +61,60 @@ class PackedAttention(Attention):
         projections = _projections(attn)
         biases = None if attn.q_proj.bias is None else torch.cat([layer.bias for layer in projections])
         qkv = factory(torch.cat([layer.weight for layer in projections]), biases)
-        assert isinstance(qkv, NativeLinear | Int8Linear), "only kernels give some of the outputs"
+        assert isinstance(qkv, NativeLinear | Int8Linear), "some outputs require kernels"
         self.qkv = qkv
         self.o_proj = factory(attn.o_proj.weight, attn.o_proj.bias)  # type: ignore[assignment]
         self.widths = [len(layer.weight) for layer in projections]
         self.eval()
 
-    def project_qkv(self, x: Tensor, pos: Tensor | None, memory: KV | None) -> tuple[Tensor, KV]:
-        if memory is not None:
-            return self.prepare_queries(self.qkv.forward_slice(x, 0, self.widths[0]), pos), memory
-        q, k, v = self.qkv(x).split_with_sizes(self.widths, -1)
-        return self.prepare_queries(q, pos), self.prepare_kv(k, v, pos)
-
-    def project_kv(self, x: Tensor, pos: Tensor | None) -> KV:
-        k, v = self.qkv.forward_slice(x, self.widths[0], self.qkv.out_features).split_with_sizes(
-            self.widths[1:], -1
-        )
-        return self.prepare_kv(k, v, pos)
-
-    def attend_heads(
-        self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, hooks: Sequence[WeightsHook]
+    def forward(
+        self,
+        x: Tensor,
+        pos: Tensor | None = None,
+        cache: LayerCache | None = None,
+        memory: KV | None = None,
+        position: Position | None = None,
     ) -> Tensor:
-        pages = paged_view_of(kv)
+        position = self.position if position is None else position
+        if memory is None:
+            q, k, v = self.qkv(x).split_with_sizes(self.widths, -1)
+            kv = self.make_kv(k, v, pos, position)
+        else:
+            q, kv = self.qkv.forward_slice(x, 0, self.widths[0]), memory
+        q = position.rotate(self.q_norm(split_heads(q, self.head_dim)), pos)
+        hooks = [*self.weights_hooks]
+        if cache is not None:
+            kv = cache.update(kv)
+            hooks += [] if cache.weights_hook is None else [cache.weights_hook]
+        own_tokens_only, window = memory is None and cache is None, self.window if memory is None else None
+        mask = attention_mask(pos, kv, x.size(1), self.causal, window, own_tokens_only=own_tokens_only)
+        pages, (N, H, T, _) = paged_view_of(kv), q.shape
+        slots = pages.table.size(1) * pages.k.size(2)
+        n_scores = N * H * T // (len(pages.table) * pages.k.size(1)) * slots
         is_triangle = mask is None and self.causal
         # masks that differ between rows with the same keys
         has_own_masks = mask is not None and mask.size(0) not in (1, len(pages.table))
-        n_scores = (
-            q.size(0)
-            * q.size(1)
-            * q.size(2)
-            // (len(pages.table) * pages.k.size(1))
-            * pages.table.size(1)
-            * pages.k.size(2)
-        )
         if hooks or is_triangle or has_own_masks or kv.log_count is not None or n_scores > MAX_SCORES:
-            return super().attend_heads(q, kv, mask, pos, hooks)
-        slots = pages.table.size(1) * pages.k.size(2)
-        bias = score_bias(self.position, (q.size(1), q.size(2), slots), pos, kv.pos)
-        return paged_attention(q, pages, mask, self.scale, bias, self.softcap)
+            bias = position.scores(q, kv, pos, self.scale, self.project_qk)
+            scale, softcap = self.scale, self.softcap
+            heads = attend(q, kv, mask, bias, causal=self.causal, scale=scale, softcap=softcap, hooks=hooks)
+            out = merge_heads(heads)
+        else:
+            bias = score_bias(position, (H, T, slots), pos, kv.pos)
+            out = paged_attention(q, pages, mask, self.scale, bias, self.softcap)
+        projected: Tensor = self.o_proj(out)
+        return projected
+
+    def project_kv(self, x: Tensor, pos: Tensor | None, position: Position | None = None) -> KV:
+        k, v = self.qkv.forward_slice(x, self.widths[0], self.qkv.out_features).split_with_sizes(
+            self.widths[1:], -1
+        )
+        return self.make_kv(k, v, pos, self.position if position is None else position)
+
+    def make_kv(self, k: Tensor, v: Tensor, pos: Tensor | None, position: Position) -> KV:
+        """(B, S, K * D), (B, S, K * Dv), (B, S) -> keys and values."""
+        k = position.rotate(self.k_norm(split_heads(k, self.head_dim)), pos)
+        return KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
 
 
 def paged_view_of(kv: KV) -> PagedView:

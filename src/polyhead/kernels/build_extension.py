@@ -40,7 +40,7 @@ DTYPE_SUFFIX = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _INT_FIELDS = """
 rows share heads group queries slots block pages dim v_dim q_token k_head k_page k_slot v_head v_page v_slot seen_row seen_head seen_query
 bias_row bias_head bias_query
-"""
+"""  # noqa: E501
 
 
 class AttentionSizes(ctypes.Structure):

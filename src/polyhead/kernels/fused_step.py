@@ -72,7 +72,9 @@ class KVView(NamedTuple):
 
 
 class FusedSteps:
-    """The compiled program of a stack and its execution; raises Unsupported if a layer cannot be compiled."""
+    """The compiled program of a stack and its execution; raises UnsupportedLayerError if a layer cannot be
+    compiled.
+    """
 
     def __init__(self, stack: Stack) -> None:
         self.builder, self.out_offset = compile_stack(list(stack.layers), stack.final_norm)

@@ -57,7 +57,7 @@ class Int4:
     def pack_panels(self) -> Tensor:
         """The kernel's layout: two numbers per byte; after each group the group scales of its 64 rows."""
         kernels, (rows, groups, _) = load_kernels(), self.int4_values.shape
-        assert kernels is not None, "there is no kernel"
+        assert kernels is not None, "no kernel available"
         panels = alloc_huge_pages(-(-rows // PANEL) * PANEL * groups * (GROUP_SIZE // 2 + 1) // 4)
         kernels.pack_int4(
             self.int4_values.data_ptr(), self.group_scales.data_ptr(), panels.data_ptr(), rows, groups

@@ -35,7 +35,7 @@ class Int8:
     def pack_panels(self) -> Tensor:
         """The weights in the layout of the kernel."""
         kernels, (width, inputs) = load_kernels(), self.values.shape
-        assert kernels is not None, "there is no kernel"
+        assert kernels is not None, "no kernel available"
         padded = F.pad(self.values, (0, -inputs % 4)).contiguous()
         panels = alloc_huge_pages(-(-width // PANEL) * PANEL * self.steps)
         kernels.pack(padded.data_ptr(), panels.data_ptr(), width, self.steps)

@@ -58,7 +58,7 @@ class Int8Linear(nn.Module):
     def __init__(self, weight: QuantizedRows, bias: Tensor | None) -> None:
         super().__init__()
         kernels, (self.out_features, self.in_features) = load_kernels(), weight.values.shape
-        assert kernels is not None, "there is no kernel"
+        assert kernels is not None, "no kernel available"
         self.dtype, self.steps, self.panels = weight.dtype, weight.steps, weight.pack_panels()
         n_padding = -self.out_features % PANEL
         self.scales = F.pad(weight.scales, (0, n_padding))
@@ -88,7 +88,8 @@ class Int8Linear(nn.Module):
         byte_offset = self.panels.nbytes * start // len(self.scales)
         self.kernels[x.dtype](
             x.data_ptr(), panels + byte_offset, scales + start * 4, offsets + start * 4,
-            None if bias is None else bias + start * 4, out.data_ptr(), x.numel() // self.in_features, end - start, self.in_features,
+            None if bias is None else bias + start * 4, out.data_ptr(), x.numel() // self.in_features,
+                end - start, self.in_features,
         )  # fmt: skip
         return out
 

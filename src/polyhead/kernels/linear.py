@@ -43,7 +43,7 @@ class NativeLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         kernels, weight = load_kernels(), weight.detach().contiguous()
-        assert kernels is not None, "there is no kernel"
+        assert kernels is not None, "no kernel available"
         self.out_features, self.steps = len(weight), weight.size(1) * weight.element_size() // 4
         self.panels = alloc_huge_pages(-(-self.out_features // PANEL) * PANEL * self.steps)
         kernels.pack(weight.data_ptr(), self.panels.data_ptr(), self.out_features, self.steps)
@@ -66,7 +66,8 @@ class NativeLinear(nn.Module):
         out = x.new_empty((*x.shape[:-1], end - start))
         panels, bias = self.pointers
         self.kernel(
-            x.data_ptr(), panels + start * self.steps * 4, None if bias is None else bias + start * 4, out.data_ptr(),
+            x.data_ptr(), panels + start * self.steps * 4, None if bias is None else bias + start * 4,
+                out.data_ptr(),
             x.numel() // self.in_features, end - start, self.steps,
         )  # fmt: skip
         return out

@@ -15,7 +15,7 @@ from polyhead.kernels.int8 import make_int8_linear
 from polyhead.kernels.int_linear import Int8Linear, Int8LinearFallback
 from polyhead.kernels.linear import LinearFactory, NativeLinear, PackedLinear, make_linear
 from polyhead.kernels.malloc_tuning import trim_heap
-from polyhead.kernels.program import Unsupported
+from polyhead.kernels.program import UnsupportedLayerError
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.lm_head import Head
 from polyhead.nn.stack import Stack
@@ -94,7 +94,7 @@ def _fuse_stack(stack: Stack) -> Stack:
     has_hooks = any(part._forward_hooks or part._forward_pre_hooks for part in stack.modules())
     try:
         return stack if has_hooks or load_kernels() is None else PackedStack(stack)
-    except Unsupported:
+    except UnsupportedLayerError:
         return stack
 
 

@@ -52,7 +52,7 @@ class Instruction(ctypes.Structure):
     ]
 
 
-class Unsupported(Exception):
+class UnsupportedLayerError(Exception):
     """A module that cannot be compiled to these instructions."""
 
 
@@ -83,7 +83,7 @@ class ProgramBuilder:
     def add_layer(self, block: nn.Module, layer_idx: int) -> None:
         """Add a layer of the decoder; it reads and writes ``x``."""
         if type(block) not in (Block, ParallelBlock):
-            raise Unsupported
+            raise UnsupportedLayerError
         assert isinstance(block, Block)
         parts = [(block.attn_residual, partial(self.add_attention, block.attn, layer_idx))]
         if hasattr(block, "cross"):
@@ -96,7 +96,8 @@ class ProgramBuilder:
                 self.add_residual(residual, part(self.add_pre_norm(residual)))
             return
         if any(isinstance(residual.norm, NoNorm) for residual, _ in parts):
-            raise Unsupported  # without a norm a sublayer would read x after the other ones were added to it
+            # without a norm a sublayer would read x after the other ones were added to it
+            raise UnsupportedLayerError
         inputs = [self.add_pre_norm(residual, i) for i, (residual, _) in enumerate(parts)]
         for h, (residual, part) in zip(inputs, parts, strict=True):
             self.add_residual(residual, part(h))
@@ -111,7 +112,7 @@ class ProgramBuilder:
         """Add the last product of a sublayer, its sum with ``x``, and a sandwich norm or post-norm."""
         layer, h = pending
         if residual.scale != 1:
-            raise Unsupported
+            raise UnsupportedLayerError
         if residual.sandwich_norm is None or isinstance(residual.sandwich_norm, NoNorm):
             self.add_linear(layer, self.add_rounding(layer, h), self.x, combine=ADD, operand=self.x)
         else:
@@ -129,11 +130,12 @@ class ProgramBuilder:
         elif type(norm) is RMSNorm:
             norm_kind, weight, bias = RMS, _norm_weight(norm), None
         else:
-            raise Unsupported
+            raise UnsupportedLayerError
         n = len(weight)
         out = self.buffer_offset(name, n)
         self.emit(
-            NORM_OP, x, out, with_=addend, width=n, inner=n, way=norm_kind, weight=self.store_constant(weight),
+            NORM_OP, x, out, with_=addend, width=n, inner=n, way=norm_kind,
+            weight=self.store_constant(weight),
             bias=None if bias is None else self.store_constant(bias), number=norm.eps,
         )  # fmt: skip
         return out
@@ -146,7 +148,7 @@ class ProgramBuilder:
         With ``source`` (cross-attention) only queries are projected; keys and values of the source are given.
         """
         if type(attn) is not PackedAttention:
-            raise Unsupported
+            raise UnsupportedLayerError
         self.attentions.append(attn)
         D, Dv = attn.head_dim, attn.v_head_dim
         heads, kv_heads = attn.widths[0] // D, attn.widths[1] // D
@@ -157,15 +159,17 @@ class ProgramBuilder:
         common_fields = {"heads": heads, "dim": D, "v_dim": Dv, "layer": layer_idx, "source": int(source)}
         has_qk_norm, is_full_norm = isinstance(attn.q_norm, RMSNorm), isinstance(attn.q_norm, FullQKNorm)
         if not has_qk_norm and not isinstance(attn.q_norm, nn.Identity):
-            raise Unsupported
+            raise UnsupportedLayerError
         if not source or has_qk_norm or rotary_dim:
             norm_weights = [
                 self.store_constant(_norm_weight(norm)) if has_qk_norm else None
                 for norm in (attn.q_norm, attn.k_norm)
             ]
             self.emit(
-                HEADS_OP, qkv_offset, qkv_offset, with_=angles, width=width, inner=rotary_dim, way=interleaved, kv_heads=0 if source else kv_heads,
-                weight=norm_weights[0], bias=norm_weights[1], number=attn.q_norm.eps if has_qk_norm else 0.0, joins=is_full_norm, **common_fields,
+                HEADS_OP, qkv_offset, qkv_offset, with_=angles, width=width, inner=rotary_dim,
+                way=interleaved, kv_heads=0 if source else kv_heads,
+                weight=norm_weights[0], bias=norm_weights[1], number=attn.q_norm.eps if has_qk_norm else 0.0,
+                    joins=is_full_norm, **common_fields,
             )  # fmt: skip
         window = None if source else attn.window
         if window not in self.windows:
@@ -175,7 +179,8 @@ class ProgramBuilder:
         bias = self.biases.index(attn.position) if attn.position in self.biases else NO_OFFSET
         out = self.buffer_offset("merged", heads * Dv)
         self.emit(
-            ATTEND_OP, qkv_offset, out, with_=bias, width=heads * Dv, inner=width, kv_heads=kv_heads, mask=self.windows.index(window),
+            ATTEND_OP, qkv_offset, out, with_=bias, width=heads * Dv, inner=width, kv_heads=kv_heads,
+            mask=self.windows.index(window),
             number=D**-0.5 if attn.scale is None else attn.scale, bound=attn.softcap or 0.0, **common_fields,
         )  # fmt: skip
         return attn.o_proj, out
@@ -196,7 +201,7 @@ class ProgramBuilder:
                 )
             return offset, position.rotary_dim, position.layout == "interleaved"
         if type(position).rotate is not Position.rotate:
-            raise Unsupported
+            raise UnsupportedLayerError
         return NO_OFFSET, 0, False
 
     def add_feed_forward(self, ffn: nn.Module, h: int) -> PendingLinear:
@@ -206,7 +211,7 @@ class ProgramBuilder:
             self.add_linear(ffn.up_proj, self.add_rounding(ffn.up_proj, h), inner, activation=ffn.activation)
             return ffn.down_proj, inner
         if type(ffn) is not GatedFeedForward:
-            raise Unsupported
+            raise UnsupportedLayerError
         gate, inner = (
             self.buffer_offset(name, _require_linear(ffn.up_proj).out_features) for name in ("gate", "inner")
         )
@@ -243,8 +248,10 @@ class ProgramBuilder:
         )
         panels, *quantization, bias = layer.pointers
         self.emit(
-            PRODUCT_OP, x, out, with_=operand, width=width or layer.out_features, inner=layer.steps, way=precision, activation=kind, joins=combine,
-            weight=panels, bias=bias, number=slope, **dict(zip(("sizes", "offsets"), quantization, strict=False)),
+            PRODUCT_OP, x, out, with_=operand, width=width or layer.out_features, inner=layer.steps,
+            way=precision, activation=kind, joins=combine,
+            weight=panels, bias=bias, number=slope, **dict(zip(("sizes", "offsets"), quantization,
+                strict=False)),
         )  # fmt: skip
 
     def emit(self, opcode: int, src: int, out: int, **rest: Any) -> None:
@@ -258,10 +265,10 @@ class ProgramBuilder:
 
 
 def compile_stack(layers: Sequence[nn.Module], final_norm: nn.Module | None) -> tuple[ProgramBuilder, int]:
-    """Compile a stack of packed layers -> builder, offset of the result; raises Unsupported."""
+    """Compile a stack of packed layers -> builder, offset of the result; raises UnsupportedLayerError."""
     first_attn = getattr(layers[0], "attn", None)
     if type(first_attn) is not PackedAttention:
-        raise Unsupported
+        raise UnsupportedLayerError
     builder = ProgramBuilder(_require_linear(first_attn.o_proj).out_features)
     for number, layer in enumerate(layers):
         builder.add_layer(layer, number)
@@ -277,7 +284,7 @@ def _norm_weight(norm: nn.Module) -> Tensor:
 
 def _require_linear(layer: nn.Module) -> NativeLinear | Int8Linear:
     if not isinstance(layer, NativeLinear | Int8Linear):
-        raise Unsupported
+        raise UnsupportedLayerError
     return layer
 
 
@@ -299,5 +306,5 @@ def _activation_code(activation: Callable[[Tensor], Tensor] | None) -> tuple[int
     if type(activation) is nn.PReLU and activation.weight.numel() == 1:
         return LEAKY, activation.weight.item()
     if activation not in _ACTIVATION_CODES:
-        raise Unsupported
+        raise UnsupportedLayerError
     return _ACTIVATION_CODES[activation], 0.0

@@ -57,10 +57,11 @@ def lossless_claim(divergences: Divergences, names: Sequence[str]) -> Claim:
     worst = max(max(divergences[name].kl) for name in names)
     same = min(min(divergences[name].top1_agreement) for name in names)
     return Claim(
-        "A cache that keeps everything gives what the model gives without a cache, however it lays things out.",
+        "A lossless cache gives the output of the model without a cache, whatever its layout.",
         "Kwon et al., 2023, section 4, for pages; by construction for the others",
-        f"{', '.join(names)}: the divergence of a text is {worst:.1g} nats a token at most (rounding: up to {KL_ROUNDING:.0e}), the "
-        f"likeliest token is the same in {100 * same:.2f} % of places at least.",
+        f"{', '.join(names)}: the divergence of a text is {worst:.1g} nats per token at most (rounding: up "
+        f"to {KL_ROUNDING:.0e}), the most likely token "
+        f"is the same in {100 * same:.2f} % of positions at least.",
         worst <= KL_ROUNDING,
     )
 
@@ -81,23 +82,26 @@ def quantized_claims(
     best = min(rivals, key=lambda name: fmean(rivals[name].kl), default=None)
     return [
         Claim(
-            "Eight bits a number lose nothing that can be measured.",
-            "taken for granted by Liu et al., 2024 (KIVI), and Hooper et al., 2024 (KVQuant), who go to 2 and 3 bits",
-            f"Perplexity {format_change(eight)}, divergence {fmean(divergences['8 bits'].kl):.2g} nats a token (nothing: within 0.1 % of the "
+            "Eight bits per number lose nothing measurable.",
+            "assumed by Liu et al., 2024 (KIVI), and Hooper et al., 2024 (KVQuant), who use 2 and 3 bits",
+            f"Perplexity {format_change(eight)}, divergence {fmean(divergences['8 bits'].kl):.2g} nats per "
+            "token (nothing: within 0.1 % of the "
             "perplexity).",
             verdict_within(eight, 0.0, 0.001),
         ),
         Claim(
             "Four bits cost less than 0.1 of perplexity.",
-            "Hooper et al., 2024 (KVQuant), abstract: so at 3 bits, with numbers spaced unevenly",
-            f"Perplexity {divergences['4 bits'].perplexity:.4g} against {baseline.perplexity:.4g}: {format_change(four)}.",
+            "Hooper et al., 2024 (KVQuant), abstract: at 3 bits, with unevenly spaced numbers",
+            f"Perplexity {divergences['4 bits'].perplexity:.4g} against {baseline.perplexity:.4g}: "
+            f"{format_change(four)}.",
             verdict_below(four, tenth),
         ),
         Claim(
-            "Fewer bits are better than fewer tokens or directions, at equal bytes.",
-            "not said there; asked here",
-            f"4 bits: {fmean(divergences['4 bits'].kl):.2g} nats a token; "
-            + ("no other lossy cache holds as many bytes." if best is None else f"the best that holds as many bytes, {best}: {fmean(rivals[best].kl):.2g}."),
+            "At equal bytes, fewer bits are better than fewer tokens or directions.",
+            "not claimed there; tested here",
+            f"4 bits: {fmean(divergences['4 bits'].kl):.2g} nats per token; "
+            + ("no other lossy cache has as many bytes." if best is None else "the best cache with as many "
+                f"bytes, {best}: {fmean(rivals[best].kl):.2g}."),
             None if best is None else verdict_less(divergences["4 bits"].kl, rivals[best].kl),
         ),
     ]  # fmt: skip
@@ -110,14 +114,16 @@ def heavy_hitter_claims(divergences: Divergences, baseline: Divergence) -> list[
         [share for share in ("1/2", "1/4", "1/8") if f"window {share}" in divergences],
     )
     comparison = "; ".join(
-        f"{share}: {fmean(divergences[f'h2o {share}'].kl):.2g} against {fmean(divergences[f'window {share}'].kl):.2g}"
+        f"{share}: {fmean(divergences[f'h2o {share}'].kl):.2g} against "
+        f"{fmean(divergences[f'window {share}'].kl):.2g}"
         for share in shares
     )
     claims = [
         Claim(
-            "Heavy hitters and the newest tokens, a fifth of all, keep nearly all quality.",
+            "A fifth of the tokens, heavy hitters and newest, keeps nearly all quality.",
             "Zhang et al., 2023 (H2O), abstract and section 5",
-            f"Perplexity {divergences[fifth].perplexity:.4g} against {baseline.perplexity:.4g}: {format_change(loss_changes(divergences[fifth], baseline))} (nearly "
+            f"Perplexity {divergences[fifth].perplexity:.4g} against {baseline.perplexity:.4g}: "
+            f"{format_change(loss_changes(divergences[fifth], baseline))} (nearly "
             f"all: less than {100 * _NEGLIGIBLE_INCREASE:.0f} % more).",
             verdict_below(loss_changes(divergences[fifth], baseline), math.log1p(_NEGLIGIBLE_INCREASE)),
         )
@@ -125,9 +131,9 @@ def heavy_hitter_claims(divergences: Divergences, baseline: Divergence) -> list[
     if shares:
         claims.append(
             Claim(
-                "Heavy hitters are better than as many newest tokens.",
-                "Zhang et al., 2023 (H2O), section 5, against a local cache",
-                f"Divergence, nats a token, h2o against window at the same share, {comparison}.",
+                "Heavy hitters are better than the same number of newest tokens.",
+                "Zhang et al., 2023 (H2O), section 5, compared with a local cache",
+                f"Divergence, nats per token, h2o against window at the same share, {comparison}.",
                 verdict_all(
                     verdict_less(divergences[f"h2o {share}"].kl, divergences[f"window {share}"].kl)
                     for share in shares
@@ -142,24 +148,27 @@ def window_claims(divergences: Divergences, baseline: Divergence) -> list[Claim]
     plain, sink = "window 1/4", "window+sink 1/4"
     return [
         Claim(
-            "When the first tokens leave, a plain window breaks.",
+            "A plain window breaks when the first tokens are evicted.",
             "Xiao et al., 2023 (StreamingLLM), section 3.1 and figure 3",
-            f"Perplexity {divergences[plain].perplexity:.4g} against {baseline.perplexity:.4g} at a quarter of the tokens: "
-            f"{format_change(loss_changes(divergences[plain], baseline))} (breaks: twice as much).",
+            f"Perplexity {divergences[plain].perplexity:.4g} against {baseline.perplexity:.4g} at a quarter "
+            f"of the tokens: {format_change(loss_changes(divergences[plain], baseline))} (fails: twice as "
+            "high).",
             verdict_above(loss_changes(divergences[plain], baseline), math.log(2)),
         ),
         Claim(
-            "A few first tokens beside the window are better than as many newest ones.",
+            "A window with a few first tokens is better than the same number of newest tokens.",
             "Xiao et al., 2023 (StreamingLLM), section 3.1 and table 1",
-            f"Divergence at a quarter of the tokens {fmean(divergences[sink].kl):.2g} nats a token with first tokens, "
+            f"Divergence at a quarter of the tokens {fmean(divergences[sink].kl):.2g} nats per token with "
+            "first tokens, "
             f"{fmean(divergences[plain].kl):.2g} without.",
             verdict_less(divergences[sink].kl, divergences[plain].kl),
         ),
         Claim(
-            "With them, the window keeps the perplexity.",
-            "Xiao et al., 2023 (StreamingLLM), section 4.1, on texts far longer than any trained on",
-            f"Perplexity {divergences[sink].perplexity:.4g} against {baseline.perplexity:.4g} at a quarter of the tokens: "
-            f"{format_change(loss_changes(divergences[sink], baseline))} (keeps: less than {100 * _NEGLIGIBLE_INCREASE:.0f} % more).",
+            "With first tokens the window keeps the perplexity.",
+            "Xiao et al., 2023 (StreamingLLM), section 4.1, on texts far longer than those in training",
+            f"Perplexity {divergences[sink].perplexity:.4g} against {baseline.perplexity:.4g} at a quarter "
+            f"of the tokens: {format_change(loss_changes(divergences[sink], baseline))} (preserves: less "
+            f"than {100 * _NEGLIGIBLE_INCREASE:.0f} % more).",
             verdict_below(loss_changes(divergences[sink], baseline), math.log1p(_NEGLIGIBLE_INCREASE)),
         ),
     ]
@@ -175,9 +184,9 @@ def cluster_claim(divergences: Divergences) -> Claim:
         for share in shares
     )
     return Claim(
-        "Clusters of keys keep more than throwing tokens away, at the same budget.",
+        "Clusters of keys lose less than evicting tokens, at the same budget.",
         "Zandieh et al., 2024 (SubGen), section 4, for retrieval from long texts",
-        f"Divergence, nats a token, subgen against {' and '.join(rivals)}, {comparison}.",
+        f"Divergence, nats per token, subgen against {' and '.join(rivals)}, {comparison}.",
         verdict_all(
             verdict_less(divergences[f"subgen {share}"].kl, divergences[f"{name} {share}"].kl)
             for share in shares
@@ -190,9 +199,10 @@ def low_rank_claim(divergences: Divergences, baseline: Divergence) -> Claim:
     """Claim about the low-rank keys and values of Eigen Attention."""
     name = "low rank 3/5"
     return Claim(
-        "Two fifths of the width of keys and values can go at hardly any cost.",
+        "Two fifths of the width of keys and values can be removed at hardly any cost.",
         "Saxena et al., 2024 (Eigen Attention), abstract: up to 40 % of the cache",
-        f"Perplexity {divergences[name].perplexity:.4g} against {baseline.perplexity:.4g}: {format_change(loss_changes(divergences[name], baseline))} (hardly any: "
+        f"Perplexity {divergences[name].perplexity:.4g} against {baseline.perplexity:.4g}: "
+        f"{format_change(loss_changes(divergences[name], baseline))} (hardly any: "
         f"less than {100 * _NEGLIGIBLE_INCREASE:.0f} % more).",
         verdict_below(loss_changes(divergences[name], baseline), math.log1p(_NEGLIGIBLE_INCREASE)),
     )
@@ -207,8 +217,9 @@ def speed_claims(divergences: Divergences) -> list[Claim]:
     }
     claims = [
         Claim(
-            "Who keeps few tokens steps faster.",
-            "Zhang et al., 2023 (H2O), section 5.2, with batches that fill a GPU; here batches and lengths are the same for all",
+            "A cache with few tokens has faster steps.",
+            "Zhang et al., 2023 (H2O), section 5.2, with batches that fill a GPU; here all have "
+            "the same batches and lengths",
             "Against static: "
             + ", ".join(f"{name} {format_mean(times)} times as fast" for name, times in ratios.items())
             + ".",
@@ -219,8 +230,8 @@ def speed_claims(divergences: Divergences) -> list[Claim]:
         times = speed_ratios(divergences, "4 bits")
         claims.append(
             Claim(
-                "Numbers of few bits make decoding faster.",
-                "Liu et al., 2024 (KIVI), abstract, by larger batches; here batches are the same for all",
+                "A cache of few bits makes decoding faster.",
+                "Liu et al., 2024 (KIVI), abstract, with larger batches; here all have the same batches",
                 f"4 bits: {format_mean(times)} times as fast as static.",
                 verdict_above(times, 1.0),
             )

@@ -30,7 +30,7 @@ from polyhead.lab.result import Claim, ExperimentResult, Figure, LinePlot, Paret
 from polyhead.lab.statistics import format_mean, verdict_above, verdict_all
 from polyhead.lab.test_model import ModelUnderTest, load_subject
 from polyhead.nn.loss import IGNORE_INDEX
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
 _MAX_WINDOW = 512  # maximum tokens of a window
 _CURVE_POINTS = 24  # points of a curve
@@ -58,10 +58,11 @@ def measure_caches(lab: LabContext) -> ExperimentResult:
         policies, refused = select_policies(model.cache_shape, length, projection)
         texts, row_len = rows.input_ids.shape
         lab.info(
-            f"{subject.description}: {len(policies)} caches, {texts} texts of up to {row_len} tokens, token by token"
+            f"{subject.description}: {len(policies)} caches, {texts} texts of up to {row_len} tokens, token "
+            "by token"
         )
         divergences, baseline = measure_divergence(model, policies, rows)
-        lab.info("stepped through the text; now they say something of their own")
+        lab.info("text measured; now generating")
         if subject.is_translator:
             agreement, scores = compare_translations(subject, policies, n_fit, len(rows.input_ids))
         else:
@@ -69,9 +70,10 @@ def measure_caches(lab: LabContext) -> ExperimentResult:
     claims = make_cache_claims(policies, divergences, baseline)
     claims += greedy_claims(subject, agreement, scores) if "8 bits" in divergences else []
     return ExperimentResult(
-        "Caches: what they cost, and what they change",
-        f"What a model has read it keeps as keys and values, token by token. A cache may keep fewer of them, or keep them more "
-        f"coarsely. How far does {subject.description} depart from itself then, and for how many bytes?",
+        "Caches: cost and effect on outputs",
+        f"A model stores keys and values for every token it has read. A "
+        f"cache may keep fewer of them, or store them less precisely. How far does {subject.description} "
+        "then differ from itself, and how many bytes does it save?",
         claims,
         [
             *make_cache_figures(policies, divergences, texts),
@@ -145,10 +147,11 @@ def greedy_claims(
         agreement_text += "; BLEU " + ", ".join(f"{name} {scores[name]:.1f}" for name in ("static", *names))
     return [
         Claim(
-            "A small divergence is a small change of what is said.",
-            "implied wherever perplexity alone is given; asked here",
-            f"Tokens of a greedy {'translation' if subject.is_translator else 'continuation'} that are those of the full cache: {agreement_text} "
-            "(small: 95 % for each). One other token changes all that follow.",
+            "A small divergence changes few output tokens.",
+            "implied where only perplexity is given; tested here",
+            f"Tokens of a greedy {'translation' if subject.is_translator else 'continuation'} equal to "
+            f"those of the full cache: {agreement_text} "
+            "(small: 95 % for each). One different token changes all that follow.",
             verdict_all(verdict_above(agreement[name], 0.95) for name in names),
         )
     ]
@@ -170,20 +173,21 @@ def make_cache_figures(policies: Sequence[Policy], divergences: Divergences, n_t
     lines = [name for name in _QUARTER_POLICIES if name in divergences] or list(divergences)
     return [
         ParetoPlot(
-            "Divergence against bytes",
-            "KiB a text, at the most",
-            "KL divergence, nats a token",
+            "Divergence and bytes",
+            "peak KiB per text",
+            "KL divergence, nats per token",
             families,
-            "The grey steps join those that no other cache beats in both. At the lower end of the divergence stands who differs "
-            "by no more than rounding.",
+            "The grey steps connect the Pareto-optimal caches. At the lower "
+            "end of the divergence are those that differ only by rounding.",
             KL_ROUNDING,
         ),
         LinePlot(
-            "Where in a text the divergence arises",
+            "Divergence by position in the text",
             "token",
             [Curve(name, average_by_position(divergences[name].kl_by_position)) for name in lines],
-            "Nats a token, means over the texts that reach so far and neighbouring places, at a quarter of the tokens or of the width; what is less than "
-            f"{KL_ROUNDING:.0e} is shown as that.",
+            "Nats per token, means over the texts of that length and over neighbouring positions, at a "
+            "quarter of the tokens or of the width; values below "
+            f"{KL_ROUNDING:.0e} are shown as that.",
         ),
     ]
 
@@ -198,12 +202,14 @@ def average_by_position(means: Tensor) -> list[tuple[float, float]]:
 
 
 def make_cache_table(
-    subject: ModelUnderTest, policies: Sequence[Policy], divergences: Divergences, baseline: Divergence, agreement: Mapping[str, Sequence[float]], scores: Mapping[str, float]
+    subject: ModelUnderTest, policies: Sequence[Policy], divergences: Divergences, baseline: Divergence,
+        agreement: Mapping[str, Sequence[float]], scores: Mapping[str, float]
 ) -> ResultTable:  # fmt: skip
     """Table of all numbers, one row for each cache."""
     base = policies[0].name
-    head = ["cache", "KL, nats a token", "same likeliest token", "perplexity", "change", "said alike", *(["BLEU"] if scores else []),
-            "KiB reserved", "KiB used", "KiB at the peak", "tokens/s", f"speed to {base}"]  # fmt: skip
+    head = ["cache", "KL, nats per token", "same most likely token", "perplexity", "change", "same tokens",
+        *(["BLEU"] if scores else []),
+            "KiB reserved", "KiB used", "peak KiB", "tokens/s", f"speed relative to {base}"]  # fmt: skip
     lines: list[list[str | float]] = []
     for policy in policies:
         divergence, name = divergences[policy.name], policy.name
@@ -218,15 +224,19 @@ def make_cache_table(
         ]
         ratio = time_ratios(divergences[base].seconds, divergence.seconds)
         lines.append(
-            [name, format_mean(divergence.kl) if fmean(divergence.kl) > KL_ROUNDING else f"{fmean(divergence.kl):.0e}", f"{100 * fmean(divergence.top1_agreement):.2f} %",
-             f"{divergence.perplexity:.5g}", format_change(loss_changes(divergence, baseline)), f"{100 * fmean(agreement[name]):.1f} %",
-             *([f"{scores[name]:.2f}"] if scores else []), *sizes, f"{divergence.tokens_per_second:,.0f}", format_mean(ratio)]
+            [name, format_mean(divergence.kl) if fmean(divergence.kl) > KL_ROUNDING
+                else f"{fmean(divergence.kl):.0e}", f"{100 * fmean(divergence.top1_agreement):.2f} %",
+             f"{divergence.perplexity:.5g}", format_change(loss_changes(divergence, baseline)),
+                 f"{100 * fmean(agreement[name]):.1f} %",
+             *([f"{scores[name]:.2f}"] if scores else []), *sizes, f"{divergence.tokens_per_second:,.0f}",
+                 format_mean(ratio)]
         )  # fmt: skip
-    against = "references" if subject.references else f"what {base} says"
+    against = "references" if subject.references else f"the output of {base}"
     return ResultTable(
         "All numbers", head, lines,
-        f"Without a cache the perplexity is {baseline.perplexity:.5g}. Said alike: tokens of a greedy output that are those of {base}."
-        + (f" BLEU against {against}." if scores else "")
+        f"Without a cache the perplexity is {baseline.perplexity:.5g}. Same tokens: tokens of a greedy "
+        f"output equal to those of {base}."
+        + (f" BLEU with {against} as reference." if scores else "")
         + f" Bytes of a batch of {min(BATCH_ROWS, len(baseline.nll))} texts.",
     )  # fmt: skip
 
@@ -248,23 +258,27 @@ def describe_method(
     """Description of the method."""
     texts, row_len = rows.input_ids.shape
     kind = (
-        f"{texts} pairs; the decoder is led through the {'references' if subject.references else 'greedy translations'}, "
-        f"{length} tokens on average, of which a budget of 1/4 keeps a quarter"
+        f"{texts} pairs; teacher forcing on the "
+        f"{'references' if subject.references else 'greedy translations'}, {length} tokens on average, of "
+        "which a budget of 1/4 stores a quarter"
         if subject.is_translator
-        else f"{texts} windows of {row_len} tokens, side by side"
+        else f"{texts} windows of {row_len} tokens, non-overlapping"
     )
     low_rank_note = (
-        f" Directions of low rank were fitted on the {len(fit_rows.input_ids)} texts of the file before these and lie beside this page "
-        "(caches-low-rank.safetensors): cache: {name: low_rank, rank: 32, projection: FILE}."
+        f" Low-rank directions were fitted on the {len(fit_rows.input_ids)} texts of the file before these "
+        f"and are saved next to this page (caches-low-rank.safetensors): cache: {{name: low_rank, rank: "
+        f"32, projection: FILE}}."
         if has_projection
         else ""
     )
     return (
-        f"{subject.description[0].upper()}{subject.description[1:]}: {kind}. Each token is fed alone, through every cache in turns, {BATCH_ROWS} texts at "
-        "a time; the reference of the divergence is the whole forward pass without a cache, KL(p whole ‖ p cached). An interval is "
-        "the 95 % one over texts, of times over stretches of 16 steps; times are those of the processor if there is one thread.\n\nA window of 1/4 keeps the newest tokens of that share, "
-        "with a sink the first 4 (of a budget under 16 a quarter) are among them; h2o keeps half of its budget for the newest and "
-        "has no sink; subgen half for the newest; low rank keeps that share of the width of heads; bits are those of a number, in "
-        f"groups of 32 tokens (of short texts fewer).{low_rank_note} Bytes are those of the cache alone: what a step unpacks or projects "
-        "back is not counted."
+        f"{subject.description[0].upper()}{subject.description[1:]}: {kind}. Each token is fed alone, "
+        f"through every cache alternately, {BATCH_ROWS} texts at a time; the reference of the divergence "
+        "is the whole forward pass without a cache, KL(p whole ‖ p cached). An interval is the 95 % one "
+        "over texts, of times over stretches of 16 steps; times are CPU times if there is one "
+        "thread.\n\nA window of 1/4 keeps the newest tokens of that share, including the first 4 with a "
+        "sink (a quarter of a budget under 16); h2o keeps half of its budget for the newest and has no "
+        "sink; subgen half for the newest; low rank keeps that share of the head width; bits are per "
+        f"number, in groups of 32 tokens (fewer for short texts).{low_rank_note} Bytes are those of the "
+        "cache only: buffers in which a step unpacks or projects back are not counted."
     )

@@ -64,7 +64,7 @@ def make_window_rows(subject: ModelUnderTest, n: int, width: int) -> EvalRows:
         if len(ids) >= n * window_len:
             break
     if len(ids) < 2 * window_len:
-        raise UserError(f"the text has {len(ids):,} tokens; wanted at least two windows of {window_len}")
+        raise UserError(f"the text has {len(ids):,} tokens; expected at least two windows of {window_len}")
     windows = torch.tensor(
         [[*prefix_ids, *ids[i : i + window_len]] for i in range(0, len(ids) - window_len + 1, window_len)][:n]
     )
@@ -82,7 +82,7 @@ def make_pair_rows(subject: ModelUnderTest, n: int, width: int) -> EvalRows:
     pairs = [(a, b) for a, b in sides if max(len(a), len(b)) <= max_tokens]
     if len(pairs) < 2:
         raise UserError(
-            f"the text has {len(pairs)} pairs of at most {max_tokens} tokens a side; wanted 2 at least"
+            f"the text has {len(pairs)} pairs of at most {max_tokens} tokens per side; expected at least 2"
         )
     batch = collate_pairs([a for a, _ in pairs], [b for _, b in pairs], tokenizer)
     lengths = (batch.labels != IGNORE_INDEX).sum(1, keepdim=True)

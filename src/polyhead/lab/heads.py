@@ -47,43 +47,49 @@ def measure_heads(lab: LabContext) -> ExperimentResult:
 
     claims = [
         Claim(
-            "Several heads are better than one of the same total width.",
+            "Several heads are better than one with the same total width.",
             "Vaswani et al., 2017, section 3.2.2 and table 3 (A)",
-            "; ".join(f"{task}: {format_mean(loss[task][MHA])} with 4 heads, {format_mean(loss[task][SINGLE])} with 1" for task in _TASKS)
+            "; ".join(f"{task}: {format_mean(loss[task][MHA])} with 4 heads, "
+                      f"{format_mean(loss[task][SINGLE])} with 1" for task in _TASKS)
             + f". Parameters are equal: {parameters[MHA]:,}.",
             verdict_all(verdict_less(loss[task][MHA], loss[task][SINGLE]) for task in _TASKS),
         ),
         Claim(
             "Several heads learn faster than one.",
-            "not said there; asked here because both may end alike",
+            "not claimed there; tested here because both may end equal",
             "Mean loss over training, "
-            + "; ".join(f"{task}: {format_mean(mean_loss[task][MHA])} with 4 heads, {format_mean(mean_loss[task][SINGLE])} with 1" for task in _TASKS)
+            + "; ".join(f"{task}: {format_mean(mean_loss[task][MHA])} with 4 heads, "
+                        f"{format_mean(mean_loss[task][SINGLE])} with 1" for task in _TASKS)
             + ".",
             verdict_all(verdict_less(mean_loss[task][MHA], mean_loss[task][SINGLE]) for task in _TASKS),
         ),
         Claim(
             "Grouped-query attention is about as good as multi-head attention.",
             f"{AINSLIE}, section 3.2",
-            "; ".join(f"{task}: {format_mean(loss[task][GQA])} against {format_mean(loss[task][MHA])}" for task in _TASKS)
+            "; ".join(f"{task}: {format_mean(loss[task][GQA])} against {format_mean(loss[task][MHA])}"
+                for task in _TASKS)
             + f" (about as good: less than {_WORSE_MARGIN} nats worse).",
             verdict_all(verdict_less(loss[task][GQA], loss[task][MHA], -_WORSE_MARGIN) for task in _TASKS),
         ),
         Claim(
             "Multi-query attention costs only a little quality.",
             f"{SHAZEER}, section 4",
-            "; ".join(f"{task}: {format_mean(loss[task][MQA])} against {format_mean(loss[task][MHA])}" for task in _TASKS)
+            "; ".join(f"{task}: {format_mean(loss[task][MQA])} against {format_mean(loss[task][MHA])}"
+                for task in _TASKS)
             + f" (a little: less than {_WORSE_MARGIN} nats).",
             verdict_all(verdict_less(loss[task][MQA], loss[task][MHA], -_WORSE_MARGIN) for task in _TASKS),
         ),
         Claim(
             "The cache shrinks by the factor n_heads / n_kv_heads.",
             f"{SHAZEER}, section 3; {AINSLIE}, section 2.2",
-            ", ".join(f"{name.split(':')[0]} {exact[name] - 8:,.0f} bytes a token" for name in (MHA, GQA, MQA))
+            ", ".join(f"{name.split(':')[0]} {exact[name] - 8:,.0f} bytes per token" for name in (MHA, GQA,
+                MQA))
             + "; in closed form 2 x layers x n_kv_heads x head_dim x 4.",
-            all(exact[name] - 8 == closed_form_bytes[name] for name in HEAD_DESIGNS) and closed_form_bytes[MHA] == 2 * closed_form_bytes[GQA] == 4 * closed_form_bytes[MQA],
+            all(exact[name] - 8 == closed_form_bytes[name] for name in HEAD_DESIGNS)
+                and closed_form_bytes[MHA] == 2 * closed_form_bytes[GQA] == 4 * closed_form_bytes[MQA],
         ),
         Claim(
-            "Decoding from a long cache is faster with fewer key and value heads.",
+            "Decoding with a long cache is faster with fewer key/value heads.",
             f"{SHAZEER}, section 4.3; {AINSLIE}, figure 3",
             f"A step over {context:,} cached tokens: GQA {format_mean(faster[GQA])}, MQA "
             f"{format_mean(faster[MQA])} times as fast as MHA.",
@@ -98,32 +104,38 @@ def measure_heads(lab: LabContext) -> ExperimentResult:
             f"One decoding step over {context:,} cached tokens",
             "milliseconds",
             {name: [1e3 * t for t in seconds] for name, seconds in step_times.items()},
-            "A small dot a round; designs ran in turns. Here the model is wider, so that reading the cache is what takes time.",
+            "One small dot per round; the designs alternated. Here the model is wider, so that reading the "
+            "cache dominates the time.",
         )
     )
     figures.append(
         ResultTable(
             "All numbers",
-            ("design", "parameters", "cache bytes a token", *(f"loss, {task}" for task in _TASKS), "ms a step"),
+            ("design", "parameters", "cache bytes per token", *(f"loss, {task}" for task in _TASKS),
+                "ms per step"),
             [
-                (name, parameters[name], int(exact[name]), *(format_mean(loss[task][name]) for task in _TASKS),
+                (name, parameters[name], int(exact[name]),
+                    *(format_mean(loss[task][name]) for task in _TASKS),
                  f"{1e3 * medians[name]:.2f}" if name in medians else "not measured")
                 for name in HEAD_DESIGNS
             ],
-            "Of the bytes, 8 are the token's position. GQA and MQA have fewer parameters: their key and value projections are narrower.",
+            "8 of the bytes are the token's position. GQA and MQA have fewer parameters: their key "
+                    "and value projections are narrower.",
         )
     )  # fmt: skip
     return ExperimentResult(
-        "Heads, and what they keep",
-        "Many heads look at several places at once. While writing, each head's keys and values of all former tokens must "
-        "be kept and read again at every step; grouped-query and multi-query attention let heads share them.",
+        "Heads and their cache",
+        "Several heads attend to several positions at once. In decoding, each head's keys and values of all "
+        "earlier tokens must be stored and read at every step; grouped-query and multi-query attention "
+        "share them between heads.",
         claims,
         figures,
         "Quality: encoder-decoders of 2+2 layers, d_model 64, d_ff 128, pre-norm; "
         + ", ".join(f"{task} {lab.pick_size(steps, 4)} steps" for task, (_, steps) in _TASKS.items())
-        + f"; {len(lab.make_seeds(3))} seeds, which share data between designs. Every attention of a design (encoder, decoder, "
-        f"cross) has these heads.\n\nSpeed: a decoder of 2 layers, d_model 256, 8 heads on 8, 4 or 1, fresh weights, "
-        f"8 rows of {context:,} cached tokens, fp32; rounds in turns.",
+        + f"; {len(lab.make_seeds(3))} seeds, which share data between designs. Every attention of a "
+        "design (encoder, decoder, cross) has these heads.\n\nSpeed: a decoder of 2 layers, "
+        f"d_model 256, 8 heads on 8, 4 or 1, random weights, 8 rows of {context:,} cached tokens, "
+        "fp32; alternating rounds.",
     )
 
 

@@ -21,7 +21,7 @@ from polyhead.lab.tasks import make_copy_task, make_recall_task
 from polyhead.models.build import build
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
 KATHAROPOULOS = "Katharopoulos et al., 2020"
 _KINDS = ("softmax", "linear")
@@ -39,7 +39,7 @@ def measure_linear_attention(lab: LabContext) -> ExperimentResult:
     training = time_layers(
         lab, lab.pick_size([64, 128, 256, 512, 1024, 2048, 4096], [16, 32]), with_backward=True
     )
-    lab.info("a layer measured; now tokens generated after long texts")
+    lab.info("a layer measured; now generation after long texts")
     contexts = lab.pick_size([1024, 4096, 16384, 65536], [32, 64])
     step_times, cache_bytes = time_generation(lab, contexts)
     difference = compare_forms(lab)
@@ -56,17 +56,17 @@ def measure_linear_attention(lab: LabContext) -> ExperimentResult:
             "Linear attention costs O(N), softmax attention O(N^2).",
             f"{KATHAROPOULOS}, section 3.2",
             f"Exponent of N over the longest texts, up to {forward['linear'][-1][0]:,.0f} tokens: linear "
-            f"{slope['linear']:.2f}, softmax {slope['softmax']:.2f} (wanted at most 1.2, at least 1.6).",
+            f"{slope['linear']:.2f}, softmax {slope['softmax']:.2f} (target: at most 1.2, at least 1.6).",
             slope["linear"] <= 1.2 and slope["softmax"] >= 1.6,
         ),
         Claim(
-            "From some length on linear attention is faster, forward.",
+            "Beyond some length linear attention is faster in the forward pass.",
             f"{KATHAROPOULOS}, figure 1",
             describe_crossover(forward),
             find_crossover(forward) is not None,
         ),
         Claim(
-            "From some length on it is faster in training, too.",
+            "Beyond some length it is also faster in training.",
             f"{KATHAROPOULOS}, figure 1",
             describe_crossover(training),
             find_crossover(training) is not None,
@@ -74,67 +74,76 @@ def measure_linear_attention(lab: LabContext) -> ExperimentResult:
         Claim(
             "The time per generated token is constant.",
             f"{KATHAROPOULOS}, section 3.4",
-            f"After {last:,} tokens linear takes {format_mean(flat)} times what it takes after {first:,} (constant: "
-            f"within 25 %); softmax {format_mean(grown)} times.",
+            f"After {last:,} tokens linear takes {format_mean(flat)} times as long as after {first:,} "
+            f"(constant: within 25 %); softmax {format_mean(grown)} times.",
             verdict_within(flat, 1.0, 0.25),
         ),
         Claim(
             "The memory of decoding is constant.",
             f"{KATHAROPOULOS}, section 3.4",
-            f"A row's state: {cache_bytes['linear'][first]:,} bytes after {first:,} tokens and {cache_bytes['linear'][last]:,} after "
+            f"A row's state: {cache_bytes['linear'][first]:,} bytes after {first:,} tokens and "
+            f"{cache_bytes['linear'][last]:,} after "
             f"{last:,}; softmax: {cache_bytes['softmax'][first]:,} and {cache_bytes['softmax'][last]:,}.",
             cache_bytes["linear"][first] == cache_bytes["linear"][last],
         ),
         Claim(
-            "The parallel and the recurrent form are one function.",
+            "The parallel and the recurrent form compute the same function.",
             f"{KATHAROPOULOS}, sections 3.3 and 3.4",
-            f"Largest difference of a logit between all at once and token by token: {difference:.2g} (rounding: up to 1e-4).",
+            f"Largest difference of a logit between parallel and token by token: {difference:.2g} "
+            "(rounding: up to 1e-4).",
             difference < 1e-4,
         ),
         Claim(
             "Linear attention reaches the quality of softmax.",
             f"{KATHAROPOULOS}, section 4, for images and speech; contested for recall by Schlag et al., 2021",
-            f"Loss on a recall task: linear {format_mean(loss['linear'])}, softmax {format_mean(loss['softmax'])} "
-            "(reached: no more than 0.1 nats worse).",
+            f"Loss on a recall task: linear {format_mean(loss['linear'])}, softmax "
+            f"{format_mean(loss['softmax'])} (reached: at most 0.1 nats worse).",
             verdict_less(loss["linear"], loss["softmax"], -0.1),
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
         LinePlot("One causal layer, forward", "tokens N", [Curve(kind, forward[kind]) for kind in _KINDS],
              "Milliseconds of one row, both axes logarithmic: a straight line is a power of N.", log=True),
-        LinePlot("One causal layer, forward and backward", "tokens N", [Curve(kind, training[kind]) for kind in _KINDS], log=True),
-        LinePlot("Time of a generated token", "tokens so far",
-             [Curve(kind, [(n, 1e3 * sorted(t)[len(t) // 2]) for n, t in step_times[kind].items()]) for kind in _KINDS],
+        LinePlot("One causal layer, forward and backward", "tokens N", [Curve(kind,
+            training[kind]) for kind in _KINDS], log=True),
+        LinePlot("Time of a generated token", "context tokens",
+             [Curve(kind, [(n, 1e3 * sorted(t)[len(t) // 2]) for n,
+                 t in step_times[kind].items()]) for kind in _KINDS],
              "Milliseconds of a decoder of 2 layers.", log=True),
-        LinePlot("Memory of a row", "tokens so far",
+        LinePlot("Memory of a row", "context tokens",
              [Curve(kind, [(n, b / 1024) for n, b in cache_bytes[kind].items()]) for kind in _KINDS],
-             "KiB that the cache holds, both layers.", log=True),
-        DotPlot("Held-out loss on a recall task", "nats a token", loss, SEEDS_NOTE),
+             "KiB of the cache, both layers.", log=True),
+        DotPlot("Held-out loss on a recall task", "nats per token", loss, SEEDS_NOTE),
         ResultTable(
             "Generation",
-            ("tokens so far", *(f"ms a token, {kind}" for kind in _KINDS), *(f"bytes, {kind}" for kind in _KINDS)),
-            [(n, *(format_mean([1e3 * t for t in step_times[kind][n]]) for kind in _KINDS), *(cache_bytes[kind][n] for kind in _KINDS))
+            ("context tokens", *(f"ms per token, {kind}" for kind in _KINDS),
+                *(f"bytes, {kind}" for kind in _KINDS)),
+            [(n, *(format_mean([1e3 * t for t in step_times[kind][n]]) for kind in _KINDS),
+                *(cache_bytes[kind][n] for kind in _KINDS))
              for n in contexts],
         ),
         ResultTable(
             "One layer, ms",
             ("tokens N", *(f"{kind}, forward" for kind in _KINDS), *(f"{kind}, training" for kind in _KINDS)),
             [(int(n), *(f"{dict(forward[kind])[n]:.2f}" for kind in _KINDS),
-              *(f"{dict(training[kind])[n]:.2f}" if n in dict(training[kind]) else "not measured" for kind in _KINDS))
+              *(f"{dict(training[kind])[n]:.2f}" if n in dict(training[kind]) else "not measured"
+                  for kind in _KINDS))
              for n, _ in forward["linear"]],
         ),
     ]  # fmt: skip
     return ExperimentResult(
         "Linear attention",
-        "Softmax attention compares every token with every other. If the comparison is a product of feature maps, the past "
-        "folds into one matrix of fixed size: a Transformer that is a recurrent network.",
+        "Softmax attention compares every token with every other. If the comparison is a product of feature "
+        "maps, the past is summed into one matrix of "
+        "fixed size: the Transformer becomes a recurrent network.",
         claims,
         figures,
-        f"One layer: d_model {lab.pick_size(128, 16)}, 4 heads, causal, one row, fp32, no positions; medians of rounds in turns. The "
-        "crossover is where the line between two measured lengths meets.\n\nGeneration: a decoder of 2 layers, d_model "
-        f"{lab.pick_size(128, 16)}, one row. The state of linear attention is filled by reading, the cache of softmax with random "
-        f"keys and values, which cost a step the same.\n\nRecall: encoder-decoders of 2+2 layers, d_model 64, "
-        f"{lab.pick_size(250, 4)} steps, {len(lab.make_seeds(3))} seeds, feature map elu + 1.",
+        f"One layer: d_model {lab.pick_size(128, 16)}, 4 heads, causal, one row, fp32, no positions; "
+        "medians of alternating rounds. The crossover is interpolated between two measured lengths.\n\n"
+        f"Generation: a decoder of 2 layers, d_model {lab.pick_size(128, 16)}, one row. The state of linear "
+        "attention is filled by reading, the cache of softmax with random keys and values, at the same "
+        f"cost per step.\n\nRecall: encoder-decoders of 2+2 layers, d_model 64, {lab.pick_size(250, 4)} "
+        f"steps, {len(lab.make_seeds(3))} seeds, feature map elu + 1.",
     )
 
 
@@ -185,7 +194,11 @@ def describe_crossover(times: TimesByKind) -> str:
     if at is None:
         return f"It is never faster up to {last:,.0f} tokens; {ratio_text}."
     first = times["linear"][0][0]
-    where = f"already at {first:,.0f} tokens, the shortest" if at <= first else f"at about {at:,.0f} tokens"
+    where = (
+        f"already at {first:,.0f} tokens, the shortest length length"
+        if at <= first
+        else f"at about {at:,.0f} tokens"
+    )
     return f"They cross {where}; {ratio_text}."
 
 

@@ -50,29 +50,32 @@ def measure_norms(lab: LabContext) -> ExperimentResult:
 
     claims = [
         Claim(
-            "RMSNorm reaches the loss of LayerNorm: centring is not what helps.",
+            "RMSNorm reaches the loss of LayerNorm: centring does not help.",
             "Zhang & Sennrich, 2019, section 5",
-            "; ".join(f"{name}: {format_mean(loss[name]['rmsnorm'])} against {format_mean(loss[name]['layernorm'])}" for name in _TASKS)
+            "; ".join(f"{name}: {format_mean(loss[name]['rmsnorm'])} against "
+                      f"{format_mean(loss[name]['layernorm'])}" for name in _TASKS)
             + f" (the same: within {_SAME_MARGIN} nats).",
-            verdict_all(verdict_same(cells["rmsnorm"], cells["layernorm"], _SAME_MARGIN) for cells in loss.values()),
+            verdict_all(verdict_same(cells["rmsnorm"], cells["layernorm"],
+                _SAME_MARGIN) for cells in loss.values()),
         ),
         Claim(
-            "RMSNorm takes less time than LayerNorm.",
+            "RMSNorm is faster than LayerNorm.",
             "Zhang & Sennrich, 2019, section 5: 7 to 64 % of a step",
-            f"A whole training step takes {format_mean(cost['rmsnorm'])} times as long as with LayerNorm.",
+            f"A full training step takes {format_mean(cost['rmsnorm'])} times as long as with LayerNorm.",
             verdict_below(cost["rmsnorm"], 1.0),
         ),
         Claim(
-            "BatchNorm does worse than LayerNorm in a Transformer.",
+            "BatchNorm is worse than LayerNorm in a Transformer.",
             "Shen et al., 2020 (PowerNorm), table 1",
-            "; ".join(f"{name}: {format_mean(loss[name]['batchnorm'])} against {format_mean(loss[name]['layernorm'])}" for name in _TASKS)
+            "; ".join(f"{name}: {format_mean(loss[name]['batchnorm'])} against "
+                      f"{format_mean(loss[name]['layernorm'])}" for name in _TASKS)
             + ".",
             verdict_all(verdict_less(cells["layernorm"], cells["batchnorm"]) for cells in loss.values()),
         ),
         Claim(
-            "BatchNorm's running statistics cost it at evaluation what it had in training.",
+            "BatchNorm is worse in evaluation, with running statistics, than in training.",
             "Shen et al., 2020, section 3",
-            "Held-out less training loss: "
+            "Held-out minus training loss: "
             + "; ".join(
                 f"{name}: batchnorm {format_mean(g['batchnorm'])}, layernorm {format_mean(g['layernorm'])}"
                 for name, g in gap.items()
@@ -81,41 +84,47 @@ def measure_norms(lab: LabContext) -> ExperimentResult:
             verdict_all(verdict_less(g["layernorm"], g["batchnorm"]) for g in gap.values()),
         ),
         Claim(
-            "Without any norm a Transformer learns worse or not at all.",
-            "Vaswani et al., 2017, section 3.1, has one in every residual; Xiong et al., 2020",
-            "; ".join(f"{name}: {format_mean(loss[name]['none'])} against {format_mean(loss[name]['layernorm'])}" for name in _TASKS) + ".",
+            "Without a norm a Transformer trains worse or not at all.",
+            "Vaswani et al., 2017, section 3.1, uses one in every residual; Xiong et al., 2020",
+            "; ".join(f"{name}: {format_mean(loss[name]['none'])} against "
+                      f"{format_mean(loss[name]['layernorm'])}" for name in _TASKS) + ".",
             verdict_all(verdict_less(cells["layernorm"], cells["none"]) for cells in loss.values()),
         ),
         Claim(
-            "Without any norm a deeper Transformer learns worse or not at all.",
-            "Xiong et al., 2020; Zhang et al., 2019 (Fixup), for the opposite, with an initialisation made for it",
-            f"{_DEEP_LAYERS}+{_DEEP_LAYERS} layers: {format_mean(deep['none'])} against {format_mean(deep['layernorm'])}.",
+            "Without a norm a deeper Transformer trains worse or not at all.",
+            "Xiong et al., 2020; Zhang et al., 2019 (Fixup), for the opposite, with a special "
+                    "initialisation",
+            f"{_DEEP_LAYERS}+{_DEEP_LAYERS} layers: {format_mean(deep['none'])} against "
+            f"{format_mean(deep['layernorm'])}.",
             verdict_less(deep["layernorm"], deep["none"]),
         ),
         Claim(
-            "BatchNorm over the valid tokens alone does not care how much padding a batch has.",
-            "the definition: statistics of the tokens that are there",
-            f"Four times the width in padding changes the features of training mode by at most {with_pos:.2g}; counted as "
-            f"tokens, it would change them by up to {without_pos:.2g}.",
+            "BatchNorm over valid tokens does not depend on the amount of padding.",
+            "the definition: statistics of valid tokens only",
+            "Four times the width in padding changes the features of training mode by at most "
+            f"{with_pos:.2g}; if padding counted as tokens, by up to {without_pos:.2g}.",
             with_pos < _ROUNDING,
         ),
     ]  # fmt: skip
     figures: list[Figure] = [plot_losses(name, cells) for name, cells in loss.items()]
     figures.append(
-        DotPlot(f"Held-out loss, full rows, {_DEEP_LAYERS}+{_DEEP_LAYERS} layers", "nats a token", deep)
+        DotPlot(f"Held-out loss, full rows, {_DEEP_LAYERS}+{_DEEP_LAYERS} layers", "nats per token", deep)
     )
     figures += [plot_loss_curves(name, cells) for name, cells in runs.items()]
     figures.append(
-        DotPlot("A training step", "milliseconds", {norm: [1e3 * t for t in step_times[norm]] for norm in _NORMS},
-             "A small dot a round; the norms ran in turns.")
+        DotPlot("A training step", "milliseconds",
+            {norm: [1e3 * t for t in step_times[norm]] for norm in _NORMS},
+             "One small dot per round; the norms alternated.")
     )  # fmt: skip
     figures.append(
         ResultTable(
             "All numbers",
-            ("norm", *(f"loss, {name}" for name in _TASKS), *(f"held-out less training, {name}" for name in _TASKS),
-             "ms a step", "times LayerNorm"),
+            ("norm", *(f"loss, {name}" for name in _TASKS),
+                *(f"held-out minus training, {name}" for name in _TASKS),
+             "ms per step", "times LayerNorm"),
             [
-                (norm, *(format_mean(loss[name][norm]) for name in _TASKS), *(format_mean(gap[name][norm]) for name in _TASKS),
+                (norm, *(format_mean(loss[name][norm]) for name in _TASKS),
+                    *(format_mean(gap[name][norm]) for name in _TASKS),
                  f"{1e3 * medians[norm]:.2f}", format_mean(cost[norm]))
                 for norm in _NORMS
             ],
@@ -123,15 +132,17 @@ def measure_norms(lab: LabContext) -> ExperimentResult:
     )  # fmt: skip
     return ExperimentResult(
         "Which norm",
-        "A norm keeps the sizes of activations in hand. LayerNorm and RMSNorm look at one token; BatchNorm at one feature of "
-        "all tokens of the batch, and so it must know which of them are padding, and needs other statistics when it is used.",
+        "A norm limits the size of activations. LayerNorm and RMSNorm use one token. BatchNorm uses one "
+        "feature "
+        "of all tokens of the batch, so it must exclude padding and needs other statistics at inference.",
         claims,
         figures,
-        f"Encoder-decoders of 2+2 layers, d_model 64, pre-norm, copying 12 tokens (much padding: rows of 2 to 12, on "
-        f"average 42 % of a batch is padding); {lab.pick_size(_TRAIN_STEPS, 4)} steps of 64 rows, cosine, {len(lab.make_seeds(3))} seeds. BatchNorm "
-        "takes its statistics from valid tokens. Training loss is that of the last steps. The deep models: 150 "
-        "steps of 32 rows, peak rate 2e-3 instead of 5e-3.\n\nTime: forward and backward "
-        f"pass of 64 rows of 12 + 12 tokens, d_model {lab.pick_size(128, 16)}.",
+        "Encoder-decoders of 2+2 layers, d_model 64, pre-norm, copying 12 tokens (much padding: rows of 2 "
+        f"to 12, on average 42 % of a batch is padding); {lab.pick_size(_TRAIN_STEPS, 4)} steps of 64 rows, "
+        f"cosine, {len(lab.make_seeds(3))} seeds. BatchNorm uses statistics of valid tokens. Training loss "
+        "is that of the last steps. The deep models: 150 steps of 32 rows, peak rate 2e-3 instead of "
+        "5e-3.\n\nTime: forward and backward pass of 64 rows of 12 + 12 tokens, d_model "
+        f"{lab.pick_size(128, 16)}.",
     )
 
 
@@ -172,7 +183,7 @@ def measure_padding_effect(lab: LabContext, with_positions: bool) -> float:
     rows, width = batch.target.shape
     extra = torch.full((rows, 3 * width), PAD)
     source, target = torch.cat([batch.source, extra], 1), torch.cat([batch.target, extra + START], 1)
-    assert batch.source_pos is not None, "rows of many lengths leave padding"
+    assert batch.source_pos is not None, "rows of different lengths, with padding"
     source_pos = torch.cat([batch.source_pos, extra - 1], 1)
     target_pos = torch.cat([batch.target_pos, extra - 1], 1)
     valid = batch.labels != IGNORE_INDEX

@@ -9,12 +9,14 @@ from typing import Any
 
 from polyhead.core.i18n import get_language, tr, translate_message
 from polyhead.lab.dot_plot import render_dot_plot
-from polyhead.lab.pareto_plot import render_pareto_plot
 from polyhead.lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
-from polyhead.viz.html_page import PageSection, json_script, read_asset, render_html, scroll_region
-from polyhead.viz.svg_charts import downsample, format_number, line_chart
+from polyhead.viz.html_page import PageSection, read_asset, render_html, scroll_region
+from polyhead.viz.pareto_plot import ParetoChart, ParetoPoint, pareto_svg
+from polyhead.viz.plot import caption, format_number, legend, line_figure
 
-_WIDE_CHART, _NARROW_CHART = (900, 330), (380, 260)
+# pixels, for wide and for narrow screens
+_LINE_SIZES, _PARETO_SIZES = ((900, 330), (380, 260)), ((900, 460), (400, 420))
+_DOT_WIDTHS = (900, 460)
 _VERDICT_CLASSES = {True: "held", False: "not", None: "open"}
 
 
@@ -22,7 +24,7 @@ def render_lab_page(result: ExperimentResult, quick: bool, note: str) -> str:
     """Complete HTML page; ``note`` is its footer."""
     result = translate_result(result)
     lead = tr(
-        "What the literature says, what this machine measured, and whether it held: {tally}.",
+        "Claims of the literature, measurements of this machine, and verdicts: {tally}.",
         tally=count_verdicts(result.claims),
     )
     figures = "\n".join(_RENDERERS[type(figure)](figure) for figure in result.figures)
@@ -33,7 +35,7 @@ def render_lab_page(result: ExperimentResult, quick: bool, note: str) -> str:
         PageSection(tr("How it was measured"), "", method),
     ]
     if quick:
-        warning = tr("Quick run: a fraction of the size, to see that it runs. Its verdicts mean nothing.")
+        warning = tr("Quick run: a fraction of the size, as a smoke test. Its verdicts mean nothing.")
         sections[0] = sections[0]._replace(body=f'<p class="quick">{escape(warning)}</p>{sections[0].body}')
     nonempty_sections = [section for section in sections if section.body]
     return render_html(
@@ -80,7 +82,8 @@ def count_verdicts(claims: Sequence[Claim]) -> str:
 def render_claims(results: Sequence[Claim]) -> str:
     """HTML list of the claims."""
     items = (
-        f'<li><p class="sentence-of">{escape(c.sentence)}</p><span class="verdict {_VERDICT_CLASSES[c.is_supported]}">{escape(tr(c.verdict))}</span>'
+        f'<li><p class="sentence-of">{escape(c.sentence)}</p><span class="verdict '
+        f'{_VERDICT_CLASSES[c.is_supported]}">{escape(tr(c.verdict))}</span>'
         f'<p class="cited">{escape(c.source)}</p>'
         f'<p class="measured"><b>{escape(tr("Measured"))}</b>{escape(c.measurement)}</p></li>'
         for c in results
@@ -89,43 +92,48 @@ def render_claims(results: Sequence[Claim]) -> str:
 
 
 def render_line_figure(plot: LinePlot) -> str:
-    """Line charts in two sizes, of which the style shows the one that fits, with a legend of values."""
-    curves = [curve._replace(points=downsample(curve.points)) for curve in plot.curves]
-    curves = [curve for curve in curves if curve.points]
-    points = [[[float(f"{x:.6g}"), float(f"{y:.4g}")] for x, y in curve.points] for curve in curves]
-    legend = "".join(
-        f'<span class="key c{i}">{escape(curve.name)} <output>{format_number(curve.points[-1][1])}</output></span>'
-        for i, curve in enumerate(curves)
-    )
-    last = format_number(max(curve.points[-1][0] for curve in curves))
-    charts = "".join(
-        line_chart(curves, plot.x_label, plot.title, *size, plot.from_zero, plot.log)
-        for size in (_WIDE_CHART, _NARROW_CHART)
-    )
-    return (
-        f'<figure class="plot sizes"><figcaption><b>{escape(plot.title)}</b>{legend}'
-        f'<span class="at">{escape(plot.x_label)} <output>{last}</output></span>{render_caption(plot.caption)}</figcaption>'
-        f"{charts}{json_script(points)}</figure>"
-    )
+    """Line charts with a legend of values."""
+    return line_figure(
+        plot.title, plot.curves, plot.x_label, *_LINE_SIZES, note=plot.caption, from_zero=plot.from_zero,
+        log_x=plot.log
+    )  # fmt: skip
 
 
 def render_dot_figure(plot: DotPlot) -> str:
-    """Dot plots in two sizes; they have no curves whose values the script could show."""
-    charts = "".join(render_dot_plot(plot, width) for width in (_WIDE_CHART[0], 460))
-    return (
-        f'<figure class="dotted sizes"><figcaption><b>{escape(plot.title)}</b>{render_caption(plot.caption)}</figcaption>'
-        f"{charts}</figure>"
-    )
+    """Dot plots; they have no curves whose values the script could show."""
+    return render_still_figure(plot.title, plot.caption, [render_dot_plot(plot, w) for w in _DOT_WIDTHS])
 
 
 def render_pareto_figure(plot: ParetoPlot) -> str:
-    """Pareto plots in two sizes, with the families as legend."""
-    charts = "".join(render_pareto_plot(plot, *size) for size in ((900, 460), (400, 420)))
-    legend = "".join(f'<span class="key c{i}">{escape(name)}</span>' for i, name in enumerate(plot.families))
+    """Pareto plots with the families as legend."""
+    chart = make_error_chart(plot)
+    charts = [pareto_svg(chart, *size) for size in _PARETO_SIZES]
+    return render_still_figure(plot.title, plot.caption, charts, legend(list(plot.families)))
+
+
+def render_still_figure(title: str, note: str, charts: Sequence[str], names: str = "") -> str:
+    """A figure without a script: charts in two sizes, of which the style sheet shows the one that fits."""
     return (
-        f'<figure class="dotted fronts sizes"><figcaption><b>{escape(plot.title)}</b> {legend}{render_caption(plot.caption)}</figcaption>'
-        f"{charts}</figure>"
+        f'<figure class="dotted sizes"><figcaption><b>{escape(title)}</b> {names}{caption(note)}</figcaption>'
+        f"{''.join(charts)}</figure>"
     )
+
+
+def make_error_chart(plot: ParetoPlot) -> ParetoChart:
+    """Errors below the floor are at the floor, whose tick includes them.
+
+    The label of a family's first point is its full name; those of the others omit the family's name.
+    """
+    points = [
+        ParetoPoint(i, name, cost, max(error, plot.floor), (), name.removeprefix(f"{family} ") if n else name)
+        for i, (family, choices) in enumerate(plot.families.items())
+        for n, (name, cost, error) in enumerate(choices)
+    ]
+
+    def format_error(value: float) -> str:
+        return f"≤{value:g}" if value <= plot.floor else format_number(value)
+
+    return ParetoChart(points, plot.x_label, plot.y_label, log=True, format_quality=format_error)
 
 
 def render_result_table(table: ResultTable) -> str:
@@ -150,11 +158,6 @@ def format_table_cell(cell: str | float) -> str:
         if isinstance(cell, str)
         else format_number(cell)
     )
-
-
-def render_caption(text: str) -> str:
-    """Caption of a figure; '' if it has none."""
-    return f'<p class="about">{escape(text)}</p>' if text else ""
 
 
 _RENDERERS: dict[type, Callable[..., str]] = {

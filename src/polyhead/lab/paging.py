@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from polyhead.cache.block_size import choose_block_size, estimate_waste
+from polyhead.cache.paged import choose_block_size, estimate_waste
 from polyhead.core.errors import UserError
 from polyhead.lab.interleaved_timing import time_ratios
 from polyhead.lab.page_sharing import SharingSavings, SharingSetup, list_setups, measure_sharing
@@ -22,7 +22,7 @@ from polyhead.lab.serving import (
 )
 from polyhead.lab.statistics import format_mean, format_mean_percent, verdict_above
 from polyhead.lab.test_model import ModelUnderTest, load_subject
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
 KWON = "Kwon et al., 2023 (PagedAttention)"
 _BLOCK_SIZES = (1, 2, 4, 8, 16, 32)
@@ -37,7 +37,9 @@ _MIN_SAVINGS = {"beams": 0.376, "samples": 0.061}  # smallest savings that Kwon 
 @EXPERIMENTS.register("paging")
 @mark_accepts_run
 def measure_paging(lab: LabContext) -> ExperimentResult:
-    """KV memory in pages against reserved rows: empty slots, sharing by beams and samples, texts a second."""
+    """KV memory in pages against reserved rows: empty slots, sharing by beams and
+    samples, texts per second.
+    """
     subject = load_subject(lab)
     lengths = count_row_tokens(subject)
     block_size = choose_block_size(statistics.fmean(lengths))
@@ -53,32 +55,43 @@ def measure_paging(lab: LabContext) -> ExperimentResult:
         setup: [measure_sharing(subject.run, text, setup, new_tokens=new) for text in texts]
         for setup in list_setups(subject.run)
     }
-    lab.info(f"sharing measured on {len(texts)} texts; now they are served")
+    lab.info(f"sharing measured on {len(texts)} texts; now serving")
     max_len = min(_MAX_TEXT_TOKENS, subject.run.config.max_len)
     requests = make_requests(
         subject, lab.limit or lab.pick_size(128 if subject.is_translator else 64, 4), max_len
     )
     result = time_serving(subject.run.model, requests, lab.pick_size(_MEMORY_ROWS, 2), lab.pick_size(5, 2))
+    description = (
+        "each a source and as many output tokens as its target has"
+        if subject.is_translator
+        else "lines, whose first half is the prompt and whose second half gives the number of new tokens"
+    )
     return ExperimentResult(
-        "Pages: what stands empty, and what is shared",
-        "A service that reserves for every text the longest one there could be fills its memory with nothing. Pages of a few "
-        f"tokens are taken as texts grow, and texts with one beginning hold it once. What does that save for {subject.description}?",
+        "Pages: empty slots and sharing",
+        "A service that reserves the maximum length for every text leaves most of its memory empty. With "
+        "pages of a few "
+        "tokens, memory is allocated as texts grow, and texts with a common prefix store it once. How much "
+        f"does that save for {subject.description}?",
         [
             *page_waste_claims(lengths, block_size, full, growing),
             *sharing_claims(savings),
             *serving_claims(result),
         ],
         [*make_paging_figures(lengths, block_size, full, growing, savings), *make_serving_figures(result)],
-        f"{subject.description[0].upper()}{subject.description[1:]}. Empty slots are counted on the page table itself, for rows of the lengths of "
-        f"{'targets' if subject.references else 'lines'}, {_ACTIVE_ROWS} in memory at once; each grows by a token a step, and the next takes "
-        f"the place of one that is complete. Sharing: {len(texts)} texts one at a time, decoded as the run decodes"
-        f"{'' if subject.is_translator else f', {new} new tokens each'}, with the block that the cache chooses; saved is the share of "
-        f"pages that as many rows would hold if they had nothing in common.\n\nServing: {len(requests)} texts that all wait from the "
-        f"beginning, {'each a source and as many tokens as its target has' if subject.is_translator else 'lines, of which the first half is given and as many tokens as the second has are made'}, "
-        f"{statistics.fmean(request.length for request in requests):.0f} on average in the cache. The memory is that of {result.memory.rows} "
-        f"rows of the longest, {result.memory.max_len} tokens: so many rows, or {result.memory.n_blocks} pages of "
-        f"{result.memory.block_size}; where these run out, the youngest text gives way and is read anew. Rounds in turns, times "
-        "of the processor if there is one thread; what is kept of sources is not counted.",
+        f"{subject.description[0].upper()}{subject.description[1:]}. Empty slots are counted in the block "
+        f"table, for rows of the lengths of {'targets' if subject.references else 'lines'}, {_ACTIVE_ROWS} "
+        "in memory at once; each grows by one token per step, and the next replaces one that is complete. "
+        f"Sharing: {len(texts)} texts one at a time, decoded with the settings of the "
+        f"run{'' if subject.is_translator else f', {new} new tokens each'}, with the block that the cache "
+        "chooses; saved is the share of the pages of as many rows without common tokens.\n\nServing: "
+        f"{len(requests)} texts, all waiting at the start, "
+        f"{description}, "
+        f"{statistics.fmean(request.length for request in requests):.0f} on average in the cache. The "
+        f"memory is that of {result.memory.rows} rows of the longest, {result.memory.max_len} tokens: that "
+        f"many rows, or {result.memory.n_blocks} pages of {result.memory.block_size}; when these run out, "
+        "the newest text is preempted and recomputed. The rounds alternate, CPU time if there is one "
+        "thread; "
+        "memory for sources is not counted.",
     )
 
 
@@ -90,7 +103,7 @@ def count_row_tokens(subject: ModelUnderTest) -> list[int]:
         for ids in subject.run.tokenizer.target_tokenizer.encode(texts)
     ]
     if not counts:
-        raise UserError("the text has no line that is not blank")
+        raise UserError("the text has only blank lines")
     return counts
 
 
@@ -107,7 +120,7 @@ def select_fitting_texts(subject: ModelUnderTest, new_tokens: int) -> list[str]:
     ]
     if not fitting:
         raise UserError(
-            f"no line of the text has at most {max_tokens} tokens, what this model can go on from"
+            f"no line of the text has at most {max_tokens} tokens, the longest prompt of this model"
         )
     return fitting
 
@@ -124,29 +137,35 @@ def page_waste_claims(
     worst_block = max(full_waste, key=lambda block: abs(full_waste[block] - estimate_waste(block, mean)))
     return [
         Claim(
-            "Rows that are reserved whole leave most of the memory empty.",
-            f"{KWON}, section 3.1 and figure 2: 62 to 80 %, of a service that knows no lengths beforehand",
-            f"Rows of {max(lengths):,} tokens, the longest of {len(lengths):,}, for {mean:.1f} on average: {format_share(reserved)} "
+            "Rows reserved for the longest text leave most of the memory empty.",
+            f"{KWON}, section 3.1 and figure 2: 62 to 80 %, for a service that does not know lengths in "
+            "advance",
+            f"Rows of {max(lengths):,} tokens, the longest of {len(lengths):,}, for {mean:.1f} on average: "
+            f"{format_share(reserved)} "
             "empty (most: more than half).",
             reserved > 0.5,
         ),
         Claim(
-            "Pages of the right size leave less than 4 % empty.",
+            "With a suitable page size less than 4 % is unused.",
             f"{KWON}, figure 2: 3.7 %",
-            f"Pages of {block_size} tokens, chosen for {mean:.1f} tokens: {format_share(full_waste[block_size])} of full rows.",
+            f"Pages of {block_size} tokens, chosen for {mean:.1f} tokens: "
+            f"{format_share(full_waste[block_size])} of full rows.",
             full_waste[block_size] < _MAX_WASTE,
         ),
         Claim(
-            "They leave less than 4 % empty while the rows grow, too.",
-            f"{KWON}, figure 2, of a service at work",
-            f"{format_share(growing_waste[block_size])} over all steps with pages of {block_size}; with pages of 16, as there, {format_share(growing_waste[16])}.",
+            "They also leave less than 4 % empty while rows grow.",
+            f"{KWON}, figure 2, for a running service",
+            f"{format_share(growing_waste[block_size])} over all steps with pages of {block_size}; with "
+            f"pages of 16, as in the paper, {format_share(growing_waste[16])}.",
             growing_waste[block_size] < _MAX_WASTE,
         ),
         Claim(
-            "A row wastes half a page less half a slot: of L tokens ((b-1)/2) / (L + (b-1)/2).",
-            "by counting, for lengths that end anywhere in a page",
-            f"Off by at most {100 * abs(full_waste[worst_block] - estimate_waste(worst_block, mean)):.2f} points, at pages of {worst_block}: {format_share(full_waste[worst_block])}, by the "
-            f"formula {format_share(estimate_waste(worst_block, mean))} (as said: within {100 * _TOLERANCE:.0f} point).",
+            "A row of L tokens wastes half a page minus half a slot: ((b-1)/2) / (L + (b-1)/2).",
+            "by counting, if lengths end uniformly within a page",
+            f"Off by at most {100 * abs(full_waste[worst_block] - estimate_waste(worst_block, mean)):.2f} "
+            f"points, with pages of {worst_block}: {format_share(full_waste[worst_block])}, by the formula "
+            f"{format_share(estimate_waste(worst_block, mean))} (target: within {100 * _TOLERANCE:.0f} "
+            "point).",
             abs(full_waste[worst_block] - estimate_waste(worst_block, mean)) <= _TOLERANCE,
         ),
     ]
@@ -155,8 +174,8 @@ def page_waste_claims(
 def sharing_claims(savings: Mapping[SharingSetup, Sequence[SharingSavings]]) -> list[Claim]:
     """Claims about sharing."""
     sentences = {
-        "beams": "Beam search holds at least 38 % less, for its beams share their beginnings.",
-        "samples": "Parallel samples hold at least 6 % less, for they share the prompt.",
+        "beams": "Beam search needs at least 38 % less memory, because beams share their prefixes.",
+        "samples": "Parallel samples need at least 6 % less memory, because they share the prompt.",
     }
     reported = {"beams": "37.6 to 55.2 % on short instructions, up to 66 % on conversations",
             "samples": "6.1 to 9.8 % on short instructions, up to 30 % on conversations"}  # fmt: skip
@@ -164,8 +183,10 @@ def sharing_claims(savings: Mapping[SharingSetup, Sequence[SharingSavings]]) -> 
         Claim(
             sentences[setup.kind].replace("Parallel samples", f"{setup.n} parallel samples"),
             f"{KWON}, section 6.3: {reported[setup.kind]}",
-            f"{setup}: {format_mean_percent([s.peak for s in results])} at the peak, {format_mean_percent([s.mean for s in results])} "
-            f"over all steps; at the peak at most {format_share(max(s.peak for s in results))}, at least {format_share(min(s.peak for s in results))}.",
+            f"{setup}: {format_mean_percent([s.peak for s in results])} at the peak, "
+            f"{format_mean_percent([s.mean for s in results])} "
+            f"over all steps; at the peak at most {format_share(max(s.peak for s in results))}, at least "
+            f"{format_share(min(s.peak for s in results))}.",
             verdict_above([s.peak for s in results], _MIN_SAVINGS[setup.kind]),
         )
         for setup, results in savings.items()
@@ -181,22 +202,25 @@ def serving_claims(result: ServingResult) -> list[Claim]:
     row_ratio = result.rows[SCHEDULE_PAGES] / result.rows[SCHEDULE_RESERVED]
     return [
         Claim(
-            "In the same memory pages hold more than twice as many texts at once.",
-            f"{KWON}, section 6.2 and figure 13: 2.2 times rows reserved for their own lengths, 4.3 times rows for the longest",
-            f"{result.rows[SCHEDULE_PAGES]:.1f} texts are given a token in a step, on average, against {result.rows[SCHEDULE_RESERVED]:.1f}: {row_ratio:.2f} times.",
+            "In the same memory pages allow more than twice as many concurrent texts.",
+            f"{KWON}, section 6.2 and figure 13: 2.2 times rows reserved for their own lengths, 4.3 times "
+            "rows for the longest",
+            f"{result.rows[SCHEDULE_PAGES]:.1f} texts are decoded per step, on average, against "
+            f"{result.rows[SCHEDULE_RESERVED]:.1f}: {row_ratio:.2f} times.",
             row_ratio > 2,
         ),
         Claim(
-            "In the same memory pages serve more tokens a second than reserved rows.",
-            f"{KWON}, abstract: 2 to 4 times, on GPUs whose time a larger batch hardly costs",
+            "In the same memory pages serve more tokens per second than reserved rows.",
+            f"{KWON}, abstract: 2 to 4 times, on GPUs, where a larger batch costs little time",
             f"{format_mean(paged)} times as many as rows reserved for the longest.",
             verdict_above(paged, 1.0),
         ),
         Claim(
-            "Texts that join and leave at every step are served faster than batch after batch.",
+            "Continuous batching serves faster than static batching.",
             "Yu et al., 2022 (Orca), section 6",
-            f"{format_mean(joining)} times as many tokens a second with the same reserved rows, of which "
-            f"{result.rows[SCHEDULE_RESERVED]:.1f} against {result.rows[SCHEDULE_BATCHES]:.1f} are at work.",
+            f"{format_mean(joining)} times as many tokens per second with the same reserved rows, with an "
+            "average of "
+            f"{result.rows[SCHEDULE_RESERVED]:.1f} against {result.rows[SCHEDULE_BATCHES]:.1f} active.",
             verdict_above(joining, 1.0),
         ),
     ]
@@ -207,10 +231,11 @@ def make_serving_figures(result: ServingResult) -> list[DotPlot | ResultTable]:
     speed = {schedule: [result.tokens / t for t in seconds] for schedule, seconds in result.seconds.items()}
     base = result.seconds[SCHEDULE_BATCHES]
     return [
-        DotPlot("Tokens served a second", "tokens/s", speed, "A small dot a round; the same texts in the same memory."),
+        DotPlot("Tokens served per second", "tokens/s", speed, "One small dot per round; the same texts in "
+            "the same memory."),
         ResultTable(
             "Serving",
-            ("rows and schedule", "texts at once", "tokens/s", "times batch after batch"),
+            ("rows and schedule", "texts at once", "tokens/s", "times static batching"),
             [
                 (schedule, f"{result.rows[schedule]:.1f}", f"{statistics.fmean(speed[schedule]):,.0f}",
                  format_mean(time_ratios(base, seconds)))
@@ -221,45 +246,50 @@ def make_serving_figures(result: ServingResult) -> list[DotPlot | ResultTable]:
 
 
 def make_paging_figures(
-    lengths: Sequence[int], block_size: int, full_waste: Mapping[int, float], growing_waste: Mapping[int, float], savings: Mapping[SharingSetup, Sequence[SharingSavings]]
+    lengths: Sequence[int], block_size: int, full_waste: Mapping[int, float], growing_waste: Mapping[int,
+        float], savings: Mapping[SharingSetup, Sequence[SharingSavings]]
 ) -> list[Figure]:  # fmt: skip
     """Plots and tables of empty slots and of sharing."""
     mean = statistics.fmean(lengths)
     return [
         LinePlot(
-            "Empty slots by the size of pages",
-            "tokens of a page",
+            "Empty slots by page size",
+            "tokens per page",
             [
                 Curve("full rows", [(b, 100 * share) for b, share in full_waste.items()]),
                 Curve("by the formula", [(b, 100 * estimate_waste(b, mean)) for b in full_waste]),
                 Curve("while rows grow", [(b, 100 * share) for b, share in growing_waste.items()]),
             ],
-            "Percent of the slots of pages that are held.",
+            "Percent of the slots of allocated pages.",
             log=True,
             from_zero=True,
         ),
         DotPlot(
-            "Memory that sharing saves at the peak",
+            "Memory saved by sharing at the peak",
             "percent",
             {str(setup): [100 * s.peak for s in results] for setup, results in savings.items()},
-            "A small dot a text.",
+            "One small dot per text.",
         ),
         ResultTable(
             "Empty slots",
-            ("tokens of a page", "full rows", "by the formula", "while rows grow"),
+            ("tokens per page", "full rows", "by the formula", "while rows grow"),
             [
-                (f"{b}{' (chosen)' if b == block_size else ''}", format_share(full_waste[b]), format_share(estimate_waste(b, mean)), format_share(growing_waste[b]))
+                (f"{b}{' (chosen)' if b == block_size else ''}", format_share(full_waste[b]),
+                    format_share(estimate_waste(b, mean)), format_share(growing_waste[b]))
                 for b in full_waste
             ],
-            f"{len(lengths):,} rows of {min(lengths)} to {max(lengths)} tokens, {mean:.1f} on average. Reserved for the longest, "
-            f"{format_share(1 - mean / max(lengths))} would stand empty.",
+            f"{len(lengths):,} rows of {min(lengths)} to {max(lengths)} tokens, {mean:.1f} on average. "
+            "Reserved for the longest, "
+            f"{format_share(1 - mean / max(lengths))} would be empty.",
         ),
         ResultTable(
             "Sharing",
             ("decoding", "pages of", "saved at the peak", "saved over all steps", "most", "least"),
             [
-                (str(setup), "-".join(str(b) for b in sorted({min(s.block_size for s in results), max(s.block_size for s in results)})),
-                 format_share(statistics.fmean(s.peak for s in results)), format_share(statistics.fmean(s.mean for s in results)),
+                (str(setup), "-".join(str(b) for b in sorted({min(s.block_size for s in results),
+                    max(s.block_size for s in results)})),
+                 format_share(statistics.fmean(s.peak for s in results)),
+                     format_share(statistics.fmean(s.mean for s in results)),
                  format_share(max(s.peak for s in results)), format_share(min(s.peak for s in results)))
                 for setup, results in savings.items()
             ],

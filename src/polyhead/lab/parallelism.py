@@ -18,7 +18,7 @@ from polyhead.lab.stepwise_decoding import decode_stepwise
 from polyhead.lab.tasks import make_copy_task
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
 _ROWS = 4
 _ROUNDING = 1e-4  # largest difference of logits that a different summation order may cause in fp32
@@ -26,7 +26,7 @@ _ROUNDING = 1e-4  # largest difference of logits that a different summation orde
 
 @EXPERIMENTS.register("parallelism")
 def measure_parallelism(lab: LabContext) -> ExperimentResult:
-    """Teacher forcing: the whole target at once against token by token, in time and in numbers."""
+    """Teacher forcing: the whole target at once against token by token, in speed and in results."""
     lengths = lab.pick_size([8, 16, 32, 64, 128, 256], [4, 8])
     longest_again = lab.pick_size(64, 4)
     problem = make_copy_task(max(lengths), 64)
@@ -63,14 +63,14 @@ def measure_parallelism(lab: LabContext) -> ExperimentResult:
     growth = [math.log(ratio) / math.log(last / first) for ratio in time_ratios(times[last], times[first])]
     claims = [
         Claim(
-            "Teacher-forced logits of all positions at once are those of feeding one token at a time.",
+            "Teacher-forced logits of all positions at once equal those of one token at a time.",
             "the causal mask of Vaswani et al., 2017, section 3.2.3",
             f"Largest difference of any logit over lengths {first} to {last}: {max(differences):.2g} "
             f"(rounding: up to {_ROUNDING:g}).",
             max(differences) < _ROUNDING,
         ),
         Claim(
-            "The whole sequence at once is faster than the same tokens one after another.",
+            "One pass over the sequence is faster than token by token.",
             "Vaswani et al., 2017, table 1: O(1) against O(n) sequential operations",
             f"At {last} tokens, token by token takes {format_mean(times[last])} times as long.",
             verdict_above(times[last], 1.0),
@@ -83,11 +83,12 @@ def measure_parallelism(lab: LabContext) -> ExperimentResult:
             verdict_above(growth, 0.0),
         ),
         Claim(
-            "A cache of keys and values saves most of stepwise decoding's work.",
-            "Pope et al., 2022, section 2.2; quadratic against cubic attention, linear against quadratic all else",
-            f"At {longest_again} tokens, re-reading all former tokens at every step takes "
-            f"{dict(seconds[uncached])[longest_again] / dict(seconds[steps])[longest_again]:.2f} times as long "
-            "(most: at least twice).",
+            "A KV cache saves most of the work of stepwise decoding.",
+            "Pope et al., 2022, section 2.2; attention quadratic instead of cubic, all else linear "
+                    "instead of quadratic",
+            f"At {longest_again} tokens, recomputing all previous tokens at every step takes "
+            f"{dict(seconds[uncached])[longest_again] / dict(seconds[steps])[longest_again]:.2f} times as "
+            "long (most: at least twice).",
             dict(seconds[uncached])[longest_again] > 2 * dict(seconds[steps])[longest_again],
         ),
     ]  # fmt: skip
@@ -96,12 +97,12 @@ def measure_parallelism(lab: LabContext) -> ExperimentResult:
             f"Time for {_ROWS} rows",
             "tokens",
             [Curve(name, points) for name, points in seconds.items()],
-            "Milliseconds of the forward pass. The whole sequence is one pass of large matrix products; token by token "
-            "it is as many passes of small ones.",
+            "Milliseconds of the forward pass. The full sequence is one pass of large matrix products; "
+            "token by token there are many passes of small ones.",
             log=True,
         ),
         LinePlot(
-            "How many times as long token by token takes",
+            "Time of token by token relative to the whole sequence",
             "tokens",
             [Curve("token by token / whole", [(n, fmean(r)) for n, r in times.items()])],
             log=True,
@@ -111,20 +112,21 @@ def measure_parallelism(lab: LabContext) -> ExperimentResult:
             "All numbers",
             ("tokens", "whole, ms", "token by token, ms", "ratio", "largest difference of a logit"),
             [
-                (n, f"{dict(seconds[full])[n]:.2f}", f"{dict(seconds[steps])[n]:.2f}", format_mean(times[n]), f"{d:.2g}")
+                (n, f"{dict(seconds[full])[n]:.2f}", f"{dict(seconds[steps])[n]:.2f}", format_mean(times[n]),
+                    f"{d:.2g}")
                 for n, d in zip(lengths, differences, strict=True)
             ],
         ),
     ]  # fmt: skip
     return ExperimentResult(
-        "Whole sequences at once",
-        "While it learns, a decoder is given the right answer so far, so that all positions can be computed in one pass "
-        "behind a mask. While it writes, each token waits for the one before. Both must give the same numbers.",
+        "One pass over sequences",
+        "In training a decoder gets the correct tokens so far, so all positions are computed in one "
+        "pass with a mask. In generation each token needs the one before. Both must give the same numbers.",
         claims,
         figures,
-        f"Encoder-decoder of 2+2 layers, d_model {model.config.d_model}, fresh weights, {_ROWS} rows, 16 source tokens, fp32, "
-        f"no gradient. Each length: {lab.pick_size(5, 2)} rounds in turns after one to warm up; plots show medians, ratios "
-        "are taken round by round.",
+        f"Encoder-decoder of 2+2 layers, d_model {model.config.d_model}, random weights, {_ROWS} rows, 16 "
+        f"source tokens, fp32, no gradient. Each length: {lab.pick_size(5, 2)} alternating rounds after one "
+        "for warm-up; plots show medians, ratios are per round.",
     )
 
 

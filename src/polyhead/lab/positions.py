@@ -21,7 +21,7 @@ from polyhead.lab.short_training import (
 from polyhead.lab.statistics import format_mean, verdict_all, verdict_below, verdict_less
 from polyhead.lab.tasks import make_delay_task
 from polyhead.models.build import build
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
 _TRAIN_LEN = 24  # training length
 _LENGTH_FACTORS = (1, 2, 4)
@@ -70,11 +70,12 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
         Claim(
             "Sinusoids may let a model extrapolate to sequences longer than those it was trained on.",
             "Vaswani et al., 2017, section 3.5 (a hypothesis)",
-            f"Loss {format_losses('sinusoidal')} (extrapolates: no more than {_SAME_MARGIN} worse at {twice_len}).",
+            f"Loss {format_losses('sinusoidal')} (extrapolates: at most {_SAME_MARGIN} worse at "
+                    f"{twice_len}).",
             extrapolates("sinusoidal", twice_len),
         ),
         Claim(
-            "Learned positions end where training ended.",
+            "Learned positions end at the training length.",
             "Gehring et al., 2017; Press et al., 2022, section 2",
             f"At {twice_len} tokens: {result.refusals.get('learned', 'no refusal')}.",
             "learned" in result.refusals,
@@ -94,37 +95,44 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
         Claim(
             "Rotary positions extrapolate better than sinusoidal ones, but not well.",
             "Press et al., 2022, section 2.2",
-            f"Loss of rope {format_losses('rope')}; it grows by {format_mean(loss_growth('rope'))} from {_TRAIN_LEN} to {far_len} tokens, "
+            f"Loss of rope {format_losses('rope')}; it grows by {format_mean(loss_growth('rope'))} from "
+            f"{_TRAIN_LEN} to {far_len} tokens, "
             f"sinusoidal's by {format_mean(loss_growth('sinusoidal'))}.",
-            verdict_all([verdict_less(loss_growth("rope"), loss_growth("sinusoidal")), verdict_less([_SAME_MARGIN] * len(loss_growth("rope")), loss_growth("rope"))]),
+            verdict_all([verdict_less(loss_growth("rope"), loss_growth("sinusoidal")),
+                verdict_less([_SAME_MARGIN] * len(loss_growth("rope")), loss_growth("rope"))]),
         ),
         Claim(
             "ALiBi extrapolates: its loss does not grow with the length.",
             "Press et al., 2022, section 3",
-            f"Loss {format_losses('alibi')} (does not grow: no more than {_SAME_MARGIN} worse at {far_len}).",
+            f"Loss {format_losses('alibi')} (does not grow: at most {_SAME_MARGIN} worse at {far_len}).",
             extrapolates("alibi", far_len),
         ),
         Claim(
-            "ALiBi loses nothing at the training length against other schemes.",
+            "ALiBi is as good as other schemes at the training length.",
             "Press et al., 2022, section 3, on natural language",
             f"At {_TRAIN_LEN} tokens: alibi {format_mean(losses['alibi'][_TRAIN_LEN])}, rope "
-            f"{format_mean(losses['rope'][_TRAIN_LEN])}. Its bias falls steadily with distance, and this task asks for one "
-            "exact distance.",
+            f"{format_mean(losses['rope'][_TRAIN_LEN])}. Its bias decreases steadily with distance, but "
+            "this task requires one exact distance.",
             verdict_less(losses["alibi"][_TRAIN_LEN], losses["rope"][_TRAIN_LEN], -_SAME_MARGIN),
         ),
         Claim(
-            "A causal decoder learns something of order without any positions.",
+            "A causal decoder learns some order without positions.",
             "Haviv et al., 2022; Kazemnejad et al., 2023",
-            f"Loss {format_losses('none')}; by chance it would be {_CHANCE_LOSS:.2f} (something: at least 10 % below).",
+            f"Loss {format_losses('none')}; the chance level is {_CHANCE_LOSS:.2f} (some: at least "
+                    "10 % below).",
             verdict_below(losses["none"][_TRAIN_LEN], 0.9 * _CHANCE_LOSS),
         ),
         Claim(
-            "Spacing rope's angles more closely extends a trained model without training it again.",
-            "bloc97, 2023 (NTK-aware); Peng et al., 2023 (YaRN); Chen et al., 2023 (linear, which they train again)",
-            f"At {far_len} tokens, factor {far_len // _TRAIN_LEN}: rope {format_mean(losses['rope'][far_len])}, "
-            + ", ".join(f"{name.split(', ')[1]} {format_mean(losses[name][far_len])}" for name in _SCALED_ROPE)
+            "Spacing rope's angles more closely extends a trained model without further training.",
+            "bloc97, 2023 (NTK-aware); Peng et al., 2023 (YaRN); Chen et al., 2023 (linear, with further "
+            "training)",
+            f"At {far_len} tokens, factor {far_len // _TRAIN_LEN}: rope "
+            f"{format_mean(losses['rope'][far_len])}, "
+            + ", ".join(f"{name.split(', ')[1]} {format_mean(losses[name][far_len])}"
+                for name in _SCALED_ROPE)
             + ". Held if ntk and yarn are better than plain rope.",
-            verdict_all(verdict_less(losses[name][far_len], losses["rope"][far_len]) for name in ("rope, ntk", "rope, yarn")),
+            verdict_all(verdict_less(losses[name][far_len], losses["rope"][far_len]) for name in ("rope, ntk",
+                "rope, yarn")),
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
@@ -133,20 +141,22 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
             "tokens",
             [Curve(name, [(n, fmean(v)) for n, v in by.items()]) for name, by in losses.items()
              if name not in _SCALED_ROPE and len(by) > 1],
-            f"Trained on {_TRAIN_LEN} tokens. By chance the loss is {_CHANCE_LOSS:.2f}; above that, a model is wrong and sure of it. "
-            "Learned positions end at the training length and are not drawn.",
+            f"Trained on {_TRAIN_LEN} tokens. By chance the loss is {_CHANCE_LOSS:.2f}; above that, a model "
+            "is wrong and confident. "
+            "Learned positions end at the training length and are not plotted.",
             log=True,
         ),
         LinePlot(
             "Rope, and rope with scaled angles",
             "tokens",
-            [Curve(name, [(n, fmean(v)) for n, v in losses[name].items()]) for name in ("rope", *_SCALED_ROPE)],
-            "The same trained weights; only the angles are spaced otherwise, by a factor of 4.",
+            [Curve(name, [(n, fmean(v)) for n, v in losses[name].items()]) for name in ("rope",
+                *_SCALED_ROPE)],
+            "The same trained weights; only the angles are scaled, by a factor of 4.",
             log=True,
         ),
         DotPlot(
             f"Held-out loss at the training length ({_TRAIN_LEN})",
-            "nats a token",
+            "nats per token",
             {name: losses[name][_TRAIN_LEN] for name in _SCHEMES},
             SEEDS_NOTE,
         ),
@@ -160,23 +170,25 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
             "All numbers",
             ("positions", *(f"loss at {_TRAIN_LEN * s}" for s in _LENGTH_FACTORS)),
             [
-                (name, *(format_mean(by[_TRAIN_LEN * s]) if _TRAIN_LEN * s in by else "refused" for s in _LENGTH_FACTORS))
+                (name, *(format_mean(by[_TRAIN_LEN * s]) if _TRAIN_LEN * s in by else "refused"
+                    for s in _LENGTH_FACTORS))
                 for name, by in losses.items()
             ],
         ),
     ]  # fmt: skip
     return ExperimentResult(
         "Positions beyond the training length",
-        "Attention alone sees a set, so something must say where each token is. Some ways of saying it go on making sense "
-        "further than training went, others do not.",
+        "Attention treats its input as a set, so positions must be "
+        "encoded. Some encodings still work beyond the training length, others do not.",
         claims,
         figures,
-        f"A decoder of 2 layers (behind an encoder of one that reads a single dummy token), d_model 64, 4 heads, pre-norm. "
-        f"Task: say the token that was read two places back, 1 of {_N_SYMBOLS}; positions are all that is needed. Shaw's "
-        "distances are clipped at 16 and T5's last bucket begins there, so that training sees all of them. "
-        f"{lab.pick_size(150, 4)} steps of 32 rows of {_TRAIN_LEN} tokens, cosine, {len(lab.make_seeds(5))} seeds. Losses at other "
-        "lengths are means over all tokens of fresh rows of that length. Other tasks, natural language above all, ask "
-        "less for exact distances.",
+        "A decoder of 2 layers (after an encoder of one layer that reads a single dummy token), d_model "
+        "64, 4 heads, pre-norm. Task: output the token that was read two positions before, 1 of "
+        f"{_N_SYMBOLS}; only positions are needed. Shaw's distances are clipped at 16 and T5's last bucket "
+        f"starts there, so that training covers all of them. {lab.pick_size(150, 4)} steps of 32 rows of "
+        f"{_TRAIN_LEN} tokens, cosine, {len(lab.make_seeds(5))} seeds. Losses at other lengths are means "
+        "over all tokens of fresh rows of that length. Other tasks, especially natural language, depend "
+        "less on exact distances.",
     )
 
 

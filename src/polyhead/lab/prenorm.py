@@ -26,7 +26,7 @@ from polyhead.lab.statistics import (
 from polyhead.lab.tasks import make_copy_task
 from polyhead.models.build import build
 from polyhead.nn.loss import cross_entropy
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
 XIONG = "Xiong et al., 2020"
 COPY_TASK = make_copy_task()._replace(rows=32)
@@ -51,7 +51,7 @@ def measure_prenorm(lab: LabContext) -> ExperimentResult:
         }
         for name, placement in _NORM_PLACEMENTS.items()
     }
-    lab.info("gradients measured; now trainings with and without warm-up")
+    lab.info("gradients measured; now training with and without warm-up")
     steps = lab.pick_size(150, 4)
     trained = {depth: train_norm_placements(lab, depth, steps) for depth in lab.pick_size((2, 6), (2,))}
     deepest, deep = depths[-1], trained[max(trained)]
@@ -77,46 +77,51 @@ def measure_prenorm(lab: LabContext) -> ExperimentResult:
         Claim(
             "Near the output, pre-norm's gradient falls with depth as 1/sqrt(L).",
             f"{XIONG}, theorem 1: O(d sqrt(ln d / L))",
-            f"Exponent of L for the last decoder layer: {format_mean(slope['pre-norm'])} (wanted -0.5 ± 0.2).",
+            f"Exponent of L for the last decoder layer: {format_mean(slope['pre-norm'])} (target: -0.5 ± "
+            "0.2).",
             verdict_within(slope["pre-norm"], -0.5, 0.2),
         ),
         Claim(
             "Near the output, post-norm's gradient does not depend on depth.",
             f"{XIONG}, theorem 1: O(d sqrt(ln d))",
-            f"Exponent of L for the last decoder layer: {format_mean(slope['post-norm'])} (wanted 0 ± 0.2).",
+            f"Exponent of L for the last decoder layer: {format_mean(slope['post-norm'])} (target: 0 ± 0.2).",
             verdict_within(slope["post-norm"], 0.0, 0.2),
         ),
         Claim(
-            "Post-norm needs warm-up: without it, it learns worse or not at all.",
+            "Post-norm requires warm-up: without it, it trains worse or not at all.",
             f"{XIONG}, section 3.2; Vaswani et al., 2017, warm up over 4,000 steps",
             f"{at}, {steps} steps: loss {format_mean(loss['post-norm', False])} without and "
             f"{format_mean(loss['post-norm', True])} with warm-up; chance is {_CHANCE_LOSS:.2f}.",
             verdict_less(loss["post-norm", True], loss["post-norm", False]),
         ),
         Claim(
-            "Pre-norm learns without warm-up.",
+            "Pre-norm trains without warm-up.",
             f"{XIONG}, section 4",
-            f"{at}: loss {format_mean(loss['pre-norm', False])} without warm-up; half of chance is {_CHANCE_LOSS / 2:.2f}.",
+            f"{at}: loss {format_mean(loss['pre-norm', False])} without warm-up; half of chance is "
+            f"{_CHANCE_LOSS / 2:.2f}.",
             is_learned(loss["pre-norm", False]),
         ),
         Claim(
             "Warm-up makes no difference to pre-norm.",
             f"{XIONG}, section 4: it can be removed",
-            f"{at}: loss {format_mean(loss['pre-norm', False])} without and {format_mean(loss['pre-norm', True])} with warm-up "
+            f"{at}: loss {format_mean(loss['pre-norm', False])} without and "
+            f"{format_mean(loss['pre-norm', True])} with warm-up "
             "(no difference: within 0.1).",
             verdict_same(loss["pre-norm", False], loss["pre-norm", True], 0.1),
         ),
         Claim(
             "Without warm-up pre-norm learns faster than post-norm with it.",
             f"{XIONG}, section 4",
-            f"{at}: loss {format_mean(loss['pre-norm', False])} against {format_mean(loss['post-norm', True])} after {steps} steps.",
+            f"{at}: loss {format_mean(loss['pre-norm', False])} against "
+            f"{format_mean(loss['post-norm', True])} after {steps} steps.",
             verdict_less(loss["pre-norm", False], loss["post-norm", True]),
         ),
         Claim(
-            "A second norm on the sub-layer's output keeps pre-norm's trainability without warm-up.",
+            "With a second norm on the sub-layer output pre-norm still trains without warm-up.",
             "Ding et al., 2021 (CogView), section 2.4: sandwich-LN",
-            f"{at}: loss {format_mean(loss['sandwich', False])} against {format_mean(loss['pre-norm', False])} of pre-norm, "
-            "both without warm-up (kept: no more than 0.1 worse).",
+            f"{at}: loss {format_mean(loss['sandwich', False])} against "
+            f"{format_mean(loss['pre-norm', False])} of pre-norm, both without warm-up (preserved: at most "
+            "0.1 worse).",
             verdict_less(loss["sandwich", False], loss["pre-norm", False], -0.1),
         ),
     ]  # fmt: skip
@@ -125,7 +130,8 @@ def measure_prenorm(lab: LabContext) -> ExperimentResult:
             f"Gradient norm by decoder layer at the start, {deepest} layers",
             "layer",
             [Curve(name, average_by_layer(by_depth[deepest])) for name, by_depth in norms.items()],
-            "Of all weights of a layer, mean over seeds. The first layer is next to the input, the last to the output.",
+            "Of all weights of a layer, mean over seeds. The first layer is next to the input, the last to "
+            "the output.",
         ),
         LinePlot(
             "Gradient norm of the last decoder layer at the start",
@@ -151,7 +157,7 @@ def measure_prenorm(lab: LabContext) -> ExperimentResult:
         figures.append(
             DotPlot(
                 f"Held-out loss, {depth}+{depth} layers",
-                "nats a token",
+                "nats per token",
                 {format_design(*key): [run.loss for run in runs] for key, runs in cells.items()},
                 SEEDS_NOTE,
             )
@@ -170,16 +176,18 @@ def measure_prenorm(lab: LabContext) -> ExperimentResult:
         )
     )
     return ExperimentResult(
-        "Where the norm stands",
-        "The original Transformer normalises after each residual addition, N(x + F(x)), and needs a warm-up of the "
-        "learning rate. Later ones normalise before the sub-layer, x + F(N(x)). The explanation offered is the size of "
-        "the gradients at the start.",
+        "Position of the norm",
+        "The original Transformer normalises after each residual addition, N(x + F(x)), and needs a warm-up "
+        "of the learning rate. Later ones normalise before the sub-layer, x + F(N(x)). The proposed "
+        "explanation is the size "
+        "of the gradients at the start.",
         claims,
         figures,
-        f"Gradients: of the mean cross-entropy of one batch of a copying task, for fresh Xavier weights, "
-        f"{len(lab.make_seeds(8))} seeds, d_model 64, as many encoder as decoder layers. The exponent of L is the slope of log "
-        f"norm over log L.\n\nTrainings: copying 12 of 16 symbols, {steps} steps of 32 rows at a constant rate of 2e-3, "
-        f"after a linear warm-up over 40 % of the steps where there is one, no clipping; {len(lab.make_seeds(3))} seeds, "
+        f"Gradients: of the mean cross-entropy of one batch of a copying task, for random Xavier weights, "
+        f"{len(lab.make_seeds(8))} seeds, d_model 64, as many encoder as decoder layers. The exponent of L "
+        f"is the slope of log norm over log L.\n\nTrainings: copying 12 of 16 symbols, {steps} steps of 32 "
+        "rows at a constant rate of 2e-3, after a linear warm-up over 40 % of the steps where there is "
+        f"one, no clipping; {len(lab.make_seeds(3))} seeds, "
         "which share weights and data between designs.",
     )
 

@@ -36,7 +36,7 @@ from polyhead.lab.tasks import FIRST_SYMBOL, SyntheticTask, make_copy_task, make
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.train.tasks.seq2seq_common import seq2seq_features
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
 ITEMS, VALUES = 8, 4
 RECALL_TASK = make_recall_task(ITEMS, ITEMS, VALUES)
@@ -45,7 +45,7 @@ _RECURRENT_DESIGNS: dict[str, dict[str, Any]] = {
     TRANSFORMER: {},
     "LSTM": {"block": Choice("lstm"), "position": Choice("none")},
     "GRU": {"block": Choice("gru"), "position": Choice("none")},
-    "CNN": {"block": Choice("conv")},
+    "CNN": {"block": Choice("gated_conv")},
     _LSTM_ALONE: {"block": Choice("lstm", attention=False, bidirectional=False), "position": Choice("none")},
     "GRU, no attention": {
         "block": Choice("gru", attention=False, bidirectional=False),
@@ -71,7 +71,7 @@ def measure_recurrence(lab: LabContext) -> ExperimentResult:
                     lr=5e-3,
                 )
             )
-            lab.info(f"seed {seed}, {name}: {100 * runs[name][-1].accuracy:.1f} % right")
+            lab.info(f"seed {seed}, {name}: {100 * runs[name][-1].accuracy:.1f} % correct")
     capacity = {ITEMS: [run.accuracy for run in runs[_LSTM_ALONE]]} | {
         n: measure_capacity(lab, n, steps) for n in lab.pick_size((4, 12), (4,))
     }
@@ -96,43 +96,50 @@ def measure_recurrence(lab: LabContext) -> ExperimentResult:
 
     claims = [
         Claim(
-            "A recurrent network that must keep the whole source in one vector recalls less than one with attention.",
+            "A recurrent network that stores the whole source in one vector recalls less than one "
+                    "with attention.",
             "Bahdanau et al., 2015, section 1 and figure 2; Cho et al., 2014",
-            "; ".join(f"{name} {format_mean_percent(accuracy[name])}" for name in (*_WITH_ATTENTION, *_WITHOUT_ATTENTION)) + " of values right.",
-            verdict_all(verdict_less(accuracy[without], accuracy[attends]) for attends, without in zip(_WITH_ATTENTION, _WITHOUT_ATTENTION, strict=True)),
+            "; ".join(f"{name} {format_mean_percent(accuracy[name])}" for name in (*_WITH_ATTENTION,
+                *_WITHOUT_ATTENTION)) + " of values correct.",
+            verdict_all(verdict_less(accuracy[without], accuracy[attends]) for attends,
+                without in zip(_WITH_ATTENTION, _WITHOUT_ATTENTION, strict=True)),
         ),
         Claim(
-            "The longer the source, the less of it such a vector holds.",
+            "The longer the source, the less of it such a vector can store.",
             "Cho et al., 2014, section 4; Bahdanau et al., 2015, figure 2",
-            f"{_LSTM_ALONE}: " + ", ".join(f"{format_mean_percent(capacity[n])} right of {n} items" for n in sorted(capacity)) + f"; {100 / VALUES:.0f} % by guessing.",
+            f"{_LSTM_ALONE}: " + ", ".join(f"{format_mean_percent(capacity[n])} correct of {n} items"
+                for n in sorted(capacity)) + f"; {100 / VALUES:.0f} % by chance.",
             verdict_less(capacity[max(capacity)], capacity[min(capacity)]),
         ),
         Claim(
-            "What such a network recalls is what came last.",
+            "Such a network recalls mainly the last items.",
             "Bengio et al., 1994; Hochreiter & Schmidhuber, 1997: gradients vanish over time",
-            f"{_LSTM_ALONE}: {format_mean([100 * n[0] for n in near_far[_LSTM_ALONE]])} % right for the last item, "
-            f"{format_mean([100 * n[-1] for n in near_far[_LSTM_ALONE]])} % for the first.",
+            f"{_LSTM_ALONE}: {format_mean([100 * n[0] for n in near_far[_LSTM_ALONE]])} % correct for the "
+            f"last item, {format_mean([100 * n[-1] for n in near_far[_LSTM_ALONE]])} % for the first.",
             verdict_above(recency, 0.0),
         ),
         Claim(
-            "The Transformer recalls alike at every distance.",
+            "The Transformer recalls equally well at every distance.",
             "Vaswani et al., 2017, table 1: paths of length 1",
-            f"{format_mean([100 * n[0] for n in near_far[TRANSFORMER]])} % right for the last item, "
-            f"{format_mean([100 * n[-1] for n in near_far[TRANSFORMER]])} % for the first (alike: within 5 points).",
+            f"{format_mean([100 * n[0] for n in near_far[TRANSFORMER]])} % correct for the last item, "
+            f"{format_mean([100 * n[-1] for n in near_far[TRANSFORMER]])} % for the first (equally well: "
+            "within 5 points).",
             verdict_within([n[0] - n[-1] for n in near_far[TRANSFORMER]], 0.0, 0.05),
         ),
         Claim(
             "The Transformer learns this in fewer steps than recurrent networks with attention.",
             "Vaswani et al., 2017, table 2, for the cost of learning to translate",
             "Mean loss over training: "
-            + ", ".join(f"{name} {format_mean(mean_loss[name])}" for name in (TRANSFORMER, *_WITH_ATTENTION)) + ".",
+            + ", ".join(f"{name} {format_mean(mean_loss[name])}" for name in (TRANSFORMER,
+                *_WITH_ATTENTION)) + ".",
             verdict_all(verdict_less(mean_loss[TRANSFORMER], mean_loss[name]) for name in _WITH_ATTENTION),
         ),
         Claim(
-            "The Transformer trains faster, for it reads all tokens at once.",
+            "The Transformer trains faster, because it reads all tokens at once.",
             "Vaswani et al., 2017, table 1 and section 4",
             f"A training step over {last} tokens: LSTM {format_mean(slower['LSTM'])}, GRU "
-            f"{format_mean(slower['GRU'])} times the Transformer's time, on {torch.get_num_threads()} thread(s).",
+            f"{format_mean(slower['GRU'])} times the Transformer's time, on {torch.get_num_threads()} "
+            "thread(s).",
             verdict_all(verdict_above(r, 1.0) for r in slower.values()),
         ),
         Claim(
@@ -143,8 +150,8 @@ def measure_recurrence(lab: LabContext) -> ExperimentResult:
             verdict_within(flat, 1.0, 0.25),
         ),
         Claim(
-            "A Transformer decoder's step takes longer the more it has written.",
-            "it reads all keys and values again",
+            "A Transformer decoder's step takes longer the longer its output is.",
+            "it reads all keys and values at every step",
             f"At {longest:,} tokens {format_mean(grown)} times as long as at {contexts[0]}.",
             verdict_above(grown, 1.0),
         ),
@@ -154,52 +161,59 @@ def measure_recurrence(lab: LabContext) -> ExperimentResult:
             "Recall by distance",
             "items from the end",
             [Curve(name, average_by_distance(rows)) for name, rows in near_far.items()],
-            f"Percent of values right, mean over seeds, for the last item of the source (1) to the first ({ITEMS}). "
-            f"By guessing: {100 / VALUES:.0f}.",
+            "Percent of values correct, mean over seeds, for the last item of the source (1) to the first "
+            f"({ITEMS}). By chance: {100 / VALUES:.0f}.",
             from_zero=True,
         ),
         DotPlot(
-            "Values right", "percent, held-out", {name: [100 * r for r in accuracy[name]] for name in _RECURRENT_DESIGNS},
+            "Correct values", "%, held-out",
+            {name: [100 * r for r in accuracy[name]] for name in _RECURRENT_DESIGNS},
             SEEDS_NOTE,
         ),
         LinePlot("Training loss (first seed)", "step", collect_first_curves(runs), from_zero=True),
         LinePlot(
             "A training step",
-            "tokens of a row",
-            [Curve(name, [(n, 1e3 * median_times(step_times)[name]) for n, step_times in training.items()]) for name in _RECURRENT_DESIGNS],
+            "tokens per row",
+            [Curve(name, [(n, 1e3 * median_times(step_times)[name]) for n,
+                step_times in training.items()]) for name in _RECURRENT_DESIGNS],
             "Milliseconds, forward and backward, 8 rows.",
             log=True,
         ),
         LinePlot(
             "A decoding step",
-            "tokens so far",
-            [Curve(name, [(n, 1e3 * median_times(step_times)[name]) for n, step_times in decoding.items()]) for name in decoding[longest]],
+            "context tokens",
+            [Curve(name, [(n, 1e3 * median_times(step_times)[name]) for n,
+                step_times in decoding.items()]) for name in decoding[longest]],
             "Milliseconds for the next token of 8 rows.",
             log=True,
             from_zero=True,
         ),
         ResultTable(
             "All numbers",
-            ("design", "parameters", "right, %", f"ms a training step, {last} tokens", f"ms a decoding step, {longest:,} tokens"),
+            ("design", "parameters", "correct, %", f"ms per training step, {last} tokens",
+                f"ms per decoding step, {longest:,} tokens"),
             [
                 (name, runs[name][0].parameters, format_mean_percent(accuracy[name])[:-2],
                  f"{1e3 * median_times(training[last])[name]:.1f}",
-                 f"{1e3 * median_times(decoding[longest])[name]:.2f}" if name in decoding[longest] else "not measured")
+                 f"{1e3 * median_times(decoding[longest])[name]:.2f}" if name in decoding[longest]
+                     else "not measured")
                 for name in _RECURRENT_DESIGNS
             ],
         ),
     ]  # fmt: skip
     return ExperimentResult(
         "Transformer, recurrence, convolution",
-        "A recurrent network reads token by token into a state of fixed size. Attention keeps every token and looks where it "
-        "must. What does that buy, in recall and in time?",
+        "A recurrent network reads token by token into a state of fixed size. Attention keeps every token "
+        "and can attend to "
+        "any of them. How do recall and time differ?",
         claims,
         figures,
-        f"Encoder-decoders of 2+2 layers, d_model 64, pre-norm; recurrent decoders attend to the source unless it says no "
-        f"attention, where also the encoder reads one way. CNN: gated convolutions of width 3 with attention to the source. "
-        f"Task: {ITEMS} items, each a key and one of {VALUES} values; asked for a key, say its value. {steps} steps of 64 rows, "
-        f"cosine, one learning rate (5e-3) for all, {len(lab.make_seeds(3))} seeds.\n\nSpeed: d_model {lab.pick_size(128, 16)}, "
-        "8 rows, fresh weights, fp32, designs in turns.",
+        "Encoder-decoders of 2+2 layers, d_model 64, pre-norm; recurrent decoders attend to the source "
+        "unless the design has no attention, where the encoder is unidirectional too. CNN: gated "
+        f"convolutions of width 3 with attention to the source. Task: {ITEMS} items, each a key and one of "
+        f"{VALUES} values; given a key, output its value. {steps} steps of 64 rows, cosine, one learning "
+        f"rate (5e-3) for all, {len(lab.make_seeds(3))} seeds.\n\nSpeed: d_model {lab.pick_size(128, 16)}, "
+        "8 rows, random weights, fp32, alternating designs.",
     )
 
 

@@ -57,15 +57,15 @@ def check_run_options(names: Sequence[str], lab: LabContext) -> None:
             name for name in EXPERIMENTS.names() if EXPERIMENTS.get(name) in _RUN_EXPERIMENTS
         )
         raise UserError(
-            f"--run, --text and --limit: experiment {unsupported[0]!r} makes its own models and text; for yours there are: {supported}"
+            f"--run, --text and --limit: experiment {unsupported[0]!r} uses its own models and "
+            f"text; experiments for your own run: {supported}"
         )
     if lab.run is None:
-        raise UserError(
-            f"{'--text' if lab.text else '--limit'} says what to measure a run on: give it, --run RUN"
-        )
+        raise UserError(f"{'--text' if lab.text else '--limit'} requires --run RUN")
     if not lab.text:
         raise UserError(
-            f"--run {lab.run}: on what text? give --text FILE, of a translator source and target: --text A --text B"
+            f"--run {lab.run}: requires --text FILE; for a translation model source and target: "
+            "--text A --text B"
         )
 
 

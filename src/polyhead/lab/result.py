@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
-SEEDS_NOTE = "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean."
+SEEDS_NOTE = "One small dot per seed, a large one for the mean; the band is the 95 % interval of the mean."
 
 
 class Claim(NamedTuple):

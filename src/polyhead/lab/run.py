@@ -41,7 +41,8 @@ def run_experiment(name: str, out: Path, lab: LabContext) -> ExperimentOutput:
     options = [("--run", lab.run), *(("--text", file) for file in lab.text), ("--limit", lab.limit)]
     facts: dict[str, Any] = {
         "name": name, "quick": lab.quick, "seed": lab.seed,
-        "given": [word for key, value in options if value is not None for word in (key, str(value))], "seconds": round(seconds, 1),
+        "given": [word for key, value in options if value is not None for word in (key, str(value))],
+            "seconds": round(seconds, 1),
         "processor_seconds": round(busy, 1), "threads": torch.get_num_threads(),
         "polyhead": version("polyhead"), "torch": torch.__version__,
     }  # fmt: skip
@@ -54,10 +55,18 @@ def run_experiment(name: str, out: Path, lab: LabContext) -> ExperimentOutput:
 def format_footnote(facts: dict[str, Any]) -> str:
     """Footer of the page: the command, times and versions."""
     quick = ["--quick"] if facts["quick"] else []
-    command = ["polyhead", "lab", facts["name"], *facts["given"], "--seed", str(facts["seed"]), *quick]
+    command = [
+        "polyhead",
+        "experiments",
+        facts["name"],
+        *facts["given"],
+        "--seed",
+        str(facts["seed"]),
+        *quick,
+    ]
     return tr(
-        "{command}: {seconds} s ({processor} s of processor time), threads: {threads}, Polyhead {polyhead}, torch {torch}. "
-        "Times belong to one machine; trust the ratios.",
+        "{command}: {seconds} s ({processor} s of CPU time), threads: {threads}, Polyhead {polyhead}, "
+        "torch {torch}. Times depend on the machine; ratios are more reliable.",
         command=shlex.join(command),
         seconds=f"{facts['seconds']:.0f}",
         processor=f"{facts['processor_seconds']:.0f}",

@@ -22,7 +22,7 @@ from polyhead.lab.statistics import (
 )
 from polyhead.lab.tasks import make_recall_task
 from polyhead.models.build import build
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
 VASWANI = "Vaswani et al., 2017, section 3.2.1"
 N_KEYS = 64  # keys per query
@@ -41,7 +41,7 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
     scaled = {d: measure_saturation(d, d**-0.5, rows) for d in widths}
     last = widths[-1]
     model_ratios = measure_model_variance(lab)
-    lab.info("variance and saturation measured; now trainings with and without the scale")
+    lab.info("variance and saturation measured; now training with and without the scale")
     steps = lab.pick_size(200, 4)
     losses = train_scales(lab, steps)
 
@@ -49,7 +49,8 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
     ratio = {d: mean_interval([v / d for v in variances[d]]) for d in widths}
     claims = [
         Claim(
-            "If the components of q and k are independent with mean 0 and variance 1, q.k has mean 0 and variance d_k.",
+            "If the components of q and k are independent with mean 0 and variance 1, q.k has mean 0 and "
+            "variance d_k.",
             f"{VASWANI}, footnote 4",
             f"Var(q.k) / d_k between {min(r.mean for r in ratio.values()):.3f} and "
             f"{max(r.mean for r in ratio.values()):.3f} for d_k from {widths[0]} to {last}.",
@@ -62,7 +63,7 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
             verdict_all(verdict_within([v / d for v in variances[d]], 1.0, 0.03) for d in widths),
         ),
         Claim(
-            "A freshly initialised Transformer is close to that assumption.",
+            "A newly initialised Transformer is close to that assumption.",
             "assumed in footnote 4, not shown there",
             f"Var(q.k) / d_k over the layers of {len(model_ratios)} Xavier-initialised pre-norm models: "
             f"{format_mean(model_ratios)}.",
@@ -71,18 +72,20 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
         Claim(
             "Without the scale, large d_k push the softmax into regions with extremely small gradients.",
             VASWANI,
-            f"At d_k = {last} the largest of {N_KEYS} weights is {plain[last].peak:.3f} without the scale and "
-            f"{scaled[last].peak:.3f} with it; the median norm of the softmax's Jacobian {plain[last].slope:.2g} and "
-            f"{scaled[last].slope:.2g}. At d_k = {widths[0]}: {plain[widths[0]].slope:.2g} and "
+            f"At d_k = {last} the largest of {N_KEYS} weights is {plain[last].peak:.3f} without the scale "
+            f"and {scaled[last].peak:.3f} with it; the median norm of the softmax's Jacobian "
+            f"{plain[last].slope:.2g} and {scaled[last].slope:.2g}. At d_k = {widths[0]}: "
+            f"{plain[widths[0]].slope:.2g} and "
             f"{scaled[widths[0]].slope:.2g}.",
             verdict_below(plain[last].slopes, scaled[last].slope / 10),
         ),
         Claim(
             "With the scale, saturation does not depend on d_k.",
             f"follows from {VASWANI}",
-            "Entropy of the weights with the scale, as a share of log N: between "
-            f"{min(s.entropy for s in scaled.values()):.3f} and {max(s.entropy for s in scaled.values()):.3f}; "
-            f"without it, it falls from {plain[widths[0]].entropy:.3f} to {plain[last].entropy:.3f}.",
+            "Entropy of the weights with the scale, as a fraction of log N: between "
+            f"{min(s.entropy for s in scaled.values()):.3f} and "
+            f"{max(s.entropy for s in scaled.values()):.3f}; without it, it falls from "
+            f"{plain[widths[0]].entropy:.3f} to {plain[last].entropy:.3f}.",
             verdict_all(
                 verdict_within(scaled[d].entropies, scaled[last].entropy, 0.03) for d in widths if d >= 16
             ),
@@ -103,14 +106,15 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
                 Curve(_WITHOUT_SCALE, [(d, statistics.fmean(variances[d])) for d in widths]),
                 Curve(_WITH_SCALE, [(d, ratio[d].mean) for d in widths]),
             ],
-            "q and k of independent standard normal components. The variance is d_k, and dividing by sqrt(d_k) makes it 1.",
+            "q and k of independent standard normal components. The variance is d_k, and dividing by "
+            "sqrt(d_k) makes it 1.",
             log=True,
         ),
         LinePlot(
             f"Largest of {N_KEYS} weights",
             "d_k",
             [Curve(name, [(d, s.peak) for d, s in of.items()]) for name, of in both],
-            "1 means that softmax has become a choice of one key: it no longer mixes, and no longer learns.",
+            "1 means that softmax selects a single key: it no longer mixes, and no longer learns.",
             log=True,
             from_zero=True,
         ),
@@ -118,37 +122,41 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
             "Norm of the softmax's Jacobian (median)",
             "d_k",
             [Curve(name, [(d, s.slope) for d, s in of.items()]) for name, of in both],
-            "How far the weights move when the scores do. Where it is near 0, no gradient comes back through the softmax.",
+            "Change of the weights with the scores. Where it is near 0, no gradient passes through the "
+            "softmax.",
             log=True,
         ),
         DotPlot(
             "One head, d_k = 128: loss on a recall task",
-            "nats a token, held-out",
+            "nats per token, held-out",
             losses,
             SEEDS_NOTE,
         ),
         ResultTable(
             "All numbers",
-            ("d_k", "Var(q.k)", "Var(q.k/sqrt(d_k))", "entropy, no scale", "entropy, scale", "Jacobian, no scale", "Jacobian, scale"),
+            ("d_k", "Var(q.k)", "Var(q.k/sqrt(d_k))", "entropy, no scale", "entropy, scale",
+                "Jacobian, no scale", "Jacobian, scale"),
             [
                 (d, f"{statistics.fmean(variances[d]):.2f}", ratio[d].to_text(), f"{plain[d].entropy:.3f}",
                  f"{scaled[d].entropy:.3f}", f"{plain[d].slope:.2g}", f"{scaled[d].slope:.2g}")
                 for d in widths
             ],
-            "Entropy as a share of log N: 1 looks at all keys alike, 0 at one of them.",
+            "Entropy as a share of log N: 1 attends to all keys equally, 0 to one of them.",
         ),
     ]  # fmt: skip
     return ExperimentResult(
         "Why attention divides by sqrt(d_k)",
-        "A query scores a key by their dot product, a sum of d_k terms. The more terms, the larger the sum, until the "
-        "softmax over the scores sees one winner and nothing else. Dividing by sqrt(d_k) is said to prevent that.",
+        "A query scores a key by their dot product, a sum of d_k terms. The more terms, the larger the sum, "
+        "until the softmax over the scores selects a single "
+        "key. Dividing by sqrt(d_k) is claimed to prevent that.",
         claims,
         figures,
-        f"{_N_GROUPS} groups of {lab.pick_size(20_000, 2_000):,} pairs of standard normal vectors for each d_k; intervals are "
-        f"Student's t over the groups. Saturation: {rows:,} queries over {N_KEYS} keys each. The Jacobian of softmax p is "
-        "diag(p) - p p^T; its Frobenius norm is given.\n\n"
-        f"Trainings: an encoder-decoder with one head in every attention, d_model 128, 1+1 layers, {steps} "
-        "steps; the two designs differ in the option scale of softmax attention alone and share seeds and data.",
+        f"{_N_GROUPS} groups of {lab.pick_size(20_000, 2_000):,} pairs of standard normal vectors for each "
+        f"d_k; intervals are Student's t over the groups. Saturation: {rows:,} queries over {N_KEYS} keys "
+        "each. The Jacobian of softmax p is diag(p) - p p^T; its Frobenius norm is given.\n\nTrainings: "
+        f"an encoder-decoder with one head in every attention, d_model 128, 1+1 layers, {steps} "
+        "steps; the two designs differ only in the option scale of softmax attention, and share seeds and "
+        "data.",
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from polyhead.cache.block_size import choose_block_size
+from polyhead.cache.paged import choose_block_size
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
@@ -19,9 +19,9 @@ from polyhead.lab.test_model import ModelUnderTest
 
 _NO_EOS = -1  # token id that no model generates: outputs have the length of the texts
 SCHEDULE_BATCHES, SCHEDULE_RESERVED, SCHEDULE_PAGES = (
-    "reserved, batch after batch",
-    "reserved, joining and leaving",
-    "pages, joining and leaving",
+    "reserved, static batching",
+    "reserved, continuous batching",
+    "pages, continuous batching",
 )
 _SCHEDULES = (SCHEDULE_BATCHES, SCHEDULE_RESERVED, SCHEDULE_PAGES)
 
@@ -146,6 +146,6 @@ def serve_in_batches(engine: Engine, workload: Sequence[ServeRequest], batch_siz
             steps += 1
         for request, item in zip(requests, workload[first:], strict=False):
             assert len(request.result()[0].tokens) == item.new_tokens, (
-                "a text is not as long as it was wished"
+                "a text does not have the requested length"
             )
     return sum(item.new_tokens for item in workload) / steps

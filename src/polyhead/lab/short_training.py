@@ -29,7 +29,7 @@ from polyhead.train.loggers import MetricsRow
 from polyhead.train.loop import train_model
 from polyhead.train.tasks import seq2seq_common
 from polyhead.train.train_state import TrainState
-from polyhead.viz.svg_charts import Curve
+from polyhead.viz.plot import Curve
 
 FIRST_HELD_OUT = 1_000_000  # batch numbers from here on are not used in training
 _BASE_CONFIG: dict[str, Any] = {
@@ -47,7 +47,7 @@ class TrainingResult(NamedTuple):
 
     model: Seq2Seq
     curve: list[tuple[float, float]]  # (step, training loss)
-    loss: float  # nats a token on held-out rows; nan if the training diverged
+    loss: float  # nats per token on held-out rows; nan if the training diverged
     accuracy: float  # share of held-out tokens that are predicted correctly
 
     @property
@@ -176,13 +176,13 @@ def collect_mean_losses(runs: Mapping[str, Sequence[TrainingResult]]) -> dict[st
 
 def plot_losses(label: str, losses: Mapping[str, Sequence[float]]) -> DotPlot:
     """Dot plot of the held-out losses of designs, for every seed."""
-    return DotPlot(f"Held-out loss, {label}", "nats a token", losses, SEEDS_NOTE)
+    return DotPlot(f"Held-out loss, {label}", "nats per token", losses, SEEDS_NOTE)
 
 
 def plot_mean_losses(label: str, losses: Mapping[str, Sequence[float]]) -> DotPlot:
     """Dot plot of the mean training losses of designs, for every seed."""
-    title = f"How fast it learns: mean loss over training, {label}"
-    return DotPlot(title, "nats a token", losses, "Low for who learns early.")
+    title = f"Speed of learning: mean loss over training, {label}"
+    return DotPlot(title, "nats per token", losses, "Low if a design learns early.")
 
 
 def plot_loss_curves(label: str, runs: Mapping[str, Sequence[TrainingResult]]) -> LinePlot:

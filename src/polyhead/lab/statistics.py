@@ -33,7 +33,7 @@ class MeanInterval(NamedTuple):
     def to_text(self) -> str:
         """``0.25 ± 0.013``: three digits of the mean, two of the half-width; the mean alone for one value."""
         if not math.isfinite(self.mean):
-            return "no number"
+            return "none"
         if not math.isfinite(self.half_width):
             return f"{self.mean:.3g}"
         return f"{self.mean:.3g} ± {self.half_width:.2g}"

@@ -11,6 +11,7 @@ import torch
 
 import polyhead.lab
 from polyhead.config.recipe import Recipe
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import check_file, is_text, iter_lines
 from polyhead.data.readers.parallel_corpus import open_corpus, read_pairs
@@ -27,8 +28,10 @@ _MAX_CHARS = 4_000_000  # maximum characters of a text that are used
 _SMALL_RECIPE: dict[str, Any] = {
     "task": "language-model",
     "tokenizer": {"kind": "bpe", "vocab_size": 1000},
-    "model": {"kind": "decoder", "d_model": 128, "n_layers": 2, "n_heads": 4, "d_ff": 256, "max_len": 256, "position": "rope",
-              "norm": "rmsnorm", "norm_first": True, "feed_forward": "swiglu", "dropout": 0.0, "init": "normal",
+    "model": {"kind": "decoder", "d_model": 128, "n_layers": 2, "n_heads": 4, "d_ff": 256, "max_len": 256,
+        "position": "rope",
+              "norm": "rmsnorm", "norm_first": True, "feed_forward": "swiglu", "dropout": 0.0,
+              "init": "normal",
               "scale_embedding": False},
     "train": {"max_tokens": 2048, "lr": 5e-3, "log_every": 50, "keep": 1},
 }  # fmt: skip
@@ -49,13 +52,13 @@ class ModelUnderTest(NamedTuple):
 
     def split_lines(self) -> list[str]:
         """Lines of the texts, without blank ones."""
-        return [line for text in self.texts for line in text.splitlines() if line.strip()]
+        return [line for text in self.texts for line in text.splitlines() if not is_blank(line)]
 
 
 def load_subject(lab: LabContext) -> ModelUnderTest:
     """Run and text of the options, or the small ones of the lab."""
     if lab.run is None:
-        lab.info("no --run: a small language model learns this package's own source, as every run is trained")
+        lab.info("no --run: training a small language model on the source code of this package")
         return train_small_model(lab.seed, lab.quick)
     run = load(lab.run)
     name = lab.run.name
@@ -63,11 +66,14 @@ def load_subject(lab: LabContext) -> ModelUnderTest:
         return read_text(run, f"the language model {name}", open_text_like(lab.text, run.recipe))
     if run.config.kind != "encoder-decoder":
         raise UserError(
-            f"--run {lab.run}: this takes a language model or a translator, and the run has no decoder"
+            f"--run {lab.run}: expected a language model or a translation model, but the run has no decoder"
         )
     sources, references = read_sources(run, lab.text)
     return ModelUnderTest(
-        run, f"the translator {name} on {' and '.join(path.name for path in lab.text)}", sources, references
+        run,
+        f"the translation model {name} on {' and '.join(path.name for path in lab.text)}",
+        sources,
+        references,
     )
 
 
@@ -90,7 +96,7 @@ def read_sources(run: Run, files: tuple[Path, ...]) -> tuple[list[str], list[str
         lines = [
             line.decode() for line in iter_lines(check_file(files[0])) if line is not None and is_text(line)
         ]
-        return [line for line in lines if line.strip()], []
+        return [line for line in lines if not is_blank(line)], []
     data = run.recipe.data if run.recipe else None
     corpus = open_corpus(files, source=data.source, target=data.target) if data else open_corpus(files)
     sources, references, _ = read_pairs(corpus)
@@ -110,15 +116,17 @@ def train_small_model(seed: int, quick: bool) -> ModelUnderTest:
             text = "\n\n".join(f.read_text(encoding="utf-8") for f in split_files)
             (Path(directory) / f"{name}.txt").write_text(text[:30_000] if quick else text, encoding="utf-8")
         steps, warmup = (4, 1) if quick else (400, 40)
-        train_changes = {"steps": steps, "eval_every": steps, "save_every": steps, "seed": seed, "threads": torch.get_num_threads(),
+        train_changes = {"steps": steps, "eval_every": steps, "save_every": steps, "seed": seed,
+            "threads": torch.get_num_threads(),
                    "schedule": {"name": "cosine", "warmup": warmup}}  # fmt: skip
         recipe = Recipe.model_validate(
-            {**_SMALL_RECIPE, "train": {**_SMALL_RECIPE["train"], **train_changes}, "out": Path(directory) / "run",
+            {**_SMALL_RECIPE, "train": {**_SMALL_RECIPE["train"], **train_changes},
+                "out": Path(directory) / "run",
              "data": {"root": directory, "train": ["train.txt"], "valid": ["test.txt"], "max_len": 256}}
         )  # fmt: skip
         run, _ = run_training(recipe, report=LossRecorder())
         return read_text(
             run,
-            "a small language model of this package's source",
+            "a small language model of the source code of this package",
             open_text([Path(directory) / "test.txt"], "file"),
         )

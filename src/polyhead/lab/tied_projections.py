@@ -34,8 +34,9 @@ def measure_tied_projections(lab: LabContext) -> ExperimentResult:
 
     def make_claim(tie: str, sentence: str, source: str) -> Claim:
         measurement = "; ".join(
-            f"{task}: {format_mean(loss[task][tie])} against {format_mean(loss[task]['none'])} at the end, {format_mean(mean_loss[task][tie])} "
-            f"against {format_mean(mean_loss[task]['none'])} on average over training"
+            f"{task}: {format_mean(loss[task][tie])} against {format_mean(loss[task]['none'])} at the end, "
+            f"{format_mean(mean_loss[task][tie])} against {format_mean(mean_loss[task]['none'])} on "
+            "average over training"
             for task in _TASKS
         )
         verdict = verdict_all(
@@ -46,13 +47,14 @@ def measure_tied_projections(lab: LabContext) -> ExperimentResult:
         return Claim(
             sentence,
             source,
-            f"Loss, {measurement}, of three projections (hurts: either {_WORSE_MARGIN} nats worse or more).",
+            f"Loss, {measurement}, of three projections (hurts: either is at least {_WORSE_MARGIN} nats "
+            "worse).",
             verdict,
         )
 
     claims = [
         Claim(
-            "Each tie saves one projection of three in every attention.",
+            "Each tie removes one of three projections in every attention.",
             "by counting",
             ", ".join(f"{_TIES[tie]}: {matrices[tie]:,} weights and biases" for tie in _TIES)
             + " of query, key and value projections.",
@@ -61,14 +63,14 @@ def measure_tied_projections(lab: LabContext) -> ExperimentResult:
                 for tie, n in {"none": 3, "kv": 2, "qk": 2, "qkv": 1}.items()
             ),
         ),
-        make_claim("kv", "Sharing keys and values (K=V) does not hurt.", "left open by the literature"),
+        make_claim("kv", "Sharing keys and values (K=V) does not hurt.", "not answered in the literature"),
         make_claim(
             "qk",
             "Sharing queries and keys (Q=K) does not hurt.",
             "Kitaev et al., 2020 (Reformer), section 5: shared-QK attention",
         ),
         make_claim(
-            "qkv", "One projection for all three (Q=K=V) does not hurt.", "left open by the literature"
+            "qkv", "One projection for all three (Q=K=V) does not hurt.", "not answered in the literature"
         ),
     ]
     figures: list[Figure] = [
@@ -92,14 +94,15 @@ def measure_tied_projections(lab: LabContext) -> ExperimentResult:
     )
     return ExperimentResult(
         "One, two or three projections",
-        "Attention asks with queries, answers to keys and hands over values, each a projection of its own. Some of them may "
-        "be shared: that saves parameters, and with K=V half of the cache could be spared. Does it hurt?",
+        "Attention has separate projections for queries, keys and values. Sharing some of them saves "
+        "parameters, and with K=V half of the cache could be saved. Does it hurt?",
         claims,
         figures,
         "Encoder-decoders of 2+2 layers, d_model 64, 4 heads, pre-norm, sinusoidal positions; "
         + ", ".join(f"{task} {lab.pick_size(steps, 4)} steps" for task, (_, steps) in _TASKS.items())
-        + f"; {len(lab.make_seeds(3))} seeds, which share data between designs. The tie holds in encoder, decoder and cross-"
-        "attention; in the latter queries read the target and keys the source, through one matrix.",
+        + f"; {len(lab.make_seeds(3))} seeds, which share data between designs. The tie applies in "
+        "encoder, decoder and cross-attention; in the latter one matrix projects the target to "
+        "queries and the source to keys.",
     )
 
 

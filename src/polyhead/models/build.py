@@ -16,6 +16,7 @@ from polyhead.models.causal_lm import CausalLM
 from polyhead.models.masked_lm import Classifier, MaskedLM, NSPModel, SentenceEncoder
 from polyhead.models.replaced_token_detector import ReplacedTokenDetector
 from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.validate_model import check_model
 
 _SEED_RANGE = -(2**63), 2**64 - 1  # accepted by torch.manual_seed
 Model = Seq2Seq | CausalLM | MaskedLM | Classifier | SentenceEncoder | ReplacedTokenDetector
@@ -40,9 +41,9 @@ def check_model_kind(config: ModelConfig, kinds: Sequence[str]) -> None:
     """Raise a UserError that names the usable verbs, unless the kind of the model is one of ``kinds``."""
     kind = get_model_kind(config)
     if kind not in kinds:
-        name, verbs = CAPABILITIES[kind if config.head or kind != "encoder" else "encoder without a head"]
+        name, verbs = CAPABILITIES[kind if config.lm_head or kind != "encoder" else "encoder without a head"]
         accepted = " or ".join(CAPABILITIES[accepted_kind][0] for accepted_kind in kinds)
-        raise UserError(f"this takes {accepted}, and the run is {name}: use {verbs}")
+        raise UserError(f"this requires {accepted}, but the run is {name}: use {verbs}")
 
 
 def model_class(config: ModelConfig) -> type[Model]:
@@ -53,24 +54,25 @@ def model_class(config: ModelConfig) -> type[Model]:
         return CausalLM
     if config.labels:
         return Classifier
-    if config.generator:
+    if config.generator_layers:
         return ReplacedTokenDetector
-    if not config.head:
+    if not config.lm_head:
         return SentenceEncoder
-    return NSPModel if config.pairs else MaskedLM
+    return NSPModel if config.nsp_head else MaskedLM
 
 
 @strict_kwargs
 def build(config: ModelConfig | Mapping[str, Any], seed: int | None = None) -> Any:
     """Build the model of a config and initialise its weights.
 
-    A mapping is taken as the keys of a ModelConfig. The same seed gives the same weights.
+    A mapping is taken as the keys of a ModelConfig. A UserError if its parts do not fit together. The same
+    seed gives the same weights.
     """
-    config = _to_model_config(config)
+    config = check_model(_to_model_config(config))
     if seed is not None:
         check_int("seed", seed)
         if not _SEED_RANGE[0] <= seed <= _SEED_RANGE[1]:
-            raise UserError(f"seed is {seed}; wanted one that has 64 bits")
+            raise UserError(f"seed is {seed}; expected a 64-bit integer")
         torch.manual_seed(seed)
     model = model_class(config)(config)
     INIT.get(config.init.name)(model, config, **config.init.options)
@@ -85,18 +87,22 @@ def _to_model_config(config: object) -> ModelConfig:
         return ModelConfig(**{str(key): value for key, value in config.items()})
     if isinstance(config, ModelSpec):
         raise UserError(
-            "build wants a ModelConfig; the model of a recipe becomes one by with_vocabulary(vocab_size)"
+            "build expects a ModelConfig; convert the model section of a recipe with "
+            "with_vocabulary(vocab_size)"
         )
     if isinstance(config, str):
-        known = f"{format_value(config)} is none"
+        known = f"got {format_value(config)}"
         if config in PRESETS:
-            known = f"{format_value(config)} becomes one as ModelConfig(preset={config!r}, vocab_size=...)"
-        raise UserError(f"build wants a ModelConfig; {known}")
-    raise UserError(f"build wants a ModelConfig, or its keys as a mapping, got {type(config).__name__}")
+            known = (
+                f"{format_value(config)} is the name of a preset: use ModelConfig(preset={config!r}, "
+                "vocab_size=...)"
+            )
+        raise UserError(f"build expects a ModelConfig; {known}")
+    raise UserError(f"build expects a ModelConfig, or a mapping of its keys, got {type(config).__name__}")
 
 
 def preset_config(name: str, vocab_size: int, **changes: Any) -> ModelConfig:
-    """The config of a published model (``polyhead sizes`` lists them), with changes."""
+    """The config of a published model (``polyhead params`` lists them), with changes."""
     if name not in PRESETS:
         raise unknown_name_error("preset", name, PRESETS)
     return ModelConfig.model_validate({"preset": name, "vocab_size": vocab_size, **changes})

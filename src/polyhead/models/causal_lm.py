@@ -11,7 +11,7 @@ from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.lm_head import Head
-from polyhead.nn.stack import build_stack
+from polyhead.nn.stack import build_common_position, build_stack
 
 
 class CausalLM(nn.Module):
@@ -25,7 +25,7 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         token = nn.Embedding(config.vocab_size, config.embedding_width)
-        position = config.build_common_position(causal=True)
+        position = build_common_position(config, causal=True)
         self.embedding = Embedding.from_config(config, token, position)
         self.stack = build_stack(config, position, config.n_layers, causal=True, cross=False)
         narrow = config.d_embedding is not None
@@ -34,12 +34,12 @@ class CausalLM(nn.Module):
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T) -> logits (B, T, V) of the next tokens. Position -1 marks padding; None means full rows."""
-        logits: Tensor = self.head(self.features(tokens, pos))
+        logits: Tensor = self.head(self.decode_features(tokens, pos, None))
         return logits
 
     def features(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
         """The input of the LM head, as wide as the embeddings: (B, T) -> (B, T, E)."""
-        return self._project_out(self.encoder(tokens, pos))
+        return self.decode_features(tokens, pos, None)
 
     def encoder(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """Hidden states as of an encoder, but causal: (B, T) -> (B, T, C)."""
@@ -54,12 +54,14 @@ class CausalLM(nn.Module):
         return logits
 
     def decode_features(
-        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[EncoderMemory] | None = None
+        self,
+        tokens: Tensor,
+        pos: Tensor | None,
+        cache: Cache | None,
+        memory: Sequence[EncoderMemory] | None = None,
     ) -> Tensor:
         """Like ``decode``, but returns the LM head's input, (N, T, E): for tokens with known successors."""
-        return self._project_out(self.stack(self.embedding(tokens, pos), pos, cache))
-
-    def _project_out(self, x: Tensor) -> Tensor:
+        x: Tensor = self.stack(self.embedding(tokens, pos), pos, cache)
         return x if self.out_proj is None else self.out_proj(x)
 
     @property

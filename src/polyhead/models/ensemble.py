@@ -43,7 +43,7 @@ class Ensemble(nn.Module):
 
     def encoder(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """The hidden states of all members, concatenated: (B, T) -> (B, T, C + C' + ...)."""
-        kinds = [segments if member.config.segments > 1 else None for member in self.members]
+        kinds = [segments if member.config.n_segments > 1 else None for member in self.members]
         hidden_states = [
             member.encoder(tokens, pos, kind) for member, kind in zip(self.members, kinds, strict=True)
         ]

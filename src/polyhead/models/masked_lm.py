@@ -12,7 +12,7 @@ from polyhead.nn.embedding import Embedding
 from polyhead.nn.feed_forward.mlp import MLP_ACTIVATIONS
 from polyhead.nn.lm_head import Head
 from polyhead.nn.pooling import DenseMap, has_transform_bias
-from polyhead.nn.stack import build_stack
+from polyhead.nn.stack import build_common_position, build_stack
 
 
 class Encoder(nn.Module):
@@ -24,7 +24,7 @@ class Encoder(nn.Module):
     def __init__(self, config: ModelConfig, embedding: Embedding | None = None) -> None:
         super().__init__()
         if embedding is None:
-            position = config.build_common_position(causal=config.causal)
+            position = build_common_position(config, config.causal)
             embedding = Embedding.from_config(
                 config, nn.Embedding(config.vocab_size, config.embedding_width), position
             )
@@ -47,11 +47,11 @@ class MaskedLM(nn.Module):
         self.config = config
         self.encoder = Encoder(config, embedding)
         self.transform = None
-        if config.head_activation != "none":
+        if config.head_transform_activation != "none":
             self.transform = nn.Linear(
                 config.d_model, config.embedding_width, bias=has_transform_bias(config)
             )
-            self.activation = MLP_ACTIVATIONS[config.head_activation]()
+            self.activation = MLP_ACTIVATIONS[config.head_transform_activation]()
             self.transform_norm = NORM.build(config.norm, config.embedding_width)
         self.head = Head.from_config(config, self.encoder.embedding.token)
 

@@ -43,7 +43,7 @@ def pool_kv_heads(model: Model, n_kv_heads: int) -> Model:
         else:
             raise _unpoolable_error(name)
     if all(tensor.shape == source[name].shape for name, tensor in target.items()):
-        raise UserError("this model has no heads of keys and values to convert")
+        raise UserError("this model has no key/value heads to convert")
     return pooled.train(model.training)
 
 
@@ -54,7 +54,7 @@ def average_head_groups(weight: Tensor, n_heads: int, n_groups: int) -> Tensor:
 
 def _unpoolable_error(name: str) -> UserError:
     return UserError(
-        f"{name} depends on n_kv_heads and is no projection of keys or values: its heads have no mean"
+        f"{name} depends on n_kv_heads but is not a key or value projection: its heads cannot be averaged"
     )
 
 
@@ -71,14 +71,14 @@ def pooled_config(config: ModelConfig, n_kv_heads: int) -> ModelConfig:
     if not 1 <= n_kv_heads < n or n % n_kv_heads:
         fewer = ", ".join(str(k) for k in range(1, n) if n % k == 0)
         raise UserError(
-            f"n_kv_heads ({n_kv_heads}) must be fewer than the {n} there are, and divide them: "
-            + (f"one of {fewer}" if fewer else "there is only one already")
+            f"n_kv_heads ({n_kv_heads}) must be less than {n} and divide it: "
+            + (f"one of {fewer}" if fewer else "there is only one")
         )
     for field in ("attention", "decoder_attention", "cross_attention"):
         choice = getattr(config, field)
         if choice is not None and choice.options.get("tie") in ("qk", "qkv"):
             raise UserError(
-                f"{field} has tie={choice.options['tie']}: queries and keys are one projection, and fewer key heads would "
-                "take query heads away"
+                f"{field} has tie={choice.options['tie']}: queries and keys share one projection, so fewer "
+                "key heads would remove query heads"
             )
     return ModelConfig.model_validate(config.model_dump() | {"n_kv_heads": n_kv_heads})

@@ -14,7 +14,7 @@ from polyhead.nn.loss import LOGITS_CHUNK
 class ReplacedTokenDetector(nn.Module):
     """An encoder that detects tokens replaced by a smaller generator (Clark et al., 2020, sec. 2).
 
-    The generator is the same model with fewer layers (``config.generator``); both share the embedding.
+    The generator is the same model with fewer layers (``config.generator_layers``); both share the embedding.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -22,8 +22,8 @@ class ReplacedTokenDetector(nn.Module):
         self.config = config
         self.encoder = Encoder(config)
         self.detector_transform = nn.Linear(config.d_model, config.d_model)
-        assert config.head_activation != "none"
-        self.activation = MLP_ACTIVATIONS[config.head_activation]()
+        assert config.head_transform_activation != "none"
+        self.activation = MLP_ACTIVATIONS[config.head_transform_activation]()
         self.detector = nn.Linear(config.d_model, 1)
         self.generator = MaskedLM(config.generator_config, self.encoder.embedding)
 
@@ -37,7 +37,7 @@ class ReplacedTokenDetector(nn.Module):
         """The encoder as a SentenceEncoder, which returns vectors."""
         with torch.device("meta"):
             sentence_encoder = SentenceEncoder(
-                self.config.model_copy(update={"generator": 0, "pooling": None})
+                self.config.model_copy(update={"generator_layers": 0, "pooling": None})
             )
         sentence_encoder.encoder = self.encoder
         return sentence_encoder

@@ -11,7 +11,7 @@ from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.lm_head import Head
-from polyhead.nn.stack import build_stack
+from polyhead.nn.stack import build_common_position, build_stack
 
 
 class Seq2Seq(nn.Module):
@@ -27,7 +27,7 @@ class Seq2Seq(nn.Module):
             else nn.Embedding(config.vocab_size, config.d_model)
         )
         encoder_position, decoder_position = (
-            config.build_common_position(causal) for causal in (False, True)
+            build_common_position(config, causal) for causal in (False, True)
         )
         self.encoder_embedding = Embedding.from_config(config, source, encoder_position)
         self.decoder_embedding = Embedding.from_config(config, target, decoder_position)

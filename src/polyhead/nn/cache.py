@@ -111,16 +111,6 @@ class LayerCache(Protocol):
         ...
 
 
-def update_cache_and_hooks(
-    kv: KV, cache: LayerCache | None, hooks: Sequence[WeightsHook]
-) -> tuple[KV, list[WeightsHook]]:
-    """Append new slots to the cache; return everything attention reads, and all hooks on its weights."""
-    if cache is None:
-        return kv, [*hooks]
-    kv = cache.update(kv)
-    return kv, [*hooks] if cache.weights_hook is None else [*hooks, cache.weights_hook]
-
-
 class Cache(Protocol):
     """The cache of all layers for some sequences, one per row.
 

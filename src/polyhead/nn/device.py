@@ -29,7 +29,7 @@ def resolve_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         usable = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise UserError(
-            f"device {format_value(name)} is none that torch can use here; there are: {', '.join(usable)}"
+            f"device {format_value(name)} is not available to torch; available: {', '.join(usable)}"
         ) from error
 
 

@@ -23,7 +23,7 @@ class Dropout(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         if not 0 <= p < 1:
-            raise UserError(f"dropout is a probability from 0 to below 1, not {p}")
+            raise UserError(f"dropout must be a probability from 0 to below 1, not {p}")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

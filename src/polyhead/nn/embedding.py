@@ -39,7 +39,7 @@ class Embedding(nn.Module):
     def from_config(cls, config: ModelSpec, token: nn.Embedding, position: Position) -> Embedding:
         """Build from a config."""
         width, summed = config.embedding_width, config.position_width
-        segment = nn.Embedding(config.segments, summed) if config.segments else None
+        segment = nn.Embedding(config.n_segments, summed) if config.n_segments else None
         norm = NORM.build(config.norm, summed) if config.embedding_norm else None
         scale = resolve_factor(config.scale_embedding, width**0.5)
         token_proj = proj = None
@@ -56,7 +56,7 @@ class Embedding(nn.Module):
         if self.segment is not None:
             x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
         elif segments is not None:
-            raise UserError("this model has no segment embeddings; texts are told apart by separators alone")
+            raise UserError("this model has no segment embeddings; only separators mark the texts")
         x = self.position.embed(x, pos)
         x = self.dropout(x if self.norm is None else self.norm(x, pos))
         return x if self.proj is None else self.proj(x)

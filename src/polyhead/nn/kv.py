@@ -241,7 +241,7 @@ def attend(
 
 
 def _prefer_math_attention(q: Tensor, kv: KV) -> bool:
-    """Whether two plain products are faster than the fused CPU kernel (benchmarks/attention.py).
+    """Whether two plain products are faster than the fused CPU kernel (./dev bench kernels attention).
 
     In bf16 training its backward pass takes seven times as long on short rows; in decoding, its overhead per
     (row, head) exceeds the arithmetic of a few queries. Exported graphs have no such kernel, and the products

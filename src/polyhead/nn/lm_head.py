@@ -37,8 +37,8 @@ class Head(nn.Module):
         if config.tie_embeddings in ("inputs", "none"):
             weight = nn.Parameter(torch.empty_like(weight))
             nn.init.normal_(weight, std=config.embedding_width**-0.5)
-        bias = nn.Parameter(torch.zeros_like(weight[:, 0])) if config.head_bias else None
-        scale = 1 / resolve_factor(config.scale_output, config.embedding_width**0.5)
+        bias = nn.Parameter(torch.zeros_like(weight[:, 0])) if config.lm_head_bias else None
+        scale = 1 / resolve_factor(config.logits_scale, config.embedding_width**0.5)
         return cls(weight, bias, scale, config.logit_softcap)
 
     def for_tokens(self, tokens: Tensor) -> Head:

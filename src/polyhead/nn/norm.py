@@ -61,9 +61,7 @@ class RMSNorm(nn.Module):
     ) -> None:
         super().__init__()
         if zero_centered and not weight:
-            raise UserError(
-                "zero_centered of rmsnorm is of a weight that learns; leave it or weight=false out"
-            )
+            raise UserError("zero_centered of rmsnorm requires a weight; remove it or weight=false")
         self.eps, self.zero_centered = eps, zero_centered
         factors = torch.zeros(d_model) if zero_centered else torch.ones(d_model)
         self.weight: Tensor
@@ -71,6 +69,11 @@ class RMSNorm(nn.Module):
             self.weight = nn.Parameter(factors)
         else:
             self.register_buffer("weight", factors, persistent=False)
+
+    def compute_buffers(self) -> None:
+        """Compute the weight on the default device, unless it is learned."""
+        if "weight" in self._buffers:
+            self.weight = torch.ones(len(self.weight))
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(..., C) -> (..., C)."""
@@ -104,9 +107,7 @@ class BatchNorm(nn.Module):
     def __init__(self, d_model: int, *, eps: NonNegativeFloat = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
         if not 0 < momentum <= 1:
-            raise UserError(
-                f"momentum of batchnorm is the weight of the newest batch, above 0 to 1, not {momentum}"
-            )
+            raise UserError(f"momentum of batchnorm must be above 0 and at most 1, not {momentum}")
         self.eps, self.momentum = eps, momentum
         self.weight, self.bias = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
         self.register_buffer("running_mean", torch.zeros(d_model))

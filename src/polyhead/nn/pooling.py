@@ -33,8 +33,14 @@ PoolFunction = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def has_transform_bias(config: ModelSpec) -> bool:
-    """Whether maps between an encoder and its heads have biases: ``map_bias``, else as the feed-forwards."""
-    return bool(config.feed_forward.options.get("bias", True)) if config.map_bias is None else config.map_bias
+    """Whether maps between an encoder and its heads have biases: ``head_transform_bias``, else as the
+    feed-forwards.
+    """
+    return (
+        bool(config.feed_forward.options.get("bias", True))
+        if config.head_transform_bias is None
+        else config.head_transform_bias
+    )
 
 
 class Pooler(nn.Module):
@@ -50,11 +56,9 @@ class Pooler(nn.Module):
     ) -> None:
         super().__init__()
         if map_first and activation == "none":
-            raise UserError("map_first of pooling wants the map that it has with an activation alone")
+            raise UserError("map_first of pooling requires an activation")
         if norm and activation == "none":
-            raise UserError(
-                "norm of pooling follows the linear map, which pooling has with an activation alone"
-            )
+            raise UserError("norm of pooling requires an activation, which adds the linear map before it")
         self.pool, self.activation, self.map_first = pool, POOLING_ACTIVATIONS.get(activation), map_first
         self.proj = (
             nn.Linear(config.d_model, config.d_model, bias=has_transform_bias(config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,23 +27,20 @@ class Residual(nn.Module):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.norm, self.norm_first, self.dropout, self.sandwich_norm = (
-            norm,
-            norm_first,
-            Dropout(dropout),
-            sandwich_norm,
-        )
-        self.scale = scale
+        self.norm, self.norm_first, self.sandwich_norm = norm, norm_first, sandwich_norm
+        self.dropout, self.scale = Dropout(dropout), scale
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], pos: Tensor | None = None) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C)."""
-        out = x + self.compute_branch(x, sublayer, pos)
+    def forward(
+        self, x: Tensor, sublayer: Callable[..., Tensor], pos: Tensor | None = None, *inputs: Any
+    ) -> Tensor:
+        """(B, T, C), (B, T) -> (B, T, C); ``inputs`` are what the sub-layer takes after x and pos."""
+        out = x + self.compute_branch(x, sublayer, pos, *inputs)
         return out if self.norm_first else self.norm(out, pos)
 
     def compute_branch(
-        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], pos: Tensor | None = None
+        self, x: Tensor, sublayer: Callable[..., Tensor], pos: Tensor | None = None, *inputs: Any
     ) -> Tensor:
         """The term added to x: (B, T, C), (B, T) -> (B, T, C)."""
-        out = sublayer(self.norm(x, pos) if self.norm_first else x)
+        out = sublayer(self.norm(x, pos) if self.norm_first else x, pos, *inputs)
         dropped: Tensor = self.dropout(out if self.sandwich_norm is None else self.sandwich_norm(out, pos))
         return dropped if self.scale == 1 else self.scale * dropped

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from polyhead.config.model import ModelConfig
+from polyhead.config.model import ModelConfig, ModelSpec
 from polyhead.core.choice import Choice
-from polyhead.core.registry import NORM
+from polyhead.core.registry import BLOCK, NORM, POSITION
 from polyhead.nn.cache import Cache, CacheShape, StateShape
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.position.base import Position
@@ -29,10 +30,14 @@ class Stack(nn.Module):
         memory: Sequence[EncoderMemory] | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C)."""
+        prepared: dict[Position | None, Position | None] = {None: None}  # blocks without attention have none
         for i, layer in enumerate(self.layers):
-            x = layer(
-                x, pos, None if cache is None else cache.layers[i], None if memory is None else memory[i]
-            )
+            position: Any = getattr(getattr(layer, "attn", None), "position", None)
+            if position not in prepared:
+                prepared[position] = position.prepare(pos, x.size(1), x.device)
+            layer_cache = None if cache is None else cache.layers[i]
+            layer_memory = None if memory is None else memory[i]
+            x = layer(x, pos, layer_cache, layer_memory, prepared[position])
         return x if self.final_norm is None else self.final_norm(x, pos)
 
     def needs_padding_mask(self) -> bool:
@@ -61,14 +66,33 @@ def build_stack(
     Layers that share their weights are one module, repeated (Dehghani et al., 2018; Lan et al., 2019, sec.
     3.1).
     """
-    period = len(config.pattern) or 1
+    period = len(config.layer_pattern) or 1
     # layers with the same pattern entry share a position scheme
-    positions = [config.build_layer_position(i, position, causal) for i in range(period)]
+    positions = [build_layer_position(config, i, position, causal) for i in range(period)]
     n_built = 1 if config.share_layers else n_layers
-    blocks = [
-        config.layer_config(i).build_layer(positions[i % period], causal, cross) for i in range(n_built)
-    ]
+    blocks = [build_layer(config, i, positions[i % period], causal, cross) for i in range(n_built)]
     blocks *= n_layers // n_built
     if config.embedding_norm == "first":
         blocks[0].attn_residual.norm = NORM.build(Choice("none"), config.d_model)
     return Stack(blocks, NORM.build(config.norm, config.d_model) if config.norm_first else None)
+
+
+def build_layer(config: ModelSpec, layer: int, position: Position, causal: bool, cross: bool) -> Any:
+    """Build a layer of a stack, with the block and attention of its pattern entry."""
+    config = config.layer_config(layer)
+    return BLOCK.build(config.block_choice(cross), config, config.attention_shape(causal), position, cross)
+
+
+def build_layer_position(config: ModelSpec, layer: int, common_position: Position, causal: bool) -> Position:
+    """The position scheme of a layer: that of its pattern entry, else the common one."""
+    choice = config.layer_override(layer).position
+    return common_position if choice is None else POSITION.build(choice, config.attention_shape(causal))
+
+
+def build_common_position(config: ModelSpec, causal: bool) -> Position:
+    """Build the position scheme of the embeddings, in their width, or of all layers without their own."""
+    shape = config.attention_shape(causal)
+    position: Position = POSITION.build(config.position, shape)
+    if position.kind != "embeddings" or config.position_width == config.d_model:
+        return position
+    return POSITION.build(config.position, shape._replace(d_model=config.position_width))

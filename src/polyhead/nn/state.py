@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import TypeVar
+from collections.abc import Container, Mapping
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+@runtime_checkable
+class ComputesBuffers(Protocol):
+    """A module with buffers that are no state: constants, or tables computed from its settings."""
+
+    def compute_buffers(self) -> None:
+        """Compute the buffers on the default device."""
+        ...
 
 
 def named_state(model: nn.Module) -> dict[str, Tensor]:
@@ -21,6 +30,26 @@ def materialize(model: ModelT, dtype: torch.dtype = torch.float32, exclude: Cont
     for tensor in named_state(model).values():
         if id(tensor) not in exclude:
             tensor.data = tensor.data.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    return model
+
+
+def assign_state(model: ModelT, tensors: Mapping[str, Tensor]) -> ModelT:
+    """Move a model from the meta device to the CPU: its state becomes ``tensors``, which are not copied."""
+    state = named_state(model)  # kept until the end: an id may be used again by another tensor
+    replacements = {
+        id(old): nn.Parameter(tensors[name], old.requires_grad)
+        if isinstance(old, nn.Parameter)
+        else tensors[name]
+        for name, old in state.items()
+    }
+    for module in model.modules():
+        # a tied tensor has a name in each of its modules
+        for name, old in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if id(old) in replacements:
+                setattr(module, name, replacements[id(old)])
+        if isinstance(module, ComputesBuffers):
+            with torch.device("cpu"):
+                module.compute_buffers()
     return model
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
 
 from polyhead.config.model import LayerOverride, ModelSpec
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, POOLING
+from polyhead.nn.skip_init import SkipInit
+from polyhead.nn.stack import build_common_position, build_layer, build_layer_position
 
-if TYPE_CHECKING:
-    from torch import nn
+Spec = TypeVar("Spec", bound=ModelSpec)
 
 
 class BuiltLayer(NamedTuple):
@@ -25,34 +29,28 @@ class BuiltLayer(NamedTuple):
     uses_position: bool  # applies its position scheme, or the scheme acts elsewhere
 
 
-def check_buildable(config: ModelSpec) -> None:
-    """Build the layers; a UserError if parts do not fit together or have no effect on any layer."""
+def check_model(config: Spec) -> Spec:
+    """Return the config; a UserError if its parts do not fit together or have no effect on any layer."""
     layers = tuple(_build_layers(config))
     _check_embedding(config, layers)
     _check_pattern(config, layers)
     _check_attention(config, layers)
     _check_position(config, [layer for layer in layers if layer.override.position is None])
+    return config
 
 
 def _build_layers(config: ModelSpec) -> Iterator[BuiltLayer]:
     """Build a layer for each pattern entry of each stack, and the pooling."""
-    import torch
-
-    from polyhead.nn.skip_init import SkipInit
-
     sides = [(config.kind == "decoder", False), *([(True, True)] if config.kind == "encoder-decoder" else [])]
     with torch.device("meta"), SkipInit():
         for causal, cross in sides:
-            common = config.build_common_position(causal)
-            for index, override in enumerate(config.pattern or (LayerOverride(),)):
-                layer_config, position = (
-                    config.layer_config(index),
-                    config.build_layer_position(index, common, causal),
-                )
-                layer = layer_config.build_layer(position, causal, cross)
+            common = build_common_position(config, causal)
+            for index, override in enumerate(config.layer_pattern or (LayerOverride(),)):
+                position = build_layer_position(config, index, common, causal)
+                layer = build_layer(config, index, position, causal, cross)
                 source = getattr(layer, "cross", None) is not None and config.cross_attention is None
                 uses_position = position.kind in ("nothing", "embeddings") or position in layer.modules()
-                block = layer_config.block_choice(cross).name
+                block = config.layer_config(index).block_choice(cross).name
                 yield BuiltLayer(
                     index, override, block, layer, position, hasattr(layer, "attn") or source, uses_position
                 )
@@ -65,7 +63,8 @@ def _check_embedding(config: ModelSpec, built_layers: Sequence[BuiltLayer]) -> N
     for built_layer in built_layers:
         if built_layer.override.position is not None and built_layer.position.kind == "embeddings":
             raise UserError(
-                f"position {built_layer.override.position.name!r} in pattern acts on the embeddings, which no layer has alone"
+                f"position {built_layer.override.position.name!r} in layer_pattern acts on the "
+                "embeddings, which are not per layer"
             )
         if (
             config.embedding_norm == "first"
@@ -73,13 +72,14 @@ def _check_embedding(config: ModelSpec, built_layers: Sequence[BuiltLayer]) -> N
             and not hasattr(built_layer.layer, "attn_residual")
         ):
             raise UserError(
-                f"embedding_norm=first takes the place of a norm before attention; block {built_layer.block!r} has none: give true or false"
+                "embedding_norm=first replaces a norm before attention; block "
+                f"{built_layer.block!r} has none: set true or false"
             )
 
 
 def _check_pattern(config: ModelSpec, built_layers: Sequence[BuiltLayer]) -> None:
     """Each part of a pattern entry must be used by a layer with that entry."""
-    for index, override in enumerate(config.pattern):
+    for index, override in enumerate(config.layer_pattern):
         layers = [built_layer for built_layer in built_layers if built_layer.pattern_index == index]
         of_use = {
             "attention": any(built_layer.has_attention for built_layer in layers),
@@ -89,8 +89,8 @@ def _check_pattern(config: ModelSpec, built_layers: Sequence[BuiltLayer]) -> Non
             choice = getattr(override, name)
             if choice is not None and not used:
                 raise UserError(
-                    f"pattern: {name} {choice.name!r} is of no use to block {config.layer_config(index).block.name!r}, "
-                    "which has no self-attention: leave it out"
+                    f"layer_pattern: block {config.layer_config(index).block.name!r} has no self-attention "
+                    f"and ignores {name} {choice.name!r}: remove it"
                 )
 
 
@@ -102,7 +102,7 @@ def _check_attention(config: ModelSpec, built_layers: Sequence[BuiltLayer]) -> N
     if unused and ATTENTION.check(config.attention) != ATTENTION.check(default):
         blocks = " and ".join(dict.fromkeys(built_layer.block for built_layer in built_layers))
         raise UserError(
-            f"no layer attends by attention {config.attention.name!r}, the blocks being {blocks}: leave it out"
+            f"no layer uses attention {config.attention.name!r}, since the blocks are {blocks}: remove it"
         )
 
 
@@ -115,11 +115,12 @@ def _check_position(config: ModelSpec, built_layers: Sequence[BuiltLayer]) -> No
         for built_layer in built_layers
     ):
         raise UserError(
-            f"position {config.position.name!r} acts within attention, and attention {config.attention.name!r} does not hold it "
-            "(self.position = position): use none, or one that is added to the embeddings, such as sinusoidal or learned"
+            f"position {config.position.name!r} acts within attention, but attention "
+            f"{config.attention.name!r} does not store it (self.position = position): use none, or one that "
+            "is added to the embeddings, such as sinusoidal or learned"
         )
     blocks = " and ".join(dict.fromkeys(built_layer.block for built_layer in built_layers))
     raise UserError(
-        f"position {config.position.name!r} acts on self-attention, and blocks {blocks} have none: "
-        "use none, or one that is added to the embeddings, such as sinusoidal or learned"
+        f"position {config.position.name!r} acts on self-attention, but blocks {blocks} have none: use "
+        "none, or one that is added to the embeddings, such as sinusoidal or learned"
     )

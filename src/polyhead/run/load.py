@@ -8,14 +8,15 @@ from pathlib import Path
 
 import torch
 
-from polyhead.config.recipe import load_recipe
 from polyhead.core.errors import UserError, format_value, unknown_name_error
 from polyhead.core.output_paths import did_you_mean_path
 from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.generation.shortlist.shortlist import Shortlist
+from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.hub import fetch_checkpoint, find_owner, is_repo_id
-from polyhead.hf.load import load_checkpoint, read_model_type
+from polyhead.hf.load import load_checkpoint
 from polyhead.hf.lora import is_adapter
+from polyhead.hf.published_checkpoint import read_model_type
 from polyhead.kernels.pack_model import (
     QUANTIZED_LINEARS,
     can_pack,
@@ -27,6 +28,7 @@ from polyhead.models.build import model_class
 from polyhead.nn.device import resolve_device
 from polyhead.nn.skip_init import SkipInit
 from polyhead.nn.state import materialize
+from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.run.run_directory import (
     MODEL_TYPE,
@@ -68,7 +70,8 @@ def load(
         paths = list(directory) if is_list else []
         if not is_list or not all(isinstance(path, str | Path) for path in paths):
             raise UserError(
-                f"load wants the directory of a run or owner/name on a hub, or a list of them, got {format_value(directory)}"
+                "load expects a run directory or owner/name on a hub, or a list of them, got "
+                f"{format_value(directory)}"
             )
         runs = [load(path, dtype=dtype, fast=fast, device=device) for path in paths]
         return ensemble_runs(runs, [str(path) for path in paths])
@@ -76,14 +79,15 @@ def load(
         raise unknown_name_error("dtype", dtype, LOAD_DTYPES)
     torch_device = resolve_device("cpu" if dtype in QUANTIZED_LINEARS and device == "auto" else device)
     if dtype in QUANTIZED_LINEARS and torch_device.type != "cpu":
-        raise UserError(f"dtype {dtype} is for the CPU, not for {torch_device}; give dtype bf16 there")
+        raise UserError(f"dtype {dtype} is for the CPU, not for {torch_device}; use dtype bf16 there")
     if not Path(directory).is_dir() and is_repo_id(str(directory)):
         directory = fetch_checkpoint(str(directory))
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(_not_a_run_message(directory))
-    is_published = is_adapter(directory) or read_model_type(directory) not in (None, MODEL_TYPE)
-    run = _load_published(directory) if is_published else _load_run(directory)
+    files = CheckpointFiles(directory)
+    is_published = is_adapter(files) or read_model_type(files) not in (None, MODEL_TYPE)
+    run = _load_published(files) if is_published else _load_run(directory)
     run.directory = directory
     # packing copies these weights from the file: a large model may not fit into memory twice
     if dtype in QUANTIZED_LINEARS:
@@ -109,16 +113,19 @@ def _not_a_run_message(path: Path) -> str:
             if run_path.is_dir()
             else f"train it first: polyhead train {path}"
         )
-        return f"{path} is a recipe; wanted the directory of a run: {hint}"
+        return f"{path} is a recipe; expected a run directory: {hint}"
     if path.is_file():
-        hint = _run_hint(path) or ", which comes before the files of text"
-        return f"{path} is a file; wanted the directory of a run{hint}"
+        hint = _run_hint(path) or ", which must come before the text files"
+        return f"{path} is a file; expected a run directory{hint}"
     if any(map(str.isspace, str(path))):
-        return f"no run directory {str(path)!r}; the run comes first, and a text after it"
+        return f"no run directory {str(path)!r}; the run must come first, then the text"
     if owner := find_owner(path.name if path.parent == Path() else ""):
-        return f"no run directory {str(path)!r}; did you mean {f'{owner}/{path.name}'!r} of the Hugging Face hub?"
+        return (
+            f"no run directory {str(path)!r}; did you mean {f'{owner}/{path.name}'!r} of the Hugging "
+            "Face hub?"
+        )
     near = did_you_mean_path(path, "*/", [Path("runs")])
-    hub = "; one of the Hugging Face hub is named owner/name" if path.parent == Path() and not near else ""
+    hub = "; a run on the Hugging Face hub is named owner/name" if path.parent == Path() and not near else ""
     return f"no run directory {str(path)!r}{near or hub}"
 
 
@@ -127,8 +134,8 @@ def _run_hint(path: Path) -> str:
     return f"; did you mean {str(path.parent)!r}?" if (path.parent / "config.json").is_file() else ""
 
 
-def _load_published(directory: Path) -> Run:
-    model, tokenizer, generation, family = load_checkpoint(directory)
+def _load_published(files: CheckpointFiles) -> Run:
+    model, tokenizer, generation, family = load_checkpoint(files)
     run = Run(model, tokenizer, generation)
     run.family = family
     return run
@@ -144,7 +151,7 @@ def _load_run(directory: Path) -> Run:
         if (directory / "recipe.yaml").is_file()
         else None
     )
-    load_run_weights(model, directory, tokenizer, recipe.train.adapt if recipe else None)
+    load_run_weights(model, directory, tokenizer, recipe.train.lora if recipe else None)
     run = Run(model, tokenizer, read_generation_config(directory), recipe)
     run.family = read_family(directory)
     run.get_shortlist = cache(partial(Shortlist.load, directory, config.vocab_size))

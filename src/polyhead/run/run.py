@@ -29,7 +29,12 @@ from polyhead.evaluate.embed import Embeddings, embed_texts
 from polyhead.evaluate.fill_mask import MaskPrediction, fill_mask
 from polyhead.evaluate.perplexity import Perplexity, text_perplexity
 from polyhead.evaluate.scoring import SCORE_BATCH_TOKENS, PairScore, perplexity_of_scores, score_inputs
-from polyhead.evaluate.translation_metrics import Evaluation, check_same_length, evaluate_translations
+from polyhead.evaluate.translation_metrics import (
+    Evaluation,
+    References,
+    check_same_length,
+    evaluate_translations,
+)
 from polyhead.generation.batch_decode import restore_order
 from polyhead.generation.chat import ChatSession, parse_conversation
 from polyhead.generation.detokenizer import decode_complete_chars
@@ -48,7 +53,7 @@ from polyhead.generation.text_generation import (
 )
 from polyhead.generation.translation import decode_translations
 from polyhead.introspect.attention_map import AttentionMap
-from polyhead.introspect.token_maps import build_attention_maps, cross_attention_weights
+from polyhead.introspect.compute_attention import build_attention_maps, cross_attention_weights
 from polyhead.kernels.pack_model import is_packed
 from polyhead.models import Model
 from polyhead.models.build import check_model_kind, get_model_kind
@@ -67,7 +72,8 @@ class Run:
     ) -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
             raise UserError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {model.config.vocab_size}: they are not of the same run"
+                f"the tokenizer has {tokenizer.vocab_size} tokens, but the model only "
+                f"{model.config.vocab_size}: they belong to different runs"
             )
         self.model, self.tokenizer, self.generation, self.recipe = model.eval(), tokenizer, generation, recipe
         self.members: list[tuple[Any, Tokenizer]] = [(model, tokenizer)]
@@ -77,8 +83,11 @@ class Run:
         self._cached_proposer: tuple[Choice, Proposer] | None = None
 
     def __repr__(self) -> str:
-        ensemble = f"{len(self.members)} together, " if len(self.members) > 1 else ""
-        return f"Run({ensemble}{self.config.kind}, {self.config.n_layers} layers of {self.config.d_model}, {self.tokenizer.vocab_size:,} tokens)"
+        ensemble = f"{len(self.members)} runs, " if len(self.members) > 1 else ""
+        return (
+            f"Run({ensemble}{self.config.kind}, {self.config.n_layers} layers of {self.config.d_model}, "
+            f"{self.tokenizer.vocab_size:,} tokens)"
+        )
 
     @property
     def config(self) -> ModelConfig:
@@ -106,7 +115,10 @@ class Run:
 
     def _require_single(self, action: str) -> None:
         if len(self.members) > 1:
-            raise UserError(f"{action} of one run, and these are {len(self.members)} together: open one")
+            raise UserError(
+                f"{action} supported for a single run only, and this is an ensemble of "
+                f"{len(self.members)}: load one"
+            )
 
     @overload
     def generate(self, prompts: Sequence[str], *, n: None = None, **changes: Any) -> list[str]: ...
@@ -142,10 +154,10 @@ class Run:
             normalize_stop_strings(stop),
         )
         if "beam_size" not in changes:
-            config = sampling_config(self.generation, changes, n, "drawn text")
+            config = sampling_config(self.generation, changes, n, "sampled text")
             prompt_ids, proposer, seed = (
                 self._encode_prompts(prompts),
-                self._proposer(config.speculate),
+                self._proposer(config.speculative),
                 seed or 0,
             )
             options: dict[str, Any] = {
@@ -158,7 +170,7 @@ class Run:
             return generate_texts(model, self.tokenizer, config, prompt_ids, **options)
         changes |= {} if seed is None else {"seed": seed}
         config, prompt_ids = (
-            beam_config(self.generation, changes, n, "the likeliest texts"),
+            beam_config(self.generation, changes, n, "beam search"),
             self._encode_prompts(prompts),
         )
         return beam_search_texts(model, self.tokenizer, config, prompt_ids, max_len=max_len, stop=stop)
@@ -228,7 +240,7 @@ class Run:
         )
         if self.config.kind == "decoder" and changes.get("prefix") is None:
             changes.pop("prefix", None)
-            config = with_overrides(self.generation, changes, "the likeliest texts")
+            config = with_overrides(self.generation, changes, "beam search")
             results = beam_search_prompts(
                 self._require_kind("decoder"), self.tokenizer, config, self._encode_prompts(texts), max_len
             )
@@ -294,9 +306,9 @@ class Run:
 
     def compute_embeddings(self, texts: Sequence[str | Sequence[int]], **changes: Any) -> Embeddings:
         """As ``embed``, with the number of truncated texts."""
-        self._require_single("vectors are")
+        self._require_single("embeddings are")
         model = self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
-        args = self.tokenizer, texts, with_overrides(self.generation, changes, "vectors of texts")
+        args = self.tokenizer, texts, with_overrides(self.generation, changes, "text embeddings")
         return embed_texts(model, *args, get_embedding_template(self.config, self.recipe, self.tokenizer))
 
     def measure_perplexity(self, text: TextFiles) -> Perplexity:
@@ -325,9 +337,12 @@ class Run:
         return visible_token(self.tokenizer, token)
 
     def evaluate(
-        self, sources: Sequence[str], references: Sequence[str], lang: str = "", **changes: Any
+        self, sources: Sequence[str], references: References, lang: str = "", **changes: Any
     ) -> Evaluation:
-        """BLEU and chrF of detokenised free-running output, and the outputs: the best of each source."""
+        """BLEU and chrF of detokenised free-running output, and the outputs: the best of each source.
+
+        ``references`` has a text for each source, or a list of texts if there are several references.
+        """
         check_same_length(sources, references)
         return evaluate_translations(self.translate(sources, truncate=True, **changes), references, lang)
 
@@ -335,7 +350,8 @@ class Run:
         """Write the run as a Hugging Face style directory."""
         if is_packed(self.model):
             raise UserError(
-                "a run that was opened for inference alone cannot be saved; load it in fp32 or bf16 and without fast"
+                "a run that was loaded for inference only cannot be saved; load it in fp32 or bf16 "
+                "without fast"
             )
         self.save_config_files(directory := Path(directory))
         if facts:
@@ -344,7 +360,7 @@ class Run:
 
     def save_config_files(self, directory: str | Path) -> None:
         """Write all files of the directory but the weights: what a checkpoint needs to be loaded."""
-        self._require_single("a directory is")
+        self._require_single("saving is")
         write_config_files(
             directory := Path(directory), self.model, self.tokenizer, self.generation, self.family
         )

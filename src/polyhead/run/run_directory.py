@@ -18,11 +18,12 @@ from polyhead.config.config_sections import LoraConfig
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
 from polyhead.core.atomic_io import atomic_writer, read_regular_file, replace_file
-from polyhead.core.errors import UserError, did_you_mean
+from polyhead.core.errors import UserError, did_you_mean, prefix_errors
 from polyhead.core.messages import from_validation_error
 from polyhead.models import Model
 from polyhead.nn.lora import merge_lora_tensors
 from polyhead.nn.state import named_state
+from polyhead.nn.validate_model import check_model
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 MODEL_TYPE = "polyhead"
@@ -38,19 +39,21 @@ log = logging.getLogger(__name__)
 
 
 def read_model_config(directory: Path) -> ModelConfig:
-    """Read config.json; another kind of model or an unknown key is a UserError."""
+    """Read config.json; another kind of model, an unknown key or a model that cannot be built is a
+    UserError.
+    """
     path = directory / "config.json"
     fields = _read_json(path)
     kind = fields.get("model_type")
     if kind != MODEL_TYPE:
         problem = "has no model_type" if kind is None else f"model_type is {kind!r}"
-        raise UserError(
-            f"{path}: {problem}; of a run it is {MODEL_TYPE!r}, of a checkpoint the name of its family"
-        )
+        raise UserError(f"{path}: {problem}; a run has {MODEL_TYPE!r}, a checkpoint the name of its family")
     try:
-        return ModelConfig.model_validate(_drop_foreign_keys(fields, ModelConfig, path))
+        config = ModelConfig.model_validate(_drop_foreign_keys(fields, ModelConfig, path))
     except ValidationError as error:
         raise from_validation_error(error, ModelConfig, str(path)) from None
+    with prefix_errors(str(path)):
+        return check_model(config)
 
 
 def read_generation_config(directory: Path) -> GenerationConfig:
@@ -73,7 +76,7 @@ def read_family(directory: Path) -> str | None:
 def _drop_foreign_keys(fields: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
     """Drop the keys of other tools; any other unknown key is a UserError."""
     for name in fields.keys() - model.model_fields.keys() - _HF_KEYS - {_FAMILY_KEY}:
-        raise UserError(f"{path}: {name!r} is not known{did_you_mean(name, model.model_fields)}")
+        raise UserError(f"{path}: {name!r} is unknown{did_you_mean(name, model.model_fields)}")
     return {name: value for name, value in fields.items() if name in model.model_fields}
 
 
@@ -89,16 +92,18 @@ def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
                 names, metadata = file.keys(), file.metadata() or {}
                 return {name: file.get_tensor(name) for name in names}, metadata.get(_TOKENIZER_DIGEST_KEY)
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is damaged or cut short: {error}") from None
+            raise UserError(f"{path} is damaged or truncated: {error}") from None
     # not checkpoint.newest, which deletes files: the run may be training, here or elsewhere
     for step in reversed(checkpoint.list_steps(directory / "checkpoints")):
         try:
             saved = checkpoint.read_checkpoint(directory / "checkpoints" / f"step-{step}")
         except UserError as error:
-            log.warning("passing over a damaged checkpoint: %s", error)
+            log.warning("skipping a damaged checkpoint: %s", error)
             continue
         return saved.tensors.get("ema", saved.tensors["model"]), saved.extra.get(_TOKENIZER_DIGEST_KEY)
-    raise UserError(f"{directory} holds no model.safetensors and no checkpoint: nothing was trained here yet")
+    raise UserError(
+        f"{directory} has neither model.safetensors nor a checkpoint: nothing was trained here yet"
+    )
 
 
 def load_run_weights(
@@ -111,11 +116,9 @@ def load_run_weights(
     """
     tensors, digest = _read_weights(directory)
     if lora:
-        tensors = merge_lora_tensors(tensors, lora.alpha / lora.rank)
+        tensors = merge_lora_tensors(tensors, lora.alpha / lora.r)
     if digest not in (None, tokenizer.sha256):
-        raise UserError(
-            f"{directory / 'tokenizer.json'} is not the tokenizer that the model was trained with"
-        )
+        raise UserError(f"{directory / 'tokenizer.json'} does not match the tokenizer of the model")
     state = named_state(model)
     check_tensors(tensors, state, f"what was trained in {directory}")
     for name, tensor in state.items():
@@ -153,11 +156,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         inner = sorted(config.parent.name for config in path.parent.glob(f"*/{path.name}"))
         more = ", ..." if len(inner) > _MAX_SHOWN else ""
-        hint = (
-            f"; of the directories in it, these have one: {', '.join(inner[:_MAX_SHOWN])}{more}"
-            if inner
-            else ""
-        )
+        hint = f"; subdirectories that have one: {', '.join(inner[:_MAX_SHOWN])}{more}" if inner else ""
         hint = hint or _run_hint(path.parent)
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}{hint}")
     content = read_regular_file(path, max_bytes=_MAX_JSON_BYTES)
@@ -166,7 +165,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} must hold an object")
+        raise UserError(f"{path} must be a JSON object")
     return value
 
 
@@ -174,10 +173,10 @@ def _run_hint(directory: Path) -> str:
     """What to give in place of a directory that is no run: the run of a checkpoint, or a run to train."""
     run = directory.parent.parent
     if directory.parent.name == "checkpoints" and run.is_dir():
-        return f"; it is a checkpoint of {str(run)!r}, which is the run"
+        return f"; it is a checkpoint of the run {str(run)!r}"
     if (directory / "recipe.yaml").is_file():
-        return f"; its training has not begun: polyhead train {directory / 'recipe.yaml'}"
-    return "; polyhead train makes runs"
+        return f"; its training has not started: polyhead train {directory / 'recipe.yaml'}"
+    return "; polyhead train creates runs"
 
 
 def write_json_atomic(path: Path, value: dict[str, Any]) -> None:

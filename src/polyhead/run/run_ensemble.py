@@ -19,18 +19,20 @@ def ensemble_runs(runs: Sequence[Run], names: Sequence[str] = ()) -> Run:
     by default by their numbers.
     """
     if not runs:
-        raise UserError("no run is given")
+        raise UserError("no runs")
     first, names = runs[0], names or [f"run {number}" for number in range(1, len(runs) + 1)]
     if len(runs) == 1:
         return first
-    if first.config.generator:
+    if first.config.generator_layers:
         raise UserError(
-            f"{names[0]} tells tokens of its own generator from others: it decides alone, or gives vectors"
+            f"{names[0]} detects tokens of its own generator: it cannot be in an ensemble, except "
+            "for embeddings"
         )
     for name, run in zip(names[1:], runs[1:], strict=True):
-        if run.kind != first.kind or (run.kind == "encoder" and run.config.head != first.config.head):
+        if run.kind != first.kind or (run.kind == "encoder" and run.config.lm_head != first.config.lm_head):
             raise UserError(
-                f"runs that decide together are of one kind; {names[0]} is {CAPABILITIES[first.kind][0]}, {name} {CAPABILITIES[run.kind][0]}"
+                f"runs of an ensemble must have one kind; {names[0]} is "
+                f"{CAPABILITIES[first.kind][0]}, {name} {CAPABILITIES[run.kind][0]}"
             )
         if first.kind == "classifier":
             _check_classes(first, run, names[0], name)
@@ -47,14 +49,18 @@ def _check_classes(reference: Run, run: Run, reference_name: str, run_name: str)
     labels, run_labels = reference.config.labels, run.config.labels
     if set(labels) != set(run_labels):
         raise UserError(
-            f"{run_name} has the classes {', '.join(run_labels)}; {reference_name} has {', '.join(labels)}: they must be the same"
+            f"{run_name} has the classes {', '.join(run_labels)}; {reference_name} has {', '.join(labels)}: "
+            "they must be the same"
         )
-    if len(labels) == 1 and reference.generation.sigmoid != run.generation.sigmoid:
+    if len(labels) == 1 and reference.generation.score_activation != run.generation.score_activation:
         unbounded_name, bounded_name = (
-            (run_name, reference_name) if reference.generation.sigmoid else (reference_name, run_name)
+            (run_name, reference_name)
+            if reference.generation.score_activation == "sigmoid"
+            else (reference_name, run_name)
         )
         raise UserError(
-            f"scores of {unbounded_name} have no bounds and those of {bounded_name} are between 0 and 1: they have no mean"
+            f"scores of {unbounded_name} are unbounded and those of {bounded_name} are between 0 "
+            "and 1: they cannot be averaged"
         )
 
 
@@ -63,6 +69,6 @@ def _check_tokens(reference: Run, run: Run, reference_name: str, run_name: str) 
     if (a.sha256, a.role_ids, reference.config.vocab_size) != (b.sha256, b.role_ids, run.config.vocab_size):
         sizes = f"{reference.config.vocab_size:,} and {run.config.vocab_size:,} tokens"
         raise UserError(
-            f"{run_name} has another tokenizer than {reference_name} ({sizes}): the probabilities of other tokens have no mean; "
-            "train both on the same text, or let one start from the other"
+            f"{run_name} has another tokenizer than {reference_name} ({sizes}): probabilities of different "
+            "tokens cannot be averaged; train both on the same text, or use init_from with the other"
         )

@@ -118,10 +118,10 @@ class EngineThread(threading.Thread):
         A step may take four times as long as the longest before it, for a first long prompt is no failure.
         """
         if not self.is_alive():
-            return "the model's thread has ended"
+            return "the model's thread has stopped"
         age = time.monotonic() - self.last_heartbeat
         if age > max(self.engine_timeout, 4 * self.slowest_step):
-            return f"the model's thread has not moved for {age:.1f} s"
+            return f"the model's thread has made no progress for {age:.1f} s"
         return ""
 
     # ---- called from this thread only
@@ -134,9 +134,9 @@ class EngineThread(threading.Thread):
                 self._run_iteration()
                 self.slowest_step = max(self.slowest_step, time.monotonic() - start_time)
         except BaseException as error:
-            log.error("the model's thread ends by a defect: %s", format_traceback(error))
+            log.error("the model's thread stopped because of an internal error: %s", format_traceback(error))
         finally:
-            self._shut_down(RuntimeError("the service is ending"))
+            self._shut_down(RuntimeError("the service is stopping"))
 
     def _wait_for_work(self) -> None:
         """Wait for a command, a job, an active stream or a stop request; update the heartbeat."""
@@ -162,7 +162,9 @@ class EngineThread(threading.Thread):
             try:
                 self.engine.engine.step()
             except Exception as error:
-                log.error("a step failed; its requests end, the service goes on: %s", format_traceback(error))
+                log.error(
+                    "a step failed; its requests end, the service continues: %s", format_traceback(error)
+                )
                 self.engine.engine.fail_all(error)
         elif self.streams:  # all have finished; their last updates are not sent yet
             self._updates_delivered.wait(IDLE_POLL_SECONDS)
@@ -215,7 +217,7 @@ class EngineThread(threading.Thread):
                 previous = merged.get(delta.row)
                 merged[delta.row] = delta._replace(text=previous.text + delta.text) if previous else delta
         except BaseException as error:  # also a panic of the tokenizer: it affects this request only
-            log.error("a text cannot be told: %s", format_traceback(error))
+            log.error("a text cannot be sent: %s", format_traceback(error))
             stream.cancel()
             failure = error
         pieces = [

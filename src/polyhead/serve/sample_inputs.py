@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib.resources import files
@@ -11,11 +10,13 @@ from itertools import islice
 
 from polyhead.config.recipe import Recipe
 from polyhead.core import hub
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.data.readers.conversations import ConversationReport, open_conversations
 from polyhead.data.readers.labeled import LabeledReport, open_labeled
 from polyhead.data.readers.parallel_corpus import CorpusReport, open_corpus
 from polyhead.data.readers.plain_text import open_text, read_text_lines
+from polyhead.tokenizers.language_codes import normalize_language
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import is_unspaced_char
 
@@ -42,7 +43,7 @@ def everyday_samples(tokenizer: Tokenizer, language: str = "") -> list[TextSampl
     """
     sentences = _load_sentences()
     fitting = partial(max, sentences, key=lambda code: _bytes_per_token(tokenizer, sentences[code]))
-    code = re.split("[-_]", language.lower())[0] or fitting()
+    code = normalize_language(language) or fitting()
     return [(sentence,) for sentence in sentences.get(code, [])]
 
 
@@ -97,10 +98,12 @@ def _read_questions(recipe: Recipe) -> Iterator[TextSample]:
 def _read_lines(recipe: Recipe) -> Iterator[TextSample]:
     data, (files, share, _) = recipe.data, recipe.data.select_split("valid")
     lines = read_text_lines(
-        open_text(files, data.documents, (1.0 - share if share else 0.0, 1.0), data.text, data.format)
+        open_text(
+            files, data.document_separator, (1.0 - share if share else 0.0, 1.0), data.text, data.format
+        )
     )
     # a split of a file may begin in the middle of a line
-    return ((line.strip(),) for line in islice(lines, 1 if share else 0, None) if line.strip())
+    return ((line.strip(),) for line in islice(lines, 1 if share else 0, None) if not is_blank(line))
 
 
 _READERS: dict[str, Callable[[Recipe], Iterator[TextSample]]] = {

@@ -68,11 +68,14 @@ class Service:
         self.chat = self._open_chat_session(chat)
         self.language_error = language_error(run.tokenizer) if self.kind == "encoder-decoder" else ""
         unsupported = dict.fromkeys(("completions", "score"), bool(self.language_error))
-        unsupported |= {"fill-mask": not run.config.head, "embeddings": len(run.members) > 1}
+        unsupported |= {"fill-mask": not run.config.lm_head, "embeddings": len(run.members) > 1}
         self.tasks = [task for task in TASKS_BY_KIND[self.kind] if not unsupported.get(task)]
         self.tasks += ["chat/completions", "responses"] if self.chat else []
         if not self.tasks:
-            raise UserError(f"{name} can do nothing here: vectors are of one run, not of {len(run.members)}")
+            raise UserError(
+                f"{name} cannot be served: embeddings require a single run, not an ensemble of "
+                f"{len(run.members)}"
+            )
         self.card = Card.from_run(run, use_own_samples=not api_keys)
         self.metrics = Metrics()
         self.engine_thread: EngineThread | None = None
@@ -89,32 +92,29 @@ class Service:
             return None
         if self.kind != "decoder" or self.engine is None:
             raise UserError(
-                f"--chat: {self.name} is {CAPABILITIES[self.kind][0]}; language models alone converse"
+                f"--chat: {self.name} is {CAPABILITIES[self.kind][0]}; only language models support "
+                "conversations"
             )
         try:
             return ChatSession(self.engine, choice or self.run.generation.chat)
         except UserError as error:
             if choice is not None:
                 raise
-            log.warning("no conversations are held: %s", error)
+            log.warning("conversations are not supported: %s", error)
             return None
 
     def start(self) -> None:
         """Start the engine thread and register the gauges. Called from within the running event loop."""
         loop = asyncio.get_running_loop()
         # the rounding of sums depends on what else is in the batch
-        batch_size = 0 if self.deterministic else self.limits.batch
+        batch_size = 0 if self.deterministic else self.limits.max_batch
         self.engine_thread = engine_thread = EngineThread(
             self.engine, loop, self.limits.engine_timeout, batch_size
         )
         engine_thread.start()
-        self.metrics.add_gauge(
-            "requests_running", "texts that the model is at", lambda: engine_thread.num_running
-        )
-        self.metrics.add_gauge("requests_waiting", "texts that wait for their turn", lambda: self.num_waiting)
-        self.metrics.add_gauge(
-            "kv_tokens", "tokens whose keys and values are kept", lambda: engine_thread.cached_tokens
-        )
+        self.metrics.add_gauge("requests_running", "running texts", lambda: engine_thread.num_running)
+        self.metrics.add_gauge("requests_waiting", "queued texts", lambda: self.num_waiting)
+        self.metrics.add_gauge("kv_tokens", "tokens in the KV cache", lambda: engine_thread.cached_tokens)
 
     def close(self) -> None:
         """Stop the engine thread and the tokenizer pool; pending requests end with an error."""
@@ -142,7 +142,8 @@ class Service:
                 400,
                 "wrong_task",
                 (task in TASKS_BY_KIND[self.kind] and self.language_error)
-                or f"{self.name} is {CAPABILITIES[self.kind][0]}, which /v1/{task} cannot use: use {paths}",
+                or f"{self.name} is {CAPABILITIES[self.kind][0]}, which /v1/{task} does not support: "
+                f"use {paths}",
                 "model",
             )
 
@@ -152,7 +153,7 @@ class Service:
             raise ApiError(
                 404,
                 "model_not_found",
-                f"there is no model of that name; this service has {self.name!r}",
+                f"unknown model; this service has {self.name!r}",
                 "model",
             )
 
@@ -165,7 +166,7 @@ class Service:
             raise ApiError(
                 429,
                 "overloaded",
-                f"{self.num_waiting} texts wait already: try again later",
+                f"{self.num_waiting} texts are already queued: try again later",
                 headers={"retry-after": "1"},
             )
 
@@ -199,13 +200,19 @@ class Service:
     ) -> tuple[list[Any], Sequence[Any]]:
         """Run ``check``, then ``work`` on its items in the engine thread; return the items and their results.
 
-        There is one result per item. Jobs with the same ``key`` may be batched.
+        There is one result per item. Jobs with the same ``key`` may be batched. More than ``max_batch`` items
+        are computed in parts, one after the other, between which other requests have their turn.
         """
         assert self.engine_thread is not None
-        with self._reserve_queue(len(texts)):
+        with self._reserve_queue(min(len(texts), self.limits.max_batch)):
             items = await self.run_in_executor(check, total_length(texts))
-            done = self.engine_thread.submit_job(key, work, items)
-        return items, await self._await_result(done)
+            size = self.limits.max_batch
+            first, *rest = [items[start : start + size] for start in range(0, len(items), size)]
+            done = self.engine_thread.submit_job(key, work, first)
+        results = list(await self._await_result(done))
+        for part in rest:
+            results += await self.compute_more(key, work, part)
+        return items, results
 
     async def compute_more(
         self, key: Hashable, work: Callable[[list[Any]], Sequence[Any]], items: list[Any]
@@ -227,20 +234,24 @@ class Service:
 
     @asynccontextmanager
     async def open_streams(
-        self, prepare: Callable[[], list[PreparedRequest]], texts: Sequence[Any], body: SamplingParams
+        self,
+        prepare: Callable[[], list[PreparedRequest]],
+        body: SamplingParams,
+        num_texts: int,
+        num_chars: int,
     ) -> AsyncIterator[ClientStreams]:
-        """Submit texts to the engine and yield their streams.
+        """Submit texts to the engine and yield their streams. ``num_chars`` is the length of all texts.
 
         Leaving the context early aborts the texts; their cache blocks are free one step later.
         """
         assert self.engine_thread is not None and self.engine is not None
         streams = ClientStreams()
-        grammar = body.response_format or body.structured_outputs or self.engine.config.form
+        grammar = body.response_format or body.structured_outputs or self.engine.config.grammar
         grammar = grammar or getattr(body, "tools", None)  # a required tool call has a grammar too
         try:
-            with self._reserve_queue(len(texts)):
+            with self._reserve_queue(num_texts):
                 # a grammar of a few characters may take seconds to compile
-                requests = await self.run_in_executor(prepare, math.inf if grammar else total_length(texts))
+                requests = await self.run_in_executor(prepare, math.inf if grammar else num_chars)
                 streams.members = [
                     ClientStream(number, request, streams.queue, body.stream)
                     for number, request in enumerate(requests)
@@ -312,4 +323,4 @@ def _run_with_api_errors(work: Callable[[], T]) -> T:
     except BaseException as error:
         if isinstance(error, Exception):
             raise
-        raise ApiError(400, "invalid_value", "the text cannot be turned into tokens") from None
+        raise ApiError(400, "invalid_value", "the text cannot be tokenized") from None

@@ -23,14 +23,12 @@ def read_text_file(path: Path) -> str:
         names = (
             ", ".join(sorted(p.name for p in path.parent.iterdir())[:8])
             if path.parent.is_dir()
-            else "no such folder"
+            else "no such directory"
         )
         raise UserError(f"no {path.name} in {path.parent} (there: {names or 'nothing'})")
     size = path.stat().st_size
     if size > _MAX_FILE_SIZE:
-        raise UserError(
-            f"{path} has {size:,} bytes; a {path.name} of more than {_MAX_FILE_SIZE:,} is refused"
-        )
+        raise UserError(f"{path} has {size:,} bytes; the maximum for {path.name} is {_MAX_FILE_SIZE:,}")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -58,7 +56,7 @@ def read_roles(path: Path) -> dict[str, str]:
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(config, dict):
-        raise UserError(f"{path} must hold a JSON object, got {type(config).__name__}")
+        raise UserError(f"{path} must be a JSON object, got {type(config).__name__}")
     return parse_roles(config)
 
 

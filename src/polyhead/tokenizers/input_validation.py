@@ -20,7 +20,7 @@ def validate_texts(texts: object, verb: str, num_lists: int = 1) -> None:
     assert isinstance(texts, Collection)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise UserError(f"text {number} is {type(text).__name__}, wanted a string")
+            raise UserError(f"text {number} is {type(text).__name__}, expected a string")
 
 
 def validate_texts_or_ids(texts: object, verb: str, vocab_size: int) -> None:
@@ -31,9 +31,7 @@ def validate_texts_or_ids(texts: object, verb: str, vocab_size: int) -> None:
         if isinstance(text, str):
             continue
         if not _is_list(text):
-            raise UserError(
-                f"text {number} is {type(text).__name__}, wanted a string or the ids of its tokens"
-            )
+            raise UserError(f"text {number} is {type(text).__name__}, expected a string or its token ids")
         for token_id in text:
             if (
                 isinstance(token_id, bool)
@@ -41,7 +39,8 @@ def validate_texts_or_ids(texts: object, verb: str, vocab_size: int) -> None:
                 or not 0 <= int(token_id) < vocab_size
             ):
                 raise UserError(
-                    f"text {number} has no token {format_value(token_id)}; this model knows 0 to {vocab_size - 1}"
+                    f"text {number} has no token {format_value(token_id)}; the vocabulary has 0 to "
+                    f"{vocab_size - 1}"
                 )
 
 
@@ -57,11 +56,11 @@ def validate_list(texts: object, verb: str, num_lists: int = 1) -> None:
     if isinstance(texts, str | bytes):
         text_list = '["..."]'
         call = text_list if verb.endswith("=") else f"({', '.join(num_lists * [text_list])})"
-        raise UserError(f"{verb.removesuffix('=')} wants a list of texts, got one text; write {verb}{call}")
+        raise UserError(f"{verb.removesuffix('=')} expects a list of texts, got one text; write {verb}{call}")
     if not isinstance(texts, Collection) or isinstance(texts, set | frozenset):
         call = "list(texts)" if verb.endswith("=") else "(list(texts))"
         hint = f"; write {verb}{call}" if isinstance(texts, Iterable) else ""
-        raise UserError(f"{verb.removesuffix('=')} wants a list of texts, got {type(texts).__name__}{hint}")
+        raise UserError(f"{verb.removesuffix('=')} expects a list of texts, got {type(texts).__name__}{hint}")
 
 
 @contextmanager
@@ -70,8 +69,8 @@ def validate_ids(ids: object, verb: str, is_batch: bool = False) -> Iterator[Non
     try:
         yield
     except (TypeError, ValueError, OverflowError):
-        expected = "a list of ids for each text" if is_batch else "the ids of one text"
-        raise UserError(f"{verb} wants {expected}, got {_describe_invalid(ids, verb, is_batch)}") from None
+        expected = "a list of ids per text" if is_batch else "the ids of one text"
+        raise UserError(f"{verb} expects {expected}, got {_describe_invalid(ids, verb, is_batch)}") from None
 
 
 def _describe_invalid(ids: Any, verb: str, is_batch: bool) -> str:
@@ -102,9 +101,7 @@ def normalize_stop_strings(stop: object) -> list[str]:
     """Stop strings as a list, from one string or several."""
     stops = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else None
     if stops is None or not all(isinstance(string, str) for string in stops):
-        raise UserError(
-            f"stop is {format_value(stop)}; wanted a text, or a list of texts that ends nothing where it is empty"
-        )
+        raise UserError(f"stop is {format_value(stop)}; expected a text or a list of texts (none if empty)")
     return stops
 
 

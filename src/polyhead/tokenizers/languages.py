@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from polyhead.core.errors import UserError, did_you_mean
+from polyhead.tokenizers.language_codes import is_same_language
 from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 from polyhead.tokenizers.special_tokens import DECODER_ROLES, TARGET_LANGUAGE_TOKEN
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -106,9 +107,7 @@ def _with_target_token(
 ) -> Seq2SeqTemplate:
     """The template of a model whose source starts with a target language token (OPUS-MT)."""
     if source_lang is not None:
-        raise UserError(
-            f"source language {source_lang!r}: this model is told the language of the target alone"
-        )
+        raise UserError(f"source language {source_lang!r}: this model takes only a target language")
     if target_lang is not None:
         prefix = [i for i in seq2seq_template.source_prefix if i not in languages]
         return seq2seq_template._replace(source_prefix=(_find_language(target_lang, languages), *prefix))
@@ -123,25 +122,28 @@ def _check_single_language(tokens: Sequence[str]) -> None:
         names = sorted(map(_language_name, tokens))
         omitted = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
         raise UserError(
-            "this model translates to several languages; name the target's (--target-lang of translate, target in a request "
-            f"to translate, or for all else --target-lang of import), one of {', '.join(names[:_MAX_LISTED])}{omitted}"
+            "this model translates to several languages; set the target language (--target-lang of "
+            "translate, target in a request to translate, or for all else --target-lang of import), one of "
+            f"{', '.join(names[:_MAX_LISTED])}{omitted}"
         )
 
 
 def _find_language(name: str, languages: dict[int, str]) -> int:
-    """Token id of a language, from de, __de__ or >>de<<, or from the prefix of one token (de_DE)."""
+    """Token id of a language: de, __de__, >>de<<, the prefix of one token (de_DE) or another code (deu)."""
     names = {i: _language_name(token) for i, token in languages.items()}
     exact = [i for i, token in languages.items() if name in (token, names[i])]
-    matches = exact or [i for i, language in names.items() if language.startswith(f"{name}_")]
+    starting = [i for i, language in names.items() if language.startswith(f"{name}_")]
+    matches = exact or starting or [i for i, code in names.items() if is_same_language(name, code)]
     if not languages:
         raise UserError(
-            f"language {name!r}: no token of this model names it, nor any other language: it translates one pair; leave it out"
+            f"language {name!r}: this model has no language tokens, it translates one pair: remove "
+            "the language"
         )
     if len(matches) != 1:
         problem = (
-            f"{len(matches)} languages of this model begin with it"
+            f"{len(matches)} languages of this model match it"
             if matches
-            else "no token of this model names it"
+            else "this model has no token for it"
         )
         raise UserError(f"language {name!r}: {problem}{did_you_mean(name, names.values(), 0.6)}")
     return matches[0]

@@ -22,7 +22,7 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]
     name, normalized = _normalize_masks(tokenizer, texts)
     for number, text in enumerate(normalized, 1):
         if name not in text:
-            raise UserError(f"text {number} has no mask; put {name} where a word is to be filled in")
+            raise UserError(f"text {number} has no mask; put {name} in place of a word")
     rules = json.loads(tokenizer.tokenizer_json)
     other_tokens = [token for token in rules["added_tokens"] if token["id"] != tokenizer.mask_id]
     mask_rules = {

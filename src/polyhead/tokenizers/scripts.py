@@ -1,4 +1,4 @@
-"""Detect the script of a text by Unicode names, and look up the script of a language."""
+"""Detect the script of a text by Unicode names."""
 
 from __future__ import annotations
 
@@ -13,26 +13,15 @@ WORD_PATTERN = re.compile(r"[^\W\d_]+")
 _MIN_WORDS = 5  # minimum number of words (characters in Chinese and Japanese) to detect a script
 CLEAR_SHARE = 0.8
 # first words of Unicode letter names that are not the name of the script
-_NAMES = {"CJK": "Han", "IDEOGRAPHIC": "Han"}
+_NAMES = {"CJK": "Han", "IDEOGRAPHIC": "Han", "NEW": "Tai"}
 KANA = ("Hiragana", "Katakana")
 # scripts without spaces between words: each character counts as a word
 SCRIPTS_WITHOUT_SPACES = ("Han", *KANA)
-_CODES = {
-    "Latn": "Latin", "Hans": "Han", "Hant": "Han", "Hani": "Han", "Jpan": "Japanese", "Kore": "Hangul", "Hang": "Hangul",
-    "Cyrl": "Cyrillic", "Arab": "Arabic", "Grek": "Greek", "Hebr": "Hebrew", "Deva": "Devanagari", "Beng": "Bengali",
-    "Thai": "Thai", "Taml": "Tamil", "Telu": "Telugu", "Armn": "Armenian", "Geor": "Georgian",
-}  # fmt: skip
-"""ISO 15924 code -> script, as in zh-Hant."""
-# languages usually written in one script; those with several (sr, uz, az, kk, mn, pa, ku) are omitted
-_SCRIPT_LANGUAGES = {
-    "Latin": "af ca cs cy da de en eo es et eu fi fr ga gl hr ht hu id is it la lt lv mt nb nl nn no pl pt ro sk sl so sq "
-             "sv sw tr vi xh yo zu",
-    "Han": "zh", "Japanese": "ja", "Hangul": "ko", "Cyrillic": "be bg mk ru uk", "Arabic": "ar fa ps ur", "Greek": "el",
-    "Hebrew": "he yi", "Devanagari": "hi mr ne", "Bengali": "as bn", "Thai": "th", "Tamil": "ta", "Telugu": "te",
-    "Armenian": "hy", "Georgian": "ka", "Khmer": "km", "Kannada": "kn", "Lao": "lo", "Malayalam": "ml", "Myanmar": "my",
-    "Gujarati": "gu", "Sinhala": "si", "Ethiopic": "am ti",
-}  # fmt: skip
-_SCRIPTS = {code: script for script, codes in _SCRIPT_LANGUAGES.items() for code in codes.split()}
+# scripts in which no spaces separate words (Unicode, annex 14: complex context, ideographs, aksaras)
+UNSPACED_SCRIPTS = (
+    "Japanese", "Han", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan", "Tai", "Yi", "Javanese", "Balinese",
+)  # fmt: skip
+_MIN_UNSPACED_SHARE = 0.3  # of the letters: a Chinese text has names in Latin letters
 
 
 @cache
@@ -66,13 +55,22 @@ def script_of_text(texts: Iterable[str]) -> str:
     return script if count >= CLEAR_SHARE * total else ""
 
 
-def script_of_language(code: str) -> str:
-    """The script of a language: Han for zh, zh_CN and zho_Hans; "" if unknown or ambiguous."""
-    language, *tags = re.split(r"[-_]", code.strip("_<>"))
-    for tag in tags:
-        if len(tag) == 4 and tag.isalpha():
-            return _CODES.get(tag.capitalize(), "")
-    return _SCRIPTS.get(language.lower(), "")
+def find_unspaced_script(texts: Iterable[str]) -> str:
+    """The script without spaces between words that has more than 30 % of the letters; "" if none has.
+
+    Han characters in a text with kana count as Japanese.
+    """
+    letters = Counter("".join(texts))
+    counts: Counter[str] = Counter()
+    for letter, count in letters.items():
+        if letter.isalpha():
+            counts[script_of_letter(letter)] += count
+    total, kana = counts.total(), sum(counts[script] for script in KANA)
+    if kana >= 0.1 * (kana + counts["Han"]) > 0:
+        counts["Japanese"] = kana + counts["Han"]
+    shares = {script: counts[script] for script in UNSPACED_SCRIPTS}
+    script = max(shares, key=lambda name: shares[name])
+    return script if shares[script] > _MIN_UNSPACED_SHARE * total else ""
 
 
 def _count_words(texts: Iterable[str]) -> Counter[str]:

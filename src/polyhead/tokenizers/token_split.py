@@ -29,7 +29,8 @@ class TokenSplitter:
         splits = _filter_exact(tokenizer, sorted(_find_splits(tokenizer)))
         if not len(splits):
             raise UserError(
-                "no token of this vocabulary is two others; leave token_split out, or learn a larger one"
+                "no token of this vocabulary consists of two others; remove token_split, or train "
+                "a larger vocabulary"
             )
         self.fraction, self._pairs = fraction, splits[:, 1:]
         self._offsets = np.searchsorted(splits[:, 0], np.arange(tokenizer.vocab_size + 1))

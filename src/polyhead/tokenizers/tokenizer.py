@@ -61,8 +61,8 @@ class Tokenizer:
         self._ids = {role: self._role_id(role, token) for role, token in self._roles.items()}
         if {"pad_token", "eos_token"} <= set(self._ids) and self.pad_id == self.eos_id:
             raise UserError(
-                f"tokenizer: pad_token and eos_token are both {self._roles['eos_token']!r}; "
-                "they must differ, or the end of a sentence is never learned"
+                f"tokenizer: pad_token and eos_token are both {self._roles['eos_token']!r}; they must "
+                "differ, or the model does not learn the end of a sentence"
             )
 
     @property
@@ -78,8 +78,8 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError):
             number = next(i for i, text in enumerate(texts) if has_lone_surrogate(text))
             raise UserError(
-                f"text {number} holds half of a surrogate pair, which is not Unicode text; "
-                "was it cut in the middle of a character?"
+                f"text {number} has half of a surrogate pair, which is not valid Unicode; was it cut in the "
+                "middle of a character?"
             ) from None
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
@@ -349,5 +349,5 @@ class Tokenizer:
     def _required_id(self, role: str) -> int:
         token_id = self._ids.get(role, self._ids.get(ROLE_ALIASES.get(role, role)))
         if token_id is None:
-            raise UserError(f"this tokenizer has no {role}; name one in its tokenizer_config.json")
+            raise UserError(f"this tokenizer has no {role}; set it in its tokenizer_config.json")
         return token_id

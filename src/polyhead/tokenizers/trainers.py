@@ -108,8 +108,8 @@ def wordpiece(
 ) -> tokenizers.Tokenizer:
     """WordPiece: longest match first, ``##`` inside a word; a Han character is a word.
 
-    Spaces are encoded as marks, so that text is restored with its spacing,
-    less one blank where a text begins with blanks.
+    Spaces are encoded as marks, so text is restored with its spacing, except that a text with leading
+    spaces loses one.
 
     Paper: Schuster & Nakajima, 2012
     When: for comparison with BERT-like models
@@ -162,7 +162,7 @@ def unigram(
     """Unigram language model: segment a text into the most probable sequence of pieces.
 
     Characters outside the alphabet are unknown, or bytes with ``byte_fallback``. Spacing is restored,
-    less one blank where a text begins with blanks.
+    except that a text with leading spaces loses one.
 
     Equation: p(text) = max over segmentations of Π p(piece)
     Paper: Kudo, 2018

@@ -35,11 +35,14 @@ def check_disk_space(
     )
     if free_bytes >= needed_bytes:
         return
-    options = " ".join(["train.keep=1", *(["train.average=0"] if train_config.average > 1 else [])])
+    options = " ".join(
+        ["train.keep=1", *(["train.average_checkpoints=0"] if train_config.average_checkpoints > 1 else [])]
+    )
     hint = f"keep fewer ({options}), " if copies > 2 else ""
     raise UserError(
-        f"{out}: {free_bytes / MB:,.1f} MB are free on the disk, and {copies} checkpoint{'s' * (copies > 1)} of {size / MB:,.1f} MB "
-        f"need {needed_bytes / MB:,.1f} MB: {hint}save on another disk (out=...), or train a smaller model"
+        f"{out}: {free_bytes / MB:,.1f} MB are free on the disk, and {copies} "
+        f"checkpoint{'s' * (copies > 1)} of {size / MB:,.1f} MB need {needed_bytes / MB:,.1f} MB: "
+        f"{hint}save on another disk (out=...), or train a smaller model"
     )
 
 

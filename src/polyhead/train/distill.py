@@ -107,15 +107,15 @@ class DistillationTask:
         n_shared = min(scores.logits.size(-1) for scores in (student, *teacher_logits))
         mean_log_probs = log_mean_probs([scores.logits[:, :n_shared] for scores in teacher_logits])
         kd = kd_loss(student.logits[:, :n_shared], mean_log_probs, config.temperature)
-        total = config.logits * kd + config.labels * label_loss.total
-        if config.hidden:
+        total = config.logits_weight * kd + config.labels_weight * label_loss.total
+        if config.hidden_weight:
             distance = (
                 1
                 - F.cosine_similarity(
                     student.hidden_states.float(), teacher_logits[0].hidden_states.float(), dim=-1
                 )
             ).mean()
-            total = total + config.hidden * label_loss.count * distance
+            total = total + config.hidden_weight * label_loss.count * distance
         return Loss(total, label_loss.nll, label_loss.count)
 
     def _teacher_logits(self, teacher_index: int, batch: Any) -> TaskLogits:
@@ -152,7 +152,7 @@ class DistillationTask:
             best = max(teacher_values)
             retained = f": {value / best:.1%} kept" if name in HIGHER_IS_BETTER and best > 0 else ""
             figures = ", ".join(f"{figure:.4f}" for figure in teacher_values)
-            report[f"valid {name} beside the {owner}"] = f"{value:.4f} and {figures}{retained}"
+            report[f"valid {name}, compared with the {owner}"] = f"{value:.4f} and {figures}{retained}"
         return report | self.task.collect_facts(run, map_fn)
 
 
@@ -192,10 +192,8 @@ def make_distillation_task(
     """
     config = recipe.distill
     assert config is not None and isinstance(task, SupportsDistillation)  # the recipe was checked
-    if config.hidden and len(config.teacher) > 1:
-        raise UserError(
-            f"distill.hidden compares vectors with those of one teacher, and here are {len(config.teacher)}"
-        )
+    if config.hidden_weight and len(config.teacher) > 1:
+        raise UserError(f"distill.hidden_weight supports one teacher, but here are {len(config.teacher)}")
     return DistillationTask(
         task,
         [
@@ -214,25 +212,27 @@ def _task_for_teacher(
     config, kind = teacher.config, recipe.model.kind
     if config.kind != kind:
         raise UserError(
-            f"distill.teacher: {name} is of kind {config.kind!r}, and task {recipe.task.name!r} trains {kind!r}"
+            f"distill.teacher: {name} is of kind {config.kind!r}, but task {recipe.task.name!r} "
+            f"trains {kind!r}"
         )
     if sorted(config.labels) != sorted(task.labels):
         teacher_labels, task_labels = (", ".join(labels) or "none" for labels in (config.labels, task.labels))
         raise UserError(f"distill.teacher: the classes of {name} are {teacher_labels}, not {task_labels}")
     _reorder_classes(teacher, task.labels)
-    if not (config.labels or config.head):
-        raise UserError(f"distill.teacher: {name} gives vectors alone, no probabilities to learn from")
+    if not (config.labels or config.lm_head):
+        raise UserError(f"distill.teacher: {name} outputs only embeddings, no probabilities to learn from")
     if teacher.tokenizer.sha256 == tokenizer.sha256:
         return task
     assert recipe.distill is not None
     if not isinstance(task, ReadsWholeTexts):
-        way_out = "or let the teacher write the training text (polyhead translate) and learn from that"
-    elif recipe.distill.hidden:
-        way_out = "or leave distill.hidden at 0, which compares the vectors of each token"
+        way_out = "or generate the training text with the teacher (polyhead translate) and train on it"
+    elif recipe.distill.hidden_weight:
+        way_out = "or set distill.hidden_weight=0, since it compares hidden states per token"
     else:
         return task.retokenize(teacher, recipe)
     raise UserError(
-        f"distill.teacher: {name} has another tokenizer than the student; begin with it (start: ...), {way_out}"
+        f"distill.teacher: {name} has another tokenizer than the student; initialize from it "
+        f"(init_from: ...), {way_out}"
     )
 
 
@@ -249,9 +249,9 @@ def _reorder_classes(teacher: Run, labels: tuple[str, ...]) -> None:
 def check_widths(task: DistillationTask, d_model: int) -> None:
     """Raise a UserError if hidden states are compared but student and teacher differ in ``d_model``."""
     width = task.teachers[0].run.config.d_model
-    if task.config.hidden and width != d_model:
+    if task.config.hidden_weight and width != d_model:
         raise UserError(
-            f"distill.hidden compares vectors, and the student has {d_model} features, the teacher {width}"
+            f"distill.hidden_weight requires equal d_model: the student has {d_model}, the teacher {width}"
         )
 
 

@@ -72,7 +72,7 @@ class Tracker:
         try:
             work()
         except Exception as error:  # a failing service must not end training
-            self.warn(f"warning: {type(self.backend).__name__} does not take the numbers: {error}")
+            self.warn(f"warning: {type(self.backend).__name__} rejected the metrics: {error}")
             self.warn = lambda line: None
 
 

@@ -22,6 +22,7 @@ from polyhead.core.messages import from_validation_error
 from polyhead.core.registry import TASK
 from polyhead.cost.parameter_count import meta_model
 from polyhead.nn.state import named_state
+from polyhead.nn.validate_model import check_model
 from polyhead.run.load import load
 from polyhead.run.run import Run
 from polyhead.train.tasks.base import HasClasses
@@ -37,7 +38,7 @@ WeightMap = Mapping[str, Tensor]
 LAYER_NAME = re.compile(r"^(.*\.layers\.)(\d+)(\..*)")
 LAYER_COUNTS = ("n_layers", "n_decoder_layers")
 FREE_FIELDS = (
-    "dropout", "init", "pooling", "head", "generator", "head_activation",
+    "dropout", "init", "pooling", "lm_head", "generator_layers", "head_transform_activation",
 )  # shared weights do not depend on these fields  # fmt: skip
 MAX_SHOWN_WEIGHTS = 3  # mismatched weights that are listed in an error
 # weights that the other run must have
@@ -47,42 +48,43 @@ REQUIRED_WEIGHTS = re.compile(
 
 
 def load_init_from(recipe: Recipe, has_checkpoint: bool = False) -> Run | None:
-    """Load the run ``start.run`` of a recipe; None without ``start``.
+    """Load the run ``init_from.run`` of a recipe; None without ``init_from``.
 
     With ``has_checkpoint`` it is not needed if the recipe has the full model section.
     """
-    if recipe.start is None or (has_checkpoint and _has_full_model(recipe)):
+    if recipe.init_from is None or (has_checkpoint and _has_full_model(recipe)):
         return None
-    with prefix_errors("start.run"):
-        return load(recipe.start.run, device="cpu")
+    with prefix_errors("init_from.run"):
+        return load(recipe.init_from.run, device="cpu")
 
 
 def inherit_settings(recipe: Recipe, origin: Run | None) -> Recipe:
     """The recipe, with model and generation settings that it does not set filled in from ``origin``."""
-    if origin is None or recipe.start is None or _has_full_model(recipe):
+    if origin is None or recipe.init_from is None or _has_full_model(recipe):
         return _fill_generation_defaults(recipe, origin)
-    origin_config, layer_stride = origin.config, recipe.start.every
+    origin_config, layer_stride = origin.config, recipe.init_from.layer_stride
     if origin_config.kind != recipe.model.kind:
         raise UserError(
-            f"start.run: {recipe.start.run} is of kind {origin_config.kind!r}, and task {recipe.task.name!r} trains {recipe.model.kind!r}"
+            f"init_from.run: {recipe.init_from.run} is of kind {origin_config.kind!r}, but task "
+            f"{recipe.task.name!r} trains {recipe.model.kind!r}"
         )
     if origin_config.causal:
         raise UserError(
-            f"start.run: {recipe.start.run} is a language model without its head, and no task trains one"
+            f"init_from.run: {recipe.init_from.run} is a language model without a head, which no task trains"
         )
     if "tokenizer" in recipe.model_fields_set:
-        raise UserError(
-            "tokenizer: it comes with start.run, so that the model knows its tokens; leave it out"
-        )
+        raise UserError("tokenizer: init_from.run sets it, to match the model; remove it")
     # the heads of an encoder are not inherited
-    heads = {"head": not recipe.model.generator, "generator": 0}
+    heads = {"lm_head": not recipe.model.generator_layers, "generator_layers": 0}
     fields = origin_config.model_dump(include=set(ModelSpec.model_fields)) | heads
     fields |= _select_layers(origin_config, layer_stride)
     fields |= {name: getattr(recipe.model, name) for name in recipe.model.model_fields_set}
     try:
         model = ModelSpec.model_validate(fields)
     except ValidationError as error:
-        raise from_validation_error(error, ModelSpec, "model, with that of start.run") from None
+        raise from_validation_error(error, ModelSpec, "model, with that of init_from.run") from None
+    with prefix_errors("model, with that of init_from.run"):
+        check_model(model)
     generation = _inherit_generation(recipe, origin.generation)
     return _fill_generation_defaults(
         recipe.model_copy(update={"model": model, "generation": generation}), origin
@@ -92,10 +94,10 @@ def inherit_settings(recipe: Recipe, origin: Run | None) -> Recipe:
 def _inherit_generation(recipe: Recipe, origin_generation: GenerationConfig) -> GenerationConfig:
     """Generation settings of the recipe, else those of ``origin_generation``.
 
-    Tasks with classes do not inherit ``max_text_len``: they read as much of a text as in training.
+    Tasks with classes do not inherit ``embed_max_len``: they read as much of a text as in training.
     """
     generation, has_classes = recipe.generation, isinstance(TASK.get(recipe.task.name), HasClasses)
-    names = USED_KEYS[recipe.model.kind][1] - ({"max_text_len"} if has_classes else set())
+    names = USED_KEYS[recipe.model.kind][1] - ({"embed_max_len"} if has_classes else set())
     origin_names = origin_generation.model_dump(exclude_defaults=True).keys()
     inherited_values = {
         name: getattr(origin_generation, name) for name in names & origin_names - generation.model_fields_set
@@ -105,9 +107,11 @@ def _inherit_generation(recipe: Recipe, origin_generation: GenerationConfig) -> 
             inherited_values | {name: getattr(generation, name) for name in generation.model_fields_set}
         )
     except UserError as error:
-        raise UserError(f"generation, with that of start.run: {error}") from None
+        raise UserError(f"generation, with that of init_from.run: {error}") from None
     except ValidationError as error:
-        raise from_validation_error(error, GenerationConfig, "generation, with that of start.run") from None
+        raise from_validation_error(
+            error, GenerationConfig, "generation, with that of init_from.run"
+        ) from None
 
 
 def check_parts(recipe: Recipe, origin: Run | None) -> None:
@@ -123,8 +127,8 @@ def check_parts(recipe: Recipe, origin: Run | None) -> None:
         vocab_size, labels = origin.config.vocab_size, origin.config.labels or labels
     has_classes = isinstance(TASK.get(recipe.task.name), HasClasses)
     model = meta_model(recipe.model.with_vocabulary(vocab_size, labels if has_classes else ()))
-    if origin and recipe.start:
-        load_init_weights(model, origin, recipe.start.every, train.adapt)
+    if origin and recipe.init_from:
+        load_init_weights(model, origin, recipe.init_from.layer_stride, train.lora)
     prepare_trainable(model, train)
     scale_rates(model, (), train.lr_factors)
 
@@ -143,19 +147,21 @@ def load_init_weights(model: Any, origin: Run, layer_stride: int = 1, lora: Lora
         for name in model_weights
     }
     mismatches = [
-        f"{source_names[name]} {list(source_weights[source_names[name]].shape)}, wanted {list(tensor.shape)}"
+        f"{source_names[name]} {list(source_weights[source_names[name]].shape)}, expected "
+        f"{list(tensor.shape)}"
         for name, tensor in model_weights.items()
         if source_names[name] in source_weights and source_weights[source_names[name]].shape != tensor.shape
     ]
     missing = [source_names[name] for name in model_weights if source_names[name] not in source_weights]
     if missing_required := [name for name in missing if REQUIRED_WEIGHTS.match(name)]:
-        mismatches += [f"{name} is not there" for name in missing_required]
+        mismatches += [f"{name} is missing" for name in missing_required]
     if mismatches:
         suffix = (
             f"; and {len(mismatches) - MAX_SHOWN_WEIGHTS} more" if len(mismatches) > MAX_SHOWN_WEIGHTS else ""
         )
         raise UserError(
-            f"start.run: its weights do not fit the model{_describe_differences(model, origin, layer_stride)}: "
+            "init_from.run: its weights do not match the "
+            f"model{_describe_differences(model, origin, layer_stride)}: "
             f"{'; '.join(mismatches[:MAX_SHOWN_WEIGHTS])}{suffix}"
         )
     for name, tensor in model_weights.items():
@@ -170,11 +176,11 @@ def load_init_weights(model: Any, origin: Run, layer_stride: int = 1, lora: Lora
         else []
     )
     summary = tr(
-        "begun with {count} of {all} weights", count=len(model_weights) - len(new), all=len(model_weights)
+        "initialized {count} of {all} weights", count=len(model_weights) - len(new), all=len(model_weights)
     )
     summary += tr("; new: {names}", names=", ".join(group_by_module(new, model_weights))) if new else ""
     return summary + (
-        tr("; not taken: {names}", names=", ".join(group_by_module(unused, origin_weights))) if unused else ""
+        tr("; unused: {names}", names=", ".join(group_by_module(unused, origin_weights))) if unused else ""
     )
 
 
@@ -203,7 +209,7 @@ def _describe_differences(model: Any, origin: Run, layer_stride: int) -> str:
                 value.name if isinstance(value, Choice) else value for value in (new_value, old_value)
             )
             note = (
-                f", of which start.every={layer_stride} takes {expected_value}"
+                f", of which init_from.layer_stride={layer_stride} uses {expected_value}"
                 if expected_value != old_value and name in LAYER_COUNTS
                 else ""
             )
@@ -213,9 +219,11 @@ def _describe_differences(model: Any, origin: Run, layer_stride: int) -> str:
 
 def _select_layers(config: ModelConfig, layer_stride: int) -> dict[str, Any]:
     """Model fields that change if layer i is layer ``layer_stride`` * i: layer counts and layer pattern."""
-    period = len(config.pattern) // math.gcd(len(config.pattern), layer_stride)
-    pattern = tuple(config.pattern[i * layer_stride % len(config.pattern)] for i in range(period))
-    return {name: -(-getattr(config, name) // layer_stride) for name in LAYER_COUNTS} | {"pattern": pattern}
+    period = len(config.layer_pattern) // math.gcd(len(config.layer_pattern), layer_stride)
+    pattern = tuple(config.layer_pattern[i * layer_stride % len(config.layer_pattern)] for i in range(period))
+    return {name: -(-getattr(config, name) // layer_stride) for name in LAYER_COUNTS} | {
+        "layer_pattern": pattern
+    }
 
 
 def _fill_generation_defaults(recipe: Recipe, origin: Run | None) -> Recipe:
@@ -228,9 +236,9 @@ def _fill_generation_defaults(recipe: Recipe, origin: Run | None) -> Recipe:
     if recipe.model.kind == "decoder":
         origin_chat = origin.generation.chat if origin else None
         defaults["chat"] = generation.chat or origin_chat or getattr(task, "chat", None)
-    if isinstance(task, HasClasses) and "max_text_len" not in generation.model_fields_set:
+    if isinstance(task, HasClasses) and "embed_max_len" not in generation.model_fields_set:
         is_shorter = recipe.data.max_len < recipe.model.max_len
-        defaults["max_text_len"] = recipe.data.max_len if is_shorter else None
+        defaults["embed_max_len"] = recipe.data.max_len if is_shorter else None
     return recipe.model_copy(update={"generation": generation.model_copy(update=defaults)})
 
 

@@ -36,7 +36,8 @@ class RunLock:
                 replace_file(self.path, content)
         except OSError as error:
             raise UserError(
-                f"cannot lock {self.path.parent}: {error.strerror}; choose another directory for the run: out=..."
+                f"cannot lock {self.path.parent}: {error.strerror}; choose another directory for the run: "
+                "out=..."
             ) from error
         self._content = content
         return self
@@ -66,8 +67,8 @@ def _refuse_if_held(path: Path) -> None:
         return
     if host != socket.gethostname():
         raise UserError(
-            f"{path.parent} is in use by process {pid} on {host}; from here it cannot be seen whether "
-            f"that still runs: if it does not, delete {path}"
+            f"{path.parent} is in use by process {pid} on {host}; whether that still runs cannot be checked "
+            f"from this host: if it does not, delete {path}"
         )
     if is_process_alive(pid, start):
         raise UserError(f"{path.parent} is in use by process {pid}; stop it, or choose another directory")

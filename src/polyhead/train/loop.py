@@ -16,7 +16,6 @@ from torch import nn
 
 from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import TrainConfig
-from polyhead.core.atomic_io import remove
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.nn.loss import Loss
@@ -147,7 +146,7 @@ def check_memory(
         ):
             raise
         raise UserError(
-            f"the largest batch does not fit into memory; lower train.max_tokens ({config.max_tokens}), "
+            f"the largest batch does not fit into memory; decrease train.max_tokens ({config.max_tokens}), "
             "data.max_len or the size of the model"
         ) from error
     finally:
@@ -237,7 +236,7 @@ def train_step(
         return ""
     progress.skipped += 1
     progress.in_a_row += not is_finite
-    return tr("no label counts, nothing to learn") if is_finite else tr("the loss is not finite")
+    return tr("no labels, nothing to learn") if is_finite else tr("the loss is not finite")
 
 
 def _record_update(progress: Progress, total: float, nll: float, norm: float, count: int) -> None:
@@ -262,13 +261,13 @@ def _divergence_error(message: str, progress: Progress, checkpoints: Path) -> Us
     """The error of a diverged run, with its last good checkpoint.
 
     Deletes the checkpoints since the last update, which hold the same weights, so that the newest one is
-    good.
+    good. One that cannot be deleted is named in a warning.
     """
-    for step in checkpoint.list_steps(checkpoints):
-        if step >= progress.updated:
-            remove(checkpoints / f"step-{step}")
-    newest = checkpoint.read_newest_checkpoint(checkpoints)
-    location = f"the last good checkpoint is {newest.path}" if newest else "there is no good checkpoint"
+    checkpoint.delete_steps(
+        checkpoints, [step for step in checkpoint.list_steps(checkpoints) if step >= progress.updated]
+    )
+    newest = checkpoint.read_newest_checkpoint(checkpoints, before_step=progress.updated)
+    location = f"the last good checkpoint is {newest.path}" if newest else "no good checkpoint"
     return UserError(
         f"{message}, at step {progress.step}; {location}; "
         "try a lower train.lr, a longer warm-up or train.precision=fp32, with another out=..."
@@ -309,7 +308,7 @@ def _evaluate(
             metrics = task.evaluate(model, ranks.map)
         metrics = ranks.on_rank0(lambda: metrics)  # results may differ in the last bit between processors
         ranks.on_rank0(lambda: on_evaluation({**metrics, "step": progress.step}))
-    is_best = progress.record_evaluation(metrics[config.metric], config.metric != "loss")
+    is_best = progress.record_evaluation(metrics[config.best_metric], config.best_metric != "loss")
     counters = {"step": progress.step, "epoch": progress.epoch, "seconds": time.perf_counter() - start_time}
     report.log_valid({**metrics, **counters, "best": float(is_best)})
     return is_best

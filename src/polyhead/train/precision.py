@@ -44,8 +44,8 @@ def autocast(precision: ResolvedPrecision, device: torch.device) -> AbstractCont
 class LossScale:
     """Dynamic loss scale for fp16, so that small gradients are not rounded to 0.
 
-    It is halved when gradients overflow (that update is skipped), and doubled after ``GROWTH_INTERVAL`` updates without
-    an overflow. As a power of 2 it does not change the bits of a gradient in fp32.
+    It is halved when gradients overflow (that update is skipped), and doubled after ``GROWTH_INTERVAL``
+    updates without an overflow. As a power of 2 it does not change the bits of a gradient in fp32.
 
     Paper: Micikevicius et al., 2018, sec. 3.2
     """

@@ -75,7 +75,7 @@ class Progress:
         """Endless stream of batches from the current data position, which it advances."""
         while True:
             epoch = epoch_batches(self.epoch)
-            assert len(epoch), "an epoch without batches"
+            assert len(epoch), "an epoch has no batches"
             while self.index < len(epoch):
                 self.index += 1
                 yield epoch[self.index - 1]

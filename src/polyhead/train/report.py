@@ -75,7 +75,7 @@ class RunReport:
         try:
             work()
         except Exception as error:  # any error: the report must not end training
-            self.info(tr("warning: the report is not complete: {error}", error=error))
+            self.info(tr("warning: the report is incomplete: {error}", error=error))
             self.info = lambda line: None
 
     def __enter__(self) -> Self:

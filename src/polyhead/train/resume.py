@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel
 
 from polyhead.checkpoint import checkpoint
-from polyhead.config.recipe import Recipe, TrainConfig, load_recipe
+from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import SCHEDULE
+from polyhead.run.recipe import load_recipe
 
 # keys that may change on resume: they do not affect the weights of a step (steps and epochs: see check_rates)
 _CHANGEABLE_TRAIN_KEYS = (
@@ -15,7 +18,7 @@ _CHANGEABLE_TRAIN_KEYS = (
     "epochs",
     "log_every",
     "keep",
-    "average",
+    "average_checkpoints",
     "patience",
     "tensorboard",
     "log",
@@ -34,6 +37,15 @@ DESCRIPTION_FILES = (
 CHANGEABLE_KEYS = {f"train.{name}" for name in _CHANGEABLE_TRAIN_KEYS}
 
 
+def is_started(out: Path) -> bool:
+    """Whether a directory has a run, finished or not; otherwise ``--resume`` starts it."""
+    return (out / "recipe.yaml").is_file() or _has_weights(out)
+
+
+def _has_weights(out: Path) -> bool:
+    return bool(checkpoint.list_steps(out / "checkpoints")) or (out / "model.safetensors").is_file()
+
+
 def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
     """Raise a UserError if a run must not start, or resume, in the directory ``recipe.out``.
 
@@ -41,28 +53,30 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
     returned.
     """
     recipe_file = recipe.out / "recipe.yaml"
-    has_run = (
-        bool(checkpoint.list_steps(recipe.out / "checkpoints"))
-        or (recipe.out / "model.safetensors").is_file()
-    )
+    has_run = _has_weights(recipe.out)
     if recipe.out.exists() and not recipe.out.is_dir():
-        raise UserError(f"out: {recipe.out} is a file; name a directory")
+        raise UserError(f"out: {recipe.out} is a file; expected a directory")
     if not resume:
         if has_run:
             raise UserError(
-                f"{recipe.out} already holds a run; go on with --resume, or choose another place with out=..."
+                f"{recipe.out} already has a run; continue with --resume, or choose another "
+                "directory with out=..."
             )
         existing_files = [name for name in DESCRIPTION_FILES if (recipe.out / name).exists()]
         # every run writes metrics.jsonl at its start
         if existing_files and not (recipe.out / "metrics.jsonl").exists():
             raise UserError(
-                f"{recipe.out} holds {existing_files[0]}, which no run wrote and this one would write over; choose another place with out=..."
+                f"{recipe.out} holds {existing_files[0]}, which does not belong to a run and would "
+                "be overwritten; choose another directory with out=..."
             )
         return None
     if not recipe_file.is_file():
-        raise UserError(f"--resume: there is no run in {recipe.out} yet; start it without --resume")
+        raise UserError(
+            f"--resume: the run in {recipe.out} has lost its recipe.yaml; restore it, or start a new run "
+            "with out=..."
+        )
     if has_run and not checkpoint.list_steps(recipe.out / "checkpoints"):
-        raise UserError(f"--resume: {recipe.out} holds a finished model, but no checkpoint to go on from")
+        raise UserError(f"--resume: {recipe.out} has a finished model, but no checkpoint to continue from")
     old_recipe = load_recipe(recipe_file, from_run=True)
     changed_keys = [
         key
@@ -76,8 +90,8 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
     ]
     if changed_keys:
         raise UserError(
-            f"--resume: {', '.join(changed_keys)} differ{'s' * (len(changed_keys) == 1)} from the run's own recipe; "
-            f"use {recipe_file}, or start anew with out=..."
+            f"--resume: {', '.join(changed_keys)} differ{'s' * (len(changed_keys) == 1)} from the run's own "
+            f"recipe; use {recipe_file}, or start a new run with out=..."
         )
     return old_recipe
 
@@ -99,9 +113,9 @@ def check_same_data(
     for split in ("train", "valid"):
         if saved_checkpoint.extra.get(split) != extra[split]:
             raise UserError(
-                f"--resume: the {split} text is not what the run began with"
+                f"--resume: the {split} text differs from the text of the run"
                 + (f" ({', '.join(changed_keys)} changed)" if changed_keys else "")
-                + "; put it back, or start anew with out=..."
+                + "; restore it, or start a new run with out=..."
             )
 
 
@@ -109,14 +123,15 @@ def check_rates(config: TrainConfig, d_model: int, n_done: int, old_steps: int, 
     """Raise a UserError if ``new_steps`` would change learning rates of the ``n_done`` first steps."""
     if new_steps < n_done:
         raise UserError(
-            f"--resume: the run has {n_done} steps done, and is to have {new_steps} now; give at least {n_done}, "
-            "or start anew with out=..."
+            f"--resume: the run has finished {n_done} steps, more than {new_steps}; set at least {n_done}, "
+            "or start a new run with out=..."
         )
     old_schedule, new_schedule = (
         SCHEDULE.build(config.schedule, d_model, steps) for steps in (old_steps, new_steps)
     )
     if any(old_schedule(step) != new_schedule(step) for step in range(1, n_done + 1)):
         raise UserError(
-            f"--resume: the run began with {old_steps} steps; with {new_steps} the schedule {config.schedule.name!r} would "
-            f"have given the {n_done} steps done other learning rates; keep the number, or start anew with out=..."
+            f"--resume: the run started with {old_steps} steps; with {new_steps} the schedule "
+            f"{config.schedule.name!r} would have given the {n_done} finished steps other learning rates; "
+            "keep the number, or start a new run with out=..."
         )

@@ -42,7 +42,7 @@ from polyhead.train.lock import RunLock
 from polyhead.train.loggers import JsonlLogger, Reporter, Reporters, TensorBoardLogger, make_terminal_reporter
 from polyhead.train.loop import OnEvaluation, Outcome, TrainStatus, measure_metric, total_steps, train_model
 from polyhead.train.report import RunReport
-from polyhead.train.resume import check_directory, check_rates, check_same_data
+from polyhead.train.resume import check_directory, check_rates, check_same_data, is_started
 from polyhead.train.schedule import warn_factor, warn_long_warmup
 from polyhead.train.signals import interrupt_on_signal, stop_on_signal
 from polyhead.train.tasks.base import Task, TaskFactory
@@ -66,6 +66,7 @@ def run_training(
 ) -> tuple[Run, Outcome]:
     """Run a training recipe; with ``resume``, continue an interrupted run as if it had not been interrupted.
 
+    Where no run exists yet, ``resume`` starts one, so that a supervisor can always call the same command.
     A lock on the directory keeps a second process out; on Ctrl-C and SIGTERM the run is saved and ends. If a
     ``tokenizer`` is passed, none is trained; ``evaluator`` replaces the final evaluation of the task. Of
     several ``ranks`` (``polyhead.train.distributed.torch_process_group.init_process_group``), only rank 0
@@ -75,6 +76,9 @@ def run_training(
     ranks.use_threads(recipe.train.threads)
     device = resolve_device(recipe.train.device)
     out, checkpoints, is_rank0 = recipe.out, recipe.out / "checkpoints", not ranks.rank
+    is_resume_requested, resume = resume, ranks.on_rank0(lambda: resume and is_started(out))
+    if is_resume_requested and not resume:  # recipes are read leniently for --resume
+        recipe.generation.check_effective(recipe.model.kind)
     has_checkpoint = ranks.on_rank0(lambda: resume and bool(checkpoint.list_steps(checkpoints)))
     origin = ranks.rank0_first(lambda: load_init_from(recipe, has_checkpoint))
     recipe = inherit_settings(recipe, origin)
@@ -110,11 +114,13 @@ def run_training(
             )
             run = Run(build(config, recipe.train.seed).to(device), tokenizer, recipe.generation, recipe)
             run.family = family
-            if recipe.start and not saved_checkpoint:
+            if recipe.init_from and not saved_checkpoint:
                 # if it was not loaded before, no checkpoint was complete
                 init_run = origin or ranks.rank0_first(lambda: load_init_from(recipe))
                 assert init_run is not None
-                reporter.info(load_init_weights(run.model, init_run, recipe.start.every, recipe.train.adapt))
+                reporter.info(
+                    load_init_weights(run.model, init_run, recipe.init_from.layer_stride, recipe.train.lora)
+                )
             steps = total_steps(task, recipe.train)
             training = TrainState(run.model, recipe.train, config.d_model, steps)
             extra = {"tokenizer_sha256": tokenizer.sha256, **task.identity}
@@ -128,6 +134,8 @@ def run_training(
                 reporter.info(
                     tr("resumed at step {step} of {steps}", step=saved_checkpoint.step, steps=steps)
                 )
+            elif is_resume_requested:
+                reporter.info(tr("{out} has no checkpoint to resume from: starting at step 1", out=out))
             if is_rank0:
                 run.save_config_files(out)
             ranks.on_rank0(lambda: check_disk_space(out, training, config, recipe.train, steps))
@@ -174,7 +182,7 @@ def run_training(
                 reporter.info(
                     saved_at
                     if evaluator
-                    else tr("{saved}; go on with: {command}", saved=saved_at, command=command)
+                    else tr("{saved}; continue with: {command}", saved=saved_at, command=command)
                 )
             run.model.eval()
             if page:
@@ -240,7 +248,7 @@ def _warn_schedule(train_config: TrainConfig, steps: int, report: Reporter) -> N
     """Warn of a learning rate schedule with which the model hardly learns."""
     if warning := warn_long_warmup(train_config.schedule, steps):
         report.info(
-            translate_message(f"{warning}: train.lr is reached late or never; train.schedule.warmup sets it")
+            translate_message(f"{warning}: train.lr is reached late or never; set train.schedule.warmup")
         )
     if warning := warn_factor(train_config.schedule, train_config.lr):
         report.info(translate_message(warning))
@@ -263,7 +271,7 @@ def _finish(
     recipe = run.recipe
     assert recipe is not None
     try:
-        measure = partial(measure_metric, training, task, recipe.train.metric, ranks)
+        measure = partial(measure_metric, training, task, recipe.train.best_metric, ranks)
         origin = load_final_weights(training, recipe.train, recipe.out / "checkpoints", measure, ranks)
         merge_lora(run.model)
         with interrupt_on_signal():
@@ -278,7 +286,7 @@ def _finish(
             facts = ranks.on_rank0(lambda: add_baselines(facts, task, run))
     except KeyboardInterrupt:
         ranks.interrupt()
-        report.info(tr("training is done, its final evaluation is not"))
+        report.info(tr("training is finished, the final evaluation is not"))
         return "interrupted"
     if not ranks.rank:
         replace_file(recipe.out / "README.md", format_model_card(task.title, task.usage, facts).encode())
@@ -287,10 +295,10 @@ def _finish(
     # replace ".", the run directory, by its path
     command = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.usage)
     report.info(
-        tr("finished at step {step}; use it: {command}", step=outcome.step, command=command)
+        tr("finished at step {step}; next: {command}", step=outcome.step, command=command)
         if outcome.status == "done"
         else tr(
-            "finished ({how}) at step {step}; use it: {command}",
+            "finished ({how}) at step {step}; next: {command}",
             how=tr(outcome.status),
             step=outcome.step,
             command=command,
@@ -306,7 +314,7 @@ def _collect_facts(run: Run, task: Task, origin: str, map_fn: MapFn) -> dict[str
         metrics = task.evaluate(run.model, map_fn)
     if not math.isfinite(metrics["loss"]):
         raise UserError(
-            f"the weights ({origin}) give no finite loss on the validation text; try a lower train.lr"
+            f"the weights ({origin}) have no finite loss on the validation text; try a lower train.lr"
         )
     facts = {"weights": origin, "valid loss": f"{metrics['loss']:.4f}"}
     if "ppl" in metrics:
@@ -318,8 +326,8 @@ def format_model_card(title: str, usage: str, facts: dict[str, str]) -> str:
     """The README.md of a run directory: title, table of metrics and a usage example."""
     rows = "\n".join(f"| {escape_cell(name)} | {escape_cell(value)} |" for name, value in facts.items())
     return (
-        f"# {title}\n\nTrained with Polyhead; `recipe.yaml` makes it again.\n\n"
-        f"| measure | value |\n| --- | --- |\n{rows}\n\n```sh\n{usage}\n```\n"
+        f"# {title}\n\nTrained with Polyhead; `recipe.yaml` reproduces it.\n\n| measure | value |\n| --- | "
+        f"--- |\n{rows}\n\n```sh\n{usage}\n```\n"
     )
 
 

@@ -124,4 +124,7 @@ def warn_factor(choice: Choice, lr: float) -> str:
     """Warning if ``train.lr`` looks like a peak rate but the schedule takes a factor (noam), else ''."""
     if choice.name != "noam" or lr >= 0.1:
         return ""
-    return f"train.lr is {lr:g}, and schedule noam takes it times 1/√d_model: hardly anything is learned below 0.1; the paper has 1"
+    return (
+        f"train.lr is {lr:g}, and schedule noam multiplies it by 1/√d_model: values below 0.1 are too "
+        "small; the paper has 1"
+    )

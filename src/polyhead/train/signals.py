@@ -27,7 +27,7 @@ def stop_on_signal(info: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         if received:
             raise KeyboardInterrupt
         received.append(signum)
-        info(tr("stopping after this step; once more stops at once, without saving"))
+        info(tr("stopping after this step; interrupt again to stop immediately, without saving"))
 
     with handle_signals(catch_signal):
         yield lambda: bool(received)

@@ -88,7 +88,7 @@ def periodic_checkpoints(steps: list[int], config: TrainConfig) -> list[int]:
     double weight. Step 0 is left out, as it is untrained.
     """
     periodic = [step for step in steps if step and step % config.save_every == 0]
-    return periodic[-config.average :] if config.average else []
+    return periodic[-config.average_checkpoints :] if config.average_checkpoints else []
 
 
 def prune_checkpoints(training: TrainState, config: TrainConfig, checkpoints: Path) -> None:
@@ -98,7 +98,7 @@ def prune_checkpoints(training: TrainState, config: TrainConfig, checkpoints: Pa
     """
     steps = checkpoint.list_steps(checkpoints)
     oldest = min(periodic_checkpoints(steps, config), default=0)
-    n_to_average = sum(step >= oldest for step in steps) if config.average else 0
+    n_to_average = sum(step >= oldest for step in steps) if config.average_checkpoints else 0
     checkpoint.prune_steps(
         checkpoints, max(config.keep, n_to_average), {training.progress.best_step, training.saved_best_step}
     )
@@ -133,7 +133,7 @@ def list_candidates(training: TrainState, config: TrainConfig, checkpoints: Path
     candidates = [Candidate(f"checkpoint {step}", [step]) for step in steps]
     if training.ema:
         candidates.append(Candidate(f"EMA at step {best}", [best], "ema"))
-    if config.average:
+    if config.average_checkpoints:
         saved_steps = [step for step in checkpoint.list_steps(checkpoints) if step <= progress.step]
         averaged_steps = periodic_checkpoints(saved_steps, config)
         if len(averaged_steps) > 1:
@@ -152,8 +152,8 @@ def load_final_weights(
 ) -> str:
     """Load the final weights into the model on every rank; returns the candidate's name, and all metrics.
 
-    ``measure`` returns ``train.metric`` of the model's current weights on the validation text. An average is
-    chosen only if it is better than the single checkpoints.
+    ``measure`` returns ``train.best_metric`` of the model's current weights on the validation text. An
+    average is chosen only if it is better than the single checkpoints.
     """
     with interrupt_on_signal():
         records = ranks.on_rank0(
@@ -175,14 +175,14 @@ def load_final_weights(
         load_candidate(candidate)
         with interrupt_on_signal():
             values.append(measure())
-    best = max(range(len(candidates)), key=lambda i: (_sort_key(values[i], config.metric), -i))
+    best = max(range(len(candidates)), key=lambda i: (_sort_key(values[i], config.best_metric), -i))
     load_candidate(candidates[best])
     comparison = "; ".join(
         f"{candidate.name}: {value:.4f}"
         for candidate, value in zip(candidates, values, strict=True)
         if candidate is not candidates[best]
     )
-    return f"{candidates[best].name} ({config.metric} {values[best]:.4f}; {comparison})"
+    return f"{candidates[best].name} ({config.best_metric} {values[best]:.4f}; {comparison})"
 
 
 def _sort_key(value: float, metric: str) -> float:

@@ -18,8 +18,8 @@ from polyhead.nn.lora import LoraLinear
 
 def prepare_trainable(model: nn.Module, config: TrainConfig) -> None:
     """Set the trainable parameters from the config: add LoRA adapters, freeze modules."""
-    if config.adapt:
-        add_lora(model, config.adapt, config.seed)
+    if config.lora:
+        add_lora(model, config.lora, config.seed)
     freeze(model, config.freeze)
 
 
@@ -40,38 +40,44 @@ def add_lora(model: nn.Module, lora: LoraConfig, seed: int) -> None:
     # layers with shared weights go by the name of the first, as for train.freeze
     unique_names = {name for name, _ in model.named_modules()}
     linear_names = [name for name in linears if name.rpartition(".")[0] in unique_names]
-    for part in lora.parts:
+    for part in lora.target_modules:
         if not any(_is_within(part, name) for name in linear_names):
             words = sorted({word for name in linears for word in name.split(".") if not word.isdecimal()})
-            hint = did_you_mean(part, words) or f"; there are: {', '.join(words) or 'none'}"
-            raise UserError(f"train.adapt.parts: no linear map of the model is called {part!r}{hint}")
-    chosen_ids = {id(linears[name]) for name in linears if any(_is_within(p, name) for p in lora.parts)}
+            hint = did_you_mean(part, words) or f"; known: {', '.join(words) or 'none'}"
+            raise UserError(
+                f"train.lora.target_modules: no linear layer of the model is named {part!r}{hint}"
+            )
+    chosen_ids = {
+        id(linears[name]) for name in linears if any(_is_within(p, name) for p in lora.target_modules)
+    }
     linears = {name: part for name, part in linears.items() if id(part) in chosen_ids}
     for name, linear in linears.items():
-        if lora.rank > (max_rank := min(linear.weight.shape)):
+        if lora.r > (max_rank := min(linear.weight.shape)):
             raise UserError(
-                f"train.adapt.rank: {lora.rank} is more than {name} has, a matrix of {linear.out_features} x "
+                f"train.lora.r: {lora.r} is more than {name} has, a matrix of {linear.out_features} x "
                 f"{linear.in_features}; at most {max_rank}"
             )
     model.requires_grad_(False)
     for name in trained_modules:
-        for parameter in select_parameters(model, name, "train.adapt.learn").values():
+        for parameter in select_parameters(model, name, "train.lora.modules_to_save").values():
             parameter.requires_grad_(True)
     rng = torch.Generator().manual_seed(seed)
     adapters: dict[int, LoraLinear] = {}
     for name, linear in linears.items():
         if id(linear) not in adapters:
             adapters[id(linear)] = LoraLinear(
-                linear, lora.rank, alpha=lora.alpha, dropout=lora.dropout, generator=rng
+                linear, lora.r, alpha=lora.alpha, dropout=lora.dropout, generator=rng
             )
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, adapters[id(linear)])
 
 
 def modules_to_save(model: nn.Module, lora: LoraConfig) -> tuple[str, ...]:
-    """Modules trained in full: ``lora.learn``, by default all modules of a classifier except its encoder."""
-    if lora.learn is not None:
-        return lora.learn
+    """Modules trained in full: ``lora.modules_to_save``, by default all modules of a classifier except its
+    encoder.
+    """
+    if lora.modules_to_save is not None:
+        return lora.modules_to_save
     if not isinstance(model, Classifier):
         return ()
     return tuple(
@@ -85,8 +91,8 @@ def check_new_weights(model: nn.Module, lora: LoraConfig, new_names: Iterable[st
     if untrained := [name for name in new_names if not _is_under(name, trained_modules)]:
         parts = group_by_module(untrained, [name for name, _ in model.named_parameters()])
         raise UserError(
-            f"train.adapt: {', '.join(parts)} is new and would never learn; name it: "
-            f"train.adapt.learn=[{', '.join([*trained_modules, *parts])}]"
+            f"train.lora: {', '.join(parts)} is new and would not be trained; add it: "
+            f"train.lora.modules_to_save=[{', '.join([*trained_modules, *parts])}]"
         )
 
 
@@ -113,7 +119,7 @@ def parameter_summary(model: nn.Module) -> str:
         for trainable_only in (False, True)
     )
     if trainable < total:
-        return tr("{count:,} parameters, {learn:,} of them learn", count=total, learn=trainable)
+        return tr("{count:,} parameters, {learn:,} trainable", count=total, learn=trainable)
     return tr("{count:,} parameters", count=total)
 
 
@@ -123,7 +129,7 @@ def freeze(model: nn.Module, parts: Iterable[str]) -> None:
         for parameter in select_parameters(model, part, "train.freeze").values():
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError("train.freeze: nothing is left to learn")
+        raise UserError("train.freeze: no trainable parameters are left")
 
 
 def scale_rates(model: nn.Module, optimizers: Iterable[Optimizer], factors: Mapping[str, float]) -> None:
@@ -132,13 +138,14 @@ def scale_rates(model: nn.Module, optimizers: Iterable[Optimizer], factors: Mapp
     for part in sorted(factors, key=len):
         if not factors[part] > 0:
             raise UserError(
-                f"train.lr_factors: {part} is {factors[part]}, wanted above 0; train.freeze keeps a part as it is"
+                f"train.lr_factors: {part} is {factors[part]}, expected above 0; to freeze a part use "
+                "train.freeze"
             )
         parameters = select_parameters(model, part, "train.lr_factors").values()
         if not any(parameter.requires_grad for parameter in parameters):
             raise UserError(
-                f"train.lr_factors: nothing of {part} learns, as train.freeze or train.adapt has it, so a factor "
-                "changes nothing: leave one of them out"
+                f"train.lr_factors: {part} has no trainable parameters, because of train.freeze or "
+                "train.lora: remove one of them"
             )
         factor_of |= {id(parameter): factors[part] for parameter in parameters}
     for optimizer in optimizers if factor_of else ():
@@ -161,7 +168,7 @@ def select_parameters(model: nn.Module, part: str, key: str) -> dict[str, nn.Par
             name.rsplit(".", n)[0] for name in all_params for n in range(name.count(".") + 1)
         } | all_params.keys()
         raise UserError(
-            f"{key}: no part of the model is called {part!r}{did_you_mean(part, sorted(prefixes))}"
+            f"{key}: no part of the model is named {part!r}{did_you_mean(part, sorted(prefixes))}"
         )
     return selected_params
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
+
+from rich.cells import cell_len
 
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.introspect.attention_map import (
     AttentionMap,
     display_token,
-    display_width,
-    heat_map_svg,
     layer_numbers,
     nested_weights,
+    select_weights,
 )
 from polyhead.viz.html_page import PageSection, json_script, render_html, save_page
+from polyhead.viz.plot import clip_label, svg, tag, text
 
 CROSS_ATTENTION_HELP = (
-    "Each row is a word being written; the darker a cell, the more that word looks at the word of the source above it. "
-    "Every row sums to one. Choose an example, a layer and a head; point at a cell, or move with the arrow keys."
+    "Each row is a target token; the darker a cell, the higher its attention weight for the source token "
+    "above it. Every row sums to one. Choose an example, a layer and a head; point at a cell, or move with "
+    "the arrow keys."
 )
 ATTENTION_HELP = (
-    "Each row is a token that looks; the stronger the colour of a cell, the more it looks at the token above it. Every row sums to one. "
-    "Choose a kind of attention, a layer and a head; point at a cell, or move with the arrow keys."
+    "Each row is a query token; the stronger the colour of a cell, the higher its attention weight for the "
+    "token above it. Every row sums to one. Choose a kind of attention, a layer and a head; point at a "
+    "cell, or move with the arrow keys."
 )
 _END_TOKENS = ("</s>", "■")  # end-of-sentence tokens
 
@@ -40,10 +45,14 @@ def attention_section(maps: AttentionMap | Sequence[AttentionMap]) -> PageSectio
     """The interactive maps as a section. Without JavaScript the first map is shown as a static picture."""
     map_list = [maps] if isinstance(maps, AttentionMap) else list(maps)
     if not map_list:
-        raise UserError("no attention map to show: give at least one")
+        raise UserError("no attention map: expected at least one")
     kinds = list(dict.fromkeys(attention.kind for attention in map_list))
     heading = tr(kinds[0]).capitalize() if len(kinds) == 1 else tr("Attention")
-    body = f'<div class="attention">{json_script([map_to_json(attention) for attention in map_list])}{heat_map_svg(map_list[0])}</div>'
+    body = (
+        "<div "
+        f'class="attention">{json_script([map_to_json(attention) for attention in map_list])}'
+        f"{heat_map_svg(map_list[0])}</div>"
+    )
     return PageSection(
         heading, tr(CROSS_ATTENTION_HELP if kinds == ["cross-attention"] else ATTENTION_HELP), body
     )
@@ -68,6 +77,46 @@ def join_tokens(tokens: Sequence[str]) -> str:
     """Join tokens to a text: with their own spaces if they have any, without spaces for Chinese."""
     words = [token for token in tokens if token not in _END_TOKENS]
     has_spaces = any(token.startswith(" ") for token in words) or any(
-        display_width(token) > len(token) for token in words
+        cell_len(token) > len(token) for token in words
     )
     return ("" if has_spaces else " ").join(words).strip()
+
+
+def heat_map_svg(
+    attention: AttentionMap, layer: int | None = -1, head: int | None = None, cell: int = 26
+) -> str:
+    """One map as an SVG element: the larger a weight, the darker its cell."""
+    matrix = select_weights(attention, layer, head)
+    source, target = ([clip_label(display_token(t)) for t in tokens] for tokens in attention[:2])
+    left, top = 12 + 7.4 * max(map(cell_len, target)), 24 + 6.6 * max(map(cell_len, source))
+    right = 14 + 5.4 * cell_len(source[-1])
+    width, height = round(left + cell * len(source) + right), round(top + cell * len(target) + 4)
+    parts = []
+    for s, token in enumerate(source):
+        turned = f"translate({left + cell * (s + 0.5):.1f} {top - 8:.1f}) rotate(-50)"
+        parts.append(tag("text", "token", escape(token), transform=turned))
+    for t, (token, row) in enumerate(zip(target, matrix, strict=True)):
+        y = top + cell * t
+        parts.append(text("token end", left - 8, y + cell / 2 + 5, token))
+        for s, weight in enumerate(row):
+            box: dict[str, Any] = {
+                "x": left + cell * s,
+                "y": y,
+                "width": cell - 2,
+                "height": cell - 2,
+                "rx": 3,
+            }
+            parts.append(tag("rect", "under", **box))
+            parts.append(tag("rect", "cell", fill_opacity=cell_opacity(weight), **box))
+    name = tr(
+        "{kind}: {rows} target by {columns} source tokens",
+        kind=tr(attention.kind),
+        rows=len(target),
+        columns=len(source),
+    )
+    return svg("heat", width, height, name, parts, width=f"{width}", height=f"{height}")
+
+
+def cell_opacity(weight: float) -> str:
+    """The opacity of a weight: the power 0.7 keeps small weights visible, as in the script of the page."""
+    return f"{max(weight, 0.0) ** 0.7:.3f}"

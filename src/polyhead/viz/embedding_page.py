@@ -1,4 +1,4 @@
-"""The page of ``polyhead draw``: plots of the positions and of the token embeddings."""
+"""The page of ``polyhead visualize``: plots of the positions and of the token embeddings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from polyhead.models import Model
 from polyhead.nn.embedding import Embedding
 from polyhead.viz.html_page import PageSection, json_script, read_asset, render_html
 from polyhead.viz.matrix_plot import Matrix, matrix_figure, to_rows
+from polyhead.viz.plot import Curve, format_number, line_figure
 from polyhead.viz.position_plots import position_matrices
 from polyhead.viz.scatter import scatter_svg
-from polyhead.viz.svg_charts import Curve, format_number
-from polyhead.viz.training_report import plot_figure
+from polyhead.viz.training_report import LARGE_SIZES
 
 PALETTE = (0, 1, 4)  # colour classes of the page: teal, orange, violet
 _N_NEIGHBOURS = 6  # nearest neighbours that are listed
@@ -81,7 +81,7 @@ def position_section(heading: str, caption: str, matrices: Sequence[Matrix]) -> 
     the heads.
     """
     if not matrices:
-        message = tr("Nothing to draw: no number of this model depends on the positions.")
+        message = tr("Nothing to plot: no part of this model depends on positions.")
         return PageSection(heading, caption, f"<p>{escape(message)}</p>")
     first, *rest = matrices
     if first.row != "head":
@@ -89,7 +89,9 @@ def position_section(heading: str, caption: str, matrices: Sequence[Matrix]) -> 
         return PageSection(
             heading,
             caption,
-            f'<div class="{"pair" if len(rest) == 1 else "small"}">{large}{"".join(map(matrix_figure, rest))}</div>',
+            "<div "
+            f'class="{"pair" if len(rest) == 1 else "small"}">{large}{"".join(map(matrix_figure, rest))}</d'
+            "iv>",
         )
     rows = to_rows(first)
     body = matrix_figure(first, 900, max(40, min(26 * len(rows), 400)))
@@ -98,9 +100,7 @@ def position_section(heading: str, caption: str, matrices: Sequence[Matrix]) -> 
             Curve(tr("head {n}", n=h + 1), list(enumerate(row, first.first_column)))
             for h, row in enumerate(rows)
         ]
-        body += plot_figure(
-            tr("Added to the score, by distance"), curves, (860, 320), (380, 260), x_label=tr("distance")
-        )
+        body += line_figure(tr("Added to the score, by distance"), curves, tr("distance"), *LARGE_SIZES)
     return PageSection(
         heading, caption, f'{body}<div class="small">{"".join(map(matrix_figure, rest))}</div>'
     )
@@ -113,12 +113,12 @@ def token_section(tokens: TokenPoints, perplexity: float) -> PageSection:
     embedding = tsne(torch.nn.functional.normalize(x, dim=1), perplexity)
     shares = tr(" and ").join(f"{100 * float(s):.1f} %" for s in share)
     of_components = tr(
-        "The two axes hold {shares} of the variance: the rest of the distances cannot be seen here.",
+        "The two axes have {shares} of the variance; the remaining distances are not visible.",
         shares=shares,
     )
     of_tsne = tr(
-        "Neighbourhoods of about {n} tokens, by the cosine; near tokens are alike; the distance between groups means little. "
-        "Divergence {end} (0 would be no loss), after {start} at the start.",
+        "Neighbourhoods of about {n} tokens by cosine; near tokens are similar; distances between groups "
+        "mean little. KL divergence {end} (0 is lossless), {start} at the start.",
         n=f"{embedding.perplexity:.0f}",
         end=format_number(embedding.kl[-1]),
         start=format_number(embedding.kl[0]),
@@ -134,17 +134,19 @@ def token_section(tokens: TokenPoints, perplexity: float) -> PageSection:
         else ""
     )
     body = (
-        f'<div class="clouds"><div class="finder"><label>{escape(tr("Find a token"))} <input type="search" list="tokens" autocomplete="off"></label>'
-        f'<span class="groups">{groups}</span></div><p class="readout" aria-live="polite">{escape(tr("Point at a dot."))}</p>'
+        f'<div class="clouds"><div class="finder"><label>{escape(tr("Find a token"))} <input type="search" '
+        'list="tokens" autocomplete="off"></label>'
+        f'<span class="groups">{groups}</span></div><p class="readout" '
+        f'aria-live="polite">{escape(tr("Point at a dot."))}</p>'
         + cloud_figure(tr("Principal components"), of_components, points, names, tokens)
         + cloud_figure("t-SNE", of_tsne, embedding.points, names, tokens)
         + f"{json_script(data)}</div>"
     )
     lead = tr(
-        "The most frequent tokens: {n} of them, from {features} features to two."
+        "The {n} most frequent tokens, from {features} features to two."
         if tokens.counts
-        else "The first tokens of the vocabulary (the training text could not be read, so none were counted): "
-        "{n} of them, from {features} features to two.",
+        else "The first {n} tokens of the vocabulary (the training text could not be read, so "
+        "frequencies are unknown), from {features} features to two.",
         n=f"{len(names):,}",
         features=f"{x.size(1):,}",
     )
@@ -158,7 +160,10 @@ def cloud_figure(title: str, caption: str, points: Tensor, names: Sequence[str],
         f'<div class="{name}">{scatter_svg(coordinates, names, colours, title, size)}</div>'
         for name, size in _PLOT_SIZES.items()
     )
-    return f'<figure class="card"><figcaption><b>{escape(title)}</b> <span class="said">{escape(caption)}</span></figcaption>{charts}</figure>'
+    return (
+        f'<figure class="card"><figcaption><b>{escape(title)}</b> <span '
+        f'class="said">{escape(caption)}</span></figcaption>{charts}</figure>'
+    )
 
 
 def same_matrices(a: Sequence[Matrix], b: Sequence[Matrix]) -> bool:

@@ -89,7 +89,10 @@ def section_html(section: PageSection) -> str:
 
 def scroll_region(html: str, name: str, kind: str = "") -> str:
     """HTML that scrolls horizontally if it does not fit, also by keyboard; ``name`` is for screen readers."""
-    return f'<div class="{f"scroll {kind}".strip()}" role="region" tabindex="0" aria-label="{escape(name)}">{html}</div>'
+    return (
+        f'<div class="{f"scroll {kind}".strip()}" role="region" tabindex="0" '
+        f'aria-label="{escape(name)}">{html}</div>'
+    )
 
 
 def json_script(value: Any, attributes: str = "") -> str:

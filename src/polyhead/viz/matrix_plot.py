@@ -18,7 +18,17 @@ from typing import Any, NamedTuple
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.viz.html_page import json_script
-from polyhead.viz.svg_charts import format_number, linear_ticks
+from polyhead.viz.plot import (
+    ChartAxis,
+    Scale,
+    format_number,
+    linear_ticks,
+    svg,
+    tag,
+    text,
+    x_tick_labels,
+    y_tick_labels,
+)
 
 _SHADE_STEPS = 127  # number of shades on each side of zero
 _NARROW_SIZE = (340, 248)  # pixels of a wide image on a narrow screen
@@ -49,11 +59,13 @@ def matrix_figure(matrix: Matrix, width: int = 300, height: int = 248) -> str:
     has_negative = any(v < 0 for row in shades for v in row)
     low_label, kind = (f"−{format_number(max_abs)}", "both") if has_negative else ("0", "plus")
     ramp = (
-        f'<p class="ramp2"><span>{low_label}</span><i class="{kind}"></i><span>{format_number(max_abs)}</span>'
+        f'<p class="ramp2"><span>{low_label}</span><i '
+        f'class="{kind}"></i><span>{format_number(max_abs)}</span>'
         '<output aria-live="polite"></output></p>'
     )
     data = {"rows": len(rows), "columns": len(rows[0]), "most": max_abs, "values": encoded,
-                 "row": tr(matrix.row), "column": tr(matrix.column), "first": [matrix.first_row, matrix.first_column]}  # fmt: skip
+                 "row": tr(matrix.row), "column": tr(matrix.column), "first": [matrix.first_row,
+                     matrix.first_column]}  # fmt: skip
     caption = f'<p class="about">{escape(matrix.caption)}</p>' if matrix.caption else ""
     sizes = [(width, height)]
     if width > _NARROW_SIZE[0]:
@@ -70,9 +82,9 @@ def to_rows(matrix: Matrix) -> list[list[float]]:
     values = matrix.values
     rows = values.tolist() if hasattr(values, "tolist") else [list(row) for row in values]
     if not rows or not rows[0] or any(len(row) != len(rows[0]) for row in rows):
-        raise UserError(f"{matrix.title}: a matrix needs rows of one length, and at least one number")
+        raise UserError(f"{matrix.title}: a matrix requires rows of equal length and at least one number")
     if not all(math.isfinite(v) for row in rows for v in row):
-        raise UserError(f"{matrix.title}: a value is no number; did the training diverge?")
+        raise UserError(f"{matrix.title}: a value is not finite; did the training diverge?")
     return rows
 
 
@@ -80,38 +92,34 @@ def matrix_svg(matrix: Matrix, shades: Sequence[Sequence[int]], width: int, heig
     """An SVG element: two masked rectangles, and ticks at round numbers."""
     n, m = len(shades), len(shades[0])
     left, top, bottom = 44, 6, 36
-    across = width - left - 8
-    total = top + height + bottom
+    across, total = width - left - 8, top + height + bottom
     name = hashlib.sha256(repr((matrix.title, shades, width)).encode()).hexdigest()[:12]
-    label = tr("{title}: {rows} by {columns}; arrow keys read it", title=matrix.title, rows=n, columns=m)
-    frame = f'x="{left}" y="{top}" width="{across}" height="{height}"'
-    parts = [
-        f'<svg class="matrix" viewBox="0 0 {width} {total}" role="img" tabindex="0" data-frame="{left} {top} {across} {height}" '
-        f'aria-label="{escape(label)}"><rect class="zero" {frame}/>'
-    ]
+    frame: dict[str, Any] = {"x": left, "y": top, "width": across, "height": height}
+    parts = [tag("rect", "zero", **frame)]
     for sign, kind in ((1, "plus"), (-1, "minus")):
         alpha = [bytes(255 * max(0, sign * v) // _SHADE_STEPS for v in row) for row in shades]
         if not any(map(any, alpha)):
             continue
-        image = f'<image {frame} preserveAspectRatio="none" href="data:image/png;base64,{base64.b64encode(encode_png(alpha)).decode()}"/>'
-        parts.append(
-            f'<mask id="{kind}{name}">{image}</mask><rect class="{kind}" {frame} mask="url(#{kind}{name})"/>'
-        )
-    for value in round_ticks(matrix.first_column, matrix.first_column + m - 1, across):
-        x = left + across * (value - matrix.first_column + 0.5) / m
-        parts.append(
-            f'<text class="tick middle" x="{x:.1f}" y="{top + height + 16}">{format_number(value)}</text>'
-        )
-    for value in round_ticks(matrix.first_row, matrix.first_row + n - 1, height):
-        y = top + height * (value - matrix.first_row + 0.5) / n
-        parts.append(f'<text class="tick end" x="{left - 6}" y="{y + 4:.1f}">{format_number(value)}</text>')
-    parts.append(
-        f'<text class="label end" x="{left + across}" y="{total - 4}">{escape(tr(matrix.column))}</text>'
+        data = base64.b64encode(encode_png(alpha)).decode()
+        image = tag("image", "", preserveAspectRatio="none", href=f"data:image/png;base64,{data}", **frame)
+        parts.append(f'<mask id="{kind}{name}">{image}</mask>')
+        parts.append(tag("rect", kind, mask=f"url(#{kind}{name})", **frame))
+    columns = index_axis(matrix.first_column, m, left, left + across)
+    rows = index_axis(matrix.first_row, n, top, top + height)
+    parts += [*x_tick_labels(columns, top + height + 16), *y_tick_labels(rows, left - 6)]
+    parts.append(text("label end", left + across, total - 4, tr(matrix.column)))
+    turned = f"translate(11 {top}) rotate(-90)"
+    parts.append(tag("text", "label end", escape(tr(matrix.row)), transform=turned))
+    label = tr("{title}: {rows} by {columns}; arrow keys read it", title=matrix.title, rows=n, columns=m)
+    box = f"{left} {top} {across} {height}"
+    return svg("matrix", width, total, label, parts, tabindex="0", data_frame=box)
+
+
+def index_axis(first: int, n: int, start: int, end: int) -> ChartAxis:
+    """The axis of n cells, numbered from ``first``; a tick is in the middle of its cell."""
+    return ChartAxis(
+        Scale(first - 0.5, first + n - 0.5, start, end), round_ticks(first, first + n - 1, end - start)
     )
-    parts.append(
-        f'<text class="label end" transform="translate(11 {top}) rotate(-90)">{escape(tr(matrix.row))}</text>'
-    )
-    return "".join([*parts, "</svg>"])
 
 
 def round_ticks(low: int, high: int, pixels: int) -> list[int]:

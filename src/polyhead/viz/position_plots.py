@@ -36,7 +36,7 @@ def position_matrices(position: Position, shape: AttentionShape, n: int) -> list
 def embedding_matrices(vectors: Tensor) -> Iterator[Matrix]:
     """Plot the vector that is added to the embedding of each position: (n, C)."""
     yield Matrix(tr("What each position adds to the embedding"), vectors, column="feature")
-    yield Matrix(tr("Likeness of two positions (cosine)"), pairwise_cosine(vectors))
+    yield Matrix(tr("Similarity of two positions (cosine)"), pairwise_cosine(vectors))
 
 
 def rotary_matrices(rotations: Tensor) -> Iterator[Matrix]:
@@ -57,8 +57,9 @@ def rotary_matrices(rotations: Tensor) -> Iterator[Matrix]:
     yield Matrix(tr("Cosine of the angle"), cos[:, first], column="pair of features")
     yield Matrix(tr("Sine of the angle"), sin, column="pair of features")
     likeness = torch.einsum("iab,jab->ij", rotations, rotations) / D
-    yield Matrix(tr("A query times an equal key"), likeness, "position of the query", "position of the key",
-               caption=tr("The mean over all vectors of length one."))  # fmt: skip
+    yield Matrix(tr("Dot product of a query with an equal key"), likeness, "position of the query",
+        "position of the key",
+               caption=tr("Mean over all unit vectors."))  # fmt: skip
 
 
 def bias_matrices(scores: Tensor, causal: bool) -> Iterator[Matrix]:
@@ -66,14 +67,15 @@ def bias_matrices(scores: Tensor, causal: bool) -> Iterator[Matrix]:
     H, n, _ = scores.shape
     first = 0 if causal else 1 - n
     rows = torch.stack([torch.stack([head.diagonal(-d).mean() for d in range(first, n)]) for head in scores])
-    title = tr("What each head adds to the score, by the distance back to the key")
+    title = tr("What each head adds to the score, by distance to the key")
     yield Matrix(title, rows, "head", "distance", 1, first)
     if causal:
         scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), float("-inf"))
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     for h in range(min(H, _MAX_HEADS)):
-        yield Matrix(tr("Head {n} where all keys are equal", n=h + 1), weights[h], "position of the query", "position of the key",
-                   caption=tr("Shares of the row's greatest weight."))  # fmt: skip
+        yield Matrix(tr("Head {n} where all keys are equal", n=h + 1), weights[h], "position of the query",
+            "position of the key",
+                   caption=tr("Fractions of the largest weight of the row."))  # fmt: skip
 
 
 def distance_matrices(position: Position, shape: AttentionShape, n: int) -> Iterator[Matrix]:
@@ -84,10 +86,15 @@ def distance_matrices(position: Position, shape: AttentionShape, n: int) -> Iter
         for feature in range(shape.head_dim)
     ]
     keys, first = torch.stack(biases, 1).flip(0), middle - n + 1
-    title = tr("Vector for each distance back to the key, which the query is multiplied with")
+    title = tr("Vector for each distance to the key, multiplied with the query")
     yield Matrix(title, keys.T, "feature", "distance", 0, first)
     yield Matrix(
-        tr("Likeness of two distances (cosine)"), pairwise_cosine(keys), "distance", "distance", first, first
+        tr("Similarity of two distances (cosine)"),
+        pairwise_cosine(keys),
+        "distance",
+        "distance",
+        first,
+        first,
     )
 
 

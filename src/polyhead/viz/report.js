@@ -8,7 +8,7 @@ async function follow({ version, training }) {
   place.searchParams.set("version", "");
   document.querySelector(".lead").after(status);
   while (training !== "false") {
-    status.textContent = t("This page renews itself.");
+    status.textContent = t("This page updates itself.");
     await new Promise((done) => setTimeout(done, POLL));
     if (document.hidden) continue;
     try {
@@ -18,7 +18,7 @@ async function follow({ version, training }) {
         ({ version, training } = { version: state.version, training: String(state.training) });
       }
     } catch {
-      status.textContent = t("The service does not answer; this page tries again.");
+      status.textContent = t("The service does not answer; this page retries.");
       await new Promise((done) => setTimeout(done, POLL));
     }
   }

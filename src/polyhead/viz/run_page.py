@@ -10,10 +10,16 @@ from polyhead.core.i18n import tr, translate_fact
 from polyhead.viz.attention_page import attention_section
 from polyhead.viz.eta_model import StepTime, compare_times, format_seconds, predict_time
 from polyhead.viz.html_page import PageSection, read_asset, render_html
+from polyhead.viz.plot import Curve, downsample, format_number, line_figure
 from polyhead.viz.run_record import COUNTERS, RunRecord, read_nll
 from polyhead.viz.samples_section import breakdown_section, examples_section
-from polyhead.viz.svg_charts import Curve, downsample, format_number
-from polyhead.viz.training_report import SMALL_CHARTS, headline_section, metric_curves, plot_figure
+from polyhead.viz.training_report import (
+    LARGE_SIZES,
+    SMALL_CHARTS,
+    SMALL_SIZE,
+    headline_section,
+    metric_curves,
+)
 
 STATE_TITLES = {
     "training": "training",
@@ -21,20 +27,21 @@ STATE_TITLES = {
     "stopped early": "stopped early",
     "interrupted": "interrupted",
     "failed": "failed",
-    "unknown": "not known",
+    "unknown": "unknown",
 }
 LOSS_HELP = (
-    "The mean negative log-likelihood of a label, in nats, without label smoothing: training beside validation on one scale. "
-    "Training text is read with dropout and before the update that learns from it. Point at a curve to read its values."
+    "The mean negative log-likelihood of a label, in nats, without label smoothing: training and "
+    "validation on one scale. The training loss is measured with dropout and before the update. Point at a "
+    "curve to read its values."
 )
 # keys that are plotted elsewhere, or not useful as a curve
 _EXCLUDED_KEYS = ("loss", "nll", "ppl", "steps", "ms_per_step", "skipped", *COUNTERS)
 _METRIC_NAMES = {
     "lr": "Learning rate",
-    "grad_norm": "Norm of the gradient",
+    "grad_norm": "Gradient norm",
     "tokens_per_s": "Tokens / second",
     "texts_per_s": "Texts / second",
-    "word_ppl": "Perplexity of a word",
+    "word_ppl": "Perplexity per word",
     "bits_per_char": "Bits per character",
     "f1": "F1",
     "mcc": "Matthews correlation",
@@ -71,7 +78,10 @@ def render_document(
     """A page with the style and the script of reports."""
     visible = [section for section in sections if section.body]
     if live and visible:
-        marker = f'<i hidden data-version="{escape(live.version)}" data-training="{str(live.is_training).lower()}"></i>'
+        marker = (
+            f'<i hidden data-version="{escape(live.version)}" '
+            f'data-training="{str(live.is_training).lower()}"></i>'
+        )
         visible[0] = visible[0]._replace(body=marker + visible[0].body)
     style, script = read_asset("report.css"), read_asset("report.js")
     return render_html(title, lead, visible, style=style, script=script, allow_requests=live is not None)
@@ -83,9 +93,7 @@ def describe_progress(record: RunRecord) -> str:
     return {
         "training": tr("Training: step {step} of {steps}.", **values),
         "done": tr("Training is done: {steps} steps.", **values),
-        "stopped early": tr(
-            "Training stopped early at step {step} of {steps}: progress had ended.", **values
-        ),
+        "stopped early": tr("Training stopped early at step {step} of {steps}: no more progress.", **values),
         "interrupted": tr("Training was interrupted at step {step} of {steps}.", **values),
         "failed": tr("Training failed at step {step} of {steps}.", **values),
     }.get(record.state, tr("Step {step} of {steps}.", **values))
@@ -148,7 +156,7 @@ def loss_points(record: RunRecord, split: str) -> list[tuple[float, float]]:
 
 def large_chart(title: str, curves: Sequence[Curve]) -> str:
     """A chart for wide and for narrow screens."""
-    return plot_figure(title, curves, (860, 320), (380, 260), x_label=tr("step")) if curves else ""
+    return line_figure(title, curves, tr("step"), *LARGE_SIZES) if curves else ""
 
 
 def measure_names(metrics: Iterable[Mapping[str, Any]], split: str | None = None) -> dict[str, str]:
@@ -194,14 +202,14 @@ def measures_section(records: Sequence[RunRecord]) -> PageSection:
     body = ""
     for key, name in titles.items():
         if len(records) == 1:
-            curves = [Curve(tr(c.name), c.points) for c in metric_curves(metrics[records[0].name], key)]
+            curves = metric_curves(metrics[records[0].name], key)
         else:
             curves = [
                 Curve(name, c.points) for name, rows in metrics.items() for c in metric_curves(rows, key)[-1:]
             ]
         if curves:
-            body += plot_figure(name, curves, (310, 190), from_zero=all(y >= 0 for c in curves for _, y in c.points),
-                         x_label=tr("step"))  # fmt: skip
+            positive = all(y >= 0 for c in curves for _, y in c.points)
+            body += line_figure(name, curves, tr("step"), SMALL_SIZE, from_zero=positive)
     heading = tr("Measures, learning rate and speed")
     return PageSection(heading, "", f'<div class="small">{body}</div>' if body else "")
 
@@ -218,8 +226,8 @@ def plan_section(record: RunRecord) -> PageSection:
     evaluations = sum(float(row.get("seconds") or 0) for row in record.rows("valid"))
     facts = {
         tr("Steps"): tr("{done} of {planned}", done=f"{record.step:,}", planned=f"{record.steps:,}"),
-        tr("Time of learning so far"): format_seconds(timeline[-1][1]),
-        tr("Time of evaluations"): format_seconds(evaluations),
+        tr("Training time so far"): format_seconds(timeline[-1][1]),
+        tr("Evaluation time"): format_seconds(evaluations),
     }
     curves = [Curve(tr("actual"), downsample([(0.0, 0.0), *timeline]))]
     if predicted:
@@ -229,17 +237,15 @@ def plan_section(record: RunRecord) -> PageSection:
         curves.append(Curve(tr("predicted"), [(0.0, 0.0), (float(record.steps), predicted.seconds)]))
         if record.step < record.steps and record.state == "training":
             remaining = max(0.0, predicted.seconds - timeline[-1][1])
-            facts[tr("Time left by that prediction")] = format_seconds(remaining)
+            facts[tr("Predicted time left")] = format_seconds(remaining)
         elif comparison := compare_times(step_times, record.step, timeline[-1][1]):
             facts[tr("Difference")] = f"{comparison[1]:+.0%}"
-    lead = tr(
-        "The time of learning, evaluations left out, beside what the speed of the first steps predicted."
-    )
-    chart = plot_figure(
-        tr("Seconds of learning"), curves, (860, 260), (380, 230), from_zero=True, x_label=tr("step")
+    lead = tr("Training time without evaluations, compared with the prediction from the first steps.")
+    chart = line_figure(
+        tr("Training time in seconds"), curves, tr("step"), (860, 260), (380, 230), from_zero=True
     )
     return PageSection(
-        tr("Plan against actual"), lead, facts_table({k: v for k, v in facts.items() if v}) + chart
+        tr("Predicted and actual time"), lead, facts_table({k: v for k, v in facts.items() if v}) + chart
     )
 
 

@@ -64,11 +64,11 @@ def read_run(directory: str | Path) -> RunRecord:
     """Read a run directory; a UserError if it contains no metrics."""
     directory = Path(directory)
     if not (directory / METRICS).is_file():
-        expected = f"wanted a directory that polyhead train wrote, with {METRICS} in it"
-        problem = "is a file" if directory.is_file() else "holds no training"
+        expected = f"expected a directory written by polyhead train, with {METRICS}"
+        problem = "is a file" if directory.is_file() else "has no training"
         if not directory.exists():
             problem, expected = (
-                "is not there",
+                "does not exist",
                 f"{expected}{did_you_mean_path(directory, '*/', [Path('runs')])}",
             )
         raise UserError(f"{directory} {problem}; {expected}")
@@ -95,7 +95,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             return rows
     except ValueError:
         pass
-    raise UserError(f"{path} is damaged: not every line is an object with a step; move it away to go on")
+    raise UserError(f"{path} is damaged: not every line is an object with a step; move it away to continue")
 
 
 def read_facts(path: Path) -> dict[str, str]:

@@ -21,13 +21,13 @@ from polyhead.viz.run_page import (
 from polyhead.viz.run_record import RunRecord
 
 MAX_RUNS = 12  # maximum number of distinguishable curves
-_IGNORED_KEYS = ("out", "data.cache")  # keys that differ between any two runs
+_IGNORED_KEYS = ("out", "data.cache_dir")  # keys that differ between any two runs
 
 
 def render_runs_page(records: Sequence[RunRecord], live: LiveVersion | None = None) -> str:
     """The HTML document."""
     if len(records) > MAX_RUNS:
-        raise UserError(f"{len(records)} runs; one chart shows at most {MAX_RUNS}: name fewer")
+        raise UserError(f"{len(records)} runs; a chart shows at most {MAX_RUNS}: pass fewer")
     records = disambiguate_names(records)
     measures = {
         record.name: {tr("State"): tr(STATE_TITLES.get(record.state, record.state)), **final_measures(record)}
@@ -39,7 +39,7 @@ def render_runs_page(records: Sequence[RunRecord], live: LiveVersion | None = No
         loss_section(records),
         measures_section(records),
         table_section(tr("Results of the finished runs"), facts),
-        table_section(tr("What differs in the recipes"), recipe_differences(records)),
+        table_section(tr("Differences between the recipes"), recipe_differences(records)),
     ]
     title = tr("{count} runs", count=len(records))
     return render_document(title, ", ".join(record.name for record in records), sections, live)

@@ -10,8 +10,8 @@ from typing import Any
 
 from polyhead.core.i18n import tr
 from polyhead.viz.html_page import PageSection, scroll_region
+from polyhead.viz.plot import format_number
 from polyhead.viz.samples import Breakdown, Confusion, Samples
-from polyhead.viz.svg_charts import format_number
 
 _VISIBLE_EXAMPLES = 12  # examples shown at once; the rest is collapsed
 _WORD = re.compile(r"\s+|[A-Za-z0-9À-ɏͰ-ӿ]+(?:['’-][A-Za-z0-9À-ɏͰ-ӿ]+)*|.", re.DOTALL)
@@ -80,7 +80,8 @@ def mark_words(text: str, other: str, element: str) -> str:
     words, other_words = _WORD.findall(text), _WORD.findall(other)
     pieces = difflib.SequenceMatcher(None, words, other_words, autojunk=False).get_opcodes()
     return "".join(
-        escape("".join(words[a:b])) if kind == "equal" else f"<{element}>{escape(''.join(words[a:b]))}</{element}>"
+        escape("".join(words[a:b])) if kind == "equal" else f"<{element}>{escape(''.join(words[a:b]))}</"
+            f"{element}>"
         for kind, a, b, _, _ in pieces
         if a < b
     )  # fmt: skip
@@ -125,11 +126,12 @@ def confusion_html(confusion: Confusion) -> str:
     rows = ""
     for i, (label, counts) in enumerate(zip(confusion.labels, confusion.counts, strict=True)):
         cells = "".join(
-            f'<td class="{"same" if i == j else "other"}" style="--share:{count / (sum(counts) or 1):.3f}">{count:,}</td>'
+            f'<td class="{"same" if i == j else "other"}" '
+            f'style="--share:{count / (sum(counts) or 1):.3f}">{count:,}</td>'
             for j, count in enumerate(counts)
         )
         rows += f'<tr><th scope="row" dir="auto">{escape(label)}</th>{cells}</tr>'
-    caption = tr("Which class is taken for which: rows are labels, columns predictions")
+    caption = tr("Confusion matrix: rows are labels, columns predictions")
     head = f'<tr><th scope="col">{escape(tr("label"))}</th>{head}</tr>'
     table = f'<table class="confusion"><thead>{head}</thead><tbody>{rows}</tbody></table>'
     return scroll_region(f'<p class="caption">{escape(caption)}</p>{table}', caption)

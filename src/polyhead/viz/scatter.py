@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from itertools import product
 from typing import NamedTuple
 
+from rich.cells import cell_len
+
 from polyhead.core.i18n import tr
-from polyhead.introspect.attention_map import clip_label, display_width
+from polyhead.viz.plot import clip_label, svg, tag, text
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -36,18 +37,15 @@ def scatter_svg(
     Both axes have the same unit, so that distances can be compared; ``kinds`` are the colours c0, c1, ...
     """
     pixels = fit_points(points, size)
-    dots = "".join(
-        f'<circle class="point c{kind}" data-i="{i}" cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS}"/>'
+    parts = [
+        tag("circle", f"point c{kind}", data_i=str(i), cx=x, cy=y, r=RADIUS)
         for i, ((x, y), kind) in enumerate(zip(pixels, kinds, strict=True))
-    )
-    labels = "".join(
-        f'<text class="name c{kinds[label.i]}" x="{label.x:.1f}" y="{label.y:.1f}">{escape(label.text)}</text>'
+    ]
+    parts += [
+        text(f"name c{kinds[label.i]}", label.x, label.y, label.text)
         for label in place_labels(pixels, names, size)
-    )
-    return (
-        f'<svg class="cloud" viewBox="0 0 {size[0]} {size[1]}" role="img" '
-        f'aria-label="{escape(tr("{title}: {n} points", title=title, n=len(points)))}">{dots}{labels}</svg>'
-    )
+    ]
+    return svg("cloud", *size, tr("{title}: {n} points", title=title, n=len(points)), parts)
 
 
 def fit_points(points: Sequence[tuple[float, float]], size: tuple[int, int]) -> list[tuple[float, float]]:
@@ -70,8 +68,8 @@ def place_labels(
     occupied: list[Box] = []
     labels: list[PointLabel] = []
     for i, ((px, py), name) in enumerate(zip(pixels, names, strict=True)):
-        text = clip_label(name)
-        width = 6.6 * display_width(text) + 2
+        label = clip_label(name)
+        width = 6.6 * cell_len(label) + 2
         gap = RADIUS + 2
         for x, y in (
             (px + gap, py + 4),
@@ -85,7 +83,7 @@ def place_labels(
                 and not any(map(boxes_overlap, occupied, [box] * len(occupied)))
                 and not covers_point(box, pixels)
             ):
-                labels.append(PointLabel(i, x, y, text))
+                labels.append(PointLabel(i, x, y, label))
                 occupied.append(box)
                 break
         if len(labels) == max_labels:

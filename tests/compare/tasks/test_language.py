@@ -11,48 +11,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.compare.language_helpers import lm as lm
 
 from polyhead.cli import main
 from polyhead.compare import cost_metrics
 from polyhead.compare.budget import Budget
 from polyhead.compare.plan import ComparisonPlan, make_plan
 from polyhead.compare.results import build_result_rows
-from polyhead.compare.shared_setup import ensure_tokenizer
 from polyhead.compare.sweep import Axis
 from polyhead.compare.tasks.language import ComparedLanguageModel, count_generated
-from polyhead.config.recipe import Recipe, load_recipe
+from polyhead.config.recipe import Recipe
 from polyhead.data.readers.plain_text import open_text
 from polyhead.models import CausalLM, build
 from polyhead.run.load import load
+from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.loggers import Reporters
 from polyhead.train.tasks.language import LanguageModelingTask
 
-LM = """
-task: language-model
-data: {train: train.en, valid: valid.en, test: test.en, max_len: 8}
-tokenizer: {kind: char}
-model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: 12, position: learned}
-train: {steps: 24, max_tokens: 24, lr: 1e-2, precision: fp32, schedule: {name: inverse_sqrt, warmup: 1}, threads: 1}
-"""
 COMMAND = ["compare", "lm.yaml", "--budget", "3steps", "--vary", "norm=layernorm,rmsnorm"]
 OUT = Path("runs/compare-lm")
-
-
-@pytest.fixture
-def lm(place: Path) -> Path:
-    """As ``place``, with the recipe of a language model of the English side."""
-    (place / "lm.yaml").write_text(LM)
-    return place
 
 
 class Ready:
     """A recipe, its task and an untrained model."""
 
     def __init__(self, *changes: str) -> None:
-        self.recipe: Recipe = load_recipe("lm.yaml", [*changes, "data.cache=cache"])
+        self.recipe: Recipe = load_recipe("lm.yaml", [*changes, "data.cache_dir=cache"])
         texts = LanguageModelingTask.iter_texts(self.recipe)
         self.tokenizer: Tokenizer = train_tokenizer(texts, self.recipe.tokenizer.kind, 280)
         self.task = LanguageModelingTask.open(self.recipe, self.tokenizer, Reporters())
@@ -78,9 +65,9 @@ def test_quality_is_that_of_the_whole_text_by_tokens_words_and_characters() -> N
     words = len(re.findall(r"[^ \n]+|\n", text))
     assert found["word_ppl"] == pytest.approx(math.exp(test.nll / words), rel=1e-5)
     assert found["bits_per_char"] == pytest.approx(test.nll / math.log(2) / len(text), rel=1e-5)
-    sums = {name: rows.sum(0)[None] for name, rows in ready.part.unit_statistics(kept, ready.recipe).items()}
+    units = ready.part.unit_statistics(kept, ready.recipe)
     for of in ready.part.measures:
-        assert float(of.score(sums[of.name])[0]) == pytest.approx(found[of.name], rel=1e-9)
+        assert of.test.score([units[of.name]]) == pytest.approx(found[of.name], rel=1e-9)
 
 
 @pytest.mark.usefixtures("lm")
@@ -117,7 +104,7 @@ def test_flops_of_a_token_are_those_of_the_closed_form() -> None:
         # (D, D) sums and D keys of each head, whatever the length
         (("model.attention=linear",), (0, 2 * (8 * 8 + 8) * 4)),
         # keys and values in one layer, in the other h
-        (("model.n_layers=2", "model.pattern=[{block: gru}, {}]"), (2 * (8 + 8) * 4, 16 * 4)),
+        (("model.n_layers=2", "model.layer_pattern=[{block: gru}, {}]"), (2 * (8 + 8) * 4, 16 * 4)),
     ],
 )
 def test_the_cache_needs_no_memory(changes: tuple[str, ...], bytes_: tuple[float, float]) -> None:
@@ -200,20 +187,11 @@ def test_a_comparison_of_language_models(in_process: list[str], capsys: pytest.C
 @pytest.mark.usefixtures("lm", "in_process")
 def test_other_tokens_are_not_paired_and_sorted_by_words() -> None:
     # a byte is a character here, so that both tokenizers cut the text into the same number of rows
-    assert main([*COMMAND[:4], "--vary", "tokenizer.kind=char,byte", "data.valid_share=0.0"]) == 0
+    assert main([*COMMAND[:4], "--vary", "tokenizer.kind=char,byte", "data.valid_fraction=0.0"]) == 0
     found = json.loads((OUT / "compare.json").read_text())["rows"]
     assert [row["word_ppl"] for row in found] == sorted(row["word_ppl"] for row in found)
     assert [row["loss_p"] for row in found] == [None, None]
     assert [row["word_ppl_p"] for row in found] == [None, None]
-
-
-@pytest.mark.usefixtures("lm")
-def test_every_share_of_the_text_has_a_tokenizer_of_its_own() -> None:
-    made = {
-        ensure_tokenizer(load_recipe("lm.yaml", changes), OUT)
-        for changes in ([], ["data.valid=null", "data.valid_share=0.2"], ["data.documents=line"], [])
-    }
-    assert len(made) == 3
 
 
 def planned(axis: Axis) -> ComparisonPlan:
@@ -242,7 +220,8 @@ def measured(plan: ComparisonPlan, losses: list[list[float]], words: int = 100) 
         (plan.trial_dir(row, 1) / "outputs.json").write_text(json.dumps(kept))
         results[row.name, 1] = {
             "status": "done", "split": "valid", "signatures": {}, "loss": total / sum(tokens),
-            "word_ppl": math.exp(total / words), "bits_per_char": total / 480 / math.log(2), "recipe": "", "steps": 1,
+            "word_ppl": math.exp(total / words), "bits_per_char": total / 480 / math.log(2), "recipe": "",
+                "steps": 1,
         }  # fmt: skip
     return build_result_rows(plan, results)
 

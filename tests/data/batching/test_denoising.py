@@ -31,7 +31,9 @@ def near(count: float, n: int, p: float) -> bool:
 
 
 def infilled(ids: list[int], spans: Spans) -> list[int]:
-    """Token by token: at a place, first the masks of empty spans there, then a span's one mask in place of its tokens."""
+    """Token by token: at a place, first the masks of empty spans there, then a span's one mask in place of
+    its tokens.
+    """
     out, i = [], 0
     todo = list(zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True))
     while i <= len(ids):
@@ -151,7 +153,9 @@ def test_every_way_of_cutting_is_equally_likely() -> None:
 
 
 def test_the_example_of_the_paper() -> None:
-    """Raffel et al., 2020, figure 2: "Thank you <X> me to your party <Y> week." and "<X> for inviting <Y> last <Z>"."""
+    """Raffel et al., 2020, figure 2: "Thank you <X> me to your party <Y> week." and "<X> for inviting <Y>
+    last <Z>".
+    """
     words = ["Thank", "you", "for", "inviting", "me", "to", "your", "party", "last", "week", "."]
     spans = Spans(np.array([2, 8]), np.array([2, 1]))
     source, target = corrupt_spans(np.arange(len(words)), spans, SENTINELS)

@@ -25,7 +25,9 @@ def words(begins: list[int], ends: list[int] = ()) -> WordBoundaries:  # type: i
 
 
 def near(count: int, n: int, p: float) -> bool:
-    """Whether a count of n coins with that chance is within 4.5 standard deviations: one test in 10^5 fails by chance."""
+    """Whether a count of n coins with that chance is within 4.5 standard deviations: one test in 10^5 fails
+    by chance.
+    """
     return abs(count - n * p) < 4.5 * math.sqrt(n * p * (1 - p))
 
 

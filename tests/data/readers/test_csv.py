@@ -79,19 +79,19 @@ def test_rows_of_other_lengths_are_broken_and_empty_ones_blank(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'text,label\n"one,a\ntwo,b\n', "is damaged: line 3 of the file is no CSV: unexpected end of data"),
+        (b'text,label\n"one,a\ntwo,b\n', "is damaged: line 3 of the file is not CSV: unexpected end of data"),
         (
             b'text,label\n"one"x,a\ntwo,b\n',
-            "is damaged: line 2 of the file is no CSV: ',' expected after '\"'",
+            "is damaged: line 2 of the file is not CSV: ',' expected after '\"'",
         ),
         (
             b"text,label,text\none,a,b\n",
-            "has 2 columns named 'text': it is not clear which is meant; rename one",
+            "has 2 columns named 'text': the name is ambiguous; rename one",
         ),
         (b"text,label\n", "is empty"),
         (b"", "is empty"),
-        ("text,label\none,a\n".encode("utf-16"), "is UTF-16, wanted UTF-8"),
-        (b"PK\x03\x04 and more", "is packed by zip"),
+        ("text,label\none,a\n".encode("utf-16"), "is UTF-16, expected UTF-8"),
+        (b"PK\x03\x04 and more", "is compressed with zip"),
         (b"sentence,label\none,a\n", "unknown key of a.csv 'text'; known: label, sentence"),
         (b"text,l\xe4bel\n\xe4h,\xe4\n", "does not look like UTF-8 text"),
     ],
@@ -106,12 +106,12 @@ def test_a_mistake_is_told_in_a_line(content: bytes, said: str, tmp_path: Path) 
 
 def test_what_is_csv_by_its_name_is_read_as_nothing_else(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv")
-    with pytest.raises(UserError, match=r"a\.csv is CSV by its name, not TSV: leave data\.format out"):
+    with pytest.raises(UserError, match=r"a\.csv is CSV by its name, not TSV: remove data\.format"):
         open_labeled([path], text=[1], label=0, format="tsv")
-    with pytest.raises(UserError, match=r"a\.csv is a table, and parallel files are plain text"):
+    with pytest.raises(UserError, match=r"a\.csv is a table, but parallel files are plain text"):
         open_corpus([path, path], format="parallel")
     (tmp_path / "a.txt").write_text("one\n")
-    with pytest.raises(UserError, match=r"these are not: a\.csv CSV, a\.txt plain text"):
+    with pytest.raises(UserError, match=r"these differ: a\.csv CSV, a\.txt plain text"):
         open_text([path, tmp_path / "a.txt"], "file")
     with pytest.raises(
         UserError, match=r"a\.csv has the keys de, empty, label, text: set text to one of them"
@@ -128,17 +128,17 @@ def test_a_classifier_learns_from_csv_is_planned_and_measured(
     written(tmp_path / "good.csv", rows)
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(
-        "task: classification\ndata: {train: good.csv, valid_share: 0.2, text: text, label: label}\n"
-        "tokenizer: {vocab_size: 300}\nmodel: {kind: encoder, d_model: 16, n_layers: 1, n_heads: 2, d_ff: 16}\n"
-        "train: {steps: 30, max_tokens: 256, lr: 0.01}\nout: run\n"
+        "task: classification\ndata: {train: good.csv, valid_fraction: 0.2, text: text, label: label}\n"
+        "tokenizer: {vocab_size: 300}\nmodel: {kind: encoder, d_model: 16, n_layers: 1, n_heads: 2, d_ff: "
+        "16}\ntrain: {steps: 30, max_tokens: 256, lr: 0.01}\nout: run\n"
     )
     monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", 2000)
     monkeypatch.setattr(data_sample, "_MAX_BLOCK_LINES", 10)
-    assert main(["plan", "r.yaml", "--no-probe", "--details"]) == 0
+    assert main(["estimate", "r.yaml", "--no-probe", "--details"]) == 0
     assert "text: 300 lines" in capsys.readouterr().out
     assert main(["train", "r.yaml"]) == 0
     capsys.readouterr()
     assert main(["eval", "run", "good.csv"]) == 0
     assert "300 texts" in capsys.readouterr().out
     assert main(["classify", "run", "good.csv"]) == 2
-    assert "good.csv is a table; lines of text are wanted here" in capsys.readouterr().err
+    assert "good.csv is a table; expected lines of text" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""A text in the wrong language is recognized, by script or by frequent words; mixed, short and related text is not."""
+"""A text in the wrong language is recognized, by script or by frequent words; mixed, short and related text
+is not.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ There are many people at the market, and some of them have come to buy fish for 
 GERMAN = """Der Mann in dem blauen Hemd steht auf einer Leiter und er putzt das Fenster von dem Haus.
 Zwei Hunde spielen in dem Schnee und ein Mädchen sieht ihnen von der anderen Seite der Straße zu.
 Eine Frau mit einem roten Hut sitzt auf einer Bank und sie liest das Buch, das ihre Schwester ihr gab.
-Es sind viele Leute auf dem Markt, und einige von ihnen sind hier, um Fisch für das Essen zu kaufen.""".splitlines()
+Es sind viele Leute auf dem Markt, und einige von ihnen sind hier, um Fisch für das Essen zu kaufen.""".splitlines()  # noqa: E501
 CHINESE = ["穿蓝色衬衫的男人站在梯子上擦房子的窗户。", "两只狗在雪地里玩耍，一个女孩在街的另一边看着它们。"]
 EN, DE, ZH = describe_language(ENGLISH), describe_language(GERMAN), describe_language(CHINESE)
 

@@ -1,7 +1,5 @@
 """A store holds what the tokenizer gives, is made once, and is made again when anything about it changed."""
 
-import json
-import os
 import resource
 import subprocess
 import sys
@@ -9,18 +7,13 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.data.readers.parallel_corpus import ParallelFiles, open_corpus
-from polyhead.data.stores import build_cache
 from polyhead.data.stores import pair_store as module
-from polyhead.data.stores.arrays import FlatWriter, open_flat_file
 from polyhead.data.stores.pair_store import PairStore
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 Write = Callable[[str, bytes | str], Path]
 SOURCES = ["one", "", "three 你好", "x" * 40, "five"]
@@ -30,17 +23,6 @@ TARGETS = ["eins", "zwei", "drei", "vier", "fünf"]
 @pytest.fixture
 def corpus(write: Write) -> ParallelFiles:
     return open_corpus([write("a.en", "\n".join(SOURCES) + "\n"), write("a.de", "\n".join(TARGETS) + "\n")])
-
-
-@pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The directories built, in order."""
-    made: list[Path] = []
-    build = build_cache._build
-    monkeypatch.setattr(
-        build_cache, "_build", lambda directory, *rest: made.append(directory) or build(directory, *rest)
-    )
-    return made
 
 
 def test_rows_are_the_ids_of_the_pairs_that_fit(
@@ -97,7 +79,7 @@ def test_a_huge_line_needs_little_memory(write: Write, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20), size + (100 << 20)))
         corpus = open_corpus(["a.en", "a.de"], root=sys.argv[1])
         print(PairStore.open_or_build(corpus, tokenizer, sys.argv[1] + "/cache", max_len=16).report)
-    """)
+    """)  # noqa: E501
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
         capture_output=True,
@@ -107,33 +89,6 @@ def test_a_huge_line_needs_little_memory(write: Write, tmp_path: Path) -> None:
     assert done.stdout == "a.en + a.de: 100 of 101 pairs; skipped 1 overlong (first: line 101)\n", (
         done.stderr[-500:]
     )
-
-
-def test_a_second_opening_makes_nothing(
-    corpus: ParallelFiles, tokenizer: Tokenizer, tmp_path: Path, builds: list[Path]
-) -> None:
-    first, second = (
-        PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20) for _ in range(2)
-    )
-    assert len(builds) == 1
-    assert first.report == second.report
-    assert np.array_equal(first.source_ids, second.source_ids)
-    assert isinstance(second.source_ids, np.memmap)
-
-
-def test_any_changed_input_makes_another_store(
-    corpus: ParallelFiles, tokenizer: Tokenizer, tmp_path: Path, builds: list[Path]
-) -> None:
-    cache = tmp_path / "cache"
-    PairStore.open_or_build(corpus, tokenizer, cache, max_len=20)
-    PairStore.open_or_build(corpus, tokenizer, cache, max_len=21)
-    PairStore.open_or_build(
-        corpus, train_tokenizer(["b"], Choice("byte", lowercase=True), 261), cache, max_len=20
-    )
-    corpus.files[0].write_text("\n".join([*SOURCES[:4], "5"]) + "\n")
-    changed = PairStore.open_or_build(corpus, tokenizer, cache, max_len=20)
-    assert len(set(builds)) == 4
-    assert tokenizer.decode([changed.source_tokens(2)]) == ["5"]
 
 
 def test_the_sides_of_a_table_make_different_stores(
@@ -147,61 +102,6 @@ def test_the_sides_of_a_table_make_different_stores(
         for s in (0, 1)
     )
     assert tokenizer.decode([there.source_tokens(0), back.source_tokens(0)]) == ["one", "eins"]
-
-
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a flipped bit": lambda d: _flip(d / "source.npy"),
-    "a file cut short": lambda d: os.truncate(d / "target.npy", 130),
-    "a file missing": lambda d: (d / "lines.npy").unlink(),
-    "no manifest": lambda d: (d / "store.json").unlink(),
-    "half a manifest": lambda d: os.truncate(d / "store.json", 40),
-    "a manifest of something else": lambda d: (d / "store.json").write_text("[1]"),
-    "a report of something else": lambda d: _edit(d / "store.json"),
-}
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-
-
-def _edit(path: Path) -> None:
-    body = json.loads(path.read_text())
-    path.write_text(json.dumps(body | {"report": {"nothing": 1}}))
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_store_is_made_again(
-    damage: str, corpus: ParallelFiles, tokenizer: Tokenizer, tmp_path: Path, builds: list[Path]
-) -> None:
-    PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
-    DAMAGE[damage](builds[0])
-    store = PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
-    assert len(builds) == 2
-    assert tokenizer.decode([store.source_tokens(i) for i in range(3)]) == ["one", "three 你好", "five"]
-
-
-def test_a_failed_build_leaves_nothing(write: Write, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    corpus = open_corpus([write("a.en", "1\n2\n"), write("a.de", "1\n")])
-    with pytest.raises(UserError, match="from line 2 on"):
-        PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_what_a_killed_build_left_is_removed_and_a_running_one_is_not(
-    corpus: ParallelFiles, tokenizer: Tokenizer, tmp_path: Path, builds: list[Path]
-) -> None:
-    PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
-    (builds[0] / "store.json").unlink()
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    dead, alive = (builds[0].with_name(f".{builds[0].name}.tmp-{pid}") for pid in (gone.pid, os.getppid()))
-    dead.mkdir()
-    alive.mkdir()
-    PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
-    assert not dead.exists()
-    assert alive.exists()
 
 
 def test_nothing_that_fits_is_an_error_that_says_why(
@@ -220,7 +120,7 @@ def test_a_place_that_cannot_be_written_is_told(
 ) -> None:
     (tmp_path / "cache").write_text("a file in the way")
     with pytest.raises(
-        UserError, match=r"cannot be written to .*cache: .*choose another directory with data.cache="
+        UserError, match=r"cannot be written to .*cache: .*choose another directory with data.cache_dir="
     ):
         PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
 
@@ -243,16 +143,6 @@ def test_chunks_leave_no_seam(
     corpus = open_corpus([write("a.en", "x\n" * 10), write("a.de", "yy\n" * 10)])
     store = PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
     assert store.target_offsets.tolist() == list(range(0, 22, 2))
-
-
-def test_an_array_is_written_piece_by_piece(tmp_path: Path) -> None:
-    for pieces in ([], [[]], [[1, 2], [], [3]], [list(range(100_000))] * 3):
-        with FlatWriter(tmp_path / "a.npy", np.int32) as out:
-            for piece in pieces:
-                out.append(piece)
-        expected = np.array([i for piece in pieces for i in piece], dtype=np.int32)
-        assert np.array_equal(open_flat_file(tmp_path / "a.npy"), expected)
-        assert np.load(tmp_path / "a.npy").dtype == np.int32
 
 
 def test_of_several_files_the_one_is_named_where_a_pair_does_not_fit(

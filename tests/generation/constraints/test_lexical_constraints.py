@@ -1,4 +1,6 @@
-"""Terms that an output must have, against all outputs that have them, and against the same search written plainly."""
+"""Terms that an output must have, against all outputs that have them, and against the same search written
+plainly.
+"""
 
 import itertools
 import random
@@ -126,7 +128,9 @@ def test_what_is_missing_is_what_must_come_at_least(name):
 
 
 def plainly(model, terms, limit, beam):
-    """Dynamic beam allocation over lists (Post and Vilar, 2018), one phrase a term: every prefix is looked at anew."""
+    """Dynamic beam allocation over lists (Post and Vilar, 2018), one phrase a term: every prefix is looked
+    at anew.
+    """
     phrases = [list(one[0].tokens) for one in terms]
 
     def missing(row):
@@ -243,7 +247,7 @@ LINES = [[5, 6, 7], [8, 9], [10, 5, 11, 12, 13], [6], [14, 15, 16, 17], []]
 
 
 def translator():
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_len": 40, "head_bias": True}
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_len": 40, "lm_head_bias": True}
     found = build(ModelConfig(vocab_size=V, **sizes), seed=3).eval()
     with torch.no_grad():
         found.head.bias.normal_()
@@ -297,7 +301,7 @@ def test_a_shortlist_leaves_room_for_terms():
 
 def test_more_than_the_model_ever_says_is_refused():
     with pytest.raises(
-        UserError, match=r"the terms of line 2 have 40 tokens; the model's greatest length is 40"
+        UserError, match=r"the terms of line 2 have 40 tokens; the model's maximum length is 40"
     ):
         outputs(translator(), LINES[:2], [[], [term([3] * 40)]])
     (long,) = outputs(translator(), LINES[:1], [[term([3] * 39)]])

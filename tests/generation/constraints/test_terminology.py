@@ -91,10 +91,10 @@ def test_entries_of_one_term_in_other_letters_are_ways_of_saying_it(letters: Tok
     ("entries", "message"),
     [
         ([("dog", "Hund")], r"terms are a dict such as {\"dog\": \"Hund\"}, got \[\('dog', 'Hund'\)\]"),
-        ({"dog": 3}, "terminology: 'dog': wanted texts with words in them, got 3"),
-        ({"dog": ["Hund", None]}, "terminology: 'dog': wanted texts with words in them, got null"),
-        ({"dog": " "}, "terminology: 'dog': wanted texts with words in them, got ' '"),
-        ({"": "Hund"}, "terminology: '': wanted texts with words in them, got ''"),
+        ({"dog": 3}, "terminology: 'dog': expected texts with words, got 3"),
+        ({"dog": ["Hund", None]}, "terminology: 'dog': expected texts with words, got null"),
+        ({"dog": " "}, "terminology: 'dog': expected texts with words, got ' '"),
+        ({"": "Hund"}, "terminology: '': expected texts with words, got ''"),
         ({"dog": []}, "terminology: 'dog' has no translation"),
     ],
 )

@@ -50,7 +50,9 @@ def test_every_stopping_rule_is_that_of_the_plain_search(table, plain, early, al
 
 @pytest.mark.acceptance("C4")
 def test_the_stopping_rules_differ_where_they_should(table):
-    """Stopping at once may lose to waiting, and the heuristic to the exact bound; never the other way round."""
+    """Stopping at once may lose to waiting, and the heuristic to the exact bound; never
+    the other way round.
+    """
     gains = {("True", "False"): 0, ("False", "never"): 0}
     for seed in range(60):
         model = table(seed, eos=1.5)
@@ -192,9 +194,9 @@ def test_an_empty_batch_has_no_outputs(table):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beam_size": 2, "n_best": 3}, r"n_best is 3, wanted 1 to beam_size \(2\)"),
-        ({"beam_size": 0}, "n_best is 1, wanted 1 to beam_size"),
-        ({"beam_size": 1, "limit": 0}, "max_new_tokens of sentence 0 is 0, wanted at least 1"),
+        ({"beam_size": 2, "n_best": 3}, r"n_best is 3, expected 1 to beam_size \(2\)"),
+        ({"beam_size": 0}, "n_best is 1, expected 1 to beam_size"),
+        ({"beam_size": 1, "limit": 0}, "max_new_tokens of sentence 0 is 0, expected at least 1"),
         ({"beam_size": 1, "limit": [3, 3]}, "1 sentences, but 2 max_new_tokens"),
         ({"beam_size": 1, "min_new_tokens": -1}, "min_new_tokens is -1"),
         (
@@ -212,7 +214,7 @@ def test_impossible_wishes_are_refused(table, options, message):
 def test_not_a_number_is_an_error_and_not_a_translation(table):
     model = table(0)
     model.eos = math.nan
-    with pytest.raises(UserError, match="not a number"):
+    with pytest.raises(UserError, match="output is NaN"):
         run(model, beam_size=2)
 
 
@@ -230,5 +232,5 @@ def test_one_hypothesis_that_is_not_a_number_is_said_where_the_others_have_exten
             logits[1:2] = math.nan  # of the first request's beams the second, as soon as there is one
             return logits
 
-    with pytest.raises(UserError, match="not a number"):
+    with pytest.raises(UserError, match="output is NaN"):
         run(Holed(1), beam_size=2, early_stopping="never")

@@ -60,6 +60,6 @@ def test_a_sentence_gets_the_same_greedy_result_in_any_batch(table):
 def test_greedy_refuses_what_beam_search_refuses(table):
     with pytest.raises(UserError, match="max_new_tokens of sentence 1 is 0"):
         run(greedy_search, table(0), SOURCES[:2], [3, 0])
-    with pytest.raises(UserError, match="not a number"):
+    with pytest.raises(UserError, match="output is NaN"):
         run(greedy_search, table(0, eos=float("nan")), SOURCES[:2], [3, 3])
     assert run(greedy_search, table(0), torch.zeros(0, 3, dtype=torch.long).tolist(), []) == []

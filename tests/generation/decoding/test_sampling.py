@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.generation.penalties_helpers import RULES, changed
 
 from polyhead.core.errors import UserError
 from polyhead.generation.decoding.sampling import (
@@ -87,8 +88,10 @@ def plainly(row, t, k, p, least):
 
 @pytest.mark.parametrize("flat", [0.1, 1.0, 6.0])
 @pytest.mark.parametrize("given", [
-    {"top_k": 3 * NUM_CANDIDATES}, {"top_p": 0.9}, {"top_p": 0.01}, {"min_p": 0.02}, {"top_k": 2 * NUM_CANDIDATES, "top_p": 0.7},
-    {"top_p": 0.7, "min_p": 0.2, "temperature": 0.7}, {"top_k": NUM_CANDIDATES, "top_p": 0.999, "temperature": 2.0},
+    {"top_k": 3 * NUM_CANDIDATES}, {"top_p": 0.9}, {"top_p": 0.01}, {"min_p": 0.02},
+        {"top_k": 2 * NUM_CANDIDATES, "top_p": 0.7},
+    {"top_p": 0.7, "min_p": 0.2, "temperature": 0.7}, {"top_k": NUM_CANDIDATES, "top_p": 0.999,
+        "temperature": 2.0},
 ])  # fmt: skip
 def test_however_many_tokens_may_come_they_are_those_of_a_whole_sort_and_drawn_as_from_all(given, flat):
     torch.manual_seed(4)
@@ -150,17 +153,17 @@ def test_plain_sampling_changes_nothing_and_temperature_0_leaves_the_likeliest()
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temperature": -0.1}, "temperature is -0.1, wanted 0"),
+        ({"temperature": -0.1}, "temperature is -0.1, expected 0"),
         ({"temperature": INF}, "temperature is inf"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"repetition_penalty": math.nan}, "repetition_penalty is nan"),
         ({"repetition_penalty": INF}, "repetition_penalty is inf"),
         ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0.0}, "top_p is 0.0, wanted a probability above 0"),
+        ({"top_p": 0.0}, "top_p is 0.0, expected a probability above 0"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"min_p": 1.1}, "min_p is 1.1"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1, wanted 1 or more, or 0 for none"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, wanted more than 0; 1 is none"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1, expected 1 or more, or 0 for none"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, expected more than 0; 1 disables it"),
     ],
 )
 def test_impossible_sampling_is_refused(given, message):
@@ -187,7 +190,9 @@ def test_any_temperature_gives_tokens_and_a_tiny_one_the_likeliest(temperature, 
 
 
 def test_draws_are_as_frequent_as_their_probabilities():
-    """Chi-square of 40,000 draws with a fixed seed: at 7 degrees of freedom 24.3 is passed once in 1,000 times."""
+    """Chi-square of 40,000 draws with a fixed seed: at 7 degrees of freedom 24.3 is passed once in 1,000
+    times.
+    """
     logits = torch.tensor([[0.0, 1.0, -1.0, 2.0, -INF, 0.5, 0.5, -3.0, 1.5]])
     chance, n = RandomStreams(7, 1), 40_000
     counts = np.zeros(9)
@@ -232,3 +237,27 @@ def test_a_token_of_probability_0_is_never_drawn_whatever_the_number(uniform):
         logits = torch.full((1, 6), -INF)
         logits[0, at] = 1.0
         assert chance.sample(logits, [0]) == [at]
+
+
+V, NEVER = 13, -1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_logits_are_changed_by_the_formula(rule):
+    torch.manual_seed(0)
+    logits, said = 3 * torch.randn(4, V), [[], [3], [3, 3, 4, 3, 12], list(range(V)) * 2]
+    logits[2, 3] = logits[3, 0] = -INF
+    before = logits.clone()
+    found = Sampling(temperature=0.0, **RULES[rule]).apply(logits, [[7, 7, 3]] * 4, 0, said)
+    wanted = [changed(row, tokens, **RULES[rule]) for row, tokens in zip(logits.tolist(), said, strict=True)]
+    torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-6, atol=1e-6)
+    assert found[2, 3] == found[3, 0] == -INF  # what cannot come still cannot
+    assert torch.equal(logits, before)  # what is given stays as it is
+    drawn = Sampling(temperature=0.0, **RULES[rule]).sample(logits, [], [], 0, said)
+    assert drawn == [max(range(V), key=row.__getitem__) for row in wanted]
+
+
+def test_half_precision_is_left_before_anything_is_added():
+    logits = torch.tensor([[10.0, 9.9375]], dtype=torch.bfloat16)
+    (row,) = Sampling(temperature=0.0, frequency_penalty=0.01).apply(logits, [], 0, [[0] * 7]).tolist()
+    assert row == pytest.approx([9.93, 9.9375])

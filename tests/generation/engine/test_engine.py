@@ -1,4 +1,6 @@
-"""Requests that come and go at every step say what they say alone, hold what they need, and end exactly once."""
+"""Requests that come and go at every step say what they say alone, hold what they need, and end exactly
+once.
+"""
 
 import threading
 import weakref
@@ -30,7 +32,7 @@ DESIGNS = {
     "hybrid": {
         "position": "rope",
         "n_layers": 4,
-        "pattern": [
+        "layer_pattern": [
             {"attention": "linear"},
             {},
             {"block": "gru"},
@@ -101,7 +103,8 @@ class Asked:
             size = self.size if self.way == "beams" else 1
             given = [*self.text, EOS] if self.kind != "decoder" else self.text
             (found,) = beam_search(
-                model, torch.tensor([given]), None, bos_id=BOS if self.kind != "decoder" else None, eos_id=EOS, beam_size=size,
+                model, torch.tensor([given]), None, bos_id=BOS if self.kind != "decoder" else None,
+                    eos_id=EOS, beam_size=size,
                 n_best=size, max_new_tokens=[self.limit], early_stopping=self.way == "greedy", cache=cache,
             )  # fmt: skip
             return [h.tokens for h in found]
@@ -159,7 +162,9 @@ def run(engine, asked, per_step=2):
     ids=str,
 )
 def test_whoever_comes_and_goes_says_what_it_says_alone(kind, design, cache, deterministic):
-    """Draws, beams of several widths and greedy search together, two new requests a step, three tokens read a step."""
+    """Draws, beams of several widths and greedy search together, two new requests a step, three tokens read
+    a step.
+    """
     model, asked = make(kind, design), some(kind, 14)
     engine = Engine(
         model, max_len=MAX_LEN, cache=cache, max_num_seqs=11, prefill_chunk=3, deterministic=deterministic
@@ -205,20 +210,21 @@ def test_what_can_never_fit_is_refused_at_once_and_what_just_fits_is_served():
     prompt = [5, 6, 7, 8, 9]
     with pytest.raises(
         UserError,
-        match=r"5 tokens and up to 17 new ones in 1 sequence want room for 24 tokens; the cache has 20",
+        match=r"5 tokens and up to 17 new ones in 1 sequence require a cache of 24 tokens; the cache has 20",
     ):
         engine.submit(prompt, SampledSequences(rule, prompt, 17))
-    with pytest.raises(UserError, match="4 sequences are wanted of one request; the engine runs 3 at most"):
+    with pytest.raises(UserError, match="4 sequences were requested; the engine runs at most 3"):
         engine.submit(prompt, SampledSequences(rule, prompt, 2, n=4))
-    with pytest.raises(UserError, match="the prompt has 41 tokens; this model takes 40"):
+    with pytest.raises(UserError, match="the prompt has 41 tokens; the model's maximum is 40"):
         engine.submit([5] * 41, SampledSequences(rule, [5] * 41, 2))
     with pytest.raises(UserError, match="a prompt has no token"):
         engine.submit([], SampledSequences(rule, [], 2))
     assert engine.idle
     just = engine.submit(prompt, SampledSequences(rule, prompt, 16))
     assert len(just.result()[0].tokens) == 16
-    # three sequences share one whole page of the prompt and need five slots each beyond it: 4 + 3 x 8 are too many
-    with pytest.raises(UserError, match="want room for 28 tokens"):
+    # three sequences share one whole page of the prompt and need five slots each beyond it: 4 + 3 x 8 are too
+    # many
+    with pytest.raises(UserError, match="require a cache of 28 tokens"):
         engine.submit(prompt, SampledSequences(rule, prompt, 5, n=3))
     shared = engine.submit(prompt, SampledSequences(rule, prompt, 4, n=3))
     assert [len(h.tokens) for h in shared.result()] == [4, 4, 4]
@@ -330,7 +336,7 @@ def test_not_a_number_is_the_affair_of_one_request():
     ]
     good.append(engine.submit(prompts[2], SampledSequences(rule, prompts[2], 6)))
     for request in bad:
-        with pytest.raises(UserError, match="not a number"):
+        with pytest.raises(UserError, match="output is NaN"):
             request.result()
         assert request.finish_status.reason == "error"
     assert [request.result()[0].tokens for request in good] == said
@@ -475,7 +481,7 @@ def test_a_text_longer_than_the_model_goes_on_from_its_last_half_beside_others(c
 @pytest.mark.parametrize("wrong", [{"max_num_seqs": 0}, {"prefill_chunk": 0}, {"max_batch_tokens": 0}])
 def test_an_engine_for_nothing_is_refused(wrong):
     (name,) = wrong
-    with pytest.raises(UserError, match=f"{name} is 0; wanted a whole number, 1 or more"):
+    with pytest.raises(UserError, match=f"{name} is 0; expected an integer, 1 or more"):
         Engine(make(), max_len=MAX_LEN, **wrong)
 
 

@@ -1,4 +1,6 @@
-"""What an engine lets in it can finish, whatever else runs; what it refuses it could not; and nobody is lost on the way."""
+"""What an engine lets in it can finish, whatever else runs; what it refuses it could not; and nobody is lost
+on the way.
+"""
 
 import itertools
 import threading
@@ -6,7 +8,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-import torch
+from tests.generation.engine.engine_memory_helpers import Fan, Silent, until_idle
 from tests.generation.engine.test_engine import (
     BOS,
     EOS,
@@ -24,24 +26,7 @@ from polyhead.core.errors import UserError
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Hypothesis
-from polyhead.generation.engine.request import Request
-from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV
-
-
-class Silent:
-    """A model that says nothing: what is under test is who may run, and when."""
-
-    training, vocab_size = False, 10**6
-    cache_shape = CacheShape(1, 1, 1, 1, torch.float32, torch.device("cpu"))
-
-    def decode_features(self, tokens, pos, cache, memory):
-        assert tokens.shape == pos.shape and tokens.numel()
-        return tokens
-
-    def decode(self, tokens, pos, cache, memory):
-        return self.decode_features(tokens, pos, cache, memory)[..., None]
 
 
 class Reading(Silent):
@@ -52,77 +37,9 @@ class Reading(Silent):
         return [KV(x, x, None if pos is None else pos[:, None])]
 
 
-class Fan:
-    """The search that shares least: rows that differ in their first token and in all others, all there to the end."""
-
-    forced_tokens, error = (), ""
-
-    def __init__(self, width, most, begin):
-        self.width, self.max_new_tokens, self.strategy, self.new_tokens = width, most, self, []
-        self.rows, self.parent_rows, self.tokens = (
-            [[] for _ in range(begin)],
-            list(range(begin)),
-            itertools.count(1000),
-        )
-
-    def advance(self, states, logits, shortlist_head=None):
-        for fan in states:
-            fan.step()
-
-    def step(self):
-        if len(self.rows[0]) + 1 == self.max_new_tokens:
-            self.parent_rows, self.rows, self.max_new_tokens = [], [], 0
-        else:
-            self.parent_rows = [i * len(self.rows) // self.width for i in range(self.width)]
-            self.rows = [[*self.rows[i], next(self.tokens)] for i in self.parent_rows]
-
-    def best_hypotheses(self):
-        return [Hypothesis([], 0.0, 0.0)]
-
-    def abort(self, number):
-        raise AssertionError("not asked for")
-
-
-def until_idle(engine, steps=2000):
-    for _ in range(steps):
-        if engine.idle:
-            return
-        engine.step()
-    raise AssertionError("the engine does not come to an end")
-
-
 def pages(engine):
     tables = [batch.cache.block_manager for batch in engine.batches]
     return sum(table.n_blocks - table.n_available for table in tables)
-
-
-@pytest.mark.acceptance("D5")
-@pytest.mark.parametrize(
-    ("block", "max_len"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 5), (3, 5), (4, 8)]
-)
-def test_the_border_of_what_is_let_in_is_the_border_of_what_can_run(block, max_len):
-    """One page less than suffices is refused, and would not have sufficed."""
-    sizes = itertools.product(range(1, max_len + 1), (1, 2, 7, 13), (1, 3), (False, True))
-    for length, most, width, fork in sizes:
-        wish, prompt = (width, most, 1 if fork else width), list(range(length))
-        wanted = (
-            Engine(Silent(), max_len=max_len, cache=Choice("paged", block_size=block))
-            .submit(prompt, Fan(*wish))
-            .max_kv_tokens
-            // block
-        )
-        engine = Engine(Silent(), max_len=max_len, cache=Choice("paged", block_size=block, max_blocks=wanted))
-        engine.submit(prompt, Fan(*wish)).result()
-        if wanted > 1:
-            engine = Engine(
-                Silent(), max_len=max_len, cache=Choice("paged", block_size=block, max_blocks=wanted - 1)
-            )
-            with pytest.raises(UserError, match="want room for"):
-                engine.submit(prompt, Fan(*wish))
-            forced = Request(engine, prompt, Fan(*wish), None, 0)
-            engine.waiting_requests.append(forced)
-            until_idle(engine)
-            assert forced.finish_status.reason == "error", (prompt, wish, wanted)
 
 
 @pytest.mark.acceptance("D5")
@@ -135,7 +52,8 @@ def test_those_that_each_just_fit_all_end_and_never_take_more_pages_than_there_a
         block, max_len, blocks = int(rng.integers(1, 5)), int(rng.integers(1, 12)), int(rng.integers(3, 12))
         cache = Choice("paged", block_size=block, max_blocks=blocks)
         engine = Engine(
-            model(), max_len=max_len, cache=cache, prefill_chunk=int(rng.integers(1, 20)), deterministic=deterministic,
+            model(), max_len=max_len, cache=cache, prefill_chunk=int(rng.integers(1, 20)),
+                deterministic=deterministic,
             refill_threshold=float(rng.choice([0, 0.5, 1])),
         )  # fmt: skip
         source, requests = [1] if model is Reading else None, []
@@ -186,7 +104,9 @@ def said(request):
 @pytest.mark.acceptance("C1", "D1", "D7")
 @pytest.mark.parametrize("seed", range(36))
 def test_any_requests_in_any_engine_say_what_they_say_alone(seed):
-    """Texts that outgrow the model, few pages, small chunks, sequences stopped and requests cancelled, all at once."""
+    """Texts that outgrow the model, few pages, small chunks, sequences stopped and requests cancelled, all
+    at once.
+    """
     rng = np.random.default_rng(seed)
     kind, design = (
         ["decoder", "encoder-decoder"][seed % 2],
@@ -205,7 +125,8 @@ def test_any_requests_in_any_engine_say_what_they_say_alone(seed):
         else None
     )
     engine = Engine(
-        model, max_len=max_len, cache=cache, max_num_seqs=int(rng.choice([5, 30])), prefill_chunk=int(rng.choice([1, 4, 50])),
+        model, max_len=max_len, cache=cache, max_num_seqs=int(rng.choice([5, 30])),
+            prefill_chunk=int(rng.choice([1, 4, 50])),
         deterministic=bool(rng.random() < 0.3), refill_threshold=float(rng.choice([0, 0, 0.5])),
     )  # fmt: skip
     wishes, running, stopped = [Wanted(rng, kind, max_len, rules) for _ in range(12)], {}, {}
@@ -302,15 +223,13 @@ def test_what_makes_no_sense_is_refused_and_the_next_one_is_served():
         engine, rule = Engine(model, max_len=MAX_LEN, cache=PAGED), SamplingStrategy(GREEDY, -1)
         wanted = engine.submit([BOS], SampledSequences(rule, [BOS], 5), source=source).result()
         for bad in ([-1], [V], [5, 2**63], [5, V + 1]):
-            with pytest.raises(
-                UserError, match=f"there is no token {bad[-1]}; this model knows 0 to {V - 1}"
-            ):
+            with pytest.raises(UserError, match=f"no token {bad[-1]}; the vocabulary has 0 to {V - 1}"):
                 engine.submit(bad, SampledSequences(rule, bad, 5), source=source)
             if source is not None:
-                with pytest.raises(UserError, match="there is no token"):
+                with pytest.raises(UserError, match="no token"):
                     engine.submit([BOS], SampledSequences(rule, [BOS], 5), source=bad)
         with pytest.raises(
-            UserError, match="reads a source, " + ("this model" if source is None else "none came")
+            UserError, match="requires a source, " + ("this model" if source is None else "got none")
         ):
             engine.submit([BOS], SampledSequences(rule, [BOS], 5), source=[5] if source is None else None)
         assert engine.idle
@@ -385,24 +304,13 @@ def test_cancelling_in_another_thread_waits_for_the_step_and_then_holds(monkeypa
     assert pages(engine) == 0
 
 
-def test_the_sources_of_those_who_left_take_no_room():
-    model, rule = make("encoder-decoder"), SamplingStrategy(GREEDY, -1)
-    engine = Engine(model, max_len=MAX_LEN)
-    long = engine.submit([BOS], SampledSequences(rule, [BOS], 2), source=[5] * 30)
-    short = engine.submit([BOS], SampledSequences(rule, [BOS], 9), source=[5] * 3)
-    long.result()
-    engine.submit([BOS], SampledSequences(rule, [BOS], 2), source=[6] * 4)
-    engine.step()
-    assert [memory.k.size(2) for memory in engine.batches[0].memory] == [4, 4]
-    alone = Engine(model, max_len=MAX_LEN).submit([BOS], SampledSequences(rule, [BOS], 9), source=[5] * 3)
-    assert [short.result()[0].tokens] == [h.tokens for h in alone.result()]
-
-
 @pytest.mark.parametrize(
     "cache", [Choice("window", window=5, sink=2), Choice("h2o", budget=8, sink=1)], ids=str
 )
 def test_what_a_cache_forgets_may_hang_on_how_a_prompt_is_cut_but_not_on_who_else_runs(cache):
-    """A window forgets the same whatever the chunks; heavy hitters do not, so there only equal chunks give equal tokens."""
+    """A window forgets the same whatever the chunks; heavy hitters do not, so there only equal chunks give
+    equal tokens.
+    """
     model, rng, found = make(), np.random.default_rng(0), {}
     prompts = [rng.integers(3, V, 20).tolist() for _ in range(6)]
     for chunk, deterministic in itertools.product((3, 1000), (False, True)):

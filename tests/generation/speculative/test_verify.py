@@ -1,4 +1,6 @@
-"""Guesses change the time alone: the same tokens at temperature 0, else the same distribution, counted and in closed form."""
+"""Guesses change the time alone: the same tokens at temperature 0, else the same distribution, counted and
+in closed form.
+"""
 
 import itertools
 import math
@@ -7,9 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from tests.generation.speculative.verify_helpers import COLD, WARM, Counting, Watching, make, say_all, slow
+from tests.generation.speculative.verify_helpers import model as model
 from tests.laws.conftest import HEADS, choices, say
 
-from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE, POSITION
@@ -21,47 +24,15 @@ from polyhead.generation.speculative.verify import (
     speculative_generate,
     verify_draft,
 )
-from polyhead.models import build
 from polyhead.run.speculative.draft_model import DraftModel
-from polyhead.run.speculative.prompt_lookup import NgramIndex, PromptLookup
+from polyhead.run.speculative.prompt_lookup import PromptLookup
 
 EOS, V = 2, 11
 NEVER = -1  # an end that no model says
-COLD, WARM = (
-    Sampling(temperature=0.0),
-    Sampling(temperature=1.3, top_k=7, top_p=0.97, min_p=0.01, repetition_penalty=1.2),
-)
 BIAS = ((6, 1.5), (7, -100.0))
 LESS = Sampling(frequency_penalty=0.8, presence_penalty=-0.5, logit_bias=BIAS)
 PROMPTS = [[5, 6, 7], [9], [4, 4, 8, 10, 3, 4, 4], [1, 5]]
 REWINDING = [name for name in CACHE.names() if CACHE.get(name).rewinds and CACHE.get(name).lossless]
-
-
-def make(seed, sure=2.0, **given):
-    sizes = {
-        "d_model": 16,
-        "n_heads": 4,
-        "n_layers": 2,
-        "d_ff": 20,
-        "max_len": 64,
-        "position": "rope",
-        "dropout": 0.0,
-    }
-    model = build(
-        ModelConfig(**{"kind": "decoder", "vocab_size": V, "tie_embeddings": "none", **sizes, **given}),
-        seed=seed,
-    )
-    torch.manual_seed(seed + 100)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
-        model.head.weight.mul_(sure)  # far from ties
-    return model.eval()
-
-
-@pytest.fixture(scope="module")
-def model():
-    return make(1)
 
 
 @pytest.fixture(scope="module")
@@ -79,63 +50,6 @@ def drafted(small, tokens=3, max_len=64):
     return DraftModel(small, tokens, max_len, V)
 
 
-def say_all(model, prompts, proposer, **options):
-    """The new tokens of every sequence, and all that was yielded."""
-    given = {"sampling": COLD, "eos_id": EOS, "max_new_tokens": 12, "max_len": 64} | options
-    told = list(speculative_generate(model, prompts, proposer, **given))
-    found = [[] for _ in range(given.get("n", 1) * len(prompts))]
-    for token in told:
-        found[token.row - given.get("row_offset", 0)].append(token.id)
-    return found, told
-
-
-@torch.no_grad()
-def slow(model, prompt, limit, sampling=COLD, seed=0, number=0, max_len=64, eos_id=EOS):
-    """Plain decoding: what is seen of the text is read anew for every token, without a cache."""
-    y, since, chance = list(prompt), 0, RandomStreams(seed, 1, number)
-    while len(y) < len(prompt) + limit and (len(y) == len(prompt) or y[-1] != eos_id):
-        if len(y) - since > max_len:
-            since = len(y) - max_len // 2
-        allowed = sampling.apply(model(torch.tensor([y[since:]]))[:, -1], [y], 0, [y[len(prompt) :]])
-        y.append(int(allowed.argmax()) if sampling.temperature == 0 else chance.sample(allowed, [0])[0])
-    return y[len(prompt) :]
-
-
-class Counting:
-    """A model that counts its steps."""
-
-    training = False
-
-    def __init__(self, model):
-        self.model, self.cache_shape, self.decode_features, self.widths = (
-            model,
-            model.cache_shape,
-            model.decode_features,
-            [],
-        )
-
-    def decode(self, tokens, pos, cache, memory):
-        self.widths.append(tokens.size(1))
-        return self.model.decode(tokens, pos, cache, memory)
-
-
-class Watching:
-    """A proposer whose guesses are kept: for each row of the first step, the numbers of tokens guessed."""
-
-    def __init__(self, proposer):
-        self.proposer, self.guesses = proposer, []
-
-    def start(self, prompts, context):
-        self.inner = self.proposer.start(prompts, context)
-        self.reorder = self.inner.reorder
-        return self
-
-    def propose(self, texts, streams, max_tokens):
-        found = self.inner.propose(texts, streams, max_tokens)
-        self.guesses += [(stream, list(guess.tokens)) for stream, guess in zip(streams, found, strict=True)]
-        return found
-
-
 # --- the same tokens ---
 
 DESIGNS = {
@@ -151,7 +65,9 @@ DESIGNS = {
 @pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("cache", REWINDING)
 def test_greedy_says_what_the_whole_text_read_anew_says(cache, design):
-    """Every attention x position x cache that loses nothing; guesses that are good, bad, and of the text itself."""
+    """Every attention x position x cache that loses nothing; guesses that are good, bad, and of the text
+    itself.
+    """
     model, other = make(3, **DESIGNS[design]), make(4, n_layers=1)
     wanted = [slow(model, prompt, 14) for prompt in PROMPTS]
     for proposer in (PromptLookup(None, ngram=2, tokens=5), drafted(other), drafted(model, 4)):
@@ -161,21 +77,6 @@ def test_greedy_says_what_the_whole_text_read_anew_says(cache, design):
             assert [token.is_last for token in told if token.row == row] == [False] * (len(tokens) - 1) + [
                 True
             ]
-
-
-def test_guesses_of_the_text_leave_every_draw_as_it_was(model):
-    """Look-up needs no draw of its own, so a seed gives the text of plain sampling, and its log-probabilities."""
-    for seed in range(6):
-        watched = Watching(PromptLookup(None, ngram=2, tokens=4))
-        found, told = say_all(model, PROMPTS, watched, sampling=WARM, seed=seed, n=2, max_new_tokens=20)
-        assert sum(len(tokens) for _, tokens in watched.guesses) > 20
-        for row, tokens in enumerate(found):
-            prompt = PROMPTS[row // 2]
-            assert tokens == slow(model, prompt, 20, WARM, seed, row)
-            with torch.no_grad():
-                log_p = model(torch.tensor([[*prompt, *tokens]]))[0].log_softmax(-1)
-            wanted = [float(log_p[len(prompt) - 1 + i, token]) for i, token in enumerate(tokens)]
-            assert [token.log_prob for token in told if token.row == row] == pytest.approx(wanted, abs=1e-4)
 
 
 def test_penalties_count_what_was_said_alone_and_make_the_greedy_text_another(model, small):
@@ -216,7 +117,9 @@ def judged(p, q, x, numbers):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_offers_and_what_comes_in_their_place_make_p_in_closed_form(seed):
-    """Sum over x of q(x) [min(1, p/q) at x, else max(0, p - q)] = p: both integrated over an even grid of the numbers drawn."""
+    """Sum over x of q(x) [min(1, p/q) at x, else max(0, p - q)] = p: both integrated over an even grid of
+    the numbers drawn.
+    """
     rng, N = np.random.default_rng(seed), 4000
     p, q = (rng.dirichlet([0.5] * 6) for _ in range(2))
     p, q = (
@@ -243,7 +146,9 @@ def test_rounding_leaves_something_to_say():
 
 
 def exact(model, prompt, sampling, length):
-    """The probability of every continuation of so many tokens, or that ends before: each read whole, without a cache."""
+    """The probability of every continuation of so many tokens, or that ends before: each read whole, without
+    a cache.
+    """
     found, open_ = {}, {(): 1.0}
     for _ in range(length):
         new = {}
@@ -356,19 +261,6 @@ def test_the_share_accepted_is_what_the_two_distributions_have_in_common(unsure)
     assert same == pytest.approx(beta, abs=4 * math.sqrt(beta * (1 - beta) / N))
 
 
-def test_text_that_repeats_itself_takes_few_steps(model):
-    """Where the model goes round in a circle the guesses go round with it."""
-    plain = slow(model, [5], 60, eos_id=NEVER, max_len=1000)
-    period = next(d for d in range(1, 30) if plain[-d:] == plain[-2 * d : -d])
-    counted = Counting(model)
-    found, _ = say_all(
-        counted, [[5]], PromptLookup(None, tokens=9), max_new_tokens=60, eos_id=NEVER, max_len=None
-    )
-    assert found == [plain]
-    repeated = next(i for i in range(60) if plain[i:-period] == plain[i + period :]) + period
-    assert len(counted.widths) <= repeated + 3 + math.ceil((60 - repeated) / 10)
-
-
 # --- rows, ends and limits ---
 
 
@@ -479,34 +371,6 @@ def test_a_text_longer_than_the_model_goes_on_from_its_last_half(cache, most):
 # --- look-up ---
 
 
-def followed(text, lengths, tokens):
-    """As the docstring says it, by looking at every place."""
-    for n in [n for n in lengths if n <= len(text)]:
-        places = [i for i in range(n, len(text)) if text[i - n : i] == text[-n:]]
-        if places:
-            longer = list(text)
-            for j in range(tokens):
-                longer.append(longer[places[-1] + j])
-            return longer[len(text) :]
-    return []
-
-
-@pytest.mark.parametrize("lengths", [(1,), (2, 1), (4, 3, 2, 1), (4, 3, 2), (3,)])
-def test_what_followed_the_newest_same_words_is_guessed(lengths):
-    rng = np.random.default_rng(len(lengths))
-    for _ in range(30):
-        text, index = rng.integers(0, 4, size=rng.integers(1, 6)).tolist(), NgramIndex(lengths)
-        for _ in range(12):
-            assert index.find_continuation(text, 6) == followed(text, lengths, 6)
-            other = index.copy()
-            branch = [*text, int(rng.integers(0, 4))]
-            assert other.find_continuation(branch, 5) == followed(branch, lengths, 5)
-            text += rng.integers(0, 4, size=rng.integers(1, 4)).tolist()
-    assert NgramIndex((3, 2, 1)).find_continuation([1, 2, 3], 4) == []
-    assert NgramIndex((3, 2, 1)).find_continuation([1, 2, 3, 9, 1, 2, 3], 0) == []
-    assert NgramIndex((2, 1)).find_continuation([7, 8, 7, 8], 5) == [7, 8, 7, 8, 7]
-
-
 # --- what cannot be ---
 
 
@@ -516,14 +380,14 @@ def test_what_followed_the_newest_same_words_is_guessed(lengths):
 def test_caches_that_give_nothing_back_are_refused(model, name):
     with pytest.raises(
         UserError,
-        match=f"takes back what was guessed wrong, and cache '{name}' .*; caches that can: growing, ",
+        match=f"removes rejected draft tokens, but cache '{name}' .*; caches that can: growing, ",
     ):
         say_all(model, PROMPTS, PromptLookup(None), cache=Choice(name))
 
 
 def test_states_are_refused_in_the_model_and_in_the_draft(model):
-    linear, hybrid = make(7, attention="linear"), make(7, pattern=[{}, {"attention": "linear"}])
-    said = "and the state that this model keeps cannot give back what it read; no cache changes that$"
+    linear, hybrid = make(7, attention="linear"), make(7, layer_pattern=[{}, {"attention": "linear"}])
+    said = "but the recurrent state of this model cannot remove tokens; no cache supports it$"
     for big, proposer in ((linear, PromptLookup(None)), (model, drafted(linear)), (model, drafted(hybrid))):
         with pytest.raises(UserError, match=said):
             say_all(big, PROMPTS, proposer)
@@ -535,14 +399,14 @@ def test_states_are_refused_in_the_model_and_in_the_draft(model):
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ([[5]], {"max_new_tokens": 0}, "max_new_tokens is 0 and n is 1; wanted 1 or more of each"),
-        ([[5]], {"n": 0}, "n is 0; wanted 1 or more"),
-        ([[5]], {"seed": -1}, "seed is -1, wanted 0 or more"),
-        ([[5], []], {}, "prompt 2 has no token; a language model goes on from one at least"),
+        ([[5]], {"max_new_tokens": 0}, "max_new_tokens is 0 and n is 1; expected 1 or more of each"),
+        ([[5]], {"n": 0}, "n is 0; expected 1 or more"),
+        ([[5]], {"seed": -1}, "seed is -1, expected 0 or more"),
+        ([[5], []], {}, "prompt 2 has no tokens; a language model requires at least one"),
         (
             [[5], [6] * 9],
             {"max_len": 8, "row_offset": 4},
-            "prompt 6 has 9 tokens; this model takes 8 at most: give its end",
+            "prompt 6 has 9 tokens; the model's maximum is 8: pass only its end",
         ),
     ],
 )
@@ -552,28 +416,21 @@ def test_impossible_wishes_are_refused(model, prompts, options, message):
     assert say_all(model, [], PromptLookup(None)) == ([], [])
 
 
-@pytest.mark.parametrize(("option", "value"), [("ngram", 0), ("tokens", -2), ("min_ngram", 0)])
-def test_options_out_of_range_are_refused(option, value):
-    with pytest.raises(UserError, match=f"speculate 'lookup': {option} is {value}, wanted at least 1"):
-        PromptLookup(None, **{option: value})
-    with pytest.raises(UserError, match="min_ngram is 3, wanted at most ngram \\(2\\)"):
-        PromptLookup(None, ngram=2, min_ngram=3)
-    assert PromptLookup(None, ngram=4, min_ngram=2).ngram_sizes == range(4, 1, -1)
-
-
 @pytest.mark.parametrize("broken", ["model", "draft"])
 def test_not_a_number_is_an_error(broken):
     models = {"model": make(1), "draft": make(2)}
     with torch.no_grad():
         models[broken].head.weight[3, 0] = math.nan
     for sampling in (COLD, Sampling()):
-        with pytest.raises(UserError, match="not a number"):
+        with pytest.raises(UserError, match="output is NaN"):
             say_all(models["model"], [[5]], drafted(models["draft"]), sampling=sampling)
 
 
 @pytest.mark.parametrize("size", [V + 5, V - 3])
 def test_a_draft_may_have_rows_beyond_the_tokens(model, size):
-    """As published models of one tokenizer do; what the large model has not is never said, what the small lacks never guessed."""
+    """As published models of one tokenizer do; what the large model has not is never said, what the small
+    lacks never guessed.
+    """
     other = make(2, n_layers=1, vocab_size=size)
     with torch.no_grad():
         other.head.weight[V:] *= 20
@@ -598,5 +455,5 @@ def test_guesses_that_were_not_asked_for_are_a_bug(model):
         def propose(self, texts, streams, max_tokens):
             return [DraftTokens([5] * (k + 1)) for k in max_tokens]
 
-    with pytest.raises(AssertionError, match="more guesses than were asked for"):
+    with pytest.raises(AssertionError, match="more draft tokens than requested"):
         say_all(model, [[5]], Eager())

@@ -1,4 +1,6 @@
-"""What BERT and ALBERT learned of pairs of texts beside the masks: kept, used by what begins with it, and written again."""
+"""What BERT and ALBERT learned of pairs of texts beside the masks: kept, used by what begins with it, and
+written again.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from tests.hf.conftest import TEXTS, VOCABULARY
-from tests.hf.families.test_encoder_common import (
-    BARE,
-    CLASSES,
-    MLM,
-    SIZES,
-    UNTIED,
-    Case,
-    as_published_in_2018,
-    edited,
-    published,
-    rewritten,
-)
+from tests.hf.encoder_common_helpers import edited, rewritten
+from tests.hf.families.encoders import published
+from tests.hf.families.encoders_cases import BARE, CLASSES, MLM, SIZES, UNTIED, Case
+from tests.hf.families.test_bert import as_published_in_2018
 
 import polyhead as ph
 from polyhead.cli import main
@@ -92,7 +86,7 @@ def test_a_classifier_begins_with_the_pooler(case: Case, tmp_path: Path) -> None
     theirs, info = getattr(transformers, CLASSES).from_pretrained(tmp_path / "a", output_loading_info=True)
     assert {*info["missing_keys"]} == {"classifier.weight", "classifier.bias"}
     origin = ph.load(tmp_path / "a")
-    classes = {"labels": ("sad", "merry"), "pairs": False}
+    classes = {"labels": ("sad", "merry"), "nsp_head": False}
     ours = ph.build(origin.config.model_copy(update=classes), seed=1).eval()
     said = load_init_weights(ours, origin)
     assert "; new: classifier; not taken: " in said
@@ -110,7 +104,8 @@ def test_who_goes_on_with_the_masks_leaves_it(tmp_path: Path, capsys: pytest.Cap
     published(Case("BertConfig", FIRST, SIZES), tmp_path / "a")
     (tmp_path / "text.txt").write_text("\n".join(TEXTS * 4))
     data = {"root": str(tmp_path), "train": "text.txt", "valid": "text.txt", "max_len": 40}
-    recipe = {"task": "masked-lm", "start": str(tmp_path / "a"), "data": data, "out": str(tmp_path / "run"),
+    recipe = {"task": "masked-lm", "init_from": str(tmp_path / "a"), "data": data,
+        "out": str(tmp_path / "run"),
               "train": {"steps": 1, "max_tokens": 128}}  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     assert main(["train", str(tmp_path / "recipe.yaml")]) == 0
@@ -134,7 +129,7 @@ def test_a_pooler_without_its_head_is_left_behind_and_told(
     rewritten(tmp_path, older)
     assert type(ph.load(tmp_path).model) is MaskedLM
     left = "bert.pooler.dense.bias, bert.pooler.dense.weight"
-    assert caplog.messages == [f"{tmp_path}: left behind, since this model has no place for them: {left}"]
+    assert caplog.messages == [f"{tmp_path}: ignored tensors that this model does not have: {left}"]
 
 
 def test_a_bare_encoder_that_holds_the_head_for_pairs_is_told_so(
@@ -147,12 +142,12 @@ def test_a_bare_encoder_that_holds_the_head_for_pairs_is_told_so(
     )
     assert ph.load(tmp_path).config.pooling is not None
     left = "cls.seq_relationship.bias, cls.seq_relationship.weight"
-    assert caplog.messages == [f"{tmp_path}: left behind, since this model has no place for them: {left}"]
+    assert caplog.messages == [f"{tmp_path}: ignored tensors that this model does not have: {left}"]
 
 
 def test_other_families_have_no_such_model(tmp_path: Path) -> None:
     published(Case("BertConfig", FIRST, SIZES), tmp_path)
     with pytest.raises(
-        UserError, match="its model is NSPModel, there MaskedLM or Classifier or SentenceEncoder"
+        UserError, match="its model is NSPModel, expected MaskedLM or Classifier or SentenceEncoder"
     ):
         pick_family(ph.load(tmp_path).config, "roberta")

@@ -1,4 +1,6 @@
-"""Tokenizers from the files of checkpoints without a tokenizer.json, against those that the reference makes of them."""
+"""Tokenizers from the files of checkpoints without a tokenizer.json, against those that the reference makes
+of them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import sentencepiece
 import torch
 import transformers
 from tests.hf.conftest import VOCABULARY, make
-from tests.hf.tokenizers.test_spm import SOURCES, cut, learnt, lines
+from tests.hf.tokenizers.spm_helpers import SOURCES, learnt, lines
+from tests.hf.tokenizers.test_spm import cut
 
 import polyhead as ph
 from polyhead.core.errors import UserError
@@ -123,7 +126,8 @@ def roberta(directory: Path) -> None:
 
 def bart(directory: Path) -> None:
     sizes = {
-        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
         "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1,
     }  # fmt: skip
     model(directory, "BartConfig", "AutoModelForSeq2SeqLM", VOCABULARY, **sizes, decoder_start_token_id=2)
@@ -213,14 +217,18 @@ def test_a_special_token_in_a_text_is_only_text(tmp_path: Path) -> None:
 
 
 TRANSLATOR = {
-    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 2,
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "max_position_embeddings": 64, "bos_token_id": 0,
+    "eos_token_id": 2,
     "pad_token_id": 1, "forced_eos_token_id": 2, "init_std": 0.4,
 }  # fmt: skip
 
 
 def of_fairseq(directory: Path) -> tuple[Any, int]:
-    """A model of pieces under its published name, and how many tokens fairseq makes of it before any language."""
+    """A model of pieces under its published name, and how many tokens fairseq makes of it before any
+    language.
+    """
     directory.mkdir()
     trained = learnt(directory, "m", ENGLISH)
     (directory / "m.spm").rename(directory / "sentencepiece.bpe.model")
@@ -292,23 +300,37 @@ def named(directory: Path, tokenizer: str) -> None:
 
 
 MISTAKES: list[tuple[Callable[[Path], None], Callable[[Path], Any], str]] = [
-    (llama, lambda d: None, "{0} has no tokenizer.json (there: config.json, generation_config.json, model.safetensors); AutoTokenizer of"),
-    (gpt2, lambda d: (d / "merges.txt").unlink(), "{0} has no tokenizer.json, nor vocab.json and merges.txt in its place"),
-    (gpt2, lambda d: (d / "vocab.json").unlink(), "{0} has no tokenizer.json, nor vocab.json and merges.txt in its place"),
-    (gpt2, lambda d: (d / "merges.txt").write_text("a b\nqq zz\n"), "{0}: vocab.json and merges.txt do not fit each other: "),
-    (gpt2, lambda d: (d / "merges.txt").write_text("a b c\n"), "{0}: vocab.json and merges.txt do not fit each other: "),
-    (gpt2, lambda d: said(d, "vocab.json", a="b"), "{0}: vocab.json and merges.txt do not fit each other: "),
+    (llama, lambda d: None, "{0} has no tokenizer.json (there: config.json, generation_config.json, "
+                            "model.safetensors); save_pretrained of"),
+    (gpt2, lambda d: (d / "merges.txt").unlink(), "{0} has neither tokenizer.json nor vocab.json and "
+        "merges.txt"),
+    (gpt2, lambda d: (d / "vocab.json").unlink(), "{0} has neither tokenizer.json nor vocab.json and "
+        "merges.txt"),
+    (gpt2, lambda d: (d / "merges.txt").write_text("a b\nqq zz\n"), "{0}: vocab.json and merges.txt do not "
+        "match: "),
+    (gpt2, lambda d: (d / "merges.txt").write_text("a b c\n"), "{0}: vocab.json and merges.txt do not "
+        "match: "),
+    (gpt2, lambda d: said(d, "vocab.json", a="b"), "{0}: vocab.json and merges.txt do not match: "),
     (gpt2, lambda d: (d / "merges.txt").write_bytes(b"\xff"), "{0}/merges.txt is not UTF-8 text (byte 0)"),
-    (gpt_j, lambda d: said(d, "added_tokens.json", new=VOCABULARY + 7), "{0}/added_tokens.json numbers 'new' 307, where it is token 300"),
-    (gpt_j, lambda d: said(d, "added_tokens.json", new="1"), "{0}/added_tokens.json must give the id of each token"),
-    (gpt_j, lambda d: said(d, "tokenizer_config.json", added_tokens_decoder={"300": "new"}), "{0}/tokenizer_config.json: added_tokens_decoder must give each token by its id"),
-    (gpt_j, lambda d: said(d, "tokenizer_config.json", add_prefix_space="no"), "tokenizer_config.json: add_prefix_space is 'no', wanted true"),
-    (bert, lambda d: said(d, "tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer"), "{0}: tokenizer_class is 'BertJapaneseTokenizer', and without a tokenizer.json one of BertTokenizer, "),
-    (roberta, lambda d: named(d, "CodeGenTokenizer"), "{0}: tokenizer_class is 'CodeGenTokenizer', and without a tokenizer.json one of RobertaTokenizer, "),
-    (gpt2, lambda d: named(d, "Qwen2TokenizerFast"), "{0}: tokenizer_class is 'Qwen2Tokenizer', and without a tokenizer.json one of GPT2Tokenizer, "),
+    (gpt_j, lambda d: said(d, "added_tokens.json", new=VOCABULARY + 7), "{0}/added_tokens.json gives 'new' "
+        "the id 307, but in the vocabulary it is 300"),
+    (gpt_j, lambda d: said(d, "added_tokens.json", new="1"), "{0}/added_tokens.json must map tokens to ids"),
+    (gpt_j, lambda d: said(d, "tokenizer_config.json", added_tokens_decoder={"300": "new"}),
+        "{0}/tokenizer_config.json: added_tokens_decoder must map ids to tokens"),
+    (gpt_j, lambda d: said(d, "tokenizer_config.json", add_prefix_space="no"), "tokenizer_config.json: "
+        "add_prefix_space is 'no', expected true"),
+    (bert, lambda d: said(d, "tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer"),
+        "{0}: tokenizer_class is 'BertJapaneseTokenizer'; without a tokenizer.json supported: "
+        "BertTokenizer, "),
+    (roberta, lambda d: named(d, "CodeGenTokenizer"), "{0}: tokenizer_class is 'CodeGenTokenizer'; without "
+        "a tokenizer.json supported: RobertaTokenizer, "),
+    (gpt2, lambda d: named(d, "Qwen2TokenizerFast"), "{0}: tokenizer_class is 'Qwen2Tokenizer'; without a "
+        "tokenizer.json supported: GPT2Tokenizer, "),
     (bert, lambda d: (d / "vocab.txt").unlink(), "{0} has neither tokenizer.json nor vocab.txt"),
-    (bert, lambda d: (d / "vocab.txt").write_text("[PAD]\nthe\n"), "{0}/vocab.txt has no token [UNK], a line of its own"),
-    (bert, lambda d: said(d, "tokenizer_config.json", strip_accents="all"), "tokenizer_config.json: strip_accents is 'all', wanted true or"),
+    (bert, lambda d: (d / "vocab.txt").write_text("[PAD]\nthe\n"), "{0}/vocab.txt has no line with the "
+        "token [UNK]"),
+    (bert, lambda d: said(d, "tokenizer_config.json", strip_accents="all"), "tokenizer_config.json: "
+        "strip_accents is 'all', expected true or"),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.greedy import greedy_search
 from polyhead.models import build
 from polyhead.nn.position.base import Position
+from polyhead.nn.validate_model import check_model
 
 C = 6
 SIZES = {
@@ -31,7 +32,7 @@ def block(kernel, cross=False, **changes):
     config = ModelConfig(**SIZES, norm="none", position="none", **changes)
     shape = config.attention_shape(causal=cross)
     torch.manual_seed(0)
-    made = BLOCK.build(Choice("conv", kernel=kernel), config, shape, Position(shape), cross).double()
+    made = BLOCK.build(Choice("gated_conv", kernel=kernel), config, shape, Position(shape), cross).double()
     with torch.no_grad():
         for p in made.parameters():
             p.normal_(std=0.5)
@@ -39,7 +40,9 @@ def block(kernel, cross=False, **changes):
 
 
 def gated_sum(layer, tokens, t, before):
-    """Gehring et al. (2017): A * sigmoid(B), [A B] = W [x_t-before ... ] + b, 0 beyond the ends of the row."""
+    """Gehring et al. (2017): A * sigmoid(B), [A B] = W [x_t-before ... ] + b, 0 beyond
+    the ends of the row.
+    """
     total = layer.conv.bias.clone()
     for k in range(layer.kernel):
         at = t - before + k
@@ -81,7 +84,7 @@ def test_whole_rows_equal_the_convolution_of_torch():
 
 def test_the_cache_keeps_the_last_tokens_of_each_row():
     layer = block(4, cross=True).float()
-    model = build(ModelConfig(**SIZES, decoder_block={"name": "conv", "kernel": 4}))
+    model = build(ModelConfig(**SIZES, decoder_block={"name": "gated_conv", "kernel": 4}))
     assert layer.state == model.cache_shape.states[0] == ((3, C),)
     memory = layer.project_kv(torch.randn(3, 5, C), None)
     cache = make_cache(None, model.cache_shape, 3, 8)
@@ -98,9 +101,9 @@ def test_the_cache_keeps_the_last_tokens_of_each_row():
     assert torch.equal(kept[2], torch.cat([nothing, more[2]]))
 
 
-@pytest.mark.parametrize("decoder", ["conv", "transformer", "gru"])
+@pytest.mark.parametrize("decoder", ["gated_conv", "transformer", "gru"])
 def test_the_score_of_an_output_is_its_probability_given_whole(decoder):
-    model = build(ModelConfig(**SIZES, block="conv", decoder_block=decoder), seed=3).eval()
+    model = build(ModelConfig(**SIZES, block="gated_conv", decoder_block=decoder), seed=3).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.4 * torch.randn_like(p))
@@ -125,17 +128,20 @@ def test_the_score_of_an_output_is_its_probability_given_whole(decoder):
     ("given", "message"),
     [
         (
-            {"block": {"name": "conv", "kernel": 4}},
-            "kernel of block 'conv' is 4; an encoder .* it is odd: 3 or 5",
+            {"block": {"name": "gated_conv", "kernel": 4}},
+            "kernel of block 'gated_conv' is 4; in an encoder .* it must be odd: 3 or 5",
         ),
-        ({"block": {"name": "conv", "kernel": 1}}, "it counts the token itself, so 2 is the least"),
+        ({"block": {"name": "gated_conv", "kernel": 1}}, "it includes the token itself: the minimum is 2"),
         (
-            {"block": "conv", "position": "rope"},
-            "position 'rope' acts on self-attention, and blocks conv have none",
+            {"block": "gated_conv", "position": "rope"},
+            "position 'rope' acts on self-attention, but blocks gated_conv have none",
         ),
-        ({"decoder_block": "conv", "decoder_attention": "softmax"}, "a decoder of block 'conv' has none"),
+        (
+            {"decoder_block": "gated_conv", "decoder_attention": "softmax"},
+            "a decoder of block 'gated_conv' does not have",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        ModelConfig(**SIZES, head_dim=4, **given)
+        check_model(ModelConfig(**SIZES, head_dim=4, **given))

@@ -16,6 +16,7 @@ from polyhead.models import build
 from polyhead.nn.block.recurrent import LSTM, RecurrentMemory
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
+from polyhead.nn.validate_model import check_model
 
 C = 6
 SIZES = {
@@ -243,7 +244,7 @@ def test_an_lstm_learns_in_bf16_where_the_processor_has_none_for_it(monkeypatch)
 
 
 @pytest.mark.skipif(not can_pack(), reason="this build of torch has no packed products")
-@pytest.mark.parametrize("name", [*KINDS, "conv"])
+@pytest.mark.parametrize("name", [*KINDS, "gated_conv"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_a_packed_model_gives_the_logits_of_the_plain_one(name, dtype):
     model = build(ModelConfig(**SIZES | {"d_model": 32}, block=name), seed=1).eval().to(dtype)
@@ -262,12 +263,12 @@ def test_a_packed_model_gives_the_logits_of_the_plain_one(name, dtype):
     [
         (
             {"block": {"name": "lstm", "units": 7}},
-            "units of block 'lstm' is 7.* so it is even and above 0: 8",
+            "units of block 'lstm' is 7.* so it must be even and above 0: 8",
         ),
         ({"block": {"name": "gru", "units": 0}}, "units of block 'gru' is 0"),
         (
             {"block": "lstm", "position": "rope"},
-            "position 'rope' acts on self-attention, and blocks lstm have none",
+            "position 'rope' acts on self-attention, but blocks lstm have none",
         ),
         (
             {"block": "gru", "decoder_block": "lstm", "position": "rope"},
@@ -275,23 +276,24 @@ def test_a_packed_model_gives_the_logits_of_the_plain_one(name, dtype):
         ),
         (
             {"decoder_block": "lstm", "decoder_attention": "softmax"},
-            "a decoder of block 'lstm' has none; cross_att",
+            "a decoder of block 'lstm' does not have; for att",
         ),
         (
             {"block": {"name": "gru", "attention": False}, "cross_attention": "softmax"},
-            "cross_attention is given, and block 'gru' with attention=false has none",
+            "cross_attention is set, but block 'gru' with attention=false has none",
         ),
         ({"block": {"name": "lstm", "bidirectonal": True}}, "did you mean 'bidirectional'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        ModelConfig(**SIZES, head_dim=4, **given)
+        check_model(ModelConfig(**SIZES, head_dim=4, **given))
 
 
 @pytest.mark.parametrize(
     "side", [{"block": "lstm", "decoder_block": "transformer"}, {"decoder_block": "lstm"}]
 )
 def test_positions_of_attention_are_welcome_where_one_side_has_it(side):
-    ModelConfig(**SIZES | {"d_model": 8}, head_dim=4, position="rope", **side)
-    ModelConfig(**SIZES | {"d_model": 5, "n_heads": 1}, block={"name": "lstm", "bidirectional": False})
+    check_model(ModelConfig(**SIZES | {"d_model": 8}, head_dim=4, position="rope", **side))
+    one_way = {"name": "lstm", "bidirectional": False}
+    check_model(ModelConfig(**SIZES | {"d_model": 5, "n_heads": 1}, block=one_way))

@@ -94,7 +94,7 @@ def test_the_way_back_of_a_plain_layer_has_no_bias_of_its_own():
 
 
 def test_every_registered_feed_forward_has_its_formula_here():
-    assert set(FEED_FORWARD.names()) == {name for name, _, _ in VARIANTS} | {"experts"}  # see test_experts.py
+    assert set(FEED_FORWARD.names()) == {name for name, _, _ in VARIANTS} | {"moe"}  # see test_moe.py
     assert {o["activation"] for name, o, _ in VARIANTS if name == "conv1x1"} == set(get_args(MLPActivation))
 
 

@@ -16,7 +16,7 @@ from polyhead.nn.feed_forward.moe import BALANCE_GRAD_SCALE, MixtureOfExperts, R
 
 def experts(**options):
     torch.manual_seed(0)
-    return FEED_FORWARD.build(Choice("experts", **options), 6, 10).double()
+    return FEED_FORWARD.build(Choice("moe", **options), 6, 10).double()
 
 
 def by_hand(ffn, x):
@@ -120,7 +120,7 @@ def test_a_text_alone_means_what_it_means_among_others():
             n_heads=2,
             n_layers=2,
             d_ff=8,
-            feed_forward={"name": "experts", "n_experts": 4, "expert": "swiglu"},
+            feed_forward={"name": "moe", "n_experts": 4, "expert": "swiglu"},
         ),
         seed=1,
     ).eval()
@@ -137,7 +137,7 @@ def test_a_packed_model_routes_as_it_learned_to(dtype, off):
         n_heads=2,
         n_layers=2,
         d_ff=64,
-        feed_forward={"name": "experts", "n_experts": 4},
+        feed_forward={"name": "moe", "n_experts": 4},
     )
     model, same = build(config, seed=1).eval(), build(config, seed=1).eval()
     fast = pack_model(same, linear_factory(dtype))
@@ -172,7 +172,7 @@ def test_dropout_reaches_every_expert():
         ({"top_k": 9}, "from 1 to n_experts=8, not 9"),
         ({"top_k": 0}, "from 1 to n_experts=8, not 0"),
         ({"top_k": 1}, "normalize: false"),
-        ({"expert": "experts"}, "not 'experts' again"),
+        ({"expert": "moe"}, "must not be 'moe' themselves"),
         ({"expert": "swigul"}, "did you mean 'swiglu'"),
     ],
 )

@@ -1,17 +1,19 @@
-"""Vectors of distances that attention projects, against loops in double precision and against Hugging Face Transformers."""
+"""Vectors of distances that attention projects, against loops in double precision and against Hugging Face
+Transformers.
+"""
 
 import itertools
 import math
 
 import pytest
 import torch
-from tests.nn.position.test_relative_distance import PLACES, scheme
+from tests.nn.position.relative_distance_helpers import PLACES, scheme
 
 from polyhead.config.model import AttentionShape, ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.models import build
 from polyhead.nn.attention.softmax import Attention
-from polyhead.nn.kv import KV
+from polyhead.nn.kv import KV, split_heads
 from polyhead.nn.position import disentangled
 from polyhead.nn.position.disentangled import DisentangledPosition, log_bucket_index, near_index_range
 
@@ -24,7 +26,9 @@ OPTIONS = [
 
 
 def row_of(distance, span, max_distance):
-    """The row of the table: He et al., 2021a, eq. 3, and the log buckets of DeBERTa-v2's code, an integer at a time."""
+    """The row of the table: He et al., 2021a, eq. 3, and the log buckets of DeBERTa-v2's code, an integer at
+    a time.
+    """
     middle, size = span // 2, abs(distance)
     if max_distance is not None and size > middle:
         wide = middle + math.ceil(
@@ -112,7 +116,6 @@ def test_vectors_that_no_pair_reads_change_nothing(place, monkeypatch):
 
     some = made.scores(q, kv, q_pos, None, project)
     monkeypatch.setattr(disentangled, "find_max_distance", lambda *given: None)
-    made._memo = type(made._memo)()
     every = made.scores(q, kv, q_pos, None, project)
     there = torch.ones(1, dtype=torch.bool)
     if k_pos is not None:
@@ -136,8 +139,8 @@ def test_vectors_are_projected_as_tokens_are(more):
     for p in a.parameters():
         p.normal_()
     x = torch.randn(7, 12)
-    q, kv = a.project_qkv(x[None], None, None)
-    assert all(map(torch.equal, a.project_qk(x), (q[0], kv.k[0])))
+    q = a.q_norm(split_heads(a.q_proj(x[None]), 3))
+    assert all(map(torch.equal, a.project_qk(x), (q[0], a.project_kv(x[None], None).k[0])))
     assert Attention(
         AttentionShape.from_sizes(12, 4, 2), DisentangledPosition(AttentionShape.from_sizes(12, 4))
     ).scale == pytest.approx((3 * 3) ** -0.5)
@@ -180,12 +183,12 @@ def test_all_layers_of_a_stack_have_one_table():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"span": 1}, "span of disentangled is 1; it counts vectors to either side, at least 2"),
+        ({"span": 1}, "span of disentangled is 1; it is the number of vectors for both sides, at least 2"),
         (
             {"span": 8, "max_distance": 5},
-            "max_distance of disentangled is 5; .* up to 4 apart, so give at least 6",
+            "max_distance of disentangled is 5; .* up to 4, so it must be at least 6",
         ),
-        ({"dropout": 1.0}, "dropout is a probability from 0 to below 1"),
+        ({"dropout": 1.0}, "dropout must be a probability from 0 to below 1"),
     ],
 )
 def test_options_that_make_no_sense_are_user_errors(options, said):

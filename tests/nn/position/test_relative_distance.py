@@ -5,41 +5,16 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
+from tests.nn.position.relative_distance_helpers import PLACES, scheme
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import POSITION
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import KV
-from polyhead.nn.position.alibi import Alibi, get_alibi_slopes
+from polyhead.nn.position.alibi import Alibi
 from polyhead.nn.position.shaw import Shaw
-from polyhead.nn.position.t5 import T5Bias, t5_bucket_index
-
-RAGGED = torch.tensor([[0, 1, 2, 3, 4], [0, 1, -1, -1, -1], [0, 1, 2, 3, -1]])
-HOLES = torch.tensor([[0, 1, 2, 3, 4], [-1, 7, 0, -1, 1], [60, -1, 3, 2, 0]])
-LATER = torch.tensor([[10, 11, 12, 13, 14], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
-# of queries (B, T) and of slots (B, 1|K, S)
-PLACES = {
-    "whole rows": (None, None),
-    "padded rows": (RAGGED, RAGGED[:, None]),
-    "holes": (HOLES, HOLES[:, None]),
-    "rows from elsewhere": (LATER, LATER.flip(0)[:, None]),
-    "one token more": (torch.tensor([[4], [2], [61]]), HOLES[:, None]),
-    "the same token more": (torch.tensor([[5], [5], [5]]), RAGGED[:, None]),
-    "a head's own slots": (HOLES, torch.stack([HOLES, RAGGED.roll(1, 0)], 1)),
-}
-
-
-def scheme(name, n_heads=4, causal=False, **options):
-    torch.manual_seed(0)
-    shape = AttentionShape.from_sizes(
-        3 * n_heads, n_heads, n_heads // 2, head_dim=3, v_head_dim=2, causal=causal
-    )
-    made = POSITION.get(name)(shape, **options).double()
-    for p in made.parameters():
-        p.data.normal_()
-    return made
+from polyhead.nn.position.t5 import T5Bias
 
 
 def bucket_of(distance, buckets, max_distance, causal):
@@ -108,39 +83,6 @@ def test_biases_are_their_equations(name, options, place, causal):
             assert float(out[at]) == pytest.approx(bias, rel=1e-6, abs=1e-12), at
 
 
-@pytest.mark.acceptance("A8")
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("clip", [2, 16])
-def test_relative_values_are_summed_with_the_weights(place, clip):
-    """sum_s weight_s * vector_s (Shaw et al., 2018, eq. 3, second term)."""
-    made = scheme("shaw", clip=clip)
-    q_pos, k_pos = PLACES[place]
-    weights = torch.rand(3, 4, 5 if q_pos is None else q_pos.size(1), 5, dtype=torch.double)
-    if k_pos is not None:
-        weights *= (k_pos >= 0).repeat_interleave(4 // k_pos.size(1), 1)[:, :, None]
-    kv = KV(torch.randn(3, 2, 5, 3).double(), torch.randn(3, 2, 5, 2).double(), k_pos)
-    out = made.values(weights, kv, q_pos)
-    for b, h, t in itertools.product(range(3), range(4), range(weights.size(2))):
-        at = t if q_pos is None else int(q_pos[b, t])
-        if at < 0:
-            continue
-        wanted = torch.zeros(2).double()
-        for s in range(5):
-            own = 0 if k_pos is None or k_pos.size(1) == 1 else h // 2
-            to = s if k_pos is None else int(k_pos[b, own, s])
-            wanted += weights[b, h, t, s] * made.value[min(max(to - at, -clip), clip) + clip]
-        torch.testing.assert_close(out[b, h, t], wanted)
-
-
-def test_relative_values_are_summed_in_fp32():
-    """A thousand small weights of one distance, in bf16."""
-    made = Shaw(AttentionShape.from_sizes(2, 1), clip=1).to(torch.bfloat16)
-    weights = torch.full((1, 1, 1, 1000), 1 / 1024, dtype=torch.bfloat16)
-    kv = KV(*torch.zeros(2, 1, 1, 1000, 2, dtype=torch.bfloat16), torch.arange(1000)[None, None])
-    out = made.values(weights, kv, torch.tensor([[2000]]))
-    torch.testing.assert_close(out[0, 0, 0].float(), made.value[0].float() * 1000 / 1024, rtol=1e-2, atol=0)
-
-
 @pytest.mark.parametrize(("name", "options"), [*SCHEMES, ("shaw", {"values": False})], ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["both sides", "causal"])
 @pytest.mark.parametrize("more", [{}, {"scale": 0.3}, {"qk_norm": True, "softcap": 2.0}], ids=str)
@@ -178,52 +120,6 @@ def test_the_layer_adds_them_to_its_equation(name, options, causal, more):
     wanted = a.o_proj(torch.cat(heads, -1))
     torch.testing.assert_close(a(x), wanted, rtol=0, atol=1e-6)
     torch.testing.assert_close(a(x, torch.arange(7).expand(2, 7)), wanted, rtol=0, atol=1e-6)
-
-
-@torch.no_grad()
-def test_dropout_falls_on_values_and_on_what_shaw_adds_to_them_alike():
-    """One weight for v_j + b_{j-i}, Shaw et al., 2018, eq. 3; watchers see it before dropout."""
-    shape = AttentionShape.from_sizes(12, 4, 2, head_dim=3, v_head_dim=2, causal=True)
-    a = Attention(shape, scheme("shaw", causal=True, clip=2), dropout=0.5).double()
-    x, watched = torch.randn(2, 7, 12, dtype=torch.double), []
-    a.weights_hooks.append(watched.append)
-    torch.manual_seed(5)
-    found = a(x)
-    v = a.v_proj(x).unflatten(-1, (2, 2))
-    torch.manual_seed(5)  # heads of a group are more queries on its keys: (B, K, group * T, S)
-    alphas = F.dropout(watched[0].view(2, 2, 14, 7), 0.5).view(2, 4, 7, 7)
-    assert (watched[0].sum(-1) - 1).abs().max() < 1e-6
-    assert 0.4 < float((alphas[watched[0] > 0] == 0).double().mean()) < 0.6
-    out = torch.zeros(2, 7, 4, 2, dtype=torch.double)
-    for b, h, t, s in itertools.product(range(2), range(4), range(7), range(7)):
-        apart = min(max(s - t, -2), 2) + 2
-        out[b, t, h] += alphas[b, h, t, s] * (v[b, s, h // 2] + a.position.value[apart])
-    torch.testing.assert_close(found, a.o_proj(out.flatten(2)), rtol=0, atol=1e-6)
-
-
-@pytest.mark.acceptance("A8")
-@pytest.mark.parametrize("n_heads", [1, 2, 3, 4, 6, 7, 8, 12, 16, 20, 32, 71])
-def test_slopes_are_those_of_the_paper(n_heads):
-    modeling = pytest.importorskip("transformers.models.bloom.modeling_bloom")
-    mask = torch.ones(1, 2, dtype=torch.long)  # the bias of slot 1 is the slope
-    theirs = modeling.build_alibi_tensor(mask, n_heads, torch.float32)[:, 0, 1]
-    torch.testing.assert_close(torch.tensor(get_alibi_slopes(n_heads)), theirs, rtol=1e-5, atol=0)
-    if n_heads & (n_heads - 1) == 0:
-        assert get_alibi_slopes(n_heads) == [2 ** (-8 * h / n_heads) for h in range(1, n_heads + 1)]
-
-
-@pytest.mark.acceptance("A8")
-@pytest.mark.parametrize(
-    ("buckets", "max_distance"), [(32, 128), (32, 20), (6, 40), (64, 256), (4, 3), (10, 300)]
-)
-@pytest.mark.parametrize("causal", [False, True], ids=["both sides", "causal"])
-def test_buckets_are_those_of_hugging_face(buckets, max_distance, causal):
-    modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
-    distance = torch.arange(-300, 301)
-    theirs = modeling.T5Attention._relative_position_bucket(distance, not causal, buckets, max_distance)
-    ours = t5_bucket_index(distance, buckets, max_distance, causal)
-    assert torch.equal(ours, theirs)
-    assert set(ours.tolist()) <= set(range(buckets))
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -5,7 +5,9 @@ import torch
 
 from polyhead.config.model import AttentionShape, ModelConfig
 from polyhead.core.errors import UserError
+from polyhead.models import build
 from polyhead.nn.position.rope import Rope
+from polyhead.nn.validate_model import check_model
 
 
 @pytest.mark.parametrize(("dim", "theta"), [(2, 10000.0), (8, 10000.0), (6, 50.0)])
@@ -51,7 +53,7 @@ def test_rope_keeps_its_angles_in_fp32_whatever_the_model_is_in(dtype):
 
 def test_rope_wants_pairs_of_features_and_says_what_to_do():
     with pytest.raises(UserError, match=r"head_dim must be even for rope.* 5 .*nearest head_dim is 4 or 6"):
-        ModelConfig(vocab_size=9, d_model=10, n_heads=2, position="rope")
+        check_model(ModelConfig(vocab_size=9, d_model=10, n_heads=2, position="rope"))
     with pytest.raises(UserError, match=r"nearest head_dim is 2 or 4$"):
         Rope(AttentionShape.from_sizes(3, 1, max_len=16))
 
@@ -107,95 +109,15 @@ def test_gradients_of_rope_are_those_of_finite_differences(layout, fraction):
     assert torch.autograd.gradgradcheck(lambda x: scheme.rotate(x, pos), (x,))
 
 
-SCALED = [
-    ({}, {"rope_type": "default"}),
-    ({"scaling": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
-    *(
-        (
-            {"scaling": "yarn", "factor": factor, "original_len": length},
-            {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length},
-        )
-        for factor, length in [(4.0, 2048), (2.0, 100), (1.0, 512), (16.0, 4)]
-    ),
-    *(
-        (
-            {"scaling": "llama3", "factor": factor, "original_len": length},
-            {
-                "rope_type": "llama3",
-                "factor": factor,
-                "original_max_position_embeddings": length,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-            },
-        )
-        for factor, length in [(8.0, 8192), (2.0, 100), (32.0, 4)]
-    ),
-]
-
-
-@pytest.mark.acceptance("A8")
-@pytest.mark.parametrize(("factor", "length"), [(32.0, 4096), (1.0, 512), (4.0, 7)])
-@pytest.mark.parametrize("fraction", [1.0, 0.75])
-@pytest.mark.parametrize("longer", [False, True])
-def test_angles_of_longrope_are_those_of_hugging_face(factor, length, fraction, longer):
-    """Short numbers up to the length of training, long ones where there is room for more."""
-    transformers = pytest.importorskip("transformers")
-    modeling = pytest.importorskip("transformers.models.phi3.modeling_phi3")
-    pairs = int(32 * fraction) // 2
-    short, long = (1 + torch.arange(pairs) / 7).tolist(), (2 + torch.arange(pairs) ** 1.5).tolist()
-    theirs = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": long}
-    config = transformers.Phi3Config(
-        hidden_size=64, num_attention_heads=2, max_position_embeddings=int(factor * length),
-        original_max_position_embeddings=length, rope_parameters=theirs | {"partial_rotary_factor": fraction},
-    )  # fmt: skip
-    options = {"scaling": "longrope", "factor": factor, "original_len": length, "short": short, "long": long}
-    shape = AttentionShape.from_sizes(64, 2, max_len=length + longer)
-    scheme, embedding = Rope(shape, fraction=fraction, **options), modeling.Phi3RotaryEmbedding(config)
-    q, pos = torch.randn(2, 2, 5, 32), torch.tensor([[0, 1, 2, 3, 4], [5, 2, 3, 0, length - (not longer)]])
-    wanted, _ = modeling.apply_rotary_pos_emb(q, q, *embedding(q, pos))
-    torch.testing.assert_close(scheme.inv_freq, embedding.inv_freq, rtol=1e-6, atol=1e-9)
-    assert scheme.attention_factor == pytest.approx(embedding.attention_scaling, rel=1e-12)
-    torch.testing.assert_close(scheme.rotate(q, pos), wanted, rtol=0, atol=5e-4)
-
-
-def llama(options, theirs, dim, theta):
-    """Rope, and that of Llama in Hugging Face Transformers, with a head of the same width."""
-    transformers = pytest.importorskip("transformers")
-    theirs = {"rope_theta": theta, **theirs}
-    config = transformers.LlamaConfig(
-        hidden_size=2 * dim, num_attention_heads=2, max_position_embeddings=64, rope_parameters=theirs
-    )
-    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
-    scheme = Rope(AttentionShape.from_sizes(2 * dim, 2), theta=theta, **options)
-    return scheme, config, modeling.LlamaRotaryEmbedding(config), modeling.apply_rotary_pos_emb
-
-
-@pytest.mark.acceptance("A8")
-@pytest.mark.parametrize(("options", "theirs"), SCALED, ids=str)
-@pytest.mark.parametrize(("dim", "theta"), [(8, 10000.0), (64, 500000.0), (128, 10000.0)])
-def test_scaled_angles_are_those_of_hugging_face(options, theirs, dim, theta):
-    scheme, _, embedding, apply = llama(options, theirs, dim, theta)
-    torch.testing.assert_close(scheme.inv_freq, embedding.inv_freq, rtol=1e-6, atol=1e-9)
-    assert scheme.attention_factor == pytest.approx(embedding.attention_scaling, rel=1e-12)
-    q, pos = torch.randn(2, 2, 5, dim), torch.tensor([[0, 1, 2, 3, 4], [7, 900, 3, 0, 70]])
-    wanted, _ = apply(q, q, *embedding(q, pos))
-    torch.testing.assert_close(scheme.rotate(q, pos), wanted, rtol=0, atol=5e-4 if theta > 1e5 else 2e-4)
-
-
-@pytest.mark.acceptance("A8")
-@pytest.mark.parametrize("factor", [1.0, 2.5, 8.0])
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_the_larger_base_of_ntk_is_that_of_hugging_face(factor, fraction):
-    """Theirs grows with the text: at factor 1 and ``factor`` times the length it is ours."""
-    theirs = {"rope_type": "dynamic", "factor": 1.0, "partial_rotary_factor": fraction}
-    options = {"scaling": "ntk", "factor": factor, "fraction": fraction}
-    scheme, config, _, _ = llama(options, theirs, 64, 10000.0)
-    utils = pytest.importorskip("transformers.modeling_rope_utils")
-    rates, _ = utils.ROPE_INIT_FUNCTIONS["dynamic"](config, "cpu", seq_len=int(64 * factor))
-    torch.testing.assert_close(scheme.inv_freq, rates, rtol=1e-6, atol=1e-9)
-    slowest = 10000.0 ** (-(64 * fraction - 2) / (64 * fraction))
-    assert float(scheme.inv_freq[0]) == 1
-    assert float(scheme.inv_freq[-1]) == pytest.approx(slowest / factor, rel=1e-5)
+@pytest.mark.parametrize("options", [{}, {"layout": "interleaved", "fraction": 0.5}], ids=str)
+def test_a_compiled_model_turns_by_the_same_angles(options):
+    sizes = {"vocab_size": 20, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "dropout": 0.0}
+    model = build(ModelConfig(**sizes, kind="decoder", position={"name": "rope", **options}), seed=1)
+    found, tokens = [], torch.randint(0, 20, (2, 5))
+    for call in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        logits = call(tokens)
+        found.append((logits, *torch.autograd.grad(logits.square().mean(), [*model.parameters()])))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5])
@@ -221,28 +143,28 @@ def test_a_part_of_the_head_turns_as_in_gpt_neox(fraction, scaling):
         ({"theta": 1.0}, "theta of rope is 1.0.* above 1"),
         ({"factor": 2.0}, "factor of rope is 2.0 with scaling 'none'"),
         ({"factor": 0.5, "scaling": "linear"}, "factor of rope is 0.5.* at least 1"),
-        ({"scaling": "yarn", "factor": 2.0}, "original_len of rope is null: scaling 'yarn' wants"),
+        ({"scaling": "yarn", "factor": 2.0}, "original_len of rope is null: scaling 'yarn' requires"),
         ({"scaling": "ntk", "factor": 2.0, "original_len": 9}, "original_len of rope is 9.* 'ntk'"),
-        ({"scaling": "yarn", "factor": 2.0, "original_len": 0}, "at least 1; here it is 0"),
+        ({"scaling": "yarn", "factor": 2.0, "original_len": 0}, "at least 1 tokens, got 0"),
         (
             {"scaling": "longrope", "original_len": 1, "short": [1.0] * 4, "long": [1.0] * 4},
-            "at least 2; here it is 1",
+            "at least 2 tokens, got 1",
         ),
         (
             {"scaling": "longrope", "original_len": 9, "long": [1.0] * 4},
             "short of rope is null: .* a number for each pair",
         ),
-        ({"long": [1.0] * 4}, r"long of rope is \[1.0.*the others do not read it; here scaling is 'none'"),
+        ({"long": [1.0] * 4}, r"long of rope is \[1.0.*the others ignore it; scaling is 'none'"),
         (
             {"scaling": "longrope", "original_len": 9, "short": [1.0] * 4, "long": [1.0] * 3},
-            "long of rope .* wanted 4 numbers above 0",
+            "long of rope .* expected 4 numbers above 0",
         ),
         (
             {"scaling": "longrope", "original_len": 9, "short": [1.0, 0, 1, 1], "long": [1.0] * 4},
-            "short of rope .* wanted 4 numbers",
+            "short of rope .* expected 4 numbers",
         ),
         ({"scaling": "ntk", "factor": 2.0, "fraction": 0.25}, "use 'linear'"),
-        ({"fraction": 0.0}, "above 0 to 1; here it is 0.0"),
+        ({"fraction": 0.0}, "above 0 and at most 1, got 0.0"),
         ({"fraction": 0.4}, "0.4 of head_dim 8 is 3 features.* nearest fraction is 0.5"),
         ({"fraction": 0.1}, "is 0 features.* nearest fraction is 0.25"),
     ],
@@ -251,4 +173,4 @@ def test_options_that_make_no_sense_are_user_errors(options, said):
     with pytest.raises(UserError, match=said):
         Rope(AttentionShape.from_sizes(8, 1), **options)
     with pytest.raises(UserError, match=said):
-        ModelConfig(vocab_size=9, d_model=8, n_heads=1, position={"name": "rope", **options})
+        check_model(ModelConfig(vocab_size=9, d_model=8, n_heads=1, position={"name": "rope", **options}))

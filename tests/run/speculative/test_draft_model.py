@@ -1,4 +1,6 @@
-"""Runs that guess for runs: by name in Python, on the command line and in a file; what cannot guess is refused."""
+"""Runs that guess for runs: by name in Python, on the command line and in a file; what cannot guess is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -65,22 +67,22 @@ def test_a_run_that_guesses_changes_no_greedy_text(place: Path, name: str) -> No
     )
     wanted = run.generate(PROMPTS, **cold)
     assert len(set(wanted)) == 3 and all(len(set(text)) > 5 for text in wanted)
-    assert run.generate(PROMPTS, speculate={"name": "draft", "run": str(place / name)}, **cold) == wanted
-    assert run.generate(PROMPTS, speculate="lookup", cache="paged", batch_tokens=60, **cold) == wanted
+    assert run.generate(PROMPTS, speculative={"name": "draft", "run": str(place / name)}, **cold) == wanted
+    assert run.generate(PROMPTS, speculative="lookup", cache="paged", batch_tokens=60, **cold) == wanted
 
 
 def test_look_up_changes_no_text_at_all(place: Path) -> None:
     run = ph.load(place / "large")
     for changes in ({"n": 3, "seed": 5}, {"seed": 2, "stop": [" "]}, {"top_p": 0.9, "max_new_tokens": 80}):
-        assert run.generate(PROMPTS, speculate="lookup", **changes) == run.generate(PROMPTS, **changes)
+        assert run.generate(PROMPTS, speculative="lookup", **changes) == run.generate(PROMPTS, **changes)
 
 
 def test_the_small_run_draws_what_depends_on_the_seed_and_the_row_alone(place: Path) -> None:
     run, choice = ph.load(place / "large"), {"name": "draft", "run": str(place / "small"), "tokens": 3}
-    found = run.generate(PROMPTS, n=2, seed=3, speculate=choice)
-    assert found == run.generate(PROMPTS, n=2, seed=3, speculate=choice, batch_tokens=1)
-    assert found[0] == run.generate(PROMPTS[:1], n=2, seed=3, speculate=choice)[0]
-    assert found != run.generate(PROMPTS, n=2, seed=4, speculate=choice)
+    found = run.generate(PROMPTS, n=2, seed=3, speculative=choice)
+    assert found == run.generate(PROMPTS, n=2, seed=3, speculative=choice, batch_tokens=1)
+    assert found[0] == run.generate(PROMPTS[:1], n=2, seed=3, speculative=choice)[0]
+    assert found != run.generate(PROMPTS, n=2, seed=4, speculative=choice)
 
 
 def test_the_small_run_is_opened_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +94,7 @@ def test_the_small_run_is_opened_once(place: Path, monkeypatch: pytest.MonkeyPat
     for tokens in (2, 2, 3, 3):
         run.generate(
             ["a"],
-            speculate={"name": "draft", "run": str(place / "small"), "tokens": tokens},
+            speculative={"name": "draft", "run": str(place / "small"), "tokens": tokens},
             max_new_tokens=2,
         )
     assert opened == [str(place / "small")] * 2
@@ -101,11 +103,11 @@ def test_the_small_run_is_opened_once(place: Path, monkeypatch: pytest.MonkeyPat
 def test_who_guesses_stands_in_the_run(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(1, tokenizer())
     run.generation = GenerationConfig.model_validate(
-        {"speculate": {"name": "lookup", "tokens": 5}, "max_new_tokens": 9}
+        {"speculative": {"name": "lookup", "tokens": 5}, "max_new_tokens": 9}
     )
     run.save(tmp_path / "run")
     written = json.loads((tmp_path / "run/generation_config.json").read_text())
-    assert written["speculate"] == {"name": "lookup", "ngram": 3, "min_ngram": 1, "tokens": 5}
+    assert written["speculative"] == {"name": "lookup", "ngram": 3, "min_ngram": 1, "tokens": 5}
     again = ph.load(tmp_path / "run")
     assert again.generation == run.generation
     asked: list[Choice] = []
@@ -117,18 +119,21 @@ def test_who_guesses_stands_in_the_run(place: Path, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ("lokup", "speculate: unknown speculate 'lokup'; did you mean 'lookup'"),
-        ("draft", "speculate 'draft' needs the option 'run'"),
+        ("lokup", "speculative: unknown speculative 'lokup'; did you mean 'lookup'"),
+        ("draft", "speculative 'draft' requires the option 'run'"),
         (
             {"name": "draft", "run": "other"},
-            "other has another tokenizer .of 285 tokens; the large model's has 285.*, see start.run",
+            "other has another tokenizer .of 285 tokens; the large model's has 285.*, see init_from.run",
         ),
-        ({"name": "draft", "run": "translator"}, "translator is no language model"),
+        ({"name": "draft", "run": "translator"}, "translator is not a language model"),
         ({"name": "draft", "run": "smal"}, "no run directory '.*smal'; did you mean '.*/small'"),
-        ({"name": "draft", "run": "small", "tokens": 0}, "speculate 'draft': tokens is 0, wanted at least 1"),
+        (
+            {"name": "draft", "run": "small", "tokens": 0},
+            "speculative 'draft': tokens is 0, expected at least 1",
+        ),
         (
             {"name": "draft", "run": "linear"},
-            "speculative decoding takes back what was guessed wrong, and the state that this",
+            "speculative decoding removes rejected draft tokens, but the recurrent state of this",
         ),
     ],
 )
@@ -136,24 +141,24 @@ def test_who_cannot_guess_is_refused(place: Path, choice: Any, message: str) -> 
     if isinstance(choice, dict):
         choice = choice | {"run": str(place / choice["run"])}
     with pytest.raises(UserError, match=message):
-        ph.load(place / "large").generate(["a"], speculate=choice)
+        ph.load(place / "large").generate(["a"], speculative=choice)
 
 
 def test_guesses_have_no_effect_where_nothing_is_drawn(place: Path) -> None:
-    with pytest.raises(UserError, match="speculate has no effect on the likeliest texts"):
-        ph.load(place / "large").generate(["a"], beam_size=2, speculate="lookup")
-    with pytest.raises(UserError, match="speculate has no effect on translations"):
-        ph.load(place / "translator").translate(["a"], speculate="lookup")
+    with pytest.raises(UserError, match="speculative has no effect on beam search"):
+        ph.load(place / "large").generate(["a"], beam_size=2, speculative="lookup")
+    with pytest.raises(UserError, match="speculative has no effect on translations"):
+        ph.load(place / "translator").translate(["a"], speculative="lookup")
 
 
 def test_on_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     typed = ["generate", str(place / "large"), "a dog", "--temperature", "0"]
     said = []
-    for more in ([], ["--speculate", "lookup,tokens=3"], ["--speculate", f"draft,run={place / 'small'}"]):
+    for more in ([], ["--speculative", "lookup,tokens=3"], ["--speculative", f"draft,run={place / 'small'}"]):
         assert main([*typed, *more]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] == said[2]
-    assert main([*typed, "--speculate", "lokup"]) == 2
+    assert main([*typed, "--speculative", "lokup"]) == 2
     assert "did you mean 'lookup'" in capsys.readouterr().err
-    assert main([*typed, "--speculate", "lookup", "--cache", "window,window=8"]) == 2
-    assert "cache 'window' cannot give back" in capsys.readouterr().err
+    assert main([*typed, "--speculative", "lookup", "--cache", "window,window=8"]) == 2
+    assert "cache 'window' cannot remove" in capsys.readouterr().err

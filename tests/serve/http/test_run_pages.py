@@ -15,7 +15,7 @@ import httpx2 as httpx
 import pytest
 from tests.train.conftest import Notes
 from tests.train.task_runs import task_recipe, write_texts
-from tests.viz.test_training_report import Page
+from tests.viz.html_pages import Page
 
 from polyhead.cli import main
 from polyhead.core.process_liveness import process_start_time
@@ -39,7 +39,7 @@ def pages(place: Path) -> RunPages:
 
 def get(pages: RunPages, path: str, host: str = "localhost:1", **query: list[str]) -> tuple[int, str]:
     answer = pages.respond("GET", path, query, host)
-    return answer.status, answer.body.decode()
+    return answer.status_code, bytes(answer.body).decode()
 
 
 def test_the_index_links_every_run_and_a_run_has_its_page(pages: RunPages) -> None:
@@ -94,7 +94,7 @@ def test_nothing_else_is_answered(pages: RunPages, path: str, host: str, code: i
 
 
 def test_only_reading_is_allowed_and_damage_is_said(pages: RunPages, tmp_path: Path) -> None:
-    assert pages.respond("POST", "/", {}, "localhost").status == 405
+    assert pages.respond("POST", "/", {}, "localhost").status_code == 405
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/metrics.jsonl").write_text("{\n")
     code, text = get(RunPages(tmp_path), "/runs/bad")
@@ -149,15 +149,16 @@ def test_the_command_serves_without_a_model_and_ends_at_a_signal(place: Path) ->
 def test_mistakes_are_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, runs = place / "runs/translation 1", place / "runs"
     for typed, said in (
-        (["serve"], "RUN: missing; name a run to serve, or give --runs DIR to see how trainings go"),
+        (["serve"], "RUN: missing; pass a run to serve, or --runs DIR to monitor trainings"),
         (["serve", str(run), "--runs", str(runs)],
-         f"--runs shows trainings and loads no model: leave {run} out, or serve it by itself"),
+         f"--runs shows trainings and loads no model: remove {run}, or serve it separately"),
         (["serve", "--runs", str(runs), "--host", "0.0.0.0"],
-         "--runs serves this machine alone, without keys: leave --host and --api-key-file out"),
+         "--runs serves only this machine, without API keys: remove --host and --api-key-file"),
         (["serve", "--runs", str(place / "none")],
-         f"--runs {place}/none is no directory; wanted one that holds runs, such as runs/"),
+         f"--runs {place}/none is not a directory; expected one with runs, such as runs/"),
         (["serve", "--runs", str(run)],
-         f"--runs {run} is a run; name the directory that holds it ({runs}), or write its page: polyhead report {run}"),
+         f"--runs {run} is a run; expected the directory that contains it ({runs}), or write its "
+                 f"page: polyhead report {run}"),
     ):  # fmt: skip
         assert main(typed) == 2
         assert capsys.readouterr().err == f"polyhead: {said}\n"

@@ -1,15 +1,17 @@
-"""Conversations over HTTP are those of the run, token by token, and log-probabilities those of a plain softmax."""
+"""Conversations over HTTP are those of the run, token by token, and log-probabilities those of a plain
+softmax.
+"""
 
 from __future__ import annotations
 
 import json
-import runpy
-from pathlib import Path
 
 import openai
 import pytest
 import torch
-from tests.serve.conftest import named
+from tests.serve.conftest import living, named
+from tests.serve.openai.chat_completions_helpers import TALK, wanted
+from tests.serve.openai.chat_completions_helpers import live as live
 
 from polyhead import Choice
 from polyhead.core.errors import UserError
@@ -22,12 +24,6 @@ from polyhead.serve.openai.logprobs import format_chat_logprobs
 from polyhead.serve.service import Service
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-TALK = [
-    {"role": "system", "content": "two dogs"},
-    {"role": "user", "content": "ein hund </s> bellt . 犬"},
-    {"role": "assistant", "content": "a dog barks ."},
-    {"role": "user", "content": "zwei hunde"},
-]
 WAYS = [
     {"temperature": 0},
     {"seed": 3},
@@ -37,27 +33,6 @@ WAYS = [
     {"temperature": 0, "frequency_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": {"40": 2}},
 ]
 PATH = "/v1/chat/completions"
-
-
-_shared = runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))
-
-
-@pytest.fixture(scope="module")
-def live():
-    """A model that reads 200 tokens and converses."""
-    made = _shared["make"]("decoder", max_len=200)
-    settings = made.generation.model_copy(update={"chat": Choice("plain")})
-    with _shared["living"](Run(made.model, made.tokenizer, settings)) as found:
-        yield found
-
-
-def wanted(run, talk, n=1, **way):
-    names = {"max_tokens": "max_new_tokens"}
-    talker = run.chat_session()
-    changes = {names.get(name, name): value for name, value in way.items()}
-    return run.engine().start_request(
-        talker.prepare_request(parse_conversation(talk), n=n, **({"seed": 0} | changes))
-    )
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -129,12 +104,82 @@ def test_openais_client_converses(live):
         if whole.choices[0].finish_reason == "stop":
             assert stream.get_final_completion().choices[0].message.content == text
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="tiny", messages=[TALK[1], TALK[2]])
-    assert refused.value.param == "messages" and "a message of the user must come last" in str(refused.value)
+        client.chat.completions.create(model="tiny", messages=[TALK[0]])
+    assert refused.value.param == "messages" and "a message with the role 'user'" in str(refused.value)
 
 
-def test_a_field_that_is_null_is_as_one_that_is_not_there_but_for_whole_numbers(live):
-    names = ("stop", "temperature", "top_p", "stream", "logprobs", "stream_options", "response_format")
+NAMES = {"role": "developer", "content": "name them"}
+START = {"role": "assistant", "content": "two "}
+AS_WRITTEN = [
+    ([NAMES, *TALK[1:]], [NAMES | {"role": "system"}, *TALK[1:]]),
+    ([*TALK, NAMES], [*TALK, NAMES | {"role": "system"}]),
+    ([*TALK[:3], NAMES, TALK[3]], [*TALK[:3], NAMES | {"role": "system"}, TALK[3]]),
+    ([TALK[0], NAMES, TALK[1]], [TALK[0], NAMES | {"role": "system"}, TALK[1]]),
+    ([TALK[1], {"role": "assistant", "content": None, "tool_calls": []}, TALK[3]],
+        [TALK[1], {"role": "assistant", "content": ""}, TALK[3]]),
+    ([TALK[1], {"role": "assistant"}, TALK[3]], [TALK[1], {"role": "assistant", "content": ""}, TALK[3]]),
+    ([TALK[1], {"role": "assistant", "content": None}], [TALK[1]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("talk", "written"), AS_WRITTEN, ids=range(len(AS_WRITTEN)))
+def test_conversations_as_clients_send_them(live, talk, written):
+    (text,) = wanted(live.run, written, temperature=0, max_tokens=5).collect_texts()
+    asked = {"temperature": 0, "max_tokens": 5}
+    (choice,) = live.ask(PATH, {"messages": talk, **asked}).json()["choices"]
+    assert choice["message"]["content"] == text
+    assert live.run.chat(talk, temperature=0, max_new_tokens=5) == text
+    items = [{"content": None} | one for one in talk]
+    response = live.ask(
+        "/v1/responses", {"input": items, "instructions": "be kind", "max_output_tokens": 5, "temperature": 0}
+    )
+    instructed = [{"role": "system", "content": "be kind"}, *written]
+    (text,) = wanted(live.run, instructed, temperature=0, max_tokens=5).collect_texts()
+    assert response.json()["output"][0]["content"][0]["text"] == text
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_the_start_of_an_answer_is_continued(live, truncate):
+    """It is what the plain loop says after the written conversation without the end of its last turn."""
+    run, talk = live.run, [*TALK, START | {"content": "two dogs"}]
+    prompt = live.service.chat.encode_prompt(parse_conversation(talk))
+    written = run.tokenizer.decode([prompt])[0]
+    assert written.endswith("Assistant: two dogs")
+    ids = list(prompt)
+    for _ in range(6):
+        with torch.inference_mode():
+            ids.append(int(run.model(torch.tensor([ids]))[0, -1].argmax()))
+    text = run.tokenizer.decode([ids])[0][len(written) :].rstrip("\ufffd")
+    for more in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
+        asked = {"messages": talk, "temperature": 0, "max_tokens": 6, "truncate": truncate, **more}
+        answer = live.ask(PATH, asked)
+        assert "x-warnings" not in answer.headers
+        (choice,) = answer.json()["choices"]
+        assert choice["message"]["content"] == text
+        assert "".join(one["choices"][0]["delta"]["content"] for one in live.events(PATH, asked)) == text
+    assert run.chat(talk, temperature=0, max_new_tokens=6) == text
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"messages": TALK, "continue_final_message": True}, "continue_final_message", "is not one of the"),
+        ({"messages": TALK, "add_generation_prompt": False}, "add_generation_prompt", "is not one of the"),
+        ({"messages": [*TALK, START], "continue_final_message": False}, "continue_final_message",
+            "continue_final_message: false, but the last message is continued"),
+        ({"messages": [*TALK, START], "add_generation_prompt": True}, "add_generation_prompt",
+            "add_generation_prompt: true, but the last message is continued"),
+        ({"messages": TALK, "continue_final_message": 1}, "continue_final_message", ""),
+    ],
+)  # fmt: skip
+def test_whether_an_answer_is_continued_must_fit_the_last_message(live, body, param, said):
+    error = live.ask(PATH, body).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", param) and said in error["message"]
+
+
+def test_a_field_that_is_null_is_as_one_that_is_not_there(live):
+    names = ("stop", "temperature", "top_p", "stream", "logprobs", "stream_options", "response_format",
+        "n", "seed", "max_completion_tokens", "top_logprobs", "logit_bias", "tools", "user")  # fmt: skip
     body = {"messages": TALK, "max_tokens": 5, "beam_size": 2}
     wanted = live.ask(PATH, body).json()
     for nothing in (dict.fromkeys(names), {"stop": []}):
@@ -152,20 +197,25 @@ def test_a_field_that_is_null_is_as_one_that_is_not_there_but_for_whole_numbers(
         ({"messages": [{"role": "user"}]}, "messages", "message 0 has the content null"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "role 'tool'"),
         ({"messages": [{"role": 1, "content": "x"}]}, "messages", "has the role 1"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]}, "messages", "'image_url'; this model reads text alone"),
-        ({"messages": [{"role": "user", "content": [7]}]}, "messages", "reads text alone"),
-        ({"messages": [TALK[1], {"role": "assistant", "content": "", "tool_calls": [{}]}, TALK[3]]}, "messages", "call 0 of message 1 is {}, wanted an id and a function"),
-        ({"messages": [TALK[1], TALK[2] | {"function_call": {"name": "f"}}, TALK[3]]}, "messages", "function_call, which is not supported"),
-        ({"messages": TALK, "tools": [{"type": "function"}]}, "tools", "tool 0 is {'type': 'function'}, wanted"),
-        ({"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "has no way to write tools; those that have: chatml, llama3, mistral"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url",
+            "image_url": {"url": "http://x"}}]}]}, "messages", "'image_url'; this model supports text only"),
+        ({"messages": [{"role": "user", "content": [7]}]}, "messages", "supports text only"),
+        ({"messages": [TALK[1], {"role": "assistant", "content": "", "tool_calls": [{}]}, TALK[3]]},
+            "messages", "call 0 of message 1 is {}, expected an id and a function"),
+        ({"messages": [TALK[1], TALK[2] | {"function_call": {"name": "f"}}, TALK[3]]}, "messages",
+            "function_call, which is not supported"),
+        ({"messages": TALK, "tools": [{"type": "function"}]}, "tools", "tool 0 is {'type': 'function'}, "
+            "expected"),
+        ({"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools",
+            "does not support tools; formats that do: chatml, llama3, mistral"),
         ({"messages": TALK, "top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"messages": TALK, "logprobs": True, "top_logprobs": 21}, "top_logprobs", ""),
         ({"messages": TALK, "logprobs": 3}, "logprobs", ""),
-        ({"messages": TALK, "logprobs": True, "beam_size": 2}, "logprobs", "sampled text only"),
+        ({"messages": TALK, "logprobs": True, "beam_size": 2}, "logprobs", "only for sampled text"),
         ({"messages": TALK, "max_completion_tokens": 0}, "max_completion_tokens", ""),
-        ({"messages": TALK, "max_completion_tokens": 5000}, "max_completion_tokens", "4096 at most"),
         ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "messages", "40016 characters"),
-        ({"messages": [{"role": "user", "content": "dogs " * 300}]}, "messages", "this model reads 200"),
+        ({"messages": [{"role": "user", "content": "dogs " * 300}]}, "messages",
+            "the model's maximum is 200"),
         ({"messages": [{"role": "user", "content": "\\ud800"}]}, None, "surrogate"),
     ],
 )  # fmt: skip
@@ -176,39 +226,6 @@ def test_what_cannot_be_met_is_refused_by_name(live, body, param, said):
     assert answer.status_code == 400 and error["param"] == param, error
     assert said in error["message"] and "\n" not in error["message"]
     assert live.ask(PATH, {"messages": TALK, "temperature": 0}).status_code == 200
-
-
-def test_a_long_conversation_loses_its_beginning_if_that_is_wished(live):
-    talk = [
-        TALK[0],
-        *[one for i in range(12) for one in ({"role": "user", "content": f"hund {i}"}, TALK[2])][:-1],
-    ]
-    body = {"messages": talk, "temperature": 0, "max_tokens": 5}
-    refused = live.ask(PATH, body).json()["error"]
-    assert refused["code"] == "context_length_exceeded" and refused["param"] == "messages"
-    answer = live.ask(PATH, {**body, "truncate": True}).json()
-    kept = live.run.chat_session().truncate_history(parse_conversation(talk), 196)
-    assert kept[0].role == "system" and len(kept) < len(talk)
-    (text,) = wanted(live.run, kept, temperature=0, max_tokens=5).collect_texts()
-    assert answer["choices"][0]["message"]["content"] == text
-    alone = {"messages": [{"role": "user", "content": "dogs " * 300}], "truncate": True}
-    assert live.ask(PATH, alone).json()["error"]["code"] == "context_length_exceeded"
-    endless = live.ask(PATH, {"messages": TALK, "max_tokens": 1000, "truncate": True}).json()["error"]
-    assert endless["code"] == "context_length_exceeded"
-    assert "room for 0: say less at once, or ask for less than max_tokens=1000" in endless["message"]
-
-
-@pytest.mark.parametrize("words", range(1, 9))
-def test_where_no_length_is_wished_a_cut_conversation_leaves_room_for_the_usual_one(live, words):
-    """However the questions are cut, there is room for 15 of 200 tokens."""
-    long = {"role": "user", "content": "hund " * words}
-    talk = [TALK[0], *[one for _ in range(40) for one in (long, TALK[2])][:-1]]
-    answer = live.ask(PATH, {"messages": talk, "temperature": 0, "truncate": True}).json()
-    assert live.run.generation.max_new_tokens == 15
-    kept = live.run.chat_session().truncate_history(parse_conversation(talk), 201 - 15)
-    (text,) = wanted(live.run, kept, temperature=0, max_tokens=15).collect_texts()
-    assert answer["choices"][0]["message"]["content"] == text
-    assert answer["usage"]["prompt_tokens"] == len(live.run.chat_session().encode_prompt(kept))
 
 
 def softmax(run, ids, tokens):
@@ -320,26 +337,12 @@ def test_nothing_is_ranked_for_those_who_do_not_ask(live, monkeypatch):
     assert asked == [(2, 4)]
 
 
-def test_runs_without_a_format_say_what_to_do(services, live):
-    for kind, said in (
-        ("decoder", "--chat NAME"),
-        ("encoder", "/v1/embeddings"),
-        ("encoder-decoder", "/v1/translations"),
-    ):
-        error = services[kind].ask(PATH, {"messages": TALK}).json()["error"]
-        assert error["code"] == "model_not_chat" and said in error["message"]
-        assert (
-            "chat/completions" not in services[kind].ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
-        )
-    assert "chat/completions" in live.ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
-
-
 def test_a_format_can_be_named_for_the_service(runs):
     given = (Limits(), ApiKeys())
     assert Service(runs["decoder"], "tiny", *given, chat=Choice("zephyr")).chat.choice == Choice("zephyr")
     with pytest.raises(UserError, match="needs the token"):
         Service(runs["decoder"], "tiny", *given, chat=Choice("chatml"))
-    with pytest.raises(UserError, match="language models alone converse"):
+    with pytest.raises(UserError, match="only language models support conversations"):
         Service(runs["encoder"], "tiny", *given, chat=Choice("plain"))
     run = runs["decoder"]
     unfit = Run(run.model, run.tokenizer, run.generation.model_copy(update={"chat": Choice("chatml")}))
@@ -349,11 +352,11 @@ def test_a_format_can_be_named_for_the_service(runs):
 def test_what_is_told_of_tokens_is_bounded_as_a_request_is(live):
     """80 characters for each and for each of the others told with it."""
     body = {"messages": TALK[3:], "logprobs": True, "top_logprobs": 4, "max_tokens": 10, "n": 2, "seed": 1}
-    with _shared["living"](live.run, limits=Limits(body=8000)) as small:
+    with living(live.run, limits=Limits(max_body=8000)) as small:
         whole = small.ask(PATH, body)
         assert whole.status_code == 200 and len(whole.text) < 8000 + 500
         for more in ({"n": 3}, {"top_logprobs": 5}, {"max_tokens": 11}):
             error = small.ask(PATH, {**body, **more}).json()["error"]
             assert (error["code"], error["param"]) == ("answer_too_long", "max_tokens")
-            assert "ask for a lower max_tokens, n or top_logprobs" in error["message"]
+            assert "request a lower max_tokens, n or top_logprobs" in error["message"]
             assert small.ask(PATH, {**body, **more, "top_logprobs": 0}).status_code == 200

@@ -1,4 +1,6 @@
-"""With echo and logprobs a completion tells of the tokens of its prompt, as a direct forward of the model judges them."""
+"""With echo and logprobs a completion tells of the tokens of its prompt, as a direct forward of the model
+judges them.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,7 @@ def test_the_sum_is_the_score_of_the_text(speaker):
 def test_lengths_about_the_greatest(speaker):
     most = speaker.run.config.max_len
     ids = (speaker.run.tokenizer.encode([" ".join(TEXTS)])[0] * 9)[: most + 1]
-    for length, wanted, fits in [(most, 0, True), (most + 1, 0, False), (most, 1, True), (most, 2, False)]:
+    for length, wanted, fits in [(most, 0, True), (most + 1, 0, False), (most, 1, True), (most, 2, True)]:
         body = {**BOTH, "prompt": ids[:length], "max_tokens": wanted}
         answer = speaker.ask(PATH, body)
         assert answer.status_code == (200 if fits else 400), (length, wanted)
@@ -191,7 +193,9 @@ def test_the_models_thread_judges_all_prompts_at_once(speaker, monkeypatch):
 
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_a_harness_reads_the_likelihood_of_a_continuation(speaker, tokens):
-    """As lm-evaluation-harness does: the last token is not of the text, and the likeliest is found by its number."""
+    """As lm-evaluation-harness does: the last token is not of the text, and the likeliest is found by its
+    number.
+    """
     run = speaker.run
     context, rest = run.tokenizer.encode(["two dogs"])[0], run.tokenizer.encode([" bark 犬 ."])[0]
     greedy = [int(direct(run, context)[-1].argmax())]
@@ -214,8 +218,8 @@ def test_a_harness_reads_the_likelihood_of_a_continuation(speaker, tokens):
         ("decoder", {"max_tokens": 0, "logprobs": 1}, "max_tokens", "echo=true"),
         ("decoder", {**BOTH, "temperature": 1, "beam_size": 2}, "logprobs", "sampled text"),
         ("decoder", {**BOTH, "max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
-        ("encoder-decoder", {"max_tokens": 0, "echo": True}, "echo", "is for language models"),
-        ("encoder-decoder", {"max_tokens": 0}, "max_tokens", "wanted 1 or more"),
+        ("encoder-decoder", {"max_tokens": 0, "echo": True}, "echo", "is supported only for language models"),
+        ("encoder-decoder", {"max_tokens": 0}, "max_tokens", "expected 1 or more"),
     ],
     ids=str,
 )
@@ -239,7 +243,7 @@ def test_a_model_that_says_no_numbers_is_told(speaker):
 def test_what_is_told_is_bounded_as_a_request_is(speaker):
     """2,000 bytes, for each token 32 and for each of the others told with it as many, of every output."""
     body = {"prompt": [5] * 20, "echo": True, "max_tokens": 1, "logprobs": 2}
-    with living(speaker.run, limits=Limits(body=2000)) as live:
+    with living(speaker.run, limits=Limits(max_body=2000)) as live:
         assert live.ask(PATH, body).status_code == 200
         for more in ({"n": 2}, {"logprobs": 3}, {"prompt": [[5] * 20] * 2}):
             error = live.ask(PATH, {**body, **more}).json()["error"]
@@ -248,9 +252,11 @@ def test_what_is_told_is_bounded_as_a_request_is(speaker):
 
 
 def test_what_is_told_of_new_tokens_is_bounded_too(speaker):
-    """32 characters for each and for each of the others told with it; without logprobs there are only texts."""
+    """32 characters for each and for each of the others told with it; without logprobs
+    there are only texts.
+    """
     body = {"prompt": "two dogs", "max_tokens": 10, "logprobs": 2, "n": 2}
-    with living(speaker.run, limits=Limits(body=2000)) as live:
+    with living(speaker.run, limits=Limits(max_body=2000)) as live:
         assert live.ask(PATH, body).status_code == 200
         for more in ({"n": 3}, {"logprobs": 3}, {"max_tokens": 11}, {"prompt": ["two dogs"] * 2}):
             error = live.ask(PATH, {**body, **more}).json()["error"]
@@ -259,7 +265,7 @@ def test_what_is_told_of_new_tokens_is_bounded_too(speaker):
             assert live.ask(PATH, without).status_code == 200
         error = live.ask(PATH, {**body, "n": 3, "stream": True}).json()["error"]
         assert error["message"] == (
-            "logprobs of up to 30 tokens would be told in 2,880 characters; 2,000 at most, which have 20 tokens: "
-            "ask for a lower max_tokens, n or logprobs"
+            "logprobs of up to 30 tokens would take 2,880 characters; the maximum is 2,000, or 20 tokens: "
+            "request a lower max_tokens, n or logprobs"
         )
         live.idle()

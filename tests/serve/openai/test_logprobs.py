@@ -1,4 +1,6 @@
-"""Where tokens stand in a text, against bytes that are told apart one by one, broken characters among them."""
+"""Where tokens stand in a text, against bytes that are told apart one by one, broken
+characters among them.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ PATH = "/v1/completions"
 UNFIT = "\ufffd"
 BEGINS = {  # of characters that are not whole: every one of 64 that differ in their last byte begins alike
     chr(code).encode()[:k]
-    for first, last, size in ((0x80, 0x800, 2), (0x800, 0xD800, 3), (0xE000, 0x10000, 3), (0x10000, 0x110000, 4))
+    for first, last, size in ((0x80, 0x800, 2), (0x800, 0xD800, 3), (0xE000, 0x10000, 3), (0x10000, 0x110000,
+        4))
     for code in range(first, last, 64)
     for k in range(1, size)
 }  # fmt: skip
 
 
 def numbers(data: bytes) -> list[int]:
-    """Of each byte the number of its character; bytes that begin one and do not end it are one, others one each."""
+    """Of each byte the number of its character; bytes that begin one and do not end it are one, others one
+    each.
+    """
     found: list[int] = []
     number = at = 0
     while at < len(data):
@@ -45,7 +50,9 @@ def whole(data: bytes) -> bool:
 
 
 def naive(said: list[bytes], begun: int = 0) -> list[int]:
-    """The places of tokens from one of them on, those before it counted as a text of its own; silent ones not asked."""
+    """The places of tokens from one of them on, those before it counted as a text of its own; silent ones
+    not asked.
+    """
     before = b"".join(said[:begun])
     all_, found = numbers(b"".join(said)), []
     known = len(before.decode(errors="replace"))
@@ -146,7 +153,9 @@ def test_what_is_said_stands_where_its_text_is(speaker, spoken, byte, seed):
 
 
 def test_bytes_in_place_of_what_a_vocabulary_lacks():
-    """There every byte of what is no character is one of its own; where a character has begun is told, for more may come."""
+    """There every byte of what is no character is one of its own; where a character has begun is told, for
+    more may come.
+    """
     vocab = {"</s>": 0, "a": 1, **{f"<0x{i:02X}>": i + 2 for i in range(256)}}
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
     inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -165,7 +174,9 @@ def test_bytes_in_place_of_what_a_vocabulary_lacks():
 
 
 def test_tokens_of_sentencepiece_are_what_they_add_to_a_text() -> None:
-    """As Llama 2 has them: a first blank is lost in decoding, bytes stand for characters that the vocabulary has not."""
+    """As Llama 2 has them: a first blank is lost in decoding, bytes stand for characters that the vocabulary
+    has not.
+    """
     words = [
         "<unk>",
         "<s>",
@@ -177,7 +188,8 @@ def test_tokens_of_sentencepiece_are_what_they_add_to_a_text() -> None:
         "\u2581a",
         "\u2581b",
     ]
-    inner = tokenizers.Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [("\u2581", "a"), ("\u2581", "b")], byte_fallback=True,
+    inner = tokenizers.Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [("\u2581", "a"),
+        ("\u2581", "b")], byte_fallback=True,
                       unk_token="<unk>"))  # fmt: skip
     inner.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]

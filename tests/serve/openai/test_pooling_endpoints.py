@@ -1,4 +1,6 @@
-"""Vectors, classes, hidden words, likelihoods and tokens are those of the run; what does not fit is refused, not cut."""
+"""Vectors, classes, hidden words, likelihoods and tokens are those of the run; what does not fit is refused,
+not cut.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,6 @@ from tests.serve.conftest import living, make
 from polyhead.config.recipe import Recipe
 from polyhead.run.run_ensemble import ensemble_runs
 from polyhead.serve.http.limits import Limits
-from polyhead.serve.http.routes import ROUTES
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs", ""]
 LONG = "dogs bark " * 60
@@ -72,10 +73,10 @@ def test_embeddings_of_token_ids(services):
 
 def test_token_ids_stand_behind_a_prompt_and_are_bounded_as_texts_are(serving):
     run = make("encoder")
-    run.generation = run.generation.model_copy(update={"max_text_len": 12, "pool_prompt": False})
+    run.generation = run.generation.model_copy(update={"embed_max_len": 12, "include_prompt": False})
     t, path = run.tokenizer, "/v1/embeddings"
     ids, before = t.encode(["two dogs bark"])[0], t.encode(["dogs: "])[0]
-    with serving(run, limits=Limits(chars=40, batch=3)) as live:
+    with serving(run, limits=Limits(max_chars=40, max_batch=2, max_embeddings=3)) as live:
         (told,) = live.ask(path, {"input": ids, "prompt": "dogs: ", "truncate": True}).json()["data"]
         row = [*[t.bos_id, *before, *ids][:11], t.eos_id]
         with torch.inference_mode():
@@ -84,12 +85,13 @@ def test_token_ids_stand_behind_a_prompt_and_are_bounded_as_texts_are(serving):
         assert live.ask(path, {"input": [5] * 10}).json()["usage"]["prompt_tokens"] == 12
         most = t.vocab_size - 1
         for given, code, said in (
-            ([5] * 11, "context_length_exceeded", "text 1 has more tokens than this model reads (12"),
-            ([[5], [5] * 11], "context_length_exceeded", "text 2 has more tokens than this model reads (12"),
-            ([5] * 41, "text_too_long", "input has a text of 41 tokens; this service takes 40"),
-            ([[5]] * 4, "too_many_texts", "input has 4 texts; this service takes 3 at once"),
-            ([5, most + 1], "invalid_value", f"input: there is no token {most + 1}; this model knows 0 to {most}"),
-            ([[5], [-1]], "invalid_value", "input: there is no token -1"),
+            ([5] * 11, "context_length_exceeded", "text 1 has more tokens than the model's maximum (12"),
+            ([[5], [5] * 11], "context_length_exceeded", "text 2 has more tokens than the model's maximum "
+                "(12"),
+            ([5] * 41, "text_too_long", "input has a text of 41 tokens; the maximum is 40"),
+            ([[5]] * 4, "too_many_texts", "input has 4 texts; the maximum is 3"),
+            ([5, most + 1], "invalid_value", f"input: no token {most + 1}; the vocabulary has 0 to {most}"),
+            ([[5], [-1]], "invalid_value", "input: no token -1"),
             ([], "invalid_value", "is not a text, a list of texts, a list of token ids"),
             ([[]], "invalid_value", "is not a text"), ([1.5], "invalid_value", "is not a text"),
             ([True], "invalid_value", "is not a text"), ([[[5]]], "invalid_value", "is not a text"),
@@ -103,13 +105,33 @@ def test_token_ids_stand_behind_a_prompt_and_are_bounded_as_texts_are(serving):
         assert cut["usage"]["prompt_tokens"] == 12 and cut["data"] == plain["data"]
 
 
+def test_embeddings_of_a_long_list_are_computed_in_parts(serving, monkeypatch):
+    """Each vector is that of its text alone; no call of the model has more texts than others may send."""
+    run, sizes = make("encoder"), []
+    embed = run.embed
+    monkeypatch.setattr(run, "embed", lambda texts, **ways: sizes.append(len(texts)) or embed(texts, **ways))
+    texts = [f"{'dogs ' * (i % 7)}{i}" for i in range(2048)]
+    with serving(run) as live:
+        answer = live.ask("/v1/embeddings", {"input": texts}).json()
+        assert sizes == [32] * 64 and [one["index"] for one in answer["data"]] == list(range(2048))
+        for i in (0, 31, 32, 1000, 2047):
+            (alone,) = live.ask("/v1/embeddings", {"input": texts[i]}).json()["data"]
+            assert answer["data"][i]["embedding"] == pytest.approx(alone["embedding"], abs=1e-5)
+        error = live.ask("/v1/embeddings", {"input": [*texts, "a"]}).json()["error"]
+        assert (error["code"], error["param"]) == ("too_many_texts", "input")
+        assert "the maximum is 2048" in error["message"]
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+        found = client.embeddings.create(model="tiny", input=texts[:100]).data
+        assert found[99].embedding == pytest.approx(answer["data"][99]["embedding"], abs=1e-5)
+
+
 def test_embeddings_behind_a_prompt_and_as_far_as_texts_are_read(serving):
     run = make("encoder")
-    own = {"prompts": {"query": "two dogs: ", "page": ""}, "prompt": "query", "max_text_len": 12}
+    own = {"embed_prompts": {"query": "two dogs: ", "page": ""}, "embed_prompt": "query", "embed_max_len": 12}
     run.generation = run.generation.model_copy(update=own)
     with serving(run) as live:
         told = live.ask("/v1/models").json()["data"][0]["polyhead"]
-        assert {name: told[name] for name in own} == own
+        assert (told["prompts"], told["prompt"]) == (own["embed_prompts"], own["embed_prompt"])
         for body, before in (
             ({}, "two dogs: "),
             ({"prompt": "page"}, ""),
@@ -117,7 +139,7 @@ def test_embeddings_behind_a_prompt_and_as_far_as_texts_are_read(serving):
             ({"prompt": "a ."}, "a ."),
         ):
             answer = live.ask("/v1/embeddings", {"input": TEXTS[:2], "truncate": True, **body}).json()
-            wanted = run.embed([before + text for text in TEXTS[:2]], prompt="")
+            wanted = run.embed([before + text for text in TEXTS[:2]], embed_prompt="")
             found = [one["embedding"] for one in answer["data"]]
             np.testing.assert_allclose(found, wanted.numpy(), atol=1e-6)
             lengths = [min(12, len(ids) + 2) for ids in run.tokenizer.encode([before + t for t in TEXTS[:2]])]
@@ -125,7 +147,7 @@ def test_embeddings_behind_a_prompt_and_as_far_as_texts_are_read(serving):
         for body, said in (
             (
                 {"input": "dogs bark " * 8},
-                "text 1 has more tokens than this model reads (12, special ones counted)",
+                "text 1 has more tokens than the model's maximum (12, including special tokens)",
             ),
             ({"input": "dogs", "prompt": "pagge"}, "unknown prompt 'pagge'; did you mean 'page'?"),
             ({"input": "dogs", "prompt": None}, "prompt: null is not text"),
@@ -154,12 +176,12 @@ def test_classes_of_texts_and_of_pairs(services):
         (
             ["text"],
             [["a dog", "dogs"]],
-            "pairs of texts; wanted a text or a list of texts, as the run learned from",
+            "pairs of texts; expected a text or a list of texts, as in the run's training",
         ),
         (
             ["a", "b"],
             "a dog",
-            'single texts; wanted a list of pairs, ["a", "b"], as the run learned from',
+            'single texts; expected a list of pairs, ["a", "b"], as in the run\'s training',
         ),
     ],
 )
@@ -210,16 +232,18 @@ def test_hidden_words(services):
 
 @pytest.mark.acceptance("E12", "E6")
 def test_masks_whose_answer_would_be_their_square_are_refused_unread(services, serving, monkeypatch):
-    """An answer holds the whole text for each token behind each mask: 32 texts of 4,000 masks would be gigabytes."""
+    """An answer holds the whole text for each token behind each mask: 32 texts of 4,000 masks would be
+    gigabytes.
+    """
     live, read = services["encoder"], []
     monkeypatch.setattr(live.run, "fill_mask", lambda *_: read.append(1))
     refused = live.ask("/v1/fill-mask", {"input": ["<mask>[MASK]" * 300] * 2, "top_k": 50})
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "answer_too_long"
     told = 50 * 1200 * 300 * 12
-    assert f"1200 masks with 50 tokens each would be told in {told:,}" in refused.json()["error"]["message"]
+    assert f"1200 masks with 50 tokens each would take {told:,}" in refused.json()["error"]["message"]
     assert not read
     monkeypatch.undo()
-    with serving(live.run, limits=Limits(body=5 * 2 * 13)) as small:
+    with serving(live.run, limits=Limits(max_body=5 * 2 * 13)) as small:
         for text, code in (("a <mask> <mask>", 400), ("a<mask><mask> ", 400), ("a<mask><mask>", 200)):
             assert small.ask("/v1/fill-mask", {"input": text}).status_code == code, text
 
@@ -260,7 +284,8 @@ def test_tokens_and_back(services):
 
 def test_what_does_not_fit_is_refused_unless_a_part_is_wished(services):
     for kind, path, field in (
-        ("encoder", "/v1/embeddings", "input"), ("classifier", "/v1/classify", "input"), ("encoder-decoder", "/v1/translations", "input"),
+        ("encoder", "/v1/embeddings", "input"), ("classifier", "/v1/classify", "input"), ("encoder-decoder",
+            "/v1/translations", "input"),
         ("decoder", "/v1/completions", "prompt"),
     ):  # fmt: skip
         live = services[kind]
@@ -269,7 +294,8 @@ def test_what_does_not_fit_is_refused_unless_a_part_is_wished(services):
         whole = live.ask(path, {field: [LONG], "truncate": True})
         assert whole.status_code == 200 and whole.json()["usage"]["prompt_tokens"] <= live.run.config.max_len
     for kind, path, body in (
-        ("decoder", "/v1/score", {"input": ["a", LONG]}), ("encoder-decoder", "/v1/score", {"input": "a", "target": LONG}),
+        ("decoder", "/v1/score", {"input": ["a", LONG]}), ("encoder-decoder", "/v1/score", {"input": "a",
+            "target": LONG}),
         ("encoder", "/v1/fill-mask", {"input": "<mask> " + LONG}),
     ):  # fmt: skip
         assert services[kind].ask(path, body).json()["error"]["code"] == "context_length_exceeded"
@@ -360,52 +386,3 @@ def test_vectors_made_in_other_ways_are_not_computed_together(maker, serving):
             thread.join()
         for number, way in enumerate(ways):
             assert answers[number] == pytest.approx(embed([TEXTS[0]], **way)[0].tolist(), abs=1e-5), way
-
-
-def test_the_model_is_described(services):
-    for kind, live in services.items():
-        (about,) = live.ask("/v1/models").json()["data"]
-        assert about["polyhead"]["kind"] == kind and about["polyhead"]["max_len"] == 48
-        assert about["polyhead"]["labels"] == list(live.run.config.labels)
-        for task in about["polyhead"]["tasks"]:
-            assert f"/v1/{task}" in {route.path for route in ROUTES}
-
-
-def test_the_description_names_every_route_and_every_field(services):
-    told = services["decoder"].ask("/openapi.json").json()
-    assert {(path, method.upper()) for path, methods in told["paths"].items() for method in methods} == {
-        (r.path, r.method) for r in ROUTES
-    }
-    schemas = told["components"]["schemas"]
-    for route in ROUTES:
-        if route.body is not None:
-            schema = schemas[route.body.__name__]
-            assert set(schema["properties"]) == set(route.body.model_fields)
-    fields = schemas["CompletionBody"]["properties"]
-    plain = {name for name in fields if "default" in fields[name]}
-    # what a client may send as it stands there; of all else the run has the default
-    assert {"n", "stream", "echo"} <= plain
-    assert not plain & {
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "seed",
-        "logprobs",
-        "beam_size",
-        "min_tokens",
-        "top_k",
-    }
-    given = {name: fields[name]["default"] for name in plain if fields[name]["default"] is not None}
-    for live in (services["decoder"], services["encoder-decoder"]):
-        assert live.ask("/v1/completions", {"prompt": "a", **given}).status_code == 200
-
-    def references(tree):
-        if isinstance(tree, dict):
-            for key, value in tree.items():
-                yield from [value] if key == "$ref" else references(value)
-        elif isinstance(tree, list):
-            for value in tree:
-                yield from references(value)
-
-    for reference in references(told):
-        assert reference.removeprefix("#/components/schemas/") in schemas

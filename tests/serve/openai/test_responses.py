@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import json
-import runpy
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import ResponseIncludable
 from pydantic import BaseModel
+from tests.serve.conftest import living
+from tests.serve.openai.responses_helpers import TALK
+from tests.serve.openai.responses_helpers import live as live
+from tests.serve.test_tools import CALL, CALLED
+from tests.serve.tool_calls import TOOLS, make, written
+from tests.serve.tool_calls import says as says
 
-from polyhead.chat.tools import build_tool_choice
 from polyhead.core.errors import UserError
 from polyhead.generation.chat import parse_conversation
-from polyhead.serve.http.limits import Limits
-from polyhead.serve.openai.response_items import parse_items
-from polyhead.serve.openai.schemas import IncludeValue
 
-_shared = runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))
-_tools = runpy.run_path(str(Path(__file__).parents[1] / "test_tools.py"))
-says, written = _tools["says"], _tools["written"]
-CALL, CALLED, TOOLS = _tools["CALL"], _tools["CALLED"], _tools["TOOLS"]
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"
 LOG_PROBS = "message.output_text.logprobs"
-TALK = [
-    {"role": "user", "content": "ein hund bellt . 犬"},
-    {"role": "assistant", "content": "a dog barks ."},
-    {
-        "role": "user",
-        "content": [{"type": "input_text", "text": "zwei "}, {"type": "input_text", "text": "hunde"}],
-    },
-]
 AS_CHAT = [{"role": "system", "content": "two dogs"}, *TALK[:2], {"role": "user", "content": "zwei hunde"}]
-
-
-@pytest.fixture(scope="module", params=[("chatml", None), ("llama3", None), ("mistral", True)], ids=str)
-def live(request: Any) -> Iterator[Any]:
-    with _shared["living"](_tools["make"](*request.param), limits=Limits(chars=2000)) as found:
-        yield found
 
 
 def streamed(live: Any, body: dict[str, Any]) -> list[Any]:
@@ -176,8 +156,10 @@ def test_a_response_tells_what_was_asked(live: Any) -> None:
     assert (plain["instructions"], plain["tools"], plain["tool_choice"]) == (None, [], "auto")
     assert plain["max_output_tokens"] == 2 and plain["text"] == {"format": {"type": "text"}}
     asked = {
-        "input": "zwei", "instructions": "two", "tools": FLAT, "tool_choice": {"type": "function", "name": "now"},
-        "parallel_tool_calls": False, "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.25, "truncation": "auto",
+        "input": "zwei", "instructions": "two", "tools": FLAT, "tool_choice": {"type": "function",
+            "name": "now"},
+        "parallel_tool_calls": False, "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.25,
+            "truncation": "auto",
         "max_output_tokens": 3,
     }  # fmt: skip
     told = live.ask(PATH, asked).json()
@@ -256,69 +238,6 @@ def test_a_call_that_must_be_is_of_its_schema(live: Any) -> None:
     assert same(gathered(streamed(live, body)), response)
 
 
-def test_texts_about_calls_are_of_one_message() -> None:
-    call = {"type": "function_call", "call_id": "call00001", "name": "now", "arguments": "{}"}
-    said = [{"role": "assistant", "content": text} for text in ("two", " dogs")]
-    found = parse_items(
-        [TALK[0], said[0], call, said[1], call | {"call_id": "call00002"}, TALK[0], *said, TALK[0]]
-    )
-    assert [message.content for message in found] == [
-        TALK[0]["content"],
-        "two dogs",
-        TALK[0]["content"],
-        "two",
-        " dogs",
-        TALK[0]["content"],
-    ]
-    assert [one.id for one in found[1].tool_calls] == ["call00001", "call00002"]
-    assert found.item_indices == (0, 1, 5, 6, 7, 8)
-
-
-def test_what_was_said_is_sent_back_as_it_came(live: Any, says: Any) -> None:
-    says(written(live, CALL))
-    output = live.ask(PATH, {"input": "hunde", "tools": FLAT}).json()["output"]
-    (call,) = output
-    items = [
-        {"type": "message", "role": "user", "content": "hunde"},
-        *output,
-        {"type": "function_call_output", "call_id": call["call_id"], "output": "snow"},
-    ]
-    as_chat = [
-        {"role": "user", "content": "hunde"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": call["call_id"], "type": "function", "function": CALLED}]},
-        {"role": "tool", "tool_call_id": call["call_id"], "content": "snow"},
-    ]  # fmt: skip
-    says("a dog barks .")
-    response = live.ask(PATH, {"input": items, "tools": FLAT}).json()
-    prompt = live.service.chat.encode_prompt(parse_conversation(as_chat), build_tool_choice(TOOLS))
-    assert response["usage"]["input_tokens"] == len(prompt) and parse_items(items) == parse_conversation(
-        as_chat
-    )
-    assert response["output"][0]["content"][0]["text"] == "a dog barks ."
-    items += [
-        *response["output"],
-        {"role": "developer", "content": "dogs"},
-        {"role": "user", "content": "und"},
-    ]
-    as_chat += [{"role": "assistant", "content": "a dog barks ."}, {"role": "system", "content": "dogs"}]
-    assert parse_items(items)[:-1] == parse_conversation(as_chat)
-
-
-def test_calls_that_follow_one_another_are_of_one_message() -> None:
-    calls = [
-        {"type": "function_call", "call_id": f"call0000{i}", "name": "now", "arguments": "{}"}
-        for i in range(3)
-    ]
-    found = parse_items(
-        [{"role": "assistant", "content": "two"}, *calls[:2], {"role": "user", "content": "a"}, calls[2]]
-    )
-    assert [(one.role, one.content, [call.id for call in one.tool_calls]) for one in found] == [
-        ("assistant", "two", ["call00000", "call00001"]),
-        ("user", "a", []),
-        ("assistant", "", ["call00002"]),
-    ]
-
-
 class Place(BaseModel):
     """A form."""
 
@@ -355,7 +274,7 @@ def test_openais_client_understands_responses(live: Any, says: Any) -> None:
     assert parsed.output_parsed == Place(place="Rome", days=2)
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model="tiny", input=TALK, previous_response_id="resp_1")
-    assert refused.value.param == "previous_response_id" and "send all that was said in input" in str(
+    assert refused.value.param == "previous_response_id" and "send the whole conversation in input" in str(
         refused.value
     )
 
@@ -374,7 +293,9 @@ def test_an_error_within_a_stream_reaches_openais_client(live: Any, monkeypatch:
     assert last["message"] == last["error"]["message"] and "no room for input" in last["message"]
 
 
-FORM = {"type": "json_schema", "name": "place", "schema": {"type": "object", "properties": {"days": {"enum": [1, 2]}}, "required": ["days"], "additionalProperties": False}}  # fmt: skip
+FORM = {"type": "json_schema", "name": "place", "schema": {"type": "object",
+    "properties": {"days": {"enum": [1, 2]}}, "required": ["days"],
+        "additionalProperties": False}}  # fmt: skip
 
 
 def test_a_text_has_the_form_that_is_asked(live: Any) -> None:
@@ -388,7 +309,7 @@ def test_a_text_has_the_form_that_is_asked(live: Any) -> None:
 
 
 def test_tokens_that_were_read_before_are_counted() -> None:
-    with _shared["living"](_tools["make"]("chatml", None)) as fresh:
+    with living(make("chatml", None)) as fresh:
         body = {"input": "zwei hunde bellen . " * 30, "temperature": 0, "max_output_tokens": 3}
         told = [fresh.ask(PATH, body).json() for _ in range(2)]
         assert same(*told)
@@ -408,9 +329,9 @@ def test_tokens_that_were_read_before_are_counted() -> None:
 
 
 def test_what_is_not_given_is_told_as_the_run_has_it() -> None:
-    run = _tools["make"]("chatml", None)
+    run = make("chatml", None)
     run.generation = run.generation.model_copy(update={"temperature": 0.5, "top_p": 0.8})
-    with _shared["living"](run) as fresh:
+    with living(run) as fresh:
         body = {"input": "hunde", "seed": 1, "max_output_tokens": 3}
         for given in ({}, {"temperature": 0.7}, {"top_p": 0.9}):
             told = fresh.ask(PATH, body | given).json()
@@ -425,40 +346,54 @@ def test_what_is_not_given_is_told_as_the_run_has_it() -> None:
     [
         ({}, "input", "input: missing"),
         ({"input": []}, "input", "[] is not a text or a list of items"),
-        ({"input": [7]}, "input", "item 0 is 7, wanted an object with role and content"),
-        ({"input": [{"role": "owner", "content": "a"}]}, "input", "item 0 has the role 'owner', wanted user, assistant, system, developer"),
-        ({"input": [{"type": "reasoning", "id": "rs_1"}]}, "input", "item 0 is of the type 'reasoning'; this service knows message, function_call, function_call_output"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "item 0 has a part 'input_image'; this model reads text alone"),
-        ({"input": [*TALK, {"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input", "item 3 has the role 'tool', and no message before it calls a function"),
-        ({"input": [*TALK, {"type": "function_call_output", "call_id": "x", "output": "y"}], "instructions": "a"}, "input", "item 3 has the role"),
-        ({"input": [TALK[0], *({"type": "function_call", "call_id": one, "name": "now", "arguments": "{}"} for one in ("call00001", "call00002")), {"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input", "item 3 answers the call 'x'"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}, TALK[0]]}, "input", "item 0"),
-        ({"input": [{"type": "function_call_output", "output": "y"}]}, "input", "item 0 has the call_id null, wanted that of a call"),
-        ({"input": TALK[:2]}, "input", "must come last"),
-        ({"input": [{"role": "system", "content": "a"}, *TALK], "instructions": "b"}, "instructions", "item 0 of the input is the system's too"),
-        ({"input": "a", "n": 2}, "n", "a response has one answer, and 2 are wanted"),
+        ({"input": [7]}, "input", "item 0 is 7, expected an object with role and content"),
+        ({"input": [{"role": "owner", "content": "a"}]}, "input", "item 0 has the role 'owner', expected "
+            "user, assistant, system, developer"),
+        ({"input": [{"type": "reasoning", "id": "rs_1"}]}, "input", "item 0 is of the type 'reasoning'; "
+            "supported: message, function_call, function_call_output"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input",
+            "item 0 has a part 'input_image'; this model supports text only"),
+        ({"input": [*TALK, {"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input",
+            "item 3 has the role 'tool', but no earlier message calls a function"),
+        ({"input": [*TALK, {"type": "function_call_output", "call_id": "x", "output": "y"}],
+            "instructions": "a"}, "input", "item 3 has the role"),
+        ({"input": [TALK[0], *({"type": "function_call", "call_id": one, "name": "now",
+            "arguments": "{}"} for one in ("call00001", "call00002")), {"type": "function_call_output",
+                "call_id": "x", "output": "y"}]}, "input", "item 3 answers the call 'x'"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}, TALK[0]]},
+            "input", "item 0"),
+        ({"input": [{"type": "function_call_output", "output": "y"}]}, "input", "item 0 has the call_id "
+            "null, expected the call_id of a call"),
+        ({"input": "a", "n": 2}, "n", "a response has one answer, but n is 2"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens", ""),
-        ({"input": "a", "max_output_tokens": 5000}, "max_output_tokens", "4096 at most"),
-        ({"input": "a", "max_output_tokens": 4000}, "input", "send truncation=auto"),
-        ({"input": "a", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "text.format: schema is missing"),
+        ({"input": "a", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text",
+            "text.format: schema is missing"),
         ({"input": "a", "text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text", ""),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text", "'xml'"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools", "tool 0 is {'type': 'web_search'}, wanted"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools", "tool 0 is {'type': 'web_search'}, "
+            "expected"),
         ({"input": "a", "tools": TOOLS}, "tools", "tool 0 is"),
-        ({"input": "a", "tools": FLAT, "tool_choice": {"type": "function", "name": "wether"}}, "tool_choice", "did you mean 'weather'"),
-        ({"input": "a", "tools": FLAT, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "is no tool_choice, wanted auto, none, required or"),
-        ({"input": "a", "tools": FLAT, "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice", "leave out text.format"),
-        ({"input": "a", "top_logprobs": 2}, "top_logprobs", f"send include=['{LOG_PROBS}'] with it"),
-        ({"input": "a", "conversation": "c"}, "conversation", "send all that was said in input"),
-        ({"input": "a", "background": True}, "background", "it answers while you wait"),
+        ({"input": "a", "tools": FLAT, "tool_choice": {"type": "function", "name": "wether"}}, "tool_choice",
+            "did you mean 'weather'"),
+        ({"input": "a", "tools": FLAT, "tool_choice": {"type": "allowed_tools"}}, "tool_choice",
+            "is not a tool_choice, expected auto, none, required or"),
+        ({"input": "a", "tools": FLAT, "tool_choice": "required",
+            "text": {"format": {"type": "json_object"}}}, "tool_choice", "remove text.format"),
+        ({"input": "a", "top_logprobs": 2}, "top_logprobs", f"requires include=['{LOG_PROBS}']"),
+        ({"input": "a", "conversation": "c"}, "conversation", "send the whole conversation in input"),
+        ({"input": "a", "background": True}, "background", "answers are synchronous"),
         ({"input": "a", "reasoning": {"effort": "high"}}, "reasoning", "not supported"),
         ({"input": "x" * 3000}, "input", "3016"),
         ({"input": "a", "instructions": "x" * 3000}, "instructions", "3033"),
-        ({"input": "a" * 1900, "instructions": "b" * 1900}, "instructions", "the input with its instructions has a text of 3832"),
+        ({"input": "a" * 1900, "instructions": "b" * 1900}, "instructions", "the input with its "
+            "instructions has a text of 3832"),
         ({"input": "a", "prompt": {"id": "p"}}, "prompt", "not supported"),
-        ({"input": "a", "tools": [{"type": "function", "name": "max_tokens"}], "tool_choice": {"type": "function", "name": "max_token"}}, "tool_choice", "did you mean 'max_tokens'"),
-        ({"input": TALK, "tools": [{"type": "function", "name": "f", "description": "x" * 3000}]}, "tools", "the conversation with its tools"),
-        ({"input": "a", "include": [LOG_PROBS], "beam_size": 2}, "include", "sampled text only"),
+        ({"input": "a", "tools": [{"type": "function", "name": "max_tokens"}],
+            "tool_choice": {"type": "function", "name": "max_token"}}, "tool_choice",
+                "did you mean 'max_tokens'"),
+        ({"input": TALK, "tools": [{"type": "function", "name": "f", "description": "x" * 3000}]}, "tools",
+            "the conversation with its tools"),
+        ({"input": "a", "include": [LOG_PROBS], "beam_size": 2}, "include", "only for sampled text"),
         ({"input": "a", "include": [LOG_PROBS[:-1]]}, "include", f"did you mean '{LOG_PROBS}'"),
     ],
     ids=lambda one: repr(one)[:60],
@@ -476,8 +411,10 @@ def test_what_cannot_be_met_is_refused_by_name(
 
 def test_what_asks_for_nothing_is_taken(live: Any) -> None:
     body = {
-        "input": "a", "previous_response_id": None, "background": False, "reasoning": {"effort": None}, "store": True,
-        "user": "x", "service_tier": "auto", "truncation": None, "metadata": None, "instructions": None, "tools": None,
+        "input": "a", "previous_response_id": None, "background": False, "reasoning": {"effort": None},
+            "store": True,
+        "user": "x", "service_tier": "auto", "truncation": None, "metadata": None, "instructions": None,
+        "tools": None,
         "include": ["reasoning.encrypted_content"], "text": {"format": {"type": "text"}, "verbosity": "low"},
         "max_output_tokens": 2,
     }  # fmt: skip
@@ -501,22 +438,3 @@ def test_runs_without_a_format_say_what_to_do(services: Any) -> None:
     ):
         error = services[kind].ask(PATH, {"input": "hunde"}).json()["error"]
         assert error["code"] == "model_not_chat" and said in error["message"]
-
-
-def test_the_description_says_what_may_be_sent(live: Any) -> None:
-    told = live.ask("/openapi.json").json()
-    fields = told["components"]["schemas"]["ResponseBody"]["properties"]
-    assert {
-        "input",
-        "instructions",
-        "tools",
-        "tool_choice",
-        "text",
-        "max_output_tokens",
-        "include",
-    } <= fields.keys()
-    assert "responses" in live.ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
-
-
-def test_all_that_a_client_may_want_told_besides_is_known() -> None:
-    assert set(get_args(IncludeValue)) >= set(get_args(ResponseIncludable))

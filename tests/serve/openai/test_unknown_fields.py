@@ -1,16 +1,20 @@
-"""Keys within messages are told or refused as those of a body are, and never what OpenAI's client sends by itself."""
+"""Keys within messages are told or refused as those of a body are, and never what OpenAI's client sends by
+itself.
+"""
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
 import pytest
 from openai.types import chat, responses
 from pydantic import BaseModel
+from tests.serve.conftest import living
+from tests.serve.refusals_helpers import refused
+from tests.serve.test_tools import NOW
+from tests.serve.tool_calls import TOOLS, make
 
 from polyhead.core.errors import did_you_mean
 from polyhead.serve.http.limits import Limits
@@ -24,8 +28,6 @@ from polyhead.serve.openai.unknown_fields import (
     find_unknown_fields,
 )
 
-_shared = runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))
-_tools = runpy.run_path(str(Path(__file__).parents[1] / "test_tools.py"))
 CHAT, PATH = "/v1/chat/completions", "/v1/responses"
 ASK = {"role": "user", "content": "zwei hunde"}
 
@@ -36,18 +38,23 @@ class Dog(BaseModel):
 
 @pytest.fixture(scope="module", params=[False, True], ids=["lenient", "strict"])
 def live(request: Any) -> Iterator[Any]:
-    with _shared["living"](_tools["make"]("chatml", None), strict_fields=request.param) as found:
+    with living(make("chatml", None), strict_fields=request.param) as found:
         yield found
 
 
 ODD: list[tuple[str, Any, list[tuple[str, str]]]] = [
     (CHAT, [{**ASK, "contnet": "x"}], [("contnet' of message 0", "; did you mean 'content'?")]),
-    (CHAT, [ASK, {"role": "assistant", "content": "a"}, {**ASK, "zzz": None}], [("zzz' of message 2", "")]),
-    (CHAT, [{"role": "user", "content": [{"type": "text", "text": "a", "txet": "b"}]}], [("txet' of part 0 of message 0", "; did you mean 'text'?")]),
-    (CHAT, [{**ASK, "b": 1, "a": 2, "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "c": 3}]}], [("a' of message 0", ""), ("b' of message 0", ""), ("c' of part 1 of message 0", "")]),
+    (CHAT, [ASK, {"role": "assistant", "content": "a"}, {**ASK, "zzz": 0}], [("zzz' of message 2", "")]),
+    (CHAT, [{"role": "user", "content": [{"type": "text", "text": "a", "txet": "b"}]}],
+        [("txet' of part 0 of message 0", "; did you mean 'text'?")]),
+    (CHAT, [{**ASK, "b": 1, "a": 2, "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b",
+        "c": 3}]}], [("a' of message 0", ""), ("b' of message 0", ""), ("c' of part 1 of message 0", "")]),
     (PATH, [{**ASK, "rolle": "x"}], [("rolle' of item 0", "; did you mean 'role'?")]),
-    (PATH, [{"role": "user", "content": [{"type": "input_text", "text": "a", "odd": 1}]}], [("odd' of part 0 of item 0", "")]),
-    (PATH, [ASK, {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}", "argument": 1}, {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a", "odd": 1}]}],
+    (PATH, [{"role": "user", "content": [{"type": "input_text", "text": "a", "odd": 1}]}],
+        [("odd' of part 0 of item 0", "")]),
+    (PATH, [ASK, {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}", "argument": 1},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a",
+            "odd": 1}]}],
         [("argument' of item 1", "; did you mean 'arguments'?"), ("odd' of part 0 of item 2", "")]),
 ]  # fmt: skip
 
@@ -106,7 +113,7 @@ def test_what_the_client_echoes_in_a_conversation_is_taken(live: Any) -> None:
     ways = {"model": "tiny", "seed": 1, "max_tokens": 300}
     plain = client.chat.completions.create(messages=[ASK], **ways).choices[0].message  # type: ignore[call-overload]
     called = client.chat.completions.create(  # type: ignore[call-overload]
-        messages=[ASK], tools=_tools["TOOLS"], tool_choice=_tools["NOW"], parallel_tool_calls=False, **ways
+        messages=[ASK], tools=TOOLS, tool_choice=NOW, parallel_tool_calls=False, **ways
     ).choices[0].message  # fmt: skip
     parsed = client.chat.completions.parse(messages=[ASK], response_format=Dog, **ways).choices[0].message
     for message in (plain, called, parsed):
@@ -147,7 +154,7 @@ def test_what_the_client_echoes_in_a_conversation_is_taken(live: Any) -> None:
 def test_what_the_client_echoes_of_responses_is_taken(live: Any) -> None:
     client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
     ways: Any = {"model": "tiny", "max_output_tokens": 300, "extra_body": {"seed": 1}}
-    flat: Any = [{"type": "function", **tool["function"]} for tool in _tools["TOOLS"]]
+    flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
     logged = client.responses.create(input="hunde", include=["message.output_text.logprobs"], **ways)
     called = client.responses.create(
         input="hunde",
@@ -185,8 +192,10 @@ def test_every_key_that_the_client_knows_is_known_here() -> None:
         return frozenset(keys.known_names | keys.client_names | keys.own_names)
 
     assert all_of(MESSAGE_FIELDS) >= names(
-        chat.ChatCompletionSystemMessageParam, chat.ChatCompletionDeveloperMessageParam, chat.ChatCompletionUserMessageParam,
-        chat.ChatCompletionAssistantMessageParam, chat.ChatCompletionToolMessageParam, chat.ChatCompletionMessage,
+        chat.ChatCompletionSystemMessageParam, chat.ChatCompletionDeveloperMessageParam,
+        chat.ChatCompletionUserMessageParam,
+        chat.ChatCompletionAssistantMessageParam, chat.ChatCompletionToolMessageParam,
+        chat.ChatCompletionMessage,
         chat.ParsedChatCompletionMessage,
     )  # fmt: skip
     assert all_of(PART_FIELDS) >= names(chat.ChatCompletionContentPartTextParam)
@@ -197,16 +206,39 @@ def test_every_key_that_the_client_knows_is_known_here() -> None:
         responses.ResponseOutputMessage, responses.ParsedResponseOutputMessage,
     )  # fmt: skip
     assert all_of(ITEM_FIELDS["function_call"]) >= names(
-        responses.ResponseFunctionToolCallParam, responses.ResponseFunctionToolCall, responses.ParsedResponseFunctionToolCall
+        responses.ResponseFunctionToolCallParam, responses.ResponseFunctionToolCall,
+        responses.ParsedResponseFunctionToolCall
     )  # fmt: skip
     assert all_of(ITEM_FIELDS["function_call_output"]) >= names(items.FunctionCallOutput)
     assert all_of(ITEM_PART_FIELDS) >= names(
-        responses.ResponseInputTextParam, responses.ResponseOutputTextParam, responses.ResponseInputTextContentParam,
+        responses.ResponseInputTextParam, responses.ResponseOutputTextParam,
+        responses.ResponseInputTextContentParam,
         responses.ResponseOutputText, responses.ParsedResponseOutputText,
     )  # fmt: skip
 
 
 def test_a_conversation_that_is_too_long_is_told_that(live: Any) -> None:
-    with _shared["living"](live.run, limits=Limits(chars=50), strict_fields=True) as found:
+    with living(live.run, limits=Limits(max_chars=50), strict_fields=True) as found:
         error = found.ask(CHAT, {"messages": [{**ASK, "odd": 1}] * 5}).json()["error"]
         assert error["code"] == "text_too_long"
+
+
+def test_unknown_fields_are_told_in_a_header_or_refused_if_the_service_is_strict(speaker, serving):
+    body = {
+        "prompt": "a",
+        "max_tokens": 1,
+        "temperatur": 0.1,
+        "user": "x\r\ny",
+        "frequency_penalty": 0,
+        "logit_bias": None,
+        "best_of": 1,
+    }
+    answer = speaker.ask("/v1/completions", body)
+    assert answer.status_code == 200
+    assert (
+        answer.headers["x-warnings"]
+        == "field 'temperatur' is ignored; did you mean 'temperature'?; field 'user' is ignored"
+    )
+    with serving(speaker.run, strict_fields=True) as strict:
+        error = refused(strict.ask("/v1/completions", body))
+        assert error["param"] == "temperatur" and "did you mean 'temperature'?" in error["message"]

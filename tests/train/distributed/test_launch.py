@@ -98,7 +98,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, here: Path
     assert code == 130, said
     (step,) = checkpoint.list_steps(Path("mine/checkpoints"))
     assert said.endswith(
-        f"saved at step {step}; go on with: polyhead train mine/recipe.yaml --resume --processes 2\n"
+        f"saved at step {step}; continue with: polyhead train mine/recipe.yaml --resume --processes 2\n"
         "report: mine/report.html\n"
     )
     on = Started("mine/recipe.yaml", "--resume", "--processes", "2", f"train.steps={step + 3}")
@@ -129,7 +129,7 @@ def test_a_killed_process_ends_all_and_is_named(rank: int, here: Path) -> None:
     code, said = run.ended()
     assert code == 1
     assert said.split("\n")[-2] == (
-        f"polyhead: rank {rank} was ended by SIGKILL, and so were the others; --resume goes on"
+        f"polyhead: rank {rank} was terminated by SIGKILL, and so were the others; --resume continues"
     )
     assert said.count("polyhead:") == 1
 
@@ -162,7 +162,7 @@ def test_processes_save_and_end_with_their_launcher(here: Path) -> None:
     ("changes", "said"),
     [
         (["data.train=[none.de,none.en]"], "polyhead: data.train: no file 'none.de' in '.'"),
-        SLOW(["train.freeze=[nothing]"], "polyhead: train.freeze: no part of the model is called 'nothing'"),
+        SLOW(["train.freeze=[nothing]"], "polyhead: train.freeze: no part of the model is named 'nothing'"),
     ],
 )
 def test_a_mistake_is_told_once(changes: list[str], said: str, here: Path) -> None:
@@ -179,7 +179,7 @@ def test_processes_within_processes_are_refused(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["train", recipe_file(), "--processes", "2"]) == 2
-    assert "one of several processes already" in capsys.readouterr().err
+    assert "already one of several" in capsys.readouterr().err
     assert LAUNCHED_ENV not in os.environ
 
 
@@ -188,8 +188,10 @@ def test_processes_within_processes_are_refused(
 def test_torchrun_starts_two_machines_and_starts_them_again(here: Path) -> None:
     """Two agents, one process each; the second process dies once, and all go on from the last checkpoint."""
     recipe = recipe_file(steps=60, save_every=5)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts",
-                "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:29713", "-m", "polyhead", "train"]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
+        "--max-restarts",
+                "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:29713", "-m", "polyhead",
+                "train"]  # fmt: skip
     machines = [Started(recipe, command=torchrun) for _ in range(2)]
     machines[0].under_way(rows=12)
     machines[1].under_way(rows=12)

@@ -1,11 +1,12 @@
-"""A model learns three conversations by heart and gives their answers back; nothing but answers is learned."""
+"""A model learns three conversations by heart and gives their answers back; nothing but
+answers is learned.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,11 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
-from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.models import build
 from polyhead.nn.feed_forward.moe import BALANCE_GRAD_SCALE
 from polyhead.nn.norm import BatchNorm
 from polyhead.run.run import Run
 from polyhead.train.run_training import run_training
-from polyhead.train.tasks.causal_lm_common import causal_lm_features
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
 
@@ -61,7 +60,8 @@ def recipe(place: Path, out: str, **changes: Any) -> Recipe:
         "max_len": 128,
         "position": "rope",
     }
-    train = {"steps": 90, "max_tokens": 256, "lr": 1e-2, "precision": "fp32", "log_every": 10, "eval_every": 90,
+    train = {"steps": 90, "max_tokens": 256, "lr": 1e-2, "precision": "fp32", "log_every": 10,
+        "eval_every": 90,
              "save_every": 90, "schedule": {"name": "cosine", "warmup": 10}}  # fmt: skip
     return Recipe.model_validate(
         {
@@ -127,7 +127,9 @@ def test_the_loss_is_that_of_the_answers_alone(learned):
 
 
 def by_hand(runs: list[Run]) -> tuple[float, int]:
-    """-log of the mean probability of what the assistant says, a conversation at a time, and how many tokens that are."""
+    """-log of the mean probability of what the assistant says, a conversation at a time, and how many tokens
+    that are.
+    """
     run, total, count = runs[0], 0.0, 0
     format = run.chat_session().format
     for talk in TALKS:
@@ -161,7 +163,7 @@ def test_it_is_measured_from_the_shell(learned, place, capsys):
         for p in second.model.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
     second.save(place / "second")
-    assert main(["eval", str(place / "run"), "--with", str(place / "second")]) == 0
+    assert main(["eval", str(place / "run"), "--ensemble", str(place / "second")]) == 0
     rows = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
     total, count = by_hand([learned[0], second])
     assert rows["loss"] == pytest.approx(total / count, abs=1e-3) and rows["loss"] > 0.02
@@ -172,7 +174,7 @@ def test_a_file_is_measured_also_where_the_recipe_holds_out_a_share(learned, pla
     other.write_text(json.dumps({"messages": messages([("user", "hello"), ("assistant", "bonjour")])}))
     shutil.copytree(place / "run", place / "sharing")
     tree = yaml_io.parse_yaml((place / "run" / "recipe.yaml").read_text())
-    tree["data"] |= {"valid": None, "valid_share": 0.4}
+    tree["data"] |= {"valid": None, "valid_fraction": 0.4}
     (place / "sharing" / "recipe.yaml").write_text(json.dumps(tree))
     tables = []
     for run in ("run", "sharing"):
@@ -182,14 +184,17 @@ def test_a_file_is_measured_also_where_the_recipe_holds_out_a_share(learned, pla
 
 
 def test_it_learns_on_from_a_run_in_its_format(learned, place):
-    """What begins with a run that converses keeps its way to; a format of one's own is kept too, and what fits none is told."""
+    """What begins with a run that converses keeps its way to; a format of one's own is kept too, and what
+    fits none is told.
+    """
     notes = Notes()
     own = recipe(place, "further", generation={"chat": "zephyr"})
     own = own.model_copy(update={"train": own.train.model_copy(update={"steps": 1})})
     run, _ = run_training(own, report=notes)
     assert run.generation.chat == Choice("zephyr")
-    tree = {"task": "chat", "start": str(place / "further"), "out": str(place / "third"),
-            "data": {"root": str(place), "train": "talks.jsonl", "valid_share": 0.4, "max_len": 64}, "train": {"steps": 1}}  # fmt: skip
+    tree = {"task": "chat", "init_from": str(place / "further"), "out": str(place / "third"),
+            "data": {"root": str(place), "train": "talks.jsonl", "valid_fraction": 0.4, "max_len": 64},
+                "train": {"steps": 1}}  # fmt: skip
     run, _ = run_training(Recipe.model_validate(tree), report=notes)
     assert run.generation.chat == Choice("zephyr")
     assert ph.load(place / "third").generation.chat == Choice("zephyr")
@@ -201,23 +206,25 @@ def test_it_learns_on_from_a_run_in_its_format(learned, place):
 
 def test_recipes_that_cannot_be_are_refused(place):
     task = TASK.get("chat")
-    with pytest.raises(ValueError, match="'chat' does not measure 'bleu'; it has loss"):
+    with pytest.raises(ValueError, match="'chat' does not measure 'bleu'; it measures loss"):
         recipe(place, "x", train={"eval_bleu": True})
     with pytest.raises(UserError, match="rows do not fit"):
         task.check(recipe(place, "x", model={"max_len": 64}))
     with pytest.raises(UserError, match=r"did you mean 'talks.jsonl'"):
         task.check(
-            recipe(place, "x", data={"root": place, "train": "talk.jsonl", "valid_share": 0.1, "max_len": 99})
+            recipe(
+                place, "x", data={"root": place, "train": "talk.jsonl", "valid_fraction": 0.1, "max_len": 99}
+            )
         )
     with pytest.raises(UserError, match="max_tokens is 8, but row"):
         run_training(recipe(place, "small", train={"max_tokens": 8}))
 
 
-@pytest.mark.parametrize("part", ["experts", "batchnorm"])
+@pytest.mark.parametrize("part", ["moe", "batchnorm"])
 def test_parts_that_count_tokens_count_no_padding(place, learned, part):
     """Beside conversations that are read one at a time, without any padding."""
     changes: dict[str, Any] = {
-        "experts": {"feed_forward": {"name": "experts", "n_experts": 4, "top_k": 2}},
+        "moe": {"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}},
         "batchnorm": {"norm": "batchnorm"},
     }[part]
     asked = recipe(place, "x", model={"n_layers": 1} | changes, train={"max_tokens": 4096})
@@ -228,7 +235,7 @@ def test_parts_that_count_tokens_count_no_padding(place, learned, part):
     assert len(rows) == 3 and int((batch.pos < 0).sum()) > 9
     model = build(asked.model.with_vocabulary(tokenizer.vocab_size), seed=1).train()
     layer = model.stack.layers[0]
-    counts = layer.ffn if part == "experts" else next(m for m in model.modules() if isinstance(m, BatchNorm))
+    counts = layer.ffn if part == "moe" else next(m for m in model.modules() if isinstance(m, BatchNorm))
     seen = []
     hook = counts.register_forward_pre_hook(lambda module, given: seen.append(given[0][0].detach()))
     for row in rows:
@@ -238,7 +245,7 @@ def test_parts_that_count_tokens_count_no_padding(place, learned, part):
     assert len(alone) == int((batch.pos >= 0).sum())
     fresh = build(asked.model.with_vocabulary(tokenizer.vocab_size), seed=1).train()
     task.loss(fresh, batch).total.backward()
-    if part == "experts":
+    if part == "moe":
         scores = (alone @ counts.router.weight.detach().double().T).softmax(-1)
         picked = scores.topk(2, -1).indices.flatten().tolist()
         loads = [picked.count(i) / len(alone) - 2 / 4 for i in range(4)]
@@ -248,13 +255,3 @@ def test_parts_that_count_tokens_count_no_padding(place, learned, part):
         norm = next(m for m in fresh.modules() if isinstance(m, BatchNorm))
         torch.testing.assert_close(norm.running_mean.double(), 0.1 * alone.mean(0), rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(norm.running_var.double(), 0.9 + 0.1 * alone.var(0), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("documents", "counts", "told"), [(False, False, False), (False, True, True), (True, False, True)]
-)
-def test_only_what_must_know_is_told_of_positions(documents, counts, told):
-    """Documents are always kept apart; padding that nothing sees is told to what counts tokens."""
-    pos = torch.tensor([[0, 1, -1]])
-    model = SimpleNamespace(needs_padding_mask=counts, features=lambda tokens, pos: pos)
-    assert (causal_lm_features(model, TokenWindows(pos, pos, pos, documents)) is not None) == told

@@ -1,4 +1,6 @@
-"""Damaged texts: what the encoder reads and the decoder writes, that it is learned, that a killed run goes on."""
+"""Damaged texts: what the encoder reads and the decoder writes, that it is learned, that a killed run goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(made: Recipe, *, language: bool = False) -> tuple[DenoisingTask, Tokenizer]:
-    """The task and its tokenizer, with a token that stands for a language before every text, as mBART has one."""
+    """The task and its tokenizer, with a token that stands for a language before every text, as mBART has
+    one.
+    """
     part = TASK.get(made.task.name)
     part.check(made)
     config = made.tokenizer
@@ -72,7 +76,7 @@ def sides(batch: PairBatch, t: Tokenizer) -> list[tuple[list[int], list[int], li
 
 @pytest.mark.parametrize("documents", ["line", "file"])
 def test_infilling_writes_every_text_whole(place: Path, documents: str) -> None:
-    task, t = opened(recipe(place, "x", data={"documents": documents}))
+    task, t = opened(recipe(place, "x", data={"document_separator": documents}))
     for epoch in (0, 1):
         written, hidden, read = [], 0, 0
         for chosen in task.epoch_batches(epoch):
@@ -101,7 +105,9 @@ def is_within(part: list[int], whole: list[int]) -> bool:
 
 
 def test_spans_are_written_after_their_sentinels(place: Path) -> None:
-    task, t = opened(recipe(place, "x", task=SPANS | {"share": 0.3, "span": 2}, data={"documents": "file"}))
+    task, t = opened(
+        recipe(place, "x", task=SPANS | {"share": 0.3, "span": 2}, data={"document_separator": "file"})
+    )
     texts: list[list[int]] = []
     for chosen in task.epoch_batches(0):
         batch = task.collate(chosen)
@@ -214,14 +220,21 @@ def test_a_killed_run_ends_with_the_same_bits(place: Path, task: dict[str, Any])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": SPANS, "tokenizer": {"sentinels": 0}}, "hides 2 spans of 31 tokens and needs 3 sentinels; the tokenizer has 0: give tokenizer.sentinels=100"),
-        ({"task": SPANS | {"share": 0.5, "span": 1}}, "writes 32 tokens for 31 that it reads, more than data.max_len holds"),
-        ({"task": SPANS | {"permute": True}}, "permute of task 'denoising' goes with noise=infilling"),
-        ({"task": {"name": "denoising", "share": 30}}, "share of task 'denoising' is above 0 and at most 1, not 30.0"),
-        ({"task": {"name": "denoising", "span": 0}}, "span of task 'denoising' is a number of tokens, above 0"),
+        ({"task": SPANS, "tokenizer": {"sentinels": 0}}, "hides 2 spans of 31 tokens and requires 3 "
+            "sentinels; the tokenizer has 0: set "
+                "tokenizer.sentinels=100"),
+        ({"task": SPANS | {"share": 0.5, "span": 1}}, "writes 32 tokens for 31 input tokens, more than "
+            "data.max_len"),
+        ({"task": SPANS | {"permute": True}}, "permute of task 'denoising' requires noise=infilling"),
+        ({"task": {"name": "denoising", "share": 30}}, "share of task 'denoising' must be above 0 and at "
+            "most 1, not 30.0"),
+        ({"task": {"name": "denoising", "span": 0}}, "span of task 'denoising' must be a number of tokens "
+            "above 0"),
         ({"task": {"name": "denoising", "noise": "span"}}, "noise of task 'denoising'"),
-        ({"data": {"max_len": 64}}, "data.max_len is 64, more than model.max_len=32: rows do not fit; give data.max_len=32"),
-        ({"model": {"kind": "decoder"}}, "task 'denoising' trains a model of kind 'encoder-decoder', not 'decoder'"),
+        ({"data": {"max_len": 64}}, "data.max_len is 64, more than model.max_len=32: rows do not fit; set "
+                                    "data.max_len=32"),
+        ({"model": {"kind": "decoder"}}, "task 'denoising' trains a model of kind 'encoder-decoder', not "
+                                         "'decoder'"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told_before_anything_is_learned(
@@ -235,8 +248,8 @@ def test_what_does_not_fit_is_told_before_anything_is_learned(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cache": "state"}, "generation.cache: cache 'state' keeps a state"),
-        ({"forbidden": ["<none>"]}, "generation.forbidden: no token '<none>' in the vocabulary"),
+        ({"cache": "state"}, "generation.cache: cache 'state' stores a recurrent state"),
+        ({"bad_words": ["<none>"]}, "generation.bad_words: no token '<none>' in the vocabulary"),
     ],
 )
 def test_what_outputs_would_be_refused_for_is_told_before_anything_is_learned(

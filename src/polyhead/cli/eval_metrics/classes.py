@@ -45,8 +45,8 @@ def evaluate_classifier(
     text_columns = run.recipe.data.text if run.recipe else text
     if text and len(text) != len(text_columns):
         raise UserError(
-            f"--text names {len(text)} column{'s' * (len(text) > 1)}; wanted {len(text_columns)}, as the run learned from: "
-            f"{' '.join(f'--text {name}' for name in text_columns)}"
+            f"--text names {len(text)} column{'s' * (len(text) > 1)}; expected {len(text_columns)}, as in "
+            f"the run's training: {' '.join(f'--text {name}' for name in text_columns)}"
         )
     if files:
         options: dict[str, Any] = {}
@@ -59,9 +59,7 @@ def evaluate_classifier(
             }
         dataset = open_labeled(files, **(options | columns))
     elif columns:
-        raise UserError(
-            "--text and --label are columns of files that are given: polyhead eval RUN FILE --text COLUMN"
-        )
+        raise UserError("--text and --label require files: polyhead eval RUN FILE --text COLUMN")
     elif run.recipe is None or (split == "test" and not run.recipe.data.test):
         raise no_files_error(split, "FILE", run)
     else:
@@ -73,25 +71,25 @@ def evaluate_classifier(
     seconds = time.perf_counter() - start
     if result.n_truncated:
         message = tr(
-            "cut to {most} tokens: {cut:,} of {count:,} texts",
+            "truncated to {most} tokens: {cut:,} of {count:,} texts",
             most=result.max_tokens,
             cut=result.n_truncated,
             count=len(examples),
         )
         print(f"polyhead: {message}", file=sys.stderr)
     remarks = {
-        "loss": tr("nats of a text"),
-        "accuracy": tr("the share of {count:,} texts whose class is right", count=len(examples)),
-        "f1": tr("the mean F1 of {count} classes", count=len(run.config.labels)),
+        "loss": tr("nats per text"),
+        "accuracy": tr("fraction of {count:,} texts with the correct class", count=len(examples)),
+        "f1": tr("mean F1 of {count} classes", count=len(run.config.labels)),
         "mcc": tr("Matthews correlation"),
     }
     baselines = load_class_baselines(run, examples)
     for name, value in result.measures.items():
         label = name.removeprefix("f1_")
-        remark = remarks.get(name, tr("F1 of the class {label}", label=label))
+        remark = remarks.get(name, tr("F1 of class {label}", label=label))
         print_measure(tr(name), value, remark, baselines.get(name))
     print_verdict(run, result.measures, baselines)
-    remark = tr("texts a second, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
+    remark = tr("texts/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), len(examples) / seconds, remark)
     if output is not None:
         write_output_lines(output, map(to_one_column, result.predictions), report)

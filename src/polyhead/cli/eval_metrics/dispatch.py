@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from polyhead.cli.eval_metrics import classes, language, token_accuracy, translations
-from polyhead.cli.options import given_options
+from polyhead.cli.options import BEAM_SEARCH_KEYS, drop_none
 from polyhead.core.errors import UserError
 from polyhead.run.run import Run
 
 
 class RunEvaluator(NamedTuple):
-    """A kind of evaluation. Its options are the keyword-only parameters of ``evaluate``."""
+    """A kind of evaluation. Its options are the keyword parameters of ``evaluate``."""
 
     run_description: str  # description of the run: "is a classifier"
     data_description: str  # description of its data: "labelled texts"
@@ -22,23 +22,27 @@ class RunEvaluator(NamedTuple):
     @property
     def options(self) -> set[str]:
         parameters = inspect.signature(self.evaluate).parameters.values()
-        return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        names = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        takes_settings = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        return names | set(BEAM_SEARCH_KEYS) if takes_settings else names
 
 
 EVALUATORS = {
     "classifier": RunEvaluator("is a classifier", "labelled texts", classes.evaluate_classifier),
     "decoder": RunEvaluator("is a language model", "plain text", language.evaluate_language_model),
     "recovered": RunEvaluator(
-        "learned to recover what is hidden", "hidden tokens", token_accuracy.evaluate_token_recovery
+        "is trained to predict masked or damaged tokens",
+        "masked or damaged tokens",
+        token_accuracy.evaluate_token_recovery,
     ),
     "chat": RunEvaluator(
-        "learned from conversations", "conversations", token_accuracy.evaluate_token_recovery
+        "is trained on conversations", "conversations", token_accuracy.evaluate_token_recovery
     ),
     "encoder-decoder": RunEvaluator(
         "is an encoder-decoder", "translations", translations.evaluate_translator
     ),
 }
-RECOVERY_TASKS = ("masked-lm", "replaced-tokens", "denoising")
+RECOVERY_TASKS = ("masked-lm", "replaced-token-detection", "denoising")
 
 
 def choose_evaluator(run: Run) -> RunEvaluator:
@@ -50,21 +54,21 @@ def choose_evaluator(run: Run) -> RunEvaluator:
         kind = "chat"
     if kind not in EVALUATORS:
         raise UserError(
-            "this run is an encoder without a recipe, so nothing says what is to be measured; "
-            "train from it (start), or use fill-mask or embed"
+            "this run is an encoder without a recipe, so the task to evaluate is unknown; train from it "
+            "(init_from), or use fill-mask or embed"
         )
     return EVALUATORS[kind]
 
 
 def filter_options(evaluator: RunEvaluator, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are given; a UserError for those that this evaluation does not support."""
-    given = given_options(**options)
+    given = drop_none(**options)
     unfit: dict[str, list[str]] = {}
     for name in given.keys() - evaluator.options:
         data = " and ".join(other.data_description for other in EVALUATORS.values() if name in other.options)
         unfit.setdefault(data, []).append("--" + name.replace("_", "-"))
     if unfit:
-        reason = f"this run {evaluator.run_description} and is measured on {evaluator.data_description}"
+        reason = f"this run {evaluator.run_description} and is evaluated on {evaluator.data_description}"
         raise UserError(
             "\n".join(
                 f"{', '.join(sorted(names))}: of {data}; {reason}" for data, names in sorted(unfit.items())

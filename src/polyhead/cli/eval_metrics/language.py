@@ -29,7 +29,7 @@ def evaluate_language_model(
 ) -> None:
     """Print the table of a language model; ``text`` overrides the text columns of the recipe."""
     if text and not files:
-        raise UserError("--text is a column of files that are given: polyhead eval RUN FILE --text COLUMN")
+        raise UserError("--text requires files: polyhead eval RUN FILE --text COLUMN")
     if run.recipe and not files:
         if split == "test" and not run.recipe.data.test:
             raise no_files_error(split, "FILE", run)
@@ -45,7 +45,7 @@ def evaluate_language_model(
     seconds = time.perf_counter() - start
     if result.malformed:
         message = tr(
-            "{file}: skipped {count:,} lines that are no text or too long",
+            "{file}: skipped {count:,} lines that are not text or too long",
             file=text_files.source_label,
             count=result.malformed,
         )
@@ -59,15 +59,15 @@ def evaluate_language_model(
     baselines = load_text_baselines(run, text_files, result)
     tokens, words, characters = result.tokens, result.words, result.characters
     lines = [
-        (tr("loss"), tr("nats of a token, {count:,} tokens", count=tokens)),
-        (tr("perplexity"), tr("of a token, which depends on the tokenizer")),
-        (tr("word-ppl"), tr("of a word, {count:,} with the ends of lines", count=words)),
-        (tr("bits"), tr("of a character, {count:,} characters", count=characters)),
+        (tr("loss"), tr("nats per token, {count:,} tokens", count=tokens)),
+        (tr("perplexity"), tr("per token, depends on the tokenizer")),
+        (tr("word-ppl"), tr("per word, {count:,} including line ends", count=words)),
+        (tr("bits"), tr("per character, {count:,} characters", count=characters)),
     ]
     for (name, value), line in zip(values.items(), lines, strict=True):
         print_measure(line[0], value, line[1], baselines.get(name))
     print_verdict(run, values, baselines)
-    remark = tr("tokens a second, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
+    remark = tr("tokens/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), tokens / seconds, remark)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from rich.cells import cell_len
+
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import write_lines
@@ -16,7 +18,6 @@ from polyhead.data.stores.arrays import IdArray
 from polyhead.evaluate.baselines import Baseline, Baselines
 from polyhead.evaluate.training_counts import read_counts
 from polyhead.evaluate.verdict import describe_verdict
-from polyhead.introspect.attention_map import display_width
 from polyhead.run.run import Run
 from polyhead.train.baselines import read_validation_losses
 
@@ -28,7 +29,7 @@ TASK_BY_KIND = {"classifier": "classification", "decoder": "language-model", "en
 def print_measure(name: str, value: float, remark: str, baseline: Baseline | None = None) -> None:
     """Print a line of the table: name, value and remark, with the baseline at the end."""
     suffix = f" ({baseline.describe(f'{baseline.value:.3f}')})" if baseline else ""
-    print(f"{name}{' ' * (11 - display_width(name))} {value:>9.3f}  {remark}{suffix}", flush=True)
+    print(f"{name}{' ' * (11 - cell_len(name))} {value:>9.3f}  {remark}{suffix}", flush=True)
 
 
 def print_verdict(run: Run, values: Mapping[str, float], baselines: Baselines) -> None:
@@ -47,10 +48,10 @@ def load_token_counts(run: Run) -> IdArray | None:
 def no_files_error(split: str, files: str, run: Run) -> UserError:
     """Return the error for missing test or validation files, with what to type instead."""
     if run.recipe is None:
-        return UserError(f"this run has no recipe that names files; give them: polyhead eval RUN {files}")
-    has_validation = run.recipe.data.valid or run.recipe.data.valid_share
-    hint = ", or take --split valid" if split == "test" and has_validation else ""
-    return UserError(f"this run's recipe names no {split} files; give them: polyhead eval RUN {files}{hint}")
+        return UserError(f"this run has no recipe with data files; pass files: polyhead eval RUN {files}")
+    has_validation = run.recipe.data.valid or run.recipe.data.valid_fraction
+    hint = ", or use --split valid" if split == "test" and has_validation else ""
+    return UserError(f"this run's recipe has no {split} files; pass files: polyhead eval RUN {files}{hint}")
 
 
 def parse_column(name: str) -> str | int:
@@ -66,7 +67,7 @@ def write_output_lines(output: Path, outputs: Iterable[str], report: CorpusRepor
     write_lines(output, lines)
     if num_blank := len(lines) - len(report.row_numbers):
         message = tr(
-            "{file}: {left:,} of {count:,} lines are blank, for what was skipped",
+            "{file}: {left:,} of {count:,} lines are blank, for skipped inputs",
             file=output,
             left=num_blank,
             count=len(lines),

@@ -37,14 +37,14 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Non
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)})
     task = TASK.get(recipe.task.name).open(recipe, run.tokenizer, Reporters())
     remarks = {
-        "loss": tr("nats of a token asked for"),
-        "ppl": tr("of a token asked for"),
-        "accuracy": tr("the share of them that is right"),
-        "f1": tr("of the tokens that were replaced"),
+        "loss": tr("nats per predicted token"),
+        "ppl": tr("per predicted token"),
+        "accuracy": tr("fraction of correct ones"),
+        "f1": tr("of the replaced tokens"),
     }
     values = task.evaluate(run.model)
     if "f1" in values:
-        remarks["loss"] = tr("nats: the generator's, and the encoder's as it is weighed")
+        remarks["loss"] = tr("nats: the generator's, plus the weighted loss of the encoder")
     counts = read_counts(run.directory)
     baselines: Baselines = {}
     if counts and counts.vocab_size == run.tokenizer.vocab_size and isinstance(task, HasBaselines):

@@ -19,19 +19,26 @@ from polyhead.cli.eval_metrics.printing import (
     print_verdict,
     write_output_lines,
 )
+from polyhead.cli.line_inputs import read_terminology
 from polyhead.cli.line_io import LineCounter, to_one_line
-from polyhead.cli.options import given_options, given_parts
+from polyhead.cli.options import drop_none
 from polyhead.cli.swapped_sides import SwapCheck
-from polyhead.cli.terminology_file import read_terminology
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.data.readers.parallel_corpus import CorpusReport, open_corpus, read_pairs
-from polyhead.data.readers.tabular import inherit_format
+from polyhead.data.readers.parallel_corpus import (
+    CorpusFormat,
+    CorpusReport,
+    ParallelFiles,
+    merge_references,
+    open_corpus,
+    read_pairs,
+)
+from polyhead.data.readers.tabular import infer_format, inherit_format
 from polyhead.data.stores.arrays import IdArray
 from polyhead.evaluate.baselines import Baseline, count_tokens, translation_baselines, unigram_baselines
 from polyhead.evaluate.training_counts import read_counts
 from polyhead.run.run import Run
-from polyhead.tokenizers.languages import with_languages
+from polyhead.tokenizers.languages import default_languages, with_languages
 from polyhead.train.tasks.translation import open_split_corpus
 
 
@@ -42,79 +49,70 @@ def evaluate_translator(
     *,
     limit: int | None = None,
     output: Path | None = None,
-    beam_size: int | None = None,
-    length_penalty: float | None = None,
-    min_new_tokens: int | None = None,
-    early_stopping: str | None = None,
-    no_repeat_ngram_size: int | None = None,
-    cache: str | None = None,
-    batch_tokens: int | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
     terminology: str | None = None,
     shortlist: bool | None = None,
     source: str | None = None,
     target: str | None = None,
+    **settings: Any,
 ) -> None:
     """Print the table of a translator; options and columns default to those of the run."""
     sides = {"source": source, "target": target}
     columns = {side: parse_column(name) for side, name in sides.items() if name is not None}
     entries = None if terminology is None else read_terminology(terminology)
     sources, references, report = load_pairs(run, files, split, limit, columns)
-    SwapCheck(run, source_lang, target_lang).check_pairs(sources, references)
-    changes: dict[str, Any] = given_options(
-        beam_size=beam_size,
-        length_penalty=length_penalty,
-        min_new_tokens=min_new_tokens,
-        early_stopping=early_stopping,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        batch_tokens=batch_tokens,
-        terminology=entries,
-        shortlist=shortlist,
-    ) | given_parts(cache=cache)
+    SwapCheck(run, source_lang, target_lang).check_pairs(sources, [texts[0] for texts in references])
+    changes = settings | drop_none(terminology=entries, shortlist=shortlist)
     if source_lang or target_lang:  # also for the perplexity
         template = with_languages(run.tokenizer, source_lang, target_lang)
         run.tokenizer = run.tokenizer.with_seq2seq_template(template)
     counter, start = LineCounter(), time.perf_counter()
-    lang = run.recipe.data.target_lang if run.recipe else ""
+    lang = target_lang or (run.recipe.data.target_lang if run.recipe else "")
+    lang = lang or default_languages(run.tokenizer)["target"]
     result = run.evaluate(sources, references, lang=lang, progress=counter.show_progress, **changes)
     seconds = time.perf_counter() - start
     counter.add(len(sources))
     counter.close()
+    if result.warning:
+        print(f"polyhead: {result.warning}", file=sys.stderr)
     counts = read_counts(run.directory)
     baselines = dict(translation_baselines(sources, references, lang, counts.target if counts else None))
     values = {score.name: score.value for score in result.scores}
     for score in result.scores:
         print_measure(tr(score.name), score.value, score.signature, baselines.get(score.name))
-    num_exact = sum(a == b for a, b in zip(result.outputs, references, strict=True))
+    num_exact = sum(output in texts for output, texts in zip(result.outputs, references, strict=True))
     remark = tr("% of the translations equal to their reference")
     print_measure(tr("exact"), 100 * num_exact / len(references), remark)
     if output is not None:
         write_output_lines(output, map(to_one_line, result.outputs), report)
     print_perplexity(run, sources, references, values, baselines)
     print_verdict(run, values, baselines)
-    remark = tr("translations a second, {count:,} in {seconds:,.1f} s", count=len(sources), seconds=seconds)
+    remark = tr("translations/s, {count:,} in {seconds:,.1f} s", count=len(sources), seconds=seconds)
     print_measure(tr("speed"), len(sources) / seconds, remark)
 
 
 def print_perplexity(
     run: Run,
     sources: list[str],
-    references: list[str],
+    references: list[list[str]],
     values: dict[str, float],
     baselines: dict[str, Baseline],
 ) -> None:
-    """Print the perplexity over the pairs that fit into the model, and add it to ``values``."""
+    """Print the perplexity over all references that fit into the model, and add it to ``values``."""
+    pairs = [(a, b) for a, texts in zip(sources, references, strict=True) for b in texts]
     encoded_pairs = zip(
-        run.tokenizer.encode(sources), run.tokenizer.target_tokenizer.encode(references), strict=True
+        run.tokenizer.encode([a for a, _ in pairs]),
+        run.tokenizer.target_tokenizer.encode([b for _, b in pairs]),
+        strict=True,
     )
     max_len = run.config.max_len - run.tokenizer.seq2seq_template.max_special
     fits = [max(map(len, pair)) <= max_len for pair in encoded_pairs]
-    pairs = [(a, b) for a, b, fit in zip(sources, references, fits, strict=True) if fit]
+    pairs = [pair for pair, fit in zip(pairs, fits, strict=True) if fit]
     if num_long := len(fits) - len(pairs):
         message = tr(
-            "{count:,} pairs have more than {most} tokens a side: translated from their beginning, and left out of "
-            "the perplexity",
+            "{count:,} pairs have more than {most} tokens per side: only their beginning is translated, "
+            "and they are excluded from the perplexity",
             count=num_long,
             most=max_len,
         )
@@ -125,7 +123,7 @@ def print_perplexity(
         if counts is not None:
             predicted = count_reference_tokens(run, [b for _, b in pairs])
             baselines["ppl"] = unigram_baselines(counts, predicted)["ppl"]
-        print_measure(tr("perplexity"), values["ppl"], tr("of a reference token"), baselines.get("ppl"))
+        print_measure(tr("perplexity"), values["ppl"], tr("per reference token"), baselines.get("ppl"))
 
 
 def count_reference_tokens(run: Run, references: list[str]) -> IdArray:
@@ -138,25 +136,33 @@ def count_reference_tokens(run: Run, references: list[str]) -> IdArray:
 
 def load_pairs(
     run: Run, files: Sequence[str], split: str, limit: int | None, columns: dict[str, str | int]
-) -> tuple[list[str], list[str], CorpusReport]:
-    """Load sources and references of the given files, or of a split of the recipe, and the read report."""
+) -> tuple[list[str], list[list[str]], CorpusReport]:
+    """Load sources, the references of each and the report, from files or from a split of the recipe."""
     if columns and not files:
-        raise UserError(
-            "--source and --target are columns of files that are given: polyhead eval RUN FILE --source COLUMN"
-        )
+        raise UserError("--source and --target require files: polyhead eval RUN FILE --source COLUMN")
     if files:
-        corpus = open_corpus(files, **(_file_options(run, files) | columns))
+        corpora = open_corpora(files, **(_file_options(run, files) | columns))
     elif run.recipe is not None and split in run.recipe.data.splits:
-        corpus = open_split_corpus(run.recipe, split)
+        corpora = [open_split_corpus(run.recipe, split)]
     else:
         raise no_files_error(split, "SOURCE TARGET", run)
-    if columns and corpus.format == "parallel":
+    if columns and corpora[0].format == "parallel":
         raise UserError(
-            f"{corpus.source_label} are a side each, without columns or keys: leave out --source and --target"
+            f"{corpora[0].source_label} are one side each, without columns or keys: remove --source and "
+            "--target"
         )
-    sources, references, report = read_pairs(corpus, limit)
-    print(report.describe(), file=sys.stderr)
-    return sources, references, report
+    pair_sets = [read_pairs(corpus, limit) for corpus in corpora]
+    for _, _, report in pair_sets:
+        print(report.describe(), file=sys.stderr)
+    return merge_references(pair_sets, limit)
+
+
+def open_corpora(files: Sequence[str], format: CorpusFormat = "auto", **columns: Any) -> list[ParallelFiles]:
+    """Open a table or a source and its reference, or one corpus per reference if there are several."""
+    is_parallel = format == "parallel" or (format == "auto" and infer_format([*map(Path, files)]) is None)
+    if len(files) <= 2 or not is_parallel:
+        return [open_corpus(files, format=format, **columns)]
+    return [open_corpus([files[0], reference], format="parallel", **columns) for reference in files[1:]]
 
 
 def _file_options(run: Run, files: Sequence[str]) -> dict[str, Any]:

@@ -52,23 +52,24 @@ def describe_quality_table(split: str, plan: ComparisonPlan) -> str:
     *first, last = (tr(measure.column) for measure in other_metrics)
     return tr(" ").join(
         [
-            tr("Loss and perplexity are of a token of the validation text.")
+            tr("Loss and perplexity are per token of the validation text.")
             if losses.is_per_token
-            else tr("Loss is the mean over the texts of the validation text."),
+            else tr("Loss is the mean over the validation texts."),
             tr(
-                "{measures} are of the test text."
-                if split == "test"
-                else "{measures} are of the validation text.",
+                "{measures}: on the test text." if split == "test" else "{measures}: on the validation text.",
                 measures=tr(" and ").join([", ".join(first), last] if first else [last]),
             ),
             tr(
                 "Bars are 95 % intervals of 1,000 bootstrap resamples of the {units}, the line is the base.",
                 units=tr(plan.task.page_words.unit),
             ),
-            tr("p is the chance of a difference from the base as large, by paired bootstrap (Koehn, 2004)."),
+            tr(
+                "p is the chance of a difference from the base as large, by a paired test of the {units}.",
+                units=tr(plan.task.page_words.unit),
+            ),
             tr("± is the standard deviation over the seeds.")
             if len(plan.seeds) > 1
-            else tr("One seed says nothing about other seeds."),
+            else tr("With one seed the variance over seeds is unknown."),
         ]
     )
 
@@ -104,8 +105,10 @@ def render_range_bar(
     low, high = row[f"{name}_interval"]
     line = f'<u style="left:{to_percent(base[name])}"></u>' if base else ""
     return (
-        f'<span class="range" title="{tr("{low} to {high}", low=f"{low:.{digits}f}", high=f"{high:.{digits}f}")}">{line}'
-        f'<i style="left:{to_percent(low)};right:calc(100% - {to_percent(high)})"></i><b style="left:{to_percent(row[name])}"></b></span>'
+        '<span class="range" '
+        f'title="{tr("{low} to {high}", low=f"{low:.{digits}f}", high=f"{high:.{digits}f}")}">{line}'
+        f'<i style="left:{to_percent(low)};right:calc(100% - {to_percent(high)})"></i><b '
+        f'style="left:{to_percent(row[name])}"></b></span>'
     )
 
 
@@ -139,10 +142,10 @@ def render_cost_table(done_rows: Sequence[ResultRow], plan: ComparisonPlan) -> P
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
     about = [
         tr("FLOPs: {what}.", what=tr(words.flops_note)),
-        tr("Time: of training, evaluations left out."),
+        tr("Time: training without evaluations."),
         tr("Decoding: {how}.", how=tr(words.decoding_note)) if words.decoding_note else "",
-        tr("Memory: the most that the process of training held."),
-        tr("Cache: of one sequence; const: a state whose size does not grow.") if has_cache else "",
+        tr("Memory: peak of the training process."),
+        tr("Cache: for one sequence; const: a state of constant size.") if has_cache else "",
         tr("Skipped: steps whose loss was not finite."),
         tr("Dead: hidden feed-forward units that no token of the validation text activates."),
     ]
@@ -159,7 +162,10 @@ def render_name_cell(i: int, row: ResultRow) -> str:
     tag = f'<span class="tag">{tr("base")}</span>' if row["base"] and row["name"] != "base" else ""
     tag += f'<span class="tag">{escape(tr("not learned"))}</span>' if is_unlearned(row) else ""
     name = escape(row["name"]).replace("=", "=<wbr>").replace("(", "<wbr>(")  # line breaks in long names
-    return f'<th scope="row"><div class="who"><span class="badge">{i + 1}</span><span>{name}{tag}</span></div></th>'
+    return (
+        '<th scope="row"><div class="who"><span '
+        f'class="badge">{i + 1}</span><span>{name}{tag}</span></div></th>'
+    )
 
 
 def render_table(name: str, head: Sequence[str], lines: Sequence[str]) -> str:

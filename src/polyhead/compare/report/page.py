@@ -9,11 +9,12 @@ from pathlib import Path
 from polyhead.compare.baseline_check import describe_unlearned, is_unlearned
 from polyhead.compare.io import ResultRow
 from polyhead.compare.plan import ComparisonPlan
-from polyhead.compare.report.curves import render_curves, render_pareto
+from polyhead.compare.report.charts import render_curves, render_pareto
 from polyhead.compare.report.html_tables import render_cost_table, render_quality_table
+from polyhead.compare.report.text_table import describe_row
 from polyhead.compare.results import comparable_measures
 from polyhead.compare.tasks.base import QualityMeasure
-from polyhead.core.i18n import tr, translate_message
+from polyhead.core.i18n import tr
 from polyhead.viz.html_page import PageSection, read_asset, render_html, save_page
 
 _COLOURS = ("accent", "second", "good", "bad", "fifth", "sixth")
@@ -54,7 +55,7 @@ def describe_comparison(rows: Sequence[ResultRow], plan: ComparisonPlan) -> str:
         if pair
         else tr("The same text in the same order."),
         tr("{n} equal seeds.", n=len(plan.seeds)) if len(plan.seeds) > 1 else tr("The same seed."),
-        tr("An equal budget for each design: {budget}.", budget=plan.budget.localize()),
+        tr("Equal budget for each design: {budget}.", budget=plan.budget.localize()),
         tr("Equal parameters.") if plan.match else "",
         tr("{n} designs have not been run yet.", n=waiting) if waiting else "",
     ]
@@ -108,29 +109,16 @@ def render_result(
         for name, value, of in tiles
     )
     body = f'<dl class="tiles verdicts">{items}</dl>'
-    noted_rows = [row for row in rows if row["status"] != "done" or row["note"]]
+    noted_rows = [row for row in rows if describe_row(row)]
     if noted_rows:
         lines = "".join(
-            f'<li class="{row["status"]}"><b>{escape(row["name"])}</b> {escape(explain_row(row))}</li>'
+            f'<li class="{row["status"]}"><b>{escape(row["name"])}</b> {escape(describe_row(row))}</li>'
             for row in noted_rows
         )
         body += f'<ul class="said">{lines}</ul>'
     if unlearned := describe_unlearned(done_rows, plan.task.measures):
         body += f'<ul class="said"><li class="failed">{escape(unlearned)}</li></ul>'
     return PageSection(tr("Result"), "", body)
-
-
-def explain_row(row: ResultRow) -> str:
-    """Reason why a row has no numbers, or its notes."""
-    if row["status"] == "waiting":
-        return tr("not run yet")
-    if row["status"] == "done":
-        notes = (translate_message(note, "pages") for note in row["note"].split("; "))
-        return "; ".join(map(translate_message, notes))
-    return tr(
-        "cannot be built: {reason}" if row["status"] == "refused" else "failed: {reason}",
-        reason=translate_message(row["message"] or row["note"]),
-    )
 
 
 def format_tile(row: ResultRow, measure: QualityMeasure) -> str:
@@ -149,7 +137,5 @@ def render_recipes(rows: Sequence[ResultRow]) -> PageSection:
             f"<details><summary><b>{escape(row['name'])}</b> <code>{escape(changes)}</code></summary>"
             f'<pre tabindex="0">{escape(row["recipe"])}</pre></details>'
         )
-    about = tr(
-        "Complete, every default written out: saved as a file, polyhead train makes the same run again."
-    )
+    about = tr("Complete, with all defaults: polyhead train with this recipe reproduces the run.")
     return PageSection(tr("Recipes"), about, f'<div class="recipes">{"".join(parts)}</div>' if parts else "")

@@ -17,7 +17,8 @@ from polyhead.compare.plan import ComparisonPlan
 from polyhead.compare.results import comparable_measures
 from polyhead.compare.tasks.base import QualityMeasure
 from polyhead.core.atomic_io import replace_file
-from polyhead.core.i18n import tr
+from polyhead.core.i18n import tr, translate_message
+from polyhead.viz.plot import format_figures, format_short
 
 _LINE_WIDTH, _NAME_WIDTH = (
     120,
@@ -33,13 +34,12 @@ _CSV_EXCLUDED_KEYS = (
     "baselines",
 )  # not in the CSV
 _SPLIT_NAMES = {"test": "test", "valid": "validation"}  # displayed names of splits
-_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def format_table(rows: Sequence[ResultRow], plan: ComparisonPlan, bold: bool = False) -> str:
     """Tables of quality and cost, and failures and notes; the base is marked with an arrow."""
     done = [row for row in rows if row["status"] == "done"]
-    noted_rows = [row for row in rows if row["status"] != "done" or row["note"] or row["message"]]
+    noted_rows = [row for row in rows if describe_row(row)]
     many = len(plan.seeds) > 1
     parts = []
     if done:
@@ -60,13 +60,14 @@ def format_table(rows: Sequence[ResultRow], plan: ComparisonPlan, bold: bool = F
         parts.append(_format_grid(quality_rows, _fit_columns(quality_rows, columns), bold))
         parts.append(_format_grid(done, cost_columns, bold))
         parts.append(
-            f"{first}: validation text. {other_columns}: {text} text, with the 95 % interval of 1,000 bootstrap resamples."
+            f"{first}: validation text. {other_columns}: {text} text, with the 95 % interval of 1,000 "
+            "bootstrap resamples."
             + (
-                f"\n{', '.join(not_comparable)}: not to be compared where tokens differ."
+                f"\n{', '.join(not_comparable)}: not comparable between different tokenizers."
                 if not_comparable
                 else ""
             )
-            + "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
+            + "\np: chance of a difference from the base as large (paired test); * below 0.05."
             + ("\n±: standard deviation over the seeds." if many else "")
         )
         if unlearned := describe_unlearned(done, measures):
@@ -86,25 +87,16 @@ def has_values(rows: Sequence[ResultRow], format_cell: Callable[[ResultRow], str
 
 
 def describe_row(row: ResultRow) -> str:
-    """Reason why a row has no numbers, or its notes."""
-    words = {"refused": "cannot be built: ", "failed": "failed: ", "waiting": "not run yet", "done": ""}
-    return words[row["status"]] + (row["message"] or row["note"])
-
-
-def format_short(value: float | None, digits: int = 3) -> str:
-    """Format a number with an SI prefix: 1,234,567 as 1.23M; '-' for None."""
-    if value is None:
-        return "-"
-    for scale, letter in _SCALES:
-        if abs(value) >= scale * 0.9995:
-            return f"{_format_figures(value / scale, digits)}{letter}"
-    return _format_figures(value, digits)
-
-
-def _format_figures(value: float, digits: int) -> str:
-    """Format with ``digits`` significant digits, never in scientific notation."""
-    n_integer_digits = len(str(int(abs(value))))
-    return f"{value:.{max(0, digits - n_integer_digits)}f}" if value else "0"
+    """Reason why a row has no numbers, or its notes; '' if there is nothing to say."""
+    if row["status"] == "waiting":
+        return tr("not run yet")
+    if row["status"] == "done":
+        notes = (translate_message(note, "pages") for note in (row["message"], *row["note"].split("; ")))
+        return "; ".join(translate_message(note) for note in notes if note)
+    reason = translate_message(row["message"] or row["note"])
+    return tr(
+        "cannot be built: {reason}" if row["status"] == "refused" else "failed: {reason}", reason=reason
+    )
 
 
 def format_memory(value: float | None) -> str:
@@ -174,7 +166,7 @@ def _quality_columns(measures: Sequence[QualityMeasure], show_spread: bool) -> l
         columns += [value_column(of), *([spread_column(of)] if show_spread and i < 2 else [])]
         columns += [interval_column(of), p_column(of)] if i else [p_column(of)]
         if not i and of.is_per_token:
-            columns.append(("ppl", lambda row: "-" if row["ppl"] is None else _format_figures(row["ppl"], 3)))
+            columns.append(("ppl", lambda row: "-" if row["ppl"] is None else format_figures(row["ppl"], 3)))
     return columns
 
 
@@ -194,7 +186,7 @@ def list_cost_columns(unit: str) -> list[CostColumn]:
     return [
         CostColumn("params", "Parameters", "parameters", lambda row: format_short(row["parameters"])),
         CostColumn(
-            of_each, f"FLOPs a {unit}", "flops_per_token", lambda row: format_short(row["flops_per_token"])
+            of_each, f"FLOPs per {unit}", "flops_per_token", lambda row: format_short(row["flops_per_token"])
         ),
         CostColumn("steps", "Steps", "", lambda row: f"{row['steps']:,.0f}"),
         CostColumn("time", "Time", "seconds", lambda row: format_duration(row["seconds"])),
@@ -208,7 +200,7 @@ def list_cost_columns(unit: str) -> list[CostColumn]:
             lambda row: format_short(row["decode_tokens_per_s"]),
         ),
         CostColumn("memory", "Memory", "memory", lambda row: format_memory(row["memory"])),
-        CostColumn("cache B/tok", "Cache, B a token", "cache_per_token", format_cache),
+        CostColumn("cache B/tok", "Cache, B per token", "cache_per_token", format_cache),
         CostColumn("skipped", "Skipped", "", lambda row: f"{row['skipped']}"),
         CostColumn("dead", "Dead units", "", lambda row: format_percent(row["dead"])),
     ]

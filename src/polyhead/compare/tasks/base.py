@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from polyhead.compare.io import JsonDict
-from polyhead.compare.significance import ScoreFunction, mean_from_sums
+from polyhead.compare.significance import BootstrapTest, SignificanceTest, mean_from_sums
 from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
 from polyhead.core.errors import UserError
@@ -22,12 +22,12 @@ from polyhead.run.run import Run
 
 
 class QualityMeasure(NamedTuple):
-    """A quality metric: its names, its function from sums of statistics to a value, and its number format."""
+    """A quality metric: its names, its score with its test of significance, and its number format."""
 
     name: str  # key in result.json and in the rows
     column: str  # column header: "BLEU"
     title: str  # title in charts: "validation loss"
-    score: ScoreFunction  # sums (R, K) -> values (R,)
+    test: SignificanceTest
     lower_is_better: bool
     digits: int  # decimal places
     interval_digits: int  # decimal places of intervals and spreads
@@ -36,7 +36,15 @@ class QualityMeasure(NamedTuple):
 
 
 TOKEN_LOSS_MEASURE = QualityMeasure(
-    "loss", "loss", "validation loss", mean_from_sums, True, 3, 3, is_per_token=True, across_tokenizers=False
+    "loss",
+    "loss",
+    "validation loss",
+    BootstrapTest(mean_from_sums),
+    True,
+    3,
+    3,
+    is_per_token=True,
+    across_tokenizers=False,
 )
 
 
@@ -112,6 +120,6 @@ def get_compared_task(task: str) -> ComparedTask:
     """Look up how designs of a task are compared; a UserError if this is not implemented."""
     names = COMPARED_TASKS.names()
     if task not in names:
-        raise UserError(f"task is {task!r}; designs are compared by these tasks: {', '.join(names)}")
+        raise UserError(f"task is {task!r}; supported tasks: {', '.join(names)}")
     part: ComparedTask = COMPARED_TASKS.get(task)()
     return part

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from polyhead.compare.cost_metrics import average_batch_size, loss_and_ppl
 from polyhead.compare.io import JsonDict
-from polyhead.compare.significance import class_statistics, f1_from_sums, matthews_from_sums, mean_from_sums
+from polyhead.compare.significance import (
+    BootstrapTest,
+    class_statistics,
+    f1_from_sums,
+    matthews_from_sums,
+    mean_from_sums,
+)
 from polyhead.compare.tasks.base import COMPARED_TASKS, EvalBatch, PageWords, QualityMeasure, pick_eval_split
 from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
@@ -37,14 +43,12 @@ class ComparedClassification:
     """Compare classifiers; a unit is a text."""
 
     measures = (
-        QualityMeasure("loss", "loss", "validation loss", mean_from_sums, True, 3, 3),
-        QualityMeasure("accuracy", "accuracy", "accuracy", mean_from_sums, False, 4, 3),
-        QualityMeasure("f1", "macro F1", "macro F1", f1_from_sums, False, 4, 3),
-        QualityMeasure("mcc", "MCC", "Matthews correlation", matthews_from_sums, False, 3, 3),
+        QualityMeasure("loss", "loss", "validation loss", BootstrapTest(mean_from_sums), True, 3, 3),
+        QualityMeasure("accuracy", "accuracy", "accuracy", BootstrapTest(mean_from_sums), False, 4, 3),
+        QualityMeasure("f1", "macro F1", "macro F1", BootstrapTest(f1_from_sums), False, 4, 3),
+        QualityMeasure("mcc", "MCC", "Matthews correlation", BootstrapTest(matthews_from_sums), False, 3, 3),
     )
-    page_words = PageWords(
-        "texts", "of a forward pass, for each text", counted_unit="text", has_fixed_units=True
-    )
+    page_words = PageWords("texts", "forward pass, per text", counted_unit="text", has_fixed_units=True)
 
     def read_labels(self, recipe: Recipe) -> tuple[str, ...]:
         """Class labels of the training texts."""
@@ -110,7 +114,7 @@ def make_class_batch(task: ClassificationTask, rows: np.ndarray) -> EvalBatch:
     def pool_features(model: Classifier) -> Tensor:
         device_inputs = to_model_device(model, inputs)
         out: Tensor = model.pooler(
-            model.encoder(*device_inputs.model_args(model.config.segments)), device_inputs.pos
+            model.encoder(*device_inputs.model_args(model.config.n_segments)), device_inputs.pos
         )
         return out
 
@@ -124,7 +128,7 @@ def evaluate_texts(model: Classifier, task: ClassificationTask, store: LabeledSt
     by_row: dict[int, tuple[float, int, int]] = {}
     for rows in task.make_sampler(store).epoch_batches():
         inputs, labels = to_model_device(model, store.collate(rows, task.tokenizer.pad_id))
-        log_p = model.eval()(*inputs.model_args(model.config.segments)).double().log_softmax(-1)
+        log_p = model.eval()(*inputs.model_args(model.config.n_segments)).double().log_softmax(-1)
         nll = -log_p.gather(1, labels[:, None]).flatten()
         row_results = zip(nll.tolist(), log_p.argmax(1).tolist(), labels.tolist(), strict=True)
         by_row |= dict(zip(rows.tolist(), row_results, strict=True))

@@ -11,7 +11,7 @@ import torch
 
 from polyhead.compare.cost_metrics import average_batch_size, loss_and_ppl, score_rows
 from polyhead.compare.io import JsonDict
-from polyhead.compare.significance import mean_from_sums
+from polyhead.compare.significance import BootstrapTest, mean_from_sums
 from polyhead.compare.tasks.base import (
     COMPARED_TASKS,
     TOKEN_LOSS_MEASURE,
@@ -57,16 +57,30 @@ class ComparedLanguageModel:
     measures = (
         TOKEN_LOSS_MEASURE,
         QualityMeasure(
-            "word_ppl", "word ppl", "perplexity of a word", word_perplexity, True, 2, 1, is_per_token=True
+            "word_ppl",
+            "word ppl",
+            "perplexity per word",
+            BootstrapTest(word_perplexity),
+            True,
+            2,
+            1,
+            is_per_token=True,
         ),
         QualityMeasure(
-            "bits_per_char", "bits/char", "bits a character", bits_per_char, True, 3, 3, is_per_token=True
+            "bits_per_char",
+            "bits/char",
+            "bits per character",
+            BootstrapTest(bits_per_char),
+            True,
+            3,
+            3,
+            is_per_token=True,
         ),
     )
     page_words = PageWords(
         "rows of text",
-        "of a forward pass over a full row, for each of its tokens",
-        f"greedy, up to {_N_PROMPTS} texts side by side",
+        "forward pass over a full row, per token",
+        f"greedy, up to {_N_PROMPTS} texts in parallel",
     )
 
     def read_labels(self, recipe: Recipe) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Compare tasks that predict some tokens of a text, by loss and by accuracy.
+"""Compare masked language models, denoising models and chat models: the loss and accuracy of the tokens they
+predict.
 
 Shapes: B units in a batch, T tokens, C features.
 """
@@ -16,21 +17,31 @@ from torch import Tensor
 
 from polyhead.compare.cost_metrics import average_batch_size, loss_and_ppl
 from polyhead.compare.io import JsonDict
-from polyhead.compare.significance import mean_from_sums
+from polyhead.compare.significance import BootstrapTest, mean_from_sums
 from polyhead.compare.tasks.base import (
+    COMPARED_TASKS,
     TOKEN_LOSS_MEASURE,
     EvalBatch,
     PageWords,
     QualityMeasure,
     pick_eval_split,
 )
+from polyhead.compare.tasks.language import make_lm_batch
+from polyhead.compare.tasks.translation import encode_empty_source, make_seq2seq_batch
 from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
+from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.conversation_store import ConversationStore
 from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
 from polyhead.nn.device import to_model_device
+from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.train.tasks.causal_lm_common import causal_lm_features
+from polyhead.train.tasks.chat import ChatTask, open_conversation_store
+from polyhead.train.tasks.masked import MaskedBatch, masked_lm_features
+from polyhead.train.tasks.seq2seq_common import seq2seq_features
 from polyhead.train.tasks.text_common import open_token_store
 
 _TYPICAL_POOL = 64  # batches among which the one of median width is typical
@@ -64,7 +75,7 @@ class ComparedTokenPrediction:
             "accuracy",
             "accuracy",
             "accuracy",
-            mean_from_sums,
+            BootstrapTest(mean_from_sums),
             False,
             4,
             3,
@@ -131,3 +142,56 @@ class ComparedTokenPrediction:
     def encode_memory(self, run: Run) -> Any:
         """Encoder output that the decoder attends to, if the model has a decoder."""
         return self.make_memory(run)
+
+
+@COMPARED_TASKS.register("masked-lm")
+def compare_masked_lm() -> ComparedTokenPrediction:
+    """Compare masked language models; a unit is a row of ``data.max_len`` tokens."""
+    return ComparedTokenPrediction(
+        page_words=PageWords("rows of text", "forward pass over full rows, per predicted token"),
+        number_batches=lambda task, text: task.eval_batches(text),
+        features=lambda model, batch: model.encoder(batch.tokens, batch.pos),
+        compute_logits=lambda model, x: model.head(model.apply_transform(x)),
+        make_batch=make_mlm_batch,
+    )
+
+
+def make_mlm_batch(batch: MaskedBatch) -> EvalBatch:
+    """Evaluation batch of masked rows: only the labeled tokens go through the head."""
+    token_masks = {"encoder": None if batch.pos is None else batch.pos >= 0}
+    return EvalBatch(
+        lambda model: masked_lm_features(model, to_model_device(model, batch)),
+        int((batch.labels != IGNORE_INDEX).sum()),
+        token_masks,
+    )
+
+
+@COMPARED_TASKS.register("denoising")
+def compare_denoising() -> ComparedTokenPrediction:
+    """Compare denoising models; a unit is a text of at most ``data.max_len`` tokens."""
+    return ComparedTokenPrediction(
+        page_words=PageWords("texts", "forward pass including the encoder, per generated token"),
+        number_batches=lambda task, text: task.eval_batches(text),
+        features=seq2seq_features,
+        make_batch=make_seq2seq_batch,
+        make_memory=encode_empty_source,
+    )
+
+
+@COMPARED_TASKS.register("chat")
+def compare_chat() -> ComparedTokenPrediction:
+    """Compare chat models; a unit is a conversation."""
+    return ComparedTokenPrediction(
+        page_words=PageWords(
+            "conversations", "forward pass, per token of the assistant", has_fixed_units=True
+        ),
+        number_batches=number_batches,
+        features=causal_lm_features,
+        make_batch=make_lm_batch,
+        open_store=open_conversation_store,
+    )
+
+
+def number_batches(task: ChatTask, store: ConversationStore) -> Iterator[tuple[IdArray, TokenWindows]]:
+    """Batches of conversations with their numbers."""
+    return ((rows, store.collate(rows, task.pad_id)) for rows in task.make_sampler(store).epoch_batches())

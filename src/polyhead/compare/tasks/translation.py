@@ -10,7 +10,7 @@ import torch
 
 from polyhead.compare.cost_metrics import loss_and_ppl, score_rows
 from polyhead.compare.io import JsonDict
-from polyhead.compare.significance import bleu_from_sums, bleu_statistics, chrf_from_sums, chrf_statistics
+from polyhead.compare.significance import SacrebleuTest, make_bleu, make_chrf, metric_statistics
 from polyhead.compare.tasks.base import (
     COMPARED_TASKS,
     TOKEN_LOSS_MEASURE,
@@ -41,12 +41,12 @@ class ComparedTranslation:
 
     measures = (
         TOKEN_LOSS_MEASURE,
-        QualityMeasure("bleu", "BLEU", "BLEU", bleu_from_sums, False, 2, 1),
-        QualityMeasure("chrf", "chrF", "chrF", chrf_from_sums, False, 2, 1),
+        QualityMeasure("bleu", "BLEU", "BLEU", SacrebleuTest(make_bleu), False, 2, 1),
+        QualityMeasure("chrf", "chrF", "chrF", SacrebleuTest(make_chrf), False, 2, 1),
     )
     page_words = PageWords(
         "sentences",
-        "of a forward pass, encoder included, for each target token",
+        "forward pass including the encoder, per target token",
         "greedy",
         has_fixed_units=True,
     )
@@ -90,8 +90,10 @@ class ComparedTranslation:
         """n-gram statistics of every output and its reference, and the loss of every validation sentence."""
         _, references, _ = read_pairs(open_split_corpus(base, pick_eval_split(base)))
         return {
-            "bleu": bleu_statistics(outputs["outputs"], references, base.data.target_lang),
-            "chrf": chrf_statistics(outputs["outputs"], references),
+            "bleu": metric_statistics(
+                make_bleu(base.data.target_lang, references), outputs["outputs"], references
+            ),
+            "chrf": metric_statistics(make_chrf(), outputs["outputs"], references),
             "loss": np.stack([outputs["nll"], outputs["tokens"]], 1).astype(np.float64),
         }
 

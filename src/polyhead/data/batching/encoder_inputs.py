@@ -42,7 +42,7 @@ def build_encoder_input(texts: Sequence[Sequence[int]], tokenizer: Tokenizer, ma
     et al., 2018, appendix A.2).
     """
     if not 1 <= len(texts) <= 2:
-        raise UserError(f"an encoder reads one text or two together, got {len(texts)}")
+        raise UserError(f"an encoder takes one text or a pair of texts, got {len(texts)}")
     return fill_template(tokenizer.template(len(texts)), texts, max_len)
 
 
@@ -54,7 +54,7 @@ def encode_texts(
         tuple(text) if isinstance(text, Iterable) and not isinstance(text, str) else (text,) for text in texts
     ]
     if len({len(side) for side in sides}) > 1:
-        raise UserError("some texts are pairs and some are not: give one or the other")
+        raise UserError("texts and pairs of texts cannot be mixed")
     encoded = [tokenizer.encode(side) for side in zip(*sides, strict=True)]
     return [build_encoder_input(ids, tokenizer, max_len) for ids in zip(*encoded, strict=True)]
 
@@ -73,7 +73,8 @@ def fill_template(
     if room < len(texts):
         what = "two texts" if len(texts) > 1 else "a text"
         raise UserError(
-            f"{max_len} tokens have no room for {what}: with special ones it takes {special + len(texts)} at least"
+            f"{max_len} tokens are too few for {what}: with special tokens at least "
+            f"{special + len(texts)} are required"
         )
     segments = [list(ids) for ids in texts]
     if len(segments) == 1:

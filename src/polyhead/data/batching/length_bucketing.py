@@ -49,7 +49,9 @@ class LengthBucketSampler(NamedTuple):
 
 def describe_batches(n_batches: int, fill: float) -> str:
     """One line about an epoch: the number of batches and the fraction of their tokens that is not padding."""
-    return tr("{count:,} batches an epoch, {fill:.1%} of their tokens are text", count=n_batches, fill=fill)
+    return tr(
+        "{count:,} batches per epoch, {fill:.1%} of their tokens are not padding", count=n_batches, fill=fill
+    )
 
 
 def plan_epoch(

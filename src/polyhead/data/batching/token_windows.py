@@ -34,7 +34,8 @@ def plan_windows(length: int, width: int, batch_rows: int, *, seed: int, epoch: 
     n = (length - 1) // width
     if n < 2:
         raise UserError(
-            f"{length} tokens of text are fewer than two rows of {width}; give more text or a smaller data.max_len"
+            f"{length} tokens of text are fewer than two rows of {width}; use more text or a "
+            "smaller data.max_len"
         )
     bits = np.random.Generator(np.random.PCG64([seed, epoch]))
     starts = np.arange(n - 1) * width + bits.integers(0, width + (length - 1) % width + 1)

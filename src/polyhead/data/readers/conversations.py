@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.chat.base import Message
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.files import check_file, is_text, iter_lines
@@ -19,12 +20,11 @@ from polyhead.data.readers.reader_common import (
     count_problem,
     describe_skipped,
     describe_truncated,
-    held_out_lines,
-    is_blank,
+    iter_split,
     join_names,
     number_lines,
 )
-from polyhead.data.readers.tabular import SAMPLE_LINES, parse_json_line
+from polyhead.data.readers.tabular import SAMPLE_LINES, is_blank_line, parse_json_line
 
 MESSAGE_KEYS = ("messages", "conversations")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}  # roles of other formats
@@ -80,7 +80,11 @@ class ConversationReport:
 
 @dataclass(frozen=True)
 class Conversations:
-    """Files of conversations. A ``validation_fraction`` of the lines, spread evenly, is held out."""
+    """Files of conversations.
+
+    A ``validation_fraction`` is held out, all conversations with the same messages before the first answer in
+    the same split.
+    """
 
     files: tuple[Path, ...]
     validation_fraction: float = 0.0
@@ -92,12 +96,16 @@ class Conversations:
 
     def read(self, report: ConversationReport) -> Iterator[ConversationExample]:
         """Yield the usable conversations; the caller counts those that it uses in the report."""
-        lines = number_lines(self.files, lambda path: enumerate(iter_lines(path), 1))
-        for place, _, raw in held_out_lines(
-            lines, self.validation_fraction, self.is_validation, "conversation", self.source_label
+        lines = number_lines(self.files, lambda path: enumerate(map(parse_chat_line, iter_lines(path)), 1))
+        for place, _, messages in iter_split(
+            lines,
+            _get_question,
+            self.validation_fraction,
+            self.is_validation,
+            "conversation",
+            self.source_label,
         ):
             report.total += 1
-            messages = parse_chat_line(raw)
             if isinstance(messages, str):
                 count_problem(report, messages, place)
             else:
@@ -109,14 +117,15 @@ def open_conversations(
 ) -> Conversations:
     """Open files of conversations; a missing file, or one without conversations, is a UserError."""
     if not files:
-        raise UserError("no files: name a JSONL file of conversations")
+        raise UserError("no files: expected a JSONL file of conversations")
     paths = tuple(check_file(path) for path in files)
     for path in paths:
         sample = [parse_chat_line(raw) for raw in islice(iter_lines(path), SAMPLE_LINES)]
         if all(isinstance(messages, str) for messages in sample):
             raise UserError(
-                f"{path.name}: none of its first {len(sample)} lines is a conversation; wanted JSONL such as "
-                '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+                f"{path.name}: none of its first {len(sample)} lines is a conversation; expected JSONL such "
+                'as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": '
+                '"..."}]}'
             )
     return Conversations(paths, validation_fraction, is_validation)
 
@@ -125,7 +134,7 @@ def parse_chat_line(raw: bytes | None) -> list[Message] | str:
     """The messages of a line up to the last answer, or the kind of problem."""
     if raw is None:
         return "too_long"
-    if not raw.strip():
+    if is_blank_line(raw):
         return "empty"
     try:
         row = parse_json_line(raw) if is_text(raw) else None
@@ -151,6 +160,15 @@ def parse_chat_line(raw: bytes | None) -> list[Message] | str:
     while messages and (messages[-1].role != "assistant" or is_blank(messages[-1].content)):
         messages.pop()
     return messages or "unsupported"
+
+
+def _get_question(line: tuple[str, int, list[Message] | str]) -> str | None:
+    """The messages before the first answer, which decide the split; None for a line that is unusable."""
+    messages = line[2]
+    if isinstance(messages, str):
+        return None
+    asked = takewhile(lambda message: message.role != "assistant", messages)
+    return "\n".join(message.content for message in asked)
 
 
 def _parse_message(raw: Any) -> Message | None:

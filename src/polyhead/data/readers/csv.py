@@ -45,8 +45,8 @@ def _iter_json_lines(path: Path, file: BinaryIO, check: Callable[[bytes], None])
             names = next(rows, [])
             if duplicates := [name for name in names if names.count(name) > 1]:
                 raise UserError(
-                    f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}: it is not clear which is meant; "
-                    "rename one"
+                    f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}: the name is "
+                    "ambiguous; rename one"
                 )
             for row in rows:
                 # a row with a wrong number of columns is malformed, an empty row stays an empty line
@@ -54,4 +54,4 @@ def _iter_json_lines(path: Path, file: BinaryIO, check: Callable[[bytes], None])
                 line = json.dumps(record, ensure_ascii=False) if row else ""
                 yield f"{line}\n".encode(errors="surrogateescape")
         except csv.Error as error:
-            raise OSError(f"line {rows.line_num} of the file is no CSV: {error}") from None
+            raise OSError(f"line {rows.line_num} of the file is not CSV: {error}") from None

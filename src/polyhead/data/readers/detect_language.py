@@ -11,10 +11,10 @@ from pathlib import Path
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import is_text, iter_lines
 from polyhead.data.readers.parallel_corpus import CorpusReport, ParallelFiles
+from polyhead.tokenizers.language_codes import script_of_language
 from polyhead.tokenizers.scripts import (
     SCRIPTS_WITHOUT_SPACES,
     WORD_PATTERN,
-    script_of_language,
     script_of_letter,
     script_of_text,
 )

@@ -22,18 +22,19 @@ SAMPLE_BYTES = 64 * 1024  # bytes examined to distinguish text from other files
 BOM = b"\xef\xbb\xbf"
 READ_ERRORS = (EOFError, zlib.error, OSError)  # raised while reading a damaged or deleted file
 COMPRESSED_FORMATS = {
-    b"\x1f\x8b": "packed by gzip; unpack it: gunzip",  # only streams: gzip files are read
-    parquet.PARQUET_MAGIC: "Parquet, a table; wanted text: write one of its columns to a file",
-    b"BZh": "packed by bzip2, wanted text or gzip; unpack it: bunzip2",
-    b"\xfd7zXZ": "packed by xz, wanted text or gzip; unpack it: unxz",
-    b"\x28\xb5\x2f\xfd": "packed by zstd, wanted text or gzip; unpack it: unzstd",
-    b"PK\x03\x04": "packed by zip, wanted text or gzip; unpack it: unzip",
+    b"\x1f\x8b": "compressed with gzip; decompress it: gunzip",  # only streams: gzip files are read
+    parquet.PARQUET_MAGIC: "Parquet, a table; expected text: write one of its columns to a file",
+    b"BZh": "compressed with bzip2, expected text or gzip; decompress it: bunzip2",
+    b"\xfd7zXZ": "compressed with xz, expected text or gzip; decompress it: unxz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd, expected text or gzip; decompress it: unzstd",
+    b"PK\x03\x04": "compressed with zip, expected text or gzip; decompress it: unzip",
 }
 """First bytes of other formats, and how to convert them."""
 
 # office workbooks and documents: the old binary formats and those in zip archives
 _OFFICE_MAGIC = re.compile(
-    rb"\xd0\xcf\x11\xe0|PK\x03\x04.{26}(\[Content_Types\]|_rels/|docProps/|xl/|word/|mimetypeapplication/vnd\.oasis)",
+    rb"\xd0\xcf\x11\xe0|PK\x03\x04.{26}(\[Content_Types\]|_rels/|docProps/|xl/|word/|mimetypeapplication/vnd"
+    rb"\.oasis)",
     re.S,
 )
 
@@ -41,20 +42,21 @@ _OFFICE_MAGIC = re.compile(
 def check_file(path: Path) -> Path:
     """Return the path of a text file, or raise a UserError that describes what is there instead."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder; wanted a text file (there: {_list_folder(path)})")
+        raise UserError(f"{path} is a directory; expected a text file (it contains: {_list_folder(path)})")
     if not path.exists():
         if not path.parent.is_dir():
-            raise UserError(f"no file {path}: there is no folder {path.parent}")
+            raise UserError(f"no file {path}: no directory {path.parent}")
         hint = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) or ";"
         raise UserError(f"no file {path.name!r} in {path.parent}{hint} there: {_list_folder(path.parent)}")
     if not path.is_file():
         raise UserError(
-            f"{path} is not a regular file; a text is read more than once, so write it to one first"
+            f"{path} is not a regular file; text is read more than once, so save it to a file first"
         )
     with open_lines(path) as file:
         if isinstance(file, parquet.LineReader) and path.suffix.lower() != parquet.PARQUET_SUFFIX:
             raise UserError(
-                f"{path} is Parquet, which is told by its name; call it {path.name}{parquet.PARQUET_SUFFIX}"
+                f"{path} is Parquet, which is detected by file name; rename it to "
+                f"{path.name}{parquet.PARQUET_SUFFIX}"
             )
         _require_text(path, file)
     return path
@@ -168,10 +170,10 @@ def is_table(path: Path) -> bool:
 def reject_compressed(name: object, header: bytes) -> None:
     """Raise a UserError with a conversion command if ``header`` is of a known binary format or UTF-16."""
     if header[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UserError(f"{name} is UTF-16, wanted UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+        raise UserError(f"{name} is UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
     if _OFFICE_MAGIC.match(header):
         raise UserError(
-            f"{name} is a file of an office program, wanted text: save it there as CSV in UTF-8, or as plain text"
+            f"{name} is an office document, expected text: export it as CSV in UTF-8, or as plain text"
         )
     for mark, what in COMPRESSED_FORMATS.items():
         if header.startswith(mark):

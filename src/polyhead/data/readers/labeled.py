@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import MAX_INT, UserError, did_you_mean, format_value
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.files import check_file
@@ -20,12 +21,11 @@ from polyhead.data.readers.reader_common import (
     count_problem,
     describe_skipped,
     describe_truncated,
-    held_out_lines,
-    is_blank,
+    iter_split,
     join_names,
     number_lines,
 )
-from polyhead.data.readers.tabular import ColumnKey, check_columns, infer_format, read_rows
+from polyhead.data.readers.tabular import ColumnKey, TableRow, check_columns, infer_format, read_rows
 
 _FEW_TEXTS = 20  # with more texts than this, at most half as many different labels are accepted
 
@@ -79,15 +79,15 @@ class LabeledReport:
 class LabeledFiles:
     """Files of labeled texts, their format, and the columns of the texts and the label.
 
-    A ``validation_fraction`` of the lines, spread evenly, is held out: files are often sorted by label, so
-    their end is not a representative sample.
+    A ``validation_fraction`` of the texts is held out, all lines of a text (of a pair, its first text) in the
+    same split.
     """
 
     files: tuple[Path, ...]
     format: Literal["tsv", "jsonl"]
     text_columns: tuple[ColumnKey, ...]
     label_column: ColumnKey
-    validation_fraction: float = 0.0  # fraction of the lines that is held out
+    validation_fraction: float = 0.0  # fraction of the texts that is held out
     is_validation: bool = False  # whether these are the held-out lines, or the others
 
     @property
@@ -113,8 +113,8 @@ class LabeledFiles:
         rows = number_lines(
             self.files, partial(read_rows, format=self.format, columns_by_role=self.columns_by_role)
         )
-        for place, line, row in held_out_lines(
-            rows, self.validation_fraction, self.is_validation, "text", self.source_label
+        for place, line, row in iter_split(
+            rows, _get_first_text, self.validation_fraction, self.is_validation, "text", self.source_label
         ):
             report.total += 1
             example = row if isinstance(row, str) else _parse_example(line, row, place)
@@ -151,14 +151,14 @@ def open_labeled(
     Mistakes in the names raise a UserError here.
     """
     if not files:
-        raise UserError("no files: name one TSV or JSONL file or several")
+        raise UserError("no files: expected one or several TSV or JSONL files")
     paths = tuple(check_file(Path(root) / file) for file in files)
     if format == "parallel":
-        raise UserError("format 'parallel' has no labels: labelled texts are in tsv or jsonl")
+        raise UserError("format 'parallel' has no labels: labelled texts must be tsv or jsonl")
     table_format = {"tsv": "tsv", "jsonl": "jsonl"}.get(format) or infer_format(paths)
     if table_format is None:
         raise UserError(
-            f"cannot tell the format of {paths[0].name}: name it .tsv, .csv or .jsonl, or set data.format"
+            f"cannot detect the format of {paths[0].name}: name it .tsv, .csv or .jsonl, or set data.format"
         )
     labeled_files = LabeledFiles(
         paths,
@@ -179,12 +179,13 @@ def collect_labels(labeled_files: LabeledFiles) -> tuple[str, ...]:
     labels = {example.label for example in labeled_files.iter_examples(report)}
     if len(labels) < 2:
         raise UserError(
-            f"{labeled_files.source_label}: every text has the label {labels.pop()!r}; nothing to tell apart"
+            f"{labeled_files.source_label}: every text has the label {labels.pop()!r}; there is "
+            "nothing to classify"
         )
     if report.used > _FEW_TEXTS and 2 * len(labels) > report.used:
         raise UserError(
-            f"{labeled_files.source_label}: {len(labels):,} different labels for {report.used:,} texts, such as "
-            f"{min(labels)[:40]!r}; is {labeled_files.label_column!r} the column of the label?"
+            f"{labeled_files.source_label}: {len(labels):,} different labels for {report.used:,} texts, "
+            f"such as {min(labels)[:40]!r}; is {labeled_files.label_column!r} the column of the label?"
         )
     return tuple(sorted(labels))
 
@@ -221,7 +222,9 @@ def _parse_example(line: int, row: tuple[Any, ...], location: str) -> LabeledExa
     if any(map(is_blank, texts)):
         return "empty"
     label_name = str(label).lower() if isinstance(label, bool) else str(label).strip()
-    return LabeledExample(line, tuple(texts), label_name, location) if label_name else "malformed"
+    return (
+        LabeledExample(line, tuple(texts), label_name, location) if not is_blank(label_name) else "malformed"
+    )
 
 
 def is_label(value: Any) -> bool:
@@ -232,8 +235,14 @@ def is_label(value: Any) -> bool:
     return value.is_integer() if isinstance(value, float) else isinstance(value, str | int)
 
 
+def _get_first_text(row: tuple[str, int, TableRow]) -> str | None:
+    """The text that decides the split of a row; None if it has none."""
+    text = row[2][0]
+    return None if isinstance(row[2], str) or not isinstance(text, str) or is_blank(text) else text
+
+
 def _describe_bad_label(row: Any) -> str:
     """What is wrong with the label of a row; "" if nothing is."""
     if isinstance(row, str) or is_label(row[-1]):
         return ""
-    return f", label {format_value(row[-1])}, wanted text, a whole number, true or false"
+    return f", label {format_value(row[-1])}, expected text, an integer, true or false"

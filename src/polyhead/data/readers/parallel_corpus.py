@@ -5,7 +5,6 @@ Lines that cannot be used are counted, never dropped silently.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import MAX_INT, UserError, unknown_name_error
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.files import check_file, is_table, is_text, iter_lines
@@ -20,7 +20,7 @@ from polyhead.data.readers.reader_common import (
     check_usable,
     count_problem,
     describe_skipped,
-    is_blank,
+    iter_split,
     join_names,
     number_lines,
 )
@@ -102,13 +102,14 @@ class ParallelFiles:
 
     def iter_pairs(self, report: CorpusReport) -> Iterator[SentencePair]:
         """Yield the usable pairs; the others are counted in the report. A UserError if none is usable."""
-        n_other_split = 0
-        for place, line, row in _read_rows(self):
-            if self.validation_fraction and self.is_validation != _is_validation_row(
-                row, self.validation_fraction
-            ):
-                n_other_split += 1
-                continue
+        for place, line, row in iter_split(
+            _read_rows(self),
+            _get_source,
+            self.validation_fraction,
+            self.is_validation,
+            "pair",
+            self.source_label,
+        ):
             report.total += 1
             kind = row if isinstance(row, str) else "empty" if is_blank(row[0]) or is_blank(row[1]) else ""
             if kind:
@@ -116,11 +117,6 @@ class ParallelFiles:
             else:
                 report.used += 1
                 yield SentencePair(line, row[0], row[1], place)
-        if self.validation_fraction and not report.total:
-            raise UserError(
-                f"data.valid_share is {self.validation_fraction:g}: of the {n_other_split:,} pairs in {self.source_label} that is "
-                f"{'none' if self.is_validation else 'all'}; give another one, or name files in data.valid"
-            )
         check_usable(report, "pair")
 
 
@@ -139,12 +135,12 @@ def open_corpus(
     Mistakes in the names raise a UserError here, before any work.
     """
     if not files:
-        raise UserError("no files: name a source and a target file, or one TSV or JSONL file")
+        raise UserError("no files: expected a source and a target file, or one TSV or JSONL file")
     paths = tuple(check_file(Path(root) / file) for file in files)
     resolved_format = _resolve_format(paths, format)
     if resolved_format == "parallel" and len(paths) != 2:
         raise UserError(
-            f"format 'parallel' wants a source and a target file, got {len(paths)}: "
+            f"format 'parallel' expects a source and a target file, got {len(paths)}: "
             f"{', '.join(path.name for path in paths)}"
         )
     corpus = ParallelFiles(paths, resolved_format, source, target, validation_fraction, is_validation)
@@ -164,6 +160,28 @@ def read_pairs(corpus: ParallelFiles, limit: int | None = None) -> tuple[list[st
     return [pair.source for pair in pairs], [pair.target for pair in pairs], report
 
 
+PairSet = tuple[list[str], list[str], CorpusReport]
+"""The result of ``read_pairs``."""
+
+
+def merge_references(
+    pair_sets: Sequence[PairSet], limit: int | None = None
+) -> tuple[list[str], list[list[str]], CorpusReport]:
+    """(sources, references of each, report) of sets with the same sources and one reference each.
+
+    A row is used if one of its references is usable, so the number of references may vary.
+    """
+    rows: dict[int, tuple[str, list[str]]] = {}
+    for sources, targets, report in pair_sets:
+        for number, source, target in zip(report.row_numbers, sources, targets, strict=True):
+            rows.setdefault(number, (source, []))[1].append(target)
+    numbers = sorted(rows)[:limit]
+    reports = [report for _, _, report in pair_sets]
+    total = numbers[-1] if len(numbers) == limit else max(report.total for report in reports)
+    merged = CorpusReport(reports[0].source_label, total, len(numbers), row_numbers=numbers)
+    return [rows[number][0] for number in numbers], [rows[number][1] for number in numbers], merged
+
+
 def read_corpus_texts(corpus: ParallelFiles) -> Iterator[str]:
     """Yield both sides of every pair, for training a joint tokenizer."""
     for pair in corpus.iter_pairs(CorpusReport(corpus.source_label)):
@@ -179,16 +197,15 @@ def _resolve_format(paths: tuple[Path, ...], format: CorpusFormat) -> Literal["p
         if format not in ("parallel", "tsv", "jsonl"):
             raise unknown_name_error("format", format, ("auto", "parallel", "tsv", "jsonl"))
         if format == "parallel" and (table := next(filter(is_table, paths), None)):
-            raise UserError(
-                f"{table.name} is a table, and parallel files are plain text: leave data.format out"
-            )
+            raise UserError(f"{table.name} is a table, but parallel files are plain text: remove data.format")
         return format
     if (inferred := infer_format(paths)) is not None:
         return inferred
     if len(paths) == 2:
         return "parallel"
     raise UserError(
-        f"cannot tell the format of {paths[0].name}: name two parallel files, or one .tsv, .csv or .jsonl, or set data.format"
+        f"cannot detect the format of {paths[0].name}: name two parallel files, or one .tsv, .csv "
+        "or .jsonl, or set data.format"
     )
 
 
@@ -204,13 +221,9 @@ def _read_rows(corpus: ParallelFiles) -> Iterator[tuple[str, int, PairRow]]:
         yield place, line, row if isinstance(row, str) else _check_texts(*row)
 
 
-def _is_validation_row(row: PairRow, validation_fraction: float) -> bool:
-    """Whether a pair belongs to the validation split; rows that are no pair, or without a source, do not."""
-    return (
-        not isinstance(row, str)
-        and not is_blank(row[0])
-        and zlib.crc32(row[0].encode()) < validation_fraction * 2**32
-    )
+def _get_source(row: tuple[str, int, PairRow]) -> str | None:
+    """The source of a pair, which decides its split; None if it has none."""
+    return None if isinstance(row[2], str) or is_blank(row[2][0]) else row[2][0]
 
 
 def _check_texts(a: Any, b: Any) -> PairRow:
@@ -233,8 +246,8 @@ def _read_parallel(source: Path, target: Path) -> Iterator[PairRow]:
     sizes = {source: count, target: count, longer: total}
     excerpt = first.decode(errors="replace")[:60] if isinstance(first, bytes) else "..."
     raise UserError(
-        f"{source.name} has {sizes[source]:,} lines and {target.name} has {sizes[target]:,}: "
-        f"from line {count + 1:,} on there is only {longer.name} ({excerpt!r})"
+        f"{source.name} has {sizes[source]:,} lines and {target.name} has {sizes[target]:,}: from line "
+        f"{count + 1:,} on, only {longer.name} has lines ({excerpt!r})"
     )
 
 

@@ -32,7 +32,8 @@ def open_parquet(path: Path) -> BinaryIO:
     names = _text_columns(file)
     if duplicates := [name for name in names if names.count(name) > 1]:
         raise UserError(
-            f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}: it is not clear which is meant; rename one"
+            f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}: the name is "
+            "ambiguous; rename one"
         )
     return cast(BinaryIO, LineReader(LineStream(_iter_json_chunks(file), file)))
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.files import check_file, is_text, iter_spans
-from polyhead.data.readers.reader_common import is_blank, join_names
+from polyhead.data.readers.reader_common import join_names
 from polyhead.data.readers.tabular import ColumnKey, check_columns, infer_format, read_rows
 from polyhead.tokenizers.train_tokenizer import MAX_TRAINING_CHARACTERS
 
@@ -62,7 +63,7 @@ class TextReport:
         )
         if not self.malformed:
             return counts
-        return counts + tr("; skipped {count:,} lines that are no text or too long", count=self.malformed)
+        return counts + tr("; skipped {count:,} lines that are not text or too long", count=self.malformed)
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,7 @@ class TextFiles:
                 offset += len(text)
             yield from document.finish()
         if not report.characters:
-            share = (
-                "" if window is None else " in this share of it: data.valid_share is too small or too large"
-            )
+            share = "" if window is None else " in this split: data.valid_fraction is too small or too large"
             raise UserError(f"{self.source_label}: no text{share}")
 
     @property
@@ -217,7 +216,7 @@ def open_text(
     value of those columns is a document.
     """
     if not files:
-        raise UserError("no files: name a file of plain text")
+        raise UserError("no files: expected a plain text file")
     paths = tuple(check_file(path) for path in files)
     table = infer_table_format(paths, format)
     if not columns or table is None:

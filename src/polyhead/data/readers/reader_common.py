@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -20,9 +21,8 @@ _KIND_WORDS = {
     "too_long": "overlong",
     "malformed": "broken",
     "unsupported": "unfit",
-    "unknown_label": "of an unknown label",
+    "unknown_label": "with an unknown label",
 }
-_INVISIBLE_CHARS = "\u200b\u200c\u200d\u2060\ufeff"
 
 
 class ReadReport(Protocol):
@@ -62,7 +62,7 @@ def describe_truncated(report: ReadReport, n_truncated: int, tr: Translate) -> s
     if not n_truncated:
         return ""
     return tr(
-        "; cut {count:,} (first: {place})",
+        "; truncated {count:,} (first: {place})",
         count=n_truncated,
         place=describe_location(report.examples["truncated"][0], tr),
     )
@@ -78,17 +78,12 @@ def check_usable(report: ReadReport, unit: str, details: str = "") -> None:
     if not report.used:
         raise UserError(f"no usable {unit} in {report}{details}")
     if 2 * report.malformed > report.total:
-        raise UserError(f"most lines are broken: {report}")
+        raise UserError(f"most lines are invalid: {report}")
 
 
 def join_names(files: Sequence[Path]) -> str:
     """The names of files, joined for messages."""
     return " + ".join(path.name for path in files)
-
-
-def is_blank(text: str) -> bool:
-    """Whether a text has no visible characters."""
-    return not text.strip() or not text.strip().strip(_INVISIBLE_CHARS)
 
 
 def number_lines(
@@ -101,28 +96,46 @@ def number_lines(
             yield f"{name}line {line:,}", line, item
 
 
-def held_out_lines(
-    items: Iterable[T], validation_fraction: float, is_validation: bool, unit: str, source_label: str
+def iter_split(
+    items: Iterable[T],
+    get_text: Callable[[T], str | None],
+    validation_fraction: float,
+    is_validation: bool,
+    unit: str,
+    source_label: str,
 ) -> Iterator[T]:
     """Yield the items of the validation split, or the others.
 
-    The split is spread evenly, because files are often sorted. A ``validation_fraction`` that selects no
-    item, or all of them, is a UserError.
+    The split is a hash of the text of an item, so equal texts are in the same split, and it does not depend
+    on the order: files are often sorted. Items without a text belong to training. A ``validation_fraction``
+    that selects no item, or all of them, is a UserError.
     """
-    number = n_selected = 0
-    for number, item in enumerate(items, 1):
-        is_held_out = math.floor(number * validation_fraction) > math.floor(
-            (number - 1) * validation_fraction
-        )
-        if not validation_fraction or is_validation == is_held_out:
+    if not validation_fraction:
+        yield from items
+        return
+    n_selected = n_other = 0
+    lowest, highest = 1.0, 0.0
+    for item in items:
+        text = get_text(item)
+        position = 1.0 if text is None else hash_text(text)
+        lowest, highest = min(lowest, position), max(highest, position)
+        if is_validation == (position < validation_fraction):
             n_selected += 1
             yield item
-    if validation_fraction and number and not n_selected:
+        else:
+            n_other += 1
+    if n_other and not n_selected:
+        word, bound = ("none", lowest) if is_validation else ("all", highest)
+        hint = _describe_bound(bound, is_validation) if lowest < highest else ""
         raise UserError(
-            f"data.valid_share is {validation_fraction:g}: of the {number:,} {unit}{'s' * (number > 1)} in {source_label} that is none; "
-            + (f"{_min_fraction(number):g} or more would hold out one, or " if number > 1 else "")
-            + "name files in data.valid"
+            f"data.valid_fraction is {validation_fraction:g}: this selects {word} of the {n_other:,} "
+            f"{unit}{'s' * (n_other > 1)} in {source_label}; {hint}set data.valid"
         )
+
+
+def hash_text(text: str) -> float:
+    """A number from 0 to 1 for a text, up to whitespace."""
+    return zlib.crc32(" ".join(text.split()).encode()) / 2**32
 
 
 def iter_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -132,7 +145,9 @@ def iter_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield chunk
 
 
-def _min_fraction(number: int) -> float:
-    """A short number that selects at least one of ``number`` items: 0.34 for 3."""
-    digits = len(str(number)) + 1
-    return math.ceil(10**digits / number) / 10**digits
+def _describe_bound(bound: float, is_validation: bool) -> str:
+    """The nearest fraction with two digits that selects an item, but not all: 'set at least 0.012, or '."""
+    scale = 10.0 ** (1 - math.floor(math.log10(max(bound, 2**-32))))
+    if is_validation:
+        return f"set at least {(math.floor(bound * scale) + 1) / scale:g}, or "
+    return f"set at most {math.floor(bound * scale) / scale:g}, or "

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.data.readers import csv, parquet
 from polyhead.data.readers.files import BOM, MAX_LINE, SAMPLE_BYTES, is_text, iter_lines, open_lines
@@ -39,8 +40,8 @@ def infer_format(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
             f"{path.name} {_format_label(path, kind)}" for kind, path in path_of_kind.items()
         )
         raise UserError(
-            f"files that are read together are of one format, and by their names these are not: {descriptions}; "
-            "name them alike, or set data.format"
+            f"files read together must have one format; by their names these differ: {descriptions}; rename "
+            "them, or set data.format"
         )
     return kinds[0]
 
@@ -74,7 +75,7 @@ def check_columns(
     if format == "tsv":
         if csv.is_csv(path):
             raise UserError(
-                f"{path.name} is CSV by its name, not TSV: leave data.format out, or call it .tsv"
+                f"{path.name} is CSV by its name, not TSV: remove data.format, or rename it to .tsv"
             )
         _column_indices(path, columns_by_role, max_line)
     else:
@@ -115,14 +116,13 @@ def _column_indices(
                 raise UserError(f"{message}; without a header, columns are numbers: 0 is the first")
             if header.count(column) > 1:
                 raise UserError(
-                    f"{path.name} has {header.count(column)} columns named {column!r}: it is not clear which is meant; "
-                    "rename one, or give its number"
+                    f"{path.name} has {header.count(column)} columns named {column!r}: the name is "
+                    "ambiguous; rename one, or use its number"
                 )
             indices.append(header.index(column))
         elif not 0 <= column < width:
             raise UserError(
-                f"{path.name} has {width} column{'s' * (width > 1)}, so there is no column {column} "
-                "(the first is 0)"
+                f"{path.name} has {width} column{'s' * (width > 1)}: no column {column} (the first is 0)"
             )
         else:
             indices.append(column)
@@ -133,7 +133,7 @@ def _column_indices(
 def _parse_tsv_row(line: bytes | None, columns: Sequence[int], width: int | None) -> TableRow:
     if line is None:
         return "too_long"
-    if not line.strip():
+    if is_blank_line(line):
         return "empty"
     cells = line.split(b"\t")
     if len(cells) <= max(columns) or (width is not None and any(cells[width:])):
@@ -145,7 +145,7 @@ def _parse_tsv_row(line: bytes | None, columns: Sequence[int], width: int | None
 def _parse_json_row(line: bytes | None, columns_by_role: ColumnsByRole) -> TableRow:
     if line is None:
         return "too_long"
-    if not line.strip():
+    if is_blank_line(line):
         return "empty"
     try:
         row = parse_json_line(line) if is_text(line) else None
@@ -158,6 +158,11 @@ def _parse_json_row(line: bytes | None, columns_by_role: ColumnsByRole) -> Table
     return values if is_valid else "malformed"
 
 
+def is_blank_line(line: bytes) -> bool:
+    """Whether a line has no visible characters."""
+    return not line.strip() or is_blank(line.decode(errors="replace"))
+
+
 def parse_json_line(line: bytes) -> Any:
     """Parse a line of JSON; a duplicate key in an object is a ValueError, because it is ambiguous."""
     return _decode_json(line.decode().removeprefix("\ufeff"))
@@ -165,7 +170,7 @@ def parse_json_line(line: bytes) -> Any:
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(merged := dict(pairs)) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return merged
 
 
@@ -199,9 +204,10 @@ def no_rows_error(path: Path) -> UserError:
         is_list = file.read(SAMPLE_BYTES).removeprefix(BOM).lstrip().startswith(b"[")
     if is_list:
         return UserError(
-            f"{path.name} is one JSON list; JSONL has an object a line: jq -c '.[]' {path.name} > {path.stem}.jsonl"
+            f"{path.name} is one JSON list; JSONL has one object per line: jq -c '.[]' {path.name} "
+            f"> {path.stem}.jsonl"
         )
-    return UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object a line")
+    return UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object per line")
 
 
 def _check_keys(path: Path, columns_by_role: ColumnsByRole, max_line: int) -> None:
@@ -221,31 +227,36 @@ def _check_keys(path: Path, columns_by_role: ColumnsByRole, max_line: int) -> No
         if _has_value(row, key):
             continue
         if isinstance(inner := _lookup(row, key), dict):
-            inner_keys = ", ".join(_shorten_names(_key_paths({str(key): inner}))) or "which is empty"
+            inner_keys = (
+                ", ".join(_shorten_names([path for path, _ in flatten_object({str(key): inner})]))
+                or "which is empty"
+            )
             raise UserError(
-                f"{path.name}: the key {key!r} holds an object: set {use} to what is in it, {inner_keys}"
+                f"{path.name}: the key {key!r} holds an object: set {use} to a key inside it, {inner_keys}"
             )
         if isinstance(row, list):
             raise UserError(
-                f"{path.name} has a list of {len(row)} a line: {use} must be a number below that, got {key!r}"
+                f"{path.name} has a list of {len(row)} per line: {use} must be a number below that, "
+                f"got {key!r}"
             )
-        key_paths = list(_key_paths(row))
+        key_paths = [path for path, _ in flatten_object(row)]
         if isinstance(key, int):
             raise UserError(
-                f"{path.name} has the keys {', '.join(sorted(_shorten_names(key_paths)))}: set {use} to one of them, got number {key}"
+                f"{path.name} has the keys {', '.join(sorted(_shorten_names(key_paths)))}: set {use} to one "
+                f"of them, got number {key}"
             )
         if key in key_paths:
             raise UserError(f"{path.name}: the key {key!r} is null in each of its first {n_read:,} lines")
         raise unknown_name_error(f"key of {path.name}", key, _shorten_names(key_paths))
 
 
-def _key_paths(row: dict[str, Any]) -> Iterator[str]:
-    """The keys of an object; keys of nested objects as dotted paths."""
+def flatten_object(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The keys and values of an object; keys of nested objects as dotted paths."""
     for key, value in row.items():
         if isinstance(value, dict):
-            yield from (f"{key}.{inner}" for inner in _key_paths(value))
+            yield from ((f"{key}.{inner}", inner_value) for inner, inner_value in flatten_object(value))
         else:
-            yield key
+            yield key, value
 
 
 def _shorten_names(names: Iterable[str]) -> list[str]:

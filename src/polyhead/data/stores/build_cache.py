@@ -39,7 +39,7 @@ def build_once(directory: Path, names: Iterable[str], report_type: type[R], writ
     except OSError as error:
         raise UserError(
             f"the token cache cannot be written to {directory.parent}: {error.strerror or error}; "
-            "choose another directory with data.cache=..."
+            "choose another directory with data.cache_dir=..."
         ) from None
 
 

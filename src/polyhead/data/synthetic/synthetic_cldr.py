@@ -45,10 +45,11 @@ def make_pairs(
     source, target = find_locale(source_locale), find_locale(target_locale)
     if source == target:
         raise UserError(
-            f"source and target locale are both {source_locale!r}: choose two, for example 'en' and 'zh'"
+            f"source and target locale are both {source_locale!r}: expected two different ones, "
+            "e.g. 'en' and 'zh'"
         )
     if n < 1:
-        raise UserError(f"a corpus of {n} pairs was asked for; at least 1 is needed")
+        raise UserError(f"n is {n}; expected at least 1 pair")
     from polyhead.data.synthetic.synthetic_phrases import FAMILIES
 
     families, weights = zip(*FAMILIES.values(), strict=True)
@@ -71,8 +72,8 @@ def make_pairs(
             del translations[text]
     if len(translations) < n:
         raise UserError(
-            f"{source_locale}-{target_locale}: found only {len(translations)} different pairs of the {n} asked for; "
-            f"ask for at most {len(translations)}"
+            f"{source_locale}-{target_locale}: found only {len(translations)} different pairs of the {n} "
+            f"requested; request at most {len(translations)}"
         )
     return [PhrasePair(*item) for item in translations.items()]
 
@@ -84,8 +85,8 @@ def split_pairs(pairs: list[PhrasePair], n_valid: int, n_test: int, seed: int = 
     """
     if n_valid + n_test >= len(pairs):
         raise UserError(
-            f"{n_valid} validation and {n_test} test pairs leave nothing to train on: "
-            f"there are {len(pairs)} pairs"
+            f"{n_valid} validation and {n_test} test pairs leave no training pairs: there are {len(pairs)} "
+            "pairs"
         )
     by_target: dict[str, list[PhrasePair]] = {}
     for pair in pairs:
@@ -152,6 +153,6 @@ def find_locale(name: str) -> Locale:
         matches = difflib.get_close_matches(name.lower(), codes, n=1, cutoff=0.5)
         hint = f"; did you mean {codes[matches[0]]!r}?" if matches else ""
         raise UserError(
-            f"unknown locale {name!r}{hint or '.'} Any of the {len(locale_identifiers())} of CLDR will do, "
-            "such as en, zh, de, fr, ja, es, pt_BR"
+            f"unknown locale {name!r}{hint or '.'} Any of the {len(locale_identifiers())} of CLDR are "
+            "supported, e.g. en, zh, de, fr, ja, es, pt_BR"
         ) from None

@@ -33,15 +33,19 @@ UnitLength = Literal["short", "long"]
 # One century only, so that "3/3/49" is unambiguous.
 FIRST_DAY, DAYS = date(1950, 1, 1), (date(2050, 1, 1) - date(1950, 1, 1)).days
 
-ISO_3166 = "AR AT AU BE BR CA CH CL CU DE DK EG ES FI FJ FR GB GR IE IN IS IT JP KE MA MX NG NL NO NP NZ PE PL PT SE TH US ZA"
+ISO_3166 = (
+    "AR AT AU BE BR CA CH CL CU DE DK EG ES FI FJ FR GB GR IE IN IS IT JP KE MA MX NG NL NO NP NZ PE "
+    "PL PT SE TH US ZA"
+)
 ISO_4217 = "USD EUR JPY GBP CHF CAD AUD SEK NOK DKK PLN INR BRL MXN ZAR KES EGP THB"
 CLDR_UNITS = (
-    "length-kilometer length-meter length-centimeter length-millimeter length-mile length-foot length-light-year "
-    "mass-kilogram mass-gram mass-pound mass-ounce volume-liter volume-milliliter volume-cubic-meter area-hectare "
-    "area-square-meter area-square-kilometer speed-kilometer-per-hour speed-meter-per-second speed-mile-per-hour "
-    "temperature-celsius temperature-fahrenheit power-watt power-kilowatt energy-kilowatt-hour electric-volt "
-    "digital-megabyte digital-gigabyte frequency-hertz angle-degree consumption-liter-per-100-kilometer "
-    "duration-day duration-hour duration-minute duration-week duration-month duration-year duration-second"
+    "length-kilometer length-meter length-centimeter length-millimeter length-mile length-foot "
+    "length-light-year mass-kilogram mass-gram mass-pound mass-ounce volume-liter volume-milliliter "
+    "volume-cubic-meter area-hectare area-square-meter area-square-kilometer speed-kilometer-per-hour "
+    "speed-meter-per-second speed-mile-per-hour temperature-celsius temperature-fahrenheit power-watt "
+    "power-kilowatt energy-kilowatt-hour electric-volt digital-megabyte digital-gigabyte frequency-hertz "
+    "angle-degree consumption-liter-per-100-kilometer duration-day duration-hour duration-minute "
+    "duration-week duration-month duration-year duration-second"
 )
 TERRITORIES, CURRENCIES, UNITS = ISO_3166.split(), ISO_4217.split(), CLDR_UNITS.split()
 _SECONDS_PER_PERIOD = {

@@ -11,7 +11,10 @@ from torch import Tensor
 from polyhead.generation.constraints.terminology import Term, TermPhrase
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 
-UNMET_TERMS_ERROR = "no output with all of its terms was found: no_repeat_ngram_size, forbidden tokens or its greatest length are in their way"
+UNMET_TERMS_ERROR = (
+    "no output with all of its terms was found: no_repeat_ngram_size, bad_words or the maximum length "
+    "prevent it"
+)
 
 Extension = tuple[int, int]
 """The row that is extended, and its next token."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, format_value
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import decode_token_bytes, is_unspaced_char
@@ -52,7 +53,8 @@ class Terminology:
         """``tokenizer`` is the target tokenizer. A term that cannot be found or encoded is a UserError."""
         if not isinstance(entries, Mapping):
             raise UserError(
-                f'terms are a dict such as {{"dog": "Hund"}}, got {format_value(entries)}: what stands in the text, and what it must become'
+                f'terms are a dict such as {{"dog": "Hund"}}, got {format_value(entries)}: source '
+                "words and their required translations"
             )
         alternatives = [
             [value] if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
@@ -60,9 +62,10 @@ class Terminology:
         ]
         for source, phrases in zip(entries, alternatives, strict=True):
             for text in (source, *phrases):
-                if not isinstance(text, str) or not text.strip():
+                if not isinstance(text, str) or is_blank(text):
                     raise UserError(
-                        f"terminology: {format_value(source)}: wanted texts with words in them, got {format_value(text)}"
+                        f"terminology: {format_value(source)}: expected texts with words, got "
+                        f"{format_value(text)}"
                     )
             if not phrases:
                 raise UserError(f"terminology: {format_value(source)} has no translation")

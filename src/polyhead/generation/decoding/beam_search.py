@@ -41,10 +41,11 @@ class BeamRequest(NamedTuple):
     def check(self, i: int, eos_id: int) -> None:
         """Raise a UserError that names sentence i if the request is invalid."""
         if self.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens of sentence {i} is {self.max_new_tokens}, wanted at least 1")
+            raise UserError(f"max_new_tokens of sentence {i} is {self.max_new_tokens}, expected at least 1")
         if len(self.prefix) > self.max_new_tokens:
             raise UserError(
-                f"the prefix of sentence {i} has {len(self.prefix)} tokens, more than max_new_tokens ({self.max_new_tokens})"
+                f"the prefix of sentence {i} has {len(self.prefix)} tokens, more than max_new_tokens "
+                f"({self.max_new_tokens})"
             )
         if eos_id in self.prefix:
             raise UserError(f"the prefix of sentence {i} contains the end-of-sentence token {eos_id}")
@@ -89,9 +90,9 @@ class BeamSearchStrategy:
         grammar: GrammarConstraint | None = None,
     ) -> None:
         if not 1 <= n_best <= beam_size:
-            raise UserError(f"n_best is {n_best}, wanted 1 to beam_size ({beam_size})")
+            raise UserError(f"n_best is {n_best}, expected 1 to beam_size ({beam_size})")
         if min_new_tokens < 0:
-            raise UserError(f"min_new_tokens is {min_new_tokens}, wanted 0 or more")
+            raise UserError(f"min_new_tokens is {min_new_tokens}, expected 0 or more")
         self.beam_size, self.n_best, self.length_penalty = beam_size, n_best, length_penalty
         self.early_stopping, self.min_new_tokens, self.bad_token_ids = (
             early_stopping,
@@ -312,11 +313,12 @@ def beam_search(
     prompts. ``prefix`` is the forced prefix of each output, and counts in its tokens, score and length. The
     result of a row does not depend on the batch.
     """
-    assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
+    assert not model.training, "decoding requires model.eval(): dropout would make the outputs random"
     prefixes: Sequence[Sequence[int]] = [[]] * len(source) if prefix is None else prefix
     if len(max_new_tokens) != len(source) or len(prefixes) != len(source):
         raise UserError(
-            f"{len(source)} sentences, but {len(max_new_tokens)} max_new_tokens and {len(prefixes)} prefixes: one each is wanted"
+            f"{len(source)} sentences, but {len(max_new_tokens)} max_new_tokens and {len(prefixes)} "
+            "prefixes: expected one each"
         )
     strategy = BeamSearchStrategy(
         beam_size, eos_id, n_best=n_best, length_penalty=length_penalty, early_stopping=early_stopping,

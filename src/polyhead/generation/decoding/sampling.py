@@ -15,8 +15,7 @@ from torch import Tensor
 from polyhead.core.array_types import Bools, Floats
 from polyhead.core.errors import UserError, check_int
 from polyhead.generation.decoding.no_repeat_ngram import ban_tokens, banned_ngrams, force_eos
-from polyhead.kernels.logsumexp import max_and_logsumexp
-from polyhead.kernels.topk import topk_rows
+from polyhead.kernels.logits import max_and_logsumexp, topk_rows
 
 NEG_INF = float("-inf")
 NUM_CANDIDATES = 64  # number of most likely tokens considered first
@@ -44,24 +43,28 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}, wanted 0 (the likeliest token) or more")
+            raise UserError(f"temperature is {self.temperature}, expected 0 (greedy) or more")
         if self.temperature < _MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         if self.top_k < 0:
-            raise UserError(f"top_k is {self.top_k}, wanted 1 or more tokens, or 0 for all")
+            raise UserError(f"top_k is {self.top_k}, expected 1 or more tokens, or 0 for all")
         if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}, wanted a probability above 0, at most 1")
+            raise UserError(f"top_p is {self.top_p}, expected a probability above 0, at most 1")
         if not 0 <= self.min_p <= 1:
-            raise UserError(f"min_p is {self.min_p}, wanted a probability from 0 to 1")
+            raise UserError(f"min_p is {self.min_p}, expected a probability from 0 to 1")
         if not 0 < self.repetition_penalty < float("inf"):
-            raise UserError(f"repetition_penalty is {self.repetition_penalty}, wanted more than 0; 1 is none")
+            raise UserError(
+                f"repetition_penalty is {self.repetition_penalty}, expected more than 0; 1 disables it"
+            )
         if self.no_repeat_ngram_size < 0:
             raise UserError(
-                f"no_repeat_ngram_size is {self.no_repeat_ngram_size}, wanted 1 or more, or 0 for none"
+                f"no_repeat_ngram_size is {self.no_repeat_ngram_size}, expected 1 or more, or 0 for none"
             )
         for name in ("frequency_penalty", "presence_penalty"):
             if not -2 <= getattr(self, name) <= 2:
-                raise UserError(f"{name} is {getattr(self, name)}, wanted a number from -2 to 2; 0 is none")
+                raise UserError(
+                    f"{name} is {getattr(self, name)}, expected a number from -2 to 2; 0 disables it"
+                )
 
     def apply(
         self,
@@ -195,7 +198,7 @@ def apply_frequency_presence_penalties(
     logits: Tensor, output_ids: Sequence[Sequence[int]], frequency_penalty: float, presence_penalty: float
 ) -> Tensor:
     """logit - count * frequency - presence for each generated token, as OpenAI defines both penalties."""
-    assert len(output_ids) == len(logits), "what was said is wanted of every row"
+    assert len(output_ids) == len(logits), "expected the previous tokens of every row"
     counts = [Counter(tokens) for tokens in output_ids]
     sizes = [len(counter) for counter in counts]
     if not any(sizes):

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from polyhead.generation.decoding.no_repeat_ngram import ban_tokens
-from polyhead.kernels.logsumexp import max_and_logsumexp
-from polyhead.kernels.topk import topk_rows
+from polyhead.kernels.logits import max_and_logsumexp, topk_rows
 
 _CHUNK_LOGITS = 2**19  # logits per chunk: they stay in the processor's cache
 

@@ -10,7 +10,7 @@ from traceback import clear_frames
 
 import torch
 
-from polyhead.cache.block_manager import OutOfBlocks
+from polyhead.cache.block_manager import OutOfBlocksError
 from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, check_int
@@ -53,7 +53,7 @@ class Engine:
         deterministic: bool = False,
         shortlist: Shortlist | None = None,
     ) -> None:
-        assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
+        assert not model.training, "decoding requires model.eval(): dropout would make the outputs random"
         for name, value in (
             ("max_num_seqs", max_num_seqs),
             ("max_batch_tokens", max_batch_tokens),
@@ -62,7 +62,7 @@ class Engine:
         ):
             check_int(f"engine: {name}", value, 1)
         if not 0 <= refill_threshold <= 1:
-            raise UserError(f"engine: refill is {refill_threshold}, wanted a share from 0 to 1")
+            raise UserError(f"engine: refill is {refill_threshold}, expected a fraction from 0 to 1")
         self.model, self.max_len, self.cache, self.max_num_seqs = model, max_len, cache, max_num_seqs
         self.max_batch_tokens, self.prefill_chunk, self.refill_threshold, self.deterministic = (
             max_batch_tokens,
@@ -105,7 +105,7 @@ class Engine:
         check_request(self.model, self.max_len, prompt, source)
         if state.width > self.max_num_seqs:
             raise UserError(
-                f"{state.width} sequences are wanted of one request; the engine runs {self.max_num_seqs} at most"
+                f"{state.width} sequences were requested; the engine runs at most {self.max_num_seqs}"
             )
         request = Request(self, prompt, state, source, cost)
         request.max_kv_tokens, capacity = (
@@ -114,8 +114,9 @@ class Engine:
         )
         if request.max_kv_tokens > capacity:
             raise UserError(
-                f"{len(prompt)} tokens and up to {state.max_new_tokens} new ones in {state.width} sequence{'s' * (state.width > 1)} want room for {request.max_kv_tokens:,} tokens; "
-                f"the cache has {capacity:,}: give it more room, or ask for less"
+                f"{len(prompt)} tokens and up to {state.max_new_tokens} new ones in {state.width} "
+                f"sequence{'s' * (state.width > 1)} require a cache of {request.max_kv_tokens:,} tokens; "
+                f"the cache has {capacity:,}: increase it, or request less"
             )
         with self._lock:
             self.waiting_requests.append(request)
@@ -284,7 +285,7 @@ class Engine:
             try:
                 batch.prefill(self.prefill_chunk)
                 break
-            except OutOfBlocks as full:
+            except OutOfBlocksError as full:
                 self._preempt(batch, full)
         for group in batch.ready_groups():
             for member in self._step_group(batch, group):
@@ -305,11 +306,11 @@ class Engine:
             group = [member for member in group if member in present]
             try:
                 return batch.step(group)
-            except OutOfBlocks as error:
+            except OutOfBlocksError as error:
                 self._preempt(batch, error)
         return []
 
-    def _preempt(self, batch: DecodingBatch, error: OutOfBlocks) -> None:
+    def _preempt(self, batch: DecodingBatch, error: OutOfBlocksError) -> None:
         """Preempt the newest request; it is recomputed later (recomputation: Kwon et al., 2023, sec. 4.5).
 
         A request that is alone does not fit at all and fails with the error.
@@ -340,6 +341,6 @@ class Engine:
         request.state.new_tokens.clear()
 
     def _finish(self, request: Request, status: FinishStatus) -> None:
-        assert request.finish_status is None, "a request ends once"
+        assert request.finish_status is None, "a request finishes only once"
         self._flush_events(request)
         request.finish_status = status

@@ -27,16 +27,16 @@ class IncrementalDecoder:
     def __init__(
         self, model: Decoder, n: int, max_total_len: int, max_len: int | None, cache: Choice | None
     ) -> None:
-        assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
+        assert not model.training, "decoding requires model.eval(): dropout would make the outputs random"
         self.model, self.max_len, self.max_total_len = model, max_len, max_total_len
         self.cache = make_cache(cache, model.cache_shape, n, min(max_total_len, max_len or max_total_len))
         if not self.cache.rewinds:
             names = ", ".join(name for name in CACHE.names() if CACHE.get(name).rewinds)
             has_state = any(any(shape.states) for shape in model.cache_shape.models)
-            what = "the state that this model keeps" if has_state or not cache else f"cache {cache.name!r}"
+            what = "the recurrent state of this model" if has_state or not cache else f"cache {cache.name!r}"
             raise UserError(
-                f"speculative decoding takes back what was guessed wrong, and {what} cannot give back what it read; "
-                + ("no cache changes that" if has_state else f"caches that can: {names}")
+                f"speculative decoding removes rejected draft tokens, but {what} cannot remove tokens; "
+                + ("no cache supports it" if has_state else f"caches that can: {names}")
             )
         self.window_starts = [0] * n  # the first visible token of each text
         self.cached_lens = [0] * n  # number of cached tokens from there on

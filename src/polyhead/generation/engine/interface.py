@@ -12,7 +12,7 @@ from polyhead.core.errors import UserError
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import EncoderMemory
 
-NAN_ERROR = "the model's output is not a number (NaN): its weights are damaged or overflow in this precision"
+NAN_ERROR = "the model's output is NaN: its weights are damaged or overflow in this precision"
 
 
 class Decoder(Protocol):

@@ -155,16 +155,16 @@ class Request:
 def check_request(model: Decoder, max_len: int, prompt: Sequence[int], source: Sequence[int] | None) -> None:
     """Raise a UserError if a model cannot continue a prompt or read a source."""
     if not prompt:
-        raise UserError("a prompt has no token; a language model goes on from one at least")
+        raise UserError("a prompt has no tokens; a language model requires at least one")
     if len(prompt) > max_len:
         raise UserError(
-            f"the prompt has {len(prompt)} tokens; this model takes {max_len} at most: give its end"
+            f"the prompt has {len(prompt)} tokens; the model's maximum is {max_len}: pass only its end"
         )
     if (source is None) == hasattr(model, "encode"):
-        why = "none came" if source is None else "this model has no encoder"
-        raise UserError(f"an encoder-decoder reads a source, {why}")
+        why = "got none" if source is None else "this model has no encoder"
+        raise UserError(f"an encoder-decoder requires a source, {why}")
     if source is not None and not source:
-        raise UserError("a source has no token")
+        raise UserError("a source has no tokenss")
     for token in (*prompt, *(source or ())):
         if not 0 <= token < model.vocab_size:
-            raise UserError(f"there is no token {token}; this model knows 0 to {model.vocab_size - 1}")
+            raise UserError(f"no token {token}; the vocabulary has 0 to {model.vocab_size - 1}")

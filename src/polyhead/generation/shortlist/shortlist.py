@@ -87,7 +87,9 @@ class Shortlist(NamedTuple):
             with safe_open(path, "np") as file:
                 shortlist = cls(*(file.get_tensor(name) for name in _TENSOR_NAMES))
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is damaged or cut short, remove it and make another: {error}") from None
+            raise UserError(
+                f"{path} is damaged or truncated, remove it and create a new one: {error}"
+            ) from None
         _check_shortlist(shortlist, vocab_size, path)
         return shortlist
 
@@ -96,7 +98,8 @@ def _check_shortlist(shortlist: Shortlist, vocab_size: int, path: Path) -> None:
     """Raise a UserError if these are not tokens of the model."""
     if shortlist.vocab_size != vocab_size:
         raise UserError(
-            f"{path} is for a vocabulary of {shortlist.vocab_size:,} tokens, the model has {vocab_size:,}: remove it, and make another"
+            f"{path} is for a vocabulary of {shortlist.vocab_size:,} tokens, the model has "
+            f"{vocab_size:,}: remove it, and create a new one"
         )
     tokens = np.concatenate([shortlist.frequent, shortlist.candidates])
     steps = np.diff(shortlist.offsets)
@@ -106,7 +109,7 @@ def _check_shortlist(shortlist: Shortlist, vocab_size: int, path: Path) -> None:
         and (steps >= 0).all()
     )
     if not is_valid or (tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size):
-        raise UserError(f"{path} is damaged: it names tokens that there are not; remove it, and make another")
+        raise UserError(f"{path} is damaged: it has invalid token ids; remove it, and create a new one")
 
 
 def load_shortlist(
@@ -116,11 +119,9 @@ def load_shortlist(
     if not enabled:
         return None
     if is_ensemble:
-        raise UserError(
-            "a shortlist is of one run, and several decide here: open one, or leave shortlist out"
-        )
+        raise UserError("a shortlist is for a single run, not an ensemble: load one run, or remove shortlist")
     if (shortlist := load()) is None:
-        raise UserError("this run has no shortlist; make one: polyhead shortlist RUN")
+        raise UserError("this run has no shortlist; create one: polyhead shortlist RUN")
     return shortlist
 
 

@@ -140,7 +140,7 @@ def _decode_group(
         ]
         drafts = drafter.propose(texts, live, max_tokens)
         assert all(len(draft.tokens) <= k for draft, k in zip(drafts, max_tokens, strict=True)), (
-            "more guesses than were asked for"
+            "more draft tokens than requested"
         )
         drafted_texts = [[*text, *draft.tokens] for text, draft in zip(texts, drafts, strict=True)]
         logits = decoder.compute_logits(

@@ -87,7 +87,7 @@ def bart_keys(
         map_float("activation_dropout", "feed_forward.dropout", 0.0),
         map_float("dropout", "dropout", 0.1),
         map_bool("scale_embedding", "scale_embedding", False),
-        ConfigField(lambda reader, fields: {"head_bias": reader.has_tensor(BIAS, True)}),
+        ConfigField(lambda reader, fields: {"lm_head_bias": reader.has_tensor(BIAS, True)}),
         ConfigField(write=lambda config: {"is_encoder_decoder": True}),
     )
 

@@ -36,8 +36,8 @@ BODY = (
     map_float("attention_probs_dropout_prob", "attention.dropout", 0.1),
     map_float("hidden_dropout_prob", "dropout", 0.1),
 )
-SEGMENTS = map_int("type_vocab_size", "segments", 2)._replace(
-    write=lambda config: {"type_vocab_size": max(1, config.segments)}
+SEGMENTS = map_int("type_vocab_size", "n_segments", 2)._replace(
+    write=lambda config: {"type_vocab_size": max(1, config.n_segments)}
 )
 
 

@@ -44,12 +44,12 @@ from polyhead.hf.weight_map import STACK, weight
 def _read_logit_scale(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Read logit_scale: transformers multiplies the logits, we divide the input of the head."""
     divisor = 1 / read_positive(reader, "logit_scale")
-    return {"scale_output": divisor == fields["d_model"] ** 0.5 or divisor}
+    return {"logits_scale": divisor == fields["d_model"] ** 0.5 or divisor}
 
 
 def _write_logit_scale(config: ModelConfig) -> dict[str, Any]:
     """Inverse of ``_read_logit_scale``."""
-    return {"logit_scale": 1 / resolve_factor(config.scale_output, config.d_model**0.5)}
+    return {"logit_scale": 1 / resolve_factor(config.logits_scale, config.d_model**0.5)}
 
 
 def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
@@ -59,7 +59,7 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     overrides: dict[str, ModelFields] = {FULL_ATTENTION: {"position": "none"}}
     if SLIDING_ATTENTION in kinds:
         overrides[SLIDING_ATTENTION] = {"attention": fields["attention"] | {"window": read_window(reader)}}
-    return {"pattern": build_pattern(kinds, overrides)}
+    return {"layer_pattern": build_pattern(kinds, overrides)}
 
 
 def _write_layer_types(config: ModelConfig) -> dict[str, Any]:
@@ -81,8 +81,9 @@ _COMMON_KEYS = (
 KEYS = (defaults(rope_theta=500_000.0), *_COMMON_KEYS, map_qk_norm("per_head", "use_qk_norm"))
 # keys in the files that transformers does not read
 _UNREAD_KEYS = """
-    _sliding_window_pattern cache_implementation layer_switch order_of_interleaved_layers position_embedding_type rotary_pct
-    use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding
+    _sliding_window_pattern cache_implementation layer_switch order_of_interleaved_layers
+    position_embedding_type rotary_pct     use_embedding_sharing use_gated_activation use_parallel_block
+    use_parallel_embedding
 """.split()  # noqa: SIM905
 KEYS_2 = (
     ignore("sliding_window", *_UNREAD_KEYS),

@@ -56,7 +56,7 @@ def _read_positions(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     has_absolute = reader.get_bool("position_biased_input", True)
     return {
         "position": "learned" if has_absolute else relative,
-        "pattern": [{"position": relative}] if has_absolute else [],
+        "layer_pattern": [{"position": relative}] if has_absolute else [],
     }
 
 
@@ -64,7 +64,7 @@ def _read_distances(reader: ConfigReader, max_len: int, eps: float) -> dict[str,
     """Read the position scheme of the layers."""
     for key in ("relative_attention", "share_att_key"):
         if not reader.get_bool(key, False):
-            raise reader.value_error(key, "true, all that is built")
+            raise reader.value_error(key, "true, the only supported value")
     reader.ignore("pos_att_type")
     value = reader.values.get("pos_att_type")
     term_names = [word.strip() for word in value.lower().split("|")] if isinstance(value, str) else value
@@ -77,7 +77,7 @@ def _read_distances(reader: ConfigReader, max_len: int, eps: float) -> dict[str,
         None,
     )
     if terms is None:
-        raise reader.value_error("pos_att_type", "'p2c|c2p' or one of the two")
+        raise reader.value_error("pos_att_type", "'p2c|c2p', 'p2c' or 'c2p'")
     farthest = reader.get_int("max_relative_positions", -1, minimum=-1)
     farthest, buckets = (
         farthest if farthest > 0 else max_len,
@@ -133,7 +133,7 @@ KEYS = (
     ConfigField(_check_widths),
     ConfigField(_read_heads, _write_heads),
     ConfigField(_read_positions, _write_positions),
-    map_int("type_vocab_size", "segments", 0, minimum=0),
+    map_int("type_vocab_size", "n_segments", 0, minimum=0),
     map_activation("hidden_act", "gelu"),
     ConfigField(read_head_activation),
 )
@@ -150,10 +150,12 @@ BLOCK = "deberta.encoder.layer.{n}"
 FIRST_LAYER = ENCODER_LAYER.format(n=0)
 TABLE = (
     *weight("deberta.embeddings.word_embeddings.weight", f"{ENCODER_EMBEDDING}.token.weight"),
-    *weight("deberta.embeddings.position_embeddings.weight", f"{ENCODER_EMBEDDING}.position.weight", condition=_has_absolute_positions),
+    *weight("deberta.embeddings.position_embeddings.weight", f"{ENCODER_EMBEDDING}.position.weight",
+        condition=_has_absolute_positions),
     *weight("deberta.embeddings.token_type_embeddings.weight", f"{ENCODER_EMBEDDING}.segment.weight"),
     *linear("deberta.embeddings.LayerNorm", f"{ENCODER_EMBEDDING}.norm"),
-    *weight("deberta.encoder.rel_embeddings.weight", f"{ENCODER_EMBEDDING}.position.weight", condition=lambda config: not _has_absolute_positions(config)),
+    *weight("deberta.encoder.rel_embeddings.weight", f"{ENCODER_EMBEDDING}.position.weight",
+        condition=lambda config: not _has_absolute_positions(config)),
     *weight("deberta.encoder.rel_embeddings.weight", f"{FIRST_LAYER}.attn.position.weight"),
     *linear("deberta.encoder.LayerNorm", f"{ENCODER_EMBEDDING}.position.norm"),
     *linear("deberta.encoder.LayerNorm", f"{FIRST_LAYER}.attn.position.norm"),
@@ -176,7 +178,8 @@ BUFFERS = r"deberta\.embeddings\.position_.*|cls\.predictions\..*|lm_predictions
 TIED = tied_head_weights("cls.predictions", "deberta")
 AUTHORS_HEAD = "lm_predictions.lm_head"  # name of the head in the authors' files
 LEGACY_SUFFIXES = {
-    **{f"{AUTHORS_HEAD}.{name}.{end}": f"cls.predictions.transform.{name}.{end}" for name in ("dense", "LayerNorm") for end in ("weight", "bias")},
+    **{f"{AUTHORS_HEAD}.{name}.{end}": f"cls.predictions.transform.{name}.{end}" for name in ("dense",
+        "LayerNorm") for end in ("weight", "bias")},
     f"{AUTHORS_HEAD}.bias": "cls.predictions.bias",
 }  # fmt: skip
 FAMILY.register("deberta-v2")(

@@ -20,10 +20,12 @@ LEGACY_NORM_SUFFIXES = {
     "LayerNorm.beta": "LayerNorm.bias",
 }  # before 2019
 POST_NORM = constant(
-    kind="encoder", attention="softmax", norm_first=False, embedding_norm=True, scale_embedding=False, init="normal"
+    kind="encoder", attention="softmax", norm_first=False, embedding_norm=True, scale_embedding=False,
+    init="normal"
 )  # fmt: skip
 BERT_SPECIAL_TOKENS = {
-    "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "mask_token": "[MASK]",
+    "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]",
+    "mask_token": "[MASK]",
 }  # fmt: skip
 
 
@@ -102,11 +104,11 @@ def read_heads(
     """
     tied = reader.get_bool("tie_word_embeddings", True)
     if model in ("MaskedLM", "NSPModel"):
-        head_fields = {"tie_embeddings": "all" if tied else "none", "head_bias": True}
-        return head_fields | {"pooling": dict(classifier_pooling), "pairs": model == "NSPModel"}
+        head_fields = {"tie_embeddings": "all" if tied else "none", "lm_head_bias": True}
+        return head_fields | {"pooling": dict(classifier_pooling), "nsp_head": model == "NSPModel"}
     if model == "Classifier":
         return {"labels": read_labels(reader), "pooling": dict(classifier_pooling)}
-    return {"head": False, "pooling": None if base_pooling is None else dict(base_pooling)}
+    return {"lm_head": False, "pooling": None if base_pooling is None else dict(base_pooling)}
 
 
 def write_heads(config: ModelConfig) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def tied_head_weights(head: str, encoder: str) -> dict[str, str]:
 
 def read_head_activation(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Give the transform of the head the activation of the layers."""
-    return {"head_activation": head_activation_name(Choice.from_config(fields["feed_forward"]))}
+    return {"head_transform_activation": head_activation_name(Choice.from_config(fields["feed_forward"]))}
 
 
 def read_labels(reader: ConfigReader) -> list[str]:
@@ -155,15 +157,13 @@ def read_labels(reader: ConfigReader) -> list[str]:
     if names is None:
         names = {str(i): f"LABEL_{i}" for i in range(min(reader.get_int("num_labels", 2), MAX_SIZE >> 8))}
     if not isinstance(names, dict) or not names or set(names) != {str(i) for i in range(len(names))}:
-        raise reader.value_error("id2label", 'an object of names with the keys "0", "1" and so on')
+        raise reader.value_error("id2label", 'an object with the keys "0", "1", ... and label names')
     labels = [names[str(i)] for i in range(len(names))]
     if not all(isinstance(name, str) for name in labels):
         raise reader.value_error("id2label", "names of classes")
     kind = "single_label_classification"
     if reader.values.get("problem_type") == "multi_label_classification":
-        raise reader.value_error(
-            "problem_type", f"{kind}: texts that have several classes at once are not built"
-        )
+        raise reader.value_error("problem_type", f"{kind}: multi-label classification is not supported")
     reader.get_choice("problem_type", kind, ["regression", kind] if len(labels) == 1 else [kind])
     return labels
 

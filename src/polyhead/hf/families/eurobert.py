@@ -32,9 +32,9 @@ def _read_heads(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     pooling = POOLINGS[reader.get_choice("classifier_pooling", "late", POOLINGS)]
     return {
         "kind": "encoder",
-        "map_bias": None if model == "SentenceEncoder" else True,
+        "head_transform_bias": None if model == "SentenceEncoder" else True,
         **read_heads(reader, model, classifier_pooling=pooling),
-        **({"head_bias": reader.get_bool("mlp_bias", False)} if model == "MaskedLM" else {}),
+        **({"lm_head_bias": reader.get_bool("mlp_bias", False)} if model == "MaskedLM" else {}),
     }
 
 
@@ -56,11 +56,12 @@ KEYS = (
     *llama_keys(),
     DIVISIBLE_HEADS,
     *BIASES,
-    constant(head_activation="none"),
+    constant(head_transform_activation="none"),
     ConfigField(_read_heads, _write_heads),
 )
 TABLE = (
-    *(row._replace(param_names=tuple(f"encoder.{name}" for name in row.param_names)) for row in LLAMA if row.param_names != (HEAD_WEIGHT,)),
+    *(row._replace(param_names=tuple(f"encoder.{name}" for name in row.param_names)) for row in LLAMA
+        if row.param_names != (HEAD_WEIGHT,)),
     *linear("lm_head", "head"),
     *linear("dense", "pooler.proj"),
     *linear("classifier", "classifier"),

@@ -32,12 +32,14 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     period = 1 if size is None or reader.has("layer_types") else reader.get_int("sliding_window_pattern", 4)
     kinds = parse_layer_types(reader, fields["n_layers"], lambda layer: (layer + 1) % period > 0)
     if size is None and SLIDING_ATTENTION in kinds:
-        raise reader.value_error("layer_types", f"{FULL_ATTENTION} for each layer, as sliding_window is null")
+        raise reader.value_error(
+            "layer_types", f"{FULL_ATTENTION} for each layer, since sliding_window is null"
+        )
     overrides: dict[str, ModelFields] = {
         FULL_ATTENTION: {} if size is None else {"position": "none"},
         SLIDING_ATTENTION: {"attention": fields["attention"] | {"window": size}},
     }
-    return {"pattern": build_pattern(kinds, overrides)}
+    return {"layer_pattern": build_pattern(kinds, overrides)}
 
 
 def _write_layer_types(config: ModelConfig) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
         {"attention": attention | {"window": size if kind == SLIDING_ATTENTION else None}}
         for kind in shortest_period(kinds)
     ]
-    return {"pattern": overrides} if len(overrides) > 1 else overrides[0]
+    return {"layer_pattern": overrides} if len(overrides) > 1 else overrides[0]
 
 
 # rows of Gemma 2 and 3

@@ -35,9 +35,7 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     The window of an encoder is the total width of both sides.
     """
     if reader.has("attn_logit_softcapping"):
-        raise reader.value_error(
-            "attn_logit_softcapping", "null; the reference does not bound scores, whatever is here"
-        )
+        raise reader.value_error("attn_logit_softcapping", "null; the reference implementation ignores it")
     period, is_encoder = (
         reader.get_int("sliding_window_pattern", 6),
         reader.get_bool("use_bidirectional_attention", False),
@@ -55,9 +53,9 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     if is_encoder:
         reader.require("architectures", [BASE_CLASS])
     return {
-        **({"kind": "encoder", "head": False} if is_encoder else {}),
+        **({"kind": "encoder", "lm_head": False} if is_encoder else {}),
         "position": positions[FULL_ATTENTION],
-        "pattern": build_pattern(kinds, overrides),
+        "layer_pattern": build_pattern(kinds, overrides),
     }
 
 

@@ -41,7 +41,7 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     overrides = shortest_period(
         [window if kind == LOCAL else {} for kind in _read_attention_types(reader, fields["n_layers"])]
     )
-    return {"pattern": overrides if any(overrides) else []}
+    return {"layer_pattern": overrides if any(overrides) else []}
 
 
 def _read_attention_types(reader: ConfigReader, n_layers: int) -> list[str]:

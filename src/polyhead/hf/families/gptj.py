@@ -39,7 +39,7 @@ from polyhead.hf.weight_map import linear, weight
 def _read_rotary_dim(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Read rotary_dim as a fraction that rounds back to the same number of features."""
     if reader.is_null("rotary_dim"):
-        raise reader.value_error("rotary_dim", "how many features of a head turn")
+        raise reader.value_error("rotary_dim", "the number of rotary features per head")
     width, head_dim = reader.get_int("rotary_dim", 64), fields["d_model"] // fields["n_heads"]
     fraction = width / max(1, head_dim)
     is_exact = int(head_dim * fraction) == width
@@ -63,7 +63,7 @@ KEYS = (
     map_int("n_head", "n_heads", 16),
     map_int("n_inner", "d_ff", optional=True),
     map_int("n_positions", "max_len", 2048),
-    constant(block=PARALLEL_BLOCK, attention={"bias": False}, head_bias=True),
+    constant(block=PARALLEL_BLOCK, attention={"bias": False}, lm_head_bias=True),
     constant(position={"name": "rope", "layout": "interleaved"}),
     ConfigField(_read_rotary_dim, _write_rotary_dim),
     map_activation("activation_function", "gelu_new"),

@@ -37,8 +37,8 @@ def _read_scales(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     return {
         "attention": {"scale": None if scale == usual else scale},
         "scale_embedding": embeddings == root or embeddings,
-        "scale_residual": read_positive(reader, "residual_multiplier"),
-        "scale_output": outputs == root or outputs,
+        "residual_scale": read_positive(reader, "residual_multiplier"),
+        "logits_scale": outputs == root or outputs,
     }
 
 
@@ -49,8 +49,8 @@ def _write_scales(config: ModelConfig) -> dict[str, Any]:
     return {
         "attention_multiplier": config.head_dim**-0.5 if scale is None else scale,
         "embedding_multiplier": resolve_factor(config.scale_embedding, root),
-        "residual_multiplier": config.scale_residual,
-        "logits_scaling": resolve_factor(config.scale_output, root),
+        "residual_multiplier": config.residual_scale,
+        "logits_scaling": resolve_factor(config.logits_scale, root),
     }
 
 

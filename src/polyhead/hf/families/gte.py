@@ -29,7 +29,7 @@ KEYS = (
     require("position_embedding_type", "rope"),
     map_heads("Gte", classifier_pooling=FIRST_POOLING),
     *BODY,
-    map_int("type_vocab_size", "segments", 1, minimum=0),
+    map_int("type_vocab_size", "n_segments", 1, minimum=0),
     map_rope(),
     map_activation("hidden_act", "gelu", HF_GATED_ACTIVATIONS),
     constant(feed_forward={"bias": "down"}),

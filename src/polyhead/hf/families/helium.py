@@ -12,7 +12,7 @@ def _check_head_dim(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Require that all heads together are as wide as the model."""
     if fields["head_dim"] * fields["n_heads"] != fields["d_model"]:
         raise reader.value_error(
-            "head_dim", "hidden_size / num_attention_heads, all that the reference computes"
+            "head_dim", "hidden_size / num_attention_heads, the only value of the reference implementation"
         )
     return {}
 

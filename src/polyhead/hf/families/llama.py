@@ -154,7 +154,9 @@ def read_rope_scaling(
     if scaling in ("yarn", "longrope"):
         gain = yarn_attention_factor(scaling, options["factor"], options["original_len"])
         if not math.isclose(section.get_float("attention_factor", gain), gain, rel_tol=1e-6):
-            raise section.value_error("attention_factor", f"{gain:.6g}, all that is built for this factor")
+            raise section.value_error(
+                "attention_factor", f"{gain:.6g}, the only supported value for this factor"
+            )
     if scaling == "llama3":
         section.require("low_freq_factor", 1)
         section.require("high_freq_factor", 4)
@@ -194,7 +196,8 @@ def _check_divisible_heads(reader: ConfigReader, fields: ModelFields) -> ModelFi
     """Require heads that divide d_model, as transformers does even with an explicit head_dim."""
     if fields["d_model"] % fields["n_heads"]:
         raise UserError(
-            f"{reader.location}: hidden_size ({fields['d_model']}) must be divisible by num_attention_heads ({fields['n_heads']})"
+            f"{reader.location}: hidden_size ({fields['d_model']}) must be divisible by num_attention_heads "
+            f"({fields['n_heads']})"
         )
     return {}
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tokenizers.processors import TemplateProcessing
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError, format_value
-from polyhead.hf.checkpoint_files import read_checkpoint_json
+from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.config_map import ConfigField, ModelFields, constant, defaults
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.families.bart import BUFFERS, TABLE, TIED, bart_keys
@@ -35,40 +34,41 @@ def _write_offset(config: ModelConfig) -> dict[str, Any]:
 KEYS = (
     defaults(attention_dropout=0.1, activation_function="relu", scale_embedding=True),
     *bart_keys(norm_first=True),
-    constant(position={"name": "sinusoidal", "layout": "halves", "endpoint": True}, head_bias=False),
+    constant(position={"name": "sinusoidal", "layout": "halves", "endpoint": True}, lm_head_bias=False),
     ConfigField(_read_offset, _write_offset),
 )
 # language codes in the order of their ids, by the name of the list
 LANGUAGES = {
     "m2m100": (
-        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy id "
-        "ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si "
-        "sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he "
+        "hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl "
+        "no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh "
+        "yi yo zh zu"
     ),
     "wmt21": "en ha is ja cs ru zh de",
 }
 
 
-def _load_tokenizer(directory: Path) -> TokenizerFactory:
+def _load_tokenizer(files: CheckpointFiles) -> TokenizerFactory:
     """Build the tokenizer: pieces, their ids in vocab.json, then one token per language.
 
     The source's language token, such as ``__de__``, begins a text.
     """
-    check_tokenizer_class(directory, "M2M100Tokenizer")
-    path, ids = directory / "tokenizer_config.json", read_vocab(directory)
-    config = read_checkpoint_json(directory, path.name) or {}
+    check_tokenizer_class(files, "M2M100Tokenizer")
+    path, ids = files.directory / "tokenizer_config.json", read_vocab(files)
+    config = files.read_json(path.name) or {}
     codes = config.get("language_codes", "m2m100")
     if not isinstance(codes, str) or codes not in LANGUAGES:
         raise UserError(
-            f"{path}: language_codes is {format_value(codes)}, wanted one of {', '.join(LANGUAGES)}"
+            f"{path}: language_codes is {format_value(codes)}, expected one of {', '.join(LANGUAGES)}"
         )
     languages = [f"__{code}__" for code in LANGUAGES[codes].split()]
     source = f"__{config.get('src_lang') or 'en'}__"
     if source not in languages:
         raise UserError(
-            f"{path}: src_lang is {format_value(config['src_lang'])}, wanted one of {LANGUAGES[codes]}"
+            f"{path}: src_lang is {format_value(config['src_lang'])}, expected one of {LANGUAGES[codes]}"
         )
-    pieces = read_spm_model(directory, "sentencepiece.bpe.model")
+    pieces = read_spm_model(files, "sentencepiece.bpe.model")
     tokenizer = build_tokenizer(pieces, ids, [token for token in ids if token in SPECIAL_TOKENS])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in languages])
     eos = SPECIAL_TOKENS_MAP["eos_token"]

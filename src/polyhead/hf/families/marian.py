@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
-from polyhead.hf.checkpoint_files import read_checkpoint_json
+from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.config_map import ConfigField, ModelFields, constant
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.families.bart import BODY, EMBEDDING, SHARED_EMBEDDING, TIED, bart_keys
@@ -40,22 +39,21 @@ KEYS = (
 )
 
 
-def _load_tokenizer(directory: Path) -> TokenizerFactory:
+def _load_tokenizer(files: CheckpointFiles) -> TokenizerFactory:
     """Build one tokenizer for sources and one for translations; vocab.json has the ids of both.
 
     Models with several target languages have a token for each, such as ``>>fra<<``, which begins a source.
     """
-    path = directory / "tokenizer_config.json"
-    if (read_checkpoint_json(directory, path.name) or {}).get("separate_vocabs"):
+    path = files.directory / "tokenizer_config.json"
+    if (files.read_json(path.name) or {}).get("separate_vocabs"):
         raise UserError(
-            f"{path}: separate_vocabs is true, wanted false: sources and translations have one vocabulary here, "
-            "and target_vocab.json is another"
+            f"{path}: separate_vocabs is true, expected false: only a shared vocabulary is supported, "
+            "without target_vocab.json"
         )
-    ids = read_vocab(directory)
+    ids = read_vocab(files)
     specials = [token for token in ids if token in SPECIAL_TOKENS or TARGET_LANGUAGE_TOKEN.fullmatch(token)]
     source, target = (
-        build_tokenizer(read_spm_model(directory, name), ids, specials)
-        for name in ("source.spm", "target.spm")
+        build_tokenizer(read_spm_model(files, name), ids, specials) for name in ("source.spm", "target.spm")
     )
     return lambda roles: Tokenizer(source, roles, target_tokenizer=Tokenizer(target, roles))
 

@@ -42,11 +42,14 @@ def _read_heads(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     model, bias = read_architecture(reader, "ModernBert"), fields["feed_forward"]["bias"]
     pool = {"cls": "first", "mean": "mean"}[reader.get_choice("classifier_pooling", "cls", ["cls", "mean"])]
     reader.get_choice("classifier_activation", "gelu", ["gelu"])
-    map_bias, head_bias = reader.get_bool("classifier_bias", False), reader.get_bool("decoder_bias", True)
+    head_transform_bias, lm_head_bias = (
+        reader.get_bool("classifier_bias", False),
+        reader.get_bool("decoder_bias", True),
+    )
     return {
-        "map_bias": None if map_bias == bias else map_bias,
+        "head_transform_bias": None if head_transform_bias == bias else head_transform_bias,
         **read_heads(reader, model, classifier_pooling={"name": pool, "activation": "gelu", "norm": True}),
-        **({"head_bias": head_bias} if model == "MaskedLM" else {}),
+        **({"lm_head_bias": lm_head_bias} if model == "MaskedLM" else {}),
     }
 
 
@@ -56,7 +59,7 @@ def _write_heads(config: ModelConfig) -> dict[str, Any]:
         "classifier_activation": "gelu",
         "classifier_bias": has_transform_bias(config),
         "classifier_pooling": "mean" if config.pooling and config.pooling.name == "mean" else "cls",
-        "decoder_bias": config.head_bias,
+        "decoder_bias": config.lm_head_bias,
     }
 
 
@@ -69,7 +72,7 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     window = {"attention": fields["attention"] | {"window": size}, "position": rope[SLIDING_ATTENTION]}
     return {
         "position": rope[FULL_ATTENTION],
-        "pattern": build_pattern(kinds, {FULL_ATTENTION: {}, SLIDING_ATTENTION: window}),
+        "layer_pattern": build_pattern(kinds, {FULL_ATTENTION: {}, SLIDING_ATTENTION: window}),
     }
 
 

@@ -42,7 +42,7 @@ def map_experts(count_key: str, *, normalize: bool = False) -> ConfigField:
             reader.get_int(count_key),
         )
         options = {"n_experts": n, "top_k": reader.get_int("num_experts_per_tok"), "normalize": normalize}
-        return {"feed_forward": {"name": "experts", "expert": activation, "balance": False, **options}}
+        return {"feed_forward": {"name": "moe", "expert": activation, "balance": False, **options}}
 
     def write(config: ModelConfig) -> dict[str, Any]:
         options = config.feed_forward.options

@@ -25,7 +25,7 @@ def _read_positions(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Read the position table, of which the rows up to that of padding are unused."""
     if fields["max_len"] < PAD + 2:
         raise reader.value_error(
-            "max_position_embeddings", f"more than {PAD + 1}, the rows before the first position"
+            "max_position_embeddings", f"more than {PAD + 1}, the number of rows before the first position"
         )
     return {"max_len": fields["max_len"] - PAD - 1}
 
@@ -36,7 +36,7 @@ KEYS = (
     require("relative_attention_num_buckets", BUCKETS, is_written=True),
     require("pad_token_id", PAD, is_written=True),
     constant(position={"name": "learned", "offset": PAD + 1}),
-    constant(pattern=[{"position": {"name": "t5", "buckets": BUCKETS}}]),
+    constant(layer_pattern=[{"position": {"name": "t5", "buckets": BUCKETS}}]),
     ConfigField(
         _read_positions,
         lambda config: {"max_position_embeddings": config.max_len + PAD + 1},

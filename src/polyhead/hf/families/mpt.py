@@ -26,7 +26,8 @@ _UNREAD_KEYS = """
     auto_map embedding_fraction emb_pdrop init_config init_device learned_pos_emb tokenizer_name verbose
 """.split()  # noqa: SIM905
 # options of the authors' code that transformers reads and does not implement
-_REQUIRED_VALUES = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "attn_uses_sequence_id": False,
+_REQUIRED_VALUES = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False,
+    "attn_uses_sequence_id": False,
         "alibi": True, "alibi_bias_max": 8}  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def _read_attention(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     for key, value in _REQUIRED_VALUES.items():
         section.require(key, value)
     if section.has("clip_qkv"):
-        raise section.value_error("clip_qkv", "null, all that is built")
+        raise section.value_error("clip_qkv", "null, the only supported value")
     options = {"dropout": section.get_float("attn_pdrop", 0.0)}
     if section.has("softmax_scale"):
         options["scale"] = section.get_float("softmax_scale")
@@ -57,7 +58,7 @@ def _check_unsupported(reader: ConfigReader, fields: ModelFields) -> ModelFields
     """Reject values that are not supported."""
     reader.get_choice("norm_type", "low_precision_layernorm", ["low_precision_layernorm", "layernorm"])
     if reader.has("logit_scale"):
-        raise reader.value_error("logit_scale", "null, all that is built")
+        raise reader.value_error("logit_scale", "null, the only supported value")
     return {}
 
 

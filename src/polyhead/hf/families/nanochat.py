@@ -17,7 +17,7 @@ from polyhead.hf.weight_map import halves_swapped, linear
 def _reject_yarn(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Reject yarn: transformers norms queries and keys after rope, which cancels its attention factor."""
     if fields["position"].get("scaling") == "yarn":
-        raise UserError(f"{reader.location}: rope_type is 'yarn', wanted one of default, linear, llama3")
+        raise UserError(f"{reader.location}: rope_type is 'yarn', expected one of default, linear, llama3")
     return {}
 
 

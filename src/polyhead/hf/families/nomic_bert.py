@@ -41,13 +41,14 @@ _OLDER_KEYS = {
 }
 # keys without effect on a published model
 _UNREAD_KEYS = """
-    auto_map dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln last_layer_subset max_trained_positions
-    pad_vocab_size_multiple summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    use_flash_attn use_xentropy
+    auto_map dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln last_layer_subset
+    max_trained_positions     pad_vocab_size_multiple summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj     use_flash_attn use_xentropy
 """.split()  # noqa: SIM905
 # options of the authors' code that published models do not use
 _FALSE_KEYS = (
-    "prenorm", "parallel_block", "parallel_block_tied_norm", "use_rms_norm", "causal", "qkv_proj_bias", "mlp_fc1_bias",
+    "prenorm", "parallel_block", "parallel_block_tied_norm", "use_rms_norm", "causal", "qkv_proj_bias",
+    "mlp_fc1_bias",
     "mlp_fc2_bias", "rotary_emb_interleaved", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx",
 )  # fmt: skip
 ACTIVATIONS = {name: gate for name, gate in HF_GATED_ACTIVATIONS.items() if name in HF_ACTIVATIONS}
@@ -70,7 +71,7 @@ def _read_max_len(reader: ConfigReader, fields: ModelFields) -> ModelFields:
 def _read_head_activation(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Give the transform of the head the activation of the gates."""
     return {
-        "head_activation": head_activation_name(
+        "head_transform_activation": head_activation_name(
             HF_ACTIVATIONS[reader.get_choice("hidden_act", "silu", ACTIVATIONS)]
         )
     }
@@ -92,7 +93,7 @@ KEYS = (
     HEAD_DIM,
     map_rope(),
     ConfigField(_read_head_activation),
-    constant(attention={"bias": False}, map_bias=True),
+    constant(attention={"bias": False}, head_transform_bias=True),
 )
 BLOCK = "nomic_bert.encoder.layers.{n}"
 TABLE = (
@@ -117,7 +118,10 @@ TABLE = (
     *linear("cls.predictions.transform.layer_norm", "transform_norm"),
     *lm_head_rules("cls.predictions"),
 )
-BUFFERS = r"nomic_bert\.(embeddings\.(position|token_type)_ids|pooler\.dense\..*|encoder\.layers\.\d+\.attn\.rotary_emb\.inv_freq)"
+BUFFERS = (
+    r"nomic_bert\.(embeddings\.(position|token_type)_ids|pooler\.dense\..*|encoder\.layers\.\d+\.attn"
+    r"\.rotary_emb\.inv_freq)"
+)
 TIED = tied_head_weights("cls.predictions", "nomic_bert")
 FAMILY.register("nomic_bert")(
     ModelFamily(

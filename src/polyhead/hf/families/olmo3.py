@@ -37,7 +37,7 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
         }
     return {
         "position": positions[FULL_ATTENTION],
-        "pattern": build_pattern(kinds, overrides),
+        "layer_pattern": build_pattern(kinds, overrides),
     }
 
 

@@ -20,7 +20,7 @@ KEYS = (
     ),
     ignore("rms_norm_eps"),
     ignore("embd_pdrop", field_paths="dropout"),
-    constant(block=PARALLEL_BLOCK, attention={"bias": True}, head_bias=True),
+    constant(block=PARALLEL_BLOCK, attention={"bias": True}, lm_head_bias=True),
     map_qk_norm("layernorm", "qk_layernorm"),
     map_float("resid_pdrop", "dropout", 0.0),
 )

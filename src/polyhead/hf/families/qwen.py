@@ -29,11 +29,11 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     has_windows = reader.get_bool("use_sliding_window", False)
     kinds = parse_layer_types(reader, fields["n_layers"], lambda layer: has_windows and layer >= first_layer)
     if SLIDING_ATTENTION in kinds and not has_windows:
-        raise reader.value_error("layer_types", "layers that see all, without use_sliding_window")
+        raise reader.value_error("layer_types", "layers with full attention, without use_sliding_window")
     if FULL_ATTENTION not in kinds:
         return {"attention": {"window": size}}
     overrides = {FULL_ATTENTION: {}, SLIDING_ATTENTION: {"attention": fields["attention"] | {"window": size}}}
-    return {"pattern": build_pattern(kinds, overrides)}
+    return {"layer_pattern": build_pattern(kinds, overrides)}
 
 
 def _write_layer_types(config: ModelConfig) -> dict[str, Any]:

@@ -7,10 +7,10 @@ al., 2019) with one of French.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from polyhead.config.model import ModelConfig
+from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.config_map import ConfigField, ModelFields, defaults
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.families.bert import bert_keys, bert_layer_rules
@@ -29,9 +29,7 @@ def _read_positions(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Read the position table, of which the rows up to that of padding are unused."""
     max_len, pad = fields["max_len"], reader.values.get("pad_token_id", 1)
     if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < max_len - 1:
-        raise reader.value_error(
-            "pad_token_id", "the id of the padding token, after which positions are counted"
-        )
+        raise reader.value_error("pad_token_id", "the id of the padding token, after which positions start")
     return {"max_len": max_len - pad - 1, "position": {"name": "learned", "offset": pad + 1}}
 
 
@@ -64,7 +62,7 @@ BUFFERS = r"roberta\.embeddings\.(position|token_type)_ids|roberta\.pooler\.dens
 
 
 def _roberta_family(
-    class_prefix: str, load_legacy_tokenizer: Callable[[Path], TokenizerFactory] | None
+    class_prefix: str, load_legacy_tokenizer: Callable[[CheckpointFiles], TokenizerFactory] | None
 ) -> ModelFamily:
     """Return the family whose classes have that prefix; the weight names are the same."""
     return ModelFamily(

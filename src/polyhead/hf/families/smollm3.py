@@ -28,14 +28,14 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     kinds = parse_layer_types(reader, n_layers, lambda layer: has_windows and not ropes[layer])
     if SLIDING_ATTENTION in kinds and not has_windows:
         raise reader.value_error(
-            "layer_types", "layers that see all, without use_sliding_window and a sliding_window"
+            "layer_types", "layers with full attention, without use_sliding_window and sliding_window"
         )
     pattern = [
         ({} if roped else {"position": "none"})
         | ({"attention": fields["attention"] | {"window": size}} if kind == SLIDING_ATTENTION else {})
         for roped, kind in shortest_period(list(zip(ropes, kinds, strict=True)))
     ]
-    return {"pattern": pattern if any(pattern) else []}
+    return {"layer_pattern": pattern if any(pattern) else []}
 
 
 def _read_rope_layers(reader: ConfigReader, n_layers: int) -> list[bool]:

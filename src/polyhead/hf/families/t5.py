@@ -62,14 +62,14 @@ def _read_lm_head(reader: ConfigReader, fields: ModelFields) -> ModelFields:
         "scale_decoder_outputs", is_tied and not reader.is_null("scale_decoder_outputs")
     )
     is_untied = not is_tied or (not is_scaled and reader.has_tensor("lm_head.weight", False))
-    return {"tie_embeddings": "inputs" if is_untied else "all", "scale_output": is_scaled}
+    return {"tie_embeddings": "inputs" if is_untied else "all", "logits_scale": is_scaled}
 
 
 def _write_lm_head(config: ModelConfig) -> dict[str, Any]:
     """Inverse of ``_read_lm_head``."""
     return {
         "tie_word_embeddings": config.tie_embeddings == "all",
-        "scale_decoder_outputs": config.scale_output,
+        "scale_decoder_outputs": config.logits_scale,
     }
 
 

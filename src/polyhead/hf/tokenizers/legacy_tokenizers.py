@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tokenizers
 from polyhead.core.errors import UserError, format_value
-from polyhead.hf.checkpoint_files import find_file, read_checkpoint_json
+from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.families.encoder_common import BERT_SPECIAL_TOKENS
 from polyhead.hf.family import TokenizerFactory
@@ -42,13 +42,13 @@ _WORDPIECE_CLASSES = (
 )
 
 
-def load_byte_level(directory: Path) -> TokenizerFactory:
+def load_byte_level(files: CheckpointFiles) -> TokenizerFactory:
     """Build the byte-level BPE of GPT-2 from vocab.json and merges.txt."""
-    tokenizer, config = _load_bpe(directory)
-    check_tokenizer_class(directory, *_BYTE_LEVEL_CLASSES)
+    tokenizer, config = _load_bpe(files)
+    check_tokenizer_class(files, *_BYTE_LEVEL_CLASSES)
     defaults = {role: _GPT2_END for role in _GPT2_END_ROLES if tokenizer.token_to_id(_GPT2_END) is not None}
-    roles = read_special_tokens(directory) or defaults
-    _add_tokens(tokenizer, directory, roles)
+    roles = read_special_tokens(files) or defaults
+    _add_tokens(tokenizer, files, roles)
     template = {
         role: roles.get(role, "") if config.get_bool(f"add_{role}", False) else "" for role in _GPT2_END_ROLES
     }
@@ -61,30 +61,30 @@ def load_byte_level(directory: Path) -> TokenizerFactory:
     return partial(Tokenizer, tokenizer)
 
 
-def load_roberta_bpe(directory: Path) -> TokenizerFactory:
+def load_roberta_bpe(files: CheckpointFiles) -> TokenizerFactory:
     """Build the byte-level BPE of RoBERTa and BART: <s> before a text and </s> after it, two of them between
     texts.
     """
-    tokenizer, config = _load_bpe(directory)
-    check_tokenizer_class(directory, *_ROBERTA_CLASSES)
-    roles = ROBERTA_SPECIAL_TOKENS | read_special_tokens(directory)
-    _add_tokens(tokenizer, directory, roles)
+    tokenizer, config = _load_bpe(files)
+    check_tokenizer_class(files, *_ROBERTA_CLASSES)
+    roles = ROBERTA_SPECIAL_TOKENS | read_special_tokens(files)
+    _add_tokens(tokenizer, files, roles)
     cls, sep = _token_ids(tokenizer, roles["cls_token"], roles["sep_token"])
     add_prefix_space = config.get_bool("add_prefix_space", False)
     tokenizer.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=add_prefix_space)
     return partial(Tokenizer, tokenizer)
 
 
-def load_wordpiece(directory: Path) -> TokenizerFactory:
+def load_wordpiece(files: CheckpointFiles) -> TokenizerFactory:
     """Build the WordPiece of BERT: vocab.txt has one token per line, and [CLS] and [SEP] enclose a text."""
-    check_tokenizer_class(directory, *_WORDPIECE_CLASSES)
-    config, lines = _read_config(directory), _read_lines(directory, "vocab.txt")
+    check_tokenizer_class(files, *_WORDPIECE_CLASSES)
+    config, lines = _read_config(files), _read_lines(files, "vocab.txt")
     if lines is None:
-        raise UserError(f"{directory} has neither tokenizer.json nor vocab.txt")
-    roles = BERT_SPECIAL_TOKENS | read_special_tokens(directory)
+        raise UserError(f"{files.directory} has neither tokenizer.json nor vocab.txt")
+    roles = BERT_SPECIAL_TOKENS | read_special_tokens(files)
     ids = {token: i for i, token in enumerate(lines)}
     if roles["unk_token"] not in ids:
-        raise UserError(f"{directory / 'vocab.txt'} has no token {roles['unk_token']}, a line of its own")
+        raise UserError(f"{files.directory / 'vocab.txt'} has no line with the token {roles['unk_token']}")
     tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=roles["unk_token"]))
     tokenizer.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=config.get_bool("tokenize_chinese_chars", True),
@@ -92,7 +92,7 @@ def load_wordpiece(directory: Path) -> TokenizerFactory:
         lowercase=config.get_bool("do_lower_case", True),
     )
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-    _add_tokens(tokenizer, directory, roles)
+    _add_tokens(tokenizer, files, roles)
     cls, sep = roles["cls_token"], roles["sep_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
@@ -103,7 +103,7 @@ def load_wordpiece(directory: Path) -> TokenizerFactory:
 
 
 def load_fairseq(
-    directory: Path, languages: Sequence[str] = (), prefix: str = "<s>", suffix: str = "</s>"
+    files: CheckpointFiles, languages: Sequence[str] = (), prefix: str = "<s>", suffix: str = "</s>"
 ) -> TokenizerFactory:
     """Build SentencePiece with fairseq's ids: four fairseq tokens, the pieces, the languages, and <mask> at
     the end.
@@ -111,9 +111,9 @@ def load_fairseq(
     ``prefix`` and ``suffix`` enclose a text; their tokens are separated by spaces.
     """
     check_tokenizer_class(
-        directory, *(("MBartTokenizer", "MBart50Tokenizer") if languages else ("XLMRobertaTokenizer",))
+        files, *(("MBartTokenizer", "MBart50Tokenizer") if languages else ("XLMRobertaTokenizer",))
     )
-    pieces = read_spm_model(directory, "sentencepiece.bpe.model")
+    pieces = read_spm_model(files, "sentencepiece.bpe.model")
     tokens = [*_FAIRSEQ_TOKENS, *pieces.scores, *languages, "<mask>"]
     tokenizer = build_tokenizer(
         pieces, {token: i for i, token in enumerate(tokens)}, [*_FAIRSEQ_TOKENS, *languages, "<mask>"]
@@ -126,21 +126,21 @@ def load_fairseq(
     return partial(Tokenizer, tokenizer)
 
 
-def _load_bpe(directory: Path) -> tuple[tokenizers.Tokenizer, ConfigReader]:
+def _load_bpe(files: CheckpointFiles) -> tuple[tokenizers.Tokenizer, ConfigReader]:
     """Return the BPE without special tokens, and tokenizer_config.json."""
-    config = _read_config(directory)
+    config = _read_config(files)
     ids, lines = (
-        read_checkpoint_json(directory, "vocab.json", MAX_SPM_BYTES),
-        _read_lines(directory, "merges.txt"),
+        files.read_json("vocab.json", MAX_SPM_BYTES),
+        _read_lines(files, "merges.txt"),
     )
     if ids is None or lines is None:
-        raise UserError(f"{directory} has no tokenizer.json, nor vocab.json and merges.txt in its place")
+        raise UserError(f"{files.directory} has neither tokenizer.json nor vocab.json and merges.txt")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     try:
         tokenizer = tokenizers.Tokenizer(models.BPE(ids, merges))  # type: ignore[arg-type]
     except Exception as error:  # tokenizers has no exception class of its own
         raise UserError(
-            f"{directory}: vocab.json and merges.txt do not fit each other: {' '.join(str(error).split())[:200]}"
+            f"{files.directory}: vocab.json and merges.txt do not match: {' '.join(str(error).split())[:200]}"
         ) from None
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=config.get_bool("add_prefix_space", False)
@@ -149,9 +149,9 @@ def _load_bpe(directory: Path) -> tuple[tokenizers.Tokenizer, ConfigReader]:
     return tokenizer, config
 
 
-def _add_tokens(tokenizer: tokenizers.Tokenizer, directory: Path, roles: Mapping[str, str]) -> None:
+def _add_tokens(tokenizer: tokenizers.Tokenizer, files: CheckpointFiles, roles: Mapping[str, str]) -> None:
     """Add the tokens outside the vocabulary at their ids, and those with a role as special tokens."""
-    path, added_tokens = _read_added_tokens(directory, roles)
+    path, added_tokens = _read_added_tokens(files, roles)
     # a mask token takes the space before it in vocabularies whose words begin with one
     mask_token = roles.get("mask_token") if isinstance(tokenizer.model, models.BPE) else None
     role_tokens = {
@@ -169,31 +169,33 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, directory: Path, roles: Mapping
     ]:
         number, text = mismatches[0]
         raise UserError(
-            f"{path} numbers {text!r} {number!r}, where it is token {tokenizer.token_to_id(text)} behind those of the "
-            "vocabulary"
+            f"{path} gives {text!r} the id {number!r}, but in the vocabulary it is "
+            f"{tokenizer.token_to_id(text)}"
         )
 
 
-def _read_added_tokens(directory: Path, roles: Mapping[str, str]) -> tuple[Path, dict[int, AddedToken]]:
+def _read_added_tokens(
+    files: CheckpointFiles, roles: Mapping[str, str]
+) -> tuple[Path, dict[int, AddedToken]]:
     """Return the added tokens by id with the path of their file: tokenizer_config.json, else
     added_tokens.json.
 
     The latter has fewer attributes. Tokens that are not special match the normalized text.
     """
-    config = read_checkpoint_json(directory, "tokenizer_config.json") or {}
+    config = files.read_json("tokenizer_config.json") or {}
     if "added_tokens_decoder" in config:
-        path, entries = directory / "tokenizer_config.json", config["added_tokens_decoder"]
+        path, entries = files.directory / "tokenizer_config.json", config["added_tokens_decoder"]
         try:
             return path, {int(i): AddedToken(**token) for i, token in entries.items()}
         except (AttributeError, TypeError, ValueError):
-            raise UserError(f"{path}: added_tokens_decoder must give each token by its id") from None
+            raise UserError(f"{path}: added_tokens_decoder must map ids to tokens") from None
     path, ids = (
-        directory / "added_tokens.json",
-        read_checkpoint_json(directory, "added_tokens.json", MAX_SPM_BYTES) or {},
+        files.directory / "added_tokens.json",
+        files.read_json("added_tokens.json", MAX_SPM_BYTES) or {},
     )
     if any(type(i) is not int for i in ids.values()):
-        raise UserError(f"{path} must give the id of each token")
-    configs = (read_checkpoint_json(directory, "special_tokens_map.json") or {}, config)
+        raise UserError(f"{path} must map tokens to ids")
+    configs = (files.read_json("special_tokens_map.json") or {}, config)
     additional_tokens = {
         token
         for config_values in configs
@@ -213,52 +215,49 @@ def _token_ids(tokenizer: tokenizers.Tokenizer, *tokens: str) -> list[tuple[str,
     return [(token, i) for token, i in ids.items() if i is not None]
 
 
-def read_tokenizer_class(directory: Path) -> str | None:
+def read_tokenizer_class(files: CheckpointFiles) -> str | None:
     """Return the tokenizer class of transformers in the files, by its current name, or None."""
     for name in ("tokenizer_config.json", "config.json"):
-        if (value := (read_checkpoint_json(directory, name) or {}).get("tokenizer_class")) is not None:
+        if (value := (files.read_json(name) or {}).get("tokenizer_class")) is not None:
             return str(value).removesuffix("Fast")
     return None
 
 
-def check_tokenizer_class(directory: Path, *supported: str) -> None:
+def check_tokenizer_class(files: CheckpointFiles, *supported: str) -> None:
     """Reject files that name another tokenizer class: some BERTs segment Japanese with a dictionary, for
     example.
     """
-    name = read_tokenizer_class(directory)
+    name = read_tokenizer_class(files)
     if name not in (None, *supported):
         raise UserError(
-            f"{directory}: tokenizer_class is {format_value(name)}, and without a tokenizer.json one of "
-            f"{', '.join(supported)} is made"
+            f"{files.directory}: tokenizer_class is {format_value(name)}; without a tokenizer.json "
+            f"supported: {', '.join(supported)}"
         )
 
 
-def _read_config(directory: Path) -> ConfigReader:
-    path = directory / "tokenizer_config.json"
-    return ConfigReader(read_checkpoint_json(directory, path.name) or {}, path)
+def _read_config(files: CheckpointFiles) -> ConfigReader:
+    path = files.directory / "tokenizer_config.json"
+    return ConfigReader(files.read_json(path.name) or {}, path)
 
 
-def read_special_tokens(directory: Path) -> dict[str, str]:
+def read_special_tokens(files: CheckpointFiles) -> dict[str, str]:
     """Return role -> token from the files next to a vocabulary.
 
     If they disagree, transformers is followed: tokenizer_config.json counts if it lists the added tokens, as
     newer releases do, and special_tokens_map.json otherwise.
     """
     config, older = (
-        read_checkpoint_json(directory, name) or {}
-        for name in ("tokenizer_config.json", "special_tokens_map.json")
+        files.read_json(name) or {} for name in ("tokenizer_config.json", "special_tokens_map.json")
     )
     return parse_roles(older | config if "added_tokens_decoder" in config else config | older)
 
 
-def _read_lines(directory: Path, name: str) -> list[str] | None:
+def _read_lines(files: CheckpointFiles, name: str) -> list[str] | None:
     """Return the lines of a file, or None if it is missing. A UserError if it is too large or not text."""
-    path = find_file(directory, name)
+    path = files.find(name, MAX_SPM_BYTES)
     if path is None:
         return None
-    if (size := path.stat().st_size) > MAX_SPM_BYTES:
-        raise UserError(f"{directory / name} has {size:,} bytes; at most {MAX_SPM_BYTES:,} are read")
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{directory / name} is not UTF-8 text (byte {error.start})") from None
+        raise UserError(f"{files.directory / name} is not UTF-8 text (byte {error.start})") from None

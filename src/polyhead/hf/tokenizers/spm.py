@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
 from polyhead.core.errors import UserError, prefix_errors
-from polyhead.hf.checkpoint_files import find_file, read_checkpoint_json
+from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.tokenizers.special_tokens import UNK_TOKEN
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
@@ -36,30 +35,28 @@ class SentencePieceModel(NamedTuple):
     remove_extra_whitespaces: bool  # whether spaces around a text, and all but one between words, are removed
 
 
-def read_spm_model(directory: Path, name: str) -> SentencePieceModel:
+def read_spm_model(files: CheckpointFiles, name: str) -> SentencePieceModel:
     """Load a model file. A UserError if tokenizers cannot reproduce it."""
-    path = find_file(directory, name)
+    path = files.find(name, MAX_SPM_BYTES)
     if path is None:
-        raise UserError(f"{directory} has no {name}")
-    if (size := path.stat().st_size) > MAX_SPM_BYTES:
-        raise UserError(f"{directory / name} has {size:,} bytes; at most {MAX_SPM_BYTES:,} are read")
-    with prefix_errors(str(directory / name)):
+        raise UserError(f"{files.directory} has no {name}")
+    with prefix_errors(str(files.directory / name)):
         try:
             return _parse_model(path.read_bytes())
         except UserError:
             raise
         except Exception:  # tokenizers has no exception class of its own
-            raise UserError("it is damaged, or no SentencePiece model") from None
+            raise UserError("it is damaged or not a SentencePiece model") from None
 
 
-def read_vocab(directory: Path) -> dict[str, int]:
+def read_vocab(files: CheckpointFiles) -> dict[str, int]:
     """Return token -> id from vocab.json."""
-    ids = read_checkpoint_json(directory, "vocab.json", MAX_SPM_BYTES)
+    ids = files.read_json("vocab.json", MAX_SPM_BYTES)
     if ids is None:
-        raise UserError(f"{directory} has neither tokenizer.json nor vocab.json")
+        raise UserError(f"{files.directory} has neither tokenizer.json nor vocab.json")
     numbers = {i for i in ids.values() if type(i) is int}
     if UNK_TOKEN not in ids or numbers != {*range(len(ids))}:
-        raise UserError(f"{directory / 'vocab.json'} must number tokens from 0 on, {UNK_TOKEN} among them")
+        raise UserError(f"{files.directory / 'vocab.json'} must have token ids from 0, including {UNK_TOKEN}")
     return ids
 
 
@@ -141,18 +138,16 @@ def _parse_model(data: bytes) -> SentencePieceModel:
             normalizer_spec = dict(_parse_fields(value))
     kind = trainer_spec.get(3, UNIGRAM)
     if kind not in (UNIGRAM, BPE):
-        raise UserError(f"a model of kind {_MODEL_TYPES.get(kind, kind)}; wanted unigram or bpe")
+        raise UserError(f"a model of kind {_MODEL_TYPES.get(kind, kind)}; expected unigram or bpe")
     for number, what in ((35, "byte_fallback"), (24, "treat_whitespace_as_suffix")):
         if trainer_spec.get(number):
-            raise UserError(f"a model with {what}; wanted one without")
+            raise UserError(f"a model with {what}; expected one without")
     if not scores:
         raise LookupError("no pieces")
     max_score = max(scores.values())
     for piece in user_defined:
         if kind == BPE:
-            raise UserError(
-                f"a bpe model with pieces defined by its user, such as {piece!r}; wanted one without"
-            )
+            raise UserError(f"a bpe model with user-defined pieces, such as {piece!r}; expected none")
         scores[piece] = (
             len(piece.encode()) * max_score - 0.1
         )  # as in SentencePiece: above any other segmentation
@@ -167,7 +162,7 @@ def _parse_model(data: bytes) -> SentencePieceModel:
         # SentencePiece matches user-defined pieces before normalization
         if (normalized := normalizers.Sequence(normalizer_steps).normalize_str(piece)) != piece:
             raise UserError(
-                f"a piece defined by its user, {piece!r}, that its rules write as {normalized!r}; wanted none of that kind"
+                f"a user-defined piece, {piece!r}, that its rules normalize to {normalized!r}; expected none"
             )
     flags = (
         bool(of.get(number, 1))

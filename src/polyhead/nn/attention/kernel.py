@@ -9,7 +9,7 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, SIMILARITY
 from polyhead.nn.attention.projections import Tie, build_projections, project_keys_values, reject_score_bias
-from polyhead.nn.cache import LayerCache, update_cache_and_hooks
+from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import (
     KV,
     WeightsHook,
@@ -54,7 +54,7 @@ class KernelAttention(nn.Module):
         super().__init__()
         reject_score_bias("kernel", position)
         if eps <= 0:
-            raise UserError(f"eps keeps a sum of similarities from 0, so it is above 0, not {eps}")
+            raise UserError(f"eps must be above 0, to keep a sum of similarities from 0, not {eps}")
         self.head_dim, self.v_head_dim = shape.head_dim, shape.v_head_dim
         self.causal, self.eps = shape.causal, eps
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias)
@@ -63,20 +63,31 @@ class KernelAttention(nn.Module):
 
     state = None  # the cache holds keys and values
 
-    def project_kv(self, x: Tensor, pos: Tensor | None) -> KV:
+    def project_kv(self, x: Tensor, pos: Tensor | None, position: Position | None = None) -> KV:
         """(B, S, C), (B, S) -> keys and values. Called once by cross-attention, on the encoder's output."""
         k, v = project_keys_values(x, self.k_proj, self.v_proj)
-        k = self.position.rotate(split_heads(k, self.head_dim), pos)
+        k = (self.position if position is None else position).rotate(split_heads(k, self.head_dim), pos)
         return KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
 
     def forward(
-        self, x: Tensor, pos: Tensor | None = None, cache: LayerCache | None = None, memory: KV | None = None
+        self,
+        x: Tensor,
+        pos: Tensor | None = None,
+        cache: LayerCache | None = None,
+        memory: KV | None = None,
+        position: Position | None = None,
     ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C): over ``memory`` if given, else over x and the cache."""
-        q = self.position.rotate(split_heads(self.q_proj(x), self.head_dim), pos)
-        kv = self.project_kv(x, pos) if memory is None else memory
-        own_tokens_only = memory is None and cache is None
-        kv, hooks = update_cache_and_hooks(kv, cache, self.weights_hooks)
+        """(B, T, C), (B, T) -> (B, T, C): over ``memory`` if given, else over x and the cache.
+
+        ``position`` is the scheme prepared for this forward pass.
+        """
+        position = self.position if position is None else position
+        q = position.rotate(split_heads(self.q_proj(x), self.head_dim), pos)
+        kv = self.project_kv(x, pos, position) if memory is None else memory
+        hooks, own_tokens_only = [*self.weights_hooks], memory is None and cache is None
+        if cache is not None:
+            kv = cache.update(kv)
+            hooks += [] if cache.weights_hook is None else [cache.weights_hook]
         n, group = q.size(0) // kv.k.size(0), q.size(1) // kv.k.size(1)
         with no_autocast(x):
             similar = self.sim(fold_groups(at_least_fp32(q), n, group), at_least_fp32(kv.k)).unflatten(

@@ -85,9 +85,9 @@ class LinearAttention(nn.Module):
         super().__init__()
         reject_score_bias("linear", position)
         if chunk < 1:
-            raise UserError(f"chunk of attention 'linear' is {chunk}, wanted at least 1 token")
+            raise UserError(f"chunk of attention 'linear' is {chunk}, expected at least 1 token")
         if eps <= 0:
-            raise UserError(f"eps keeps a denominator from 0, so it is above 0, not {eps}")
+            raise UserError(f"eps must be above 0, to keep a denominator from 0, not {eps}")
         self.head_dim, self.v_head_dim, self.n_kv_heads = shape.head_dim, shape.v_head_dim, shape.n_kv_heads
         self.causal, self.chunk, self.eps = shape.causal, chunk, eps
         self.phi, self.position = FEATURE_MAP.get(feature_map), position
@@ -95,8 +95,9 @@ class LinearAttention(nn.Module):
         self.is_rotary = position.kind == "heads"
         if self.is_rotary and self.n_features != self.head_dim:
             raise UserError(
-                f"feature_map {feature_map!r} makes {self.n_features} features of a head's {self.head_dim}, and a "
-                "position that turns heads (rope) turns only those: take feature_map elu, or position sinusoidal"
+                f"feature_map {feature_map!r} maps the {self.head_dim} features of a head to "
+                f"{self.n_features}, and a rotary position (rope) requires equally many: use feature_map "
+                "elu, or position sinusoidal"
             )
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias)
         self.weights_hooks: list[WeightsHook] = []
@@ -111,7 +112,7 @@ class LinearAttention(nn.Module):
         """(B, S, C), (B, S) -> the source's sums. Called once by cross-attention, on the encoder's output."""
         k, v = project_keys_values(x, self.k_proj, self.v_proj)
         with no_autocast(x):
-            keys = self._map_keys(k, pos)
+            keys = self._map_keys(k, pos, self.position)
             return LinearAttentionState(
                 sum_key_values(keys, self._extend_values(v)), keys[0] if self.weights_hooks else None
             )
@@ -122,23 +123,25 @@ class LinearAttention(nn.Module):
         pos: Tensor | None = None,
         cache: LayerCache | None = None,
         memory: LinearAttentionState | None = None,
+        position: Position | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C): over ``memory`` if given, else over x and the cache.
 
-        Hooks are called with the equivalent weights if the keys are available, not for a past that is summed
-        into a state.
+        ``position`` is the scheme prepared for this forward pass. Hooks are called with the equivalent
+        weights if the keys are available, not for a past that is summed into a state.
         """
         if memory is None and cache is None and pos is not None and has_several_documents(pos):
             return apply_per_document(self, x, pos)
+        position = self.position if position is None else position
         q = self.q_proj(x)
         k, v = project_keys_values(x, self.k_proj, self.v_proj) if memory is None else (None, None)
         with no_autocast(x):
-            queries = self._map_features(q, pos)
+            queries = self._map_features(q, pos, position)
             if memory is not None:
                 out, hook_keys = attend_sums(queries, memory.sums), memory.keys
             else:
                 assert k is not None and v is not None
-                keys, hook_keys = self._map_keys(k, pos), None
+                keys = self._map_keys(k, pos, position)
                 out = self._attend(queries, keys, self._extend_values(v), cache)
                 hook_keys = keys[0] if cache is None else None
             numerator, denominator = out[..., :-1], out[..., -1:] + self.eps
@@ -164,17 +167,17 @@ class LinearAttention(nn.Module):
             cache.state = sums
         return out
 
-    def _map_features(self, x: Tensor, pos: Tensor | None) -> Ratio:
+    def _map_features(self, x: Tensor, pos: Tensor | None, position: Position) -> Ratio:
         """(B, T, H * D) -> phi (B, H, T, P), rotated for the numerator and unrotated for the denominator."""
         features: Tensor = self.phi(at_least_fp32(split_heads(x, self.head_dim)))
         if not self.is_rotary:
             return (features,)
         # scale both, or a scheme's attention factor would scale the output
-        return self.position.rotate(features, pos), self.position.scale_only(features)
+        return position.rotate(features, pos), position.scale_only(features)
 
-    def _map_keys(self, k: Tensor, pos: Tensor | None) -> Ratio:
+    def _map_keys(self, k: Tensor, pos: Tensor | None, position: Position) -> Ratio:
         """Features of the keys; 0 at padding, so that it gets no weight."""
-        keys = self._map_features(k, pos)
+        keys = self._map_features(k, pos, position)
         return keys if pos is None else tuple(x.masked_fill((pos < 0)[:, None, :, None], 0) for x in keys)
 
     def _extend_values(self, v: Tensor) -> Ratio:
@@ -243,6 +246,7 @@ def count_features(phi: object, name: str, head_dim: int) -> int:
             else f"a {type(features).__name__}"
         )
         raise UserError(
-            f"feature_map {name!r} makes {description} of a tensor (1, 2, 3, {head_dim}), wanted (1, 2, 3, any)"
+            f"feature_map {name!r} maps a tensor (1, 2, 3, {head_dim}) to {description}, expected (1, 2, 3, "
+            "any)"
         )
     return features.size(-1)

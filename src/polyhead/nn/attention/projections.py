@@ -60,7 +60,7 @@ def build_qk_norms(
 ) -> tuple[nn.Module, nn.Module]:
     """Build the norms of the query heads and of the key heads."""
     if not qk_norm and eps != QK_EPS:
-        raise UserError(f"qk_eps is {eps}, and nothing norms queries and keys: give qk_norm too")
+        raise UserError(f"qk_eps is {eps}, but queries and keys are not normalized: set qk_norm")
     if not qk_norm:
         return nn.Identity(), nn.Identity()
     q, k = (_build_norm(qk_norm, heads, shape.head_dim, eps) for heads in (shape.n_heads, shape.n_kv_heads))
@@ -86,9 +86,9 @@ def build_projections(
     q_width, k_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     v_width = shape.n_kv_heads * shape.v_head_dim
     if tie in ("qk", "qkv") and q_width != k_width:
-        raise UserError(f"tie={tie} wants as many key heads as query heads: n_kv_heads={shape.n_heads}")
+        raise UserError(f"tie={tie} requires as many key heads as query heads: n_kv_heads={shape.n_heads}")
     if tie in ("kv", "qkv") and k_width != v_width:
-        raise UserError(f"tie={tie} wants values as wide as keys: v_head_dim={shape.head_dim}")
+        raise UserError(f"tie={tie} requires values as wide as keys: v_head_dim={shape.head_dim}")
     inner, outer = bias in (True, "qkv"), bias in (True, "o")
     q = nn.Linear(shape.d_model, q_width, bias=inner)
     k = q if tie in ("qk", "qkv") else nn.Linear(shape.d_model, k_width, bias=inner)
@@ -106,6 +106,7 @@ def reject_score_bias(attention: str, position: Position) -> None:
     """Raise a UserError for a position scheme with a score bias in an attention without scores."""
     if position.kind == "scores":
         raise UserError(
-            f"attention {attention!r} makes no scores that a bias of the position (alibi, t5, shaw, disentangled) could be "
-            "added to: take position rope, sinusoidal, learned or none, or attention softmax"
+            f"attention {attention!r} has no scores to which a position bias (alibi, t5, shaw, "
+            "disentangled) could be added: use position rope, sinusoidal, learned or none, or attention "
+            "softmax"
         )

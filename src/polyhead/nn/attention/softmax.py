@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -17,9 +17,8 @@ from polyhead.nn.attention.projections import (
     Tie,
     build_projections,
     build_qk_norms,
-    project_keys_values,
 )
-from polyhead.nn.cache import LayerCache, update_cache_and_hooks
+from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import KV, WeightsHook, Window, attend, attention_mask, merge_heads, split_heads
 from polyhead.nn.position.base import Position
 
@@ -70,15 +69,15 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         if window is not None and window < 1:
-            raise UserError(f"window is {window}; it counts the query itself, so 1 is the least")
+            raise UserError(f"window is {window}; it includes the query itself: the minimum is 1")
         if sink < 0 or (sink and window is None):
             raise UserError(
-                f"sink is {sink}; it counts tokens seen from beyond a window, so give a window too"
+                f"sink is {sink}; it is the number of tokens seen beyond a window, so it requires a window"
             )
         if softcap is not None and softcap <= 0:
-            raise UserError(f"softcap bounds the scores, so it is above 0, not {softcap}")
+            raise UserError(f"softcap must be above 0, not {softcap}")
         if not 0 <= dropout < 1:
-            raise UserError(f"dropout of attention is a probability from 0 to below 1, not {dropout}")
+            raise UserError(f"dropout of attention must be a probability from 0 to below 1, not {dropout}")
         self.head_dim, self.v_head_dim, self.causal = shape.head_dim, shape.v_head_dim, shape.causal
         if scale is None and position.n_products > 1:
             scale = (position.n_products * self.head_dim) ** -0.5
@@ -91,56 +90,56 @@ class Attention(nn.Module):
 
     state = None  # the cache holds keys and values
 
-    def project_kv(self, x: Tensor, pos: Tensor | None) -> KV:
+    def forward(
+        self,
+        x: Tensor,
+        pos: Tensor | None = None,
+        cache: LayerCache | None = None,
+        memory: KV | None = None,
+        position: Position | None = None,
+    ) -> Tensor:
+        """(B, T, C), (B, T) -> (B, T, C): over ``memory`` if given, else over x and the cache.
+
+        ``position`` is the scheme prepared for this forward pass.
+        """
+        position = self.position if position is None else position
+        q = position.rotate(self.q_norm(split_heads(self.q_proj(x), self.head_dim)), pos)
+        kv = self.project_kv(x, pos, position) if memory is None else memory
+        hooks, value_bias, bias = [*self.weights_hooks], None, None
+        if cache is not None:
+            kv = cache.update(kv)
+            hooks += [] if cache.weights_hook is None else [cache.weights_hook]
+        own_tokens_only, window = memory is None and cache is None, self.window if memory is None else None
+        mask = attention_mask(pos, kv, x.size(1), self.causal, window, own_tokens_only=own_tokens_only)
+        if position.kind == "scores":
+            bias = position.scores(q, kv, pos, self.scale, self.project_qk)
+        if position.adds_values:
+            value_bias = partial(position.values, kv=kv, pos=pos)
+        # softmax(q kᵀ scale + bias) v over the slots that the mask allows
+        out = attend(
+            q,
+            kv,
+            mask,
+            bias,
+            causal=self.causal,
+            scale=self.scale,
+            softcap=self.softcap,
+            dropout=self.dropout if self.training else 0.0,
+            value_bias=value_bias,
+            hooks=hooks,
+        )
+        projected: Tensor = self.o_proj(merge_heads(out))
+        return projected
+
+    def project_kv(self, x: Tensor, pos: Tensor | None, position: Position | None = None) -> KV:
         """(B, S, C), (B, S) -> keys and values. Called once by cross-attention, on the encoder's output."""
-        return self.prepare_kv(*project_keys_values(x, self.k_proj, self.v_proj), pos)
-
-    def project_qkv(self, x: Tensor, pos: Tensor | None, memory: KV | None) -> tuple[Tensor, KV]:
-        """Queries (B, H, T, D) of x, and the keys and values of ``memory``, or of x if there is none."""
-        return self.prepare_queries(self.q_proj(x), pos), self.project_kv(
-            x, pos
-        ) if memory is None else memory
-
-    def prepare_queries(self, q: Tensor, pos: Tensor | None) -> Tensor:
-        """(B, T, H * D), (B, T) -> (B, H, T, D)."""
-        return self.position.rotate(self.q_norm(split_heads(q, self.head_dim)), pos)
-
-    def prepare_kv(self, k: Tensor, v: Tensor, pos: Tensor | None) -> KV:
-        """(B, S, K * D), (B, S, K * Dv), (B, S) -> keys and values."""
-        k = self.position.rotate(self.k_norm(split_heads(k, self.head_dim)), pos)
+        position = self.position if position is None else position
+        k = self.k_proj(x)
+        v = k if self.v_proj is self.k_proj else self.v_proj(x)
+        k = position.rotate(self.k_norm(split_heads(k, self.head_dim)), pos)
         return KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
 
     def project_qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys of vectors of a position scheme, not of tokens: (R, C) -> (H, R, D), (K, R, D)."""
         q, k = (split_heads(proj(x[None]), self.head_dim) for proj in (self.q_proj, self.k_proj))
         return self.q_norm(q)[0], self.k_norm(k)[0]
-
-    def forward(
-        self, x: Tensor, pos: Tensor | None = None, cache: LayerCache | None = None, memory: KV | None = None
-    ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C): over ``memory`` if given, else over x and the cache."""
-        q, kv = self.project_qkv(x, pos, memory)
-        own_tokens_only = memory is None and cache is None
-        kv, hooks = update_cache_and_hooks(kv, cache, self.weights_hooks)
-        window = self.window if memory is None else None
-        mask = attention_mask(pos, kv, x.size(1), self.causal, window, own_tokens_only=own_tokens_only)
-        projected: Tensor = self.o_proj(self.attend_heads(q, kv, mask, pos, hooks))
-        return projected
-
-    def attend_heads(
-        self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, hooks: Sequence[WeightsHook]
-    ) -> Tensor:
-        """Attention output of queries (B, H, T, D) at pos (B, T) over the visible slots: (B, T, H * Dv)."""
-        out = attend(
-            q,
-            kv,
-            mask,
-            self.position.scores(q, kv, pos, self.scale, self.project_qk),
-            causal=self.causal,
-            scale=self.scale,
-            softcap=self.softcap,
-            dropout=self.dropout if self.training else 0.0,
-            value_bias=(lambda x: self.position.values(x, kv, pos)) if self.position.adds_values else None,
-            hooks=hooks,
-        )
-        return merge_heads(out)

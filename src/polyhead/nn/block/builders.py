@@ -17,7 +17,7 @@ def build_residual(config: ModelSpec) -> Residual:
     sandwich_norm = NORM.build(config.norm, config.d_model) if config.sandwich_norm else None
     norm = Choice("none") if config.sandwich_norm == "after" else config.norm
     norm_module = NORM.build(norm, config.d_model)
-    return Residual(norm_module, config.norm_first, config.dropout, sandwich_norm, config.scale_residual)
+    return Residual(norm_module, config.norm_first, config.dropout, sandwich_norm, config.residual_scale)
 
 
 def build_cross_attention(config: ModelSpec, shape: AttentionShape) -> Any:
@@ -30,6 +30,6 @@ def reject_self_attention(config: ModelSpec, name: str, cross: bool) -> None:
     """Raise a UserError if decoder_attention is set for a block without self-attention."""
     if cross and config.decoder_attention is not None:
         raise UserError(
-            f"decoder_attention is self-attention, and a decoder of block {name!r} has none; "
-            "cross_attention is how it looks at the source"
+            f"decoder_attention is self-attention, which a decoder of block {name!r} does not have; for "
+            "attention to the source set cross_attention"
         )

@@ -16,7 +16,7 @@ from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, has_seve
 from polyhead.nn.position.base import Position
 
 
-@BLOCK.register("conv")
+@BLOCK.register("gated_conv")
 class GatedConvBlock(nn.Module):
     """A gated convolution over neighbouring tokens; in a decoder, followed by attention to the source.
 
@@ -29,7 +29,7 @@ class GatedConvBlock(nn.Module):
               encoder: m = n = (kernel - 1) / 2;  decoder: m = kernel - 1, n = 0
     Paper: Gehring et al., 2017, sec. 3.2-3.3; the gate: Dauphin et al., 2017
     When: as a baseline; most information is in nearby tokens
-    Recipe: model: {block: {name: conv, kernel: 5}, position: learned}
+    Recipe: model: {block: {name: gated_conv, kernel: 5}, position: learned}
     Options:
       kernel: tokens that a layer sees, the token itself included; odd in an encoder
     """
@@ -38,15 +38,15 @@ class GatedConvBlock(nn.Module):
         self, config: ModelSpec, shape: AttentionShape, position: Position, cross: bool, *, kernel: int = 3
     ) -> None:
         super().__init__()
-        reject_self_attention(config, "conv", cross)
+        reject_self_attention(config, "gated_conv", cross)
         if kernel < 2:
             raise UserError(
-                f"kernel of block 'conv' is {kernel}; it counts the token itself, so 2 is the least"
+                f"kernel of block 'gated_conv' is {kernel}; it includes the token itself: the minimum is 2"
             )
         if kernel % 2 == 0 and not shape.causal:
             raise UserError(
-                f"kernel of block 'conv' is {kernel}; an encoder sees as much on either side, so it is odd: "
-                f"{kernel - 1 if kernel > 2 else 3} or {kernel + 1}"
+                f"kernel of block 'gated_conv' is {kernel}; in an encoder it is symmetric, so it must be "
+                f"odd: {kernel - 1 if kernel > 2 else 3} or {kernel + 1}"
             )
         self.kernel, self.width = kernel, config.d_model
         self.left_context = kernel - 1 if shape.causal else kernel // 2  # tokens seen to the left
@@ -66,7 +66,7 @@ class GatedConvBlock(nn.Module):
 
     def project_kv(self, x: Tensor, pos: Tensor | None) -> EncoderMemory:
         """The encoder's output (B, S, C) as this layer reads it at every step."""
-        assert self.cross is not None, "only a decoder remembers"
+        assert self.cross is not None, "only a decoder has a cache"
         memory: EncoderMemory = self.cross.project_kv(x, pos)
         return memory
 
@@ -76,13 +76,12 @@ class GatedConvBlock(nn.Module):
         pos: Tensor | None = None,
         cache: LayerCache | None = None,
         memory: EncoderMemory | None = None,
+        position: Position | None = None,
     ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C)."""
-        x = self.conv_residual(x, lambda h: self.convolve(h, pos, cache), pos)
+        """(B, T, C), (B, T) -> (B, T, C); a convolution needs no ``position``."""
+        x = self.conv_residual(x, self.convolve, pos, cache)
         if memory is not None:
-            cross = self.cross
-            assert cross is not None
-            x = self.cross_residual(x, lambda h: cross(h, pos, memory=memory), pos)
+            x = self.cross_residual(x, self.cross, pos, None, memory)
         return x
 
     def convolve(self, x: Tensor, pos: Tensor | None, cache: LayerCache | None) -> Tensor:
@@ -92,7 +91,7 @@ class GatedConvBlock(nn.Module):
         if cache is None:
             padding = (0, 0, self.left_context, self.kernel - 1 - self.left_context)
             return apply_unpadded(lambda h: self.apply_gated_conv(F.pad(h, padding)), x, pos)
-        assert pos is not None, "a step says where it is"
+        assert pos is not None, "a step requires positions"
         count = (pos >= 0).sum(1, keepdim=True)
 
         def step(tokens: Tensor) -> Tensor:

@@ -22,14 +22,13 @@ class ParallelBlock(Block):
         pos: Tensor | None = None,
         cache: LayerCache | None = None,
         memory: EncoderMemory | None = None,
+        position: Position | None = None,
     ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C)."""
-        out = self.attn_residual.compute_branch(x, lambda h: self.attn(h, pos, cache), pos)
-        out = out + self.ffn_residual.compute_branch(x, lambda h: self.ffn(h, pos), pos)
+        """(B, T, C), (B, T) -> (B, T, C); ``position`` is prepared for this forward pass."""
+        out = self.attn_residual.compute_branch(x, self.attn, pos, cache, None, position)
+        out = out + self.ffn_residual.compute_branch(x, self.ffn, pos)
         if memory is not None:
-            out = out + self.cross_residual.compute_branch(
-                x, lambda h: self.cross(h, pos, memory=memory), pos
-            )
+            out = out + self.cross_residual.compute_branch(x, self.cross, pos, None, memory)
         return x + out
 
 
@@ -52,9 +51,7 @@ def parallel_block(
     """
     if not config.norm_first or config.sandwich_norm:
         setting = "sandwich_norm" if config.norm_first else "norm_first=false"
-        raise UserError(
-            f"block 'parallel' has one norm before each sub-layer: norm_first=true without sandwich_norm, not {setting}"
-        )
+        raise UserError(f"block 'parallel' requires norm_first=true without sandwich_norm, not {setting}")
     block = ParallelBlock.from_config(config, shape, position, cross)
     if one_norm:
         block.ffn_residual.norm = block.attn_residual.norm

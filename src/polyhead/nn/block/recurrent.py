@@ -136,7 +136,7 @@ class RecurrentBlock(nn.Module):
 
     def project_kv(self, x: Tensor, pos: Tensor | None) -> RecurrentMemory:
         """The encoder's output (B, S, C) as this layer reads it."""
-        assert self.start_proj is not None, "only a decoder remembers"
+        assert self.start_proj is not None, "only a decoder has a cache"
         kv = None if self.cross is None else self.cross.project_kv(x, pos)  # type: ignore[operator]
         return RecurrentMemory(self.start_proj(first_and_last(x, pos)), kv)
 
@@ -146,12 +146,12 @@ class RecurrentBlock(nn.Module):
         pos: Tensor | None = None,
         cache: LayerCache | None = None,
         memory: RecurrentMemory | None = None,
+        position: Position | None = None,
     ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C)."""
-        x = self.rnn_residual(x, lambda h: self.run_rnn(h, pos, cache, memory), pos)
+        """(B, T, C), (B, T) -> (B, T, C); a recurrence needs no ``position``."""
+        x = self.rnn_residual(x, self.run_rnn, pos, cache, memory)
         if self.cross is not None and memory is not None:
-            cross = self.cross
-            x = self.cross_residual(x, lambda h: cross(h, pos, memory=memory.kv), pos)
+            x = self.cross_residual(x, self.cross, pos, None, memory.kv)
         return x
 
     def run_rnn(
@@ -166,7 +166,7 @@ class RecurrentBlock(nn.Module):
                 memory.start_state.repeat_interleave(len(x) // len(memory.start_state), 0)
             )
         if cache is not None:
-            assert pos is not None, "a step says where it is"
+            assert pos is not None, "a step requires positions"
             out = self.step(x, pos, cache, start_state)
         else:
             out = apply_unpadded(lambda h: self.rnn(h, start_state)[0], x, pos)
@@ -210,13 +210,13 @@ def _build_recurrent(
     name = rnn_class.__name__.lower()
     reject_self_attention(config, name, cross)
     if cross and not attention and config.cross_attention is not None:
-        raise UserError(f"cross_attention is given, and block {name!r} with attention=false has none")
+        raise UserError(f"cross_attention is set, but block {name!r} with attention=false has none")
     units = config.d_model if units is None else units
     is_bidirectional = bidirectional and not shape.causal
     if units < 1 or (is_bidirectional and units % 2):
         raise UserError(
-            f"units of block {name!r} is {units}; an encoder that reads both ways gives half of them to each, "
-            f"so it is even and above 0: {max(2, units + 1)}"
+            f"units of block {name!r} is {units}; a bidirectional encoder splits them between both "
+            f"directions, so it must be even and above 0: {max(2, units + 1)}"
         )
     units_each = units // 2 if is_bidirectional else units
     rnns: list[LSTM | GRU] = [

@@ -71,12 +71,13 @@ class Block(nn.Module):
         pos: Tensor | None = None,
         cache: LayerCache | None = None,
         memory: EncoderMemory | None = None,
+        position: Position | None = None,
     ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C)."""
-        x = self.attn_residual(x, lambda h: self.attn(h, pos, cache), pos)
+        """(B, T, C), (B, T) -> (B, T, C); ``position`` is prepared for this forward pass."""
+        x = self.attn_residual(x, self.attn, pos, cache, None, position)
         if memory is not None:
-            x = self.cross_residual(x, lambda h: self.cross(h, pos, memory=memory), pos)
-        out: Tensor = self.ffn_residual(x, lambda h: self.ffn(h, pos), pos)
+            x = self.cross_residual(x, self.cross, pos, None, memory)
+        out: Tensor = self.ffn_residual(x, self.ffn, pos)
         return out
 
 

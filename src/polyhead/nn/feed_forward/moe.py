@@ -27,7 +27,7 @@ class Router(nn.Linear):
             return F.linear(at_least_fp32(x), at_least_fp32(self.weight)).softmax(-1)
 
 
-@FEED_FORWARD.register("experts")
+@FEED_FORWARD.register("moe")
 class MixtureOfExperts(nn.Module):
     """A router selects a few of several feed-forward layers per token: more parameters at little more cost.
 
@@ -41,7 +41,7 @@ class MixtureOfExperts(nn.Module):
               ∂L/∂b_i ∝ share of the tokens routed to i - top_k / n_experts
     Paper: Shazeer et al., 2017, eq. 1 to 5; Jiang et al., 2024, sec. 2.1; Wang et al., 2024 (the bias)
     When: there is memory for more parameters but not time for more computation
-    Recipe: model: {feed_forward: {name: experts, n_experts: 8, top_k: 2, expert: swiglu}}
+    Recipe: model: {feed_forward: {name: moe, n_experts: 8, top_k: 2, expert: swiglu}}
     Options:
       n_experts: number of experts
       top_k: experts per token
@@ -66,22 +66,20 @@ class MixtureOfExperts(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if expert == "experts":
-            raise UserError(
-                "each of feed_forward 'experts' is a feed-forward of one network, not 'experts' again"
-            )
+        if expert == "moe":
+            raise UserError("experts of feed_forward 'moe' must not be 'moe' themselves")
         if n_experts > MAX_EXPERTS:
             raise UserError(
-                f"n_experts of feed_forward 'experts' is {MAX_EXPERTS:,} at most, not {n_experts:,}"
+                f"n_experts of feed_forward 'moe' must be at most {MAX_EXPERTS:,}, not {n_experts:,}"
             )
         if not 0 < top_k <= n_experts:
             raise UserError(
-                f"top_k of feed_forward 'experts' is from 1 to n_experts={n_experts}, not {top_k}"
+                f"top_k of feed_forward 'moe' must be from 1 to n_experts={n_experts}, not {top_k}"
             )
         if top_k == 1 and normalize and n_experts > 1:
             raise UserError(
-                "feed_forward 'experts' with top_k=1 weighs the one that is picked by 1, whatever the router says, "
-                "which learns nothing from that; set normalize: false"
+                "feed_forward 'moe' with top_k=1 gives the selected expert the weight 1, so the router "
+                "does not learn; set normalize: false"
             )
         self.top_k, self.normalize = top_k, normalize
         self.router = Router(d_model, n_experts, bias=False)

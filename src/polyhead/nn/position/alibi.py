@@ -8,14 +8,12 @@ from torch import Tensor
 from polyhead.config.model import AttentionShape
 from polyhead.core.registry import POSITION
 from polyhead.nn.kv import KV
-from polyhead.nn.position.base import Position
-from polyhead.nn.position.memo import MemoizeLast
-from polyhead.nn.position.relative_distance import ScoreShape, compute_distances
+from polyhead.nn.position.relative_distance import PairPosition, ScoreShape, compute_distances
 
 
 @POSITION.register("alibi")
-class Alibi(Position):
-    """A penalty on the scores that grows with the distance, at a rate of each head's own.
+class Alibi(PairPosition):
+    """A penalty on the scores that grows with the distance, at a different rate for each head.
 
     Nothing is learned and length is not limited, since distant tokens always have small weights. If the
     number of heads is no power of two, rates are interleaved from those of the powers below and above. In an
@@ -28,15 +26,17 @@ class Alibi(Position):
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__(shape)
-        self.slopes, self._memo = get_alibi_slopes(shape.n_heads), MemoizeLast()
+        self.slopes = get_alibi_slopes(shape.n_heads)
 
     def bias(self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None = None) -> Tensor:
         """(B, H, T, D) over kv -> (1|B, H, T, S). Causal queries see no later slot, so |q - k| is q - k."""
-        return self._memo(self._compute_bias, pos, kv.pos, ScoreShape.from_query(q, kv), q.dtype)
+        bias: Tensor = self.pair_table(q, kv, pos)
+        return bias
 
-    def _compute_bias(
+    def compute_pairs(
         self, q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape, dtype: torch.dtype
     ) -> Tensor:
+        """The bias itself: (1|B, H, T, S)."""
         rates = torch.tensor(self.slopes, device=score_shape.device)[:, None, None]
         return (compute_distances(q_pos, k_pos, score_shape).abs() * -rates).to(dtype)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
@@ -30,9 +31,9 @@ _METHOD_KINDS: dict[str, PositionKind] = {
 class Position(nn.Module):
     """No positions: attention then treats its input as a set.
 
-    An encoder is blind to order; a decoder can still count through its causal mask. It is also the base class
-    of all schemes: each acts in one place, whose method it overrides and ``kind`` names. ``pos`` None means
-    full rows 0..T-1.
+    An encoder cannot use the order of tokens; a decoder can, through its causal mask. This is also the base
+    class of all schemes: each scheme overrides the method of the one place where it acts, which ``kind``
+    names. ``pos`` None means full rows 0..T-1.
 
     When: a baseline
     """
@@ -49,6 +50,13 @@ class Position(nn.Module):
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__()
+
+    def prepare(self, pos: Tensor | None, length: int, device: torch.device) -> Position:
+        """The scheme for one forward pass over tokens at pos (B, T): with the tables that all layers share.
+
+        Called once by the stack, which passes the result to its layers. A scheme without tables is itself.
+        """
+        return self
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """Add positions to the embeddings (sinusoidal, learned): (B, T, C), (B, T) -> (B, T, C)."""

@@ -15,16 +15,15 @@ from polyhead.core.registry import POSITION
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.kv import KV
 from polyhead.nn.norm import LayerNorm
-from polyhead.nn.position.base import Position, ProjectQK
-from polyhead.nn.position.memo import MemoizeLast
-from polyhead.nn.position.relative_distance import ScoreShape, compute_distances, look_up
+from polyhead.nn.position.base import ProjectQK
+from polyhead.nn.position.relative_distance import PairPosition, ScoreShape, compute_distances, look_up
 
 
 @POSITION.register("disentangled")
-class DisentangledPosition(Position):
-    """A learned vector for each distance, of which every layer makes a query and a key as it does of a token.
+class DisentangledPosition(PairPosition):
+    """A learned vector for each distance; every layer projects it to a query and a key, like a token.
 
-    So queries attend to distances (content to position), and distances to keys (position to content). All
+    Queries attend to distances (content to position), and distances to keys (position to content). All
     layers share the vectors but have their own projections. Scores are sums of three products, and attention
     divides them by √(3D) if its ``scale`` is not given. Half of the span has one distance per bucket; the
     other buckets widen up to ``max_distance``. On a CPU, vectors that no pair of a batch needs are not
@@ -55,24 +54,26 @@ class DisentangledPosition(Position):
     ) -> None:
         super().__init__(shape)
         if span < 2:
-            raise UserError(f"span of disentangled is {span}; it counts vectors to either side, at least 2")
+            raise UserError(
+                f"span of disentangled is {span}; it is the number of vectors for both sides, at least 2"
+            )
         if max_distance is not None and max_distance < span // 2 + 2:
             raise UserError(
-                f"max_distance of disentangled is {max_distance}; a span of {span} tells all distances up to {span // 2} "
-                f"apart, so give at least {span // 2 + 2}"
+                f"max_distance of disentangled is {max_distance}; a span of {span} distinguishes all "
+                f"distances up to {span // 2}, so it must be at least {span // 2 + 2}"
             )
         self.span, self.max_distance, self.terms = span, max_distance, terms
         self.n_products = 3 if terms == "both" else 2
         self.weight = nn.Parameter(torch.empty(2 * span, shape.d_model))
         nn.init.normal_(self.weight, std=shape.d_model**-0.5)
         self.norm = None if norm_eps is None else LayerNorm(shape.d_model, eps=norm_eps)
-        self.dropout, self._memo = Dropout(dropout), MemoizeLast()
+        self.dropout = Dropout(dropout)
 
     def scores(
         self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None, project: ProjectQK
     ) -> Tensor | None:
         """(B, H, T, D) over kv -> (B, H, T, S)."""
-        index, first, stop = self._memo(self._compute_index, pos, kv.pos, ScoreShape.from_query(q, kv))
+        index, first, stop = self.pair_table(q, kv, pos)
         vectors = self.dropout(self.weight if self.norm is None else self.norm(self.weight))[first:stop]
         scale, groups = q.size(-1) ** -0.5 if scale is None else scale, kv.k.size(1)
         queries, keys = (x * scale for x in project(vectors))  # (H, R, D), (K, R, D)
@@ -85,8 +86,8 @@ class DisentangledPosition(Position):
             terms.append(look_up(products.flatten(1, 2), index.mT).mT)
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
-    def _compute_index(
-        self, q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape
+    def compute_pairs(
+        self, q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape, dtype: torch.dtype
     ) -> tuple[Tensor, int, int]:
         """The range of vectors in use, and the index in it for each pair: (1|B, 1|H, T, S), start, stop."""
         batch_max = find_max_distance(q_pos, k_pos, score_shape)

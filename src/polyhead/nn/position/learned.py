@@ -27,7 +27,7 @@ class LearnedPosition(Position):
     def __init__(self, shape: AttentionShape, *, offset: int = 0) -> None:
         super().__init__(shape)
         if offset < 0:
-            raise UserError(f"offset of learned positions counts rows, 0 or more; here it is {offset}")
+            raise UserError(f"offset of learned positions must be 0 or more rows, got {offset}")
         self.offset = offset
         self.weight = nn.Parameter(torch.empty(shape.max_len + offset, shape.d_model))
         nn.init.normal_(self.weight, std=shape.d_model**-0.5)
@@ -37,5 +37,5 @@ class LearnedPosition(Position):
         used = self.weight[self.offset :]
         if exceeds_table(x, pos, len(used)):
             longest = x.size(1) if pos is None else int(pos.max()) + 1
-            raise UserError(f"{longest} positions, but this model learned only max_len={len(used)}")
+            raise UserError(f"{longest} positions, but this model has only max_len={len(used)}")
         return x + (used[: x.size(1)] if pos is None else used[pos.clamp(min=0)])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polyhead.nn.export_guard import known_true
 from polyhead.nn.kv import KV, arange_positions
+from polyhead.nn.position.base import Position
 
 
 class ScoreShape(NamedTuple):
@@ -23,6 +26,50 @@ class ScoreShape(NamedTuple):
     def from_query(cls, q: Tensor, kv: KV) -> ScoreShape:
         """From a query (B, H, T, any) and kv."""
         return cls(q.size(1), q.size(2), kv.k.size(2), q.device)
+
+
+class PairPosition(Position):
+    """Base of schemes whose scores need a table over the pairs of query and slot, which
+    positions determine.
+    """
+
+    def compute_pairs(
+        self, q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape, dtype: torch.dtype
+    ) -> Any:
+        """The table for queries of ``dtype`` at q_pos (B, T) over slots at k_pos (B, 1|K, S)."""
+        raise NotImplementedError
+
+    def pair_table(self, q: Tensor, kv: KV, pos: Tensor | None) -> Any:
+        """The table for queries or weights (B, H, T, any) at pos (B, T) over kv."""
+        return self.compute_pairs(pos, kv.pos, ScoreShape.from_query(q, kv), q.dtype)
+
+    def prepare(self, pos: Tensor | None, length: int, device: torch.device) -> PairPosition:
+        """A copy that computes the table for the first layer, and again only where slots have other
+        positions.
+        """
+        if torch.compiler.is_compiling():  # the compiler removes duplicate computation itself
+            return self
+        prepared = copy.copy(self)
+        prepared.pair_table = LastPairTable(self.pair_table)  # type: ignore[method-assign]
+        return prepared
+
+
+class LastPairTable:
+    """The pair table of one forward pass, for consecutive layers whose slots have the same positions."""
+
+    def __init__(self, compute: Callable[[Tensor, KV, Tensor | None], Any]) -> None:
+        self.compute = compute
+        self.slot_pos: Tensor | None = None
+        self.sizes: tuple[ScoreShape, torch.dtype] | None = None
+
+    def __call__(self, q: Tensor, kv: KV, pos: Tensor | None) -> Any:
+        sizes, slot_pos = (ScoreShape.from_query(q, kv), q.dtype), kv.pos
+        is_same = slot_pos is self.slot_pos or (
+            slot_pos is not None and self.slot_pos is not None and slot_pos.is_set_to(self.slot_pos)
+        )
+        if sizes != self.sizes or not is_same:
+            self.table, self.sizes, self.slot_pos = self.compute(q, kv, pos), sizes, slot_pos
+        return self.table
 
 
 def compute_distances(q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape) -> Tensor:

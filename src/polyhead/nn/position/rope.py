@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -11,9 +12,7 @@ from torch import Tensor
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.registry import POSITION
-from polyhead.nn.kv import arange_positions
 from polyhead.nn.position.base import Position
-from polyhead.nn.position.memo import MemoizeLast
 from polyhead.nn.position.relative_distance import same_positions
 from polyhead.nn.position.rope_scaling import ROPE_SCALINGS, SCALING_OPTIONS, RopeFrequencies, Scaling
 
@@ -23,16 +22,19 @@ RopeLayout = Literal["half", "interleaved"]
 half: j and j + width / 2, as in Llama's checkpoints; interleaved: 2j and 2j + 1, as in the paper.
 """
 
+RotaryTables = dict[int, tuple[Tensor, Tensor]]
+"""cos and sin of the angles for each number of heads H: (1|B, T, H, width / 2) each, fp32."""
+
 
 @POSITION.register("rope")
 class Rope(Position):
     """Turn each pair of features of a query or key by an angle that grows with its position.
 
-    So their product depends only on the distance. Angles are computed in fp32. ``scaling`` stretches them for
-    texts longer than those of training: "linear" all alike (Chen et al., 2023), "ntk" by a larger theta, high
-    frequencies least, "yarn" only low frequencies, with sharper scores (Peng et al., 2023), "llama3" those
-    below four turns (Llama 3.1, 2024), "longrope" each by its own factor, found by a search (Ding et al.,
-    2024; Phi-3).
+    Their product then depends only on the distance. Angles are computed in fp32. ``scaling`` stretches them
+    for texts longer than those of training: "linear" all equally (Chen et al., 2023), "ntk" by a larger
+    theta, high frequencies least, "yarn" only low frequencies, with sharper scores (Peng et al., 2023),
+    "llama3" those below four turns (Llama 3.1, 2024), "longrope" each by its own factor, found by a search
+    (Ding et al., 2024; Phi-3).
 
     Equation: (x_a, x_b) -> (x_a cos iω_j - x_b sin iω_j,  x_b cos iω_j + x_a sin iω_j),  ω_j = theta^(-2j/D)
     Paper: Su et al., 2021, eq. 34
@@ -64,37 +66,45 @@ class Rope(Position):
         super().__init__(shape)
         self.rotary_dim = _compute_rotary_dim(shape, fraction)
         if theta <= 1:
-            raise UserError(f"theta of rope is {theta}; the angles fall with its powers, so it is above 1")
+            raise UserError(f"theta of rope is {theta}; it must be above 1")
         if factor < 1 or (factor > 1 and scaling == "none"):
             raise UserError(
-                f"factor of rope is {factor} with scaling {scaling!r}; at least 1, and above 1 with a scaling alone"
+                f"factor of rope is {factor} with scaling {scaling!r}; it must be at least 1, and "
+                "above 1 only with a scaling"
             )
         for name, value in {"original_len": original_len, "short": short, "long": long}.items():
             scalings, requirement = SCALING_OPTIONS[name]
             if (value is not None) != (scaling in scalings):
                 raise UserError(
-                    f"{name} of rope is {format_value(value)}: {requirement}, the others do not read it; here scaling is {scaling!r}"
+                    f"{name} of rope is {format_value(value)}: {requirement}, the others ignore it; "
+                    f"scaling is {scaling!r}"
                 )
         minimum = 2 if scaling == "longrope" else 1  # its logarithm divides
         if original_len is not None and original_len < minimum:
-            raise UserError(
-                f"original_len of rope counts tokens, at least {minimum}; here it is {original_len}"
-            )
+            raise UserError(f"original_len of rope must be at least {minimum} tokens, got {original_len}")
         pairs = self.rotary_dim // 2
         for name, factors in {"short": short, "long": long}.items():
             if factors is not None and (len(factors) != pairs or not all(x > 0 for x in factors)):
                 raise UserError(
-                    f"{name} of rope is {format_value(factors)}, wanted {pairs} numbers above 0: one for each pair of features"
+                    f"{name} of rope is {format_value(factors)}, expected {pairs} numbers above 0, one for "
+                    "each pair of features"
                 )
         if scaling == "ntk" and self.rotary_dim == 2:
-            raise UserError("scaling 'ntk' leaves the fastest pair alone, and here is no other: use 'linear'")
+            raise UserError(
+                "scaling 'ntk' does not scale the fastest pair, and there is no other: use 'linear'"
+            )
         self.theta, self.layout, self.scaling = theta, layout, scaling
         self.factor, self.original_len = factor, original_len
         self.pair_factors = (short if shape.max_len <= (original_len or 0) else long) or ()
+        self.head_counts = {shape.n_heads, shape.n_kv_heads}
+        self.tables: RotaryTables = {}  # of one forward pass, in a copy that ``prepare`` makes
+        self.compute_buffers()
+
+    def compute_buffers(self) -> None:
+        """Compute the rates on the default device."""
         rate, self.attention_factor = self._compute_inv_freq()
         self.register_buffer("inv_freq", rate, persistent=False)
         self.inv_freq: Tensor
-        self._memo = MemoizeLast()
 
     def _compute_inv_freq(self) -> tuple[Tensor, float]:
         # on the CPU even for a model on the meta device, where arange takes two seconds
@@ -109,14 +119,38 @@ class Rope(Position):
         """Move to another device, but keep fp32: bf16 rates are off by radians a thousand tokens later."""
         super()._apply(fn, recurse)
         self.inv_freq = self._compute_inv_freq()[0].to(self.inv_freq.device)
-        self._memo = MemoizeLast()
         return self
+
+    def prepare(
+        self,
+        pos: Tensor | None,
+        length: int,
+        device: torch.device,
+        head_counts: Iterable[int] | None = None,
+    ) -> Rope:
+        """A copy with cos and sin at pos (B, T), by default for the numbers of query and key heads.
+
+        All heads have the same, but a materialised copy per head halves the time of the products.
+        """
+        if torch.compiler.is_compiling():
+            return self
+        pos = torch.arange(length, device=device)[None] if pos is None else same_positions(pos)
+        angle = pos[:, :, None, None] * self.inv_freq
+        cos, sin = angle.cos() * self.attention_factor, angle.sin() * self.attention_factor
+        prepared = copy.copy(self)
+        prepared.tables = {}
+        for heads in self.head_counts if head_counts is None else head_counts:
+            size = (-1, -1, heads, -1)
+            prepared.tables[heads] = cos.expand(size).contiguous(), sin.expand(size).contiguous()
+        return prepared
 
     def rotate(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, H, T, D), (B, T) -> (B, H, T, D)."""
-        if torch.compiler.is_exporting():
-            return self._rotate_for_export(x, pos)
-        cos, sin = self._memo(self._cos_sin, pos, x.size(1), x.size(2), x.device)
+        if torch.compiler.is_compiling():
+            return self._rotate_traced(x, pos)
+        heads = x.size(1)
+        tables = (self if heads in self.tables else self.prepare(pos, x.size(2), x.device, (heads,))).tables
+        cos, sin = tables[heads]
         if not torch.is_grad_enabled():  # the overhead of an autograd function equals its cost
             return _apply_rotary(x, cos, sin, self.layout)
         out: Tensor = _RotaryFunction.apply(x, cos, sin, self.layout)
@@ -128,11 +162,10 @@ class Rope(Position):
             return x
         return torch.cat([x[..., : self.rotary_dim] * self.attention_factor, x[..., self.rotary_dim :]], -1)
 
-    def _rotate_for_export(self, x: Tensor, pos: Tensor | None) -> Tensor:
-        """``rotate`` for an exported graph, without in-place operations."""
-        angle = (arange_positions(x.size(2), x.device) if pos is None else pos)[
-            :, None, :, None
-        ] * self.inv_freq
+    def _rotate_traced(self, x: Tensor, pos: Tensor | None) -> Tensor:
+        """``rotate`` for a compiled or exported graph: without tables and in-place operations."""
+        pos = torch.arange(x.size(2), device=x.device)[None] if pos is None else pos
+        angle = pos[:, None, :, None] * self.inv_freq
         cos, sin = (y * self.attention_factor for y in (angle.cos(), angle.sin()))
         rotary, rest = x[..., : self.rotary_dim].to(cos.dtype), x[..., self.rotary_dim :]
         half = self.layout == "half"
@@ -140,19 +173,6 @@ class Rope(Position):
         rotated = [a * cos - b * sin, b * cos + a * sin]
         out = torch.cat(rotated, -1) if half else torch.stack(rotated, -1).flatten(-2)
         return torch.cat([out.to(x.dtype), rest], -1) if rest.size(-1) else out.to(x.dtype)
-
-    def _cos_sin(
-        self, pos: Tensor | None, heads: int, length: int, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles: (B, T) -> (1|B, T, H, width / 2) each, fp32.
-
-        All heads have the same, but a materialised copy per head halves the time of the products.
-        """
-        angle = (arange_positions(length, device) if pos is None else same_positions(pos))[
-            :, :, None, None
-        ] * self.inv_freq
-        cos, sin = ((x * self.attention_factor).expand(-1, -1, heads, -1) for x in (angle.cos(), angle.sin()))
-        return cos.contiguous(), sin.contiguous()
 
 
 class _RotaryFunction(torch.autograd.Function):
@@ -204,20 +224,18 @@ _ROTATIONS = {"half": _rotate_half, "interleaved": _rotate_interleaved}
 def _compute_rotary_dim(shape: AttentionShape, fraction: float) -> int:
     """The number of rotated features, which must be even."""
     if not 0 < fraction <= 1:
-        raise UserError(
-            f"fraction of rope is the part of head_dim that turns, above 0 to 1; here it is {fraction}"
-        )
+        raise UserError(f"fraction of rope must be above 0 and at most 1, got {fraction}")
     width = int(shape.head_dim * fraction)
     if width % 2 == 0 and width:
         return width
     if fraction < 1:
         nearest = max(2, 2 * round(shape.head_dim * fraction / 2))
         raise UserError(
-            f"fraction {fraction} of head_dim {shape.head_dim} is {width} features, and rope turns pairs; "
+            f"fraction {fraction} of head_dim {shape.head_dim} is {width} features, but rope rotates pairs; "
             f"the nearest fraction is {nearest / shape.head_dim:g}"
         )
     even = " or ".join(str(n) for n in (width - 1, width + 1) if n)
     raise UserError(
-        f"head_dim must be even for rope, which turns pairs of features; here it is {width} "
-        f"(d_model {shape.d_model}, n_heads {shape.n_heads}); the nearest head_dim is {even}"
+        f"head_dim must be even for rope, which rotates pairs of features, got {width} (d_model "
+        f"{shape.d_model}, n_heads {shape.n_heads}); the nearest head_dim is {even}"
     )

@@ -100,9 +100,9 @@ ROPE_SCALINGS: dict[str, Callable[[RopeFrequencies], tuple[Tensor, float]]] = {
 SCALING_OPTIONS = {
     "original_len": (
         ("yarn", "llama3", "longrope"),
-        "scaling 'yarn' wants the tokens that the model was trained with, 'llama3' and 'longrope' too",
+        "scaling 'yarn' requires original_len, as do 'llama3' and 'longrope'",
     ),
-    "short": (("longrope",), "scaling 'longrope' wants a number for each pair"),
-    "long": (("longrope",), "scaling 'longrope' wants a number for each pair"),
+    "short": (("longrope",), "scaling 'longrope' requires a number for each pair"),
+    "long": (("longrope",), "scaling 'longrope' requires a number for each pair"),
 }
 """Options that only some scalings take: those scalings, and the requirement as an error message."""

@@ -48,7 +48,7 @@ class SinusoidalPosition(Position):
     ) -> None:
         super().__init__(shape)
         if offset < 0:
-            raise UserError(f"offset of sinusoidal is added to positions, 0 or more; here it is {offset}")
+            raise UserError(f"offset of sinusoidal must be 0 or more, got {offset}")
         self.width, self.base, self.layout, self.endpoint, self.offset = (
             shape.d_model,
             base,
@@ -56,7 +56,12 @@ class SinusoidalPosition(Position):
             endpoint,
             offset,
         )
-        self.register_buffer("table", self._compute_rows(shape.max_len), persistent=False)
+        self.max_len = shape.max_len
+        self.compute_buffers()
+
+    def compute_buffers(self) -> None:
+        """Compute the table on the default device."""
+        self.register_buffer("table", self._compute_rows(self.max_len), persistent=False)
         self.table: Tensor
 
     def _compute_rows(self, length: int) -> Tensor:

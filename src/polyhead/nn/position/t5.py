@@ -11,13 +11,11 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import POSITION
 from polyhead.nn.kv import KV
-from polyhead.nn.position.base import Position
-from polyhead.nn.position.memo import MemoizeLast
-from polyhead.nn.position.relative_distance import ScoreShape, compute_distances, look_up
+from polyhead.nn.position.relative_distance import PairPosition, ScoreShape, compute_distances, look_up
 
 
 @POSITION.register("t5")
-class T5Bias(Position):
+class T5Bias(PairPosition):
     """One learned number for each head and bucket of distances, added to the scores.
 
     In a causal stack all buckets are for earlier tokens, in an encoder half of them for later ones. In each
@@ -38,28 +36,25 @@ class T5Bias(Position):
         if buckets < 4 or buckets % 2:
             nearest = max(4, buckets + 1)
             raise UserError(
-                f"buckets of t5 is {buckets}; two sides want an even number, at least 4: try {nearest}"
+                f"buckets of t5 is {buckets}; with two sides it must be even and at least 4: try {nearest}"
             )
         if max_distance <= buckets // 2:
             raise UserError(
-                f"max_distance of t5 is {max_distance}; {buckets} buckets tell all distances up to {buckets // 2} "
-                f"apart, so give at least {buckets // 2 + 1}"
+                f"max_distance of t5 is {max_distance}; {buckets} buckets distinguish all distances up to "
+                f"{buckets // 2}, so it must be at least {buckets // 2 + 1}"
             )
-        self.buckets, self.max_distance, self.causal, self._memo = (
-            buckets,
-            max_distance,
-            shape.causal,
-            MemoizeLast(),
-        )
+        self.buckets, self.max_distance, self.causal = buckets, max_distance, shape.causal
         self.weight = nn.Parameter(torch.empty(buckets, shape.n_heads))
         nn.init.normal_(self.weight, std=shape.d_model**-0.5)
 
     def bias(self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None = None) -> Tensor:
         """(B, H, T, D) over kv -> (1|B, H, T, S)."""
-        index = self._memo(self._compute_index, pos, kv.pos, ScoreShape.from_query(q, kv))
-        return look_up(self.weight.T[None, :, None], index)
+        return look_up(self.weight.T[None, :, None], self.pair_table(q, kv, pos))
 
-    def _compute_index(self, q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape) -> Tensor:
+    def compute_pairs(
+        self, q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape, dtype: torch.dtype
+    ) -> Tensor:
+        """The bucket of each pair: (1|B, 1|H, T, S)."""
         return t5_bucket_index(
             compute_distances(q_pos, k_pos, score_shape), self.buckets, self.max_distance, self.causal
         )

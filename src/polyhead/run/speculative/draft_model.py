@@ -25,29 +25,30 @@ def load_draft_model(target: Run, *, run: str, tokens: int = 4) -> DraftModel:
 
     It samples them one by one with the same settings (temperature, top_p and the others). The more similar
     the two models are, the more draft tokens are accepted: of one token the share sum_x min(p(x), q(x)). Its
-    tokenizer must be the same, so train it with that of the large model, e.g. ``start: {run: runs/large,
-    every: 4}`` for every fourth layer.
+    tokenizer must be the same, so train it with that of the large model, e.g. ``init_from: {run:
+    runs/large, layer_stride: 4}`` for every fourth layer.
 
     Equation: accept x ~ q with probability min(1, p(x) / q(x)),
       else draw from max(0, p - q) / sum_x max(0, p - q)
     Paper: Leviathan et al., 2023, alg. 1; Chen et al., 2023, alg. 2
     When: a draft model with much cheaper steps and nearly the same output; small batches
-    Recipe: {task: language-model, generation: {speculate: {name: draft, run: runs/small}}}
+    Recipe: {task: language-model, generation: {speculative: {name: draft, run: runs/small}}}
     Options:
       run: directory of the smaller model
       tokens: maximum number of draft tokens per step
     """
     if tokens < 1:
-        raise UserError(f"speculate 'draft': tokens is {tokens}, wanted at least 1")
+        raise UserError(f"speculative 'draft': tokens is {tokens}, expected at least 1")
     weight = next(target.model.parameters())
     dtype = "bf16" if weight.dtype == torch.bfloat16 else "fp32"
     small = load(run, dtype=dtype, device=str(target.device))
     if small.config.kind != "decoder" or small.config.labels:
-        raise UserError(f"speculate 'draft': {run} is no language model, so it cannot say how a text goes on")
+        raise UserError(f"speculative 'draft': {run} is not a language model, so it cannot draft tokens")
     if small.tokenizer.sha256 != target.tokenizer.sha256:
         raise UserError(
-            f"speculate 'draft': {run} has another tokenizer (of {small.tokenizer.vocab_size} tokens; the large model's has "
-            f"{target.tokenizer.vocab_size}), so its tokens mean something else: train it with that of the large model, see start.run"
+            f"speculative 'draft': {run} has another tokenizer (of {small.tokenizer.vocab_size} tokens; the "
+            f"large model's has {target.tokenizer.vocab_size}), so its tokens differ: train it with the "
+            "tokenizer of the large model, see init_from.run"
         )
     model = pack_model(small.model)
     return DraftModel(model, tokens, small.config.max_len, target.config.vocab_size)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ class PromptLookup:
     Paper: Saxena, 2023 (prompt lookup decoding); Yang et al., 2023 (LLMA)
     When: small batches whose output repeats the prompt or itself: corrections, code, lists, greedy decoding.
       It needs no second model
-    Recipe: {task: language-model, generation: {speculate: lookup}}
+    Recipe: {task: language-model, generation: {speculative: lookup}}
     Options:
       ngram: maximum number of last tokens to search
       min_ngram: minimum number; with more the drafts are fewer, and better
@@ -33,9 +33,11 @@ class PromptLookup:
     def __init__(self, target: Run | None, *, ngram: int = 3, min_ngram: int = 1, tokens: int = 4) -> None:
         for name, value in (("ngram", ngram), ("min_ngram", min_ngram), ("tokens", tokens)):
             if value < 1:
-                raise UserError(f"speculate 'lookup': {name} is {value}, wanted at least 1")
+                raise UserError(f"speculative 'lookup': {name} is {value}, expected at least 1")
         if min_ngram > ngram:
-            raise UserError(f"speculate 'lookup': min_ngram is {min_ngram}, wanted at most ngram ({ngram})")
+            raise UserError(
+                f"speculative 'lookup': min_ngram is {min_ngram}, expected at most ngram ({ngram})"
+            )
         self.ngram_sizes, self.tokens = range(ngram, min_ngram - 1, -1), tokens
 
     def start(self, prompts: Sequence[Sequence[int]], context: DraftContext) -> PromptLookupDrafter:

@@ -7,10 +7,14 @@ import logging
 import time
 from collections.abc import Awaitable
 
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
 from polyhead.serve.http.auth import is_loopback, parse_host
-from polyhead.serve.http.errors import ApiError, format_traceback, internal_error
-from polyhead.serve.http.http_exchange import ClientDisconnected, HttpExchange, Receive, Scope, Send
-from polyhead.serve.http.routes import Route, find_route
+from polyhead.serve.http.errors import ApiError, format_traceback, internal_error, not_found_error
+from polyhead.serve.http.http_exchange import HttpExchange
+from polyhead.serve.http.routes import ROUTES, ApiRoute
 from polyhead.serve.openai.request_validation import validate_body
 from polyhead.serve.service import Service
 
@@ -20,101 +24,114 @@ log = logging.getLogger("polyhead.serve")
 
 
 class App:
-    """ASGI application without a framework.
-
-    Its purpose is to handle slow and disconnected clients correctly; the routes are a table.
-    """
+    """The routes of a service, and its requests in progress."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.active_tasks: set[asyncio.Task[None]] = set()  # requests in progress
+        self.active_tasks: set[asyncio.Task[None]] = set()
+        routes = [
+            # the id of a model may contain slashes
+            Route(route.path.replace("{id}", "{id:path}"), Endpoint(self, route))
+            for route in ROUTES
+        ]
+        self.router = Router(routes, redirect_slashes=False, default=Endpoint(self, None))
+
+
+class Endpoint:
+    """ASGI application of one route, for all methods of its path; None: of all other paths."""
+
+    def __init__(self, app: App, route: ApiRoute | None) -> None:
+        self._service, self._active_tasks, self._route = app.service, app.active_tasks, route
+        self._body_type = route.body if route else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        exchange, start_time, route = HttpExchange(scope, receive, send), time.monotonic(), None
+        exchange, start_time = HttpExchange(scope, receive, send, self._service.limits), time.monotonic()
         code = 0
         try:
-            exchange.check_head(self.service.limits)
-            route = find_route(exchange.method, exchange.path)
-            await self._handle_request(exchange, route)
+            exchange.check_head()
+            await self._handle_request(exchange)
         except ApiError as refusal:
             await exchange.send_error(refusal)
-        except ClientDisconnected:
+        except ClientDisconnect:
             code = CLIENT_CLOSED_REQUEST
-            self.service.metrics.aborted_requests.labels("disconnect").inc()
+            self._service.metrics.aborted_requests.labels("disconnect").inc()
         except Exception as error:
-            log.error("%s failed by %s", exchange.id, format_traceback(error))
+            log.error("%s failed: %s", exchange.id, format_traceback(error))
             await exchange.send_error(internal_error())
-        self._log_request(exchange, route, code or exchange.status, time.monotonic() - start_time)
+        self._log_request(exchange, code or exchange.status, time.monotonic() - start_time)
+        await exchange.discard_body()
 
-    async def _handle_request(self, exchange: HttpExchange, route: Route) -> None:
+    async def _handle_request(self, exchange: HttpExchange) -> None:
         """Authenticate, read and validate a request, and run its handler while the client is connected."""
+        service, route, request = self._service, self._route, exchange.request
+        if route is None:
+            raise not_found_error()
+        if request.method not in route.methods:
+            allowed = route.method
+            raise ApiError(405, "method_not_allowed", f"allowed: {allowed}", headers={"allow": allowed})
         if not route.is_public:
             self._check_host(exchange)
-            self.service.api_keys.check(exchange.headers)
-        if route.body is None:
-            await route.handler(self.service, exchange)
+            service.api_keys.check(request.headers)
+        if self._body_type is None:
+            await route.handler(service, exchange)
             return
         if route.is_queued:  # reject before the body is read
-            self.service.check_queue()
-        values = await exchange.read_body(self.service.limits)
-        if self.service.is_draining:  # no await between here and active_tasks.add, so drain cannot miss it
+            service.check_queue()
+        values = await exchange.read_body()
+        if service.is_draining:  # no await between here and active_tasks.add, so drain cannot miss it
             raise ApiError(503, "shutting_down", "the service is shutting down", headers={"retry-after": "5"})
         body, exchange.warnings = validate_body(
-            route.body, values, self.service.limits, self.service.strict_fields
+            self._body_type, values, service.limits, service.strict_fields
         )
-        self.service.check_model(body.model)
-        work = asyncio.ensure_future(self._run_with_timeout(route.handler(self.service, exchange, body)))
+        service.check_model(body.model)
+        await self._run_while_connected(exchange, route.handler(service, exchange, body))
+
+    async def _run_while_connected(self, exchange: HttpExchange, handler: Awaitable[None]) -> None:
+        """Run a handler within the time limit; cancel it when the client disconnects."""
+        seconds, aborted = self._service.limits.timeout, self._service.metrics.aborted_requests
+        work = asyncio.ensure_future(handler)
         disconnect = asyncio.ensure_future(exchange.wait_disconnected())
-        self.active_tasks.add(work)
+        self._active_tasks.add(work)
         try:
-            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, disconnect}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if exchange.is_complete:  # a client may disconnect as soon as it has its response
                 await asyncio.wait({work})
             if not work.done():
-                work.cancel("the client has left")
+                work.cancel("the client has disconnected, or its time is up")
                 await asyncio.wait({work})
-                raise ClientDisconnected
+                if exchange.is_disconnected:
+                    raise ClientDisconnect
+                aborted.labels("deadline").inc()
+                raise ApiError(504, "deadline", f"not answered within {seconds:g} s: request less at once")
             if work.cancelled():
-                self.service.metrics.aborted_requests.labels("shutdown").inc()
-                raise ApiError(
-                    503, "shutting_down", "the service has been shut down", headers={"retry-after": "5"}
-                )
+                aborted.labels("shutdown").inc()
+                reason = "the service has been shut down"
+                raise ApiError(503, "shutting_down", reason, headers={"retry-after": "5"})
             work.result()
             if not exchange.is_complete:
-                raise ClientDisconnected
+                raise ClientDisconnect
         finally:
             work.cancel()
             disconnect.cancel()
-            self.active_tasks.discard(work)
+            self._active_tasks.discard(work)
             # breaks the cycle task -> error -> frame, which would keep the body until a garbage collection
             del work, disconnect
 
-    async def _run_with_timeout(self, work: Awaitable[None]) -> None:
-        seconds = self.service.limits.timeout
-        try:
-            async with asyncio.timeout(seconds):
-                await work
-        except TimeoutError:
-            self.service.metrics.aborted_requests.labels("deadline").inc()
-            raise ApiError(
-                504, "deadline", f"not answered within {seconds:g} s: ask for less at once"
-            ) from None
-
     def _check_host(self, exchange: HttpExchange) -> None:
         """Without keys, admit only loopback Host headers; this prevents DNS rebinding."""
-        host = parse_host(exchange.headers.get("host", ""))
-        if not self.service.api_keys and host and not is_loopback(host):
+        host = parse_host(exchange.request.headers.get("host", ""))
+        if not self._service.api_keys and host and not is_loopback(host):
             raise ApiError(
-                403, "wrong_host", "without a key this service answers to localhost and 127.0.0.1 alone"
+                403,
+                "wrong_host",
+                "without an API key this service only answers requests to localhost and 127.0.0.1",
             )
 
-    def _log_request(self, exchange: HttpExchange, route: Route | None, status: int, seconds: float) -> None:
+    def _log_request(self, exchange: HttpExchange, status: int, seconds: float) -> None:
         """Count and log a response. No client text is logged, except an id of plain characters."""
-        path = route.path if route else "other"
-        self.service.metrics.requests.labels(path, str(status)).inc()
-        if route is not None and route.body is not None:
-            self.service.metrics.request_time.observe(seconds)
-        method = exchange.method if exchange.method in KNOWN_METHODS else "OTHER"
+        path = self._route.path if self._route else "other"
+        self._service.metrics.requests.labels(path, str(status)).inc()
+        if self._body_type is not None:
+            self._service.metrics.request_time.observe(seconds)
+        method = exchange.request.method if exchange.request.method in KNOWN_METHODS else "OTHER"
         log.info("%s %s %s %d %.0f ms", exchange.id, method, path, status, seconds * 1000)

@@ -38,7 +38,7 @@ class ApiKeys:
             raise ApiError(
                 401,
                 "invalid_api_key",
-                "wanted: the header 'Authorization: Bearer KEY' with a key of this service",
+                "expected: the header 'Authorization: Bearer KEY' with a key of this service",
                 headers=challenge,
             )
 
@@ -51,15 +51,17 @@ def read_keys(file: Path | None, environment: MutableMapping[str, str]) -> ApiKe
     try:
         lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
-        raise UserError(f"{file} is not text in UTF-8: write one key a line") from None
+        raise UserError(f"{file} is not UTF-8 text: write one key per line") from None
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
     if file is not None and not keys:
-        raise UserError(f"{file} holds no key: write one a line")
+        raise UserError(f"{file} has no keys: write one per line")
     keys += filter(None, [environment.pop(API_KEY_VARIABLE, "").strip()])
     for number, key in enumerate(keys, 1):
         if len(key) < MIN_KEY_LENGTH or not (key.isascii() and key.isprintable()) or " " in key:
             raise UserError(
-                f"key {number} is too short or holds odd characters: wanted {MIN_KEY_LENGTH} or more of ASCII without blanks, e.g. what 'openssl rand -hex 24' prints"
+                f"key {number} is too short or has invalid characters: expected {MIN_KEY_LENGTH} or "
+                "more printable ASCII characters without spaces, e.g. what 'openssl rand -hex 24' "
+                "prints"
             )
     return ApiKeys(keys)
 
@@ -68,7 +70,8 @@ def check_host(host: str, keys: ApiKeys) -> None:
     """Require keys if the service listens on an address that other machines can reach."""
     if not keys and not is_loopback(host):
         raise UserError(
-            f"{host} can be reached by others: give --api-key-file or set {API_KEY_VARIABLE}, or serve on 127.0.0.1"
+            f"{host} is reachable from other machines: give --api-key-file or set "
+            f"{API_KEY_VARIABLE}, or serve on 127.0.0.1"
         )
 
 

@@ -41,9 +41,14 @@ def unsupported_parameter_error(param: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_parameter", message, param)
 
 
+def not_found_error() -> ApiError:
+    """Error for a path that no route has."""
+    return ApiError(404, "not_found", "unknown path; GET /openapi.json lists all")
+
+
 def internal_error() -> ApiError:
     """Error for a defect of the service; no internals are sent to the client."""
-    return ApiError(500, "internal_error", "the service failed at this request; its log says where")
+    return ApiError(500, "internal_error", "internal error while processing this request; see the log")
 
 
 def format_traceback(error: BaseException) -> str:

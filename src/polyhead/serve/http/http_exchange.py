@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from polyhead.serve.http.errors import ApiError
 from polyhead.serve.http.limits import Limits
 from polyhead.serve.http.strict_json import dump_json, parse_json
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 MAX_WARNINGS = 4  # maximum number of warnings in the header
+STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class HttpExchange:
@@ -26,14 +29,14 @@ class HttpExchange:
     Its id is the client's X-Request-Id if that is valid, else a random one.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.method, self.path = str(scope["method"]), str(scope["path"])
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        self._head_bytes = len(scope.get("raw_path") or self.path) + len(scope["query_string"])
-        self._head_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
-        self._receive, self._send = receive, send
-        client_id = self.headers.get("x-request-id", "")
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+        self.request, self._receive, self._send, self._limits = Request(scope, receive), receive, send, limits
+        self._connection = scope["state"]["connection"]
+        self._connection.start_request()
+        headers = self.request.headers
+        client_id = headers.get("x-request-id", "")
         self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
+        self._has_unread_body = "content-length" in headers or "transfer-encoding" in headers
         self.status = 0  # of the response; 0 before it has started
         self.is_streaming = False  # responds with server-sent events
         # the client has disconnected; the response was sent completely
@@ -42,38 +45,41 @@ class HttpExchange:
         self.make_error_event: Callable[[ApiError], Any] = lambda refusal: refusal.envelope
         self.warnings: list[str] = []
 
-    def check_head(self, limits: Limits) -> None:
+    def check_head(self) -> None:
         """Reject headers that are too large; uvicorn accepts them if they arrive in one chunk."""
-        if self._head_bytes > limits.header:
-            raise ApiError(431, "head_too_large", f"the head is larger than {limits.header:,} bytes")
+        scope = self.request.scope
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > self._limits.max_header:
+            raise ApiError(
+                431, "head_too_large", f"the headers are larger than {self._limits.max_header:,} bytes"
+            )
 
-    async def read_body(self, limits: Limits) -> dict[str, Any]:
+    async def read_body(self) -> dict[str, Any]:
         """Read the body and parse its JSON object."""
-        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        headers, limits = self.request.headers, self._limits
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # also prevents cross-site form posts
-            raise ApiError(415, "unsupported_media_type", "wanted: Content-Type: application/json")
-        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise ApiError(415, "unsupported_media_type", "expected: Content-Type: application/json")
+        if headers.get("content-encoding", "identity").lower() != "identity":
             raise ApiError(415, "unsupported_encoding", "the body must not be compressed")
-        length = self.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length[:20]) > limits.body:
-            raise _body_too_large_error(limits)
+        self._check_body_size(int(headers.get("content-length", "0")))
         content = bytearray()
         try:
             async with asyncio.timeout(limits.body_timeout):
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnected
-                    content += message.get("body", b"")
-                    if len(content) > limits.body:
-                        raise _body_too_large_error(limits)
-                    if not message.get("more_body"):
-                        break
+                async for chunk in self.request.stream():
+                    content += chunk
+                    self._check_body_size(len(content))
         except TimeoutError:
             raise ApiError(
-                408, "body_too_slow", f"the body did not come within {limits.body_timeout:g} s"
+                408, "body_too_slow", f"the body was not received within {limits.body_timeout:g} s"
             ) from None
+        self._has_unread_body = False
         return parse_json(bytes(content))
+
+    def _check_body_size(self, size: int) -> None:
+        if size > self._limits.max_body:
+            raise ApiError(413, "body_too_large", f"the body is larger than {self._limits.max_body:,} bytes")
 
     async def wait_disconnected(self) -> None:
         """Return when the client has disconnected."""
@@ -85,23 +91,17 @@ class HttpExchange:
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
         """Send a JSON response."""
-        await self.send(dump_json(value), "application/json", status, headers)
+        await self.send(Response(dump_json(value), status, headers, "application/json"))
 
-    async def send(
-        self, content: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> None:
+    async def send(self, response: Response) -> None:
         """Send a complete response."""
-        await self._start(
-            status, {"content-type": content_type, "content-length": str(len(content)), **(headers or {})}
-        )
-        await self._write(content, has_more=False)
+        await self._start(response.status_code, response.raw_headers)
+        await self._finish(bytes(response.body))
 
     async def start_stream(self) -> None:
         """Start a response of server-sent events."""
         self.is_streaming = True
-        await self._start(
-            200, {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
-        )
+        await self._start(200, Headers(STREAM_HEADERS).raw)
 
     async def send_events(self, values: Iterable[Any]) -> None:
         """Send events in one write; a value with ``type`` becomes an event of that name."""
@@ -113,37 +113,47 @@ class HttpExchange:
 
     async def end_stream(self, end_marker: bytes = b"data: [DONE]\n\n") -> None:
         """Send the end marker and finish the response."""
-        await self._write(end_marker)
-        await self._write(b"", has_more=False)
+        await self._finish(end_marker)
 
     async def send_error(self, error: ApiError) -> None:
         """Send an error: as a response, or as the last event of a stream that has started."""
         if self.is_streaming and not self.is_complete:
-            await self.send_events([self.make_error_event(error)])
-            await self._write(b"", has_more=False)
+            await self._finish(_encode_event(self.make_error_event(error)))
         elif not self.status:
             await self.send_json(error.envelope, error.status, error.headers)
 
-    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+    async def discard_body(self) -> None:
+        """Read and discard what is left of the request body after the response, then finish the response.
+
+        Closing a socket with unread data resets the connection, and the client would lose the response. If
+        the body does not end in time, the response stays unfinished, so that uvicorn closes the connection.
+        """
+        if not self._has_unread_body:
+            return
+        with suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(self._limits.body_timeout):
+                async for _ in self.request.stream():
+                    pass
+            self._has_unread_body = False
+            await self._finish(b"")
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
-        fields = {"x-request-id": self.id, "x-content-type-options": "nosniff", **headers}
+        fields = {"x-request-id": self.id, "x-content-type-options": "nosniff"}
         if self.warnings:
             fields["x-warnings"] = "; ".join(map(_header_text, self.warnings[:MAX_WARNINGS]))
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        message = {"type": "http.response.start", "status": status, "headers": Headers(fields).raw + headers}
+        await self._send(message)
 
     async def _write(self, content: bytes, has_more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": content, "more_body": has_more})
-        # writes after a disconnect are dropped silently
-        self.is_complete = not (has_more or self.is_disconnected)
 
-
-class ClientDisconnected(Exception):
-    """The client has disconnected before it was answered."""
-
-
-def _body_too_large_error(limits: Limits) -> ApiError:
-    return ApiError(413, "body_too_large", f"the body is larger than {limits.body:,} bytes")
+    async def _finish(self, content: bytes) -> None:
+        """Send the end of the response; ``discard_body`` finishes it if the request body was not read."""
+        await self._write(content, has_more=self._has_unread_body)
+        self.is_complete = not self.is_disconnected  # writes after a disconnect are dropped silently
+        if not self._has_unread_body:
+            self._connection.finish_request()
 
 
 def _encode_event(value: Any) -> bytes:

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from pydantic import Field
 
-from polyhead.core.errors import UserError
+from polyhead.config.config_sections import ConfigSection
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits in bytes, counts and seconds. A request that exceeds a size is rejected, never truncated."""
+class Limits(ConfigSection):
+    """Limits in bytes, counts and seconds. A text that exceeds a size is rejected, never truncated."""
 
-    body: int = 2 * 2**20  # bytes of a request body
-    header: int = 16 * 2**10  # bytes of the request line and headers
-    chars: int = 32_768  # characters of one text
-    batch: int = 32  # texts per request
-    n: int = 8  # outputs per text
-    beams: int = 16  # beam size
-    max_tokens: int = 4096  # new tokens per output
-    max_queue: int = 256  # texts in the queue; further requests get status 429
-    connections: int = 1024  # open connections
-    header_timeout: float = 10.0  # seconds to receive the headers
-    body_timeout: float = 30.0  # seconds to receive the body
-    timeout: float = 120.0  # seconds to answer a request
-    write_timeout: float = 20.0  # seconds without progress while a client reads its response
-    engine_timeout: float = 2.0  # seconds without an engine heartbeat; see ``EngineThread.health_error``
-    shutdown_timeout: float = 30.0  # seconds for accepted requests to finish at shutdown
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not 0 < value < float("inf"):
-                raise UserError(f"{field.name} is {value}, wanted more than 0")
+    max_queue: int = Field(
+        256, gt=0, description="maximum number of queued texts; further requests get status 429"
+    )
+    max_batch: int = Field(32, gt=0, description="maximum number of texts per request or model call")
+    max_embeddings: int = Field(
+        2048, gt=0, description="maximum number of texts per embeddings request; split into model calls"
+    )
+    max_chars: int = Field(32_768, gt=0, description="maximum number of characters per text")
+    max_body: int = Field(2 * 2**20, gt=0, description="maximum number of bytes per request")
+    max_header: int = Field(
+        16 * 2**10, gt=0, description="maximum number of bytes of the request line and headers"
+    )
+    max_n: int = Field(8, gt=0, description="maximum number of outputs per text")
+    max_beams: int = Field(16, gt=0, description="maximum number of beams")
+    max_tokens: int = Field(4096, gt=0, description="maximum number of new tokens per output")
+    max_connections: int = Field(1024, gt=0, description="maximum number of open connections")
+    header_timeout: float = Field(10.0, gt=0, description="seconds to receive the headers")
+    body_timeout: float = Field(30.0, gt=0, description="seconds to receive the body")
+    timeout: float = Field(120.0, gt=0, description="time limit of a request, in seconds")
+    write_timeout: float = Field(
+        20.0, gt=0, description="seconds that a client may leave its response unread"
+    )
+    engine_timeout: float = Field(
+        2.0, gt=0, description="seconds without progress of the model after which it counts as hung"
+    )
+    shutdown_timeout: float = Field(30.0, gt=0, description="seconds to finish accepted requests on shutdown")

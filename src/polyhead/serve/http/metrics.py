@@ -15,22 +15,20 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = self._make_counter("requests", "answered requests", "route", "code")
-        self.tokens = self._make_counter("tokens", "tokens read and said", "kind")
+        self.requests = self._make_counter("requests", "finished requests", "route", "code")
+        self.tokens = self._make_counter("tokens", "prompt and output tokens", "kind")
         self.aborted_requests = self._make_counter(
-            "aborted", "requests that ended before their answer was whole", "reason"
+            "aborted", "requests that ended before their answer was complete", "reason"
         )
-        self.preemptions = self._make_counter(
-            "preemptions", "requests that gave way to others and were read anew"
-        )
+        self.preemptions = self._make_counter("preemptions", "requests that were preempted and recomputed")
         self.time_to_first_token = self._make_histogram(
-            "time_to_first_token_seconds", "from a request to its first token", REQUEST_BUCKETS
+            "time_to_first_token_seconds", "time time from a request to its first token", REQUEST_BUCKETS
         )
         self.time_per_output_token = self._make_histogram(
-            "time_per_output_token_seconds", "between two tokens of an output", TOKEN_BUCKETS
+            "time_per_output_token_seconds", "time time between two tokens of an output", TOKEN_BUCKETS
         )
         self.request_time = self._make_histogram(
-            "request_seconds", "from a request to the end of its answer", REQUEST_BUCKETS
+            "request_seconds", "time time from a request to the end of its answer", REQUEST_BUCKETS
         )
         for reason in ("disconnect", "deadline", "shutdown"):
             self.aborted_requests.labels(reason)

@@ -38,7 +38,7 @@ def render_page(language: str) -> bytes:
 <div class="top"><span class="state" role="status"></span>
 <div class="languages" role="group">{_language_buttons()}</div></div>
 </header>
-<noscript><p class="mistake">This page needs its script; the service does not need this page.</p></noscript>
+<noscript><p class="mistake">This page requires JavaScript; the API does not require this page.</p></noscript>
 <div id="tools"></div>
 <details class="program" hidden><summary></summary><pre tabindex="0" role="region"></pre></details>
 <p id="announcement" class="unseen" role="status"></p>
@@ -71,8 +71,9 @@ def choose_page_language(accept_language: str) -> str:
 def content_security_policy() -> str:
     """Return the Content-Security-Policy header of the page."""
     return (
-        f"default-src 'none'; connect-src 'self'; img-src data:; style-src {csp_hash(_load_style())}; script-src {csp_hash(_load_script())}; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; connect-src 'self'; img-src data:; style-src {csp_hash(_load_style())}; "
+        f"script-src {csp_hash(_load_script())}; base-uri 'none'; form-action 'none'; frame-ancestors "
+        "'none'"
     )
 
 

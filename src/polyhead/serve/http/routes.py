@@ -1,48 +1,57 @@
-"""The table of all routes; router and /openapi.json are generated from it."""
+"""The table of all routes, from which the router and /openapi.json are made."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
+
+from starlette.responses import HTMLResponse, Response
 
 from polyhead.evaluate.embed import token_limit
-from polyhead.introspect.attention_maps import has_cross_attention
+from polyhead.introspect.compute_attention import has_cross_attention
 from polyhead.kernels.pack_model import packed_dtype
-from polyhead.serve.http.errors import ApiError
+from polyhead.serve.http.errors import ApiError, not_found_error
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.http.page import choose_page_language, content_security_policy, render_page
 from polyhead.serve.model_card import reads_pairs
-from polyhead.serve.openai import chat_completions, completions, pooling_endpoints, responses
-from polyhead.serve.openai.schema_fields import DEFAULT_FROM_RUN
-from polyhead.serve.openai.schemas import (
-    ChatBody,
-    ClassifyBody,
-    CompletionBody,
-    DetokenizeBody,
-    EmbeddingBody,
-    FillBody,
-    RequestBody,
-    ResponseBody,
-    ScoreBody,
-    TokenizeBody,
-    TranslationBody,
+from polyhead.serve.openai.chat_completions import create_chat_completion
+from polyhead.serve.openai.completions import create_completions, create_translations
+from polyhead.serve.openai.pooling_endpoints import (
+    create_classifications,
+    create_embeddings,
+    create_mask_predictions,
+    create_scores,
+    detokenize,
+    tokenize,
 )
+from polyhead.serve.openai.responses import create_response
+from polyhead.serve.openai.schema_fields import DEFAULT_FROM_RUN
+from polyhead.serve.openai.schemas import RequestBody
 from polyhead.serve.service import Service
 from polyhead.tokenizers.languages import default_languages, list_languages
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Route(NamedTuple):
+class ApiRoute(NamedTuple):
     """Method, path and handler of one endpoint."""
 
     method: str
     path: str
     handler: Callable[..., Awaitable[None]]  # (service, exchange), and the body if the route has one
     summary: str
-    body: type[RequestBody] | None = None
     is_public: bool = False  # no key required
+
+    @property
+    def body(self) -> type[RequestBody] | None:
+        """Type of the request body: that of the handler's argument; None without one."""
+        return get_type_hints(self.handler).get("body")
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The allowed methods."""
+        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
     @property
     def is_queued(self) -> bool:
@@ -57,7 +66,10 @@ async def list_models(service: Service, exchange: HttpExchange) -> None:
 
 async def retrieve_model(service: Service, exchange: HttpExchange) -> None:
     """Return the model by its id."""
-    service.check_model(exchange.path.removeprefix("/v1/models/"))
+    model = exchange.request.path_params["id"]
+    if not model:
+        raise not_found_error()
+    service.check_model(model)
     await exchange.send_json(describe_model(service))
 
 
@@ -65,18 +77,21 @@ def describe_model(service: Service) -> dict[str, Any]:
     """Return the description of the served model."""
     run, config, limits = service.run, service.run.config, service.limits
     info: dict[str, Any] = {
-        "kind": service.kind, "tasks": service.tasks, "max_len": config.max_len, "vocab_size": run.tokenizer.vocab_size,
-        "dtype": packed_dtype(run.model), "labels": list(config.labels), "text_limit": service.card.limit._asdict(),
-        "examples": service.card.examples, "pairs": reads_pairs(run),
-        "limits": {"texts": limits.batch, "n": limits.n, "beams": limits.beams, "max_tokens": limits.max_tokens},
+        "kind": service.kind, "tasks": service.tasks, "max_len": config.max_len,
+        "vocab_size": run.tokenizer.vocab_size,
+        "dtype": packed_dtype(run.model), "labels": list(config.labels),
+            "text_limit": service.card.limit._asdict(),
+        "examples": service.card.examples, "nsp_head": reads_pairs(run),
+        "limits": {"texts": limits.max_batch, "n": limits.max_n, "beams": limits.max_beams,
+            "max_tokens": limits.max_tokens},
     }  # fmt: skip
     if run.recipe is not None:
         info["learned"] = run.recipe.task.name
     if run.recipe is not None and run.recipe.data.source_lang:
         info |= {"source": run.recipe.data.source_lang, "target": run.recipe.data.target_lang}
     if "embeddings" in service.tasks:
-        info |= {"max_text_len": token_limit(run.generation, config.max_len)}
-        info |= {"prompts": run.generation.prompts, "prompt": run.generation.prompt}
+        info |= {"embed_max_len": token_limit(run.generation, config.max_len)}
+        info |= {"prompts": run.generation.embed_prompts, "prompt": run.generation.embed_prompt}
     if service.kind in ("decoder", "encoder-decoder"):
         sampling = ("temperature", "top_p", "top_k", "max_new_tokens")
         penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -109,7 +124,7 @@ async def readyz(service: Service, exchange: HttpExchange) -> None:
 
 async def get_metrics(service: Service, exchange: HttpExchange) -> None:
     """Return the Prometheus metrics."""
-    await exchange.send(service.render_metrics(), PROMETHEUS_CONTENT_TYPE)
+    await exchange.send(Response(service.render_metrics(), media_type=PROMETHEUS_CONTENT_TYPE))
 
 
 async def get_openapi(service: Service, exchange: HttpExchange) -> None:
@@ -119,67 +134,34 @@ async def get_openapi(service: Service, exchange: HttpExchange) -> None:
 
 async def index(service: Service, exchange: HttpExchange) -> None:
     """Return the web page."""
-    language = choose_page_language(exchange.headers.get("accept-language", ""))
+    language = choose_page_language(exchange.request.headers.get("accept-language", ""))
     headers = {
-        "content-security-policy": content_security_policy(), "content-language": language, "vary": "accept-language",
+        "content-security-policy": content_security_policy(), "content-language": language,
+            "vary": "accept-language",
     }  # fmt: skip
-    await exchange.send(render_page(language), "text/html; charset=utf-8", headers=headers)
+    await exchange.send(HTMLResponse(render_page(language), headers=headers))
 
 
 ROUTES = [
-    Route("GET", "/", index, "a page to try the model on", is_public=True),
-    Route("GET", "/v1/models", list_models, "the model that is served"),
-    Route("GET", "/v1/models/{id}", retrieve_model, "the same, by its id"),
-    Route("POST", "/v1/completions", completions.create_completions, "go on from a text", CompletionBody),
-    Route("POST", "/v1/translations", completions.create_translations, "translate", TranslationBody),
-    Route(
-        "POST",
-        "/v1/chat/completions",
-        chat_completions.create_chat_completion,
-        "answer in a conversation",
-        ChatBody,
-    ),
-    Route("POST", "/v1/responses", responses.create_response, "the same, in items", ResponseBody),
-    Route(
-        "POST", "/v1/embeddings", pooling_endpoints.create_embeddings, "a vector for each text", EmbeddingBody
-    ),
-    Route(
-        "POST",
-        "/v1/classify",
-        pooling_endpoints.create_classifications,
-        "the class of each text",
-        ClassifyBody,
-    ),
-    Route(
-        "POST",
-        "/v1/fill-mask",
-        pooling_endpoints.create_mask_predictions,
-        "what stands behind a mask",
-        FillBody,
-    ),
-    Route("POST", "/v1/score", pooling_endpoints.create_scores, "how likely a text is", ScoreBody),
-    Route("POST", "/tokenize", pooling_endpoints.tokenize, "text to tokens", TokenizeBody),
-    Route("POST", "/detokenize", pooling_endpoints.detokenize, "tokens to text", DetokenizeBody),
-    Route("GET", "/health/live", healthz, "whether the process answers", is_public=True),
-    Route("GET", "/health/ready", readyz, "whether requests may be sent"),
-    Route("GET", "/health", readyz, "the same"),
-    Route("GET", "/metrics", get_metrics, "measures for Prometheus"),
-    Route("GET", "/openapi.json", get_openapi, "this description"),
+    ApiRoute("GET", "/", index, "demo page", is_public=True),
+    ApiRoute("GET", "/v1/models", list_models, "list the served model"),
+    ApiRoute("GET", "/v1/models/{id}", retrieve_model, "get a model by id"),
+    ApiRoute("POST", "/v1/completions", create_completions, "continue a text"),
+    ApiRoute("POST", "/v1/translations", create_translations, "translate"),
+    ApiRoute("POST", "/v1/chat/completions", create_chat_completion, "answer a conversation"),
+    ApiRoute("POST", "/v1/responses", create_response, "create a response, as items"),
+    ApiRoute("POST", "/v1/embeddings", create_embeddings, "compute an embedding per text"),
+    ApiRoute("POST", "/v1/classify", create_classifications, "classify each text"),
+    ApiRoute("POST", "/v1/fill-mask", create_mask_predictions, "predict masked tokens"),
+    ApiRoute("POST", "/v1/score", create_scores, "compute the log-probability of texts"),
+    ApiRoute("POST", "/tokenize", tokenize, "convert text to tokens"),
+    ApiRoute("POST", "/detokenize", detokenize, "convert tokens to text"),
+    ApiRoute("GET", "/health/live", healthz, "liveness: the process answers", is_public=True),
+    ApiRoute("GET", "/health/ready", readyz, "readiness: requests are accepted"),
+    ApiRoute("GET", "/health", readyz, "the same"),
+    ApiRoute("GET", "/metrics", get_metrics, "metrics for Prometheus"),
+    ApiRoute("GET", "/openapi.json", get_openapi, "this description"),
 ]
-MODELS_PATH = "/v1/models/"
-
-
-def find_route(method: str, path: str) -> Route:
-    """Return the route of a request, or raise an ApiError: 404, or 405 with the allowed methods."""
-    pattern = MODELS_PATH + "{id}" if path.startswith(MODELS_PATH) and len(path) > len(MODELS_PATH) else path
-    routes = [route for route in ROUTES if route.path == pattern]
-    if not routes:
-        raise ApiError(404, "not_found", "there is no such path; GET /openapi.json lists all")
-    for route in routes:
-        if route.method == method or (method == "HEAD" and route.method == "GET"):
-            return route
-    allowed = ", ".join(route.method for route in routes)
-    raise ApiError(405, "method_not_allowed", f"wanted: {allowed}", headers={"allow": allowed})
 
 
 def build_openapi() -> dict[str, Any]:
@@ -223,20 +205,23 @@ ERROR_SCHEMA = {
             "type": "object",
             "required": ["message", "type", "param", "code"],
             "properties": {
-                "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]}, "code": {"type": "string"},
+                "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string",
+                    "null"]}, "code": {"type": "string"},
             },
         }
     },
 }  # fmt: skip
 CONTENT_TYPES = {"/": "text/html", "/metrics": "text/plain"}
 ERROR_DESCRIPTIONS = {
-    "400": "a field is wrong, or the model cannot do this", "401": "no valid key", "404": "no such model or path", "408": "the body was too slow",
-    "413": "the body is too large", "415": "not plain JSON", "429": "too many texts wait", "500": "a defect of the service",
+    "400": "invalid field, or not supported by the model", "401": "no valid key",
+    "404": "unknown model or path", "408": "the body was received too slowly",
+    "413": "the body is too large", "415": "not valid JSON", "429": "too many queued texts",
+    "500": "internal error",
     "503": "not ready, or shutting down", "504": "the deadline has passed",
 }  # fmt: skip
 
 
-def _describe_responses(route: Route) -> dict[str, Any]:
+def _describe_responses(route: ApiRoute) -> dict[str, Any]:
     content: dict[str, Any] = {
         CONTENT_TYPES.get(route.path, "application/json"): {
             "schema": {} if route.path in CONTENT_TYPES else {"type": "object"}

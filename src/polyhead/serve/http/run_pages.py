@@ -6,7 +6,6 @@ modification times of a few files, and reloads when the version has changed.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import socket
@@ -14,10 +13,14 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
-from urllib.parse import parse_qs, quote
+from typing import Any
+from urllib.parse import quote
 
 import uvicorn
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_fact, translate_message
@@ -27,32 +30,23 @@ from polyhead.viz.run_page import STATE_TITLES, LiveVersion, final_measures, ren
 from polyhead.viz.run_record import METRICS, REPORT, is_training, read_run
 from polyhead.viz.runs_page import MAX_RUNS, render_runs_page, runs_table
 
-_HTML_TYPE, _JSON_TYPE, _TEXT_TYPE = (
-    "text/html; charset=utf-8",
-    "application/json",
-    "text/plain; charset=utf-8",
-)
-# in addition to the policy in each page
-SECURITY_POLICY = b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    # in addition to the policy in each page
+    "content-security-policy": "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+}
 log = logging.getLogger("polyhead.serve")
-
-
-class PageResponse(NamedTuple):
-    """Response to a request."""
-
-    status: int
-    content_type: str
-    body: bytes
 
 
 def check_runs(directory: Path) -> None:
     """Check that the directory can contain runs; a run itself is rejected with a hint."""
     if not directory.is_dir():
-        raise UserError(f"--runs {directory} is no directory; wanted one that holds runs, such as runs/")
+        raise UserError(f"--runs {directory} is not a directory; expected one with runs, such as runs/")
     if (directory / METRICS).is_file():
         raise UserError(
-            f"--runs {directory} is a run; name the directory that holds it ({directory.resolve().parent}), "
-            f"or write its page: polyhead report {directory}"
+            f"--runs {directory} is a run; expected the directory that contains it "
+            f"({directory.resolve().parent}), or write its page: polyhead report {directory}"
         )
 
 
@@ -78,40 +72,30 @@ class RunPages:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        answer = await asyncio.to_thread(
-            self.respond, scope["method"], scope["path"], query, headers.get("host", "")
-        )
-        fields = [
-            (b"content-type", answer.content_type.encode()),
-            (b"content-length", b"%d" % len(answer.body)),
-        ]
-        fields += [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-        fields += [(b"content-security-policy", SECURITY_POLICY)]
-        body = b"" if scope["method"] == "HEAD" else answer.body
-        await send({"type": "http.response.start", "status": answer.status, "headers": fields})
-        await send({"type": "http.response.body", "body": body})
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        query = {name: request.query_params.getlist(name) for name in request.query_params}
+        host = request.headers.get("host", "")
+        response = await run_in_threadpool(self.respond, request.method, scope["path"], query, host)
+        response.headers.update(HEADERS)
+        await response(scope, receive, send)
 
-    def respond(self, method: str, path: str, query: dict[str, list[str]], host: str) -> PageResponse:
+    def respond(self, method: str, path: str, query: dict[str, list[str]], host: str) -> Response:
         """Answer a request."""
         if host and not is_loopback(parse_host(host)):
-            return PageResponse(403, _TEXT_TYPE, b"this service answers to localhost and 127.0.0.1 alone\n")
+            return PlainTextResponse("this service answers to localhost and 127.0.0.1 alone\n", 403)
         if method not in ("GET", "HEAD"):
-            return PageResponse(405, _TEXT_TYPE, b"wanted: GET\n")
+            return PlainTextResponse("allowed: GET\n", 405)
         try:
             return self._render_page(path, query)
         except Exception as error:  # the file is damaged, or was removed meanwhile
             log.warning("%s: %s", type(error).__name__, error)
-            return PageResponse(500, _TEXT_TYPE, f"{error}\n".encode())
+            return PlainTextResponse(f"{error}\n", 500)
 
-    def _render_page(self, path: str, query: dict[str, list[str]]) -> PageResponse:
+    def _render_page(self, path: str, query: dict[str, list[str]]) -> Response:
         runs = {run.name: run for run in find_runs(self.directory)}
         if path == "/health/live":
-            return PageResponse(200, _JSON_TYPE, b'{"status":"live"}')
+            return JSONResponse({"status": "live"})
         if path == "/":
             names = list(runs)
         elif path == "/compare":
@@ -119,12 +103,12 @@ class RunPages:
         else:
             names = [path.removeprefix("/runs/")] if path.startswith("/runs/") else [""]
         if unknown := [name for name in names if name not in runs]:
-            return PageResponse(404, _TEXT_TYPE, f"there is no run {unknown[0]!r} here\n".encode())
+            return PlainTextResponse(f"there is no run {unknown[0]!r} here\n", 404)
         state = get_runs_version([runs[name] for name in names])
         if path == "/":
             state["training"] = True  # a run may begin at any time
         if "version" in query:
-            return PageResponse(200, _JSON_TYPE, json.dumps(state).encode())
+            return JSONResponse(state)
         live = LiveVersion(state["version"], state["training"])
         if path == "/":
             text = render_index(self.directory, list(runs.values()), live)
@@ -133,8 +117,8 @@ class RunPages:
         elif 1 <= len(names) <= MAX_RUNS:
             text = render_runs_page([read_run(runs[name]) for name in names], live)
         else:
-            return PageResponse(400, _TEXT_TYPE, f"choose 1 to {MAX_RUNS} runs\n".encode())
-        return PageResponse(200, _HTML_TYPE, text.encode())
+            return PlainTextResponse(f"choose 1 to {MAX_RUNS} runs\n", 400)
+        return HTMLResponse(text)
 
 
 def render_index(directory: Path, runs: Sequence[Path], live_state: LiveVersion) -> str:
@@ -145,7 +129,8 @@ def render_index(directory: Path, runs: Sequence[Path], live_state: LiveVersion)
     names = [tr("Run"), tr("State"), tr("Step"), tr("Measures")]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     table = scroll_region(runs_table(f"<tr>{head}</tr>", "".join(map(run_row_html, runs))), tr("Runs"))
-    body = f'<form action="/compare">{table}<p><button>{escape(tr("Compare the chosen runs"))}</button></p></form>'
+    button = f"<button>{escape(tr('Compare the selected runs'))}</button>"
+    body = f'<form action="/compare">{table}<p>{button}</p></form>'
     return render_document(tr("Runs"), str(directory), [PageSection(tr("Runs"), "", body)], live_state)
 
 

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
 
 from polyhead.serve.http.app import App
-from polyhead.serve.http.connection_limits import make_protocol
+from polyhead.serve.http.connection_limits import LimitedConnection
 from polyhead.serve.service import Service
 
 # seconds a thread holds the GIL; with the default of 5 ms a stream of a small model is three times as slow
@@ -32,11 +33,14 @@ class Server(uvicorn.Server):
         self.service, self.app, self.on_ready = service, App(service), on_ready
         self.exit_deadline = float("inf")
         limits = service.limits
-        super().__init__(uvicorn.Config(
-            self.app, http=make_protocol(limits), ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False, h11_max_incomplete_event_size=limits.header, timeout_graceful_shutdown=2,
+        config = uvicorn.Config(
+            self.app.router,
+            http=partial(LimitedConnection, limits),  # type: ignore[arg-type]  # called like a class
+            loop="asyncio", lifespan="off", ws="none", log_config=None, access_log=False, server_header=False,
+            proxy_headers=False, h11_max_incomplete_event_size=limits.max_header, timeout_graceful_shutdown=2,
             timeout_keep_alive=75,
-        ))  # fmt: skip
+        )  # fmt: skip
+        super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.service.start()
@@ -48,7 +52,7 @@ class Server(uvicorn.Server):
             overdue = time.monotonic() - self.exit_deadline
             if overdue > 0:
                 for task in list(self.app.active_tasks):
-                    task.cancel("the time to end has passed")
+                    task.cancel("the shutdown timeout has passed")
             is_flushed = not any(c.transport.get_write_buffer_size() for c in self.server_state.connections)
             self.should_exit = (is_flushed and not self.app.active_tasks) or overdue > 2
         return await super().on_tick(counter)

@@ -20,7 +20,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         sock.close()
         if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise UserError(f"port {port} is taken; give another one, or 0 for any free one") from None
+            raise UserError(f"port {port} is in use; choose another one, or 0 for any free port") from None
         raise UserError(f"cannot listen on {host}:{port}: {error}") from None
     return sock
 

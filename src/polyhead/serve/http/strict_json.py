@@ -29,10 +29,10 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise ApiError(400, "invalid_json", "the body is not UTF-8") from None
     except UnicodeEncodeError:
         raise ApiError(
-            400, "invalid_json", "the body holds half of a surrogate pair, which is not Unicode text"
+            400, "invalid_json", "the body has half of a surrogate pair, which is not valid Unicode"
         ) from None
     except RecursionError:
-        raise ApiError(400, "invalid_json", "the body is nested too deep") from None
+        raise ApiError(400, "invalid_json", "the body is nested too deeplyly") from None
     except ValueError as error:
         raise ApiError(400, "invalid_json", f"the body is not JSON: {error}"[:300]) from None
     if not isinstance(value, dict):
@@ -53,12 +53,12 @@ def finite_or_none(value: float) -> float | None:
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key occurs twice in one object")
     return value
 
 
 def _reject_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _parse_finite(digits: str) -> float:

@@ -8,7 +8,7 @@ from polyhead.generation.text_output import TokenLogprobs
 from polyhead.serve.client_stream import ClientStream, OutputDelta
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.openai.chat_session import open_chat
-from polyhead.serve.openai.completions import make_response_head, stream_chunks
+from polyhead.serve.openai.completions import make_response_head, stream_chunks, warn_shortened_output
 from polyhead.serve.openai.logprobs import format_chat_logprobs
 from polyhead.serve.openai.schemas import ChatBody
 from polyhead.serve.service import Service
@@ -23,6 +23,7 @@ async def create_chat_completion(service: Service, exchange: HttpExchange, body:
         return format_chat_logprobs(service.run, logprobs) if body.logprobs else None
 
     async with open_chat(service, body) as (streams, answers):
+        warn_shortened_output(exchange, body, streams)
 
         def make_chunk(stream: ClientStream, delta: OutputDelta) -> dict[str, Any]:
             answer = answers[delta.row]

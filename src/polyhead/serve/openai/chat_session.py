@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from polyhead.chat.base import Message
+from polyhead.chat.base import is_prefill
 from polyhead.chat.tools import ToolChoice, select_tools
 from polyhead.core.errors import UserError
 from polyhead.generation.chat import ChatSession
@@ -15,7 +15,6 @@ from polyhead.generation.text_engine import PreparedRequest
 from polyhead.serve.client_stream import ClientStreams
 from polyhead.serve.http.errors import ApiError, invalid_value_error, unsupported_parameter_error
 from polyhead.serve.openai.assistant_message import AssistantMessage
-from polyhead.serve.openai.input_limits import conversation_text
 from polyhead.serve.openai.logprobs import CHAT_LOGPROB_CHARS, check_logprobs_size
 from polyhead.serve.openai.request_builder import build_requests, default_max_tokens
 from polyhead.serve.openai.schemas import ChatBody
@@ -34,23 +33,45 @@ async def open_chat(service: Service, body: ChatBody) -> AsyncIterator[OpenChat]
     """Submit a conversation to the engine; leaving the context aborts it."""
     session = _require_chat(service)
     if body.top_logprobs and not body.logprobs:
-        raise invalid_value_error("top_logprobs", "top_logprobs: send logprobs=true with it")
+        raise invalid_value_error("top_logprobs", "top_logprobs requires logprobs=true")
     if body.logprobs and "beam_size" in body.model_fields_set:
-        raise unsupported_parameter_error("logprobs", "logprobs are given for sampled text only")
-    tools = _choose_tools(session, body, service.limits.chars)
-    texts = [conversation_text(body.messages, tools.all_tools)]
+        raise unsupported_parameter_error("logprobs", "logprobs are supported only for sampled text")
+    _check_continuation(body)
+    tools = _choose_tools(session, body, service.limits.max_chars)
     async with service.open_streams(
-        lambda: [_build_request(service, session, body, tools)], texts, body
+        lambda: [_build_request(service, session, body, tools)], body, 1, body.messages.num_chars
     ) as streams:
         yield OpenChat(streams, defaultdict(lambda: AssistantMessage(session.tool_syntax, tools)))
 
 
 def _require_chat(service: Service) -> ChatSession:
     if service.chat is None:
-        hint = "nothing says how it writes them; start the service with --chat NAME if you know"
-        reason = hint if service.kind == "decoder" else f"it is no language model; use /v1/{service.tasks[0]}"
-        raise ApiError(400, "model_not_chat", f"{service.name} holds no conversations: {reason}", "model")
+        hint = "its chat format is unknown; start the service with --chat NAME to set it"
+        reason = (
+            hint if service.kind == "decoder" else f"it is not a language model; use /v1/{service.tasks[0]}"
+        )
+        raise ApiError(
+            400, "model_not_chat", f"{service.name} does not support conversations: {reason}", "model"
+        )
     return service.chat
+
+
+def _check_continuation(body: ChatBody) -> None:
+    """Reject settings that contradict the last message: one of the assistant is continued, no other is."""
+    continues = is_prefill(body.messages)
+    settings = {
+        "continue_final_message": body.continue_final_message,
+        "add_generation_prompt": None
+        if body.add_generation_prompt is None
+        else not body.add_generation_prompt,
+    }
+    for name, value in settings.items():
+        if value not in (None, continues):
+            reason = (
+                "is continued" if continues else "is not one of the assistant, so an answer to it is started"
+            )
+            given = "true" if getattr(body, name) else "false"
+            raise invalid_value_error(name, f"{name}: {given}, but the last message {reason}")
 
 
 def _choose_tools(chat: ChatSession, body: ChatBody, max_chars: int) -> ToolChoice:
@@ -59,35 +80,42 @@ def _choose_tools(chat: ChatSession, body: ChatBody, max_chars: int) -> ToolChoi
         tools = select_tools(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
     except UserError as error:
         raise invalid_value_error("tool_choice", f"tool_choice: {error}") from None
-    try:
-        length = chat.count_overhead_chars(tools)
-    except UserError as error:
-        raise unsupported_parameter_error("tools", f"tools: {error}") from None
-    if tools.all_tools and length > max_chars:
-        message = f"tools: written as this model reads them they have {length} characters; this service takes {max_chars}"
-        raise ApiError(400, "text_too_long", message, "tools")
+    if tools.all_tools:
+        _check_tools_size(chat, tools, max_chars)
     if tools.required_tools and body.stop:
         raise invalid_value_error(
-            "stop", "stop: an answer that must call a function ends with the call: leave it out"
+            "stop", "stop: an answer that must call a function ends with the call: remove it"
         )
     has_format = body.response_format is not None and body.response_format.type != "text"
     if tools.required_tools and (has_format or body.structured_outputs):
         raise invalid_value_error(
             "tool_choice",
-            "tool_choice: an answer that must call a function has no other form: leave out "
+            "tool_choice: an answer that must call a function cannot have another format: remove "
             + ("response_format" if has_format else "structured_outputs"),
         )
     return tools
 
 
+def _check_tools_size(chat: ChatSession, tools: ToolChoice, max_chars: int) -> None:
+    """Reject tools that this chat format cannot write, or writes with more characters than is allowed."""
+    try:
+        length = chat.count_overhead_chars(tools)
+    except UserError as error:
+        raise unsupported_parameter_error("tools", f"tools: {error}") from None
+    if length > max_chars:
+        message = f"tools: in the model's format they have {length} characters; the maximum is {max_chars}"
+        raise ApiError(400, "text_too_long", message, "tools")
+
+
 def _build_request(service: Service, chat: ChatSession, body: ChatBody, tools: ToolChoice) -> PreparedRequest:
     """Encode the conversation, without its oldest turns if truncation is requested and they do not fit."""
-    messages = body.messages
     try:
         if body.truncate:
-            messages = _truncate_messages(service, chat, body, tools)
-        options = chat.build_options(tools) | {"top_logprobs": body.top_logprobs}
-        (request,) = build_requests(service, body, [chat.encode_prompt(messages, tools)], **options)
+            ids = _encode_truncated(service, chat, body, tools)
+        else:
+            ids = chat.encode_prompt(body.messages, tools)
+        options = chat.build_options(body.messages, tools) | {"top_logprobs": body.top_logprobs}
+        (request,) = build_requests(service, body, [ids], **options)
     except UserError as error:
         raise invalid_value_error("messages", f"messages: {error}") from None
     except ApiError as refusal:
@@ -103,20 +131,18 @@ def _build_request(service: Service, chat: ChatSession, body: ChatBody, tools: T
     return request
 
 
-def _truncate_messages(
-    service: Service, chat: ChatSession, body: ChatBody, tools: ToolChoice
-) -> list[Message]:
-    """Drop the oldest turns of the conversation so that the answer has the requested length.
+def _encode_truncated(service: Service, chat: ChatSession, body: ChatBody, tools: ToolChoice) -> list[int]:
+    """Encode the conversation without its oldest turns, so that the answer has the requested length.
 
-    Without a requested length the default applies, but at most half of the context, and at least one token.
+    Without a requested length, or with one beyond the model's, the default applies, but at most half of the
+    context, and at least one token.
     """
-    max_len = chat.engine.max_len
-    is_explicit = "max_tokens" in body.model_fields_set
-    default = min(default_max_tokens(service, chat.engine), max_len // 2)
-    for room in [body.max_tokens] if is_explicit else [default, 1]:
-        try:
-            return chat.truncate_history(body.messages, max_len + 1 - room, tools)
-        except UserError as error:
-            message = str(error)
-    hint = f", or ask for less than max_tokens={body.max_tokens}" if is_explicit else ""
-    raise ApiError(400, "context_length_exceeded", message + hint, "messages")
+    max_len, num_new = chat.engine.max_len, body.max_tokens
+    if "max_tokens" in body.model_fields_set and num_new <= max_len:
+        fallback, hint = 0, f", or request less than max_tokens={num_new}"
+    else:
+        num_new, fallback, hint = min(default_max_tokens(service, chat.engine), max_len // 2), max_len, ""
+    try:
+        return chat.truncate_history(body.messages, max_len + 1 - num_new, tools, fallback).ids
+    except UserError as error:
+        raise ApiError(400, "context_length_exceeded", f"{error}{hint}", "messages") from None

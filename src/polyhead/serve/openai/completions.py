@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from polyhead.generation.text_engine import PreparedRequest
-from polyhead.introspect.token_maps import cross_map
+from polyhead.introspect.compute_attention import cross_map
 from polyhead.serve.client_stream import ClientStream, ClientStreams, OutputDelta
 from polyhead.serve.http.errors import invalid_value_error, unsupported_parameter_error
 from polyhead.serve.http.http_exchange import HttpExchange
@@ -17,7 +17,7 @@ from polyhead.serve.http.strict_json import finite_or_none
 from polyhead.serve.openai.echo import check_reply_size, make_echo_outputs
 from polyhead.serve.openai.request_builder import build_requests
 from polyhead.serve.openai.schemas import CompletionBody, SamplingParams, TranslationBody
-from polyhead.serve.service import Service
+from polyhead.serve.service import Service, total_length
 
 KEEPALIVE_SECONDS = 15.0  # seconds without output until a keepalive is sent
 
@@ -33,16 +33,12 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
     wants_logprobs = "logprobs" in body.model_fields_set
     if wants_logprobs and ("beam_size" in body.model_fields_set or service.kind != "decoder"):
         raise unsupported_parameter_error(
-            "logprobs", "logprobs are given for sampled text of a language model only"
+            "logprobs", "logprobs are supported only for sampled text of a language model"
         )
     if body.echo and service.kind != "decoder":
-        raise unsupported_parameter_error(
-            "echo", "echo is for language models: no other continues its prompt"
-        )
+        raise unsupported_parameter_error("echo", "echo is supported only for language models")
     if not (body.max_tokens or body.echo):
-        raise invalid_value_error(
-            "max_tokens", "max_tokens: 0 tells the prompt alone, with echo=true; wanted 1 or more"
-        )
+        raise invalid_value_error("max_tokens", "max_tokens: 0 requires echo=true; expected 1 or more")
     head = make_response_head("cmpl", "text_completion", service)
 
     def make_chunk(stream: ClientStream, delta: OutputDelta) -> dict[str, Any]:
@@ -54,7 +50,9 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
         tops = {"top_logprobs": body.logprobs} if wants_logprobs else {}
         return check_reply_size(service, body, build_requests(service, body, body.prompt, **tops))
 
-    async with service.open_streams(prepare_requests, body.prompt, body) as streams:
+    num_chars = total_length(body.prompt)
+    async with service.open_streams(prepare_requests, body, len(body.prompt), num_chars) as streams:
+        warn_shortened_output(exchange, body, streams)
         outputs = await make_echo_outputs(service, body, streams, body.logprobs if wants_logprobs else None)
         if body.stream:
             await stream_chunks(service, exchange, body, streams, head, "choices", make_chunk)
@@ -62,6 +60,15 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
         await streams.wait_finished()
         choices = [make_chunk(member, result) for member in streams.members for result in member.results()]
         await exchange.send_json({**head, "choices": choices, "usage": service.count_usage(streams.members)})
+
+
+def warn_shortened_output(exchange: HttpExchange, body: SamplingParams, streams: ClientStreams) -> None:
+    """Add a warning to the response if fewer tokens can be generated than were requested."""
+    smallest = min(stream.request.state.max_new_tokens for stream in streams.members)
+    if "max_tokens" in body.model_fields_set and smallest < body.max_tokens:
+        exchange.warnings.insert(
+            0, f"{body.max_tokens} output tokens were requested; at most {smallest} can be generated"
+        )
 
 
 async def create_translations(service: Service, exchange: HttpExchange, body: TranslationBody) -> None:
@@ -73,19 +80,20 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
     service.require_task("translations")
     if body.stream and body.return_attention:
         raise unsupported_parameter_error(
-            "return_attention", "return_attention needs a whole translation: leave out stream"
+            "return_attention", "return_attention cannot be combined with stream"
         )
     languages = {
         f"{side}_lang": name for side, name in (("source", body.source), ("target", body.target)) if name
     }
     if languages and body.return_attention:
         raise unsupported_parameter_error(
-            "return_attention", "attention is told for the languages of the run alone"
+            "return_attention", "return_attention is supported only for the run's own language pair"
         )
     if body.return_attention and len(service.run.members) > 1:
         raise unsupported_parameter_error(
             "return_attention",
-            f"attention is told of one model, and here {len(service.run.members)} decide together",
+            "return_attention is supported for a single model, not for an ensemble of "
+            f"{len(service.run.members)}",
         )
     head = make_response_head("trans", "translation", service)
 
@@ -95,7 +103,9 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
 
     options = languages | ({"terminology": body.terminology} if body.terminology else {})
     prepare_requests = partial(build_requests, service, body, body.input, **options)
-    async with service.open_streams(prepare_requests, body.input, body) as streams:
+    num_chars = total_length(body.input)
+    async with service.open_streams(prepare_requests, body, len(body.input), num_chars) as streams:
+        warn_shortened_output(exchange, body, streams)
         if body.stream:
             await stream_chunks(service, exchange, body, streams, head, "data", make_chunk)
             return

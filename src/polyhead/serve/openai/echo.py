@@ -59,7 +59,7 @@ def check_reply_size(
     service: Service, body: CompletionBody, requests: list[PreparedRequest]
 ) -> list[PreparedRequest]:
     """Return the requests, or reject them if their log-probabilities could exceed the size limit."""
-    tokens, max_chars = sum(len(request.prompt) for request in requests), service.limits.body
+    tokens, max_chars = sum(len(request.prompt) for request in requests), service.limits.max_body
     num_chars = LOGPROB_CHARS * tokens * (1 + body.logprobs) * body.n
     if "logprobs" not in body.model_fields_set:
         return requests
@@ -67,8 +67,8 @@ def check_reply_size(
         raise ApiError(
             400,
             "answer_too_long",
-            f"prompts of {tokens:,} tokens would be told in {num_chars:,} characters, {max_chars:,} at most: "
-            "send fewer at once, or a lower n or logprobs",
+            f"prompts of {tokens:,} tokens would take {num_chars:,} characters; the maximum is "
+            f"{max_chars:,}: send fewer at once, or a lower n or logprobs",
             "prompt",
         )
     check_logprobs_size(service, requests, body.logprobs, LOGPROB_CHARS, "logprobs")

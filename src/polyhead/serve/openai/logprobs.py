@@ -36,15 +36,16 @@ def check_logprobs_size(
     """
     tokens, max_chars = (
         sum(request.n * request.state.max_new_tokens for request in requests),
-        service.limits.body,
+        service.limits.max_body,
     )
     num_chars = chars_per_token * (1 + num_alternatives) * tokens
     if num_chars > max_chars:
         raise ApiError(
             400,
             "answer_too_long",
-            f"logprobs of up to {tokens:,} tokens would be told in {num_chars:,} characters; {max_chars:,} at most, which have "
-            f"{max_chars // (chars_per_token * (1 + num_alternatives)):,} tokens: ask for a lower max_tokens, n or {field}",
+            f"logprobs of up to {tokens:,} tokens would take {num_chars:,} characters; the maximum is "
+            f"{max_chars:,}, or {max_chars // (chars_per_token * (1 + num_alternatives)):,} tokens: request "
+            f"a lower max_tokens, n or {field}",
             "max_tokens",
         )
 

@@ -39,16 +39,14 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
             check_token_ids(service, text, "input")
     run, dim = service.run, embedding_dim(service.run.config)
     if "dimensions" in body.model_fields_set and body.dimensions != dim:
-        raise invalid_value_error(
-            "dimensions", f"dimensions: this model makes vectors of {dim} numbers, no others"
-        )
+        raise invalid_value_error("dimensions", f"dimensions: embeddings of this model have {dim} dimensions")
 
     overrides = {"pooling": body.pooling, "normalize": body.normalize}
     changes = {key: value for key, value in overrides.items() if value is not None}
-    changes |= {"prompt": body.prompt} if "prompt" in body.model_fields_set else {}
+    changes |= {"embed_prompt": body.prompt} if "prompt" in body.model_fields_set else {}
 
     def check_lengths() -> list[tuple[Any, int]]:
-        config = with_overrides(run.generation, changes, "vectors of texts")
+        config = with_overrides(run.generation, changes, "text embeddings")
         template = get_embedding_template(run.config, run.recipe, run.tokenizer)
         max_len = token_limit(config, run.config.max_len)
         rows = prepare_inputs(run.tokenizer, body.input, config, max_len, template)
@@ -63,11 +61,9 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
         embed_batch,
         body.input,
     )
-    embeddings = vectors.numpy()  # type: ignore[attr-defined]
+    embeddings = np.stack([vector.numpy() for vector in vectors])
     if not np.isfinite(embeddings).all():
-        raise ApiError(
-            500, "not_a_number", "the model's output is not a number: its weights are damaged or overflow"
-        )
+        raise ApiError(500, "not_a_number", "the model's output is NaN: its weights are damaged or overflow")
     is_base64 = body.encoding_format == "base64"
     values = [
         base64.b64encode(row.astype("<f4").tobytes()).decode() if is_base64 else row.tolist()
@@ -141,9 +137,9 @@ async def create_scores(service: Service, exchange: HttpExchange, body: ScoreBod
     paired = "target" in body.model_fields_set
     if paired != (service.kind == "encoder-decoder"):
         expected = (
-            "an encoder-decoder judges targets: give one for each input"
+            "an encoder-decoder requires one target for each input"
             if not paired
-            else "a language model judges texts alone"
+            else "a language model takes no targets"
         )
         raise invalid_value_error("target", f"target: {expected}")
     if paired and len(body.target) != len(body.input):
@@ -202,7 +198,8 @@ def _check_lengths(
         if row.truncated and not truncate:
             raise ApiError(
                 400, "context_length_exceeded",
-                f"text {number} has more tokens than this model reads ({max_len}, special ones counted): split it, or send truncate=true", "input",
+                f"text {number} has more tokens than the model's maximum ({max_len}, including special "
+                "tokens): split it, or send truncate=true", "input",
             )  # fmt: skip
     return [(text, len(row.ids)) for text, row in zip(texts, rows, strict=True)]
 
@@ -217,7 +214,7 @@ def _check_text_lengths(service: Service, texts: Sequence[Any]) -> list[Any]:
             raise ApiError(
                 400,
                 "context_length_exceeded",
-                f"text {number} has {longest} tokens; this model reads {max_len} at once: split it",
+                f"text {number} has {longest} tokens; the model's maximum is {max_len}: split it",
                 "input",
             )
     return list(texts)
@@ -228,14 +225,14 @@ def _check_reply_size(service: Service, body: FillBody) -> list[Any]:
 
     Each predicted token is returned with the complete text.
     """
-    masks, max_chars = count_masks(service.run.tokenizer, body.input), service.limits.body
+    masks, max_chars = count_masks(service.run.tokenizer, body.input), service.limits.max_body
     num_chars = body.top_k * sum(number * len(text) for number, text in zip(masks, body.input, strict=True))
     if num_chars > max_chars:
         raise ApiError(
             400,
             "answer_too_long",
-            f"{sum(masks)} masks with {body.top_k} tokens each would be told in {num_chars:,} characters, "
-            f"{max_chars:,} at most: send fewer masks at once, or a lower top_k",
+            f"{sum(masks)} masks with {body.top_k} tokens each would take {num_chars:,} characters; the "
+            f"maximum is {max_chars:,}: send fewer masks at once, or a lower top_k",
             "input",
         )
     return _check_text_lengths(service, body.input)

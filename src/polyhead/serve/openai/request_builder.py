@@ -73,11 +73,11 @@ def build_requests(
             requests.append(engine.prepare_request(ids, seed=seed, **engine_options, **length_options))
         except UserError as error:
             raise _to_field_error(str(error), body) from None
-        if "terminology" in options and (width := requests[-1].state.width) > service.limits.beams:
+        if "terminology" in options and (width := requests[-1].state.width) > service.limits.max_beams:
             raise invalid_value_error(
                 "terminology",
-                f"terminology: with those of a text there are {width} hypotheses, one more for each of their tokens; this service "
-                f"keeps {service.limits.beams}",
+                f"terminology: the terms of a text require {width} hypotheses, one more for each of their "
+                f"tokens; the maximum is {service.limits.max_beams}",
             )
     return requests
 
@@ -106,11 +106,11 @@ def grammar_of(body: SamplingParams, engine: TextEngine) -> dict[str, Choice | N
     if len(grammars) > 1:
         raise invalid_value_error(
             "structured_outputs",
-            "an output has one form: response_format and structured_outputs name several",
+            "response_format and structured_outputs cannot be combined",
         )
     if grammars:
-        return {"form": grammars[0]}
-    return {"form": None} if response_format is not None and engine.config.form else {}
+        return {"grammar": grammars[0]}
+    return {"grammar": None} if response_format is not None and engine.config.grammar else {}
 
 
 def check_token_ids(service: Service, ids: Sequence[int], field: str) -> None:
@@ -119,7 +119,7 @@ def check_token_ids(service: Service, ids: Sequence[int], field: str) -> None:
     for token in ids:
         if not 0 <= token <= max_id:
             raise invalid_value_error(
-                field, f"{field}: there is no token {format_value(token)}; this model knows 0 to {max_id}"
+                field, f"{field}: no token {format_value(token)}; the vocabulary has 0 to {max_id}"
             )
 
 
@@ -128,8 +128,8 @@ def _fit_prompt(
 ) -> tuple[list[int], dict[str, Any]]:
     """Fit a prompt into the context; return its ids and ``max_new_tokens``.
 
-    A requested ``max_tokens`` is never reduced. A conversation has already been truncated message by message;
-    nothing more of it is cut.
+    A requested ``max_tokens`` is reduced to the room after the prompt. A conversation has already been
+    truncated message by message; nothing more of it is cut.
     """
     max_len, is_explicit, is_chat = (
         engine.max_len,
@@ -137,24 +137,25 @@ def _fit_prompt(
         "turn_ends" in options,
     )
     # at least one token is generated, also for max_tokens=0
-    default, requested = default_max_tokens(service, engine), max(1, body.max_tokens)
+    default = default_max_tokens(service, engine)
+    requested = min(max(1, body.max_tokens), service.limits.max_tokens)
     if body.truncate:
         num_new = requested if is_explicit else min(default, max(max_len // 2, max_len - len(ids) + 1))
         has_beams = "beam_size" in body.model_fields_set
-        if has_beams and is_chat:
+        if is_chat and (has_beams or requested > max_len):
             num_new = min(num_new, max_len - len(ids) + 1)
         # sampling drops the oldest tokens beyond max_len; beam search ends there
         room = max_len - num_new + 1 if has_beams else max_len
         if room > 0:
             return ids[-room:], {"max_new_tokens": num_new}
-    if len(ids) + requested - 1 > max_len:
-        and_new = f" and {requested} new ones are wanted" if is_explicit and body.max_tokens else ""
-        hint = "" if body.truncate else ", or send truncate=true to go on from the end of what fits"
+    if len(ids) > max_len:
+        hint = "" if body.truncate else ", or send truncate=true to keep only the end of the prompt"
         raise ApiError(
             400, "context_length_exceeded",
-            f"the prompt has {len(ids)} tokens{and_new}; this model reads {max_len} at once: ask for less{hint}", "prompt",
+            f"the prompt has {len(ids)} tokens; the model's maximum is {max_len}: request less{hint}",
+                    "prompt",
         )  # fmt: skip
-    return ids, {"max_new_tokens": requested if is_explicit else min(default, max_len - len(ids) + 1)}
+    return ids, {"max_new_tokens": min(requested if is_explicit else default, max_len - len(ids) + 1)}
 
 
 def default_max_tokens(service: Service, engine: TextEngine) -> int:
@@ -172,27 +173,22 @@ def _fit_source(
         if not body.truncate:
             raise ApiError(
                 400, "context_length_exceeded",
-                f"the text has {len(ids)} tokens; this model reads {room}: split it, or send truncate=true to translate its beginning", "input",
+                f"the text has {len(ids)} tokens; the model's maximum is {room}: split it, or send "
+                        "truncate=true to translate its beginning", "input",
             )  # fmt: skip
         ids = ids[:room]
     if "max_tokens" not in body.model_fields_set:
         return ids, {}
-    if body.max_tokens > engine.max_len:
-        raise ApiError(
-            400,
-            "context_length_exceeded",
-            f"max_tokens is {body.max_tokens}; this model says {engine.max_len} at most",
-            "max_tokens",
-        )
-    return ids, {"max_length_ratio": 0.0, "max_length_extra": body.max_tokens}
+    max_tokens = min(body.max_tokens, engine.max_len, service.limits.max_tokens)
+    return ids, {"max_length_ratio": 0.0, "max_length_extra": max_tokens}
 
 
 def _to_field_error(message: str, body: SamplingParams) -> ApiError:
     """Convert an engine error to an error that names the request field."""
-    message = message.partition("; these have:")[0]
+    message = message.partition("; valid settings:")[0]
     for engine_name, field in FIELD_NAMES.items():
         message = message.replace(engine_name, field)
     name = message.partition(" ")[0].rstrip(":")
-    if name == "form":
+    if name == "grammar":
         name = "structured_outputs" if body.structured_outputs else "response_format"
     return invalid_value_error(name if name in type(body).model_fields else None, message)

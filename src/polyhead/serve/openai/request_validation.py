@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from polyhead.chat.tools import drop_nulls
 from polyhead.core.errors import did_you_mean, format_value
 from polyhead.core.messages import format_loc, from_validation_error
 from polyhead.serve.http.errors import ApiError, invalid_value_error, unsupported_parameter_error
@@ -16,29 +17,27 @@ from polyhead.serve.openai.schemas import RequestBody
 from polyhead.serve.openai.unknown_fields import find_unknown_fields
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "suffix": ("", None),
-    "best_of": (1, None),
-    "targets": (None,),
-    "tools": ([], None),
-    "tool_choice": ("none", "auto", None),
-    "functions": ([], None),
-    "function_call": ("none", "auto", None),
-    "modalities": (["text"], None),
-    "reasoning_effort": (None,),
-    "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}, None),
-    "prompt": (None,),
-    "previous_response_id": (None,),
-    "conversation": (None,),
-    "background": (False, None),
-    "max_tool_calls": (None,),
-    "web_search_options": (None,),
-    **dict.fromkeys(("audio", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), (None,)),
-}
+    "suffix": ("",),
+    "best_of": (1,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "reasoning": ({},),
+    "background": (False,),
+    **dict.fromkeys(
+        ("targets", "reasoning_effort", "prompt", "previous_response_id", "conversation", "max_tool_calls",
+         "web_search_options", "audio", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()
+    ),
+}  # fmt: skip
 """Unsupported fields of other services that would change the result, with the values that have no effect."""
 ALTERNATIVES = {
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "give structured_outputs"),
-    **dict.fromkeys(("previous_response_id", "conversation"), "it keeps no answers: send all that was said in input"),
-    "background": "it answers while you wait",
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        "use structured_outputs"),
+    **dict.fromkeys(("previous_response_id", "conversation"), "answers are not stored: send the whole "
+        "conversation in input"),
+    "background": "answers are synchronous",
 }  # fmt: skip
 """Alternatives to some of them, for the error message."""
 IGNORED_FIELDS = {
@@ -61,8 +60,9 @@ def validate_body(
 ) -> tuple[B, list[str]]:
     """Return the validated body and warnings about unknown fields.
 
-    An invalid field raises an ApiError that names it.
+    A null field counts as absent. An invalid field raises an ApiError that names it.
     """
+    values = drop_nulls(values)
     ignored = _check_unknown_fields(body_type, values, strict)
     try:
         body = body_type.model_validate(
@@ -81,7 +81,7 @@ def validate_body(
             if getattr(body, name) > maximum:
                 raise invalid_value_error(
                     name,
-                    f"{name}: {getattr(body, name)} is out of range: this service allows {maximum} at most",
+                    f"{name}: {getattr(body, name)} is out of range: the maximum is {maximum}",
                 )
     check_input_size(body, limits)
     for field, name, location, hint in find_unknown_fields(
@@ -98,9 +98,10 @@ def validate_body(
 def _check_unknown_fields(body_type: type[RequestBody], values: dict[str, Any], strict: bool) -> list[str]:
     """Return warnings about unknown fields; a field that would change the result is rejected."""
     for name in sorted(values.keys() & NEUTRAL_VALUES.keys() - body_type.model_fields.keys()):
-        if not any(_is_same_json(values[name], value) for value in NEUTRAL_VALUES[name]):
+        given = drop_nulls(values[name]) if isinstance(values[name], dict) else values[name]
+        if not any(_is_same_json(given, value) for value in NEUTRAL_VALUES[name]):
             raise unsupported_parameter_error(
-                name, f"{name} is not supported by this service; {ALTERNATIVES.get(name, 'leave it out')}"
+                name, f"{name} is not supported by this service; {ALTERNATIVES.get(name, 'remove it')}"
             )
     warnings = []
     unknown = values.keys() - body_type.model_fields.keys() - NEUTRAL_VALUES.keys()

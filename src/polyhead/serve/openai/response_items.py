@@ -6,18 +6,25 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from polyhead.chat.base import Message
+from polyhead.chat.base import MESSAGE_ROLE_ALIASES, ROLES_WITHOUT_CONTENT, Message
 from polyhead.chat.tools import TOOL_CHOICES, Tool, parse_tool_call, validate_tool_choice, validate_tools
 from polyhead.core.errors import UserError, format_value
-from polyhead.serve.openai.schema_fields import FUNCTION_TYPE, NAME_SCHEMA, TEXT_SCHEMA, read_text_part
+from polyhead.serve.openai.input_limits import SizedMessages
+from polyhead.serve.openai.schema_fields import (
+    FUNCTION_TYPE,
+    NAME_SCHEMA,
+    TEXT_SCHEMA,
+    object_schema,
+    read_text_part,
+)
 
 TEXT_PART_TYPES = ("input_text", "output_text", "text")
-ROLE_MAP = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+ROLE_MAP = {"user": "user", "assistant": "assistant", "system": "system", **MESSAGE_ROLE_ALIASES}
 ITEM_TYPES = ("message", "function_call", "function_call_output")
 TOOL_EXAMPLE = '{"type": "function", "name": ..., "parameters": {...}}'
 
 
-class ItemMessages(list[Message]):
+class ItemMessages(SizedMessages):
     """Messages, and for each the index of its first item."""
 
     item_indices: tuple[int, ...] = (0,)
@@ -54,7 +61,7 @@ def parse_items(value: Any) -> ItemMessages:
 
 def _parse_item(value: Any, label: str) -> Message:
     if not isinstance(value, dict):
-        raise UserError(f"{label} is {format_value(value)}, wanted an object with role and content")
+        raise UserError(f"{label} is {format_value(value)}, expected an object with role and content")
     kind = value.get("type") or ("message" if "role" in value else None)
     if kind == "function_call":
         call = {"name": value.get("name"), "arguments": value.get("arguments")}
@@ -64,27 +71,27 @@ def _parse_item(value: Any, label: str) -> Message:
     if kind == "function_call_output":
         if not isinstance(value.get("call_id"), str):
             raise UserError(
-                f"{label} has the call_id {format_value(value.get('call_id'))}, wanted that of a call"
+                f"{label} has the call_id {format_value(value.get('call_id'))}, expected the "
+                "call_id of a call"
             )
-        return Message(
-            "tool", _parse_content(value.get("output"), label, "output"), tool_call_id=value["call_id"]
-        )
+        return Message("tool", _parse_content(value, label, "output", "tool"), tool_call_id=value["call_id"])
     if kind == "message":
         role = value.get("role")
         if not isinstance(role, str) or role not in ROLE_MAP:
-            raise UserError(f"{label} has the role {format_value(role)}, wanted {', '.join(ROLE_MAP)}")
-        return Message(ROLE_MAP[role], _parse_content(value.get("content"), label, "content"))
-    raise UserError(
-        f"{label} is of the type {format_value(kind)}; this service knows {', '.join(ITEM_TYPES)}"
-    )
+            raise UserError(f"{label} has the role {format_value(role)}, expected {', '.join(ROLE_MAP)}")
+        return Message(ROLE_MAP[role], _parse_content(value, label, "content", role))
+    raise UserError(f"{label} is of the type {format_value(kind)}; supported: {', '.join(ITEM_TYPES)}")
 
 
-def _parse_content(value: Any, label: str, key: str) -> str:
-    """Return a text, or the concatenated text parts of a list."""
+def _parse_content(item: dict[str, Any], label: str, key: str, role: str) -> str:
+    """Return the text in ``key``, or its concatenated text parts."""
+    value = item.get(key)
+    if value is None and role in ROLES_WITHOUT_CONTENT:
+        return ""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise UserError(f"{label} has the {key} {format_value(value)}, wanted a text or a list of texts")
+        raise UserError(f"{label} has the {key} {format_value(value)}, expected a string or a list of texts")
     return "".join(read_text_part(part, TEXT_PART_TYPES, label) for part in value)
 
 
@@ -96,10 +103,8 @@ def parse_response_tools(value: Any) -> tuple[Tool, ...]:
         raise UserError(f"{format_value(value)} is not a list of tools: [{TOOL_EXAMPLE}]")
     for number, tool in enumerate(value):
         if not isinstance(tool, dict) or tool.get("type") != "function" or "name" not in tool:
-            raise UserError(f"tool {number} is {format_value(tool)}, wanted {TOOL_EXAMPLE}")
-    functions = [
-        {key: tool[key] for key in tool if key != "type" and tool[key] is not None} for tool in value
-    ]
+            raise UserError(f"tool {number} is {format_value(tool)}, expected {TOOL_EXAMPLE}")
+    functions = [{key: tool[key] for key in tool if key != "type"} for tool in value]
     return validate_tools([{"type": "function", "function": tool} for tool in functions])
 
 
@@ -114,7 +119,7 @@ def parse_response_tool_choice(value: Any) -> str | list[str]:
         if value.get("type") != "function" or not isinstance(value.get("name"), str):
             example = '{"type": "function", "name": ...}'
             raise UserError(
-                f"{format_value(value)} is no tool_choice, wanted {', '.join(TOOL_CHOICES)} or {example}"
+                f"{format_value(value)} is not a tool_choice, expected {', '.join(TOOL_CHOICES)} or {example}"
             )
         return [value["name"]]
     return validate_tool_choice(value)
@@ -125,17 +130,16 @@ def tool_choice_to_openai(tool_choice: str | list[str]) -> Any:
     return tool_choice if isinstance(tool_choice, str) else {"type": "function", "name": tool_choice[0]}
 
 
-def _object_schema(*required: str, **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": list(required), "properties": properties}
-
-
-ITEM_PART_SCHEMA = _object_schema("type", "text", type={"enum": list(TEXT_PART_TYPES)}, text=TEXT_SCHEMA)
+ITEM_PART_SCHEMA = object_schema("type", "text", type={"enum": list(TEXT_PART_TYPES)}, text=TEXT_SCHEMA)
 CONTENT_SCHEMA = {"anyOf": [TEXT_SCHEMA, {"type": "array", "items": ITEM_PART_SCHEMA}]}
 ITEM_SCHEMA = {
     "anyOf": [
-        _object_schema("role", "content", type={"const": "message"}, role={"enum": list(ROLE_MAP)}, content=CONTENT_SCHEMA),
-        _object_schema("type", "call_id", "name", type={"const": "function_call"}, call_id=TEXT_SCHEMA, name=NAME_SCHEMA, arguments=TEXT_SCHEMA),
-        _object_schema("type", "call_id", "output", type={"const": "function_call_output"}, call_id=TEXT_SCHEMA, output=CONTENT_SCHEMA),
+        object_schema("role", "content", type={"const": "message"}, role={"enum": list(ROLE_MAP)},
+            content=CONTENT_SCHEMA),
+        object_schema("type", "call_id", "name", type={"const": "function_call"}, call_id=TEXT_SCHEMA,
+            name=NAME_SCHEMA, arguments=TEXT_SCHEMA),
+        object_schema("type", "call_id", "output", type={"const": "function_call_output"},
+            call_id=TEXT_SCHEMA, output=CONTENT_SCHEMA),
     ]
 }  # fmt: skip
 Items = Annotated[
@@ -143,13 +147,13 @@ Items = Annotated[
     PlainValidator(parse_items),
     WithJsonSchema({"anyOf": [TEXT_SCHEMA, {"type": "array", "items": ITEM_SCHEMA, "minItems": 1}]}),
 ]
-RESPONSE_TOOL_SCHEMA = _object_schema(
+RESPONSE_TOOL_SCHEMA = object_schema(
     "type", "name", **FUNCTION_TYPE, name=NAME_SCHEMA, description=TEXT_SCHEMA, parameters={"type": "object"}
 )
 ResponseTools = Annotated[
     tuple[Tool, ...],
     PlainValidator(parse_response_tools),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": RESPONSE_TOOL_SCHEMA}, {"type": "null"}]}),
+    WithJsonSchema({"type": "array", "items": RESPONSE_TOOL_SCHEMA}),
 ]
 ResponseToolChoice = Annotated[
     str | list[str],
@@ -158,7 +162,7 @@ ResponseToolChoice = Annotated[
         {
             "anyOf": [
                 {"enum": list(TOOL_CHOICES)},
-                _object_schema("type", "name", **FUNCTION_TYPE, name=NAME_SCHEMA),
+                object_schema("type", "name", **FUNCTION_TYPE, name=NAME_SCHEMA),
             ]
         }
     ),

@@ -19,7 +19,7 @@ from polyhead.serve.http.errors import ApiError, invalid_value_error
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.openai.assistant_message import AssistantMessage
 from polyhead.serve.openai.chat_session import open_chat
-from polyhead.serve.openai.completions import forward_events, get_finish_reason
+from polyhead.serve.openai.completions import forward_events, get_finish_reason, warn_shortened_output
 from polyhead.serve.openai.logprobs import format_chat_logprobs
 from polyhead.serve.openai.response_items import tool_choice_to_openai, tool_to_openai
 from polyhead.serve.openai.schemas import (
@@ -39,7 +39,8 @@ MESSAGE_WORDS = {
     "truncate=true": "truncation=auto",
     "logprobs=true": f"include=[{INCLUDE_LOGPROBS!r}]",
 }
-PARAM_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text", "logprobs": "include"}  # fmt: skip
+PARAM_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text",
+    "logprobs": "include"}  # fmt: skip
 
 Event = dict[str, Any]
 
@@ -49,6 +50,7 @@ async def create_response(service: Service, exchange: HttpExchange, body: Respon
     with _rename_error_fields(body):
         chat_body = _to_chat_body(body)
         async with open_chat(service, chat_body) as (streams, answers):
+            warn_shortened_output(exchange, chat_body, streams)
             response = ResponseBuilder(service, body, answers[0])
 
             def make_events(stream: ClientStream, delta: OutputDelta) -> list[Event]:
@@ -90,7 +92,8 @@ class ResponseBuilder:
         self._item_id = ""  # of the current text item; "" if there is none
         config, fields_set = service.engine.config, body.model_fields_set
         self._fields: dict[str, Any] = {
-            "id": _make_id("resp"), "object": "response", "created_at": int(time.time()), "status": "in_progress",
+            "id": _make_id("resp"), "object": "response", "created_at": int(time.time()),
+                "status": "in_progress",
             "background": False, "error": None, "incomplete_details": None, "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens if "max_output_tokens" in fields_set else None,
             "metadata": body.metadata or {}, "model": service.name, "output": [],
@@ -98,7 +101,8 @@ class ResponseBuilder:
             "reasoning": {"effort": None, "summary": None}, "store": False,
             "temperature": body.temperature if "temperature" in fields_set else config.temperature,
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": tool_choice_to_openai(body.tool_choice), "tools": [tool_to_openai(tool) for tool in body.tools],
+            "tool_choice": tool_choice_to_openai(body.tool_choice),
+                "tools": [tool_to_openai(tool) for tool in body.tools],
             "top_logprobs": body.top_logprobs, "top_p": body.top_p if "top_p" in fields_set else config.top_p,
             "truncation": body.truncation or "disabled", "usage": None,
         }  # fmt: skip
@@ -106,7 +110,8 @@ class ResponseBuilder:
     def start_events(self) -> list[Event]:
         """Return the events that announce the response."""
         return [
-            self._make_event(kind, response=dict(self._fields)) for kind in ("response.created", "response.in_progress")
+            self._make_event(kind, response=dict(self._fields)) for kind in ("response.created",
+                "response.in_progress")
         ]  # fmt: skip
 
     def feed(
@@ -255,14 +260,10 @@ def _to_chat_body(body: ResponseBody) -> ChatBody:
     """Convert the request to a chat completions request."""
     fields = {name: getattr(body, name) for name in body.model_fields_set & ChatBody.model_fields.keys()}
     if body.n != 1:
-        raise invalid_value_error("n", f"n: a response has one answer, and {body.n} are wanted")
-    messages: list[base.Message] = body.input
+        raise invalid_value_error("n", f"n: a response has one answer, but n is {body.n}")
+    fields["messages"] = body.input
     if body.instructions is not None:
-        if messages[0].role == "system":
-            reason = "instructions: item 0 of the input is the system's too: say in one of them what it says"
-            raise invalid_value_error("instructions", reason)
-        messages = [base.Message("system", body.instructions), *messages]
-    fields["messages"] = messages
+        fields["messages"] = body.input.with_system(body.instructions)
     if "max_output_tokens" in body.model_fields_set:
         fields["max_tokens"] = body.max_output_tokens
     if INCLUDE_LOGPROBS in body.include:

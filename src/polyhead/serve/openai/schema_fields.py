@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from polyhead.chat.base import MESSAGE_ROLES, Message
+from polyhead.chat.base import MESSAGE_ROLE_ALIASES, MESSAGE_ROLES, ROLES_WITHOUT_CONTENT, Message
 from polyhead.chat.tools import TOOL_CHOICES, Tool, parse_tool_calls, validate_tool_choice, validate_tools
 from polyhead.config.generation_config import MAX_TOKEN_ID, parse_logit_bias
 from polyhead.core.errors import UserError, format_value
+from polyhead.serve.openai.input_limits import SizedMessages
 
-STOPS, STOP_CHARS = 4, 64
+STOPS, STOP_CHARS = 16, 256
 
 
 def parse_texts(value: Any) -> list[str]:
@@ -28,7 +29,8 @@ def parse_prompts(value: Any) -> list[str | list[int]]:
     prompts = value if isinstance(value, list) and value and not _is_token_ids(value) else [value]
     if not all(isinstance(prompt, str) or _is_token_ids(prompt) for prompt in prompts):
         raise UserError(
-            f"{format_value(value)} is not a text, a list of texts, a list of token ids, or a list of such lists"
+            f"{format_value(value)} is not a text, a list of texts, a list of token ids, or a list of such "
+            "lists"
         )
     return prompts
 
@@ -42,36 +44,42 @@ def parse_text_pairs(value: Any) -> list[str] | list[tuple[str, str]]:
     return parse_texts(value)
 
 
-def parse_chat_messages(value: Any) -> list[Message]:
+def parse_chat_messages(value: Any) -> SizedMessages:
     """Parse the messages of a conversation; the role developer becomes system."""
     if not isinstance(value, list) or not value:
         raise UserError(f"{format_value(value)} is not a list of messages")
-    return [_parse_message(message, number) for number, message in enumerate(value)]
+    return SizedMessages(_parse_message(message, number) for number, message in enumerate(value))
 
 
 def _parse_message(value: Any, number: int) -> Message:
     if not isinstance(value, dict):
-        raise UserError(f"message {number} is {format_value(value)}, wanted an object with role and content")
+        raise UserError(
+            f"message {number} is {format_value(value)}, expected an object with role and content"
+        )
     for name in ("function_call", "audio"):
         if value.get(name):
-            raise UserError(f"message {number} has {name}, which is not supported: text and tool_calls are")
+            raise UserError(
+                f"message {number} has {name}, which is not supported; supported: text and tool_calls"
+            )
     role, content, tool_call_id = value.get("role"), value.get("content"), value.get("tool_call_id")
     if not isinstance(role, str):
         raise UserError(
-            f"message {number} has the role {format_value(role)}, wanted {', '.join(MESSAGE_ROLES)}"
+            f"message {number} has the role {format_value(role)}, expected {', '.join(MESSAGE_ROLES)}"
         )
     calls = parse_tool_calls(value.get("tool_calls"), number)
     if isinstance(content, list):
         content = "".join(read_text_part(part, ("text",), f"message {number}") for part in content)
-    if calls and content is None:
+    if role in ROLES_WITHOUT_CONTENT and content is None:
         content = ""
     if not isinstance(content, str):
         raise UserError(
-            f"message {number} has the content {format_value(content)}, wanted a text or a list of texts"
+            f"message {number} has the content {format_value(content)}, expected a string or a list of texts"
         )
     if not isinstance(tool_call_id, str | None):
-        raise UserError(f"message {number} has the tool_call_id {format_value(tool_call_id)}, wanted a text")
-    return Message("system" if role == "developer" else role, content, calls, tool_call_id or "")
+        raise UserError(
+            f"message {number} has the tool_call_id {format_value(tool_call_id)}, expected a string"
+        )
+    return Message(MESSAGE_ROLE_ALIASES.get(role, role), content, calls, tool_call_id or "")
 
 
 def read_text_part(part: Any, kinds: Sequence[str], label: str) -> str:
@@ -79,7 +87,8 @@ def read_text_part(part: Any, kinds: Sequence[str], label: str) -> str:
     fields = part if isinstance(part, dict) else {"type": part}
     if fields.get("type") not in kinds or not isinstance(fields.get("text"), str):
         raise UserError(
-            f"{label} has a part {format_value(fields.get('type'))}; this model reads text alone: {{type: {kinds[0]}, text: ...}}"
+            f"{label} has a part {format_value(fields.get('type'))}; this model supports text only: "
+            f"{{type: {kinds[0]}, text: ...}}"
         )
     return str(fields["text"])
 
@@ -88,7 +97,7 @@ def parse_stops(value: Any) -> list[str]:
     """Parse stop sequences: a few short texts."""
     stops = [] if value == [] else parse_texts(value)
     if len(stops) > STOPS or not all(0 < len(stop) <= STOP_CHARS for stop in stops):
-        raise UserError(f"wanted at most {STOPS} texts of 1 to {STOP_CHARS} characters")
+        raise UserError(f"expected at most {STOPS} texts of 1 to {STOP_CHARS} characters")
     return stops
 
 
@@ -105,7 +114,7 @@ def parse_token_ids(value: Any) -> list[int]:
         raise UserError(f"{format_value(value)} is not a list of token ids")
     for number, token in enumerate(value):
         if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
-            raise UserError(f"{format_value(token)}, which stands at {number}, is not a token id")
+            raise UserError(f"{format_value(token)} at index {number} is not a token id")
     return value
 
 
@@ -117,6 +126,28 @@ TEXT_SCHEMA, IDS_SCHEMA = (
     {"type": "string"},
     {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
 )
+NULL_SCHEMA = {"type": "null"}
+
+
+def allow_nulls(schema: dict[str, Any]) -> None:
+    """Allow null in every field of an object's JSON Schema that is not required."""
+    for name in schema["properties"].keys() - set(schema.get("required", ())):
+        field = dict(schema["properties"][name])
+        if "type" in field:
+            field["type"] = [field["type"], "null"]
+            if "enum" in field:
+                field["enum"] = [*field["enum"], None]
+        else:
+            value = {key: field.pop(key) for key in ("$ref", "const", "enum") if key in field}
+            field["anyOf"] = [*field.get("anyOf", [value]), NULL_SCHEMA]
+        schema["properties"][name] = field
+
+
+def object_schema(*required: str, **properties: Any) -> dict[str, Any]:
+    """Return the JSON Schema of an object; its fields that are not ``required`` may be null."""
+    schema = {"type": "object", "required": list(required), "properties": properties}
+    allow_nulls(schema)
+    return schema
 
 
 def _array_schema(items: dict[str, Any]) -> dict[str, Any]:
@@ -135,63 +166,47 @@ Prompts = Annotated[
         {"anyOf": [TEXT_SCHEMA, _array_schema(TEXT_SCHEMA), IDS_SCHEMA, _array_schema(IDS_SCHEMA)]}
     ),
 ]
-TEXT_PART_SCHEMA = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": TEXT_SCHEMA},
-}
+TEXT_PART_SCHEMA = object_schema("type", "text", type={"const": "text"}, text=TEXT_SCHEMA)
 NAME_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"}
 FUNCTION_TYPE = {"type": {"const": "function"}}
 
 
 def _function_schema(**properties: Any) -> dict[str, Any]:
     """Return the schema of a function: its name and further properties."""
-    return {"type": "object", "required": ["name"], "properties": {"name": NAME_SCHEMA, **properties}}
+    return object_schema("name", name=NAME_SCHEMA, **properties)
 
 
-TOOL_CALL_SCHEMA = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {"id": TEXT_SCHEMA, **FUNCTION_TYPE, "function": _function_schema(arguments=TEXT_SCHEMA)},
-}
-TOOL_SCHEMA = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        **FUNCTION_TYPE,
-        "function": _function_schema(description=TEXT_SCHEMA, parameters={"type": "object"}),
-    },
-}
-TOOL_CHOICE_SCHEMA = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {**FUNCTION_TYPE, "function": _function_schema()},
-}
+TOOL_CALL_SCHEMA = object_schema(
+    "function", id=TEXT_SCHEMA, **FUNCTION_TYPE, function=_function_schema(arguments=TEXT_SCHEMA)
+)
+TOOL_SCHEMA = object_schema(
+    "function",
+    **FUNCTION_TYPE,
+    function=_function_schema(description=TEXT_SCHEMA, parameters={"type": "object"}),
+)
+TOOL_CHOICE_SCHEMA = object_schema("function", **FUNCTION_TYPE, function=_function_schema())
 ToolList = Annotated[
     tuple[Tool, ...],
     PlainValidator(validate_tools),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": TOOL_SCHEMA}, {"type": "null"}]}),
+    WithJsonSchema({"type": "array", "items": TOOL_SCHEMA}),
 ]
 ToolChoiceField = Annotated[
     str | list[str],
     PlainValidator(validate_tool_choice),
-    WithJsonSchema({"anyOf": [{"enum": list(TOOL_CHOICES)}, TOOL_CHOICE_SCHEMA, {"type": "null"}]}),
+    WithJsonSchema({"anyOf": [{"enum": list(TOOL_CHOICES)}, TOOL_CHOICE_SCHEMA]}),
 ]
 MessageList = Annotated[
-    list[Message],
+    SizedMessages,
     PlainValidator(parse_chat_messages),
     WithJsonSchema(
         _array_schema(
-            {
-                "type": "object",
-                "required": ["role"],
-                "properties": {
-                    "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-                    "content": {"anyOf": [TEXT_SCHEMA, _array_schema(TEXT_PART_SCHEMA), {"type": "null"}]},
-                    "tool_calls": {"type": "array", "items": TOOL_CALL_SCHEMA},
-                    "tool_call_id": TEXT_SCHEMA,
-                },
-            }
+            object_schema(
+                "role",
+                role={"enum": [*MESSAGE_ROLES, *MESSAGE_ROLE_ALIASES]},
+                content={"anyOf": [TEXT_SCHEMA, _array_schema(TEXT_PART_SCHEMA)]},
+                tool_calls={"type": "array", "items": TOOL_CALL_SCHEMA},
+                tool_call_id=TEXT_SCHEMA,
+            )
         )
     ),
 ]

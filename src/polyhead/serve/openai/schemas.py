@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from polyhead.chat.tools import drop_nulls
 from polyhead.serve.openai.input_limits import MESSAGE_OVERHEAD
 from polyhead.serve.openai.response_items import Items, ResponseToolChoice, ResponseTools
 from polyhead.serve.openai.schema_fields import (
@@ -19,6 +20,7 @@ from polyhead.serve.openai.schema_fields import (
     TextList,
     ToolChoiceField,
     ToolList,
+    allow_nulls,
     float_field,
     int_field,
 )
@@ -32,34 +34,48 @@ IncludeValue = Literal[
 """Values of ``include`` that OpenAI's clients may send; only the first one has an effect here."""
 
 
-class RequestBody(BaseModel):
+MAX_TOKENS = "maximum number of output tokens; reduced to what the model and the service can generate"
+
+
+class JsonObject(BaseModel):
+    """An object of a request. A field that is null counts as absent."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=(), json_schema_extra=allow_nulls)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, fields: Any) -> Any:
+        return drop_nulls(fields) if isinstance(fields, dict) else fields
+
+
+class RequestBody(JsonObject):
     """Fields of every request."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
+
+    batch_limit: ClassVar[str] = "max_batch"  # the attribute of Limits that bounds the number of texts
 
     model: str = Field("", description="id of the model, as listed by GET /v1/models; this server has one")
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(JsonObject):
     """Options of a stream."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     include_usage: bool = Field(False, description="send the token counts before the end of the stream")
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(JsonObject):
     """A JSON Schema, in the format of OpenAI's API."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow")
 
     schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of the output")
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(JsonObject):
     """Output format."""
-
-    model_config = ConfigDict(strict=True)
 
     type: Literal["text", "json_object", "json_schema"] = Field(
         description="any text, a JSON object, or JSON that matches a schema"
@@ -67,10 +83,10 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchemaFormat | None = Field(None, description="schema and its name")
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(JsonObject):
     """Constraint on the output: exactly one of these."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     regex: str | None = Field(None, description="regular expression that matches the whole output")
     choice: list[str] | None = Field(None, description="list of texts, one of which is the output")
@@ -78,12 +94,9 @@ class StructuredOutputs(BaseModel):
 
 
 class SamplingParams(RequestBody):
-    """Sampling and beam search parameters.
+    """Sampling and beam search parameters; a missing field has the default of the run."""
 
-    A missing field has the default of the run, and so has a null one, except for integers.
-    """
-
-    n: int = int_field(1, 1, "n", description="number of outputs per text", is_fixed=True)
+    n: int = int_field(1, 1, "max_n", description="number of outputs per text", is_fixed=True)
     seed: int = int_field(
         0, 0, maximum=2**63 - 1, description="random seed; the same seed gives the same text; default: random"
     )
@@ -112,13 +125,13 @@ class SamplingParams(RequestBody):
         0, 0, description="no n-gram of this size occurs twice; 0: no limit"
     )
     beam_size: int = int_field(
-        1, 1, "beams", description="use beam search with this number of beams instead of sampling"
+        1, 1, "max_beams", description="use beam search with this number of beams instead of sampling"
     )
     length_penalty: float = float_field(1.0, "beam search: values > 0 favour longer texts", ge=-50, le=50)
     min_tokens: int = int_field(
         0, 0, "max_tokens", description="beam search: minimum number of output tokens"
     )
-    max_tokens: int = int_field(1, 1, "max_tokens", description="maximum number of output tokens")
+    max_tokens: int = int_field(1, 1, description=MAX_TOKENS)
     stop: Stops = Field([], description="stop strings, which end an output and are not part of it")
     stream: bool = Field(False, description="stream the text as server-sent events")
     stream_options: StreamOptions = Field(StreamOptions(), description="options of the stream")
@@ -132,25 +145,16 @@ class SamplingParams(RequestBody):
         None, description="language models: other constraints on the output"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        # a null integer is an error: the client may expect that it removes the limit
-        integers = {name for name, field in cls.model_fields.items() if field.annotation is int}
-        return {name: value for name, value in fields.items() if value is not None or name in integers}
-
 
 class CompletionBody(SamplingParams):
     """POST /v1/completions."""
 
     prompt: Prompts = Field(description="prompt to continue; source text for an encoder-decoder")
-    max_tokens: int = int_field(
-        1, 0, "max_tokens", description="maximum number of output tokens; 0 only with echo"
-    )
+    max_tokens: int = int_field(1, 0, description=f"{MAX_TOKENS}; 0 only with echo")
     logprobs: int = int_field(
         0,
         0,
-        maximum=5,
+        maximum=20,
         description="return the log-probabilities of the tokens, and of this number of alternatives",
     )
     echo: bool = Field(
@@ -162,10 +166,17 @@ class ChatBody(SamplingParams):
     """POST /v1/chat/completions."""
 
     messages: MessageList = Field(
-        description="messages of the conversation; the last one is answered; each counts "
+        description="messages of the conversation; the last one is answered, or continued if it is one of "
+        "the assistant; each counts "
         f"{MESSAGE_OVERHEAD} characters in addition to its own"
     )
-    max_completion_tokens: int = int_field(1, 1, "max_tokens", description="alias of max_tokens")
+    continue_final_message: bool | None = Field(
+        None, description="true: require a last message of the assistant, which is continued"
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="false: the same; true: require a last message that is answered"
+    )
+    max_completion_tokens: int = int_field(1, 1, description="alias of max_tokens")
     logprobs: bool = Field(False, description="return the log-probability of each output token")
     top_logprobs: int = int_field(
         0,
@@ -181,10 +192,10 @@ class ChatBody(SamplingParams):
     parallel_tool_calls: bool | None = Field(None, description="false: at most one function call")
 
 
-class TextFormat(BaseModel):
+class TextFormat(JsonObject):
     """Text format of a response."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow")
 
     type: Literal["text", "json_object", "json_schema"] = Field(
         description="any text, a JSON object, or JSON that matches a schema"
@@ -192,23 +203,23 @@ class TextFormat(BaseModel):
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="JSON Schema of the output")
 
 
-class ResponseText(BaseModel):
+class ResponseText(JsonObject):
     """Text options of a response."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     format: TextFormat = Field(TextFormat(type="text"), description="format of the output")
 
 
 class ResponseBody(SamplingParams):
-    """POST /v1/responses. A null field is the same as a missing one: OpenAI's clients may send null."""
+    """POST /v1/responses."""
 
     input: Items = Field(
         description="a text, or the messages of a conversation, of which the last is answered; each item "
         f"counts {MESSAGE_OVERHEAD} characters in addition to its own"
     )
     instructions: str | None = Field(None, description="system message before the input")
-    max_output_tokens: int = int_field(1, 1, "max_tokens", description="maximum number of output tokens")
+    max_output_tokens: int = int_field(1, 1, description=MAX_TOKENS)
     text: ResponseText = Field(ResponseText(), description="constraints on the output")
     include: list[IncludeValue] = Field(
         [], description=f"{INCLUDE_LOGPROBS} returns the log-probability of each output token"
@@ -229,11 +240,6 @@ class ResponseBody(SamplingParams):
         None, description="auto: drop the oldest questions of a conversation that is too long"
     )
     metadata: dict[str, Any] | None = Field(None, description="returned unchanged in the response")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TranslationBody(SamplingParams):
@@ -258,6 +264,8 @@ class TranslationBody(SamplingParams):
 
 class EmbeddingBody(RequestBody):
     """POST /v1/embeddings."""
+
+    batch_limit: ClassVar[str] = "max_embeddings"
 
     input: Prompts = Field(description="texts, or token ids of texts; one vector each")
     encoding_format: str = Field(

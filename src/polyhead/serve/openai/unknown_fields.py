@@ -7,6 +7,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Any, NamedTuple
 
+from polyhead.chat.tools import drop_nulls
 from polyhead.core.errors import did_you_mean
 from polyhead.serve.openai.schemas import ChatBody, RequestBody, ResponseBody
 
@@ -43,7 +44,8 @@ MESSAGE_FIELDS = _known_fields(
 PART_FIELDS = _known_fields("type text", "prompt_cache_breakpoint")
 ITEM_FIELDS = {
     "message": _known_fields("type role content", "phase", "id status"),
-    "function_call": _known_fields("type call_id name arguments", "caller namespace async async_ parsed_arguments", "id status"),
+    "function_call": _known_fields("type call_id name arguments", "caller namespace async async_ "
+        "parsed_arguments", "id status"),
     "function_call_output": _known_fields("type call_id output", "name caller namespace", "id status"),
 }  # fmt: skip
 ITEM_PART_FIELDS = _known_fields("type text", "annotations prompt_cache_breakpoint parsed", "logprobs")
@@ -63,11 +65,9 @@ def _iter_unknown_fields(
     body_type: type[RequestBody], values: Mapping[str, Any], strict: bool, max_count: int
 ) -> Iterator[UnknownField]:
     for location, fields, known_fields in _iter_objects(body_type, values):
-        unknown = fields.keys() - known_fields.known_names - known_fields.own_names
+        unknown = drop_nulls(fields).keys() - known_fields.known_names - known_fields.own_names
         ignorable = {
-            name
-            for name in unknown & known_fields.client_names
-            if strict or fields[name] in (None, "", [], {})
+            name for name in unknown & known_fields.client_names if strict or fields[name] in ("", [], {})
         }
         for name in nsmallest(max_count, unknown - ignorable):
             yield UnknownField(

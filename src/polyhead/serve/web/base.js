@@ -77,7 +77,7 @@ async function* events(answer) {
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) throw new Error("The answer broke off.");
+    if (done) throw new Error("The answer was interrupted.");
     rest += value;
     const parts = rest.split("\n\n");
     rest = parts.pop();

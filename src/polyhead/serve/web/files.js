@@ -8,9 +8,9 @@ const oneLine = (text) => text.replace(/\s*\n\s*/g, " ");
 async function readLines(file) {
   if (file.size > LARGEST_FILE * 2 ** 20) throw new Error(t("The file is larger than {n} MB.", { n: LARGEST_FILE }));
   let text;
-  try { text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer()); } catch { throw new Error(t("The file is not text in UTF-8.")); }
+  try { text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer()); } catch { throw new Error(t("The file is not UTF-8 text.")); }
   const found = text.replace(/\r\n?/g, "\n").replace(/\n$/, "").split("\n");
-  if (!found.some((line) => line.trim())) throw new Error(t("The file has no text."));
+  if (found.every(isBlank)) throw new Error(t("The file has no text."));
   return found;
 }
 
@@ -25,7 +25,7 @@ async function patiently(work, signal) {
 
 /* The result of each line; blank lines stay blank, and so do those that the service refuses. */
 async function convertLines(all, convert, { signal, note }, result) {
-  const items = [...all.entries()].filter(([, line]) => line.trim()), size = model.limits.texts;
+  const items = [...all.entries()].filter(([, line]) => !isBlank(line)), size = model.limits.texts;
   const store = (batch, outputs) => batch.forEach(([i], j) => { result.lines[i] = outputs[j]; });
   for (let at = 0; at < items.length; at += size) {
     note(() => t("{n} of {all} lines", { n: grouped(at), all: grouped(items.length) }));
@@ -52,7 +52,7 @@ function showResult(box, { lines: found, failures, end, done }, name) {
   put(empty(box), put(make("p", { class: "file" }), link, create("span", {}, () => countLines(done))));
   box.append(...found.filter(Boolean).slice(0, PREVIEW).map((line) => make("p", { class: "text preview" }, clipped(line, 200))));
   if (failures.length) {
-    box.append(create("p", { class: "mistake" }, () => t("Refused, and blank in the result: {lines}", { lines: countLines(failures.length) })));
+    box.append(create("p", { class: "mistake" }, () => t("Rejected, and blank in the result: {lines}", { lines: countLines(failures.length) })));
     box.append(...failures.slice(0, SHOWN_FAILURES).map(([line, message]) => create("p", { class: "failure" }, () => `${t("line {n}", { n: grouped(line) })}: ${translateMessage(message).replace(/^text 1 /, "")}`)));
   }
 }
@@ -60,7 +60,7 @@ function showResult(box, { lines: found, failures, end, done }, name) {
 /* A button of a tool that opens a file, and the place where its result is offered. */
 function fileOpener(here, name, convert) {
   const input = make("input", { type: "file", accept: ".txt,.tsv,text/plain", class: "unseen", tabindex: "-1", "aria-hidden": "true" });
-  const button = create("button", { class: "button", type: "button", title: () => t("Text in UTF-8, one line a text") }, () => t("Open a text file"));
+  const button = create("button", { class: "button", type: "button", title: () => t("UTF-8 text, one text per line") }, () => t("Open a text file"));
   const box = make("div", { class: "answer result" });
   button.addEventListener("click", () => input.click());
   input.addEventListener("change", () => {

@@ -1,7 +1,9 @@
 
 /* ---- what all tools are made of ---- */
 let serial = 0;
-const lines = (text) => text.split("\n").filter((line) => line.trim());
+/* whether nothing is visible: separators, control and format characters but those with a glyph, fillers */
+const isBlank = (text) => !/[^\p{Z}\p{Cc}\p{Cf}\p{Default_Ignorable_Code_Point}\u2800]|[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2]/u.test(text);
+const lines = (text) => text.split("\n").filter((line) => !isBlank(line));
 const bare = (token) => token.replace(/^␣(?=.)/u, ""); // without the blank before a word
 const percent = (p) => `${(100 * p).toFixed(p < 0.1 ? 2 : 1)} %`;
 const clipped = (text, most) => [...text].length > most ? [...text].slice(0, most - 1).join("") + "…" : text;
@@ -17,7 +19,7 @@ function field(label, placeholder, { byLine = false, counts = true, ...attribute
     count.classList.toggle("over", over);
     setText(count, () => {
       const size = most === null ? t("{n} characters", values()) : t("{n} of about {most} characters", values());
-      return (texts.length > 1 ? t("{lines} lines; the longest has {size}", { ...values(), size }) : size) + (over ? t("; longer than what it has learned from") : "");
+      return (texts.length > 1 ? t("{lines} lines; the longest has {size}", { ...values(), size }) : size) + (over ? t("; longer than its training texts") : "");
     });
   };
   input.addEventListener("input", tell);

@@ -4,8 +4,8 @@ const paired = (example) => Array.isArray(example) ? example.join("\t") : exampl
 const texts = (n, ms) => () => n > 1 ? t("{n} texts in {ms} ms", { n, ms }) : t("1 text in {ms} ms", { ms });
 
 TOOLS.classify = [() => t("Classify"), () => {
-  const pairs = model.pairs, found = make("div");
-  const input = field(() => pairs ? t("Pairs of texts") : t("Texts"), () => pairs ? t("A pair a line, a tab between its texts …") : t("A text a line; a tab parts the two texts of a pair …"), { byLine: true });
+  const pairs = model.nsp_head, found = make("div");
+  const input = field(() => pairs ? t("Pairs of texts") : t("Texts"), () => pairs ? t("One pair per line, separated by a tab …") : t("One text per line; a tab separates the two texts of a pair …"), { byLine: true });
   const request = (all) => ({ model: model.id, input: all.some((line) => line.includes("\t")) ? all.map((line) => line.split("\t")) : all });
   let answer = null;
   const copy = () => copyButton(() => t("the classes"), () => answer.map((one) => `${one.label}\t${one.score}`).join("\n"));
@@ -28,10 +28,10 @@ TOOLS.classify = [() => t("Classify"), () => {
 }];
 
 TOOLS.rank = [() => t("Rank"), () => {
-  const question = field(() => t("Question"), () => t("What is looked for …"));
-  const input = field(() => t("Texts"), () => t("A text a line: see which answer it best …"), { byLine: true });
+  const question = field(() => t("Question"), () => t("Search text …"));
+  const input = field(() => t("Texts"), () => t("One text per line, ranked by how well it answers …"), { byLine: true });
   const found = make("div", { class: "answer" }), request = (all) => ({ model: model.id, input: all.map((text) => [question.input.value, text]) });
-  const isAsked = () => { if (!question.input.value.trim()) { question.input.focus(); throw new Error(t("Write a question first.")); } };
+  const isAsked = () => { if (isBlank(question.input.value)) { question.input.focus(); throw new Error(t("Write a question first.")); } };
   let ranked = [];
   const copy = () => copyButton(() => t("the texts in order"), () => ranked.map(([text, score]) => `${score}\t${text}`).join("\n"));
   const here = tool(() => t("Rank"), async ({ signal, note }) => {
@@ -65,14 +65,14 @@ TOOLS["fill-mask"] = [() => t("Fill in"), () => {
     input.input.focus();
   });
   let best = "";
-  const copy = () => copyButton(() => t("the likeliest text"), () => best);
+  const copy = () => copyButton(() => t("the most likely text"), () => best);
   const here = tool(() => t("Fill in"), async ({ signal, note }) => {
-    if (!input.input.value.trim()) { input.input.focus(); return; }
+    if (isBlank(input.input.value)) { input.input.focus(); return; }
     const body = request(input.input.value, 8), begun = performance.now();
     program("/v1/fill-mask", body);
     const [{ masks }] = (await (await ask("/v1/fill-mask", body, signal)).json()).data;
     best = fillIn(input.input.value, masks);
-    put(empty(found), put(make("div", { class: "head answer" }), create("b", {}, () => t("Likeliest words")), copy()), ...masks.map((fills) => bars("", fills.map((f) => [bare(f.token_str), f.score, f.sequence]))));
+    put(empty(found), put(make("div", { class: "head answer" }), create("b", {}, () => t("Most likely words")), copy()), ...masks.map((fills) => bars("", fills.map((f) => [bare(f.token_str), f.score, f.sequence]))));
     if (masks.length > 1) [...found.querySelectorAll(".bars")].forEach((box, i) => box.prepend(create("h3", {}, () => t("Mask {n}", { n: i + 1 }))));
     const ms = Math.round(performance.now() - begun);
     note(() => t("{ms} ms", { ms }));
@@ -95,8 +95,8 @@ function fillIn(text, masks) {
 TOOLS.embeddings = [() => t("Compare"), () => {
   const names = Object.keys(model.prompts);
   const before = settings(names.length ? [{ name: "prompt", title: () => t("Before each text"), value: "", options: [["", () => model.prompt || t("nothing")], ...names.filter((one) => one !== model.prompt).map((one) => [one, one])] }] : []);
-  const input = field(() => t("Texts"), () => t("A text a line: see which are alike …"), { byLine: true });
-  const found = create("div", { class: "scroll answer", hidden: "", tabindex: "0", role: "region", "aria-label": () => t("How alike the texts are") });
+  const input = field(() => t("Texts"), () => t("One text per line, compared by similarity …"), { byLine: true });
+  const found = create("div", { class: "scroll answer", hidden: "", tabindex: "0", role: "region", "aria-label": () => t("Similarity of the texts") });
   const request = (all) => ({ model: model.id, input: all, ...(names.length && before.value("prompt") && { prompt: before.value("prompt") }) });
   let alike = [];
   const copy = () => copyButton(() => t("the table"), () => alike.map((line) => line.join("\t")).join("\n"));
@@ -107,10 +107,10 @@ TOOLS.embeddings = [() => t("Compare"), () => {
     program("/v1/embeddings", body);
     const vectors = (await (await ask("/v1/embeddings", body, signal)).json()).data.map((one) => one.embedding);
     alike = cosines(vectors);
-    put(empty(found), put(make("div", { class: "head" }), create("b", {}, () => t("How alike the texts are")), copy()), alikeTable(all, alike));
+    put(empty(found), put(make("div", { class: "head" }), create("b", {}, () => t("Similarity of the texts")), copy()), alikeTable(all, alike));
     found.hidden = false;
     const ms = Math.round(performance.now() - begun);
-    note(() => t("cosines of vectors of {n} numbers, {ms} ms", { n: grouped(vectors[0].length), ms }));
+    note(() => t("cosine similarities, {n} dimensions, {ms} ms", { n: grouped(vectors[0].length), ms }));
   });
   const result = fileOpener(here, "vectors.tsv", async (all, signal) => {
     const { data } = await (await ask("/v1/embeddings", request(all), signal)).json();

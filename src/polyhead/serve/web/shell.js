@@ -9,7 +9,7 @@ const isReranker = () => model.labels.length === 1; // no class, but a number
 function describe() {
   const { words, characters, tokens } = model.text_limit;
   const limit = words ? t("up to about {n} words", { n: grouped(words) }) : characters ? t("up to about {n} characters", { n: grouped(characters) }) : t("up to {n} tokens", { n: grouped(tokens) });
-  return model.kind === "decoder" ? t("{what}; sees {limit} at once", { what: describeTask(), limit }) : t("{what}; {limit}", { what: describeTask(), limit });
+  return model.kind === "decoder" ? t("{what}; context of {limit}", { what: describeTask(), limit }) : t("{what}; {limit}", { what: describeTask(), limit });
 }
 
 function describeTask() {
@@ -18,9 +18,9 @@ function describeTask() {
   if (isReranker()) return t("Ranks texts by how well they answer a question");
   if (kind === "classifier") {
     const values = { n: labels.length, labels: labels.slice(0, SHOWN_LABELS).join(", ") + (labels.length > SHOWN_LABELS ? ", …" : "") };
-    return model.pairs ? t("Sorts pairs of texts into {n} classes: {labels}", values) : t("Sorts texts into {n} classes: {labels}", values);
+    return model.nsp_head ? t("Sorts pairs of texts into {n} classes: {labels}", values) : t("Sorts texts into {n} classes: {labels}", values);
   }
-  if (kind === "encoder") return tasks.includes("fill-mask") ? t("Fills in hidden words, and compares texts by their vectors") : t("Compares texts by their vectors");
+  if (kind === "encoder") return tasks.includes("fill-mask") ? t("Fills in masked words, and compares texts by their embeddings") : t("Compares texts by their embeddings");
   if (model.learned === "denoising") return t("Restores damaged text");
   const [source, target] = ["source", "target"].map((side) => model[side] || settled[side]);
   const [a, b] = [source, target].map((code) => code && languageName(code));
@@ -34,8 +34,8 @@ function describeTask() {
 function listFacts() {
   const learned = model.learned && model.text_limit.tokens < model.max_len - 4;
   return [
-    KINDS[model.kind](), t("{n} tokens in the vocabulary", { n: grouped(model.vocab_size) }), t("reads {n} tokens at once", { n: grouped(model.max_len) }),
-    ...(learned ? [t("learned from texts of up to {n} tokens", { n: grouped(model.text_limit.tokens) })] : []), model.dtype,
+    KINDS[model.kind](), t("{n} tokens in the vocabulary", { n: grouped(model.vocab_size) }), t("context of {n} tokens", { n: grouped(model.max_len) }),
+    ...(learned ? [t("trained on texts of up to {n} tokens", { n: grouped(model.text_limit.tokens) })] : []), model.dtype,
   ].join(" · ");
 }
 
@@ -92,7 +92,7 @@ async function enter() {
     const word = create("input", { type: "password", autocomplete: "off", "aria-label": () => t("key"), placeholder: () => t("key") });
     put(form, word, create("button", { class: "button main" }, () => t("Enter")));
     form.addEventListener("submit", (event) => { event.preventDefault(); key = word.value.trim(); enter(); pulse(); });
-    const reason = () => !locked ? translateMessage(error.message) : key ? t("This is not one of its keys.") : t("This service asks for a key. It stays in this page.");
+    const reason = () => !locked ? translateMessage(error.message) : key ? t("Invalid key.") : t("This service requires a key. The key stays in this page.");
     put(empty(place), put(door, create("p", { class: key ? "mistake" : "about", role: "status" }, reason), ...(locked ? [form] : [])));
     if (locked) word.focus();
   }
@@ -107,7 +107,7 @@ for (const button of document.querySelectorAll(".languages button")) button.addE
   localStorage.setItem("language", button.lang);
 });
 
-setText(document.querySelector(".program summary"), () => t("The same from a program"));
+setText(document.querySelector(".program summary"), () => t("The same request from a program"));
 const sent = document.querySelector(".program pre");
 sent.before(copyButton(() => t("the request"), () => sent.textContent));
 setAttribute(sent, "aria-label", () => t("The request as a command"));

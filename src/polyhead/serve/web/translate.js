@@ -14,7 +14,7 @@ TOOLS.translations = [() => t("Translate"), () => {
     options: [...(model.settled[side] ? [] : [["", () => t("choose a language")]]), ...model.languages[side].map((code) => [code, () => languageName(code)])],
   })));
   const titled = (word, code) => () => code ? t("{word} ({language})", { word: word(), language: languageName(code) }) : word();
-  const source = field(titled(() => t("Text"), sides.includes("source") ? "" : model.source), () => t("A sentence a line …"), { byLine: true, lang: model.source ?? "" });
+  const source = field(titled(() => t("Text"), sides.includes("source") ? "" : model.source), () => t("One sentence per line …"), { byLine: true, lang: model.source ?? "" });
   const output = make("p", { class: "text", role: "log", "aria-label": "", lang: model.target ?? "" }), copy = copyButton(() => t("the translation"), () => output.textContent);
   setAttribute(output, "aria-label", () => t("Translation"));
   const others = make("div", { class: "answer" }), looks = make("section", { hidden: "" });
@@ -77,7 +77,7 @@ function showAttention(section, answers) {
     if (!maps.length) return;
     const root = make("div", { class: "attention" });
     root.append(make("script", { type: "application/json" }, JSON.stringify(maps)));
-    put(section, make("h2", {}, t("Where it looked")), make("p", { class: "about" }, t("Each row is a token as it was written; the stronger a cell, the more the decoder looked at the token above it.")), root);
+    put(section, make("h2", {}, t("Attention of the decoder")), make("p", { class: "about" }, t("Each row is an output token; the stronger a cell, the higher the attention weight of the source token above it.")), root);
     attention(root);
   };
   section.redraw();

@@ -1,9 +1,9 @@
 
 /* ---- language models: what a text goes on with, and conversations ---- */
-const likeliest = orWord("0", () => t("the likeliest")), everything = orWord("1", () => t("all")), noneAt = (number) => orWord(number, () => t("none"));
+const likeliest = orWord("0", () => t("greedy decoding")), everything = orWord("1", () => t("all")), noneAt = (number) => orWord(number, () => t("none"));
 const sampling = (own, most) => [
   // a slider stands at its end where the usual length is more
-  { name: "max_tokens", title: () => t("Longest answer, in tokens"), min: 1, max: Math.max(1, Math.min(1000, most, model.limits.max_tokens)), value: own.max_new_tokens },
+  { name: "max_tokens", title: () => t("Maximum answer length in tokens"), min: 1, max: Math.max(1, Math.min(1000, most, model.limits.max_tokens)), value: own.max_new_tokens },
   { name: "temperature", title: () => t("Temperature"), min: 0, max: 2, step: 0.01, value: own.temperature, shown: likeliest },
   { name: "top_p", title: () => t("Top p"), min: 0.01, max: 1, step: 0.01, value: own.top_p, shown: everything },
 ];
@@ -12,7 +12,7 @@ const STREAMED = { truncate: true, stream: true, stream_options: { include_usage
 TOOLS["chat/completions"] = [() => t("Chat"), () => {
   const own = model.generation, talk = create("div", { class: "talk answer", role: "log", tabindex: "0", "aria-label": () => t("Conversation") });
   const knobs = settings([
-    { name: "system", title: () => t("Instructions of the system"), type: "text", value: "", placeholder: () => t("none") },
+    { name: "system", title: () => t("System prompt"), type: "text", value: "", placeholder: () => t("none") },
     ...sampling(own, model.max_len >> 1), // what is asked needs room as well
   ]);
   const message = field(() => t("Message"), () => t("Ask something …"));
@@ -25,7 +25,7 @@ TOOLS["chat/completions"] = [() => t("Chat"), () => {
   };
   const here = tool(() => t("Send"), async ({ signal, note }) => {
     const asked = { role: "user", content: message.input.value }, system = knobs.value("system");
-    if (!asked.content.trim()) { message.input.focus(); return; }
+    if (isBlank(asked.content)) { message.input.focus(); return; }
     const body = { model: model.id, messages: [...(system ? [{ role: "system", content: system }] : []), ...messages, asked] };
     for (const name of ["max_tokens", "temperature", "top_p"]) body[name] = knobs.value(name);
     program("/v1/chat/completions", body);
@@ -63,12 +63,12 @@ TOOLS.completions = [() => t("Continue"), () => {
   const knobs = settings([
     ...sampling(own, 1000),
     { name: "top_k", title: () => t("Top k"), min: 0, max: 100, value: Math.min(own.top_k, 100), shown: orWord("0", () => t("all")) },
-    { name: "repetition_penalty", title: () => t("Against repeating"), min: 1, max: 2, step: 0.01, value: own.repetition_penalty, shown: noneAt("1") },
+    { name: "repetition_penalty", title: () => t("Repetition penalty"), min: 1, max: 2, step: 0.01, value: own.repetition_penalty, shown: noneAt("1") },
     ...penalties.map((name) => ({ name, title: titles[name], min: -2, max: 2, step: 0.01, value: own[name], shown: noneAt("0") })),
-    { name: "seed", title: () => t("Seed"), type: "number", min: 0, value: "", placeholder: () => t("by chance") },
+    { name: "seed", title: () => t("Seed"), type: "number", min: 0, value: "", placeholder: () => t("random") },
     { name: "stop", title: () => t("Stop at"), type: "text", value: "", placeholder: () => t("a text") },
   ]);
-  const prompt = field(() => t("Text to continue"), () => t("Write how it begins …"));
+  const prompt = field(() => t("Text to continue"), () => t("Write the beginning …"));
   const request = (text) => {
     const body = { model: model.id, prompt: text };
     for (const name of ["max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", ...penalties]) body[name] = knobs.value(name);
@@ -92,9 +92,9 @@ TOOLS.completions = [() => t("Continue"), () => {
     } finally { output.classList.remove("going"); further.disabled = false; }
     const tokens = usage.completion_tokens, rate = tokens / ((performance.now() - begun) / 1000); // all may come in one event
     const values = { n: grouped(tokens), rate: rate < 10 ? rate.toFixed(1) : Math.round(rate), ms: Math.round(first - begun) };
-    note(() => t("{n} tokens, {rate} a second, the first after {ms} ms; {end}", { ...values, end: reason === "length" ? t("as long as allowed") : t("ended by itself") }));
+    note(() => t("{n} tokens, {rate}/s, the first after {ms} ms; {end}", { ...values, end: reason === "length" ? t("as long as allowed") : t("finished") }));
   });
-  const further = create("button", { class: "button", type: "button", disabled: "" }, () => t("Go on from there"));
+  const further = create("button", { class: "button", type: "button", disabled: "" }, () => t("Use it as input"));
   further.addEventListener("click", () => { prompt.set(output.textContent); further.disabled = true; here.run(); });
   here.addButton(further);
   const result = fileOpener(here, "continuations.txt", async (texts, signal) => {

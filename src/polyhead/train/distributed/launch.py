@@ -43,9 +43,7 @@ def launch(arguments: Sequence[str], n_processes: int) -> int:
     one process fails, the others are ended; when this process is killed, they save and end.
     """
     if count_processes() > 1:
-        raise UserError(
-            "--processes: this is one of several processes already, started by torchrun or the like"
-        )
+        raise UserError("--processes: this process is already one of several, started by torchrun or similar")
     children: list[subprocess.Popen[bytes]] = []
     signals: list[int] = []
 
@@ -124,13 +122,13 @@ def _wait_for_all(children: Sequence[subprocess.Popen[bytes]], signals_received:
     if code < 0:
         _print_line(
             tr(
-                "rank {rank} was ended by {signal}, and so were the others; --resume goes on",
+                "rank {rank} was terminated by {signal}, and so were the others; --resume continues",
                 rank=rank,
                 signal=signal.Signals(-code).name,
             )
         )
     elif code == RANK_LOST:
-        _print_line(tr("the processes lost each other; --resume goes on"))
+        _print_line(tr("the processes lost their connection; --resume continues"))
     return RANK_FAILED if code < 0 or code == RANK_LOST else code
 
 

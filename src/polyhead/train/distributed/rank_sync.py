@@ -33,7 +33,8 @@ def broadcast_checkpoint(checkpoint: Checkpoint | None, ranks: ProcessGroup) -> 
             group: {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in entries.items()}
             for group, entries in checkpoint.tensors.items()
         }
-        return {"step": checkpoint.step, "path": str(checkpoint.path), "shapes": shapes, "state": checkpoint.state, "extra": checkpoint.extra}  # fmt: skip
+        return {"step": checkpoint.step, "path": str(checkpoint.path), "shapes": shapes,
+            "state": checkpoint.state, "extra": checkpoint.extra}  # fmt: skip
 
     description = ranks.on_rank0(describe_checkpoint)
     if description is None:
@@ -100,7 +101,8 @@ def check_ranks_agree(
     rank0_facts = ranks.on_rank0(lambda: facts)
     if differences := [name for name, fact in facts.items() if rank0_facts[name] != fact]:
         raise UserError(
-            f"{', '.join(differences)}: not the same as on rank 0; all machines need the same recipe, text and versions"
+            f"{', '.join(differences)}: differs from rank 0; all machines require the same recipe, "
+            "text and versions"
         )
     ranks.all_reduce(0)  # barrier: if one rank has raised, none continues
     tensors: dict[str, Tensor] = named_state(model)
@@ -110,6 +112,6 @@ def check_ranks_agree(
 def _comparable_recipe(recipe: Recipe) -> str:
     """The recipe as JSON without the keys that may differ between machines: paths, threads, timeout."""
     tree = recipe.model_dump(mode="json")
-    for section, key in (("data", "root"), ("data", "cache"), ("train", "threads"), ("train", "timeout")):
+    for section, key in (("data", "root"), ("data", "cache_dir"), ("train", "threads"), ("train", "timeout")):
         del tree[section][key]
     return json.dumps({section: value for section, value in tree.items() if section != "out"})

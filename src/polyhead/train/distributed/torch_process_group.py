@@ -29,12 +29,13 @@ JOIN_TIMEOUT = 300.0  # seconds that ranks wait for all ranks to start
 POLL_INTERVAL = 0.02  # seconds between two requests to the store
 
 
-class PeerLost(RuntimeError):
+class PeerLostError(RuntimeError):
     """Another rank has died or does not answer. Without a message if another process reports the reason."""
 
 
 class TorchProcessGroup:
-    """One of several processes. Each wait ends with an answer, or ``PeerLost`` after ``timeout`` seconds.
+    """One of several processes. Each wait ends with an answer, or ``PeerLostError`` after ``timeout``
+    seconds.
 
     Ranks wait without a limit for a rank that works longer, as long as its heartbeat continues.
     """
@@ -138,7 +139,7 @@ class TorchProcessGroup:
     def close(self, error: BaseException | None) -> None:
         """Leave the group: when all ranks have finished, or at once on an error, stored for the others."""
         if error is not None:
-            if not isinstance(error, PeerLost):
+            if not isinstance(error, PeerLostError):
                 with suppress(RuntimeError):
                     self.kv_store.write("failed", str(error))
             self.heartbeat.stop()
@@ -189,7 +190,9 @@ class TorchProcessGroup:
         return self._start_all_reduce(tensor, self.side_group)
 
     def _wait_for_keys(self, keys: list[str], ranks: Iterable[int], deadline: float = math.inf) -> None:
-        """Wait until ``keys`` are written, while the heartbeats of ``ranks`` continue; else ``PeerLost``."""
+        """Wait until ``keys`` are written, while the heartbeats of ``ranks`` continue; else
+        ``PeerLostError``.
+        """
         seconds_silent = self.heartbeat.track_silence(ranks)
         while True:
             with self._translate_errors(ANSWER_TIMEOUT):
@@ -197,18 +200,19 @@ class TorchProcessGroup:
                     return
                 has_failed, silent_seconds = self.kv_store.has("failed"), seconds_silent()
             if has_failed:
-                raise PeerLost
+                raise PeerLostError
             if dead_ranks := [rank for rank, seconds in silent_seconds.items() if seconds > self.timeout]:
-                raise PeerLost(_format_no_answer(dead_ranks, self.timeout))
+                raise PeerLostError(_format_no_answer(dead_ranks, self.timeout))
             if time.monotonic() > deadline:
-                raise PeerLost(
-                    f"not all of the {self.world_size} processes have come within {JOIN_TIMEOUT:.0f} s"
+                raise PeerLostError(
+                    f"not all of the {self.world_size} processes joined within {JOIN_TIMEOUT:.0f} s"
                 )
             time.sleep(POLL_INTERVAL)
 
     @contextmanager
     def _translate_errors(self, timeout: float) -> Iterator[None]:
-        """Translate errors of torch.distributed, whose calls end within ``timeout`` seconds, to ``PeerLost``.
+        """Translate errors of torch.distributed, whose calls end within ``timeout`` seconds, to
+        ``PeerLostError``.
 
         It has no message if the failed rank has reported an error, or the launcher will.
         """
@@ -227,9 +231,9 @@ class TorchProcessGroup:
             except RuntimeError:  # the store has ended with rank 0
                 has_failed, dead_ranks = False, []
             if has_failed or (LAUNCHED_ENV in os.environ and not is_late):
-                raise PeerLost from None
-            message = f"the connection to another rank broke off ({_shorten_error(error)})"
-            raise PeerLost(_format_no_answer(dead_ranks, timeout) if is_late else message) from None
+                raise PeerLostError from None
+            message = f"the connection to another rank was lost ({_shorten_error(error)})"
+            raise PeerLostError(_format_no_answer(dead_ranks, timeout) if is_late else message) from None
 
 
 def find_backends() -> str:
@@ -251,7 +255,7 @@ def init_process_group(timeout: float) -> Iterator[ProcessGroup]:
         yield ranks
     except UserError as error:
         if ranks.is_rank0_failure(error):
-            raise PeerLost from None
+            raise PeerLostError from None
         ranks.close(error)
         raise UserError(f"rank {rank}: {error}" if rank else str(error)) from error
     except BaseException as error:

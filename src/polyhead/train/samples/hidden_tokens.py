@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyhead.data.batching.collate import PairBatch
 from polyhead.introspect.attention_map import AttentionMap
-from polyhead.introspect.token_maps import pair_maps
+from polyhead.introspect.compute_attention import pair_maps
 from polyhead.models import MaskedLM, Seq2Seq
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX
@@ -85,7 +85,7 @@ def denoising_samples(task: DenoisingTask, run: Run) -> Samples:
     return Samples(
         description="Corrupted validation texts with the most likely token at each position, given the "
         "reference tokens before it.",
-        columns=("Damaged text", "Output", "To be written"),
+        columns=("Damaged text", "Output", "Target"),
         examples=examples[:SHOWN_ROWS],
         breakdowns=_break_down_accuracy(run, predicted_ids, label_ids),
         attention=_collect_cross_attention(run, batch),

@@ -147,6 +147,6 @@ def _break_down_losses(run: Run, rows: list[TokenWindows]) -> list[Breakdown]:
 
     kinds = group_by_name(token_kinds(run.tokenizer, labels))
     return [
-        break_down("Loss of a token", "tokens read before", group_by_length(positions), mean_loss),
-        break_down("Loss of a token", "kind of token", kinds, mean_loss),
+        break_down("Loss per token", "preceding tokens", group_by_length(positions), mean_loss),
+        break_down("Loss per token", "kind of token", kinds, mean_loss),
     ]

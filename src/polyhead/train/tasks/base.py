@@ -48,7 +48,7 @@ def warn_if_few_used(counts: ReadCounts, recipe: Recipe, report: Reporter) -> No
     max_len = min(limits.values())
     keys = tr(" and ").join(key for key, limit in limits.items() if limit == max_len)
     line = tr(
-        "warning: {where}: {kept:,} of {read:,} are left, the others are skipped",
+        "warning: {where}: {kept:,} of {read:,} are used, the others are skipped",
         where=counts.source_label,
         kept=counts.used,
         read=counts.total,

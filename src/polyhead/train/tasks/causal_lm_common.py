@@ -22,10 +22,10 @@ from polyhead.train.tasks.base import TaskLogits
 
 def check_causal_lm_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Check the generation settings before training, so that generation cannot fail afterwards."""
-    with prefix_errors("generation.ends"):
+    with prefix_errors("generation.stop_tokens"):
         ends = eos_ids_for(recipe.generation, tokenizer)
-    with prefix_errors("generation.form"):
-        constraint_for(recipe.generation.form, tokenizer, ends)
+    with prefix_errors("generation.grammar"):
+        constraint_for(recipe.generation.grammar, tokenizer, ends)
     if recipe.generation.chat:
         with prefix_errors("generation.chat"):
             check_vocabulary(CHAT.build(recipe.generation.chat), tokenizer)

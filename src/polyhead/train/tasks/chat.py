@@ -35,8 +35,8 @@ class ChatTask:
 
     A line of JSONL is a conversation: {"messages": [{"role": "user", "content": ...}, {"role": "assistant",
     ...}]}, or "conversations" with "from" and "value". ``generation.chat`` is the chat template; its default
-    is that of the run in ``start``, else ``plain``. If a conversation has more than ``data.max_len`` tokens,
-    its last answers are left out.
+    is that of the run in ``init_from``, else ``plain``. If a conversation has more than ``data.max_len``
+    tokens, its last answers are left out.
 
     Equation: -Σ_t [x_t is an assistant token] log p(x_t | x_1 ... x_{t-1})
     Paper: Ouyang et al., 2022, sec. 3.5 (supervised fine-tuning)
@@ -49,7 +49,7 @@ class ChatTask:
     metrics = ("loss",)
     labels: tuple[str, ...] = ()
     chat = Choice("plain")  # default chat template
-    title = "A model that converses"
+    title = "A chat model"
     usage = "polyhead chat ."
 
     def __init__(
@@ -62,7 +62,7 @@ class ChatTask:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Raise a UserError if a file is missing or has no conversations."""
-        if recipe.start is None:
+        if recipe.init_from is None:
             check_rows(recipe)
         for split in recipe.data.splits:
             open_split_conversations(recipe, split)

@@ -83,7 +83,7 @@ class ClassificationTask:
         share = recipe.task.options["token_dropout"]
         if not 0 <= share < 1:
             raise UserError(
-                f"token_dropout of task 'classification' is a share from 0 to below 1, not {share}"
+                f"token_dropout of task 'classification' must be a fraction from 0 to below 1, not {share}"
             )
         for split in recipe.data.splits:
             open_split_labeled(recipe, split)
@@ -122,7 +122,7 @@ class ClassificationTask:
             )
         )
         task = cls(train, valid, labels, tokenizer, recipe.train, **recipe.task.options)
-        if recipe.data.valid_share:
+        if recipe.data.valid_fraction:
             task.warn_missing_classes(counts, report)
         if "test" in stores:
             task.make_sampler(stores["test"]).epoch_batches()  # raises if a row is larger than a batch
@@ -142,8 +142,8 @@ class ClassificationTask:
             names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             report.info(
                 tr(
-                    "warning: no validation text has the label {labels}: data.valid_share takes one line in so many, and "
-                    "labels take turns in these; shuffle the lines, or name files in data.valid",
+                    "warning: no validation text has the label {labels}: data.valid_fraction holds out all "
+                    "lines of a text; increase it, or set data.valid",
                     labels=names,
                 )
             )
@@ -196,7 +196,7 @@ class ClassificationTask:
         """Logits of every text."""
         assert isinstance(model, Classifier)
         batch = to_model_device(model, batch)
-        inputs = batch.inputs.model_args(model.config.segments)
+        inputs = batch.inputs.model_args(model.config.n_segments)
         hidden, pos = model.encoder(*inputs), batch.inputs.pos
         logits = model.classifier(model.dropout(model.pooler(hidden, pos)))
         return TaskLogits(logits, batch.labels, hidden.flatten(0, 1) if pos is None else hidden[pos >= 0])
@@ -262,7 +262,7 @@ class ClassificationTask:
 
 def _class_logits(model: nn.Module, inputs: EncoderBatch) -> Tensor:
     assert isinstance(model, Classifier)
-    logits: Tensor = model(*inputs.model_args(model.config.segments))
+    logits: Tensor = model(*inputs.model_args(model.config.n_segments))
     return logits
 
 

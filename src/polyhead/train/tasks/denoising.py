@@ -101,7 +101,7 @@ class DenoisingTask:
     metrics = ("loss", "accuracy")
     labels = ()
     title = "A denoising encoder-decoder"
-    usage = "polyhead train recipe.yaml start=."
+    usage = "polyhead train recipe.yaml init_from=."
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class DenoisingTask:
         self.documents = split_documents(train, tokenizer.eos_id)
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
         if not self.epoch_batches(0):
-            raise UserError(f"{train.report.source_label}: no token to learn from")
+            raise UserError(f"{train.report.source_label}: no tokens to train on")
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -134,17 +134,18 @@ class DenoisingTask:
         options = recipe.task.options
         share = DEFAULT_SHARES[options["noise"]] if options["share"] is None else options["share"]
         if not 0 < share <= 1:
-            raise UserError(f"share of task 'denoising' is above 0 and at most 1, not {share}")
+            raise UserError(f"share of task 'denoising' must be above 0 and at most 1, not {share}")
         if not 0 < options["span"] <= recipe.data.max_len:
             raise UserError(
-                f"span of task 'denoising' is a number of tokens, above 0 and within data.max_len, not {options['span']}"
+                "span of task 'denoising' must be a number of tokens above 0 and at most "
+                f"data.max_len, not {options['span']}"
             )
         if options["noise"] == "spans":
             if options["permute"]:
                 raise UserError(
-                    "permute of task 'denoising' goes with noise=infilling, where the whole text is written"
+                    "permute of task 'denoising' requires noise=infilling, where the whole text is generated"
                 )
-            if recipe.start is None:
+            if recipe.init_from is None:
                 _check_spans(recipe.data.max_len - 1, share, options["span"], recipe.tokenizer.sentinels)
         check_text(recipe, min_len=3)
 
@@ -293,11 +294,11 @@ def _check_spans(row_len: int, share: float, span: float, sentinels: int) -> Non
     n_covered, n_spans = span_counts(row_len, share, span)
     if n_spans + 1 > sentinels:
         raise UserError(
-            f"noise=spans hides {n_spans} spans of {row_len} tokens and needs {n_spans + 1} sentinels; the tokenizer has {sentinels}: "
-            f"give tokenizer.sentinels={max(100, n_spans + 1)}"
+            f"noise=spans hides {n_spans} spans of {row_len} tokens and requires {n_spans + 1} sentinels; "
+            f"the tokenizer has {sentinels}: set tokenizer.sentinels={max(100, n_spans + 1)}"
         )
     if n_covered + n_spans + 1 > row_len:
         raise UserError(
-            f"noise=spans writes {n_covered + n_spans + 1} tokens for {row_len} that it reads, more than data.max_len holds: "
-            "give a smaller share or a longer span"
+            f"noise=spans writes {n_covered + n_spans + 1} tokens for {row_len} input tokens, more than "
+            "data.max_len: set a smaller share or a longer span"
         )

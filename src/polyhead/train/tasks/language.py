@@ -68,7 +68,7 @@ class LanguageModelingTask:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Raise a UserError if a file is missing or is not text."""
-        if recipe.start is None:
+        if recipe.init_from is None:
             check_rows(recipe)
         for split in recipe.data.splits:
             open_split_text(recipe, split)
@@ -150,4 +150,4 @@ class LanguageModelingTask:
 def _check_min_tokens(store: TokenStore, split: str) -> None:
     """Raise a UserError if a text for evaluation has fewer than two tokens."""
     if len(store) < 2:
-        raise UserError(f"the {split} text is one token, and nothing that it could predict; give more of it")
+        raise UserError(f"the {split} text is only one token, so there is nothing to predict; use more text")

@@ -105,14 +105,14 @@ class MaskedLMTask:
         self.documents = split_documents(train, tokenizer.eos_id)
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
         if not self.epoch_batches(0):
-            raise UserError(f"{train.report.source_label}: no token to learn from")
+            raise UserError(f"{train.report.source_label}: no tokens to train on")
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Raise a UserError if the model has no head, the mask share is invalid, or a file is not text."""
-        if not recipe.model.head:
+        if not recipe.model.lm_head:
             raise UserError(
-                "model.head=false scores no tokens, and task 'masked-lm' asks for them: leave it out"
+                "model.lm_head=false has no vocabulary logits, which task 'masked-lm' requires: remove it"
             )
         check_masking(recipe)
 
@@ -246,7 +246,8 @@ def check_masking(recipe: Recipe) -> None:
     share = recipe.task.options["mask"]
     if not 0 < share <= 1:
         raise UserError(
-            f"mask of task {recipe.task.name!r} is a share above 0 and at most 1, not {share}; BERT has 0.15"
+            f"mask of task {recipe.task.name!r} must be a fraction above 0 and at most 1, not "
+            f"{share}; BERT uses 0.15"
         )
     check_text(recipe, min_len=SPECIAL_PER_SEGMENT + 1)
 

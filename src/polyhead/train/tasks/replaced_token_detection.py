@@ -59,20 +59,20 @@ class DetectionSums(NamedTuple):
         return {"loss": loss, "ppl": loss_to_perplexity(nll), "f1": f1}
 
 
-@TASK.register("replaced-tokens")
+@TASK.register("replaced-token-detection")
 class ReplacedTokenDetectionTask:
     """A small generator fills in masked tokens, and the encoder detects which tokens were replaced.
 
     The encoder is thus trained on every token, not only on masked ones. Rows, masks and the generator's loss
-    are those of ``masked-lm``; the generator has ``model.generator`` layers, the encoder's width and its
-    embedding. Tokens that the generator predicts correctly count as original. Both are trained jointly,
+    are those of ``masked-lm``; the generator has ``model.generator_layers`` layers, the encoder's width and
+    its embedding. Tokens that the generator predicts correctly count as original. Both are trained jointly,
     without a gradient through sampling.
 
     Equation: Σ_{t in M} -log p_G(x_t | masked x) / |M|  +  weight · Σ_t -log p_D(x̂_t = x_t or not | x̂) / |x|,
               M the masked positions
     Paper: Clark et al., 2020, sec. 2; with fewer layers of the same width: He et al., 2021
     When: as masked-lm, to learn more from each pass over a text
-    Recipe: {task: replaced-tokens, model: {generator: 2}}
+    Recipe: {task: replaced-token-detection, model: {generator_layers: 2}}
     Options:
       mask: share of the tokens that are masked for the generator, in every row
       whole_word: mask whole words: all tokens of a word or none
@@ -83,7 +83,7 @@ class ReplacedTokenDetectionTask:
     label_smoothing = 0.0
     metrics = ("loss", "f1")
     labels = ()
-    title = "An encoder that tells replaced tokens"
+    title = "An encoder that detects replaced tokens"
     usage = 'polyhead embed . "The cat sat down."'
 
     def __init__(

@@ -14,7 +14,7 @@ from polyhead.data.readers.detect_language import (
     sample_pairs,
 )
 from polyhead.data.readers.parallel_corpus import ParallelFiles
-from polyhead.tokenizers.scripts import script_of_language
+from polyhead.tokenizers.language_codes import script_of_language
 
 
 class SidePair(NamedTuple):
@@ -50,12 +50,14 @@ def _check_split(
         names = getattr(data, split)
         hint = f"; write data.{split}=[{','.join(reversed(names))}]" if len(names) == 2 else ""
         raise UserError(
-            f"data.{split}: the sides are swapped: {side_names.source} is the source and has the language of the training target "
-            f"{train_names.target} ({reasons.source}), {side_names.target} that of the training source {train_names.source} ({reasons.target}){hint}"
+            f"data.{split}: the sides are swapped: {side_names.source} is the source and has the language "
+            f"of the training target {train_names.target} ({reasons.source}), {side_names.target} that of "
+            f"the training source {train_names.source} ({reasons.target}){hint}"
         )
     sides = (("source", "target", reasons.source), ("target", "source", reasons.target))
     return [
-        f"data.{split}: its {side}, {getattr(side_names, side)}, has the language of the training {other} ({reason}); is it the right file?"
+        f"data.{split}: its {side}, {getattr(side_names, side)}, has the language of the training {other} "
+        f"({reason}); is it the right file?"
         for side, other, reason in sides
         if reason
     ]
@@ -73,12 +75,13 @@ def _check_codes(data: DataConfig, corpus: ParallelFiles, languages: tuple[Langu
         and text_scripts.source != text_scripts.target
     ):
         raise UserError(
-            f"data.source_lang is {codes.source} and data.target_lang is {codes.target}, but {names.source}, the source, is in "
-            f"{text_scripts.source} script and {names.target} in {text_scripts.target} script: swap the two codes, or the sides in data.train"
+            f"data.source_lang is {codes.source} and data.target_lang is {codes.target}, but "
+            f"{names.source}, the source, is in {text_scripts.source} script and {names.target} in "
+            f"{text_scripts.target} script: swap the two codes, or the sides in data.train"
         )
     return [
-        f"data.{side}_lang is {getattr(codes, side)}, which is written in {getattr(code_scripts, side)} script; "
-        f"{getattr(names, side)} is in {getattr(text_scripts, side)} script"
+        f"data.{side}_lang is {getattr(codes, side)}, which is written in {getattr(code_scripts, side)} "
+        f"script; {getattr(names, side)} is in {getattr(text_scripts, side)} script"
         for side in SidePair._fields
         if getattr(code_scripts, side)
         and getattr(text_scripts, side)

@@ -35,7 +35,7 @@ def open_split_text(recipe: Recipe, split: str) -> TextFiles:
     data = recipe.data
     files, share, is_validation = data.select_split(split)
     fraction_range = (1.0 - share, 1.0) if share and is_validation else (0.0, 1.0 - share)
-    return open_text(files, data.documents, fraction_range, data.text, data.format)
+    return open_text(files, data.document_separator, fraction_range, data.text, data.format)
 
 
 def open_text_like(
@@ -46,7 +46,7 @@ def open_text_like(
         return open_text(files, "file", columns=columns or DataConfig.model_fields["text"].default)
     data = recipe.data
     format = inherit_format(files, data.train, data.format)
-    return open_text(files, data.documents, columns=columns or data.text, format=format)
+    return open_text(files, data.document_separator, columns=columns or data.text, format=format)
 
 
 def open_token_store(recipe: Recipe, split: str, tokenizer: Tokenizer) -> TokenStore:
@@ -62,9 +62,9 @@ def check_text(recipe: Recipe, min_len: int) -> None:
     """
     if recipe.data.max_len < min_len:
         raise UserError(
-            f"data.max_len is {recipe.data.max_len}; with the special tokens about a text it is {min_len} at least"
+            f"data.max_len is {recipe.data.max_len}; with special tokens the minimum is {min_len}"
         )
-    if recipe.start is None:  # else the model is not known yet
+    if recipe.init_from is None:  # else the model is not known yet
         check_rows(recipe)
     for split in recipe.data.splits:
         open_split_text(recipe, split)
@@ -75,7 +75,8 @@ def check_rows(recipe: Recipe) -> None:
     row_len, max_len = recipe.data.max_len, recipe.model.max_len
     if row_len > max_len:
         raise UserError(
-            f"data.max_len is {row_len}, more than model.max_len={max_len}: rows do not fit; give data.max_len={max_len}"
+            f"data.max_len is {row_len}, more than model.max_len={max_len}: rows do not fit; set "
+            f"data.max_len={max_len}"
         )
 
 

@@ -22,7 +22,12 @@ from polyhead.data.stores.pair_store import PairStore
 from polyhead.evaluate.baselines import Baselines, count_tokens, translation_baselines, unigram_baselines
 from polyhead.evaluate.token_accuracy import loss_to_perplexity
 from polyhead.evaluate.training_counts import TrainingCounts
-from polyhead.evaluate.translation_metrics import bleu, chrf, evaluate_translations
+from polyhead.evaluate.translation_metrics import (
+    bleu,
+    chrf,
+    describe_tokenizer_mismatch,
+    evaluate_translations,
+)
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import Loss
 from polyhead.run.run import Run
@@ -68,7 +73,7 @@ class TranslationTask:
         tokenizer: Tokenizer,
         config: TrainConfig,
         measure_fns: Sequence[MeasureFn] = (),
-        title: str = "A translator",
+        title: str = "A translation model",
         *,
         token_split: Fraction = 0.0,
     ) -> None:
@@ -88,7 +93,8 @@ class TranslationTask:
             corpus.format == "parallel" for corpus in files
         ):
             raise UserError(
-                f"{files[0].source_label} are a side each, without columns or keys: leave out data.source and data.target"
+                f"{files[0].source_label} are one side each, without columns or keys: remove "
+                "data.source and data.target"
             )
         check_sides(recipe.data, corpora)
 
@@ -122,12 +128,15 @@ class TranslationTask:
         if copy_splits := [split for split in recipe.data.splits if open_split_corpus(recipe, split).is_copy]:
             report.info(
                 tr(
-                    "{splits}: source and target are the same text, to be copied",
+                    "{splits}: source and target are the same text",
                     splits=", ".join(map(tr, copy_splits)),
                 )
             )
         languages = filter(None, (recipe.data.source_lang, recipe.data.target_lang))
-        title = f"A translator, {' to '.join(languages) or 'source to target'}"
+        title = f"A translation model, {' to '.join(languages) or 'source to target'}"
+        references = read_pairs(open_split_corpus(recipe, "valid"), EVAL_PAIRS)[1]
+        if warning := describe_tokenizer_mismatch(recipe.data.target_lang, references):
+            report.info(warning)
         measure_fns = _make_measure_fns(recipe, tokenizer)
         task = cls(train, valid, tokenizer, recipe.train, measure_fns, title, **recipe.task.options)
         report.info(task.make_sampler(train).describe())
@@ -265,7 +274,7 @@ def _make_token_splitters(tokenizer: Tokenizer, share: float) -> tuple[TokenSpli
 
 def _make_measure_fns(recipe: Recipe, tokenizer: Tokenizer) -> list[MeasureFn]:
     """A function for BLEU and chrF of greedy decoding on the first validation pairs, if they are needed."""
-    if not recipe.train.eval_bleu and recipe.train.metric == "loss":
+    if not recipe.train.eval_bleu and recipe.train.best_metric == "loss":
         return []
     sources, references, _ = read_pairs(open_split_corpus(recipe, "valid"), EVAL_PAIRS)
     greedy = recipe.generation.model_copy(update={"beam_size": 1, "n_best": 1})

@@ -1,0 +1,183 @@
+"""Tests of autoconfig/column_roles.py."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.autoconfig.propose_recipe_helpers import TALKS, table
+
+from polyhead.autoconfig.inspect_data import inspect_data
+from polyhead.core.errors import UserError
+
+WORDS = "the cat a dog sees bites and loves no bird that sings here".split()  # noqa: SIM905
+
+DRAWN = random.Random(1)
+
+SENTENCES = [" ".join(DRAWN.choices(WORDS, k=6)) for _ in range(60)]
+
+LABELS = ["good" if i % 3 else "bad" for i in range(60)]
+
+REVIEWS = [{"id": i, "review": s, "stars": k} for i, (s, k) in enumerate(zip(SENTENCES, LABELS, strict=True))]
+
+PAIRED = [{"premise": s, "hypothesis": f"so {s}", "label": i % 3} for i, s in enumerate(SENTENCES)]
+
+MEANT = [{"en": s, "de": s.replace("the", "der")} for s in SENTENCES]
+
+INNER = [{"translation": one, "id": i} for i, one in enumerate(MEANT)]
+
+STORIES = [{"title": f"no {i}", "n": i, "text": f"{s}\n{s}"} for i, s in enumerate(SENTENCES)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "task", "data"),
+    [
+        ("a.csv", REVIEWS, "classification", {"text": "review", "label": "stars"}),
+        ("a.tsv.gz", REVIEWS, "classification", {"text": "review", "label": "stars"}),
+        ("a.bare.tsv", REVIEWS, "classification", {"text": 1, "label": 2}),
+        ("a.parquet", PAIRED, "classification", {"text": ["premise", "hypothesis"], "label": "label"}),
+        ("a.bare.tsv", MEANT, "translation", {"source": 0, "target": 1}),
+        ("a.jsonl", MEANT, "translation", {"source": "en", "target": "de", "source_lang": "en",
+            "target_lang": "de"}),
+        ("a.jsonl", INNER, "translation", {"source": "translation.en", "target": "translation.de",
+                                           "source_lang": "en", "target_lang": "de"}),
+        ("a.parquet", [{"story": s} for s in SENTENCES], "language-model", {"text": "story"}),
+        ("a.jsonl", TALKS, "chat", {}),
+    ],
+)  # fmt: skip
+def test_the_columns_of_a_table_tell_what_it_is(
+    name: str, rows: list[dict[str, Any]], task: str, data: dict[str, Any], tmp_path: Path
+) -> None:
+    found = inspect_data([table(tmp_path, name, rows)], {"root": tmp_path})
+    assert found.task == task
+    roles = {
+        key: value for key, value in found.data.items() if key not in ("root", "train", "valid_fraction")
+    }
+    assert roles == data
+    assert (found.rows, found.is_complete) == (60, True)
+    texts = [value for row in rows for value in row.values() if isinstance(value, str) and value in SENTENCES]
+    assert found.size >= sum(len(text.encode()) for text in texts)
+    assert found.labels == (0 if task != "classification" else 3 if rows is PAIRED else 2)
+
+
+@pytest.mark.parametrize(
+    ("column", "task"),
+    [("paid", "classification"), ("valid", "classification"), ("user_id", "language-model"), ("userId",
+        "language-model"),
+     ("ID", "language-model")],
+)  # fmt: skip
+def test_what_numbers_things_is_no_label(column: str, task: str, tmp_path: Path) -> None:
+    rows = [{"note": sentence, column: i % 2} for i, sentence in enumerate(SENTENCES)]
+    assert inspect_data([table(tmp_path, "a.csv", rows)], {"root": tmp_path}).task == task
+
+
+def test_a_column_that_is_called_text_is_one_whatever_it_holds(tmp_path: Path) -> None:
+    names = [{"text": f"Anna{i}", "label": "mf"[i % 2]} for i in range(60)]
+    found = inspect_data([table(tmp_path, "names.jsonl", names)], {"root": tmp_path})
+    assert (found.task, found.data["text"], found.labels) == ("classification", "text", 2)
+    numbers = [{"text": i, "label": "mf"[i % 2]} for i in range(60)]
+    with pytest.raises(UserError, match="the columns to use are ambiguous"):
+        inspect_data([table(tmp_path, "numbers.jsonl", numbers)], {"root": tmp_path})
+
+
+def test_what_is_said_of_columns_goes_before_what_is_found(tmp_path: Path) -> None:
+    three = table(tmp_path, "three.jsonl", [{"a": s, "b": f"{s}.", "c": f"{s}!"} for s in SENTENCES])
+    with pytest.raises(
+        UserError, match=r"three.jsonl has the columns a, b, c: the columns to use are ambiguous; set"
+    ):
+        inspect_data([three], {"root": tmp_path})
+    assert inspect_data([three], {"root": tmp_path, "text": "b"}).task == "language-model"
+    file = table(tmp_path, "a.jsonl", STORIES)
+    assert inspect_data([file], {"root": tmp_path}).data["text"] == "text"
+    found = inspect_data([file], {"root": tmp_path, "text": "title"})
+    assert (found.task, found.data["text"]) == ("language-model", "title")
+    two = table(tmp_path, "two.jsonl", [{"article": f"{s} {s}", "summary": s} for s in SENTENCES])
+    for given, other in (
+        ({"source": "summary"}, {"target": "article"}),
+        ({"target": "article"}, {"source": "summary"}),
+    ):
+        found = inspect_data([two], {"root": tmp_path} | given)
+        assert (given | other).items() <= found.data.items()
+    found = inspect_data([file], {"root": tmp_path, "source": "text", "target": "title"})
+    assert (found.task, found.rows) == ("translation", 60)
+    assert inspect_data([file], {"root": tmp_path}, "masked-lm").data["text"] == "text"
+    reviews = table(tmp_path, "b.jsonl", REVIEWS)
+    assert inspect_data([reviews], {"root": tmp_path}, "language-model").data["text"] == "review"
+    with pytest.raises(UserError, match=r"none has few frequent values; set the label column"):
+        inspect_data([table(tmp_path, "c.jsonl", MEANT)], {"root": tmp_path}, "classification")
+    with pytest.raises(UserError, match=r"unknown task supported by init 'clasification'; did you mean"):
+        inspect_data([file], {"root": tmp_path}, "clasification")
+
+
+def test_labels_may_be_whole_numbers_of_any_kind_but_scores_and_lists_are_told(tmp_path: Path) -> None:
+    root = {"root": tmp_path}
+
+    def labelled(*kinds: Any) -> str:
+        rows = [
+            {"sentence1": s, "sentence2": f"so {s}", "label": kinds[i % len(kinds)]}
+            for i, s in enumerate(SENTENCES)
+        ]
+        return table(tmp_path, "a.jsonl", rows)
+
+    assert inspect_data([labelled(0.0, 1.0)], root).labels == 2  # as columns with gaps come
+    for kinds, shown in (((3.25, 1.0), r"3\.25"), (([1], [2, 3]), r"\[1\]")):
+        file = labelled(*kinds)
+        with pytest.raises(
+            UserError, match=rf"a.jsonl: 'label' holds {shown}; a label must be text, an integer"
+        ):
+            inspect_data([file], root)
+        assert inspect_data([file], root | {"text": "sentence1"}).task == "language-model"
+
+
+@pytest.mark.parametrize(("names", "rows", "data"), [
+    (["phrase", "polarity"], zip(SENTENCES, LABELS, strict=True), {"text": "phrase", "label": "polarity"}),
+    (["en", "de"], zip(SENTENCES, SENTENCES, strict=True),
+     {"source": "en", "target": "de", "source_lang": "en", "target_lang": "de"}),
+    (["so so", f"{SENTENCES[0]}, {SENTENCES[0]}"], zip(LABELS[1:], SENTENCES[1:], strict=True), {"text": 1,
+        "label": 0}),
+    (["bad", SENTENCES[0]], zip(LABELS[1:], SENTENCES[1:], strict=True), {"text": 1, "label": 0}),
+])  # fmt: skip
+def test_a_tsv_may_have_a_header_of_any_names(
+    names: list[str], rows: Any, data: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "a.tsv").write_text("".join("\t".join(row) + "\n" for row in [names, *rows]))
+    found = inspect_data(["a.tsv"], {"root": tmp_path})
+    assert found.rows == 60
+    assert data.items() <= found.data.items()
+
+
+def test_a_json_list_is_told_and_rows_may_be_long(tmp_path: Path) -> None:
+    root = {"root": tmp_path}
+    for indent in (None, 2):
+        (tmp_path / "a.json").write_text(json.dumps(REVIEWS, indent=indent))
+        with pytest.raises(UserError, match=r"a.json is one JSON list; .*jq -c '.\[\]' a.json > a.jsonl"):
+            inspect_data(["a.json"], root)
+    books = table(tmp_path, "books.jsonl", [{"text": f"{i} is so long " * (1 << 17)} for i in range(3)])
+    found = inspect_data([books], root)
+    assert (found.task, found.rows) == ("language-model", 3)
+
+
+def test_an_instruction_and_its_input_are_not_one_of_them_alone(tmp_path: Path) -> None:
+    root = {"root": tmp_path}
+
+    def asked(inputs: Sequence[str]) -> str:
+        rows = [
+            {"instruction": f"say {s}", "input": i, "output": s}
+            for s, i in zip(SENTENCES, inputs, strict=True)
+        ]
+        return table(tmp_path, "a.jsonl", rows)
+
+    data = inspect_data([asked([""] * 60)], root).data
+    assert (data["source"], data["target"]) == ("instruction", "output")
+    for file in (asked(SENTENCES), asked([*SENTENCES[:6], *[""] * 54])):
+        with pytest.raises(
+            UserError,
+            match=r"a.jsonl: each of instruction, input may be the source: merge them into one column",
+        ):
+            inspect_data([file], root)
+        data = inspect_data([file], root | {"source": "instruction"}).data
+        assert (data["source"], data["target"]) == ("instruction", "output")

@@ -1,0 +1,31 @@
+"""Tests of cli/formatting.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from polyhead.cli.formatting import format_type, format_yaml
+
+
+@pytest.mark.parametrize(
+    ("hint", "text"),
+    [
+        (float, "float"),
+        (int | None, "int | null"),
+        (Literal["none", "linear"], "none | linear"),
+        (tuple[float, float], "tuple[float, float]"),
+        (list[str] | None, "list[str] | null"),
+    ],
+)
+def test_types_are_named_as_a_user_would(hint: Any, text: str) -> None:
+    assert format_type(hint) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "null"), (True, "true"), (0.1, "0.1"), ("", '""'), ((0.9, 0.98), "[0.9, 0.98]")],
+)
+def test_defaults_are_written_as_in_a_recipe(value: Any, text: str) -> None:
+    assert format_yaml(value) == text

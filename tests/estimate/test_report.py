@@ -1,0 +1,59 @@
+"""Tests of estimate/report.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.estimate.plan_helpers import begun_with
+from tests.estimate.plan_helpers import home as home
+
+from polyhead.config.model import ModelConfig
+from polyhead.estimate.plan import estimate
+from polyhead.estimate.report import format_details, format_si
+from polyhead.run.recipe import load_recipe
+
+
+def test_adapters_cost_what_they_cost(home: Path) -> None:
+    """An update takes no gradient of weights, and what learns is what the recipe's own
+    training lets learn.
+    """
+    begun_with(home)
+    whole, part = (
+        estimate(load_recipe("tuned.yaml", changes), context_len=8, decode_batch=(1,), seconds=0.1)
+        for changes in ([], ["train.lora={r: 4, target_modules: [attn]}"])
+    )
+    learn = 2 * 4 * 4 * (16 + 16)
+    assert (whole.operations.times, part.operations.times) == (3, 2)
+    assert part.operations.step == whole.operations.step * 2 / 3
+    assert (part.memory.gradients, whole.memory.gradients) == (4 * learn, 4 * whole.parameters)
+    assert part.time is not None
+    assert f"{whole.parameters:,} parameters, {learn:,} trainable" in next(format_details(part))
+    assert "learn" not in next(format_details(whole))
+    assert "(2 x forward)" in "\n".join(format_details(part))
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (0.0, "0 "),
+        (999.4, "999 "),
+        (999_700_000, "1 G"),
+        (1234567, "1.23 M"),
+        (3.14e23, "3.14e+23 "),
+        (2.4e10, "24 G"),
+    ],
+)
+def test_numbers_are_short(number: float, said: str) -> None:
+    assert format_si(number) == said
+
+
+def test_the_rule_of_six_counts_what_a_token_passes() -> None:
+    experts = {"name": "moe", "n_experts": 4, "top_k": 2}
+    config = ModelConfig(
+        kind="decoder", vocab_size=50, d_model=32, n_layers=2, n_heads=2, feed_forward=experts
+    )
+    made = estimate(config, probe=False, batch_size=3, seq_len=16)
+    assert made.active == made.parameters - 2 * 2 * (2 * 32 * 128 + 128 + 32)
+    assert made.operations.rule == 6 * made.active * 3 * 16
+    assert f"{made.active:,} of them for each token" in next(format_details(made))

@@ -1,0 +1,12 @@
+"""Tests of generation/engine/batching.py."""
+
+import torch
+
+from polyhead.generation.engine.batching import pad_rows
+
+
+def test_padding_is_marked_in_positions_and_absent_where_nothing_is_padded():
+    tokens, pos = pad_rows([[5, 6, 7], [8]], 1, torch.device("cpu"))
+    assert tokens.tolist() == [[5, 6, 7], [8, 1, 1]]
+    assert pos.tolist() == [[0, 1, 2], [0, -1, -1]]
+    assert pad_rows([[5], [8]], 1, torch.device("cpu"))[1] is None

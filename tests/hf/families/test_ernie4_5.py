@@ -1,0 +1,9 @@
+"""Tests of hf/families/ernie4_5.py."""
+
+from __future__ import annotations
+
+from tests.hf.families.causal import CausalFamily
+
+
+class TestErnie45(CausalFamily):
+    names = ("ernie4_5",)

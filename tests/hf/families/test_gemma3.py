@@ -1,0 +1,9 @@
+"""Tests of hf/families/gemma3.py."""
+
+from __future__ import annotations
+
+from tests.hf.families.causal import CausalFamily
+
+
+class TestGemma3(CausalFamily):
+    names = ("gemma3_text",)

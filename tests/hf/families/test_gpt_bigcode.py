@@ -1,0 +1,9 @@
+"""Tests of hf/families/gpt_bigcode.py."""
+
+from __future__ import annotations
+
+from tests.hf.families.causal import CausalFamily
+
+
+class TestGptBigcode(CausalFamily):
+    names = ("gpt_bigcode",)

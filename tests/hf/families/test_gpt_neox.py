@@ -1,0 +1,9 @@
+"""Tests of hf/families/gpt_neox.py."""
+
+from __future__ import annotations
+
+from tests.hf.families.causal import CausalFamily
+
+
+class TestGptNeox(CausalFamily):
+    names = ("gpt_neox",)

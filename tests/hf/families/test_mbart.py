@@ -1,0 +1,9 @@
+"""Tests of hf/families/mbart.py."""
+
+from __future__ import annotations
+
+from tests.hf.families.seq2seq import Seq2SeqFamily
+
+
+class TestMbart(Seq2SeqFamily):
+    names = ("mbart",)

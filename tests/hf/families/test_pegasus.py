@@ -1,0 +1,9 @@
+"""Tests of hf/families/pegasus.py."""
+
+from __future__ import annotations
+
+from tests.hf.families.seq2seq import Seq2SeqFamily
+
+
+class TestPegasus(Seq2SeqFamily):
+    names = ("pegasus",)

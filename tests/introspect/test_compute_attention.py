@@ -1,0 +1,327 @@
+"""The same weights are seen from training, stepwise decoding and search."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+import torch
+from tests.tokenizers.test_word_boundaries import foreign
+
+import polyhead
+from polyhead import Choice, ModelConfig, build
+from polyhead.cache.static import StaticCache
+from polyhead.cli import main
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.registry import CACHE
+from polyhead.generation.decoding.beam_search import beam_search
+from polyhead.introspect.attention_map import attention_text
+from polyhead.introspect.compute_attention import (
+    axis_labels,
+    compute_pair_attention,
+    compute_self_attention,
+    record_attention,
+)
+from polyhead.run.run import Run
+from polyhead.tokenizers.display import tokens_to_text, visible_token
+from polyhead.tokenizers.token_bytes import escape_bytes
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.viz.attention_page import heat_map_svg
+
+V, BOS, EOS = 17, 1, 2
+NAMES = {"encoder.layers.{}.attn", "decoder.layers.{}.attn", "decoder.layers.{}.cross"}
+
+
+@pytest.fixture(
+    params=[{}, {"position": "rope", "n_kv_heads": 1, "norm_first": True}], ids=["paper", "modern"]
+)
+def model(request):
+    config = ModelConfig(
+        vocab_size=V, d_model=16, n_heads=4, n_layers=2, d_ff=24, dropout=0.0, **request.param
+    )
+    model = build(config, seed=0).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    return model
+
+
+@pytest.fixture
+def source():
+    torch.manual_seed(1)
+    return torch.randint(5, V, (2, 6))
+
+
+def teacher_forced(model, source, target, training=False):
+    model = copy.deepcopy(model).train(training)
+    with record_attention(model) as seen:
+        model(source, target)
+    assert all(len(passes) == 1 for passes in seen.values())
+    return {name: passes[0] for name, passes in seen.items()}
+
+
+def test_every_attention_of_every_layer_is_seen_and_its_rows_sum_to_one(model, source):
+    target = torch.randint(5, V, (2, 4))
+    seen = teacher_forced(model, source, target, training=True)
+    assert set(seen) == {name.format(i) for name in NAMES for i in range(2)}
+    for name, weights in seen.items():
+        T, S = (6, 6) if name.startswith("encoder") else (4, 4) if name.endswith("attn") else (4, 6)
+        assert weights.shape == (2, 4, T, S)
+        assert not weights.requires_grad
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, T))
+        if name.startswith("decoder") and name.endswith("attn"):
+            assert (weights.triu(1) == 0).all()
+        else:
+            assert (weights > 0).all()
+
+
+def test_training_and_evaluation_and_watching_itself_change_nothing(model, source):
+    target = torch.randint(5, V, (2, 4))
+    a, b = (teacher_forced(model, source, target, training) for training in (False, True))
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-6)
+    plain = model(source, target)
+    with record_attention(model):
+        torch.testing.assert_close(model(source, target), plain, rtol=0, atol=1e-5)
+    with pytest.raises(RuntimeError, match="inside"), record_attention(model):
+        raise RuntimeError("inside")
+    assert all(not m.weights_hooks for m in model.modules() if hasattr(m, "weights_hooks"))
+
+
+def test_several_threads_watch_one_model_and_each_sees_its_own(model, source):
+    target = torch.randint(5, V, (2, 4))
+    other, inside, done = target.flip(0), Event(), Event()
+    alone = [teacher_forced(model, source, given) for given in (target, other)]
+    found = []
+
+    def beside():
+        with record_attention(model) as seen:
+            inside.set()
+            done.wait(10)  # the first has looked and left
+            model(source, other)
+            found.append(seen)
+
+    thread = Thread(target=beside)
+    with record_attention(model) as seen:
+        thread.start()
+        inside.wait(10)
+        model(source, target)
+    done.set()
+    thread.join()
+    for kept, wanted in ((seen, alone[0]), (found[0], alone[1])):
+        for name, weights in wanted.items():
+            assert len(kept[name]) == 1
+            torch.testing.assert_close(kept[name][0], weights, rtol=0, atol=1e-6)
+    assert all(not m.weights_hooks for m in model.modules() if hasattr(m, "weights_hooks"))
+
+
+@torch.no_grad()
+def test_stepwise_decoding_shows_the_rows_of_the_teacher_forced_maps(model, source):
+    target = torch.randint(5, V, (2, 5))
+    whole = teacher_forced(model, source, target)
+    with record_attention(model) as seen:
+        memory = model.encode(source)
+        cache = CACHE.build(Choice("static"), model.cache_shape, 2, 5)
+        for t in range(5):
+            pos = torch.full((2, 1), t)
+            cache.prepare_step(range(2), pos)
+            model.decode(target[:, t : t + 1], pos, cache, memory)
+    compare(seen, whole, [(t, [0, 1], [0, 1]) for t in range(5)])
+
+
+def compare(seen, whole, steps):
+    """Each step's weights of rows are row t of the whole maps; slots that hold nothing weigh nothing."""
+    for name, weights in whole.items():
+        if name.startswith("encoder"):
+            torch.testing.assert_close(seen[name][0], weights[: len(seen[name][0])], rtol=0, atol=1e-6)
+            continue
+        assert len(seen[name]) == len(steps)
+        for step, (t, rows, maps) in zip(seen[name], steps, strict=True):
+            width = t + 1 if name.endswith(".attn") else weights.size(-1)
+            wanted = weights[maps, :, t, :width]
+            torch.testing.assert_close(step[rows, :, 0, :width], wanted, rtol=0, atol=2e-6)
+            assert (step[..., width:] == 0).all()
+
+
+def test_beam_search_shows_the_maps_of_each_hypothesis_it_extends(model, source, monkeypatch):
+    """The beams move between rows; each row's weights are those of its own prefix."""
+    prefixes, decode, select, moves = [], model.decode, StaticCache.select, []
+
+    def recorded(tokens, pos, cache, memory):
+        before = (
+            [[] for _ in tokens]
+            if not prefixes
+            else [prefixes[-1][row] for row in (moves.pop() if moves else range(len(tokens)))]
+        )
+        prefixes.append([[*held, int(token)] for held, token in zip(before, tokens[:, 0], strict=True)])
+        return decode(tokens, pos, cache, memory)
+
+    def moved(cache, rows):
+        moves.append([int(row) for row in rows])
+        select(cache, rows)
+
+    monkeypatch.setattr(model, "decode", recorded)
+    monkeypatch.setattr(StaticCache, "select", moved)
+    rules = {"bos_id": BOS, "eos_id": EOS, "beam_size": 3, "max_new_tokens": [6], "min_new_tokens": 5}
+    with record_attention(model) as seen:
+        beam_search(model, source[:1], None, **rules)
+    assert len(prefixes) == 6
+    assert [len(step) for step in prefixes] == [1, 3, 3, 3, 3, 3]
+    moved_on = [
+        (old, new[:-1])
+        for was, now in itertools.pairwise(prefixes)
+        for old, new in zip(was, now, strict=False)
+    ]
+    assert any(old != new for old, new in moved_on)
+    for t, rows in enumerate(prefixes):
+        target = torch.tensor(rows)
+        whole = teacher_forced(model, source[:1].expand(len(rows), -1), target)
+        here = {
+            name: passes if name.startswith("encoder") else passes[t : t + 1] for name, passes in seen.items()
+        }
+        compare(here, whole, [(t, list(range(len(rows))), list(range(len(rows))))])
+
+
+class Blind(torch.nn.Module):
+    """An attention that has no weights to show."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.hidden, self.project_kv = [inner], inner.project_kv
+
+    def forward(self, x, pos=None, cache=None, memory=None):
+        return self.hidden[0](x, pos, cache, memory)
+
+
+def test_all_kinds_of_a_pair_are_those_that_a_teacher_forced_pass_shows(model, source):
+    target = torch.randint(5, V, (1, 4))
+    whole = teacher_forced(model, source[:1], target)
+    found = compute_pair_attention(model, source[:1], target)
+    names = {
+        "cross": "decoder.layers.{}.cross",
+        "encoder": "encoder.layers.{}.attn",
+        "decoder": "decoder.layers.{}.attn",
+    }
+    assert list(found) == list(names)
+    for kind, weights in found.items():
+        torch.testing.assert_close(
+            weights.weights, torch.cat([whole[names[kind].format(i)] for i in range(2)]), rtol=0, atol=0
+        )
+    for layer in model.decoder.layers:
+        layer.cross = Blind(layer.cross)
+    assert list(compute_pair_attention(model, source[:1], target)) == ["encoder", "decoder"]
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_a_model_of_one_side_shows_what_its_layers_look_at(kind, source):
+    config = ModelConfig(kind=kind, vocab_size=V, d_model=16, n_heads=4, n_layers=2, d_ff=24, dropout=0.0)
+    model = build(config, seed=0).eval()
+    with record_attention(model) as seen:
+        model(source[:1])
+    layers = [weights[0] for (weights,) in seen.values()]
+    maps = compute_self_attention(model, source[:1])
+    assert maps.layer_numbers == [1, 2] and maps.weights.shape == (2, 4, 6, 6)
+    assert torch.equal(maps.weights, torch.stack(layers))
+    assert bool((maps.weights.triu(1) == 0).all()) == (kind == "decoder")
+    assert compute_self_attention(torch.nn.Embedding(V, 4), source[:1]) is None
+
+
+TEXTS = ["中文分词很难。", "我们喜欢 emoji 😀😁", "中国人民", "naïve café"] * 3
+SENTENCE = "中文 我爱😀🚀é"
+
+
+def make_byte_level() -> Tokenizer:
+    """Merges for 中 and for a part of the emoji; most characters stay in pieces."""
+    return train_tokenizer(TEXTS, Choice("bpe"), 275)
+
+
+def make_fallback() -> Tokenizer:
+    """A vocabulary with a token <0xE4> for each byte."""
+    return foreign("llama")
+
+
+def is_mojibake(text: str) -> bool:
+    """Whether a text of Chinese, emoji and é holds what bytes look like when they are read as characters."""
+    return "\ufffd" in text or any("\x80" <= c <= "\u024f" and c not in "éï\xa0" for c in text)
+
+
+@pytest.mark.parametrize(
+    ("utf8", "text"),
+    [
+        ("中".encode(), "中"),
+        ("中".encode()[:2], "⟨E4 B8⟩"),
+        (b"a\xb8\xad b", "a⟨B8 AD⟩ b"),
+        ("😀".encode()[1:] + "é".encode(), "⟨9F 98 80⟩é"),
+        (b"", ""),
+    ],
+)
+def test_bytes_that_are_no_whole_character_are_written_as_numbers(utf8: bytes, text: str) -> None:
+    assert escape_bytes(utf8).replace("\xa0", " ") == text
+
+
+@pytest.mark.parametrize("make", [make_byte_level, make_fallback])
+def test_the_labels_of_a_sentence_hold_all_of_its_bytes_in_order(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    names = axis_labels(tokenizer, tokenizer.encode([SENTENCE])[0])
+    assert any("⟨" in name for name in names)
+    assert not any(map(is_mojibake, names)), names
+    said = b"".join(
+        bytes.fromhex(part[1:-1]) if part.startswith("⟨") else part.encode()
+        for part in re.split("(⟨[^⟩]*⟩)", "".join(names).replace("\xa0", " "))
+    )
+    assert said.decode().replace("▁", "").strip() == SENTENCE
+
+
+@pytest.mark.parametrize("make", [make_byte_level, make_fallback])
+def test_no_token_of_a_vocabulary_is_shown_by_what_its_bytes_look_like(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    for token in range(tokenizer.vocab_size):
+        shown = visible_token(tokenizer, token)
+        assert "\ufffd" not in shown
+        assert shown
+        assert " " not in shown
+
+
+def test_a_text_that_breaks_off_inside_a_character_ends_with_its_bytes() -> None:
+    tokenizer = make_byte_level()
+    ids = tokenizer.encode(["中文"])[0]
+    assert tokens_to_text(tokenizer, ids) == "中文"
+    assert tokens_to_text(tokenizer, ids[:-1]).replace("\xa0", " ") == "中⟨E6⟩⟨96⟩".replace("⟩⟨", " ")
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = make_byte_level()
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 48}
+    model = build(ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=0)
+    place = tmp_path_factory.mktemp("bytes") / "run"
+    Run(model, tokenizer, GenerationConfig()).save(place)
+    return place
+
+
+def test_maps_and_pictures_of_chinese_and_emoji_show_no_mojibake(language_model: Path) -> None:
+    found = polyhead.load(language_model).attention_maps(SENTENCE)["self"]
+    for drawn in (attention_text(found), heat_map_svg(found)):
+        assert "⟨F0\xa09F\xa098⟩" in drawn
+        assert "中" in drawn
+        assert not is_mojibake(drawn)
+
+
+@pytest.mark.parametrize("verb", [["attention", SENTENCE], ["visualize", "--tokens", "270"]])
+def test_pages_show_no_mojibake(
+    verb: list[str], language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    name, *rest = verb
+    assert main([name, str(language_model), *rest, "--out", str(page)]) == 0
+    html = page.read_text()
+    assert "⟨F0\xa09F\xa098⟩" in html
+    assert "\ufffd" not in html + capsys.readouterr().out
+    assert not [c for c in html if unicodedata.name(c, "").startswith("LATIN") and ord(c) > 0xFF]

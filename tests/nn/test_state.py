@@ -1,0 +1,76 @@
+"""A model built on the meta device and given its state is the model built on the CPU, whatever its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.hf.conftest import make
+from tests.hf.families import causal_cases
+
+import polyhead as ph
+from polyhead.core.registry import NORM, POSITION, Registry
+from polyhead.hf.load import load_mmap
+from polyhead.kernels.pack_model import unused_weights
+from polyhead.models.build import model_class
+from polyhead.nn.skip_init import SkipInit
+from polyhead.nn.state import assign_state, named_state
+
+
+def parts(registry: Registry[Any], kind: str) -> Iterator[Any]:
+    for name in registry.names():
+        yield pytest.param({kind: {"name": name}}, id=name)
+
+
+CASES = [*parts(NORM, "norm"), *parts(POSITION, "position"), {"norm": {"name": "rmsnorm", "weight": False}}]
+
+
+@pytest.mark.parametrize("changes", CASES)
+@pytest.mark.parametrize("tied", ["all", "none"])
+def test_a_model_without_memory_becomes_the_one_that_has_its_state(
+    changes: dict[str, Any], tied: str
+) -> None:
+    config = ph.ModelConfig(
+        vocab_size=40, d_model=16, n_heads=2, n_layers=2, max_len=24, tie_embeddings=tied, **changes
+    )
+    built = ph.build(config, seed=1).eval()
+    with torch.device("meta"), SkipInit():
+        model = model_class(config)(config)
+    state = {name: tensor.detach() for name, tensor in named_state(built).items()}
+    assert assign_state(model, state).eval() is model
+    buffers = dict(built.named_buffers())
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, buffers.pop(name))
+    assert not buffers
+    for name, tensor in named_state(model).items():
+        assert tensor.data_ptr() == state.pop(name).data_ptr(), "copied"
+    assert not state
+    source, target = torch.randint(5, 40, (2, 7)), torch.randint(5, 40, (2, 6))
+    with torch.no_grad():
+        assert torch.equal(model(source, target), built(source, target))
+    assert [x.requires_grad for x in model.parameters()] == [x.requires_grad for x in built.parameters()]
+
+
+def halved(directory: Path, dtype: torch.dtype) -> None:
+    """The same files with weights of that type."""
+    path = directory / "model.safetensors"
+    save_file({name: x.to(dtype) for name, x in load_file(path).items()}, path, {"format": "pt"})
+
+
+def test_of_a_mapped_model_only_what_is_not_rounded_takes_memory(tmp_path: Path) -> None:
+    case = causal_cases.CASES["llama"][0]
+    make(tmp_path, case.config, **case.sizes)
+    halved(tmp_path, torch.bfloat16)
+    before = torch.get_rng_state()
+    model = load_mmap(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before), "weights were drawn in vain"
+    assert {x.dtype for x in named_state(model).values()} == {torch.bfloat16}
+    later = unused_weights(model)
+    named = {name for name, x in named_state(model).items() if id(x) in later}
+    assert named == {name for name in named_state(model) if name.endswith("_proj.weight")}
+    assert ph.nn.state.materialize(model, exclude=later) is model
+    assert {name for name, x in named_state(model).items() if x.dtype == torch.bfloat16} == named
