@@ -76,4 +76,4 @@ def test_a_translator_has_bleu_against_references(tmp_path):
         == 0
     )
     found = json.loads((tmp_path / "out/caches.json").read_text())
-    assert "BLEU against the output of static" in found["figures"][2]["caption"]
+    assert "BLEU with the output of static" in found["figures"][2]["caption"]
