@@ -181,7 +181,7 @@ def _render_turn(role: str, content: ChatPiece) -> list[ChatPiece]:
 
 
 _TURNS = (
-    "{% set ns = namespace(told=false) %}{% for message in turns %}{% set role = message['role'] %}"
+    "{% set ns = namespace(shown=false) %}{% for message in turns %}{% set role = message['role'] %}"
     "{% set content = (message['content'] or '') | trim %}{% if role == 'tool' %}"
     "{% set role = 'ipython' %}{% set content = (message['content'] or '') | tojson %}"
     "{% elif message['tool_calls'] %}{% if message['tool_calls'] | length > 1 %}{{ "
@@ -189,7 +189,7 @@ _TURNS = (
     "%}{% set given = call['arguments'] if call['arguments'] is string else call['arguments'] | tojson "
     "%}{% set content = '{\"name\": \"' + call['name'] + '\", \"parameters\": ' + given + '}' %}{% endif "
     "%}{{ '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' }}"
-    "{% if tools and role != 'system' and not ns.told %}{% set ns.told = true %}{{ "
+    "{% if tools and role != 'system' and not ns.shown %}{% set ns.shown = true %}{{ "
     + quote(_TOOLS_HEADER)
     + " }}{% for tool in tools %}{{ (tool | tojson(indent=4)) + '\\n\\n' }}{% endfor %}{% endif %}"
     "{{ content + '<|eot_id|>' }}{% endfor %}"

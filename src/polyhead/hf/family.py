@@ -112,6 +112,6 @@ def map_activation(key: str, default: str, names: dict[str, Choice] = HF_ACTIVAT
     )
 
 
-def head_activation_name(feed_forward: Choice) -> str:
+def head_transform_name(feed_forward: Choice) -> str:
     """Return the activation of the head's transform in families that use the one of the layers."""
     return "gelu_tanh" if feed_forward.options.get("tanh") else feed_forward.name

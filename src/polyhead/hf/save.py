@@ -254,7 +254,7 @@ def hf_unsupported(config: ModelConfig, family: str) -> list[str]:
                 for choice, model_config in ((value, config), (restored_value, restored))
             )
         if field == "head_transform_bias" and value != restored_value:
-            value, restored_value = _has_map_bias(config), _has_map_bias(restored)
+            value, restored_value = _has_head_transform_bias(config), _has_head_transform_bias(restored)
             restored_value = None if value is None else restored_value
         if field == "pooling" and config.labels:
             value = value or POOLING.check(Choice("first"))  # as in the classifier
@@ -272,7 +272,7 @@ def hf_unsupported(config: ModelConfig, family: str) -> list[str]:
     return obstacles
 
 
-def _has_map_bias(config: ModelConfig) -> bool | None:
+def _has_head_transform_bias(config: ModelConfig) -> bool | None:
     """Return whether the projections after an encoder's layers have biases, or None if there are none."""
     has_projections = (
         (config.lm_head and config.head_transform_activation != "none") or config.labels or config.pooling

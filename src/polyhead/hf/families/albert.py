@@ -10,7 +10,7 @@ from polyhead.hf.families.encoder_common import (
     LEGACY_NORM_SUFFIXES,
     encoder_architectures,
     lm_head_rules,
-    read_head_activation,
+    read_head_transform,
     tied_head_weights,
 )
 from polyhead.hf.family import FAMILY, ModelFamily
@@ -27,7 +27,7 @@ KEYS = (
     require("num_hidden_groups", 1, is_written=True),
     require("inner_group_num", 1, is_written=True),
     *bert_keys("Albert", pair_tensor=f"{PAIR}.weight"),
-    ConfigField(read_head_activation),
+    ConfigField(read_head_transform),
     map_int("embedding_size", "d_embedding", 128)._replace(
         write=lambda config: {"embedding_size": config.embedding_width}
     ),

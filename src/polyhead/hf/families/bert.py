@@ -15,7 +15,7 @@ from polyhead.hf.families.encoder_common import (
     encoder_architectures,
     lm_head_rules,
     map_heads,
-    read_head_activation,
+    read_head_transform,
     tied_head_weights,
 )
 from polyhead.hf.family import FAMILY, ModelFamily, map_activation
@@ -76,7 +76,7 @@ def bert_keys(
 
 
 PAIR = "cls.seq_relationship"
-KEYS = (*bert_keys("Bert", pair_tensor=f"{PAIR}.weight"), ConfigField(read_head_activation))
+KEYS = (*bert_keys("Bert", pair_tensor=f"{PAIR}.weight"), ConfigField(read_head_transform))
 
 
 def bert_layer_rules(prefix: str) -> tuple[WeightRule, ...]:

@@ -15,7 +15,7 @@ from polyhead.hf.families.encoder_common import (
     encoder_architectures,
     lm_head_rules,
     read_architecture,
-    read_head_activation,
+    read_head_transform,
     read_heads,
     tied_head_weights,
     write_heads,
@@ -135,7 +135,7 @@ KEYS = (
     ConfigField(_read_positions, _write_positions),
     map_int("type_vocab_size", "n_segments", 0, minimum=0),
     map_activation("hidden_act", "gelu"),
-    ConfigField(read_head_activation),
+    ConfigField(read_head_transform),
 )
 
 

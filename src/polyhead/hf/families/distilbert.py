@@ -13,7 +13,7 @@ from polyhead.hf.families.encoder_common import (
     POST_NORM,
     encoder_architectures,
     map_heads,
-    read_head_activation,
+    read_head_transform,
 )
 from polyhead.hf.family import FAMILY, HEAD_WEIGHT, ModelFamily, map_activation
 from polyhead.hf.tokenizers.legacy_tokenizers import load_wordpiece
@@ -34,7 +34,7 @@ KEYS = (
     map_int("hidden_dim", "d_ff", optional=True),
     map_int("max_position_embeddings", "max_len", 512),
     map_activation("activation", "gelu"),
-    ConfigField(read_head_activation),
+    ConfigField(read_head_transform),
     map_float("attention_dropout", "attention.dropout", 0.1),
     map_float("dropout", "dropout", 0.1),
 )

@@ -9,7 +9,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.hf.config_map import ConfigField, ModelFields, constant
 from polyhead.hf.config_reader import MAX_SIZE, ConfigReader
-from polyhead.hf.family import HEAD_WEIGHT, head_activation_name
+from polyhead.hf.family import HEAD_WEIGHT, head_transform_name
 from polyhead.hf.weight_map import COPY, WeightRule, weight
 
 _ENCODER = "encoder"
@@ -142,9 +142,9 @@ def tied_head_weights(head: str, encoder: str) -> dict[str, str]:
     }
 
 
-def read_head_activation(reader: ConfigReader, fields: ModelFields) -> ModelFields:
+def read_head_transform(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Give the transform of the head the activation of the layers."""
-    return {"head_transform_activation": head_activation_name(Choice.from_config(fields["feed_forward"]))}
+    return {"head_transform_activation": head_transform_name(Choice.from_config(fields["feed_forward"]))}
 
 
 def read_labels(reader: ConfigReader) -> list[str]:

@@ -23,7 +23,7 @@ from polyhead.hf.family import (
     HF_ACTIVATIONS,
     HF_GATED_ACTIVATIONS,
     ModelFamily,
-    head_activation_name,
+    head_transform_name,
     map_activation,
 )
 from polyhead.hf.weight_map import CONCAT, linear, weight
@@ -68,10 +68,10 @@ def _read_max_len(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     return {"max_len": reader.get_int("n_positions", fields["max_len"])}
 
 
-def _read_head_activation(reader: ConfigReader, fields: ModelFields) -> ModelFields:
+def _read_head_transform(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Give the transform of the head the activation of the gates."""
     return {
-        "head_transform_activation": head_activation_name(
+        "head_transform_activation": head_transform_name(
             HF_ACTIVATIONS[reader.get_choice("hidden_act", "silu", ACTIVATIONS)]
         )
     }
@@ -92,7 +92,7 @@ KEYS = (
     ConfigField(_read_max_len),
     HEAD_DIM,
     map_rope(),
-    ConfigField(_read_head_activation),
+    ConfigField(_read_head_transform),
     constant(attention={"bias": False}, head_transform_bias=True),
 )
 BLOCK = "nomic_bert.encoder.layers.{n}"

@@ -91,7 +91,7 @@ class TorchProcessGroup:
 
     def on_rank0(self, work: Callable[[], T]) -> T:
         self.n_broadcasts += 1
-        key = f"told/{self.n_broadcasts}"
+        key = f"broadcast/{self.n_broadcasts}"
         if self.rank:
             self._wait_for_keys([key], [0])
         else:
