@@ -124,7 +124,9 @@ def test_a_classifier_learns_from_csv_is_planned_and_measured(
 ) -> None:
     from polyhead.estimate import data_sample
 
-    rows = [{"text": ["a good, good day", "a bad day"][i % 2], "label": "+-"[i % 2]} for i in range(300)]
+    rows = [
+        {"text": f"{['a good, good day', 'a bad day'][i % 2]} {i}", "label": "+-"[i % 2]} for i in range(300)
+    ]
     written(tmp_path / "good.csv", rows)
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(

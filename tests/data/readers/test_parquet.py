@@ -37,13 +37,18 @@ def test_labelled_texts(both: tuple[Path, Path]) -> None:
     for label in ("label", "name"):
         found = []
         for path in both:
-            report = LabeledReport("")
-            given = open_labeled(
-                [path], text=["text"], label=label, validation_fraction=0.3, is_validation=True
-            )
-            found.append((list(given.iter_examples(report)), report))
+            parts = []
+            for is_validation in (False, True):
+                report = LabeledReport("")
+                part = open_labeled(
+                    [path], text=["text"], label=label, validation_fraction=0.3, is_validation=is_validation
+                )
+                parts.append((list(part.iter_examples(report)), report))
+            found.append(parts)
         assert found[0] == found[1]
-        assert found[0][1].used > 500 and found[0][1].malformed
+        (_, trained), (_, held_out) = found[0]
+        assert min(trained.used, held_out.used) > 500
+        assert trained.malformed and not held_out.malformed  # counted once
 
 
 def test_pairs(both: tuple[Path, Path]) -> None:
