@@ -71,7 +71,7 @@ def test_a_small_disk_is_refused_with_megabytes_and_the_way_on(
         check_disk_space(tmp_path, training, CONFIG, train, 100)
     mb, free = f"{size / 1e6:,.1f}", f"{4 * size / 1e6:,.1f}"
     assert str(error.value) == (
-        f"{tmp_path}: {free} MB are free on the disk, and 4 checkpoints of {mb} MB require {free} MB: keep "
+        f"{tmp_path}: {free} MB are free on the disk, and 4 checkpoints of {mb} MB need {free} MB: keep "
         "fewer (train.keep=1 train.average_checkpoints=0), save on another disk (out=...), or train a "
         "smaller model"
     )

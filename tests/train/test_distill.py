@@ -284,7 +284,7 @@ def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: 
     write_corpus(tmp_path)
     run_training(small_recipe(tmp_path, "other", steps=7, tokenizer={"vocab_size": 270}), report=Notes())
     with pytest.raises(
-        UserError, match=r"another tokenizer than the student; begin with it \(init_from: ...\), or let"
+        UserError, match=r"another tokenizer than the student; initialize from it \(init_from: ...\), or gen"
     ):
         run_training(
             student(place, "no").model_copy(

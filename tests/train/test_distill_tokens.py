@@ -128,7 +128,7 @@ def test_a_teacher_reads_as_far_as_it_can(place: Path, teachers: list[Path]) -> 
 
 
 def test_vectors_of_other_tokens_are_not_compared(place: Path, teachers: list[Path]) -> None:  # noqa: F811
-    with pytest.raises(UserError, match=r"another tokenizer .* or leave distill\.hidden_weight at 0"):
+    with pytest.raises(UserError, match=r"another tokenizer .* or set distill\.hidden_weight=0"):
         run_training(student(place, teachers[1:], "none", hidden_weight=1.0), report=Notes())
 
 

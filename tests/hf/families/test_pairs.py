@@ -89,7 +89,7 @@ def test_a_classifier_begins_with_the_pooler(case: Case, tmp_path: Path) -> None
     classes = {"labels": ("sad", "merry"), "nsp_head": False}
     ours = ph.build(origin.config.model_copy(update=classes), seed=1).eval()
     said = load_init_weights(ours, origin)
-    assert "; new: classifier; not taken: " in said
+    assert "; new: classifier; unused: " in said
     assert named_state(ours).keys() - named_state(origin.model).keys() == {
         "classifier.weight",
         "classifier.bias",
@@ -109,7 +109,7 @@ def test_who_goes_on_with_the_masks_leaves_it(tmp_path: Path, capsys: pytest.Cap
               "train": {"steps": 1, "max_tokens": 128}}  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     assert main(["train", str(tmp_path / "recipe.yaml")]) == 0
-    assert "not taken: follows" in "".join(capsys.readouterr())
+    assert "unused: follows" in "".join(capsys.readouterr())
     assert type(ph.load(tmp_path / "run").model) is MaskedLM
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "b")]) == 0
     _, info = getattr(transformers, MLM).from_pretrained(tmp_path / "b", output_loading_info=True)

@@ -86,7 +86,7 @@ def test_machines_need_not_see_the_same_files(place: Path, tmp_path: Path) -> No
         home = tmp_path / f"machine-{ranks.rank // 2}"
         home.mkdir(exist_ok=True)
         os.chdir(home)
-        data = recipe.data.model_copy(update={"cache": None})
+        data = recipe.data.model_copy(update={"cache_dir": None})
         own = recipe.model_copy(update={"out": Path("run"), "data": data})
         train = own.train.model_copy(update={"steps": 4})
         run_training(own.model_copy(update={"train": train}), report=Notes(), ranks=ranks)
