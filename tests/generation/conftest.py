@@ -23,6 +23,10 @@ class Tape:
     """A translator that remembers its outputs only through the cache it is given, as keys in two layers."""
 
     training, vocab_size = False, 1000
+
+    def __init__(self) -> None:
+        self.read: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # source and prefix of each number
+
     cache_shape = CacheShape(2, 1, 1, 1, torch.float32, torch.device("cpu"))
 
     def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[KV]:
@@ -31,21 +35,27 @@ class Tape:
         return [KV(k, k, pos[:, None])] * 2
 
     def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[KV]) -> Tensor:
+        return self.head(self.decode_features(tokens, pos, cache, memory)[:, -1])[:, None]
+
+    def decode_features(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[KV]
+    ) -> Tensor:
+        """A number (N, T) for each token, by which ``head`` knows its source and prefix."""
         assert cache is not None
-        whole: list[list[tuple[int, ...]]] = []
+        whole: list[list[list[tuple[int, ...]]]] = []
         for layer in cache.layers:
             kv = layer.update(
                 KV(tokens[:, None, :, None].float(), pos[:, None, :, None].float(), pos[:, None])
             )
             assert kv.pos is not None
             whole.append([])
-            for held, keys, values, last in zip(
-                kv.pos[:, 0], kv.k[:, 0, :, 0], kv.v[:, 0, :, 0], pos[:, -1], strict=True
+            for held, keys, values, new in zip(
+                kv.pos[:, 0], kv.k[:, 0, :, 0], kv.v[:, 0, :, 0], pos.tolist(), strict=True
             ):
-                order = held.argsort()[-int(last) - 1 :]
-                assert values[order].tolist() == list(range(int(last) + 1))
-                assert int(held.max()) == int(last)
-                whole[-1].append(tuple(keys[order].long().tolist()))
+                order = held.argsort()[int((held < 0).sum()) :]
+                assert values[order].tolist() == list(range(max(new) + 1))
+                text = tuple(keys[order].long().tolist())
+                whole[-1].append([text[: last + 1] for last in new])
         assert whole[0] == whole[1]
         beams = len(tokens) // len(memory[0].k)
         assert beams * len(memory[0].k) == len(tokens)
@@ -53,15 +63,13 @@ class Tape:
             tuple(ids[where >= 0].long().tolist())
             for ids, where in zip(memory[0].k[:, 0, :, 0], memory[0].pos[:, 0], strict=True)
         ]
-        return self.say([sources[i // beams] for i in range(len(tokens))], whole[0])[:, None]
+        first = len(self.read)
+        self.read += [(sources[i // beams], prefix) for i, row in enumerate(whole[0]) for prefix in row]
+        return torch.arange(first, len(self.read)).view_as(tokens)
 
-    def decode_features(
-        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[KV]
-    ) -> Tensor:
-        assert cache is not None
-        for layer in cache.layers:
-            layer.update(KV(tokens[:, None, :, None].float(), pos[:, None, :, None].float(), pos[:, None]))
-        return tokens
+    def head(self, features: Tensor) -> Tensor:
+        sources, prefixes = zip(*(self.read[i] for i in features.tolist()), strict=True)
+        return self.say([*sources], [*prefixes])
 
     def say(self, sources: list[tuple[int, ...]], prefixes: list[tuple[int, ...]]) -> Tensor:
         """Logits (N, V) after whole prefixes, begin included."""
@@ -72,6 +80,7 @@ class Table(Tape):
     """Logits are random numbers drawn anew for each source and prefix."""
 
     def __init__(self, seed: int, spread: float = 1.5, eos: float = 0.0) -> None:
+        super().__init__()
         self.seed, self.spread, self.eos = seed, spread, eos
 
     def logits(self, source: Sequence[int], prefix: Sequence[int]) -> np.ndarray:

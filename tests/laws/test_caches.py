@@ -27,7 +27,10 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE, POSITION
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.greedy import greedy_search
+from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
+from polyhead.generation.engine.engine import Engine
+from polyhead.generation.engine.interface import TokenOutput
 from polyhead.generation.generate import generate
 from polyhead.models import build
 from polyhead.nn.cache import Cache
@@ -287,6 +290,50 @@ def test_copied_moved_and_dropped_rows_give_what_they_give_alone(
             close(logits, row.alone_in(model, Choice(cache, **options)).step([0], row.steps[-1:])[0])
 
     history(Fed(model, Choice(cache, **options), [[5, 6], [7], [8, 9, 10]]), alone)
+
+
+TIGHT_CHOICES = [Choice(name, **TIGHT.get(name, ROOM.get(name, {}))) for name in CACHES]
+TIGHT_CHOICES.append(Choice("subgen", **TIGHT["subgen"], values="sampled"))
+READS_STEPS_IN_PART = ("window", "low_rank")
+"""Caches that make another attention of it, within a step too: one with a window, or one of low rank."""
+
+
+def continue_by_engine(
+    model: Any, choice: Choice, prompt: list[int], chunk: int, n: int
+) -> list[TokenOutput]:
+    """n greedy tokens of an engine."""
+    engine = Engine(model, max_len=60, cache=choice, prefill_chunk=chunk)
+    state = SampledSequences(SamplingStrategy(Sampling(temperature=0.0), -1), prompt, n)
+    return list(engine.submit(prompt, state))
+
+
+@pytest.mark.parametrize("chunk", [1000, 7, 4])
+@pytest.mark.parametrize("choice", TIGHT_CHOICES, ids=str)
+@torch.inference_mode()
+def test_an_engine_gives_what_a_cache_gives_that_is_fed_the_same_chunks(choice: Choice, chunk: int) -> None:
+    """And the first token of a prompt that fits one chunk is that of the model without a cache."""
+    model = made(next(d for d in DESIGNS if d.startswith("rope") and not d.endswith("encoder-decoder")))
+    gen = torch.Generator().manual_seed(8)
+    for length in (1, 2, 3, 7, 8, 9, 21):
+        if choice.name == "low_rank" and min(length, chunk) < 2:
+            continue  # its first step has too few tokens for two directions
+        prompt = torch.randint(3, VOCAB, (length,), generator=gen).tolist()
+        by_hand, fed, unread = [], Fed(model, choice, [[]]), prompt
+        for _ in range(5):
+            while unread:
+                (logits,) = fed.step([0], [unread[:chunk]])
+                unread = unread[chunk:]
+            by_hand.append(logits[-1].log_softmax(-1))
+            unread = [int(logits[-1].argmax())]
+        outputs = continue_by_engine(model, choice, prompt, chunk, 5)
+        assert [token.id for token in outputs] == [int(x.argmax()) for x in by_hand]
+        assert [token.log_prob for token in outputs] == pytest.approx(
+            [float(x.max()) for x in by_hand], abs=1e-5
+        )
+        if length <= chunk and choice.name not in READS_STEPS_IN_PART:
+            full = whole(model, prompt, [])[-1].log_softmax(-1)
+            assert outputs[0].id == int(full.argmax())
+            assert outputs[0].log_prob == pytest.approx(float(full.max()), abs=1e-5)
 
 
 @pytest.mark.acceptance("C6")

@@ -19,7 +19,10 @@ class Silent:
         return tokens
 
     def decode(self, tokens, pos, cache, memory):
-        return self.decode_features(tokens, pos, cache, memory)[..., None]
+        return self.head(self.decode_features(tokens, pos, cache, memory))
+
+    def head(self, features):
+        return features[..., None]
 
 
 class Fan:

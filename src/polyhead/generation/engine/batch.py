@@ -21,13 +21,19 @@ from polyhead.nn.kv import EncoderMemory
 
 
 class SequenceGroup:
-    """A request with rows in the cache: one reads the common prefix, each reads its rest, then all decode."""
+    """A request with rows in the cache: one reads the common prefix, each reads its rest, then all decode.
+
+    What is read in chunks ends with the last token, so that its features give the next one. A single last
+    token is not worth a chunk: it is read by the decoding step.
+    """
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.cached_lens = [0]  # cached tokens of each row, which is the position of the next token
-        # tokens of each row that are read before decoding
+        # tokens of each row that are read in chunks
         self.pending = [request.visible_tokens(0)[: request.common_prefix_len]]
+        # features of the last token of each row that was read in chunks
+        self.last_features: list[Tensor | None] = [None]
         self.forked = False  # whether all rows exist
         self.shortlist_ids: Ints = np.empty(
             0, np.int64
@@ -40,11 +46,31 @@ class SequenceGroup:
 
     @property
     def decoding(self) -> bool:
-        """Whether every row has cached all of its tokens but the last one."""
+        """Whether every row has cached all of its tokens, the last one only if it was read in a chunk."""
         return self.forked and not self.num_pending
 
+    @property
+    def has_features(self) -> bool:
+        """Whether the last tokens were read in chunks, so that the next ones need no decoding step."""
+        return self.last_features[0] is not None
+
+    def skip_cached_prefix(self, cached_len: int) -> None:
+        """Start behind a cached prefix, and read the last token with the rest if all rows have the same."""
+        self.cached_lens, self.pending = [cached_len], [self.pending[0][cached_len:]]
+        if self.num_pending and self.request.has_equal_rows:
+            self.pending[0].append(self.last_token(0))
+
+    def split_pending(self) -> None:
+        """After the fork: each row reads its own rest."""
+        rest = [
+            self.request.visible_tokens(row)[cached_len:] for row, cached_len in enumerate(self.cached_lens)
+        ]
+        self.pending = [tokens if len(tokens) > 1 else [] for tokens in rest]
+        if any(rest):
+            self.last_features = [None] * len(rest)
+
     def last_token(self, row: int) -> int:
-        """The last token of a row, which is not cached yet."""
+        """The last token of a row."""
         new = self.request.state.rows[row]
         return new[-1] if new else self.request.prompt[-1]
 
@@ -66,7 +92,6 @@ class DecodingBatch:
         self.shortlist = shortlist  # output tokens by source; None allows all
         self.shortlist_head: ShortlistHead | None = None  # for the current members
         self.encode: Any = getattr(model, "encode", None)
-        self.head: Any = getattr(model, "head", None)
         self.prefix_cache = (
             cache if share_prefixes and self.encode is None and isinstance(cache, PrefixCache) else None
         )
@@ -95,11 +120,12 @@ class DecodingBatch:
         self.members += new_members  # first, so that they are members if anything below fails
         self.cache.append_rows(len(new_members))
         for row, member in enumerate(new_members, first_row):
+            cached_len = 0
             if self.prefix_cache is not None and member.num_pending:
-                member.cached_lens = [self.prefix_cache.match_prefix(row, member.pending[0])]
-                member.pending = [member.pending[0][member.cached_lens[0] :]]
+                cached_len = self.prefix_cache.match_prefix(row, member.pending[0])
                 if member.request.num_cached_tokens is None:
-                    member.request.num_cached_tokens = member.cached_lens[0]
+                    member.request.num_cached_tokens = cached_len
+            member.skip_cached_prefix(cached_len)
         if self.encode is not None:
             pairs = zip(self.memory, encoded.memory, strict=True) if self.memory is not None else ()
             memories = [old.cat_rows(added) for old, added in pairs] or encoded.memory
@@ -108,7 +134,8 @@ class DecodingBatch:
             for member, ids in zip(new_members, encoded.shortlist_ids, strict=True):
                 member.shortlist_ids = ids
             self.shortlist_head = ShortlistHead(
-                self.head, {member: member.shortlist_ids for member in self.members}
+                self.model.head,  # type: ignore[arg-type]  # only the head of a single model has one
+                {member: member.shortlist_ids for member in self.members},
             )
         self._fork_sequences()
 
@@ -140,26 +167,54 @@ class DecodingBatch:
             chunks, [member.cached_lens[i] for _, member, i in pending_rows], self.device
         )
         self.cache.prepare_step([row for row, _, _ in pending_rows], pos)
-        self.model.decode_features(
+        features = self.model.decode_features(
             tokens, pos, self.cache, self._memory_of([member for _, member, _ in pending_rows])
         )
-        for (_, member, i), chunk in zip(pending_rows, chunks, strict=True):
+        ends = torch.tensor([len(chunk) - 1 for chunk in chunks], device=self.device)
+        last_features = features[torch.arange(len(chunks), device=self.device), ends]
+        for (_, member, i), chunk, last in zip(pending_rows, chunks, last_features, strict=True):
             member.cached_lens[i] += len(chunk)
             member.pending[i] = member.pending[i][len(chunk) :]
+            member.last_features[i] = last
         self._fork_sequences()
 
     def ready_groups(self) -> list[list[SequenceGroup]]:
         """Members that are decoding, in groups that step together; with an encoder, of equal width."""
-        ready = [member for member in self.members if member.decoding]
-        if self.encode is None:
-            return [ready] if ready else []
-        ready.sort(key=lambda member: len(member.cached_lens))
-        return [list(group) for _, group in groupby(ready, key=lambda member: len(member.cached_lens))]
+
+        def kind(member: SequenceGroup) -> tuple[bool, int]:
+            return member.has_features, 0 if self.encode is None else len(member.cached_lens)
+
+        ready = sorted((member for member in self.members if member.decoding), key=kind)
+        return [list(group) for _, group in groupby(ready, key=kind)]
 
     def step(self, group: Sequence[SequenceGroup]) -> list[SequenceGroup]:
         """Decode one token for each row of a group; remove and return the members that have ended."""
         selected = set(group)
         group = [member for member in self.members if member in selected]
+        logits = self._logits_after_prefill(group) if group[0].has_features else self._decode(group)
+        self._sample(group, logits)
+        ended_members = [
+            member for member in group if member.request.state.error or not member.request.state.rows
+        ]
+        self._reorder_rows(
+            {member: [] if member in ended_members else member.request.state.parent_rows for member in group}
+        )
+        return ended_members
+
+    def _logits_after_prefill(self, group: Sequence[SequenceGroup]) -> Tensor:
+        """The logits (N, V) after the last tokens of a group, which were read in chunks."""
+        features = torch.stack([x for member in group for x in member.last_features if x is not None])
+        for member in group:
+            member.last_features = [None] * len(member.cached_lens)
+        return (
+            self.model.head(features)
+            if self.shortlist_head is None
+            else self.shortlist_head.compute_logits(features, group)
+        )
+
+    def _decode(self, group: Sequence[SequenceGroup]) -> Tensor:
+        """Read the last token of each row of a group; the logits (N, V) after it."""
+        selected = set(group)
         rows = [(row, member, i) for row, (member, i) in enumerate(self._row_owners()) if member in selected]
         last_tokens, cached_lens = zip(
             *((member.last_token(i), member.cached_lens[i]) for _, member, i in rows), strict=True
@@ -177,14 +232,7 @@ class DecodingBatch:
             member.cached_lens[i] += 1
             if self.prefix_cache is not None and member.cached_lens[i] % self.cache.block_size == 0:
                 self.prefix_cache.insert_prefix(row, member.request.visible_tokens(i))
-        self._sample(group, logits)
-        ended_members = [
-            member for member in group if member.request.state.error or not member.request.state.rows
-        ]
-        self._reorder_rows(
-            {member: [] if member in ended_members else member.request.state.parent_rows for member in group}
-        )
-        return ended_members
+        return logits
 
     def _sample(self, group: Sequence[SequenceGroup], logits: Tensor) -> None:
         """Pass the logits to the strategies of the requests, once per strategy."""
@@ -215,10 +263,8 @@ class DecodingBatch:
                 member.forked = True
                 parent_rows[member] = [0 for _ in member.request.state.rows]
         self._reorder_rows(parent_rows)
-        for member, rows in parent_rows.items():
-            member.pending = [
-                member.request.visible_tokens(row)[member.cached_lens[row] : -1] for row in range(len(rows))
-            ]
+        for member in parent_rows:
+            member.split_pending()
 
     def _reorder_rows(self, parent_rows: Mapping[SequenceGroup, Sequence[int]]) -> None:
         """Select the rows of each of these members, repeats allowed; a member without rows is removed."""
@@ -233,9 +279,10 @@ class DecodingBatch:
             selection, cached_lens = parent_rows.get(member), member.cached_lens
             rows += [first_row + i for i in (range(len(cached_lens)) if selection is None else selection)]
             if selection is not None:
-                member.cached_lens, member.pending = (
+                member.cached_lens, member.pending, member.last_features = (
                     [cached_lens[i] for i in selection],
                     [member.pending[i] for i in selection],
+                    [member.last_features[i] for i in selection],
                 )
             first_row += len(cached_lens)
         if rows != list(range(first_row)):

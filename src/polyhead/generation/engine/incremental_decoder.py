@@ -44,8 +44,8 @@ class IncrementalDecoder:
     def rewind(self, texts: Sequence[Sequence[int]], reserved_len: int = 0) -> None:
         """Set the texts: the last token is new, and those before it are unchanged where they are cached.
 
-        Uncached tokens are read, all but the last one. A text that would outgrow the model with
-        ``reserved_len`` more tokens is visible from its last half on.
+        Uncached tokens are read; the last one is read again with what follows it, for its logits. A text that
+        would outgrow the model with ``reserved_len`` more tokens is visible from its last half on.
         """
         lagging = []
         for row, text in enumerate(texts):
@@ -56,8 +56,11 @@ class IncrementalDecoder:
             if len(text) - 1 - self.window_starts[row] - self.cached_lens[row] > _PREFILL_THRESHOLD:
                 lagging.append(row)
         if lagging:
-            tokens, pos = self._prepare_inputs(lagging, [texts[row][:-1] for row in lagging])
+            # the last token, too: low_rank without a file fits on this step what the engine fits on a prompt
+            tokens, pos = self._prepare_inputs(lagging, [texts[row] for row in lagging])
             self.model.decode_features(tokens, pos, self.cache, None)
+            for row in lagging:
+                self.cached_lens[row] -= 1
 
     def remaining_len(self, row: int, text: Sequence[int]) -> int:
         """How many more tokens of a text fit before its beginning is no longer visible."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +26,9 @@ class Decoder(Protocol):
 
     @property
     def cache_shape(self) -> CacheShape: ...
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]: ...
 
     def decode(
         self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None

@@ -116,11 +116,16 @@ class Request:
     def common_prefix_len(self) -> int:
         """Length of the common prefix of all rows, without their last tokens."""
         longest = len(self.visible_tokens(0)) - 1
-        if len(self.state.rows) == 1:
+        if self.has_equal_rows:
             return longest
         columns = zip(*(self.state.rows), strict=True)
-        num_equal = next((i for i, column in enumerate(columns) if len(set(column)) > 1), longest)
+        num_equal = next(i for i, column in enumerate(columns) if len(set(column)) > 1)
         return min(longest, max(0, len(self.prompt) + num_equal - self.window_start))
+
+    @property
+    def has_equal_rows(self) -> bool:
+        """Whether all rows have the same tokens, as before the first new one."""
+        return all(row == self.state.rows[0] for row in self.state.rows)
 
     def cancel(self) -> None:
         """Cancel the request; its memory is free at once. No effect if it is finished."""
