@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from tests.lab.caches_helpers import model
 
 from polyhead import Choice
@@ -24,5 +26,7 @@ def test_budgets_are_shares_of_the_length_and_what_is_refused_is_told():
     assert make_window_choice(32, True) == Choice("window", window=28, sink=4)
     assert make_window_choice(3, True) == Choice("window", window=3, sink=0)
     _, refused = select_policies(model(position="alibi").cache_shape, 64, None)
-    assert set(refused) == {"subgen 1/2", "subgen 1/4", "subgen 1/8"}
+    assert options["subgen sampled 1/4"] == options["subgen 1/4"] | {"values": "sampled"}
+    kinds = itertools.product(("subgen", "subgen sampled"), ("1/2", "1/4", "1/8"))
+    assert set(refused) == {" ".join(kind) for kind in kinds}
     assert all("alibi" in why for why in refused.values())

@@ -25,17 +25,17 @@ class SubGenCache(RowCache):
     those with sliding windows, and the position schemes alibi, t5, shaw and disentangled.
 
     By default this is a method after the paper, not the paper's own: centre and value of a cluster are the
-    means of its tokens, which no paper claims anything of. With ``values: sampled`` it is the paper's
-    estimator: the softmax normalizer is summed over one key of each cluster, drawn uniformly (t is 1 and the
-    centre is the first key), the product with the values over s tokens, drawn in proportion to the squared
-    norm of their values. Half of the slots that are not recent are clusters, the others samples. Both sums
-    are unbiased; their quotient varies from draw to draw. The draws depend on positions alone, so outputs are
-    reproducible. Recent tokens are exact with both.
+    means of its tokens, not samples of them, and the paper's error bounds are not bounds of it. With ``values:
+    sampled`` it is the paper's estimator: the softmax normalizer is summed over one key of each cluster, drawn
+    uniformly (t is 1 and the centre is the first key), the product with the values over s tokens, drawn in
+    proportion to the squared norm of their values. Half of the slots that are not recent are clusters, the
+    others samples. Both sums are unbiased; their quotient varies from draw to draw. The draws depend on
+    positions alone, so outputs are reproducible. Recent tokens are exact with both.
 
     Equation: mean: softmax_c(q·k_c / √D + log n_c) v_c,  k_c and v_c means over the n_c tokens of cluster c
               sampled: z / τ,  τ = Σ_c n_c exp(q·k_c / √D),  z = Σ_{i ≤ s} μ / (s ‖v_i‖²) exp(q·k_i / √D) v_i,
               μ = Σ ‖v‖² over all tokens that are not recent
-    Paper: Zandieh et al., 2024 (SubGen), alg. 1, for values: sampled; means of the clusters are ours
+    Paper: Zandieh et al., 2024 (SubGen), alg. 1, is values: sampled; the means are ours
     When: long, repetitive texts
     Recipe: generation: {cache: {name: subgen, budget: 256}}
     Options:

@@ -63,6 +63,14 @@ def select_policies(
             Policy("subgen", share, Choice("subgen", budget=scale_budget(length, share)))
             for share in _HALVING_SHARES
         ),
+        *(
+            Policy(
+                "subgen sampled",
+                share,
+                Choice("subgen", budget=max(4, scale_budget(length, share)), values="sampled"),
+            )
+            for share in _HALVING_SHARES
+        ),
     ]
     if projection is not None:
         ranks = [(share, max(1, round(shape.head_dim * share))) for share in _RANK_SHARES]

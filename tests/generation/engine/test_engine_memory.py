@@ -286,7 +286,7 @@ def test_cancelling_in_another_thread_waits_for_the_step_and_then_holds(monkeypa
     engine = Engine(model, max_len=MAX_LEN, cache=PAGED)
     request = engine.submit(prompt, SampledSequences(SamplingStrategy(GREEDY, -1), prompt, 30, n=2))
     stay = engine.submit(prompt, SampledSequences(SamplingStrategy(GREEDY, -1), prompt, 30))
-    thread, decode = threading.Thread(target=request.cancel), model.decode
+    thread, decode = threading.Thread(target=request.cancel), model.decode_features
 
     def meanwhile(*given):
         if thread.ident is None:
@@ -295,7 +295,7 @@ def test_cancelling_in_another_thread_waits_for_the_step_and_then_holds(monkeypa
             assert request.finish_status is None, "cancelled in the middle of a step"
         return decode(*given)
 
-    monkeypatch.setattr(model, "decode", meanwhile)
+    monkeypatch.setattr(model, "decode_features", meanwhile)
     engine.step()
     thread.join()
     assert request.finish_status.reason == "cancelled"

@@ -17,6 +17,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE, POSITION
 from polyhead.generation.decoding.sampling import RandomStreams, Sampling
+from polyhead.generation.generate import generate
 from polyhead.generation.speculative.verify import (
     DraftContext,
     DraftToken,
@@ -383,6 +384,16 @@ def test_caches_that_give_nothing_back_are_refused(model, name):
         match=f"removes rejected draft tokens, but cache '{name}' .*; caches that can: growing, ",
     ):
         say_all(model, PROMPTS, PromptLookup(None), cache=Choice(name))
+
+
+def test_a_cache_that_is_fitted_on_its_first_step_is_fitted_on_the_whole_prompt(model):
+    """As in the engine, so that the text is the same; a direction per token of a short prompt shows it."""
+    for length in (4, 5, 6):
+        prompt, cache = [5, 6, 7, 9, 4, 8][:length], Choice("low_rank", rank=3)
+        told = generate(model, [prompt], sampling=COLD, eos_id=NEVER, max_new_tokens=12, cache=cache)
+        wanted = [token.id for token in told]
+        found, _ = say_all(model, [prompt], PromptLookup(None), cache=cache, eos_id=NEVER)
+        assert found == [wanted]
 
 
 def test_states_are_refused_in_the_model_and_in_the_draft(model):

@@ -24,7 +24,7 @@ class SequenceGroup:
     """A request with rows in the cache: one reads the common prefix, each reads its rest, then all decode.
 
     What is read in chunks ends with the last token, so that its features give the next one. A single last
-    token is not worth a chunk: it is read by the decoding step.
+    token of one row is not worth a chunk: it is read by the decoding step.
     """
 
     def __init__(self, request: Request) -> None:
@@ -57,7 +57,7 @@ class SequenceGroup:
     def skip_cached_prefix(self, cached_len: int) -> None:
         """Start behind a cached prefix, and read the last token with the rest if all rows have the same."""
         self.cached_lens, self.pending = [cached_len], [self.pending[0][cached_len:]]
-        if self.num_pending and self.request.has_equal_rows:
+        if self.request.has_equal_rows and (self.num_pending or len(self.request.state.rows) > 1):
             self.pending[0].append(self.last_token(0))
 
     def split_pending(self) -> None:

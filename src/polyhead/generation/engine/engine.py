@@ -34,10 +34,14 @@ class Engine:
     which is worth it for interactive requests; for offline decoding, ``refill_threshold`` admits new requests
     only when this share of those admitted last is finished: with 1 the whole batch. With ``deterministic``
     every request is computed separately: its output does not depend on other requests, to the last bit;
-    otherwise it does by rounding, as sums in a batch are accumulated in another order. A cache that evicts by
-    attention weights (h2o, subgen) may evict other tokens if a prompt is read in other chunks, whose sizes
-    depend, unless deterministic, on the other requests in prefill. With a ``shortlist`` an encoder-decoder
-    outputs only tokens that its sources suggest, by a smaller head.
+    otherwise it does by rounding, as sums in a batch are accumulated in another order. The first new token
+    comes from the last chunk of its prompt, which attends to the chunk as it is and to what the cache has kept
+    of those before. So the output depends on how a prompt is cut with every cache that drops, merges or rounds
+    tokens after the step that reads them: h2o, subgen and quantized, and with low_rank without a projection
+    file, which fits its directions on the first chunk. The sizes of the chunks depend, unless deterministic,
+    on the other requests in prefill. With static, growing, paged, window, state and low_rank with a file the
+    output does not depend on them. With a ``shortlist`` an encoder-decoder outputs only tokens that its
+    sources suggest, by a smaller head.
     """
 
     def __init__(
@@ -188,9 +192,7 @@ class Engine:
     def _max_kv_tokens(self, request: Request) -> int:
         """Maximum cache tokens of a new request: blocks of the shared prefix and of the rest of each row."""
         block_size, state, prompt_len = self._empty_batch.cache.block_size, request.state, len(request.prompt)
-        length, max_tokens = prompt_len + state.max_new_tokens - 1, 0
-        # rows that exist from the start store its last token each
-        shared = prompt_len - (len(state.rows) > 1)
+        length, max_tokens, shared = prompt_len + state.max_new_tokens - 1, 0, prompt_len
         while True:
             shared_tokens, longest = shared // block_size * block_size, min(length, self.max_len)
             rows = state.width if longest > shared else 1
