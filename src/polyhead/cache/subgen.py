@@ -25,8 +25,8 @@ class SubGenCache(RowCache):
     those with sliding windows, and the position schemes alibi, t5, shaw and disentangled.
 
     By default this is a method after the paper, not the paper's own: centre and value of a cluster are the
-    means of its tokens, not samples of them, and the paper's error bounds are not bounds of it. With ``values:
-    sampled`` it is the paper's estimator: the softmax normalizer is summed over one key of each cluster, drawn
+    means of its tokens, not samples of them, and the paper's error bounds are not bounds of it. The paper's
+    estimator is ``values: sampled``: the softmax normalizer is summed over one key of each cluster, drawn
     uniformly (t is 1 and the centre is the first key), the product with the values over s tokens, drawn in
     proportion to the squared norm of their values. Half of the slots that are not recent are clusters, the
     others samples. Both sums are unbiased; their quotient varies from draw to draw. The draws depend on
