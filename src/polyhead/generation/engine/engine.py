@@ -34,12 +34,12 @@ class Engine:
     which is worth it for interactive requests; for offline decoding, ``refill_threshold`` admits new requests
     only when this share of those admitted last is finished: with 1 the whole batch. With ``deterministic``
     every request is computed separately: its output does not depend on other requests, to the last bit;
-    otherwise it does by rounding, as sums in a batch are accumulated in another order. With a ``shortlist`` an
-    encoder-decoder outputs only tokens that its sources suggest, by a smaller head.
+    otherwise it does by rounding, as sums in a batch are accumulated in another order. With a ``shortlist``
+    an encoder-decoder outputs only tokens that its sources suggest, by a smaller head.
 
     The first new token comes from the last chunk of its prompt, which attends to itself as it is and to what
-    the cache has kept of the chunks before. So with a cache that drops, merges or rounds tokens after the step
-    that reads them (h2o, subgen, quantized) the output depends on how a prompt is cut, and with low_rank
+    the cache has kept of the chunks before. So the output depends on how a prompt is cut with a cache that
+    drops, merges or rounds tokens after the step that reads them (h2o, subgen, quantized), and with low_rank
     without a projection file, which fits its directions on the first chunk. The sizes of the chunks depend,
     unless deterministic, on the other requests in prefill. With all other caches (static, growing, paged,
     window, state, low_rank with a file) the output does not depend on them.
