@@ -41,9 +41,10 @@ def first_log_probs(model, prompt, source=None):
 
 @pytest.mark.parametrize("cache", SMALL_CACHES, ids=str)
 def test_the_first_token_is_that_of_the_full_cache_in_40_of_40_prompts(cache):
+    """Whatever else is read: each prompt fits a chunk, and they come together."""
     model, rng = make(max_len=256), np.random.default_rng(0)
     prompts = [rng.integers(3, V, rng.integers(50, 200)).tolist() for _ in range(40)]
-    engine = Engine(model, max_len=256, cache=cache, prefill_chunk=10_000)
+    engine = Engine(model, max_len=256, cache=cache, prefill_chunk=200)
     rule = SamplingStrategy(GREEDY, -1)
     requests = [engine.submit(prompt, SampledSequences(rule, prompt, 2)) for prompt in prompts]
     first = [request.result()[0].tokens[0] for request in requests]

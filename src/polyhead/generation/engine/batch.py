@@ -155,14 +155,18 @@ class DecodingBatch:
             self._reorder_rows({member: member.request.state.parent_rows})
 
     def prefill(self, budget: int) -> None:
-        """Read up to ``budget`` pending tokens, shared evenly: a long prompt does not delay short ones."""
+        """Read up to ``budget`` pending tokens."""
         pending_rows = [
             (row, member, i) for row, (member, i) in enumerate(self._row_owners()) if member.pending[i]
-        ][:budget]
+        ]
         if not pending_rows:
             return
-        chunk_len = budget // len(pending_rows)
-        chunks = [member.pending[i][:chunk_len] for _, member, i in pending_rows]
+        chunk_lens = self._split_budget([len(member.pending[i]) for _, member, i in pending_rows], budget)
+        pending_rows = pending_rows[: len(chunk_lens)]
+        chunks = [
+            member.pending[i][:chunk_len]
+            for (_, member, i), chunk_len in zip(pending_rows, chunk_lens, strict=True)
+        ]
         tokens, pos = pad_next_inputs(
             chunks, [member.cached_lens[i] for _, member, i in pending_rows], self.device
         )
@@ -177,6 +181,21 @@ class DecodingBatch:
             member.pending[i] = member.pending[i][len(chunk) :]
             member.last_features[i] = last
         self._fork_sequences()
+
+    def _split_budget(self, pending_lens: Sequence[int], budget: int) -> list[int]:
+        """How many tokens the first rows read in this step.
+
+        A lossless cache shares the budget evenly: a long prompt does not delay short ones. What another cache
+        keeps depends on how a text is cut, which must not depend on the others: a row reads as much as fits
+        into the budget or waits, and the rows of a step fit into it with their padding.
+        """
+        if self.cache.lossless:
+            n_rows = min(len(pending_lens), budget)
+            return [budget // n_rows] * n_rows
+        chunk_lens = [min(n, budget) for n in pending_lens]
+        longest = accumulate(chunk_lens, max)
+        n_rows = sum(n * padded_len <= budget for n, padded_len in enumerate(longest, 1))
+        return chunk_lens[:n_rows]
 
     def ready_groups(self) -> list[list[SequenceGroup]]:
         """Members that are decoding, in groups that step together; with an encoder, of equal width."""

@@ -23,11 +23,10 @@ from polyhead.generation.shortlist.shortlist import Shortlist
 class Engine:
     """Continuous batching (Yu et al., 2022, sec. 4.1) with any cache, for decoders and encoder-decoders.
 
-    A step reads a chunk of the pending tokens, shared evenly over all requests in prefill, and decodes one
-    token of each running sequence. Requests join in the order of submission, while rows, tokens and the
-    cache's memory suffice; one that can never fit is refused at once. When memory runs out the newest request
-    is preempted and recomputed; no token is lost. Each request finishes once: done, cancelled or failed,
-    without affecting the others.
+    A step reads a chunk of the pending tokens and decodes one token of each running sequence. Requests join
+    in the order of submission, while rows, tokens and the cache's memory suffice; one that can never fit is
+    refused at once. When memory runs out the newest request is preempted and recomputed; no token is lost.
+    Each request finishes once: done, cancelled or failed, without affecting the others.
 
     ``max_num_seqs`` is the maximum number of concurrent sequences, ``max_batch_tokens`` the maximum summed
     cost of concurrent requests, ``prefill_chunk`` the maximum prefill tokens of a step. Admission costs time,
@@ -40,9 +39,10 @@ class Engine:
     The first new token comes from the last chunk of its prompt, which attends to itself as it is and to what
     the cache has kept of the chunks before. So the output depends on how a prompt is cut with a cache that
     drops, merges or rounds tokens after the step that reads them (h2o, subgen, quantized), and with low_rank
-    without a projection file, which fits its directions on the first chunk. The sizes of the chunks depend,
-    unless deterministic, on the other requests in prefill. With all other caches (static, growing, paged,
-    window, state, low_rank with a file) the output does not depend on them.
+    without a projection file, which fits its directions on the first chunk of all requests that start in that
+    step. With all other caches (static, growing, paged, window, state, low_rank with a file) it does not. A
+    cache that is not lossless reads prompts in the order of submission, each in chunks of ``prefill_chunk``
+    tokens whatever else runs; a lossless one shares the chunk evenly over all requests in prefill.
     """
 
     def __init__(
