@@ -55,7 +55,7 @@ class SequenceGroup:
         return self.last_features[0] is not None
 
     def skip_cached_prefix(self, cached_len: int) -> None:
-        """Start behind a cached prefix, and read the last token with the rest if all rows have the same."""
+        """Start after a cached prefix; the last token is read with the rest if all rows have the same."""
         self.cached_lens, self.pending = [cached_len], [self.pending[0][cached_len:]]
         if self.request.has_equal_rows and (self.num_pending or len(self.request.state.rows) > 1):
             self.pending[0].append(self.last_token(0))
@@ -134,7 +134,7 @@ class DecodingBatch:
             for member, ids in zip(new_members, encoded.shortlist_ids, strict=True):
                 member.shortlist_ids = ids
             self.shortlist_head = ShortlistHead(
-                self.model.head,  # type: ignore[arg-type]  # only the head of a single model has one
+                self.model.head,  # type: ignore[arg-type]  # a shortlist is for one model, not an ensemble
                 {member: member.shortlist_ids for member in self.members},
             )
         self._fork_sequences()
