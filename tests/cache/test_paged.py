@@ -310,7 +310,7 @@ def test_parallel_samples_hold_their_prompt_once(watched, n, block):
                            cache=Choice("paged", block_size=block)))  # fmt: skip
     assert len(tokens) == n * new
     shared, apart = watched[-1].seen[-1]
-    first, whole = (len(prompt) - 1) // block, math.ceil((len(prompt) + new - 1) / block)
+    first, whole = len(prompt) // block, math.ceil((len(prompt) + new - 1) / block)
     assert apart == n * whole
     assert shared == first + n * (whole - first)
     assert watched[-1].block_stats().peak_blocks == shared
