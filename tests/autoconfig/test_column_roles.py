@@ -181,3 +181,46 @@ def test_an_instruction_and_its_input_are_not_one_of_them_alone(tmp_path: Path) 
             inspect_data([file], root)
         data = inspect_data([file], root | {"source": "instruction"}).data
         assert (data["source"], data["target"]) == ("instruction", "output")
+
+
+def test_unnamed_and_doubled_columns_and_the_header_again_are_no_columns(tmp_path: Path) -> None:
+    for name, mark in (("a.csv", ","), ("a.tsv", "\t")):
+        lines = [f"{i}{mark}{s}{mark}{LABELS[i]}{mark}x{mark}y" for i, s in enumerate(SENTENCES)]
+        header = mark.join(["", "phrase", "polarity", "n", "n"])
+        (tmp_path / name).write_text("\n".join([header, *lines[:30], header, *lines[30:]]) + "\n")
+        found = inspect_data([name], {"root": tmp_path})
+        assert (found.task, found.data["text"], found.data["label"]) == (
+            "classification",
+            "phrase",
+            "polarity",
+        )
+        assert (found.rows, found.labels) == (60, 2)
+    with pytest.raises(UserError, match=r"a.csv has 2 columns named 'n': the name is ambiguous"):
+        inspect_data(["a.csv"], {"root": tmp_path, "label": "n"})
+
+
+def test_scores_as_text_and_a_single_class_are_told(tmp_path: Path) -> None:
+    def inspect_column(name: str, values: Sequence[Any]) -> Any:
+        rows = [{"text": s, name: values[i % len(values)]} for i, s in enumerate(SENTENCES)]
+        return inspect_data([table(tmp_path, "a.csv", rows)], {"root": tmp_path})
+
+    assert inspect_column("label", ["1", "1.0", "0"]).labels == 2
+    with pytest.raises(UserError, match=r"a.csv: 'label' holds 0.5; a label must be text, an integer"):
+        inspect_column("label", [0.0, 0.5, 1.0])
+    with pytest.raises(UserError, match=r"a.csv: every text has the label 'pos'; there is nothing to class"):
+        inspect_column("label", ["pos"])
+    found = inspect_column("stars", [3.5, 4.0])
+    assert (found.task, found.notes) == ("language-model", [
+        "stars has scores such as 3.5, not classes: round them to integers to train a classifier."
+    ])  # fmt: skip
+    assert inspect_column("stars", ["good"]).notes == [
+        "stars is 'good' in each text: a classifier needs at least two classes."
+    ]
+
+
+def test_a_blank_line_at_the_end_of_one_side_is_no_difference(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a dog barks .\n" * 40 + "\n")
+    (tmp_path / "b.txt").write_text("a cat sleeps .\n" * 40)
+    for files in (["a.txt", "b.txt"], ["b.txt", "a.txt"]):
+        found = inspect_data(files, {"root": tmp_path})
+        assert (found.task, found.rows) == ("translation", 40)

@@ -13,11 +13,17 @@ from typing import Any, Literal
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.i18n import tr
 from polyhead.data.readers.conversations import MESSAGE_KEYS
-from polyhead.data.readers.csv import is_csv
+from polyhead.data.readers.csv import is_csv, select_columns
 from polyhead.data.readers.files import is_text, iter_lines
-from polyhead.data.readers.labeled import is_label
+from polyhead.data.readers.labeled import has_fraction, is_label, is_number, normalize_label
 from polyhead.data.readers.plain_text import MAX_VALUE_BYTES
-from polyhead.data.readers.tabular import ColumnKey, flatten_object, no_rows_error, parse_json_line
+from polyhead.data.readers.tabular import (
+    ColumnKey,
+    flatten_object,
+    is_header_row,
+    no_rows_error,
+    parse_json_line,
+)
 
 _LANGUAGE_CODE = re.compile("[a-z]{2}")  # language code as a column name
 _ID_COLUMN = re.compile(r"(^|[\W_\d])(id|ID|Id)$|[a-z]I[dD]$", re.ASCII)  # but not "paid"
@@ -28,6 +34,8 @@ SEVERAL_LABELS = (
     "{column} has several labels per text, and only one is supported: write each into its own column, "
     "yes or no."
 )
+SCORES = "{column} has scores such as {example}, not classes: round them to integers to train a classifier."
+SINGLE_CLASS = "{column} is {label} in each text: a classifier needs at least two classes."
 _SAMPLE_LINES = 2000  # lines that are examined
 _SAMPLE_BYTES = 1 << 25  # bytes that are examined
 _SIDE_NAMES = {
@@ -105,11 +113,11 @@ class TableColumns:
         if _SIDE_NAMES.keys() & given_keys.keys() or self._find_sides(given_keys):
             return "translation"
         label = self._find_label()
+        if "text" not in given_keys and (label is None or _name_rank(label, _LABEL_NAMES) > 1):
+            self._reject_labels()
         texts = [column for column in self.text_columns if column != label]
         if label is not None and (texts or "text" in given_keys):
             return "classification"
-        if label is None and "text" not in given_keys:
-            self._reject_scores()
         if (
             len(texts) == 1
             or "text" in given_keys
@@ -186,18 +194,27 @@ class TableColumns:
         )
         return by_name[0] if by_name else candidates[0] if len(candidates) == 1 else None
 
-    def _reject_scores(self) -> None:
-        """Raise a UserError for a column named as a label with other values, such as scores or lists."""
+    def _reject_labels(self) -> None:
+        """Raise a UserError for a column named as a label with scores, lists, or only one value."""
+        remedy = "; for a language model of the text set only data.text=..."
         for column, values in self.values.items():
-            bad_values = [value for value in values if not is_label(value)]
-            if _last_key(column) in _LABEL_NAMES[:2] and bad_values:
+            if _last_key(column) not in _LABEL_NAMES[:2]:
+                continue
+            is_score = has_fraction if _holds_scores(values) else (lambda value: False)
+            bad_values = [value for value in values if not is_label(value) or is_score(value)]
+            if bad_values:
                 raise UserError(
                     f"{self.name}: {column!r} holds {format_value(bad_values[0])}; a label must be text, an "
-                    "integer, true or false; for a language model of the text set only data.text=..."
+                    f"integer, true or false{remedy}"
+                )
+            if _is_single_class(values):
+                raise UserError(
+                    f"{self.name}: every text has the label {format_value(values[0])}; there is nothing to "
+                    f"classify{remedy}"
                 )
 
     def describe_ignored(self) -> list[str]:
-        """Notes about possible labels that are not used, because only one label per text is supported."""
+        """Notes about possible labels that are not used: several per text, scores, and single classes."""
         candidates = [str(column) for column in self.label_columns if not _ID_COLUMN.search(str(column))]
         notes = []
         if len(candidates) > 1:
@@ -206,6 +223,12 @@ class TableColumns:
             lists = all(isinstance(value, list) for value in values)
             if lists and _is_categorical([item for value in values for item in value]):
                 notes.append(tr(SEVERAL_LABELS, column=column))
+            if _last_key(column) in (*_LABEL_NAMES, "score"):
+                if _holds_scores(values):
+                    example = next(filter(has_fraction, values))
+                    notes.append(tr(SCORES, column=column, example=example))
+                elif _is_single_class(values):
+                    notes.append(tr(SINGLE_CLASS, column=column, label=format_value(values[0])))
         return notes
 
     def _find_text_columns(self, label: ColumnKey) -> ColumnKey | list[ColumnKey]:
@@ -233,6 +256,8 @@ def read_columns(path: Path, table_format: Literal["tsv", "jsonl"]) -> TableColu
     """
     values: dict[ColumnKey, list[Any]] = {}
     for row in _parse_tsv(_read_sample(path)) if table_format == "tsv" else _parse_json(_read_sample(path)):
+        if is_csv(path) and is_header_row(row):
+            continue
         for column, value in row.items():
             if value is not None:
                 values.setdefault(column, []).append(value)
@@ -269,26 +294,28 @@ def _parse_tsv(sample: Iterator[bytes]) -> Iterator[dict[ColumnKey, Any]]:
     names = first[0] if first else []
     headed = _has_header(names, first[1:])
     columns: list[ColumnKey] = [*names] if headed else [*range(max(map(len, first), default=0))]
+    selected = select_columns(names) if headed else range(len(columns))
     for cells in first[headed:]:
-        yield dict(zip(columns, cells, strict=False))
+        if not headed or cells != names:
+            yield {columns[i]: cells[i] for i in selected if i < len(cells)}
 
 
 def _has_header(names: list[str], rows: list[list[str]]) -> bool:
     """Whether a first line is a header.
 
-    It is if it contains known names or language codes, or if a name is not among the labels below it.
+    It is if it contains known names or language codes, or if a name is not among the labels below it. Cells
+    that are empty, or equal to another, are no names.
     """
-    if not len(set(names)) == len(names) > 1 or not all(names):
+    selected = select_columns(names) if len(names) > 1 else []
+    if not selected:
         return False
-    if any(_last_key(name) in _KNOWN_NAMES for name in names) or all(
-        _LANGUAGE_CODE.fullmatch(name) for name in names
+    if any(_last_key(names[i]) in _KNOWN_NAMES for i in selected) or all(
+        _LANGUAGE_CODE.fullmatch(names[i]) for i in selected
     ):
         return True
     full_rows = [row for row in rows if len(row) == len(names)] if max(map(len, names)) <= 40 else []
-    columns = ([row[i] for row in full_rows] for i in range(len(names)))
-    return any(
-        _is_categorical(cells) and name not in cells for name, cells in zip(names, columns, strict=True)
-    )
+    columns = {names[i]: [row[i] for row in full_rows] for i in selected}
+    return any(_is_categorical(cells) and name not in cells for name, cells in columns.items())
 
 
 def _parse_json(sample: Iterator[bytes]) -> Iterator[dict[ColumnKey, Any]]:
@@ -320,14 +347,32 @@ def _name_rank(column: ColumnKey, names: tuple[str, ...]) -> int:
 
 
 def _is_categorical(values: list[Any]) -> bool:
-    labels = [json.dumps(value) for value in values if is_label(value)]
+    labels = [_label_name(value) for value in values if is_label(value)]
     distinct = set(labels)
     return (
-        len(labels) == len(values)
+        not _holds_scores(values)
+        and len(labels) == len(values)
         and 2 <= len(distinct) <= max(2, len(values) // 4)
         and len(distinct) <= 200
         and max(map(len, distinct)) <= 40
     )
+
+
+def _label_name(value: Any) -> str:
+    """A label as JSON; 1, 1.0 and their texts are the same label."""
+    if isinstance(value, str | float):
+        value = normalize_label(str(value))
+    return json.dumps(value)
+
+
+def _holds_scores(values: list[Any]) -> bool:
+    """Whether the values, or their texts, are numbers, some with a fraction."""
+    return any(map(has_fraction, values)) and all(map(is_number, values))
+
+
+def _is_single_class(values: list[Any]) -> bool:
+    """Whether the values are one label, in at least two rows."""
+    return len(values) > 1 and all(map(is_label, values)) and len(set(map(_label_name, values))) == 1
 
 
 def _string_values(values: list[Any]) -> list[str]:

@@ -21,6 +21,7 @@ from polyhead.data.readers.files import check_file, iter_lines
 from polyhead.data.readers.labeled import LabeledReport, collect_labels, open_labeled
 from polyhead.data.readers.parallel_corpus import CorpusReport, open_corpus
 from polyhead.data.readers.plain_text import TextReport, infer_table_format, open_text
+from polyhead.data.readers.tabular import check_unique, is_blank_line
 from polyhead.train.tasks.swapped_sides import check_sides
 
 _TASKS = ("translation", "language-model", "masked-lm", "classification", "chat")
@@ -77,7 +78,7 @@ def inspect_data(files: Sequence[str], given_keys: Mapping[str, Any], task: str 
             )
     else:
         columns = read_columns(paths[0], table)
-        _check_columns(columns, given_keys)
+        _check_columns(columns, given_keys, paths[0])
         summary = DataSummary(task or columns.infer_task(given_keys), data)
         data |= {
             key: value
@@ -110,12 +111,14 @@ def _check_sides(data: DataConfig) -> list[str]:
     return check_sides(data, {split: opened(data.split_paths(split)) for split in splits})
 
 
-def _check_columns(columns: TableColumns, given_keys: Mapping[str, Any]) -> None:
-    """Raise a UserError if a named column does not exist; nested keys are checked later."""
+def _check_columns(columns: TableColumns, given_keys: Mapping[str, Any], path: Path) -> None:
+    """Raise a UserError if a named column does not exist or is ambiguous; nested keys are checked later."""
     names = [name for name in columns.values if isinstance(name, str)]
     for role in ("source", "target", "text", "label"):
         role_columns = given_keys.get(role, [])
-        for column in role_columns if isinstance(role_columns, list | tuple) else [role_columns]:
+        role_columns = role_columns if isinstance(role_columns, list | tuple) else [role_columns]
+        check_unique(path, role_columns)
+        for column in role_columns:
             if names and isinstance(column, str) and "." not in column and column not in names:
                 raise UserError(
                     f"data.{role}: {columns.name} has no column {column!r}{known_names_hint(column, names)}"
@@ -135,8 +138,10 @@ def _infer_plain_task(paths: Sequence[Path]) -> tuple[str, list[str]]:
         _LANGUAGE_CODE.fullmatch(parts[-1]) and parts[-1] != "txt" for parts in (a, b)
     ):
         return "translation", []
-    line_count, other_count = (sum(1 for _ in iter_lines(path)) for path in paths)
-    if line_count == other_count > 1:
+    (line_count, ends_blank), (other_count, other_ends_blank) = map(_count_lines, paths)
+    # a blank line at the end of only one file is ignored
+    extra_lines = {0, *([1] if ends_blank else []), *([-1] if other_ends_blank else [])}
+    if min(line_count, other_count) > 1 and line_count - other_count in extra_lines:
         return "translation", []
     if are_unrelated(*map(read_first_lines, paths)):
         raise UserError(
@@ -153,6 +158,14 @@ def _infer_plain_task(paths: Sequence[Path]) -> tuple[str, list[str]]:
         more=_format_lines(other_count),
     )
     return "language-model", [note]
+
+
+def _count_lines(path: Path) -> tuple[int, bool]:
+    """The number of lines of a file, and whether the last one is blank."""
+    count, line = 0, None
+    for count, line in enumerate(iter_lines(path), 1):  # noqa: B007
+        pass
+    return count, line is not None and is_blank_line(line)
 
 
 def _format_lines(count: int) -> str:

@@ -88,7 +88,7 @@ def decode_lines(raw: Iterable[bytes | None], name: str) -> Iterator[str]:
         if line is None:
             raise UserError(f"line {number} is longer than {files.MAX_LINE:,} bytes")
         line = line.removesuffix(b"\n").removesuffix(b"\r")
-        text = line.removeprefix(files.BOM if number == 1 else b"").decode(errors="replace")
+        text = line.removeprefix(files.BOM).decode(errors="replace")
         if "\ufffd" in text and not files.is_text(line.replace(b"\0", b"")):
             if not bad:
                 print(

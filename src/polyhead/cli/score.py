@@ -12,6 +12,7 @@ import typer
 from polyhead.cli.line_io import LineCounter, choose_read_batch, read_lines, read_lines_or_text
 from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile
 from polyhead.cli.output_file import check_output_path, open_output
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.data.readers.reader_common import iter_chunks
 
@@ -89,8 +90,14 @@ def run(
 
 
 def read_parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Read the lines of two files as pairs; the files must have the same number of lines."""
+    """Read the lines of two files as pairs; the files must have the same number of lines.
+
+    A blank line at the end of only one file is ignored.
+    """
     sources, targets = list(read_lines(source)), list(read_lines(target))
+    longer = sources if len(sources) > len(targets) else targets
+    if abs(len(sources) - len(targets)) == 1 and is_blank(longer[-1]):
+        longer.pop()
     if len(sources) != len(targets):
         raise UserError(
             f"{source} has {len(sources):,} lines, {target} has {len(targets):,}: they must match line by "

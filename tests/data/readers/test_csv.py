@@ -79,7 +79,14 @@ def test_rows_of_other_lengths_are_broken_and_empty_ones_blank(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'text,label\n"one,a\ntwo,b\n', "is damaged: line 3 of the file is not CSV: unexpected end of data"),
+        (
+            b'text,label\n"one,a\ntwo,b\n',
+            "is damaged: line 2 of the file is not CSV: the quote that opens there is not closed",
+        ),
+        (
+            b'sep=;\ntext;label\n"o\nne";"a\ntwo;"b"\nthree;c\n',
+            "line 4 of the file is not CSV: the quote that opens there is closed only in line 5, before 'b\"'",
+        ),
         (
             b'text,label\n"one"x,a\ntwo,b\n',
             "is damaged: line 2 of the file is not CSV: ',' expected after '\"'",
@@ -102,6 +109,71 @@ def test_a_mistake_is_told_in_a_line(content: bytes, said: str, tmp_path: Path) 
     with pytest.raises(UserError) as told:
         open_labeled([tmp_path / "a.csv"], text=["text"], label="label")
     assert "a.csv" in str(told.value) and said in str(told.value) and "\n" not in str(told.value)
+
+
+def read_texts(path: Path, content: bytes) -> tuple[list[tuple[str, str]], LabeledReport]:
+    path.write_bytes(content)
+    report = LabeledReport(path.name)
+    examples = open_labeled([path], text=["text"], label="label").iter_examples(report)
+    return [(example.texts[0], example.label) for example in examples], report
+
+
+FILES = {
+    "unnamed and doubled columns": (b",text,x,label,x,,\n0,one,,a,,,\n1,two,3,b,4,,\n", {}),
+    "a row without the unnamed cells at its end": (b"text,label,,\none,a\ntwo,b,,\n", {}),
+    "empty cells after the last column": (b"text,label\none,a,,\ntwo,b\n", {}),
+    "the header again": (b"text,label\none,a\ntext,label\ntwo,b\n", {"header": 1}),
+    "joined files": (
+        b"\xef\xbb\xbftext,label\none,a\n\xef\xbb\xbftext,label\n\xef\xbb\xbftwo,b\n",
+        {"header": 1, "bom": 2},
+    ),
+    "a mark before a quote": (b'text,label\none,a\n\xef\xbb\xbf"two",b\n', {"bom": 1}),
+    "spaces before quotes": (b'text, "label"\n "one",  "a"\n"two", b\n', {}),
+    "sep": (b"sep=|\r\ntext|label\r\none|a\r\ntwo|b\r\n", {}),
+    "quoted sep": (b'\xef\xbb\xbf"sep=;"\r\ntext;label\r\none;a\r\ntwo;b\r\n', {}),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_table_as_programs_write_it_is_read(name: str, tmp_path: Path) -> None:
+    content, counted = FILES[name]
+    texts, report = read_texts(tmp_path / "a.csv", content)
+    assert texts == [("one", "a"), ("two", "b")]
+    skipped = {"empty": 0, "malformed": 0, "header": 0, "bom": 0}
+    assert {kind: getattr(report, kind) for kind in skipped} == skipped | counted
+    assert report.total == report.used + report.header
+
+
+def test_what_is_skipped_and_removed_is_counted(tmp_path: Path) -> None:
+    content = b"text,label\none,a\n\xef\xbb\xbftext,label\n\xef\xbb\xbftwo,b\n"
+    report = read_texts(tmp_path / "a.csv", content)[1]
+    assert str(report) == (
+        "a.csv: 2 of 3 texts; skipped 1 equal to the header (first: line 2); removed 2 byte order marks "
+        "inside the file (first: line 2)"
+    )
+    text = TextReport("a.csv")
+    pieces = open_text([tmp_path / "a.csv"], "file", columns=["text"]).read_chunks(text)
+    assert [piece.text for piece in pieces] == ["one", "two"]
+    assert (text.header, text.bom, text.malformed) == (1, 2, 0)
+
+
+def test_only_a_space_before_a_quoted_field_is_removed(tmp_path: Path) -> None:
+    texts = [' "a" b', " a", 'x "a, ""b""" y', 'two\nlines, "b", "c"\n, "d", e']
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        file.write('text,label\n "a" b,1\n')  # as it is: text that contains quotes
+        csv.writer(file).writerows([(text, "1") for text in texts[1:]])
+    assert read_texts(tmp_path / "a.csv", (tmp_path / "a.csv").read_bytes())[0] == [
+        (text, "1") for text in texts
+    ]
+    content = b'text,label\n "two\nlines, ""b"", c", "1"\n'
+    assert read_texts(tmp_path / "a.csv", content)[0] == [('two\nlines, "b", c', "1")]
+
+
+def test_a_column_that_is_asked_for_must_be_one(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"text,text,label\none,two,a\n")
+    with pytest.raises(UserError, match="has 2 columns named 'text': the name is ambiguous; rename one"):
+        open_text([tmp_path / "a.csv"], "file", columns=["text"])
+    assert open_text([tmp_path / "a.csv"], "file", columns=["label"]).columns == ("label",)
 
 
 def test_what_is_csv_by_its_name_is_read_as_nothing_else(tmp_path: Path) -> None:

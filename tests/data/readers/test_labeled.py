@@ -11,6 +11,7 @@ from polyhead.data.readers.labeled import (
     LabeledExample,
     LabeledReport,
     collect_labels,
+    describe_single_class,
     open_labeled,
     read_labeled,
     read_labeled_texts,
@@ -70,6 +71,43 @@ def test_pairs_and_labels_that_are_numbers(write: Write) -> None:
         f"line 3, label 0.5, {allowed}",
         f"line 5, label ['one'], {allowed}",
     ]
+
+
+def test_a_whole_number_is_one_label_however_it_is_written(write: Write) -> None:
+    path = write("a.tsv", "1\tx\n1.0\ty\n0\tz\n-2.00\tw\n1.\tv\n")
+    labels = [example.label for example in read_labeled(open_labeled([path], text=[1], label=0))[0]]
+    assert labels == ["1", "1", "0", "-2", "1."]
+    published = read_labeled(open_labeled([path], text=[1], label=0), ["1.0", "-2"])[0]
+    assert [example.label for example in published] == ["1.0", "1.0", "-2"]  # as the model names it
+
+
+def test_scores_are_no_classes(write: Write) -> None:
+    lines = [f"{(i % 41) / 10}\ttext {i}\n" for i in range(410)]
+    said = "a.tsv: the labels are scores, 360 of 410 with a fraction; a classifier needs classes: round them"
+    with pytest.raises(UserError, match=said):
+        collect_labels(open_labeled([write("a.tsv", "".join(lines))], text=[1], label=0))
+    rows = [{"text": f"text {i}", "label": i % 3 + (0.5 if i % 5 == 0 else 0.0)} for i in range(60)]
+    path = write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="a.jsonl: the labels are scores, 12 of 60 with a fraction"):
+        collect_labels(open_labeled([path]))
+    names = write("b.tsv", "v1.5\tx\n2.5\ty\n")
+    assert collect_labels(open_labeled([names], text=[1], label=0)) == ("2.5", "v1.5")
+
+
+def test_a_single_class_is_told() -> None:
+    assert describe_single_class(["a", "a"], "t.tsv") == (
+        "every text of t.tsv has the label 'a': scores only show how often it is predicted"
+    )
+    assert describe_single_class(["a", "b"], "t.tsv") == describe_single_class([], "t.tsv") == ""
+
+
+def test_the_header_again_and_marks_of_joined_files_are_counted(write: Write) -> None:
+    content = b"label\ttext\t\ta\ta\ngood\tone\n\xef\xbb\xbflabel\ttext\t\ta\ta\nbad\ttwo\t\t\t\n"
+    found = open_labeled([write("a.tsv", content)])
+    examples, report = read_labeled(found)
+    assert [(e.line, e.label, e.texts) for e in examples] == [(2, "good", ("one",)), (4, "bad", ("two",))]
+    assert (report.total, report.header, report.bom, report.malformed) == (3, 1, 1, 0)
+    assert report.examples == {"bom": ["line 3"], "header": ["line 3"]}
 
 
 def test_what_cannot_be_used_is_counted_and_placed(write: Write) -> None:

@@ -54,7 +54,7 @@ def test_bom_and_crlf_are_dropped_and_the_last_line_feed_may_lack(write: Write) 
 @pytest.mark.parametrize(("source", "target", "said"), [
     ("1\n2\n3\n", "a\nb\n", "a.en has 3 lines and a.de has 2: from line 3 on, only a.en has lines ('3')"),
     ("1\n2\n", "a\nb\nc\nd\n", "a.en has 2 lines and a.de has 4: from line 3 on, only a.de has lines ('c')"),
-    ("1\n2\n", "a\nb\n\n", "a.en has 2 lines and a.de has 3: from line 3 on, only a.de has lines ('')"),
+    ("1\n2\n", "a\nb\n\n\n", "a.en has 2 lines and a.de has 4: from line 3 on, only a.de has lines ('')"),
 ])  # fmt: skip
 def test_files_of_unequal_length_are_refused_by_the_first_line_too_many(
     source: str, target: str, said: str, write: Write
@@ -175,7 +175,8 @@ PATHOLOGIES: dict[str, tuple[Files, Expected]] = {
     "missing target": ({"a.en": "1\n"}, "no file 'a.de'"),
     "one line more": ({"a.en": "1\n2\n", "a.de": "1\n"}, "from line 2 on, only a.en"),
     "one line less": ({"a.en": "1\n", "a.de": "1\n2\n"}, "from line 2 on, only a.de"),
-    "line feed too many at the end": ({"a.en": "1\n\n", "a.de": "1\n"}, "from line 2 on, only a.en"),
+    "line feed too many at the end": ({"a.en": "1\n\n", "a.de": "1\n"}, {"used": 1}),
+    "two line feeds too many at the end": ({"a.en": "1\n\n\n", "a.de": "1\n"}, "from line 2 on, only a.en"),
     "random binary": ({"a.en": bytes(range(256)) * 400, "a.de": "1\n"}, "does not look like UTF-8 text"),
     "zeros": ({"a.en": bytes(100_000), "a.de": "1\n"}, "does not look like UTF-8 text"),
     "zip archive": ({"a.en": b"PK\x03\x04\x14\x00\x00\x00\x08\x00" * 9, "a.de": "1\n"}, "with zip.*unzip"),
@@ -297,3 +298,33 @@ def test_a_mistake_in_the_names_is_found_before_any_work(
         open_corpus(
             files, root=root, format=format, source=options.get("source", 0), target=options.get("target", 1)
         )
+
+
+def test_a_blank_line_at_the_end_of_one_file_is_no_difference(write: Write, tmp_path: Path) -> None:
+    write("a.en", "one\ntwo\n")
+    for ending, is_equal in (("\n", True), (" \n", True), ("\n\n", False), ("three\n", False)):
+        write("a.de", "eins\nzwei\n" + ending)
+        for files in (["a.en", "a.de"], ["a.de", "a.en"]):
+            corpus = open_corpus(files, root=tmp_path)
+            if is_equal:
+                assert read_pairs(corpus)[2].total == 2
+            else:
+                with pytest.raises(UserError, match=r"from line 3 on, only a\.de has lines"):
+                    read_pairs(corpus)
+
+
+def test_marks_of_joined_files_are_removed_and_counted(write: Write, tmp_path: Path) -> None:
+    write("a.en", b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\nthree\n")
+    write("a.de", b"eins\n\xef\xbb\xbfzwei\n\xef\xbb\xbfdrei\n")
+    sources, targets, report = read_pairs(open_corpus(["a.en", "a.de"], root=tmp_path))
+    assert (sources, targets) == (["one", "two", "three"], ["eins", "zwei", "drei"])
+    assert (report.total, report.used, report.bom) == (3, 3, 2)
+    counts = []
+    write("a.en", b"".join(b"\xef\xbb\xbf%d\n" % i for i in range(3)) + b"more\n" * 9)
+    write("a.de", b"eins\n" * 12)
+    for is_validation in (False, True):
+        half = open_corpus(
+            ["a.en", "a.de"], root=tmp_path, validation_fraction=0.5, is_validation=is_validation
+        )
+        counts.append(read_pairs(half)[2].bom)
+    assert counts == [2, 0]  # once

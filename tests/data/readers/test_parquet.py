@@ -93,6 +93,8 @@ def test_columns_of_one_name_are_told(tmp_path: Path) -> None:
     write_table(pyarrow.Table.from_arrays(columns, ["text", "other", "text"]), tmp_path / "c.parquet")
     with pytest.raises(UserError, match=r"c\.parquet has 2 columns named 'text': the name is ambiguous"):
         open_text([tmp_path / "c.parquet"], "file", columns=["text"])
+    (piece,) = open_text([tmp_path / "c.parquet"], "file", columns=["other"]).read_chunks(TextReport(""))
+    assert piece.text == "b"
 
 
 def test_a_table_is_no_text_to_be_said_line_by_line(

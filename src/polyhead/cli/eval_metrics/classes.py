@@ -19,7 +19,7 @@ from polyhead.cli.eval_metrics.printing import (
 from polyhead.cli.line_io import to_one_column
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.data.readers.labeled import LabeledExample, open_labeled, read_labeled
+from polyhead.data.readers.labeled import LabeledExample, describe_single_class, open_labeled, read_labeled
 from polyhead.data.readers.tabular import inherit_format
 from polyhead.evaluate.baselines import Baselines, class_baselines
 from polyhead.evaluate.classify import measure_classes
@@ -66,6 +66,8 @@ def evaluate_classifier(
         dataset = open_split_labeled(run.recipe, split)
     examples, report = read_labeled(dataset, run.config.labels, limit)
     print(report.describe(), file=sys.stderr)
+    if warning := describe_single_class((example.label for example in examples), report.source_label):
+        print(f"polyhead: {warning}", file=sys.stderr)
     start = time.perf_counter()
     result = measure_classes(run.members, examples, run.generation, batch_tokens)
     seconds = time.perf_counter() - start

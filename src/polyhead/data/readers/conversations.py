@@ -18,11 +18,13 @@ from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.files import check_file, is_text, iter_lines
 from polyhead.data.readers.reader_common import (
     count_problem,
+    describe_boms,
     describe_skipped,
     describe_truncated,
     iter_split,
     join_names,
     number_lines,
+    parse_lines,
 )
 from polyhead.data.readers.tabular import SAMPLE_LINES, is_blank_line, parse_json_line
 
@@ -44,7 +46,8 @@ class ConversationReport:
     Unsupported: an order of roles that the chat format cannot write, no answer, or an answer that must not be
     learned as it is (its ``weight`` is set and not 1; weights of other messages are ignored, because only
     answers are learned). A conversation with more tokens than fit is cut at its end and counted as
-    ``truncated``; too_long is one whose first answer does not fit.
+    ``truncated``; too_long is one whose first answer does not fit. ``bom`` counts byte order marks at the
+    start of further lines.
     """
 
     source_label: str
@@ -56,6 +59,7 @@ class ConversationReport:
     malformed: int = 0
     unsupported: int = 0
     truncated: int = 0
+    bom: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -67,7 +71,8 @@ class ConversationReport:
 
     def describe(self, tr: Translate = tr) -> str:
         """The same line in the current language."""
-        left_out = describe_skipped(self, tr, "empty", "too_long", "malformed", "unsupported")
+        kinds = "empty", "too_long", "malformed", "unsupported"
+        left_out = describe_skipped(self, tr, *kinds) + describe_boms(self, tr)
         counts = tr(
             "{where}: {kept:,} of {read:,} conversations, {answers:,} answers",
             where=self.source_label,
@@ -96,7 +101,7 @@ class Conversations:
 
     def read(self, report: ConversationReport) -> Iterator[ConversationExample]:
         """Yield the usable conversations; the caller counts those that it uses in the report."""
-        lines = number_lines(self.files, lambda path: enumerate(map(parse_chat_line, iter_lines(path)), 1))
+        lines = number_lines(self.files, lambda path: parse_lines(path, parse_chat_line))
         for place, _, messages in iter_split(
             lines,
             _get_question,
@@ -105,7 +110,7 @@ class Conversations:
             "conversation",
             self.source_label,
         ):
-            report.total += 1
+            report.total += messages != "bom"
             if isinstance(messages, str):
                 count_problem(report, messages, place)
             else:

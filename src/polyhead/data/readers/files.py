@@ -62,17 +62,18 @@ def check_file(path: Path) -> Path:
     return path
 
 
-def iter_lines(path: Path, max_line: int = MAX_LINE) -> Iterator[bytes | None]:
+def iter_lines(path: Path, max_line: int = MAX_LINE, *, keep_bom: bool = False) -> Iterator[bytes | None]:
     """Yield the lines of a file without their "\\n"; None for a line of more than ``max_line`` bytes.
 
-    Only "\\n" ends a line: "\\x0b", "\\x1c", U+0085, U+2028 and a "\\r" inside stay in it. A byte order mark
-    at the start and the "\\r" of a "\\r\\n" are dropped.
+    Only "\\n" ends a line: "\\x0b", "\\x1c", U+0085, U+2028 and a "\\r" inside stay in it. The "\\r" of a
+    "\\r\\n" is dropped, and a byte order mark at the start of a line: files are often joined. With
+    ``keep_bom`` only that of the first line is dropped.
     """
     with open_lines(path) as file:
         read_line, n_lines = file.readline, 0
         try:
             while line := read_line(max_line + 1):
-                if not n_lines and line.startswith(BOM):
+                if line.startswith(BOM) and not (keep_bom and n_lines):
                     line = line[len(BOM) :]
                 is_complete = line.endswith(b"\n")
                 if not is_complete and len(line) > max_line:
@@ -90,14 +91,19 @@ def iter_spans(path: Path, size: int = MAX_LINE) -> Iterator[bytes]:
     """Yield the text of a file in order, as lines with their ends.
 
     A line longer than ``size`` bytes comes in several spans. A span ends after a space or, if there is none,
-    between two characters. A byte order mark at the start and the "\\r" of a "\\r\\n" are dropped.
+    between two characters. The "\\r" of a "\\r\\n" is dropped, and a byte order mark at the start of the
+    file; at the start of another line it is a span of its own.
     """
     with open_lines(path) as file:
-        rest, done = b"", 0
+        rest, done, at_line_start = b"", 0, True
         try:
             while new := file.readline(size - len(rest)):
-                text, rest = rest + (new if done else new.removeprefix(BOM)), b""
-                done += len(new)
+                if at_line_start and new.startswith(BOM):
+                    if done:
+                        yield BOM
+                    new, done = new.removeprefix(BOM), done + len(BOM)
+                text, rest = rest + new, b""
+                done, at_line_start = done + len(new), new.endswith(b"\n")
                 if text.endswith(b"\r\n"):
                     text = text[:-2] + b"\n"
                 elif not text.endswith(b"\n") and len(text) > size - 4:
@@ -142,6 +148,14 @@ def open_lines(path: Path) -> BinaryIO:
     It is unpacked if its first bytes are those of gzip, regardless of its name; CSV and Parquet are read as
     lines of JSON.
     """
+    file = _open_unpacked(path)
+    if isinstance(file, parquet.LineReader) or not csv.is_csv(path):
+        return file
+    return csv.open_csv(file, partial(reject_compressed, path))
+
+
+def _open_unpacked(path: Path) -> BinaryIO:
+    """Open a file as it is, unpacked if it is gzip; Parquet as lines of JSON."""
     try:
         file: BinaryIO = path.open("rb")
         first = file.read(len(parquet.PARQUET_MAGIC))
@@ -154,7 +168,19 @@ def open_lines(path: Path) -> BinaryIO:
     if first == parquet.PARQUET_MAGIC:
         file.close()
         return parquet.open_parquet(path)
-    return csv.open_csv(path, file, partial(reject_compressed, path)) if csv.is_csv(path) else file
+    return file
+
+
+def read_column_names(path: Path) -> list[str]:
+    """The names of the columns of a CSV or Parquet file, in order; empty for other files."""
+    file = _open_unpacked(path)
+    if isinstance(file, parquet.LineReader):
+        file.close()
+        return parquet.read_parquet_names(path)
+    try:
+        return csv.read_csv_header(file) if csv.is_csv(path) else []
+    finally:
+        file.close()
 
 
 def is_table(path: Path) -> bool:

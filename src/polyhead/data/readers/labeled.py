@@ -5,7 +5,8 @@ Lines that cannot be used are counted, never dropped silently.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -19,6 +20,7 @@ from polyhead.data.readers.files import check_file
 from polyhead.data.readers.reader_common import (
     check_usable,
     count_problem,
+    describe_boms,
     describe_skipped,
     describe_truncated,
     iter_split,
@@ -27,6 +29,8 @@ from polyhead.data.readers.reader_common import (
 )
 from polyhead.data.readers.tabular import ColumnKey, TableRow, check_columns, infer_format, read_rows
 
+_NUMBER = re.compile(r"[-+]?[0-9]{0,15}\.?[0-9]{1,30}")
+_INTEGER_WITH_FRACTION = re.compile(r"-?[0-9]{1,15}\.0+")
 _FEW_TEXTS = 20  # with more texts than this, at most half as many different labels are accepted
 
 
@@ -41,20 +45,24 @@ class LabeledExample(NamedTuple):
 
 @dataclass
 class LabeledReport:
-    """Read counts of labeled texts: total = used + empty + too_long + malformed + unknown_label.
+    """Read counts of labeled texts: total = used + empty + header + too_long + malformed + unknown_label.
 
-    too_long is a line longer than the limit of a line; a text with more tokens than fit is used, cut, and
-    counted as ``truncated``.
+    header is a line that repeats the header; too_long is a line longer than the limit of a line; a text with
+    more tokens than fit is used, cut, and counted as ``truncated``. ``bom`` counts byte order marks at the
+    start of further lines, and ``fractions`` the labels that are numbers with a fraction.
     """
 
     source_label: str
     total: int = 0
     used: int = 0
     empty: int = 0
+    header: int = 0
     too_long: int = 0
     malformed: int = 0
     unknown_label: int = 0
     truncated: int = 0
+    bom: int = 0
+    fractions: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
     # row numbers, from 1, of the examples that were returned
     row_numbers: list[int] = field(default_factory=list)
@@ -68,7 +76,8 @@ class LabeledReport:
 
     def describe(self, tr: Translate = tr) -> str:
         """The same line in the current language."""
-        left_out = describe_skipped(self, tr, "empty", "too_long", "malformed", "unknown_label")
+        kinds = "empty", "header", "too_long", "malformed", "unknown_label"
+        left_out = describe_skipped(self, tr, *kinds) + describe_boms(self, tr)
         counts = tr(
             "{where}: {kept:,} of {read:,} texts", where=self.source_label, kept=self.used, read=self.total
         )
@@ -109,27 +118,32 @@ class LabeledFiles:
 
         The others are counted in the report. Raises a UserError if none is usable.
         """
-        known_labels = None if labels is None else set(labels)
+        # 1.0 is the label 1, unless the model has a label of that name
+        known_labels = None if labels is None else {normalize_label(label): label for label in labels}
         rows = number_lines(
             self.files, partial(read_rows, format=self.format, columns_by_role=self.columns_by_role)
         )
         for place, line, row in iter_split(
             rows, _get_first_text, self.validation_fraction, self.is_validation, "text", self.source_label
         ):
+            if row == "bom":
+                count_problem(report, row, place)
+                continue
             report.total += 1
             example = row if isinstance(row, str) else _parse_example(line, row, place)
+            report.fractions += not isinstance(row, str) and has_fraction(row[-1])
             if isinstance(example, str):
                 count_problem(report, example, place + _describe_bad_label(row))
             elif known_labels is not None and example.label not in known_labels:
-                hint = did_you_mean(example.label, known_labels).removeprefix("; ")
+                hint = did_you_mean(example.label, known_labels.values()).removeprefix("; ")
                 count_problem(
                     report, "unknown_label", f"{place}, {example.label!r}" + (f", {hint}" if hint else "")
                 )
             else:
                 report.used += 1
-                yield example
+                yield example if known_labels is None else example._replace(label=known_labels[example.label])
         among = (
-            f"; the labels are {', '.join(sorted(known_labels)[:20])}"
+            f"; the labels are {', '.join(sorted(known_labels.values())[:20])}"
             if known_labels and report.unknown_label
             else ""
         )
@@ -174,9 +188,19 @@ def open_labeled(
 
 
 def collect_labels(labeled_files: LabeledFiles) -> tuple[str, ...]:
-    """The distinct labels, sorted; a UserError if there is only one, or more than one for every two texts."""
+    """The distinct labels, sorted.
+
+    A UserError if there is only one, or more than one for every two texts, or if they are scores: numbers
+    with fractions.
+    """
     report = LabeledReport(labeled_files.source_label)
     labels = {example.label for example in labeled_files.iter_examples(report)}
+    if report.fractions and all(map(is_number, labels)):
+        raise UserError(
+            f"{labeled_files.source_label}: the labels are scores, {report.fractions:,} of "
+            f"{report.total:,} with a fraction; a classifier needs classes: round them to integers, or write "
+            "them as words"
+        )
     if len(labels) < 2:
         raise UserError(
             f"{labeled_files.source_label}: every text has the label {labels.pop()!r}; there is "
@@ -221,9 +245,40 @@ def _parse_example(line: int, row: tuple[Any, ...], location: str) -> LabeledExa
         label = int(label)
     if any(map(is_blank, texts)):
         return "empty"
-    label_name = str(label).lower() if isinstance(label, bool) else str(label).strip()
+    label_name = str(label).lower() if isinstance(label, bool) else normalize_label(str(label))
     return (
         LabeledExample(line, tuple(texts), label_name, location) if not is_blank(label_name) else "malformed"
+    )
+
+
+def normalize_label(label: str) -> str:
+    """A label without blanks around it; an integer without a fraction of zeros: 1.0 is 1."""
+    label = label.strip()
+    return str(int(float(label))) if _INTEGER_WITH_FRACTION.fullmatch(label) else label
+
+
+def has_fraction(value: Any) -> bool:
+    """Whether a value is a number, or the text of one, with a fraction that is not 0."""
+    if isinstance(value, str) and is_number(value):
+        value = float(value)
+    return isinstance(value, float) and not value.is_integer()
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, or the text of one."""
+    if isinstance(value, str):
+        return _NUMBER.fullmatch(value.strip()) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def describe_single_class(labels: Iterable[str], where: str, tr: Translate = tr) -> str:
+    """A warning if all labels are the same; "" if not."""
+    if len(distinct := set(labels)) != 1:
+        return ""
+    return tr(
+        "every text of {where} has the label {label}: scores only show how often it is predicted",
+        where=where,
+        label=repr(distinct.pop()),
     )
 
 

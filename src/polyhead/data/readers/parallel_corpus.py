@@ -5,6 +5,7 @@ Lines that cannot be used are counted, never dropped silently.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,16 +16,23 @@ from typing import Any, Literal, NamedTuple
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import MAX_INT, UserError, unknown_name_error
 from polyhead.core.i18n import Translate, format_english, tr
-from polyhead.data.readers.files import check_file, is_table, is_text, iter_lines
+from polyhead.data.readers.files import BOM, check_file, is_table, is_text, iter_lines
 from polyhead.data.readers.reader_common import (
     check_usable,
     count_problem,
+    describe_boms,
     describe_skipped,
     iter_split,
     join_names,
     number_lines,
 )
-from polyhead.data.readers.tabular import ColumnKey, check_columns, infer_format, read_rows
+from polyhead.data.readers.tabular import (
+    ColumnKey,
+    check_columns,
+    infer_format,
+    is_blank_line,
+    read_rows,
+)
 
 CorpusFormat = Literal["auto", "parallel", "tsv", "jsonl"]
 
@@ -40,14 +48,19 @@ class SentencePair(NamedTuple):
 
 @dataclass
 class CorpusReport:
-    """Read counts of a parallel corpus: total = used + empty + too_long + malformed."""
+    """Read counts of a parallel corpus: total = used + empty + header + too_long + malformed.
+
+    header is a line that repeats the header; ``bom`` counts byte order marks at the start of further lines.
+    """
 
     source_label: str
     total: int = 0
     used: int = 0
     empty: int = 0
+    header: int = 0
     too_long: int = 0
     malformed: int = 0
+    bom: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
     # row numbers, from 1, of the pairs that were returned
     row_numbers: list[int] = field(default_factory=list)
@@ -61,11 +74,11 @@ class CorpusReport:
 
     def describe(self, tr: Translate = tr) -> str:
         """The same line in the current language."""
-        left_out = describe_skipped(self, tr, "empty", "too_long", "malformed")
+        left_out = describe_skipped(self, tr, "empty", "header", "too_long", "malformed")
         counts = tr(
             "{where}: {kept:,} of {read:,} pairs", where=self.source_label, kept=self.used, read=self.total
         )
-        return counts + left_out
+        return counts + left_out + describe_boms(self, tr)
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,9 @@ class ParallelFiles:
             "pair",
             self.source_label,
         ):
+            if row == "bom":
+                count_problem(report, row, place)
+                continue
             report.total += 1
             kind = row if isinstance(row, str) else "empty" if is_blank(row[0]) or is_blank(row[1]) else ""
             if kind:
@@ -189,7 +205,7 @@ def read_corpus_texts(corpus: ParallelFiles) -> Iterator[str]:
         yield pair.target
 
 
-PairRow = tuple[str, str] | str  # a pair, or the kind of problem: "malformed", "too_long"
+PairRow = tuple[str, str] | str  # a pair, or the kind of line: "malformed", "too_long", "header", "bom"
 
 
 def _resolve_format(paths: tuple[Path, ...], format: CorpusFormat) -> Literal["parallel", "tsv", "jsonl"]:
@@ -212,9 +228,7 @@ def _resolve_format(paths: tuple[Path, ...], format: CorpusFormat) -> Literal["p
 def _read_rows(corpus: ParallelFiles) -> Iterator[tuple[str, int, PairRow]]:
     """Yield (location, line number, row) of every row."""
     if corpus.format == "parallel":
-        yield from (
-            (f"line {line:,}", line, row) for line, row in enumerate(_read_parallel(*corpus.files), 1)
-        )
+        yield from ((f"line {line:,}", line, row) for line, row in _read_parallel(*corpus.files))
         return
     read_file = partial(read_rows, format=corpus.format, columns_by_role=corpus.columns_by_role)
     for place, line, row in number_lines(corpus.files, read_file):
@@ -231,18 +245,22 @@ def _check_texts(a: Any, b: Any) -> PairRow:
     return (a, b) if isinstance(a, str) and isinstance(b, str) else "malformed"
 
 
-def _read_parallel(source: Path, target: Path) -> Iterator[PairRow]:
-    source_lines, target_lines, count = iter_lines(source), iter_lines(target), 0
-    while True:
+def _read_parallel(source: Path, target: Path) -> Iterator[tuple[int, PairRow]]:
+    """Yield (line number from 1, row); a blank line at the end of only one file is ignored."""
+    source_lines, target_lines = (iter_lines(path, keep_bom=True) for path in (source, target))
+    for count in itertools.count():  # lines read
         a, b = next(source_lines, _END), next(target_lines, _END)
         if a is _END or b is _END:
             break
-        count += 1
-        yield _decode_row(a, b)
+        if any(isinstance(line, bytes) and line.startswith(BOM) for line in (a, b)):
+            yield count + 1, "bom"
+        yield count + 1, _decode_row(a, b)
     if a is _END and b is _END:
         return
     longer, more, first = (source, source_lines, a) if b is _END else (target, target_lines, b)
     total = count + 1 + sum(1 for _ in more)
+    if total == count + 1 and isinstance(first, bytes) and is_blank_line(first):
+        return
     sizes = {source: count, target: count, longer: total}
     excerpt = first.decode(errors="replace")[:60] if isinstance(first, bytes) else "..."
     raise UserError(
@@ -263,4 +281,4 @@ def _decode_row(a: Any, b: Any) -> PairRow:
         return "too_long"
     if not (is_text(a) and is_text(b)):
         return "malformed"
-    return a.decode(), b.decode()
+    return a.removeprefix(BOM).decode(), b.removeprefix(BOM).decode()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from polyhead.core.errors import UserError
+from polyhead.data.readers.csv import select_columns
 from polyhead.data.readers.line_stream import LineStream
 
 PARQUET_MAGIC = b"PAR1"  # at both ends of a file
@@ -21,21 +22,28 @@ class LineReader(io.BufferedReader):
 
 
 def open_parquet(path: Path) -> BinaryIO:
-    """Open a Parquet file as lines of JSON; binary columns, such as images, are left out."""
+    """Open a Parquet file as lines of JSON.
+
+    Columns of bytes, such as images, are left out, and those without a name, or with that of another column.
+    """
+    file = _open_table(path)
+    return cast(BinaryIO, LineReader(LineStream(_iter_json_chunks(file), file)))
+
+
+def read_parquet_names(path: Path) -> list[str]:
+    """The names of the columns, in order."""
+    with _open_table(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def _open_table(path: Path) -> Any:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
     try:
-        file = ParquetFile(path)
+        return ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path} is damaged: {_first_line(error)}") from None
-    names = _text_columns(file)
-    if duplicates := [name for name in names if names.count(name) > 1]:
-        raise UserError(
-            f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}: the name is "
-            "ambiguous; rename one"
-        )
-    return cast(BinaryIO, LineReader(LineStream(_iter_json_chunks(file), file)))
 
 
 def _iter_json_chunks(file: Any) -> Iterator[bytes]:
@@ -50,7 +58,9 @@ def _iter_json_chunks(file: Any) -> Iterator[bytes]:
 
 
 def _text_columns(file: Any) -> list[str]:
-    return [field.name for field in file.schema_arrow if not _holds_bytes(field.type)]
+    fields = list(file.schema_arrow)
+    columns = select_columns([field.name for field in fields])
+    return [fields[i].name for i in columns if not _holds_bytes(fields[i].type)]
 
 
 def _holds_bytes(arrow_type: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, cast
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, format_english, tr
-from polyhead.data.readers.files import check_file, is_text, iter_spans
+from polyhead.data.readers.files import BOM, check_file, is_text, iter_spans
 from polyhead.data.readers.reader_common import join_names
 from polyhead.data.readers.tabular import ColumnKey, check_columns, infer_format, read_rows
 from polyhead.tokenizers.train_tokenizer import MAX_TRAINING_CHARACTERS
@@ -38,6 +38,8 @@ class TextReport:
     characters: int = 0
     words: int = 0  # separated by whitespace; a line end counts as one, as in the literature on WikiText
     malformed: int = 0
+    header: int = 0  # rows of a table that repeat its header
+    bom: int = 0  # byte order marks at the start of further lines
 
     def add(self, text: str) -> None:
         """Count more text: complete lines, except possibly the last."""
@@ -61,9 +63,13 @@ class TextReport:
             lines=self.lines,
             characters=self.characters,
         )
-        if not self.malformed:
-            return counts
-        return counts + tr("; skipped {count:,} lines that are not text or too long", count=self.malformed)
+        if self.malformed:
+            counts += tr("; skipped {count:,} lines that are not text or too long", count=self.malformed)
+        if self.header:
+            counts += tr("; skipped {count:,} rows equal to the header", count=self.header)
+        if self.bom:
+            counts += tr("; removed {count:,} byte order marks inside the file", count=self.bom)
+        return counts
 
 
 @dataclass(frozen=True)
@@ -96,14 +102,15 @@ class TextFiles:
         """Yield the text in order. Raises a UserError if there is none."""
         total = 0
         if self.fraction_range != (0.0, 1.0):
-            total = sum(len(text or "") for path in self.files for text in self._iter_spans(path))
+            total = sum(len(text) for path in self.files for text, kind in self._iter_spans(path))
         window = range(*(int(total * part) for part in self.fraction_range)) if total else None
         offset = 0  # characters before, in all files
         for path in self.files:
             document = _DocumentAccumulator(self.document_separator, window, report)
-            for text in self._iter_spans(path):
-                if text is None:
-                    report.malformed += window is None or min(offset, total - 1) in window
+            for text, kind in self._iter_spans(path):
+                if kind:
+                    is_counted = window is None or min(offset, total - 1) in window
+                    setattr(report, kind, getattr(report, kind) + is_counted)
                     continue
                 yield from document.add_span(text, offset)
                 offset += len(text)
@@ -119,18 +126,24 @@ class TextFiles:
             f"text[{i}]" if len(self.columns) > 1 else "text": column for i, column in enumerate(self.columns)
         }
 
-    def _iter_spans(self, path: Path) -> Iterator[str | None]:
-        """Yield the text of a file line by line, or its columns value by value; None for invalid text."""
+    def _iter_spans(self, path: Path) -> Iterator[tuple[str, str]]:
+        """Yield the text of a file line by line, or its columns value by value, as (text, "").
+
+        What is no text is ("", kind): "malformed", "header" or "bom".
+        """
         if self.table is None:
-            yield from (span.decode() if is_text(span) else None for span in iter_spans(path))
+            for span in iter_spans(path):
+                is_valid = span != BOM and is_text(span)
+                yield (span.decode(), "") if is_valid else ("", "bom" if span == BOM else "malformed")
             return
         for _, row in read_rows(path, self.table, self.columns_by_role, MAX_VALUE_BYTES):
-            if isinstance(row, str):
-                yield from () if row == "empty" else (None,)
-            else:
+            if not isinstance(row, str):
                 yield from (
-                    f"{_normalize_newlines(text)}\n" if isinstance(text, str) else None for text in row
+                    (f"{_normalize_newlines(text)}\n", "") if isinstance(text, str) else ("", "malformed")
+                    for text in row
                 )
+            elif row != "empty":
+                yield "", row if row in ("header", "bom") else "malformed"
 
 
 class _DocumentAccumulator:

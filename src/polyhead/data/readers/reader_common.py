@@ -12,12 +12,14 @@ from typing import Protocol, TypeVar
 
 from polyhead.core.errors import MAX_INT, UserError
 from polyhead.core.i18n import Translate
+from polyhead.data.readers.files import BOM, MAX_LINE, iter_lines
 
 T = TypeVar("T")
 _MAX_EXAMPLES = 5  # locations kept for each kind of problem
 # how messages call the counters of a report
 _KIND_WORDS = {
     "empty": "blank",
+    "header": "equal to the header",
     "too_long": "overlong",
     "malformed": "broken",
     "unsupported": "unfit",
@@ -31,6 +33,7 @@ class ReadReport(Protocol):
     total: int
     used: int
     malformed: int
+    bom: int
     examples: dict[str, list[str]]
 
 
@@ -55,6 +58,17 @@ def describe_skipped(report: ReadReport, tr: Translate, *kinds: str) -> str:
         if getattr(report, kind)
     ]
     return tr("; skipped {kinds}", kinds=tr(", ").join(counts)) if counts else ""
+
+
+def describe_boms(report: ReadReport, tr: Translate) -> str:
+    """How many byte order marks were removed: '; removed 1 byte order marks (first: line 8)'."""
+    if not report.bom:
+        return ""
+    return tr(
+        "; removed {count:,} byte order marks inside the file (first: {place})",
+        count=report.bom,
+        place=describe_location(report.examples["bom"][0], tr),
+    )
 
 
 def describe_truncated(report: ReadReport, n_truncated: int, tr: Translate) -> str:
@@ -84,6 +98,20 @@ def check_usable(report: ReadReport, unit: str, details: str = "") -> None:
 def join_names(files: Sequence[Path]) -> str:
     """The names of files, joined for messages."""
     return " + ".join(path.name for path in files)
+
+
+def parse_lines(
+    path: Path, parse_line: Callable[[bytes | None], T], max_line: int = MAX_LINE
+) -> Iterator[tuple[int, T | str]]:
+    """Yield (line number from 1, parsed line) of a file.
+
+    A line from which a byte order mark was removed comes after an item "bom" of the same number.
+    """
+    for number, line in enumerate(iter_lines(path, max_line, keep_bom=True), 1):
+        if line is not None and line.startswith(BOM):
+            yield number, "bom"
+            line = line.removeprefix(BOM)
+        yield number, parse_line(line)
 
 
 def number_lines(
@@ -117,7 +145,11 @@ def iter_split(
     lowest, highest = 1.0, 0.0
     for item in items:
         text = get_text(item)
-        position = 1.0 if text is None else hash_text(text)
+        if text is None:
+            if not is_validation:
+                yield item
+            continue
+        position = hash_text(text)
         lowest, highest = min(lowest, position), max(highest, position)
         if is_validation == (position < validation_fraction):
             n_selected += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +16,21 @@ from typing import Any, Literal
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.data.readers import csv, parquet
-from polyhead.data.readers.files import BOM, MAX_LINE, SAMPLE_BYTES, is_text, iter_lines, open_lines
+from polyhead.data.readers.files import (
+    BOM,
+    MAX_LINE,
+    SAMPLE_BYTES,
+    is_text,
+    iter_lines,
+    open_lines,
+    read_column_names,
+)
+from polyhead.data.readers.reader_common import parse_lines
 
 ColumnKey = str | int
 # column of each role, as named in recipes and messages: {"source": 0, "target": "de"}
 ColumnsByRole = Mapping[str, ColumnKey]
-# the values of the columns, or the kind of problem: "empty", "malformed", "too_long"
+# the values of the columns, or the kind of line: "empty", "malformed", "too_long", "header" (repeated), "bom"
 TableRow = tuple[Any, ...] | str
 TABLE_LABELS = {csv.CSV_SUFFIX: "CSV", parquet.PARQUET_SUFFIX: "Parquet"}
 SAMPLE_LINES = 100  # lines examined to find out what a file contains, before it is read
@@ -79,7 +89,19 @@ def check_columns(
             )
         _column_indices(path, columns_by_role, max_line)
     else:
+        check_unique(path, columns_by_role.values())
         _check_keys(path, columns_by_role, max_line)
+
+
+def check_unique(path: Path, columns: Iterable[object]) -> None:
+    """Raise a UserError if one of the columns is the name of several columns of a CSV or Parquet file."""
+    names = read_column_names(path)
+    for column in columns:
+        if names.count(str(column)) > 1:
+            raise UserError(
+                f"{path} has {names.count(str(column))} columns named {column!r}: the name is ambiguous; "
+                "rename one"
+            )
 
 
 def read_rows(
@@ -87,26 +109,24 @@ def read_rows(
 ) -> Iterator[tuple[int, TableRow]]:
     """Yield (line number from 1, column values); a header is counted but not yielded.
 
-    Values are text, or any JSON value.
+    Values are text, or any JSON value. An item "bom" is not a line but a mark before the next one.
     """
     if format == "jsonl":
-        yield from (
-            (number, _parse_json_row(line, columns_by_role))
-            for number, line in enumerate(iter_lines(path, max_line), 1)
-        )
+        parse_row = partial(_parse_json_row, columns_by_role=columns_by_role, is_csv=csv.is_csv(path))
+        yield from parse_lines(path, parse_row, max_line)
         return
-    columns, width = _column_indices(path, columns_by_role, max_line)
-    has_header = width is not None
-    for number, line in enumerate(islice(iter_lines(path, max_line), int(has_header), None), 1 + has_header):
-        yield number, _parse_tsv_row(line, columns, width)
+    columns, header = _column_indices(path, columns_by_role, max_line)
+    rows = parse_lines(path, partial(_parse_tsv_row, columns=columns, header=header), max_line)
+    yield from islice(rows, int(header is not None), None)
 
 
 def _column_indices(
     path: Path, columns_by_role: ColumnsByRole, max_line: int
-) -> tuple[list[int], int | None]:
-    """(indices of the columns of a TSV, width of its header or None if columns are selected by index)."""
+) -> tuple[list[int], bytes | None]:
+    """(indices of the columns of a TSV, its header or None if columns are selected by index)."""
     first = islice(iter_lines(path, max_line), SAMPLE_LINES)
-    header = (next(first) or b"").decode(errors="replace").split("\t")
+    header_line = next(first) or b""
+    header = header_line.decode(errors="replace").split("\t")
     width = max([len(header), *((line or b"").count(b"\t") + 1 for line in first)])
     indices = []
     for column in columns_by_role.values():
@@ -127,22 +147,25 @@ def _column_indices(
         else:
             indices.append(column)
     has_header = any(isinstance(column, str) for column in columns_by_role.values())
-    return indices, len(header) if has_header else None
+    return indices, header_line if has_header else None
 
 
-def _parse_tsv_row(line: bytes | None, columns: Sequence[int], width: int | None) -> TableRow:
+def _parse_tsv_row(line: bytes | None, columns: Sequence[int], header: bytes | None) -> TableRow:
     if line is None:
         return "too_long"
+    if line == header:
+        return "header"
     if is_blank_line(line):
         return "empty"
     cells = line.split(b"\t")
+    width = None if header is None else header.count(b"\t") + 1
     if len(cells) <= max(columns) or (width is not None and any(cells[width:])):
         return "malformed"
     values = [cells[column] for column in columns]
     return tuple(cell.decode() for cell in values) if all(map(is_text, values)) else "malformed"
 
 
-def _parse_json_row(line: bytes | None, columns_by_role: ColumnsByRole) -> TableRow:
+def _parse_json_row(line: bytes | None, columns_by_role: ColumnsByRole, is_csv: bool) -> TableRow:
     if line is None:
         return "too_long"
     if is_blank_line(line):
@@ -151,11 +174,18 @@ def _parse_json_row(line: bytes | None, columns_by_role: ColumnsByRole) -> Table
         row = parse_json_line(line) if is_text(line) else None
     except (ValueError, RecursionError):
         return "malformed"
+    if is_csv and is_header_row(row):
+        return "header"
     values = tuple(_lookup(row, key) for key in columns_by_role.values())
     is_valid = all(
         value is not None and (not isinstance(value, str) or _is_valid_unicode(value)) for value in values
     )
     return values if is_valid else "malformed"
+
+
+def is_header_row(row: Any) -> bool:
+    """Whether a row of a CSV repeats the names of the columns, as where files are joined."""
+    return isinstance(row, dict) and bool(row) and all(value == name for name, value in row.items())
 
 
 def is_blank_line(line: bytes) -> bool:

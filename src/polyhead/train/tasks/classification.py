@@ -16,7 +16,13 @@ from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
 from polyhead.data.batching.encoder_inputs import EncoderBatch
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
-from polyhead.data.readers.labeled import LabeledFiles, collect_labels, open_labeled, read_labeled_texts
+from polyhead.data.readers.labeled import (
+    LabeledFiles,
+    collect_labels,
+    describe_single_class,
+    open_labeled,
+    read_labeled_texts,
+)
 from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.evaluate.baselines import Baselines, class_baselines
 from polyhead.evaluate.class_metrics import class_measures
@@ -122,6 +128,10 @@ class ClassificationTask:
             )
         )
         task = cls(train, valid, labels, tokenizer, recipe.train, **recipe.task.options)
+        for split, store in stores.items():
+            warning = describe_single_class((labels[i] for i in set(store.labels.tolist())), split)
+            if split != "train" and warning:
+                report.info(tr("warning: {message}", message=warning))
         if recipe.data.valid_fraction:
             task.warn_missing_classes(counts, report)
         if "test" in stores:
