@@ -205,7 +205,7 @@ def test_scores_as_text_and_a_single_class_are_told(tmp_path: Path) -> None:
         return inspect_data([table(tmp_path, "a.csv", rows)], {"root": tmp_path})
 
     assert inspect_column("label", ["1", "1.0", "0"]).labels == 2
-    with pytest.raises(UserError, match=r"a.csv: 'label' holds 0.5; a label must be text, an integer"):
+    with pytest.raises(UserError, match=r"a.csv: 'label' holds '0.5'; a label must be text, an integer"):
         inspect_column("label", [0.0, 0.5, 1.0])
     with pytest.raises(UserError, match=r"a.csv: every text has the label 'pos'; there is nothing to class"):
         inspect_column("label", ["pos"])

@@ -313,7 +313,8 @@ def _has_header(names: list[str], rows: list[list[str]]) -> bool:
         _LANGUAGE_CODE.fullmatch(names[i]) for i in selected
     ):
         return True
-    full_rows = [row for row in rows if len(row) == len(names)] if max(map(len, names)) <= 40 else []
+    is_short = max(map(len, names)) <= 40
+    full_rows = [row for row in rows if is_short and len(row) == len(names) and row != names]
     columns = {names[i]: [row[i] for row in full_rows] for i in selected}
     return any(_is_categorical(cells) and name not in cells for name, cells in columns.items())
 

@@ -17,6 +17,16 @@ class UserError(ValueError):
     """A mistake that the user can correct. The command line prints only the message and exits with 2."""
 
 
+NOT_FINITE = "the model's output is NaN or infinite: its weights are damaged or overflow in this precision"
+
+
+class NotFiniteError(UserError):
+    """The output of a model is not a finite number, so it has no answer."""
+
+    def __init__(self) -> None:
+        super().__init__(NOT_FINITE)
+
+
 MAX_INT = 2**31 - 1
 """Upper limit for integers; larger values overflow in libraries we call."""
 

@@ -18,6 +18,7 @@ from polyhead.data.readers.labeled import LabeledExample
 from polyhead.evaluate.class_metrics import class_measures
 from polyhead.evaluate.embed import token_limit
 from polyhead.evaluate.encode_batches import iter_batches
+from polyhead.generation.engine.interface import require_finite
 from polyhead.models import Classifier
 from polyhead.tokenizers.input_validation import validate_list
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -167,10 +168,10 @@ def _token_limit(classifiers: ClassifierEnsemble, config: GenerationConfig) -> i
 def _compute_logits(
     model: Classifier, tokenizer: Tokenizer, texts: TextsOrPairs, config: GenerationConfig, batch_tokens: int
 ) -> tuple[Tensor, int]:
-    """Logits (N, L) in double precision, and the number of truncated texts."""
+    """Logits (N, L) in double precision, and the number of truncated texts; they must be finite."""
     validate_list(texts, "run.classify")
     rows = encode_texts(texts, tokenizer, token_limit(config, model.config.max_len))
     out = torch.zeros(len(rows), len(model.config.labels), dtype=torch.float64)
     for numbers, inputs in iter_batches(model, rows, tokenizer, batch_tokens):
-        out[numbers] = model(*inputs).double().cpu()
+        out[numbers] = require_finite(model(*inputs)).double().cpu()
     return out, sum(row.truncated for row in rows)

@@ -13,6 +13,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError, prefix_errors
 from polyhead.data.batching.encoder_inputs import EncoderInput, build_encoder_input, fill_template
 from polyhead.evaluate.encode_batches import encode_in_batches
+from polyhead.generation.engine.interface import require_finite
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.models import CausalLM, Classifier, MaskedLM, SentenceEncoder
 from polyhead.nn.pooling import pool_first_token, pool_last_token, pool_max, pool_mean
@@ -52,7 +53,7 @@ def embed_texts(
 
     Special tokens count as others do (Reimers & Gurevych, 2019, sec. 3), and those of a prompt with
     ``include_prompt``. Texts longer than ``token_limit`` are truncated. ``pooling`` "own" is the one that the
-    model was trained with, projection included.
+    model was trained with, projection included. A vector with NaN or infinity is a NotFiniteError.
     """
     pool = _POOLINGS.get(config.pooling) or getattr(model, "pooler", None)
     if pool is None:
@@ -66,7 +67,7 @@ def embed_texts(
         vector = pool(vectors, mask_prompt(n_prompt_tokens, vectors, pos))
         for dense in getattr(model, "dense", ()):
             vector = dense(vector)
-        out[numbers] = vector.float().cpu()
+        out[numbers] = require_finite(vector).float().cpu()
     out = torch.nn.functional.normalize(out, dim=-1) if config.normalize else out
     return Embeddings(out, sum(row.truncated for row in rows), token_limit(config, model.config.max_len))
 

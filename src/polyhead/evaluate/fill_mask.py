@@ -10,6 +10,7 @@ import torch
 from polyhead.core.errors import UserError, check_int
 from polyhead.data.batching.encoder_inputs import build_encoder_input
 from polyhead.evaluate.encode_batches import encode_in_batches
+from polyhead.generation.engine.interface import require_finite
 from polyhead.models import MaskedLM
 from polyhead.tokenizers.display import tokens_to_text, visible_token
 from polyhead.tokenizers.mask_tokens import encode_masked
@@ -60,6 +61,7 @@ def fill_mask(
             ids = torch.tensor(rows[number].ids)
             positions = torch.where(ids == tokenizer.mask_id)[0]
             p = model.head(model.apply_transform(text_vectors[positions])).float().softmax(-1).cpu()
+            require_finite(p)
             p[:, special] = -1.0
             p[:, tokenizer.vocab_size :] = -1.0  # unused rows of a published model's vocabulary
             best = p.topk(top_k)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from polyhead.core.errors import UserError, format_value
+from polyhead.core.errors import NotFiniteError, UserError, format_value
 from polyhead.data.batching.token_windows import collate_windows
 from polyhead.data.readers.plain_text import TextFiles
 from polyhead.data.stores.arrays import IdArray
@@ -56,7 +56,10 @@ class Perplexity(NamedTuple):
 def text_perplexity(
     model: CausalLM, tokenizer: Tokenizer, text: TextFiles, width: int, batch_tokens: int
 ) -> Perplexity:
-    """Perplexity of plain text files, in rows of ``width`` tokens, up to ``batch_tokens`` per batch."""
+    """Perplexity of plain text files, in rows of ``width`` tokens, up to ``batch_tokens`` per batch.
+
+    NaN or infinity is a NotFiniteError.
+    """
     if not isinstance(text, TextFiles):
         raise UserError(
             "expected a text opened by polyhead.data.readers.plain_text.open_text, got "
@@ -64,7 +67,10 @@ def text_perplexity(
         )
     with TemporaryDirectory() as directory:
         store = TokenStore.open_or_build(text, tokenizer, directory, tokenizer.prefix_ids)
-        return compute_perplexity(model, store, width, max(1, batch_tokens // width))
+        result = compute_perplexity(model, store, width, max(1, batch_tokens // width))
+    if not math.isfinite(result.nll):
+        raise NotFiniteError
+    return result
 
 
 @torch.no_grad()

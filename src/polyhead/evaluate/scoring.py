@@ -15,7 +15,7 @@ from polyhead.evaluate.encode_batches import limit_batch_tokens
 from polyhead.evaluate.token_accuracy import loss_to_perplexity
 from polyhead.generation.decoding.sampler import get_top_logprobs
 from polyhead.generation.engine.batching import pad_rows
-from polyhead.generation.engine.interface import to_host
+from polyhead.generation.engine.interface import require_finite, to_host
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.generation.text_output import TokenLogprobs
 from polyhead.models import CausalLM, Seq2Seq
@@ -174,10 +174,13 @@ def _score_in_batches(
 
 
 def _log_probs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, T, V), (B, T) -> log-probabilities of all tokens (B, T, V) and of labels (B, T), 0 if ignored."""
+    """(B, T, V), (B, T) -> log-probabilities of all tokens (B, T, V) and of labels (B, T), 0 if ignored.
+
+    NaN or infinity is a NotFiniteError.
+    """
     log_p = logits.float().log_softmax(-1)
     label_log_p = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-    return log_p, label_log_p.masked_fill(labels == IGNORE_INDEX, 0.0)
+    return log_p, require_finite(label_log_p.masked_fill(labels == IGNORE_INDEX, 0.0))
 
 
 def _sum_log_probs(logits: Tensor, labels: Tensor) -> list[PairScore]:

@@ -12,7 +12,7 @@ from polyhead.core.errors import UserError
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.generation.text_generation import TextDelta
 from polyhead.generation.text_output import TextOutput, TokenLogprobs
-from polyhead.serve.http.errors import ApiError, format_traceback, internal_error
+from polyhead.serve.http.errors import ApiError, format_traceback, internal_error, user_error
 
 log = logging.getLogger("polyhead.serve")
 
@@ -140,6 +140,6 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):
-        return ApiError(400, "invalid_value", str(error))
+        return user_error(error)
     log.error("a request ended by %s", format_traceback(error))
     return internal_error()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyhead.core.errors import UserError
+from polyhead.core.errors import NotFiniteError, UserError
 from polyhead.generation.text_engine import TextEngine
 from polyhead.generation.text_generation import TextDelta
 from polyhead.generation.text_output import TextOutput
@@ -54,6 +54,7 @@ class EngineThread(threading.Thread):
         )
         self.streams: dict[ClientStream, TextOutput] = {}
         self.last_heartbeat, self.slowest_step = time.monotonic(), 0.0
+        self.output_error = ""  # of the last result of the model: its output was not finite
         self._inbox: deque[Callable[[], None]] = deque()
         self._jobs: deque[PoolingJob] = deque()
         self._num_pending = 0  # texts and items submitted but not started
@@ -113,7 +114,7 @@ class EngineThread(threading.Thread):
 
     @property
     def health_error(self) -> str:
-        """Reason why the thread is considered dead or hung; "" if it is healthy.
+        """Reason why the thread is considered dead or hung, or its model broken; "" if it is healthy.
 
         A step may take four times as long as the longest before it, for a first long prompt is no failure.
         """
@@ -122,7 +123,7 @@ class EngineThread(threading.Thread):
         age = time.monotonic() - self.last_heartbeat
         if age > max(self.engine_timeout, 4 * self.slowest_step):
             return f"the model's thread has made no progress for {age:.1f} s"
-        return ""
+        return self.output_error
 
     # ---- called from this thread only
 
@@ -229,6 +230,7 @@ class EngineThread(threading.Thread):
         if end is None:
             return StreamUpdate(client_stream, pieces, False) if pieces else None
         del self.streams[client_stream]
+        self._record_result(end.error)
         return StreamUpdate(client_stream, pieces, True, failure or end.error)
 
     def _enqueue_job(self, job: PoolingJob) -> None:
@@ -259,6 +261,7 @@ class EngineThread(threading.Thread):
             with torch.inference_mode():
                 results = group[0].work([item for job in group for item in job.items])
         except BaseException as error:
+            self._record_result(error)
             if len(group) == 1:
                 # the frames of a traceback refer to the job, and the job to the error: a cycle
                 plain = isinstance(error, UserError)
@@ -267,10 +270,16 @@ class EngineThread(threading.Thread):
             for job in group:  # rerun one by one, so that only the faulty job fails
                 self._run_group([job])
             return
+        self._record_result(None)
         first = 0
         for job in group:
             job.future.set_result(results[first : first + len(job.items)])
             first += len(job.items)
+
+    def _record_result(self, error: BaseException | None) -> None:
+        """Record whether the last output of the model was finite; other errors say nothing about it."""
+        if error is None or isinstance(error, NotFiniteError):
+            self.output_error = str(error or "")
 
     def _shut_down(self, error: Exception) -> None:
         """Fail all pending requests and jobs with ``error``, and all that are submitted later."""

@@ -20,7 +20,7 @@ from polyhead.run.run import Run
 from polyhead.serve.client_stream import ClientStream, ClientStreams, to_api_error
 from polyhead.serve.engine_thread import EngineThread
 from polyhead.serve.http.auth import ApiKeys
-from polyhead.serve.http.errors import ApiError
+from polyhead.serve.http.errors import ApiError, user_error
 from polyhead.serve.http.limits import Limits
 from polyhead.serve.http.metrics import Metrics
 from polyhead.serve.model_card import Card
@@ -228,7 +228,7 @@ class Service:
         try:
             return await asyncio.wrap_future(future)
         except UserError as error:
-            raise ApiError(400, "invalid_value", str(error)) from None
+            raise user_error(error) from None
         finally:
             del future  # breaks the reference cycle future -> error -> frame
 
@@ -319,7 +319,7 @@ def _run_with_api_errors(work: Callable[[], T]) -> T:
     except (ApiError, MemoryError):
         raise
     except UserError as error:
-        raise ApiError(400, "invalid_value", str(error)) from None
+        raise user_error(error) from None
     except BaseException as error:
         if isinstance(error, Exception):
             raise

@@ -88,7 +88,7 @@ def test_scores_are_no_classes(write: Write) -> None:
         collect_labels(open_labeled([write("a.tsv", "".join(lines))], text=[1], label=0))
     rows = [{"text": f"text {i}", "label": i % 3 + (0.5 if i % 5 == 0 else 0.0)} for i in range(60)]
     path = write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="a.jsonl: the labels are scores, 12 of 60 with a fraction"):
+    with pytest.raises(UserError, match=r"a.jsonl: the labels are scores, 12 of 60 with a fraction"):
         collect_labels(open_labeled([path]))
     names = write("b.tsv", "v1.5\tx\n2.5\ty\n")
     assert collect_labels(open_labeled([names], text=[1], label=0)) == ("2.5", "v1.5")

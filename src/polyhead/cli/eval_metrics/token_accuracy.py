@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from polyhead.cli.eval_metrics.printing import Split, no_files_error, print_measure, print_verdict
+from polyhead.core.errors import NotFiniteError
 from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
 from polyhead.evaluate.baselines import Baselines
@@ -43,6 +45,8 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Non
         "f1": tr("of the replaced tokens"),
     }
     values = task.evaluate(run.model)
+    if not all(map(math.isfinite, values.values())):
+        raise NotFiniteError
     if "f1" in values:
         remarks["loss"] = tr("nats: the generator's, plus the weighted loss of the encoder")
     counts = read_counts(run.directory)

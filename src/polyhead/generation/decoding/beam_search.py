@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyhead.core.array_types import Floats, Ints
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
+from polyhead.core.errors import NOT_FINITE, UserError
 from polyhead.generation.constraints.lexical_constraints import (
     UNMET_TERMS_ERROR,
     Extension,
@@ -22,7 +22,7 @@ from polyhead.generation.constraints.lexical_constraints import (
 from polyhead.generation.decoding.no_repeat_ngram import banned_ngrams
 from polyhead.generation.decoding.topk import topk_log_probs
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import NAN_ERROR, Decoder, Hypothesis, TokenOutput, normalize_score
+from polyhead.generation.engine.interface import Decoder, Hypothesis, TokenOutput, normalize_score
 from polyhead.generation.engine.request import DecodingState
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 from polyhead.grammar.grammar_constraint import DEAD_END_ERROR, GrammarConstraint
@@ -170,7 +170,7 @@ class BeamSearchStrategy:
         best = _select_extensions(beams, values, ids, self.num_candidates)
         for i, (beam, (scores, origins, tokens)) in enumerate(zip(beams, best, strict=True)):
             if isnan(scores[0]):
-                beam.error = NAN_ERROR
+                beam.error = NOT_FINITE
             elif self.grammar is not None and scores[0] == -np.inf and not beam.finished_hypotheses:
                 beam.error = DEAD_END_ERROR
             elif beam.constraints is None:

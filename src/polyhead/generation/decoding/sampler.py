@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyhead.core.errors import NOT_FINITE
 from polyhead.generation.decoding.sampling import RandomStreams, Sampling
-from polyhead.generation.engine.interface import NAN_ERROR, Hypothesis, TokenOutput, TopLogprobs
+from polyhead.generation.engine.interface import Hypothesis, TokenOutput, TopLogprobs
 from polyhead.generation.engine.request import DecodingState
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 from polyhead.grammar.grammar_constraint import DEAD_END_ERROR, GrammarConstraint
@@ -122,7 +123,7 @@ class SampledSequences:
         live_rows = []
         for i, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
             if log_prob != log_prob:
-                self.error = NAN_ERROR
+                self.error = NOT_FINITE
                 return
             row, number = self.rows[i], self.row_numbers[i]
             row.append(token)

@@ -13,7 +13,7 @@ import torch
 from polyhead.cache.block_manager import OutOfBlocksError
 from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError, check_int
+from polyhead.core.errors import NOT_FINITE, NotFiniteError, UserError, check_int
 from polyhead.generation.engine.batch import DecodingBatch, EncodedSources, SequenceGroup
 from polyhead.generation.engine.interface import Decoder
 from polyhead.generation.engine.request import DecodingState, FinishStatus, Request, check_request
@@ -292,9 +292,10 @@ class Engine:
                 self._preempt(batch, full)
         for group in batch.ready_groups():
             for member in self._step_group(batch, group):
-                error = member.request.state.error
+                message = member.request.state.error
+                error = NotFiniteError() if message == NOT_FINITE else UserError(message)
                 self._finish(
-                    member.request, FinishStatus("error", UserError(error)) if error else FinishStatus("done")
+                    member.request, FinishStatus("error", error) if message else FinishStatus("done")
                 )
             for member in group:
                 if member.request.finish_status is None:

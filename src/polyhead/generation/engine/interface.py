@@ -9,11 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from polyhead.core.array_types import Floats
-from polyhead.core.errors import UserError
+from polyhead.core.errors import NotFiniteError
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import EncoderMemory
-
-NAN_ERROR = "the model's output is NaN: its weights are damaged or overflow in this precision"
 
 
 class Decoder(Protocol):
@@ -67,8 +65,15 @@ def normalize_score(log_prob: float, length: int, length_penalty: float) -> floa
 
 
 def to_host(log_probs: Tensor) -> Floats:
-    """Log-probabilities in double precision, in which they are summed; NaN is a UserError."""
+    """Log-probabilities in double precision, in which they are summed; NaN is a NotFiniteError."""
     host: Floats = log_probs.double().cpu().numpy()
     if np.isnan(host).any():
-        raise UserError(NAN_ERROR)
+        raise NotFiniteError
     return host
+
+
+def require_finite(x: Tensor) -> Tensor:
+    """Return an output of a model; NaN or infinity is a NotFiniteError."""
+    if not bool(x.isfinite().all()):
+        raise NotFiniteError
+    return x

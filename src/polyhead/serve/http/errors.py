@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from polyhead.core.errors import NotFiniteError, UserError
+
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -44,6 +46,13 @@ def unsupported_parameter_error(param: str, message: str) -> ApiError:
 def not_found_error() -> ApiError:
     """Error for a path that no route has."""
     return ApiError(404, "not_found", "unknown path; GET /openapi.json lists all")
+
+
+def user_error(error: UserError, param: str | None = None) -> ApiError:
+    """Error for a UserError: status 400, or 500 if the output of the model is not finite."""
+    if isinstance(error, NotFiniteError):
+        return ApiError(500, "not_a_number", str(error))
+    return invalid_value_error(param, str(error))
 
 
 def internal_error() -> ApiError:

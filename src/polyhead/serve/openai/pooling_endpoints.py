@@ -17,7 +17,6 @@ from polyhead.generation.prompt_template import get_embedding_template
 from polyhead.generation.settings import with_overrides
 from polyhead.serve.http.errors import ApiError, invalid_value_error
 from polyhead.serve.http.http_exchange import HttpExchange
-from polyhead.serve.http.strict_json import finite_or_none
 from polyhead.serve.openai.request_builder import check_token_ids
 from polyhead.serve.openai.schemas import (
     ClassifyBody,
@@ -62,8 +61,6 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
         body.input,
     )
     embeddings = np.stack([vector.numpy() for vector in vectors])
-    if not np.isfinite(embeddings).all():
-        raise ApiError(500, "not_a_number", "the model's output is NaN: its weights are damaged or overflow")
     is_base64 = body.encoding_format == "base64"
     values = [
         base64.b64encode(row.astype("<f4").tobytes()).decode() if is_base64 else row.tolist()
@@ -158,7 +155,7 @@ async def create_scores(service: Service, exchange: HttpExchange, body: ScoreBod
     data = [
         {
             "index": i,
-            "log_prob": finite_or_none(score.log_prob),
+            "log_prob": score.log_prob,
             "tokens": score.tokens,
             "perplexity": _perplexity(score.log_prob, score.tokens),
         }
