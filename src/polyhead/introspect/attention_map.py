@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
-from polyhead.core.errors import UserError
+from polyhead.core.errors import NotFiniteError, UserError
 from polyhead.core.i18n import tr
 from polyhead.tokenizers.terminal_escapes import escape_controls
 
@@ -50,9 +50,7 @@ def nested_weights(attention: AttentionMap) -> list[list[WeightMatrix]]:
                     f"and {shape[1]} source tokens; expected (layers, heads, {shape[0]}, {shape[1]})"
                 )
             if not all(math.isfinite(w) for row in head for w in row):
-                raise UserError(
-                    "attention weights have a value that is not finite: did the training diverge?"
-                )
+                raise NotFiniteError
     return weights
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polyhead.core.errors import NotFiniteError
 from polyhead.core.i18n import tr
 from polyhead.introspect.attention_map import display_token
 from polyhead.introspect.projection import nearest_neighbours, pca, tsne
@@ -109,6 +110,8 @@ def position_section(heading: str, caption: str, matrices: Sequence[Matrix]) -> 
 def token_section(tokens: TokenPoints, perplexity: float) -> PageSection:
     """Both projections with their loss of information, and the data of the readout."""
     x = tokens.vectors.double()
+    if not bool(x.isfinite().all()):
+        raise NotFiniteError
     points, share = pca(x)
     embedding = tsne(torch.nn.functional.normalize(x, dim=1), perplexity)
     shares = tr(" and ").join(f"{100 * float(s):.1f} %" for s in share)

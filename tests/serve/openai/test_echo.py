@@ -236,7 +236,7 @@ def test_a_model_that_says_no_numbers_is_told(speaker):
         next(run.model.parameters()).fill_(float("nan"))
     with living(run) as live:
         answer = live.ask(PATH, {**BOTH, "prompt": "two dogs", "max_tokens": 0})
-        assert answer.status_code == 400 and "NaN" in answer.json()["error"]["message"]
+        assert answer.status_code == 500 and "NaN" in answer.json()["error"]["message"]
         live.idle()
 
 
