@@ -24,6 +24,7 @@ IDLE_POLL_SECONDS = 0.25  # seconds between two heartbeats of an idle thread
 # seconds between two updates of a stream, times the number of running texts: with many, each stream gets
 # fewer and longer updates, because for a small model sending a token takes as long as decoding it
 FLUSH_INTERVAL = 1e-3
+DELIVERY_SIZE = 16  # updates sent in one iteration of the event loop: between two, others have their turn
 log = logging.getLogger("polyhead.serve")
 
 
@@ -305,10 +306,12 @@ class EngineThread(threading.Thread):
             self.loop.call_soon_threadsafe(self._deliver_updates, updates, delivered_event)
 
     def _deliver_updates(self, updates: list[StreamUpdate], delivered_event: threading.Event | None) -> None:
-        for update in updates:
+        for update in updates[:DELIVERY_SIZE]:
             update.stream.push(update)
         # receivers run in the next iteration of the loop, other waiting tasks in the one after that
-        if delivered_event is not None:
+        if rest := updates[DELIVERY_SIZE:]:
+            self.loop.call_soon(self.loop.call_soon, self._deliver_updates, rest, delivered_event)
+        elif delivered_event is not None:
             self.loop.call_soon(self.loop.call_soon, delivered_event.set)
 
     def _post_command(self, command: Callable[[], None], num_texts: int = 0) -> None:

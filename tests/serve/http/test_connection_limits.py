@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from tests.serve.refusals_helpers import canary as canary
 
+from polyhead.serve.http import connection_limits
 from polyhead.serve.http.auth import ApiKeys
 from polyhead.serve.http.connection_limits import count_unread_bytes
 from polyhead.serve.http.limits import Limits
@@ -34,17 +35,44 @@ def read_answer(sock):
 
 
 @pytest.mark.acceptance("E10")
-def test_connections_beyond_the_limit_are_refused_at_once(runs, serving):
+def test_connections_beyond_the_limit_are_refused(runs, serving):
     with serving(runs["decoder"], limits=Limits(max_connections=1)) as live, live.raw() as first:
         first.sendall(LIVE)
         assert read_answer(first).startswith(b"HTTP/1.1 200 ")
         with live.raw() as second:
+            second.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
             head, _, body = read_all(second).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert json.loads(body)["error"]["code"] == "too_many_connections"
         live.until(lambda: len(live.server.server_state.connections) == 1, "the second is gone")
         first.sendall(LIVE)
         assert read_answer(first).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.acceptance("E10")
+def test_a_health_check_is_answered_at_a_flood_of_connections(runs, serving, monkeypatch):
+    monkeypatch.setattr(connection_limits, "RESERVED_TIMEOUT", 60.0)
+    n_reserved = connection_limits.RESERVED_CONNECTIONS
+    with serving(runs["decoder"], limits=Limits(max_connections=2)) as live, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(live.raw()) for _ in range(2 + 3 * n_reserved)]
+        slow = stack.enter_context(live.raw())
+        slow.sendall(POST + b"Content-Length: 1000\r\n\r\n")  # without its body
+        assert b"too_many_connections" in read_all(slow)
+        for _ in range(3):
+            with live.raw() as sock:
+                sock.sendall(LIVE)
+                answer = read_all(sock)  # which ends: such a connection is closed after its answer
+            assert answer.startswith(b"HTTP/1.1 200 ") and b"connection: close" in answer
+        oldest = idle[2 : 2 + n_reserved]
+        assert all(b"too_many_connections" in read_all(sock) for sock in oldest)
+        connections = live.server.server_state.connections
+        live.until(lambda: len(connections) <= 2 + n_reserved, "a few more than the limit")
+
+
+def test_an_idle_connection_beyond_the_limit_ends_soon(runs, serving, monkeypatch):
+    monkeypatch.setattr(connection_limits, "RESERVED_TIMEOUT", 0.1)
+    with serving(runs["decoder"], limits=Limits(max_connections=1)) as live, live.raw(), live.raw() as second:
+        assert b"too_many_connections" in read_all(second)
 
 
 @pytest.mark.acceptance("E7")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,17 @@ from pathlib import Path
 import pytest
 from tests.cli.serve_helpers import serving
 from tests.cli.serve_helpers import speaker as speaker
+
+from polyhead.serve.http.server import raise_file_limit
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: limits.append(limit))
+    for current in ((1024, 4096), (1024, 1100), (1024, resource.RLIM_INFINITY), (2000, 4096)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, current=current: current)
+        raise_file_limit(1500)
+    assert limits == [(1500, 4096), (1100, 1100), (1500, resource.RLIM_INFINITY)]
 
 
 @pytest.mark.acceptance("E9", "R10")

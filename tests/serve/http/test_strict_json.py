@@ -6,6 +6,15 @@ import pytest
 from tests.serve.refusals_helpers import canary as canary
 from tests.serve.refusals_helpers import post, refused
 
+from polyhead.serve.http.strict_json import dump_json, dump_json_list
+
+
+def test_a_list_is_encoded_in_pieces_as_in_one():
+    fields = {"object": "list", "usage": {"total": 3}}
+    for items in ([], [{"index": 0, "text": "ä"}], [1.5, "x", None]):
+        assert dump_json_list(fields, "data", iter(items)) == dump_json({**fields, "data": items})
+
+
 NOT_OBJECTS = [
     b"", b"{", b"[]", b"7", b"null", b'"text"', b"\xff\xfe", b'\xef\xbb\xbf{"prompt": "x"}',
     b'{"prompt": NaN}', b'{"temperature": Infinity, "prompt": ""}',

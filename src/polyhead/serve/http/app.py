@@ -15,10 +15,13 @@ from polyhead.serve.http.auth import is_loopback, parse_host
 from polyhead.serve.http.errors import ApiError, format_traceback, internal_error, not_found_error
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.http.routes import ROUTES, ApiRoute
+from polyhead.serve.http.strict_json import parse_json
 from polyhead.serve.openai.request_validation import validate_body
+from polyhead.serve.openai.schemas import RequestBody
 from polyhead.serve.service import Service
 
 CLIENT_CLOSED_REQUEST = 499  # status counted for a client that has disconnected
+MAX_INLINE_BODY = 2**16  # bytes parsed in the event loop; more in another thread
 KNOWN_METHODS = {"GET", "HEAD", "POST"}
 log = logging.getLogger("polyhead.serve")
 
@@ -72,17 +75,22 @@ class Endpoint:
         if not route.is_public:
             self._check_host(exchange)
             service.api_keys.check(request.headers)
-        if self._body_type is None:
+        body_type = self._body_type
+        if body_type is None:
             await route.handler(service, exchange)
             return
         if route.is_queued:  # reject before the body is read
             service.check_queue()
-        values = await exchange.read_body()
+        content = await exchange.read_body()
+
+        def parse_body() -> tuple[RequestBody, list[str]]:
+            return validate_body(body_type, parse_json(content), service.limits, service.strict_fields)
+
+        # a body of megabytes takes a tenth of a second
+        num_chars = len(content) if len(content) > MAX_INLINE_BODY else 0
+        body, exchange.warnings = await service.run_in_executor(parse_body, num_chars)
         if service.is_draining:  # no await between here and active_tasks.add, so drain cannot miss it
             raise ApiError(503, "shutting_down", "the service is shutting down", headers={"retry-after": "5"})
-        body, exchange.warnings = validate_body(
-            self._body_type, values, service.limits, service.strict_fields
-        )
         service.check_model(body.model)
         await self._run_while_connected(exchange, route.handler(service, exchange, body))
 

@@ -21,12 +21,14 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from polyhead.serve.http.errors import ApiError
+from polyhead.serve.http.errors import ApiError, too_many_connections_error
 from polyhead.serve.http.limits import Limits
 from polyhead.serve.http.strict_json import dump_json
 
 # socket buffer for a client that does not read; the default may be megabytes
 SEND_BUFFER_BYTES = 2**16
+# connections beyond the limit, on which a health check is answered, and the seconds to receive its head
+RESERVED_CONNECTIONS, RESERVED_TIMEOUT = 16, 1.0
 # how uvicorn's response to malformed HTTP starts; responses of the application start with a date
 UVICORN_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain"
 
@@ -35,18 +37,27 @@ class LimitedConnection(asyncio.Protocol):
     """Connection of a client: the protocol of asyncio's transport, and the transport of uvicorn's protocol.
 
     A slow request head and a client that does not read its response have a deadline; then the connection
-    is aborted, which also cancels its computation. The application finds the connection in the state of its
-    scope and reports the start and the end of each request.
+    is aborted, which also cancels its computation. A few connections beyond the limit are accepted, but only
+    for a health check: the oldest of them gives way to a new one. The application finds the connection in
+    the state of its scope and reports the start and the end of each request.
     """
 
     def __init__(
-        self, limits: Limits, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any
+        self,
+        limits: Limits,
+        reserved: dict[LimitedConnection, None],
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: Any,
     ) -> None:
         self._limits, self._server_state = limits, server_state
+        self._reserved = reserved  # connections beyond the limit that wait for their first head, oldest first
         self._uvicorn: Any = H11Protocol(config, server_state, app_state | {"connection": self}, _loop)
         self._transport: asyncio.Transport
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_idle = True  # no request is being answered
+        self.is_reserved = False  # beyond the limit of connections: only for a health check
         self._num_ahead: int | None = None  # bytes received since uvicorn paused reading
 
     def __getattr__(self, name: str) -> Any:
@@ -55,26 +66,37 @@ class LimitedConnection(asyncio.Protocol):
     def start_request(self) -> None:
         """A request head is complete."""
         self._is_idle = False
+        self._reserved.pop(self, None)
         self._stop_timer("head")
 
     def finish_request(self) -> None:
         """The response is complete."""
         self._is_idle = True
+        if self.is_reserved:
+            self._transport.close()
+
+    def refuse(self) -> None:
+        """Refuse a connection beyond the limit that has sent no request yet."""
+        self._reserved.pop(self, None)
+        self._send_error(too_many_connections_error())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         self._uvicorn.connection_made(self)
         if len(self._server_state.connections) > self._limits.max_connections:
-            self._send_error(ApiError(503, "too_many_connections", "too many connections are open"))
-            return
+            self.is_reserved = True
+            if len(self._reserved) >= RESERVED_CONNECTIONS:
+                next(iter(self._reserved)).refuse()
+            self._reserved[self] = None
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         transport.set_write_buffer_limits(high=0)  # a deadline for all that the socket does not take
-        self._start_timer("head", self._limits.header_timeout, transport.abort)
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer("head")
         self._stop_timer("write")
+        self._reserved.pop(self, None)
         self._uvicorn.connection_lost(None)  # with an error its keep-alive timer would not be stopped
         # reference cycles would keep requests and responses alive until the next garbage collection
         self._uvicorn = None
@@ -82,7 +104,7 @@ class LimitedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_idle:
-            self._start_timer("head", self._limits.header_timeout, self._transport.abort)
+            self._start_head_timer()
         try:
             self._uvicorn.data_received(data)
         except h11.LocalProtocolError:  # malformed, and too late for an error: a response has started
@@ -118,6 +140,12 @@ class LimitedConnection(asyncio.Protocol):
             self._send_error(ApiError(400, "bad_http", message))
         elif not self._transport.is_closing():
             self._transport.write(data)
+
+    def _start_head_timer(self) -> None:
+        if self.is_reserved:
+            self._start_timer("head", RESERVED_TIMEOUT, self.refuse)
+        else:
+            self._start_timer("head", self._limits.header_timeout, self._transport.abort)
 
     def _start_timer(self, name: str, seconds: float, action: Callable[[], None]) -> None:
         """Start a timer, unless it runs already."""

@@ -43,6 +43,11 @@ def unsupported_parameter_error(param: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_parameter", message, param)
 
 
+def too_many_connections_error() -> ApiError:
+    """Error for a connection beyond the limit."""
+    return ApiError(503, "too_many_connections", "too many connections are open")
+
+
 def not_found_error() -> ApiError:
     """Error for a path that no route has."""
     return ApiError(404, "not_found", "unknown path; GET /openapi.json lists all")

@@ -14,11 +14,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from polyhead.serve.http.errors import ApiError
+from polyhead.serve.http.errors import ApiError, too_many_connections_error
 from polyhead.serve.http.limits import Limits
-from polyhead.serve.http.strict_json import dump_json, parse_json
+from polyhead.serve.http.strict_json import dump_json
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+HEALTH_PATH = "/health"
 MAX_WARNINGS = 4  # maximum number of warnings in the header
 STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -36,7 +37,10 @@ class HttpExchange:
         headers = self.request.headers
         client_id = headers.get("x-request-id", "")
         self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
-        self._has_unread_body = "content-length" in headers or "transfer-encoding" in headers
+        # a connection beyond the limit is closed at once
+        self._has_unread_body = not self._connection.is_reserved and (
+            "content-length" in headers or "transfer-encoding" in headers
+        )
         self.status = 0  # of the response; 0 before it has started
         self.is_streaming = False  # responds with server-sent events
         # the client has disconnected; the response was sent completely
@@ -46,7 +50,12 @@ class HttpExchange:
         self.warnings: list[str] = []
 
     def check_head(self) -> None:
-        """Reject headers that are too large; uvicorn accepts them if they arrive in one chunk."""
+        """Reject headers that are too large, which uvicorn accepts if they arrive in one chunk.
+
+        On a connection beyond the limit, everything but a health check is rejected.
+        """
+        if self._connection.is_reserved and not self.request.url.path.startswith(HEALTH_PATH):
+            raise too_many_connections_error()
         scope = self.request.scope
         size = len(scope["raw_path"]) + len(scope["query_string"])
         size += sum(len(name) + len(value) for name, value in scope["headers"])
@@ -55,8 +64,8 @@ class HttpExchange:
                 431, "head_too_large", f"the headers are larger than {self._limits.max_header:,} bytes"
             )
 
-    async def read_body(self) -> dict[str, Any]:
-        """Read the body and parse its JSON object."""
+    async def read_body(self) -> bytes:
+        """Read the body, which must be JSON."""
         headers, limits = self.request.headers, self._limits
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # also prevents cross-site form posts
@@ -75,7 +84,7 @@ class HttpExchange:
                 408, "body_too_slow", f"the body was not received within {limits.body_timeout:g} s"
             ) from None
         self._has_unread_body = False
-        return parse_json(bytes(content))
+        return bytes(content)
 
     def _check_body_size(self, size: int) -> None:
         if size > self._limits.max_body:
@@ -91,7 +100,13 @@ class HttpExchange:
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
         """Send a JSON response."""
-        await self.send(Response(dump_json(value), status, headers, "application/json"))
+        await self.send_encoded(dump_json(value), status, headers)
+
+    async def send_encoded(
+        self, content: bytes, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a response that is encoded as JSON."""
+        await self.send(Response(content, status, headers, "application/json"))
 
     async def send(self, response: Response) -> None:
         """Send a complete response."""
@@ -140,6 +155,8 @@ class HttpExchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         fields = {"x-request-id": self.id, "x-content-type-options": "nosniff"}
+        if self._connection.is_reserved:
+            fields["connection"] = "close"
         if self.warnings:
             fields["x-warnings"] = "; ".join(map(_header_text, self.warnings[:MAX_WARNINGS]))
         message = {"type": "http.response.start", "status": status, "headers": Headers(fields).raw + headers}

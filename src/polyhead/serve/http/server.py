@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import socket
 import sys
 import threading
@@ -20,6 +21,7 @@ from polyhead.serve.service import Service
 
 # seconds a thread holds the GIL; with the default of 5 ms a stream of a small model is three times as slow
 SWITCH_INTERVAL = 0.0005
+OTHER_FILES = 256  # open files besides connections within their limit
 
 
 class Server(uvicorn.Server):
@@ -35,7 +37,7 @@ class Server(uvicorn.Server):
         limits = service.limits
         config = uvicorn.Config(
             self.app.router,
-            http=partial(LimitedConnection, limits),  # type: ignore[arg-type]  # called like a class
+            http=partial(LimitedConnection, limits, {}),  # type: ignore[arg-type]  # called like a class
             loop="asyncio", lifespan="off", ws="none", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, h11_max_incomplete_event_size=limits.max_header, timeout_graceful_shutdown=2,
             timeout_keep_alive=75,
@@ -80,10 +82,22 @@ def tune_gc() -> None:
     gc.set_threshold(10_000, 10, 10)
 
 
+def raise_file_limit(n_files: int) -> None:
+    """Raise the soft limit of open files to ``n_files``, as far as the hard limit allows.
+
+    It is often 1,024, as many as the connections: without a file for it, no connection is accepted.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < n_files:
+        n_files = n_files if hard == resource.RLIM_INFINITY else min(n_files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, n_files), hard))
+
+
 def run_server(service: Service, sock: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until a signal stops the process."""
     sys.setswitchinterval(SWITCH_INTERVAL)
     tune_gc()
+    raise_file_limit(service.limits.max_connections + OTHER_FILES)
     Server(service, on_ready).run([sock])
     service.close()
     if service.engine_thread is not None:

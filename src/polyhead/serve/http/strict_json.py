@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from polyhead.serve.http.errors import ApiError
@@ -43,6 +44,16 @@ def parse_json(body: bytes) -> dict[str, Any]:
 def dump_json(value: Any) -> bytes:
     """Encode as compact JSON; NaN or infinity is a defect and raises ValueError."""
     return _encode(value).encode()
+
+
+def dump_json_list(fields: dict[str, Any], key: str, items: Iterable[Any]) -> bytes:
+    """Encode an object of fields and, under ``key``, a list.
+
+    The items are encoded one by one: the encoder holds the interpreter for the whole of a value, which for
+    the embeddings of thousands of texts is a second in which no other thread runs.
+    """
+    encoded = b",".join(map(dump_json, items))
+    return b"%s,%s:[%s]}" % (dump_json(fields)[:-1], dump_json(key), encoded)
 
 
 def finite_or_none(value: float) -> float | None:

@@ -7,8 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from polyhead.core.errors import UserError
 from polyhead.data.batching.encoder_inputs import EncoderInput, encode_texts
 from polyhead.evaluate.classify import check_text_arity
@@ -17,6 +15,7 @@ from polyhead.generation.prompt_template import get_embedding_template
 from polyhead.generation.settings import with_overrides
 from polyhead.serve.http.errors import ApiError, invalid_value_error
 from polyhead.serve.http.http_exchange import HttpExchange
+from polyhead.serve.http.strict_json import dump_json_list
 from polyhead.serve.openai.request_builder import check_token_ids
 from polyhead.serve.openai.schemas import (
     ClassifyBody,
@@ -60,16 +59,24 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
         embed_batch,
         body.input,
     )
-    embeddings = np.stack([vector.numpy() for vector in vectors])
     is_base64 = body.encoding_format == "base64"
-    values = [
-        base64.b64encode(row.astype("<f4").tobytes()).decode() if is_base64 else row.tolist()
-        for row in embeddings
-    ]
-    data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(values)]
-    await exchange.send_json(
-        {"object": "list", "data": data, "model": service.name, "usage": _count_usage(service, items)}
-    )
+    fields = {"object": "list", "model": service.name, "usage": _count_usage(service, items)}
+
+    def encode_vector(vector: Any) -> Any:
+        return (
+            base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
+            if is_base64
+            else vector.tolist()
+        )
+
+    def encode_answer() -> bytes:
+        data = (
+            {"object": "embedding", "index": i, "embedding": encode_vector(vector)}
+            for i, vector in enumerate(vectors)
+        )
+        return dump_json_list(fields, "data", data)
+
+    await exchange.send_encoded(await service.run_in_executor(encode_answer, len(vectors) * dim))
 
 
 async def create_classifications(service: Service, exchange: HttpExchange, body: ClassifyBody) -> None:
