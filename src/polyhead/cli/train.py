@@ -74,7 +74,7 @@ def run(
             check_resume_directory(recipe, loaded.out)
         if processes > 1:
             arguments = [str(recipe), *changes, *(["--resume"] if resume else [])]
-            raise typer.Exit(launch.launch(arguments, processes))
+            raise typer.Exit(launch.launch(arguments, processes, loaded.train.timeout))
         if launch.count_processes() > 1:
             run_worker(loaded, resume)
         from polyhead.train.run_training import run_training

@@ -18,6 +18,7 @@ from tests.train.conftest import small_recipe, write_corpus
 
 from polyhead.checkpoint import checkpoint
 from polyhead.cli import main
+from polyhead.train.distributed import launch
 from polyhead.train.distributed.launch import LAUNCHED_ENV
 from polyhead.viz.run_record import read_metrics
 
@@ -145,6 +146,40 @@ def test_a_halted_process_ends_all(rank: int, here: Path) -> None:
     assert code == 1
     assert "not answered for" in said.split("\n")[-2]
     assert said.count("polyhead:") == 1
+
+
+@pytest.fixture
+def stopped() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(["sleep", "600"])
+    child.send_signal(signal.SIGSTOP)
+    yield child
+    child.kill()
+    child.wait()
+
+
+def test_a_stopped_process_is_not_waited_for_after_a_failure(
+    stopped: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "GRACE_SECONDS", 1e6)
+    failed = subprocess.Popen(["false"])
+    assert launch._wait_for_all([failed, stopped], [], timeout=1e6) == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_stopped_before_it_joins_ends_all(
+    rank: int,
+    stopped: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(launch, "REPORT_SECONDS", 0.0)
+    with subprocess.Popen(["sleep", "600"]) as other:
+        children = [other, other]
+        children[rank] = stopped
+        assert launch._wait_for_all(children, [], timeout=0.1) == 1
+        other.kill()
+    said = f"polyhead: rank {rank} is stopped, and so the others were ended; --resume continues\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.acceptance("G3")

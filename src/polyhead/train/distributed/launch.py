@@ -17,7 +17,8 @@ from polyhead.train.signals import die_with, handle_signals
 # environment variables of the launched processes
 LAUNCHED_ENV, LISTENING_ENV = "POLYHEAD_LAUNCHED", "POLYHEAD_LISTENING"
 RANK_FAILED, RANK_LOST, RANK_INTERRUPTED = 1, 69, 130  # exit codes; LOST: a rank that lost the others
-GRACE_SECONDS = 10.0  # seconds for the other processes to end when one has failed
+GRACE_SECONDS = 5.0  # seconds for the other processes to end when one has failed
+REPORT_SECONDS = 10.0  # seconds after the timeout in which the other processes report a stopped one
 LOOPBACK_INTERFACE = "lo"  # network interface between processes of this machine, if it has this name
 
 
@@ -36,11 +37,12 @@ def is_restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def launch(arguments: Sequence[str], n_processes: int) -> int:
+def launch(arguments: Sequence[str], n_processes: int, timeout: float) -> int:
     """Run ``polyhead train`` with these arguments in ``n_processes`` processes; returns a common exit code.
 
     Ctrl-C and SIGTERM are forwarded to rank 0, which agrees with the others on the step to stop after. When
-    one process fails, the others are ended; when this process is killed, they save and end.
+    one process fails, or is stopped for longer than ``timeout`` seconds, the others are ended; when this
+    process is killed, they save and end.
     """
     if count_processes() > 1:
         raise UserError("--processes: this process is already one of several, started by torchrun or similar")
@@ -58,7 +60,7 @@ def launch(arguments: Sequence[str], n_processes: int) -> int:
                 children += [
                     _start_process(arguments, rank, n_processes, listener) for rank in range(n_processes)
                 ]
-            return _wait_for_all(children, signals)
+            return _wait_for_all(children, signals, timeout)
         finally:
             for child in children:
                 child.kill()
@@ -93,12 +95,15 @@ def _start_process(
     )
 
 
-def _wait_for_all(children: Sequence[subprocess.Popen[bytes]], signals_received: Sequence[int]) -> int:
+def _wait_for_all(
+    children: Sequence[subprocess.Popen[bytes]], signals_received: Sequence[int], timeout: float
+) -> int:
     """Wait for all processes; returns the exit code of the first that failed.
 
-    After a failure the others have ``GRACE_SECONDS`` to end.
+    After a failure the others have ``GRACE_SECONDS`` to end; stopped ones are not waited for.
     """
     failures: dict[int, int] = {}
+    last_alive = [time.monotonic()] * len(children)
     deadline = float("inf")
     while True:
         codes = [child.poll() for child in children]
@@ -111,8 +116,19 @@ def _wait_for_all(children: Sequence[subprocess.Popen[bytes]], signals_received:
         if -signal.SIGTERM in failures.values() and signal.SIGTERM in signals_received:
             return RANK_INTERRUPTED
         deadline = min(deadline, time.monotonic() + GRACE_SECONDS) if failures else deadline
-        if None not in codes or time.monotonic() > deadline:
+        now, running = time.monotonic(), [rank for rank, code in enumerate(codes) if code is None]
+        stopped = [rank for rank in running if _is_stopped(children[rank])]
+        last_alive = [last_alive[rank] if rank in stopped else now for rank in range(len(children))]
+        # a stopped process does not end by itself
+        if (failures and stopped == running) or not running or now > deadline:
             break
+        # the others notice it themselves, unless it has not joined them yet
+        if not failures and now - min(last_alive) > timeout + REPORT_SECONDS:
+            rank = last_alive.index(min(last_alive))
+            _print_line(
+                tr("rank {rank} is stopped, and so the others were ended; --resume continues", rank=rank)
+            )
+            return RANK_FAILED
         time.sleep(0.02)
     if RANK_INTERRUPTED in codes:
         return RANK_INTERRUPTED
@@ -130,6 +146,12 @@ def _wait_for_all(children: Sequence[subprocess.Popen[bytes]], signals_received:
     elif code == RANK_LOST:
         _print_line(tr("the processes lost their connection; --resume continues"))
     return RANK_FAILED if code < 0 or code == RANK_LOST else code
+
+
+def _is_stopped(child: subprocess.Popen[bytes]) -> bool:
+    """Whether a process is stopped, as by SIGSTOP."""
+    flags = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, child.pid, flags) is not None
 
 
 def _print_line(line: str) -> None:
