@@ -337,7 +337,7 @@ async def apply_load(options: argparse.Namespace, place: SplitResult, process: p
     print(f"{options.model}: {GIVEN} tokens in, {options.new_tokens} out; {options.streams} streams for "
           f"{held.seconds:.0f} s, "
           f"then {rate:.1f} requests a second for {beyond.seconds:.0f} s\n")  # fmt: skip
-    bound = (Limits.max_queue + 128) / held.rate  # seconds until the last of those who wait has its turn
+    bound = (Limits().max_queue + 128) / held.rate  # seconds until the last of those who wait has its turn
     rows = [["", "held", "beyond", "wanted"]]
 
     def row(name: str, of: Callable[[Phase], str], wanted: str) -> None:
