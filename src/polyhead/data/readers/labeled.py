@@ -271,13 +271,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def describe_single_class(labels: Iterable[str], where: str, tr: Translate = tr) -> str:
+def describe_single_class(labels: Iterable[str], source_label: str, tr: Translate = tr) -> str:
     """A warning if all labels are the same; "" if not."""
     if len(distinct := set(labels)) != 1:
         return ""
     return tr(
         "every text of {where} has the label {label}: scores only show how often it is predicted",
-        where=where,
+        where=source_label,
         label=repr(distinct.pop()),
     )
 

@@ -45,14 +45,16 @@ class LimitedConnection(asyncio.Protocol):
     def __init__(
         self,
         limits: Limits,
-        reserved: dict[LimitedConnection, None],
+        reserved_connections: dict[LimitedConnection, None],
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: Any,
     ) -> None:
         self._limits, self._server_state = limits, server_state
-        self._reserved = reserved  # connections beyond the limit that wait for their first head, oldest first
+        self._reserved = (
+            reserved_connections  # connections beyond the limit that wait for their first head, oldest first
+        )
         self._uvicorn: Any = H11Protocol(config, server_state, app_state | {"connection": self}, _loop)
         self._transport: asyncio.Transport
         self._timers: dict[str, asyncio.TimerHandle] = {}
