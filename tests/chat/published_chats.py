@@ -1,6 +1,6 @@
-"""Templates as they were published with checkpoints, for tests to hold our formats against; data, which only
-tests run.
-"""
+"""Templates as they were published with checkpoints, for tests to hold our formats against."""
+
+from polyhead.core.choice import Choice
 
 QWEN2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ "
@@ -500,3 +500,13 @@ PUBLISHED = {
     "mistral-nemo": MISTRAL_NEMO, "gemma2": GEMMA2, "gemma3": GEMMA3, "phi3": PHI3_FIRST, "phi3.5": PHI35,
     "zephyr": ZEPHYR, "olmo2": OLMO2,
 }  # fmt: skip
+# the formats whose special tokens the other families have
+TOKENS_OF = {
+    "qwen2": "chatml", "smollm2": "chatml", "openhermes": "chatml", "llama3": "llama3", "llama3.1": "llama3",
+    "mistral-v1": "mistral", "phi3": "phi3", "phi3.5": "phi3",
+}  # fmt: skip
+
+
+def format_choice(name: str) -> Choice:
+    """A format with its defaults; the one of a template with that of a checkpoint."""
+    return Choice(name, template=OPENHERMES) if name == "jinja" else Choice(name)

@@ -8,7 +8,7 @@ from functools import cache
 import jinja2.exceptions
 import pytest
 import transformers
-from tests.chat.published_chats import PUBLISHED
+from tests.chat.published_chats import PUBLISHED, TOKENS_OF, format_choice
 
 import tokenizers
 from polyhead.chat.apply_template import encode_chat, encode_end_tokens, encode_pieces
@@ -35,6 +35,7 @@ TOKENS = {
     "gemma": ["<start_of_turn>", "<end_of_turn>"], "phi3": ["<|user|>", "<|assistant|>", "<|system|>",
         "<|end|>"],
     "mistral": ["[INST]", "[/INST]"],
+    "jinja": ["<|im_start|>", "<|im_end|>"],
 }  # fmt: skip
 
 SYSTEM, HELLO, WELL, DOG = (
@@ -128,7 +129,7 @@ def test_tokens_are_those_of_the_published_template(family, kind):
     choice = detect_format(PUBLISHED[family])
     assert choice is not None
     for rstrip in (False, True):
-        made = vocabulary(kind, choice.name, rstrip)
+        made = vocabulary(kind, TOKENS_OF.get(family, choice.name), rstrip)
         for name, talk in TALKS.items():
             answer = talk[-1]["role"] == "user"
             if talk[0] is SYSTEM and choice.options.get("system") == "none":
@@ -152,7 +153,7 @@ def test_tokens_are_those_of_the_published_template(family, kind):
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_the_start_of_an_answer_is_written_as_transformers_does(family, kind):
     choice = detect_format(PUBLISHED[family])
-    made = vocabulary(kind, choice.name, False)
+    made = vocabulary(kind, TOKENS_OF.get(family, choice.name), False)
     for content in ("犬が", "The answer is ", " well,\n"):
         talk = [HELLO, WELL, DOG, {"role": "assistant", "content": content}]
         found = reference(made.to_str(), PUBLISHED[family]).apply_chat_template(
@@ -164,13 +165,13 @@ def test_the_start_of_an_answer_is_written_as_transformers_does(family, kind):
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "smollm2", "llama3.1", "phi3.5", "zephyr", "olmo2"])
 def test_system_messages_are_written_where_the_published_template_writes_them(family):
     choice = detect_format(PUBLISHED[family])
-    made = vocabulary(KINDS[0], choice.name, False)
+    made = vocabulary(KINDS[0], TOKENS_OF.get(family, choice.name), False)
     talk = [SYSTEM, HELLO, WELL, SYSTEM | {"content": "犬"}, DOG]
     assert ours(made, choice, talk, True).ids == theirs(made, PUBLISHED[family], talk, True)
 
 
 FORMATS = [
-    Choice(name, **options)
+    Choice(name, **format_choice(name).options, **options)
     for name in CHAT.names()
     for options in ([{}, {"system": "Hi."}, {"thinks": True}] if name == "chatml" else [{}])
 ]
@@ -178,7 +179,7 @@ FORMATS = [
 
 @pytest.mark.acceptance("F4")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("choice", FORMATS, ids=str)
+@pytest.mark.parametrize("choice", FORMATS, ids=lambda value: str(value)[:40])
 def test_what_a_person_writes_is_never_a_special_token(choice, kind):
     made = vocabulary(kind, choice.name)
     tokenizer = opened(made.to_str())
@@ -199,7 +200,7 @@ def test_what_a_person_writes_is_never_a_special_token(choice, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("choice", FORMATS, ids=str)
+@pytest.mark.parametrize("choice", FORMATS, ids=lambda value: str(value)[:40])
 def test_what_is_learned_is_what_the_assistant_says_and_the_end_of_its_turn(choice, kind):
     """Of every answer: its prompt is not learned, and what follows the prompt up to the end is."""
     made = vocabulary(kind, choice.name)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.chat.published_chats import format_choice
 
 from polyhead.chat.apply_template import render_chat
 from polyhead.chat.base import Message, ToolCall, merge_system
-from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 
@@ -25,7 +25,7 @@ from polyhead.core.registry import CHAT
 @pytest.mark.parametrize("name", CHAT.names())
 def test_orders_of_roles_that_make_no_sense_are_refused(name, talk, answer, said):
     with pytest.raises(UserError, match=said) as refused:
-        CHAT.build(Choice(name)).render([Message(role, "x") for role in talk], answer)
+        CHAT.build(format_choice(name)).render([Message(role, "x") for role in talk], answer)
     assert "\n" not in str(refused.value)
 
 
@@ -40,14 +40,14 @@ MERGED = [
     ([S("1"), U("2"), A("3"), S("4"), S("5"), U("6"), S("7")],
         [S("1"), U("2"), A("3"), U("4\n\n5\n\n6\n\n7")]),
 ]  # fmt: skip
-IN_PLACE = ("chatml", "llama3", "phi3", "plain", "tulu", "zephyr")
+IN_PLACE = ("chatml", "jinja", "llama3", "phi3", "plain", "tulu", "zephyr")
 
 
 @pytest.mark.parametrize(("talk", "merged"), MERGED, ids=range(len(MERGED)))
 @pytest.mark.parametrize("name", CHAT.names())
 def test_system_messages_may_be_anywhere_and_several(name, talk, merged):
     """In its place where the format writes every role alike, else as a part of the user messages."""
-    part = CHAT.build(Choice(name))
+    part = CHAT.build(format_choice(name))
     wanted = talk if name in IN_PLACE else merged
     assert merge_system(talk) == merged
     assert part.render(talk, True) == part.render(wanted, True)
@@ -60,7 +60,7 @@ def test_system_messages_may_be_anywhere_and_several(name, talk, merged):
 @pytest.mark.parametrize("name", CHAT.names())
 def test_the_start_of_an_answer_is_left_open(name):
     """It is the written answer without what follows its content."""
-    part = CHAT.build(Choice(name))
+    part = CHAT.build(format_choice(name))
     talk = [U("x"), A("one"), U("y"), A("two three")]
     whole, opened = (
         "".join(piece.text for piece in pieces)
@@ -80,7 +80,7 @@ def test_where_turns_are_taken_they_must_be(name):
         with pytest.raises(
             UserError, match=f"must alternate user/assistant, user first; message {place} has"
         ):
-            CHAT.build(Choice(name)).render([Message(role, "x") for role in roles], False)
+            CHAT.build(format_choice(name)).render([Message(role, "x") for role in roles], False)
 
 
 ABLE = ("chatml", "llama3", "mistral")
@@ -106,4 +106,4 @@ def test_an_order_of_calls_and_results_that_makes_no_sense_is_refused(
     name: str, talk: list[Message], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
-        CHAT.build(Choice(name)).render(talk, True)
+        CHAT.build(format_choice(name)).render(talk, True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import tokenizers
 from polyhead.chat.base import EOS, ChatFormat, ChatPiece, Message, is_prefill, no_tools_error
-from polyhead.chat.tool_calls import ToolCallFormat
+from polyhead.chat.sandbox.placeholders import PROTECTED
+from polyhead.chat.tool_calls import ToolCallFormat, get_tool_syntax
 from polyhead.chat.tools import ToolChoice
 from polyhead.core.errors import UserError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from polyhead.tokenizers.tokenizer import Tokenizer
 
 
+_PROTECTED = set(PROTECTED)
 _END_MARK = "\ue000 "  # a private character, and a space that a format may trim
 
 
@@ -80,7 +82,8 @@ def encode_end_tokens(format: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ..
 
 def build_output_tokenizer(format: ChatFormat, tokenizer: Tokenizer) -> Tokenizer | None:
     """A tokenizer that decodes tool call markers as text; None if they are not special tokens."""
-    marks = format.tool_syntax.markers if isinstance(format, ToolCallFormat) else []
+    syntax = get_tool_syntax(format)
+    marks = syntax.markers if syntax else []
     if not tokenizer.special_tokens.keys() & set(marks):
         return None
     rules = json.loads(tokenizer.tokenizer_json)
@@ -118,7 +121,7 @@ def encode_pieces(pieces: Sequence[ChatPiece], tokenizer: Tokenizer) -> EncodedC
             out.ids.extend(ids)
             out.assistant_mask.extend(learned[min(start, len(text) - 1)] for start in starts)
 
-    for piece in pieces:
+    for piece in _find_template_tokens(pieces, tokenizer):
         special = None if piece.kind == "text" else _find_special_token(piece, tokenizer)
         if special is None:
             if piece.kind != "role":
@@ -130,6 +133,25 @@ def encode_pieces(pieces: Sequence[ChatPiece], tokenizer: Tokenizer) -> EncodedC
         strip = special.rstrip
     flush()
     return out
+
+
+def _find_template_tokens(pieces: Iterable[ChatPiece], tokenizer: Tokenizer) -> Iterator[ChatPiece]:
+    """The pieces, with the text of a Jinja template split at the names of special tokens.
+
+    Names without protected characters at their ends stay text: a person may have written them.
+    """
+    for piece in pieces:
+        if piece.kind != "template":
+            yield piece
+            continue
+        position = 0
+        for match in tokenizer.special_pattern.finditer(piece.text):
+            if not {match[0][0], match[0][-1]} & _PROTECTED:
+                continue
+            yield piece._replace(text=piece.text[position : match.start()], kind="text")
+            yield piece._replace(text=match[0], kind="token")
+            position = match.end()
+        yield piece._replace(text=piece.text[position:], kind="text")
 
 
 def _find_special_token(piece: ChatPiece, tokenizer: Tokenizer) -> AddedToken | None:

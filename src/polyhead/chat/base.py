@@ -11,7 +11,7 @@ from polyhead.core.registry import CHAT
 MESSAGE_ROLES = ("system", "user", "assistant", "tool")
 MESSAGE_ROLE_ALIASES = {"developer": "system"}
 ROLES_WITHOUT_CONTENT = ("assistant", "tool")  # their content may be missing: it is empty
-PieceKind = Literal["text", "token", "mark", "role"]
+PieceKind = Literal["text", "token", "mark", "role", "template"]
 
 
 class ToolCall(NamedTuple):
@@ -36,7 +36,7 @@ class ChatPiece(NamedTuple):
 
     A "token" is a special token of that name. A "role" is the special token with the role "bos_token", which
     may be missing, or "eos_token". A "mark" is a special token if the vocabulary has one of that name, else
-    plain text.
+    plain text. "template" is text of a Jinja template, in which the names of special tokens are these tokens.
     """
 
     text: str

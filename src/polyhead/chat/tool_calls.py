@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
-from polyhead.chat.base import ChatPiece, Message, ToolCall
+from polyhead.chat.base import ChatFormat, ChatPiece, Message, ToolCall
 from polyhead.chat.tools import Tool, ToolChoice, encode_arguments
 from polyhead.core.choice import Choice
 from polyhead.grammar.grammars import WHITESPACE_PATTERN
@@ -90,13 +90,21 @@ class ToolCallSyntax(NamedTuple):
 class ToolCallFormat(Protocol):
     """A chat format with tool definitions and tool calls."""
 
-    tool_syntax: ToolCallSyntax
+    @property
+    def tool_syntax(self) -> ToolCallSyntax | None:
+        """The syntax of calls; None if they cannot be parsed."""
+        ...
 
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool, tools: ToolChoice = ToolChoice()
     ) -> list[ChatPiece]:
         """Render a conversation as in ChatFormat; ``tools`` are those that the answer may call."""
         ...
+
+
+def get_tool_syntax(format: ChatFormat) -> ToolCallSyntax | None:
+    """The syntax of tool calls of a format; None if it has none."""
+    return format.tool_syntax if isinstance(format, ToolCallFormat) else None
 
 
 class ToolCallParser:

@@ -16,7 +16,7 @@ from polyhead.chat.apply_template import (
     render_chat,
 )
 from polyhead.chat.base import MESSAGE_ROLE_ALIASES, ROLES_WITHOUT_CONTENT, ChatFormat, Message, is_prefill
-from polyhead.chat.tool_calls import ToolCallFormat, ToolCallSyntax
+from polyhead.chat.tool_calls import get_tool_syntax
 from polyhead.chat.tools import ToolChoice, build_tool_choice, parse_tool_calls
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, did_you_mean, format_value
@@ -47,9 +47,7 @@ class ChatSession:
         self.format: ChatFormat = CHAT.build(self.choice)
         check_vocabulary(self.format, engine.tokenizer)
         self.eos_ids = encode_end_tokens(self.format, engine.tokenizer)
-        self.tool_syntax: ToolCallSyntax | None = (
-            self.format.tool_syntax if isinstance(self.format, ToolCallFormat) else None
-        )
+        self.tool_syntax = get_tool_syntax(self.format)
         self.output_tokenizer = build_output_tokenizer(self.format, engine.tokenizer)
 
     def encode_prompt(self, messages: Sequence[Message], tools: ToolChoice = ToolChoice()) -> list[int]:

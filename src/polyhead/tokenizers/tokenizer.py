@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +116,12 @@ class Tokenizer:
             self.ids_to_tokens([i])[0]: AddedToken(i, bool(a and a.lstrip), bool(a and a.rstrip))
             for i, a in special
         }
+
+    @cached_property
+    def special_pattern(self) -> re.Pattern[str]:
+        """Pattern of the names of special tokens in a text, the longest at each place."""
+        names = sorted(filter(None, self.special_tokens), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
     @cached_property
     def _prepends_first_only(self) -> bool:

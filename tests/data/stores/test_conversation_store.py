@@ -20,7 +20,7 @@ MORE, END = {"role": "user", "content": "well"}, {"role": "assistant", "content"
 def test_what_is_asked_for_is_every_answer_and_the_end_of_its_turn(tmp_path, tokenizer, name):
     path = lines(tmp_path, {"messages": [ASK, TELL, MORE, END]}, {"messages": [ASK, TELL]})
     made = store(path, tokenizer, name)
-    batch, part = made.collate(np.array([0, 1]), tokenizer.pad_id), CHAT.build(Choice(name))
+    batch, part = made.collate(np.array([0, 1]), tokenizer.pad_id), CHAT.build(format_choice(name))
     assert batch.tokens.shape == batch.labels.shape and batch.pos is not None and not batch.has_documents
     assert made.collate(np.array([1]), tokenizer.pad_id).pos is None
     for row, answers in enumerate([[TELL, END], [TELL]]):

@@ -1,0 +1,264 @@
+"""The chat format of a Jinja template, for checkpoints whose template is none of the known formats."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from polyhead.chat.base import EOS, ChatPiece, Message, ToolCall, check_messages, merge_system, no_tools_error
+from polyhead.chat.sandbox.client import Rendering, TemplateError, render_template
+from polyhead.chat.sandbox.placeholders import TOKEN_ROLES
+from polyhead.chat.template_tools import CallStyle, find_call_style, find_tool_syntax
+from polyhead.chat.tool_calls import ToolCallSyntax
+from polyhead.chat.tools import ToolChoice, build_tool_choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CHAT
+
+_QUESTION, _ANSWER = Message("user", "zqxquestion"), Message("assistant", "zqxanswer")
+_PROBE_CALLS = (
+    ToolCall("zqxfirst", '{"zqxkey": "zqxvalue"}', "zqxcall01"),
+    ToolCall("zqxsecond", '{"zqxkey": "zqxother"}', "zqxcall02"),
+)
+_PROBE_TOOLS = build_tool_choice(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": call.name,
+                "description": "zqxdescription",
+                "parameters": {"type": "object", "properties": {"zqxkey": {"type": "string"}}},
+            },
+        }
+        for call in _PROBE_CALLS
+    ]
+)
+_ROLE_CHARACTERS = {role: chr(0xE0A0 + i) for i, role in enumerate(TOKEN_ROLES)}
+# what follows an answer: a text of the form of a special token, or the token of a role
+_END = re.compile(rf"\s*(?:<[^<>\n]*>|\[[^\[\]\n]*\]|[{''.join(_ROLE_CHARACTERS.values())}])")
+
+
+@CHAT.register("jinja")
+class JinjaChat:
+    """The text that a checkpoint's own template writes, rendered by sandboxed Jinja as in transformers.
+
+    The template is a program: it runs in a process of its own, without files and with bounds on time, memory
+    and output. What a person writes never becomes a special token: placeholders stand for it while the
+    template is rendered. Tool calls are parsed if they are JSON with known marks. Where the template has no
+    place for a system message, it is merged as in the formats without one.
+
+    Equation: template(messages, tools, add_generation_prompt)
+    Paper: Hugging Face, chat templates, 2023
+    When: the template of a checkpoint is none of the other formats
+    Options:
+      template: text of the Jinja template; --chat-template FILE reads it from a file
+    """
+
+    def __init__(self, *, template: str) -> None:
+        self.template = template
+        text = self._write([_QUESTION], True).text
+        if _QUESTION.content not in text:
+            raise UserError("the chat template does not write the message of the user")
+
+    @cached_property
+    def end_tokens(self) -> tuple[ChatPiece, ...]:
+        """The token after an answer, if it has one, and EOS."""
+        rendering = self._write([_QUESTION, _ANSWER])
+        text = _plain(rendering).replace(rendering.placeholders.answer_end, "")
+        mark = _END.match(text, text.rindex(_ANSWER.content) + len(_ANSWER.content))
+        token = mark[0].strip() if mark else ""
+        return (EOS,) if not token or token in _ROLE_CHARACTERS.values() else (ChatPiece(token, "mark"), EOS)
+
+    @cached_property
+    def trim_content(self) -> bool:
+        """Whether the template trims answers."""
+        spaced = _ANSWER._replace(content=f" {_ANSWER.content} ")
+        return self._write([_QUESTION, spaced]).text == self._write([_QUESTION, _ANSWER]).text
+
+    @cached_property
+    def tool_syntax(self) -> ToolCallSyntax | None:
+        """How the template writes calls; None if their marks are unknown."""
+        if self._call_style is None:
+            return None
+        prompt = _plain(self._write([_QUESTION], True, _PROBE_TOOLS))
+        for calls in (_PROBE_CALLS, _PROBE_CALLS[:1]):
+            try:
+                text = _plain(self._write([_QUESTION, Message("assistant", "", calls)], tools=_PROBE_TOOLS))
+            except TemplateError:
+                continue
+            return find_tool_syntax(text, [call.name for call in calls], prompt)
+        return None
+
+    @cached_property
+    def writes_tools(self) -> bool:
+        """Whether the template writes the definitions of tools."""
+        return _PROBE_CALLS[0].name in self._write([_QUESTION], True, _PROBE_TOOLS).text
+
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool, tools: ToolChoice = ToolChoice()
+    ) -> list[ChatPiece]:
+        """Render the conversation as pieces; answers are marked if the conversation is complete."""
+        check_messages(messages, add_generation_prompt, allow_tool_calls=self._call_style is not None)
+        if tools.all_tools and not self.writes_tools:
+            raise no_tools_error(f"tools are given ({', '.join(tools.tool_names)})")
+        if tools.required_tools and self.tool_syntax is None:
+            raise UserError(
+                "a call cannot be required: the marks of tool calls in this chat template are unknown"
+            )
+        messages, rendering = self._write_all(messages, add_generation_prompt, tools)
+        spans = [] if add_generation_prompt else list(self._answer_spans(messages, rendering, tools))
+        return list(_split_pieces(rendering, spans))
+
+    def render_exactly(
+        self, messages: Sequence[Message], add_generation_prompt: bool, tools: ToolChoice
+    ) -> list[ChatPiece]:
+        """What the template writes for a conversation, without checks; TemplateError if it refuses it."""
+        return list(_split_pieces(self._write(messages, add_generation_prompt, tools), []))
+
+    def _write_all(
+        self, messages: Sequence[Message], add_generation_prompt: bool, tools: ToolChoice
+    ) -> tuple[Sequence[Message], Rendering]:
+        """The conversation as it is written, with its system messages where the template has a place."""
+        merged = merge_system(messages)
+        without_system = _move_system(merged)
+        refusal: TemplateError | None = None
+        for candidate in (messages, merged, without_system):
+            try:
+                rendering = self._write(candidate, add_generation_prompt, tools)
+            except TemplateError as error:
+                refusal = refusal or error
+                continue
+            text = rendering.placeholders.restore(rendering.text)
+            if all(m.content.strip() in text for m in candidate if m.role == "system"):
+                return candidate, rendering
+        raise refusal or UserError("the chat template does not write the system message")
+
+    def _write(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = False,
+        tools: ToolChoice = ToolChoice(),
+        style: CallStyle | None = None,
+    ) -> Rendering:
+        """Render the template."""
+        if any(message.tool_calls for message in messages):
+            style = style or self._call_style
+        names = {call.id: call.name for message in messages for call in message.tool_calls}
+        values = {
+            "messages": [_to_fields(message, names, style or CallStyle()) for message in messages],
+            "tools": [tool.definition for tool in tools.all_tools] or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return render_template(self.template, values)
+
+    @cached_property
+    def _call_style(self) -> CallStyle | None:
+        """The form of tool calls that the template expects; None if it writes none."""
+        messages = [_QUESTION, Message("assistant", "", _PROBE_CALLS[:1])]
+        texts: dict[CallStyle, str] = {}
+        for style in CallStyle.all_styles():
+            try:
+                rendering = self._write(messages, False, _PROBE_TOOLS, style)
+            except TemplateError:
+                continue
+            text = _plain(rendering)
+            texts[style] = text[_common_len(text, self._tools_prompt) :]
+        return find_call_style(texts, _PROBE_CALLS[0])
+
+    @cached_property
+    def _tools_prompt(self) -> str:
+        """The probe's question with its tools, whose text is not that of a call."""
+        return _plain(self._write([_QUESTION], False, _PROBE_TOOLS))
+
+    def _answer_spans(
+        self, messages: Sequence[Message], rendering: Rendering, tools: ToolChoice
+    ) -> Iterator[tuple[int, int]]:
+        """Where the answers of a complete conversation are, with their end tokens."""
+        if rendering.placeholders.answer_start in rendering.text:
+            return  # the template marks them itself
+        text = _plain(rendering)
+        for i, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            # where the text differs if the answer is another one
+            other = _plain(self._write([*messages[:i], _ANSWER, *messages[i + 1 :]], False, tools))
+            before, found, after = other.partition(_ANSWER.content)
+            if not found:
+                raise UserError(
+                    f"the chat template does not write the answer of message {i}: choose another format"
+                )
+            start = _common_len(text, before)
+            end = len(text) - _common_len(text[:start:-1], after[::-1])
+            prompt = _plain(self._write(messages[:i], True, tools))
+            if text.startswith(prompt):
+                start = min(start, len(prompt))
+            mark = _END.match(text, end)
+            yield start, mark.end() if mark else end
+
+
+def _to_fields(message: Message, names: dict[str, str], style: CallStyle) -> dict[str, Any]:
+    """A message as templates expect it."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["content"] = message.content or (None if style.null_content else "")
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments if style.arguments_as_text else json.loads(call.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        name = names.get(message.tool_call_id)
+        fields |= {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
+        fields |= {"name": name} if name else {}
+    return fields
+
+
+def _move_system(messages: Sequence[Message]) -> Sequence[Message]:
+    """The conversation with the system message in the first user message, for templates without one."""
+    if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
+        return messages
+    system, question, *rest = messages
+    return [question._replace(content=f"{system.content}\n\n{question.content}"), *rest]
+
+
+def _split_pieces(rendering: Rendering, spans: Sequence[tuple[int, int]]) -> Iterator[ChatPiece]:
+    """The pieces of a rendered text: what a person wrote is text, all else may be special tokens."""
+    placeholders = rendering.placeholders
+    roles = {character: role for role, character in placeholders.roles.items()}
+    marks = {placeholders.answer_start: True, placeholders.answer_end: False}
+    bounds = {start: True for start, _ in spans} | {end: False for start, end in spans if end > start}
+    is_assistant, run, run_is_text = False, "", False
+
+    for i, character in enumerate([*rendering.text, ""]):
+        is_text = character in placeholders.originals
+        changes = i in bounds or character in marks or character in roles or not character
+        if run and (changes or is_text != run_is_text):
+            yield ChatPiece(run, "text" if run_is_text else "template", is_assistant)
+            run = ""
+        is_assistant = marks.get(character, bounds.get(i, is_assistant))
+        run_is_text = is_text
+        if character in roles:
+            yield ChatPiece(roles[character], "role", is_assistant)
+        elif character not in marks:
+            run += placeholders.originals.get(character, character)
+
+
+def _plain(rendering: Rendering) -> str:
+    """A rendered text for comparisons, of the same length: with one character for the token of each role."""
+    placeholders = rendering.placeholders
+    roles = {ord(character): _ROLE_CHARACTERS[role] for role, character in placeholders.roles.items()}
+    return str(placeholders.restore(rendering.text).translate(roles))
+
+
+def _common_len(a: str, b: str) -> int:
+    """The length of the longest common prefix of two texts."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

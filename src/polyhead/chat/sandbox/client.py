@@ -1,0 +1,105 @@
+"""Send a rendering to the process of chat templates, which is started on first use and again if it ends."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from functools import cache
+from typing import Any, NamedTuple
+
+from polyhead.chat.sandbox.limits import CPU_SECONDS, MAX_BYTES, MAX_TEMPLATE_CHARS
+from polyhead.chat.sandbox.placeholders import Placeholders, choose_placeholders
+from polyhead.core.errors import UserError
+
+
+class Rendering(NamedTuple):
+    """A rendered text and the placeholders in it."""
+
+    text: str
+    placeholders: Placeholders
+
+
+class TemplateError(UserError):
+    """The template raised an error for this conversation."""
+
+
+def render_template(template: str, values: dict[str, Any]) -> Rendering:
+    """Render a Jinja template; UserError if it cannot be rendered, TemplateError if it raises an error."""
+    if len(template) > MAX_TEMPLATE_CHARS:
+        raise UserError(
+            f"the chat template has {len(template):,} characters; the maximum is {MAX_TEMPLATE_CHARS:,}"
+        )
+    encoded = json.dumps(values)
+    placeholders = choose_placeholders(template, values)
+    if placeholders is None:
+        raise UserError("the conversation has too many private-use characters for its chat template")
+    request = {
+        "template": template,
+        "block": placeholders.block,
+        "values": placeholders.protect(values),
+        "num_chars": len(encoded),
+    }
+    answer = _worker(os.getpid()).ask(request)
+    if "raised" in answer:
+        raise TemplateError(f"the chat template cannot write this conversation: {answer['raised']}")
+    if "refused" in answer:
+        raise UserError(f"the chat template is refused: {answer['refused']}")
+    return Rendering(answer["text"], placeholders)
+
+
+class _Worker:
+    """The process; one request at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, str]:
+        """The answer to a request; that of a process that ended says why."""
+        with self._lock:
+            process = self._process or self._start()
+            assert process.stdin and process.stdout
+            try:
+                process.stdin.write(json.dumps(request).encode() + b"\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            except BrokenPipeError:
+                line = b""
+            except BaseException:  # such as Ctrl-C: the answer to this request must not answer the next
+                self.close()
+                raise
+            if line.endswith(b"\n"):
+                answer: dict[str, str] = json.loads(line)
+                return answer
+            self.close()
+            return {
+                "refused": f"it needs more than {CPU_SECONDS:g} s of CPU time or {MAX_BYTES >> 20} MiB of memory"
+            }
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            process.communicate()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "polyhead.chat.sandbox.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,  # Ctrl-C in a terminal does not reach it
+        )
+        return self._process
+
+
+@cache
+def _worker(pid: int) -> _Worker:
+    """The worker of this process; a forked process has its own."""
+    return _Worker()
