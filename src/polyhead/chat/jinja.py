@@ -184,19 +184,31 @@ class JinjaChat:
             if message.role != "assistant":
                 continue
             # where the text differs if the answer is another one
-            other = _plain(self._write([*messages[:i], _ANSWER, *messages[i + 1 :]], False, tools))
-            before, found, after = other.partition(_ANSWER.content)
+            other = message._replace(content=_ANSWER.content)
+            if message.tool_calls:
+                calls = tuple(call._replace(name=_ANSWER.content) for call in message.tool_calls)
+                other = message._replace(tool_calls=calls)
+            changed = _plain(self._write([*messages[:i], other, *messages[i + 1 :]], False, tools))
+            before, found, _ = changed.partition(_ANSWER.content)
+            after = changed.rpartition(_ANSWER.content)[2]
             if not found:
                 raise UserError(
                     f"the chat template does not write the answer of message {i}: choose another format"
                 )
             start = _common_len(text, before)
-            end = len(text) - _common_len(text[:start:-1], after[::-1])
+            end = len(text) - _common_len(text[start:][::-1], after[::-1])
             prompt = _plain(self._write(messages[:i], True, tools))
-            if text.startswith(prompt):
-                start = min(start, len(prompt))
-            mark = _END.match(text, end)
-            yield start, mark.end() if mark else end
+            if text.startswith(prompt) and len(prompt) <= start:
+                start = len(prompt)
+            elif message.tool_calls and self.tool_syntax:
+                start = max(text.rfind(self.tool_syntax.start_marker or "{", 0, start), 0)
+            end_mark = (self._find_end if message.tool_calls else _END.match)(text, end)
+            yield start, end_mark.end() if end_mark else end
+
+    def _find_end(self, text: str, start: int) -> re.Match[str] | None:
+        """The first token in a text that ends an answer."""
+        names = [_ROLE_CHARACTERS.get(piece.text, piece.text) for piece in self.end_tokens]
+        return re.compile("|".join(map(re.escape, names))).search(text, start)
 
 
 def _to_fields(message: Message, names: dict[str, str], style: CallStyle) -> dict[str, Any]:
