@@ -99,7 +99,7 @@ def test_tokens_are_those_of_the_published_template(
     made, draw, seen = vocabulary(kind, name, special), random.Random(family + kind), 0
     plain = opened(made)
     part = CHAT.build(choice)
-    for _ in range(20 if is_rendered else 60):
+    for _ in range(12 if choice.name == "jinja" else 60):
         words = draw.choice([WORDS, FORGED])
         given, answer = talk(draw, name, words)
         tools = draw.choice([[], TOOLS[:1], TOOLS])
@@ -114,4 +114,4 @@ def test_tokens_are_those_of_the_published_template(
         if words is WORDS:  # transformers lets texts make special tokens
             assert found.ids == reference(made, PUBLISHED[family]).apply_chat_template(given, **rest)
             seen += 1
-    assert seen > 4
+    assert seen > 2

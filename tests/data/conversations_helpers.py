@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.chat.published_chats import format_choice
 
 from polyhead import Choice
 from polyhead.data.readers.conversations import open_conversations
@@ -41,5 +42,5 @@ def lines(place: Path, *rows: object, name: str = "talks.jsonl") -> Path:
 def store(path: Path, tokenizer: Tokenizer, chat: str = "plain", max_len: int = 200, **options: object):
     found = open_conversations([path], **options)
     return ConversationStore.open_or_build(
-        found, Choice(chat), tokenizer, path.parent / "cache", max_len=max_len
+        found, format_choice(chat), tokenizer, path.parent / "cache", max_len=max_len
     )

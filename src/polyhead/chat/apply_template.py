@@ -135,6 +135,15 @@ def encode_pieces(pieces: Sequence[ChatPiece], tokenizer: Tokenizer) -> EncodedC
     return out
 
 
+def encode_with_special_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a text, in which names of special tokens are these tokens."""
+    pieces, position = list[ChatPiece](), 0
+    for match in tokenizer.special_pattern.finditer(text):
+        pieces += [ChatPiece(text[position : match.start()]), ChatPiece(match[0], "token")]
+        position = match.end()
+    return encode_pieces([*pieces, ChatPiece(text[position:])], tokenizer).ids
+
+
 def _find_template_tokens(pieces: Iterable[ChatPiece], tokenizer: Tokenizer) -> Iterator[ChatPiece]:
     """The pieces, with the text of a Jinja template split at the names of special tokens.
 

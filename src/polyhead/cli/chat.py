@@ -15,10 +15,12 @@ import typer
 from polyhead.cli.config_options import config_options
 from polyhead.cli.line_io import decode_lines, escape_terminal, read_lines
 from polyhead.cli.options import (
+    ChatTemplateOption,
     Device,
     Dtype,
     EnsembleOption,
     load_run,
+    read_chat_template,
     warn_no_speculation,
 )
 from polyhead.config.generation_config import GenerationConfig
@@ -51,6 +53,7 @@ def run(
     directory: Annotated[str, typer.Argument(metavar="RUN", help="path of a run or of a checkpoint")],
     system: Annotated[str, typer.Option(help="system message", show_default="none")] = "",
     *,
+    chat_template: ChatTemplateOption = None,
     seed: Annotated[int, typer.Option(min=0, help="random seed; the same seed gives the same answers")] = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="stop string that ends an answer; may be repeated")
@@ -70,6 +73,7 @@ def run(
     polyhead chat runs/assistant --system "Answer in one sentence." --temperature 0
     echo "Hello" | polyhead chat runs/assistant
     """
+    read_chat_template(chat_template, settings)
     loaded = load_run(directory, others, dtype, device)
     warn_no_speculation(loaded)
     engine_options = {key: settings.pop(key) for key in ("cache",) if key in settings}

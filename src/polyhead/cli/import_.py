@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.options import SourceLang, TargetLang
+from polyhead.cli.options import ChatTemplateOption, SourceLang, TargetLang, read_chat_template
 from polyhead.core.errors import UserError
 from polyhead.core.output_paths import check_new_directory
 
@@ -24,10 +24,12 @@ def run(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="output directory of the new run")],
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
+    chat_template: ChatTemplateOption = None,
 ) -> None:
     """Convert a published checkpoint to a run: config, weights (fp32), tokenizer, generation settings.
 
-    Only JSON and safetensors are read; no code of a checkpoint is executed. Language models: gpt2, llama,
+    Only JSON and safetensors are read; no code of a checkpoint is executed but its chat template, in a
+    sandbox. Language models: gpt2, llama,
     mistral, qwen2, qwen3, mixtral, qwen3_moe, phi, phi3, gemma, gemma2, gemma3_text, smollm3, olmo2, olmo3,
     exaone4, glm, glm4, cohere, cohere2, ernie4_5, arcee, granite, granitemoe, nanochat, seed_oss, helium,
     gpt_bigcode, starcoder2, stablelm, falcon, gptj, gpt_neo, gpt_neox, opt, bloom, mpt. Encoders: bert,
@@ -44,7 +46,15 @@ def run(
     from polyhead.run.load import load
     from polyhead.tokenizers.languages import with_languages
 
+    settings: dict[str, Any] = {}
+    read_chat_template(chat_template, settings)
     loaded = load(directory, device="cpu")
+    if settings:
+        if loaded.config.kind != "decoder":
+            raise UserError(
+                f"--chat-template is for language models; {directory} is of kind {loaded.config.kind!r}"
+            )
+        loaded.generation = loaded.generation.model_copy(update=settings)
     if source_lang or target_lang:
         if loaded.config.kind != "encoder-decoder":
             raise UserError(

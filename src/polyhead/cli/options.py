@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.config_options import FROM_RUN
+from polyhead.core.errors import UserError
 
 if TYPE_CHECKING:
     from polyhead.run.run import Run
@@ -65,6 +66,15 @@ EnsembleOption = Annotated[
         help="another run for an ensemble, which averages probabilities; may be repeated",
     ),
 ]
+ChatTemplateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE",
+        help="path of a Jinja chat template, in place of that of the run",
+        show_default=FROM_RUN,
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -93,6 +103,17 @@ def load_run(directory: str | Path, ensemble: Sequence[str] | None, dtype: str, 
 
     tune_malloc()
     return load([directory, *(ensemble or [])], dtype=dtype, fast=True, device=device)
+
+
+def read_chat_template(path: Path | None, settings: dict[str, Any]) -> None:
+    """Put the chat format of ``--chat-template`` into the settings of a verb."""
+    if path is None:
+        return
+    if settings.get("chat") is not None:
+        raise UserError("--chat and --chat-template cannot be combined: both set the chat format")
+    from polyhead.chat.detect_template import read_template_file
+
+    settings["chat"] = read_template_file(path)
 
 
 def warn_no_speculation(model: Run) -> None:

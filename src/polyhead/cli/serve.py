@@ -12,11 +12,13 @@ import typer
 
 from polyhead.cli.config_options import config_options
 from polyhead.cli.options import (
+    ChatTemplateOption,
     Device,
     Dtype,
     EnsembleOption,
     ShortlistOption,
     load_run,
+    read_chat_template,
     warn_no_speculation,
 )
 from polyhead.config.generation_config import GenerationConfig
@@ -71,6 +73,7 @@ def run(
             help="reject unknown fields; default: ignore them and name them in a response header",
         ),
     ] = False,
+    chat_template: ChatTemplateOption = None,
     shortlist: ShortlistOption = False,
     max_num_seqs: Annotated[
         int, typer.Option(min=1, help="maximum number of sequences decoded at once")
@@ -114,6 +117,7 @@ def run(
         "max_num_seqs": max_num_seqs,
         "prefill_chunk": prefill_chunk,
     }
+    read_chat_template(chat_template, settings)
     if "chat" in settings:
         settings["chat"] = Choice.from_config(settings["chat"])
     options |= settings | ({"shortlist": True} if shortlist else {})

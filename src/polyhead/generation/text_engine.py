@@ -7,6 +7,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from polyhead.chat.apply_template import encode_with_special_tokens
 from polyhead.config.generation_config import SAMPLING_KEYS, GenerationConfig
 from polyhead.core.blank_text import clear_blank
 from polyhead.core.choice import Choice
@@ -96,8 +97,13 @@ class TextEngine:
         """Continue a text, or translate it; arguments are those of ``prepare_request``."""
         return self.start_request(self.prepare_request(text, **options))
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """The prompt of a language model for a text; the plain tokens of a source."""
+    def encode_prompt(self, text: str, parse_special: bool = False) -> list[int]:
+        """The prompt of a language model for a text; the plain tokens of a source.
+
+        With ``parse_special`` names of special tokens in the text are these tokens.
+        """
+        if parse_special and self.prompt_template is not None:
+            return self.prompt_template.build_prompt(encode_with_special_tokens(text, self.tokenizer))
         (ids,) = self.tokenizer.encode([text if self.prompt_template else clear_blank(text)])
         return ids if self.prompt_template is None else self.prompt_template.build_prompt(ids)
 

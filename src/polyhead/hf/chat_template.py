@@ -1,4 +1,4 @@
-"""Detect the chat format of a checkpoint. Its template is parsed as text and never executed."""
+"""Read the chat template of a checkpoint, which is a known format or is rendered itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 from polyhead.chat.detect_template import detect_format
 from polyhead.core.choice import Choice
-from polyhead.core.registry import CHAT
+from polyhead.core.errors import UserError
 from polyhead.hf.checkpoint_files import MAX_CONFIG_BYTES, CheckpointFiles
 
 log = logging.getLogger(__name__)
@@ -14,16 +14,15 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 
 def detect_chat_format(files: CheckpointFiles) -> Choice | None:
-    """Return the chat format of a checkpoint, or None if it has no template or an unknown one."""
+    """Return the chat format of a checkpoint, or None if it has no template or one that cannot be used."""
     template = _read_template(files)
-    chat_format = None if template is None else detect_format(template)
-    if template is not None and chat_format is None:
-        log.warning(
-            "%s: its chat template matches none of the supported formats (%s) and is ignored",
-            files.directory,
-            ", ".join(CHAT.names()),
-        )
-    return chat_format
+    if template is None:
+        return None
+    try:
+        return detect_format(template)
+    except UserError as error:
+        log.warning("%s: its chat template is ignored: %s", files.directory, error)
+        return None
 
 
 def _read_template(files: CheckpointFiles) -> str | None:

@@ -21,8 +21,9 @@ def load_tokenizer(checkpoint: PublishedCheckpoint, n_rows: int) -> Tokenizer:
     """Load tokenizer.json, or the family's older files, for a model with ``n_rows`` embedding rows.
 
     Roles come from tokenizer_config.json, special_tokens_map.json, and the ids in the configs; a role that is
-    in none of them has no token. If padding is the end token it is not a separate role: positions mark
-    padding. If decoding ends with several tokens, one of them is the end here and ``extra_eos`` returns the
+    in none of them has no token. If padding is the end token, or has no row in the model, it is not a
+    separate role: positions mark padding.
+    If decoding ends with several tokens, one of them is the end here and ``extra_eos`` returns the
     others.
     """
     family, config, files = checkpoint.family, checkpoint.config, checkpoint.tokenizer_files
@@ -32,6 +33,8 @@ def load_tokenizer(checkpoint: PublishedCheckpoint, n_rows: int) -> Tokenizer:
     roles = {role: token for role, token in family.special_tokens.items() if token in special_tokens} | roles
     for role in ("bos_token", "eos_token", "pad_token"):
         if role not in roles and (ids := _role_ids(config, f"{role}_id")):
+            if role == "pad_token" and not 0 <= ids[0] < vocabulary.vocab_size:
+                continue  # -1 or one past the rows: a placeholder
             roles[role] = _lookup_token(vocabulary, ids[0], f"{config_path}: {role}_id")
     for role in DECODER_ROLES:
         if ids := _role_ids(checkpoint.generation, f"{role}_id") or _role_ids(config, f"{role}_id"):
@@ -40,13 +43,14 @@ def load_tokenizer(checkpoint: PublishedCheckpoint, n_rows: int) -> Tokenizer:
     names = [_lookup_token(vocabulary, i, source) for i in _eos_ids(checkpoint)]
     if names and roles.get("eos_token") not in names:
         roles["eos_token"] = names[0]
-    if roles.get("pad_token") == roles.get("eos_token"):
+    pad_token = roles.get("pad_token")
+    if pad_token == roles.get("eos_token") or not _has_row(vocabulary, pad_token, n_rows):
         roles.pop("pad_token", None)
     tokenizer = factory(roles)
     return (
         tokenizer
         if tokenizer.vocab_size <= n_rows or tokenizer.target_tokenizer is not tokenizer
-        else _drop_unknown_tokens(tokenizer, roles, n_rows)
+        else _drop_unknown_tokens(tokenizer, roles, n_rows, pad_token)
     )
 
 
@@ -58,6 +62,14 @@ def extra_eos(checkpoint: PublishedCheckpoint, tokenizer: Tokenizer) -> tuple[st
     )  # ids without a token are never generated
 
 
+def _has_row(vocabulary: Tokenizer, token: str | None, n_rows: int) -> bool:
+    """Return whether a token, if there is one, is in the vocabulary and has a row in the model."""
+    try:
+        return token is None or vocabulary.token_to_id(token) < n_rows
+    except UserError:
+        return False
+
+
 def _eos_ids(checkpoint: PublishedCheckpoint) -> list[int]:
     """Return eos_token_id of generation_config.json; without that file, of config.json if it is a list."""
     generation = checkpoint.generation
@@ -66,8 +78,11 @@ def _eos_ids(checkpoint: PublishedCheckpoint) -> list[int]:
     return list(dict.fromkeys(_role_ids(generation, "eos_token_id")))
 
 
-def _drop_unknown_tokens(tokenizer: Tokenizer, roles: dict[str, str], n_rows: int) -> Tokenizer:
-    """Drop special tokens beyond the model's vocabulary, such as the image token of text-only Gemma 3.
+def _drop_unknown_tokens(
+    tokenizer: Tokenizer, roles: dict[str, str], n_rows: int, pad_token: str | None
+) -> Tokenizer:
+    """Drop special tokens beyond the model's vocabulary, such as the image token of text-only Gemma 3, and a
+    padding token there.
 
     Text that spells such a token becomes plain text. Tokens with a role or in the template are kept.
     """
@@ -77,7 +92,7 @@ def _drop_unknown_tokens(tokenizer: Tokenizer, roles: dict[str, str], n_rows: in
     )
     rules["added_tokens"] = [
         token for token in rules["added_tokens"] if token["id"] < n_rows or token["id"] in used_ids
-            or not token["special"]
+            or not (token["special"] or token["content"] == pad_token)
     ]  # fmt: skip
     return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), roles)
 

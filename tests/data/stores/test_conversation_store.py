@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.chat.published_chats import format_choice
 from tests.data.conversations_helpers import ASK, TELL, lines, store
 from tests.data.conversations_helpers import tokenizer as tokenizer
 

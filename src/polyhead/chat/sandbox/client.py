@@ -11,7 +11,7 @@ import threading
 from functools import cache
 from typing import Any, NamedTuple
 
-from polyhead.chat.sandbox.limits import CPU_SECONDS, MAX_BYTES, MAX_TEMPLATE_CHARS
+from polyhead.chat.sandbox.limits import CPU_SECONDS, MAX_BYTES, MAX_TEMPLATE_CHARS, max_chars
 from polyhead.chat.sandbox.placeholders import Placeholders, choose_placeholders
 from polyhead.core.errors import UserError
 
@@ -33,7 +33,6 @@ def render_template(template: str, values: dict[str, Any]) -> Rendering:
         raise UserError(
             f"the chat template has {len(template):,} characters; the maximum is {MAX_TEMPLATE_CHARS:,}"
         )
-    encoded = json.dumps(values)
     placeholders = choose_placeholders(template, values)
     if placeholders is None:
         raise UserError("the conversation has too many private-use characters for its chat template")
@@ -41,7 +40,8 @@ def render_template(template: str, values: dict[str, Any]) -> Rendering:
         "template": template,
         "block": placeholders.block,
         "values": placeholders.protect(values),
-        "num_chars": len(encoded),
+        "max_chars": max_chars(len(json.dumps(values))),
+        "cpu_seconds": CPU_SECONDS,
     }
     answer = _worker(os.getpid()).ask(request)
     if "raised" in answer:
@@ -77,9 +77,8 @@ class _Worker:
                 answer: dict[str, str] = json.loads(line)
                 return answer
             self.close()
-            return {
-                "refused": f"it needs more than {CPU_SECONDS:g} s of CPU time or {MAX_BYTES >> 20} MiB of memory"
-            }
+            limits = f"{CPU_SECONDS:g} s of CPU time or {MAX_BYTES >> 20} MiB of memory"
+            return {"refused": f"it needs more than {limits}"}
 
     def close(self) -> None:
         """End the process."""

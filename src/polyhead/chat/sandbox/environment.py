@@ -1,4 +1,4 @@
-"""The Jinja environment of chat templates, as in transformers, in which placeholders compare as characters."""
+"""The Jinja environment of chat templates, as in transformers; placeholders compare as their characters."""
 
 from __future__ import annotations
 

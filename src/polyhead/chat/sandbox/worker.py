@@ -18,7 +18,7 @@ from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 from polyhead.chat.sandbox.environment import RaisedByTemplateError, TemplateEnvironment
-from polyhead.chat.sandbox.limits import CPU_SECONDS, MAX_BYTES, MAX_OPEN_FILES, max_chars
+from polyhead.chat.sandbox.limits import MAX_BYTES, MAX_OPEN_FILES
 from polyhead.chat.sandbox.placeholders import Placeholders
 
 _ENVIRONMENT = TemplateEnvironment()
@@ -30,8 +30,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the process
-        answer = json.dumps(_answer(json.loads(line))).encode() + b"\n"
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])  # its signal ends the process
+        answer = json.dumps(_answer(request)).encode() + b"\n"
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()
@@ -57,7 +58,7 @@ def _answer(request: dict[str, Any]) -> dict[str, str]:
 
 def _render(request: dict[str, Any]) -> str:
     template, placeholders = _compile(request["template"]), Placeholders(request["block"])
-    values, limit = request["values"], max_chars(request["num_chars"])
+    values, limit = request["values"], request["max_chars"]
     _ENVIRONMENT.now = datetime.now()
     text = _render_bounded(template, placeholders, values, limit)
     plain_values = placeholders.restore(values)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from polyhead.core.errors import format_value
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.introspect.compute_attention import cross_map
 from polyhead.serve.client_stream import ClientStream, ClientStreams, OutputDelta
@@ -39,6 +40,10 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
         raise unsupported_parameter_error("echo", "echo is supported only for language models")
     if not (body.max_tokens or body.echo):
         raise invalid_value_error("max_tokens", "max_tokens: 0 requires echo=true; expected 1 or more")
+    if body.parse_special and service.kind != "decoder":
+        raise unsupported_parameter_error(
+            "parse_special", "parse_special is supported only for language models"
+        )
     head = make_response_head("cmpl", "text_completion", service)
 
     def make_chunk(stream: ClientStream, delta: OutputDelta) -> dict[str, Any]:
@@ -53,6 +58,7 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
     num_chars = total_length(body.prompt)
     async with service.open_streams(prepare_requests, body, len(body.prompt), num_chars) as streams:
         warn_shortened_output(exchange, body, streams)
+        warn_special_text(service, exchange, body)
         outputs = await make_echo_outputs(service, body, streams, body.logprobs if wants_logprobs else None)
         if body.stream:
             await stream_chunks(service, exchange, body, streams, head, "choices", make_chunk)
@@ -68,6 +74,18 @@ def warn_shortened_output(exchange: HttpExchange, body: SamplingParams, streams:
     if "max_tokens" in body.model_fields_set and smallest < body.max_tokens:
         exchange.warnings.insert(
             0, f"{body.max_tokens} output tokens were requested; at most {smallest} can be generated"
+        )
+
+
+def warn_special_text(service: Service, exchange: HttpExchange, body: CompletionBody) -> None:
+    """Add a warning to the response if a prompt has the name of a special token, which is read as text."""
+    if body.parse_special or service.kind != "decoder":
+        return
+    pattern = service.run.tokenizer.special_pattern
+    found = (pattern.search(text) for text in body.prompt if isinstance(text, str))
+    if match := next(filter(None, found), None):
+        exchange.warnings.insert(
+            0, f"{format_value(match[0])} in the prompt is text; parse_special: true makes it a special token"
         )
 
 

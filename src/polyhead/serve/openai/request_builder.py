@@ -64,7 +64,8 @@ def build_requests(
     for text in texts:
         if not isinstance(text, str):
             check_token_ids(service, text, "prompt")
-        ids = engine.encode_prompt(text) if isinstance(text, str) else text
+        parse_special = getattr(body, "parse_special", False)
+        ids = engine.encode_prompt(text, parse_special) if isinstance(text, str) else text
         seed = body.seed if "seed" in fields_set else 0 if service.deterministic else secrets.randbelow(2**31)
         try:
             ids, length_options = (_fit_prompt if engine.prompt_template else _fit_source)(

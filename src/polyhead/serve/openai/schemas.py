@@ -157,6 +157,11 @@ class CompletionBody(SamplingParams):
         maximum=20,
         description="return the log-probabilities of the tokens, and of this number of alternatives",
     )
+    parse_special: bool = Field(
+        False,
+        description="language models: names of special tokens in a prompt are these tokens, as for fill in "
+        "the middle; default: they are text",
+    )
     echo: bool = Field(
         False, description="include the prompt at the start of each output and of its logprobs"
     )
