@@ -41,6 +41,32 @@ def test_roles_come_from_whichever_file_gives_them(gpt2: Path, caplog: pytest.Lo
     assert not caplog.messages
 
 
+@pytest.mark.parametrize("pad", [-1, 300])
+def test_a_padding_id_without_a_token_is_none(gpt2: Path, pad: int) -> None:
+    """-1, or one past the rows, stands in config.json of checkpoints that never pad."""
+    wanted = ph.load(gpt2).generate(["a dog", "two red dogs at sea"], max_new_tokens=4)
+    edited("config.json", pad_token_id=pad)(gpt2)
+    edited("generation_config.json", pad_token_id=pad)(gpt2)
+    (gpt2 / "tokenizer_config.json").write_text("{}")
+    loaded = ph.load(gpt2)
+    assert "pad_token" not in loaded.tokenizer.role_ids
+    assert loaded.generate(["a dog", "two red dogs at sea"], max_new_tokens=4) == wanted
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_padding_token_past_the_rows_is_dropped(gpt2: Path, special: bool) -> None:
+    wanted = ph.load(gpt2).generate(["a dog", "two red dogs at sea"], max_new_tokens=4)
+    inner = tokenizers.Tokenizer.from_file(str(gpt2 / "tokenizer.json"))
+    added = tokenizers.AddedToken("[PAD]", special=special)
+    assert (inner.add_special_tokens if special else inner.add_tokens)([added]) == 1
+    inner.save(str(gpt2 / "tokenizer.json"))
+    edited("tokenizer_config.json", pad_token="[PAD]")(gpt2)
+    loaded = ph.load(gpt2)
+    assert loaded.tokenizer.vocab_size == 300 and "pad_token" not in loaded.tokenizer.role_ids
+    assert loaded.generate(["a dog", "two red dogs at sea"], max_new_tokens=4) == wanted
+    assert loaded.generate(["[PAD]"], max_new_tokens=2), "it is text"
+
+
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize(
     ("newer", "older"),

@@ -91,23 +91,18 @@ class JinjaChat:
             return find_tool_syntax(text, [call.name for call in calls], prompt)
         return None
 
-    @cached_property
-    def writes_tools(self) -> bool:
-        """Whether the template writes the definitions of tools."""
-        return _PROBE_CALLS[0].name in self._write([_QUESTION], True, _PROBE_TOOLS).text
-
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool, tools: ToolChoice = ToolChoice()
     ) -> list[ChatPiece]:
         """Render the conversation as pieces; answers are marked if the conversation is complete."""
         check_messages(messages, add_generation_prompt, allow_tool_calls=self._call_style is not None)
-        if tools.all_tools and not self.writes_tools:
-            raise no_tools_error(f"tools are given ({', '.join(tools.tool_names)})")
         if tools.required_tools and self.tool_syntax is None:
             raise UserError(
                 "a call cannot be required: the marks of tool calls in this chat template are unknown"
             )
         messages, rendering = self._write_all(messages, add_generation_prompt, tools)
+        if not all(name in _plain(rendering) for name in tools.tool_names):
+            raise no_tools_error(f"tools are given ({', '.join(tools.tool_names)})")
         spans = [] if add_generation_prompt else list(self._answer_spans(messages, rendering, tools))
         return list(_split_pieces(rendering, spans))
 
