@@ -18,7 +18,8 @@ CHATML_TRIMMED = _CHATML.replace("message['content']", "message['content'] | tri
 CHATML_EOS = _CHATML.replace("'<|im_end|>'", "'<|im_end|>' + eos_token")
 CHATML_GENERATION = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}{% else %}"
+    "{% if message.role == 'assistant' %}{% generation %}"
+    "{{ message.content + '<|im_end|>' }}{% endgeneration %}{% else %}"
     "{{ message.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}" + _CHATML_PROMPT
 )
 HERMES = r"""{{- bos_token -}}

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from polyhead import Choice, ModelConfig, build
+from polyhead.chat.base import Message
 from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.load import load
@@ -204,3 +205,53 @@ def test_a_run_whose_guesses_have_no_effect_says_so_once(home, tmp_path, monkeyp
         out, err = capsys.readouterr()
         assert out.splitlines() == told(run, ["a dog", "zwei hunde"])
         assert err.count("generation.speculative of this run (lookup) has no effect here") == wanted
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role + '! ' + m.content + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'me:' }}{% endif %}"
+)
+
+
+def test_a_template_of_a_file_is_that_of_the_conversation(home, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "own.jinja"
+    path.write_text(TEMPLATE)
+    piped(monkeypatch, "a dog\n")
+    assert main(["chat", str(home / "bare"), "--chat-template", str(path), "--max-new-tokens", "6"]) == 0
+    run = load(home / "bare")
+    prompt = [
+        *run.tokenizer.encode(["user! a dog"])[0],
+        run.tokenizer.eos_id,
+        *run.tokenizer.encode(["me:"])[0],
+    ]
+    assert (
+        run.chat_session(Choice("jinja", template=TEMPLATE)).encode_prompt([Message("user", "a dog")])
+        == prompt
+    )
+    wanted = run.engine().submit(prompt, max_new_tokens=6).collect_texts()[0]
+    assert capsys.readouterr().out == wanted + "\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "template", "problem"),
+    [
+        (
+            [],
+            "{% for",
+            "own.jinja: the chat template is refused: it is not valid Jinja: unexpected 'end of template'",
+        ),
+        ([], "{{ 1 }}", "own.jinja: the chat template does not write the message of the user"),
+        ([], "{{ x.__class__.__mro__ }}", "own.jinja: the chat template"),
+        ([], None, "own.jinja is missing"),
+        (["--chat", "plain"], TEMPLATE, "--chat and --chat-template cannot be combined"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["chat", "serve"])
+def test_a_template_that_cannot_be_used_is_told_in_a_line(
+    home, tmp_path, capsys, verb, options, template, problem
+):
+    path = tmp_path / "own.jinja"
+    if template is not None:
+        path.write_text(template)
+    assert main([verb, str(home / "bare"), "--chat-template", str(path), *options]) == 2
+    assert problem in (said := capsys.readouterr().err) and said.count("\n") == 1

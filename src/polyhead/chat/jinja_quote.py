@@ -1,4 +1,4 @@
-"""Helpers to write Jinja templates; templates are never run."""
+"""Helpers to write Jinja templates."""
 
 from __future__ import annotations
 

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 import polyhead
 from polyhead.core.extras import EXTRAS
 
-LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "sacrebleu", "pyyaml")
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "pydantic",
+    "typer",
+    "sacrebleu",
+    "pyyaml",
+    "jinja2",
+)
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 
 

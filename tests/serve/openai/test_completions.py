@@ -395,3 +395,26 @@ def test_openais_own_client_understands_every_answer(services):
     found = reader.embeddings.create(model="tiny", input=TEXTS)  # asks for base64 by itself
     for vector, wanted_vector in zip(found.data, encoder.run.embed(TEXTS).tolist(), strict=True):
         assert vector.embedding == pytest.approx(wanted_vector, abs=1e-6)
+
+
+def test_a_special_token_in_a_prompt_is_text_or_with_parse_special_the_token(speaker):
+    tokenizer = speaker.run.tokenizer
+    (name,) = tokenizer.ids_to_tokens([tokenizer.eos_id])
+    asked = {"prompt": ["a dog", f"a{name}dogs"], "temperature": 0, "max_tokens": 3, "n": 1}
+    plain = speaker.ask("/v1/completions", asked)
+    told = f"'{name}' in the prompt is text; parse_special: true makes it a special token"
+    assert plain.headers["x-warnings"] == told
+    parsed = speaker.ask("/v1/completions", asked | {"parse_special": True})
+    assert "x-warnings" not in parsed.headers
+    ids = [*tokenizer.encode(["a"])[0], tokenizer.eos_id, *tokenizer.encode(["dogs"])[0]]
+    own = speaker.ask("/v1/completions", asked | {"prompt": ids}).json()
+    assert parsed.json()["choices"][1]["text"] == own["choices"][0]["text"]
+    usage = [answer.json()["usage"]["prompt_tokens"] for answer in (plain, parsed)]
+    assert usage[1] < usage[0] and own["usage"]["prompt_tokens"] == len(ids)
+    honest = speaker.ask("/v1/completions", asked | {"prompt": "a dog"})
+    assert "x-warnings" not in honest.headers
+
+
+def test_parse_special_is_for_language_models(translator):
+    answer = translator.ask("/v1/completions", {"prompt": "a", "parse_special": True})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "parse_special"
