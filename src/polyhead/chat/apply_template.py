@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import tokenizers
 from polyhead.chat.base import EOS, ChatFormat, ChatPiece, Message, is_prefill, no_tools_error
-from polyhead.chat.sandbox.placeholders import PROTECTED
+from polyhead.chat.sandbox.placeholders import EDGE_CHARS
 from polyhead.chat.tool_calls import ToolCallFormat, get_tool_syntax
 from polyhead.chat.tools import ToolChoice
 from polyhead.core.errors import UserError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from polyhead.tokenizers.tokenizer import Tokenizer
 
 
-_PROTECTED = set(PROTECTED)
+_EDGE_CHARS = set(EDGE_CHARS)
 _END_MARK = "\ue000 "  # a private character, and a space that a format may trim
 
 
@@ -147,7 +147,7 @@ def encode_with_special_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
 def _find_template_tokens(pieces: Iterable[ChatPiece], tokenizer: Tokenizer) -> Iterator[ChatPiece]:
     """The pieces, with the text of a Jinja template split at the names of special tokens.
 
-    Names without protected characters at their ends stay text: a person may have written them.
+    Names without a character of ``EDGE_CHARS`` at an end stay text: a person may have written them.
     """
     for piece in pieces:
         if piece.kind != "template":
@@ -155,7 +155,7 @@ def _find_template_tokens(pieces: Iterable[ChatPiece], tokenizer: Tokenizer) -> 
             continue
         position = 0
         for match in tokenizer.special_pattern.finditer(piece.text):
-            if not {match[0][0], match[0][-1]} & _PROTECTED:
+            if not {match[0][0], match[0][-1]} & _EDGE_CHARS:
                 continue
             yield piece._replace(text=piece.text[position : match.start()], kind="text")
             yield piece._replace(text=match[0], kind="token")

@@ -35,7 +35,7 @@ _QUESTION, _FOLLOW_UP, _LAST_QUESTION = (
     Message("user", "é"),
 )
 _ANSWER, _BLANK_ANSWER = Message("assistant", "\n Yes. "), Message("assistant", "")
-_THOUGHT = Message("assistant", "<think>\nlet me see\n</think>\n\nYes.")
+_REASONED_ANSWER = Message("assistant", "<think>\nlet me see\n</think>\n\nYes.")
 _CALL = Message("assistant", "", (ToolCall("add_up", '{"a": 1, "b": "é <"}', "call00001"),))
 _CALLS = Message("assistant", "I add.", (*_CALL.tool_calls, ToolCall("read_clock", "{}", "call00002")))
 _RESULT, _OTHER_RESULT = (
@@ -52,11 +52,11 @@ _CONVERSATIONS: tuple[tuple[Message, ...], ...] = (
     (_SYSTEM, _SYSTEM, _QUESTION),
     (_QUESTION, _ANSWER, _SYSTEM, _FOLLOW_UP),
     (_QUESTION, _FOLLOW_UP),
-    (_QUESTION, _THOUGHT, _FOLLOW_UP),
-    (_QUESTION, _ANSWER, _FOLLOW_UP, _THOUGHT),
+    (_QUESTION, _REASONED_ANSWER, _FOLLOW_UP),
+    (_QUESTION, _ANSWER, _FOLLOW_UP, _REASONED_ANSWER),
     (_QUESTION, _CALL, _RESULT),
     (_QUESTION, _CALL, _RESULT, _ANSWER, _FOLLOW_UP),
-    (_SYSTEM, _QUESTION, _CALLS, _RESULT, _OTHER_RESULT, _THOUGHT, _FOLLOW_UP),
+    (_SYSTEM, _QUESTION, _CALLS, _RESULT, _OTHER_RESULT, _REASONED_ANSWER, _FOLLOW_UP),
 )
 _TOOLS = build_tool_choice(
     [
@@ -126,7 +126,7 @@ def _read_comment(template: str) -> Choice | None:
         return None
 
 
-def _writes_same(known: ChatFormat, part: JinjaChat) -> bool:
+def _writes_same(format: ChatFormat, part: JinjaChat) -> bool:
     """Whether a known format writes what a template writes for every conversation that the template takes."""
     for messages in _CONVERSATIONS:
         continues = messages[-1].role != "assistant"
@@ -136,7 +136,7 @@ def _writes_same(known: ChatFormat, part: JinjaChat) -> bool:
             except TemplateError:
                 continue
             try:
-                pieces = render_chat(known, messages, continues, tools)
+                pieces = render_chat(format, messages, continues, tools)
             except UserError:
                 # a format without tools refuses those that a template would silently drop
                 if _drops_tools(expected, messages, tools):
@@ -147,9 +147,9 @@ def _writes_same(known: ChatFormat, part: JinjaChat) -> bool:
     return True
 
 
-def _drops_tools(written: Sequence[ChatPiece], messages: Sequence[Message], tools: ToolChoice) -> bool:
+def _drops_tools(pieces: Sequence[ChatPiece], messages: Sequence[Message], tools: ToolChoice) -> bool:
     """Whether a template wrote none of the tools and calls of a conversation that has some."""
-    text = "".join(piece.text for piece in written)
+    text = "".join(piece.text for piece in pieces)
     names = [*tools.tool_names, *(call.name for message in messages for call in message.tool_calls)]
     return bool(names) and not any(name in text for name in names)
 

@@ -7,7 +7,7 @@ import pytest
 from polyhead.chat.sandbox import client
 from polyhead.chat.sandbox.client import TemplateError, render_template
 from polyhead.chat.sandbox.limits import MAX_TEMPLATE_CHARS
-from polyhead.chat.sandbox.placeholders import PROTECTED, Placeholders, choose_placeholders
+from polyhead.chat.sandbox.placeholders import EDGE_CHARS, Placeholders, choose_placeholders
 from polyhead.core.errors import UserError
 
 LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
@@ -51,7 +51,7 @@ def test_placeholders_are_characters_that_no_text_has():
     taken = "".join([*first.originals, *first.roles.values()])
     chosen = choose_placeholders({"x": [taken]})
     assert chosen is not None and not {*chosen.originals, *chosen.roles.values()} & set(taken)
-    assert chosen.restore(chosen.protect(taken + PROTECTED)) == taken + PROTECTED
+    assert chosen.restore(chosen.protect(taken + EDGE_CHARS)) == taken + EDGE_CHARS
     all_blocks = "".join(chr(block * 0x100) for block in range(0x1000, 0x10FF))
     assert choose_placeholders(all_blocks) is None
     with pytest.raises(UserError, match="too many private-use characters"):

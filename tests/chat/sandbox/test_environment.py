@@ -74,7 +74,7 @@ def test_what_a_template_writes_itself_has_no_placeholder_and_what_it_copies_has
 def test_a_template_that_makes_its_text_of_what_a_person_wrote_is_refused():
     template = "{{ x | urlencode }}"
     assert render_template(template, {"x": "abc"}).text == "abc"
-    with pytest.raises(UserError, match="cannot be told from it"):
+    with pytest.raises(UserError, match="which then looks like its own"):
         render_template(template, {"x": "a<b"})
 
 

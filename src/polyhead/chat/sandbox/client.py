@@ -60,7 +60,7 @@ class _Worker:
         atexit.register(self.close)
 
     def ask(self, request: dict[str, Any]) -> dict[str, str]:
-        """The answer to a request; that of a process that ended says why."""
+        """Return the answer to a request; if the process ends, the answer gives the limits."""
         with self._lock:
             process = self._process or self._start()
             assert process.stdin and process.stdout

@@ -1,8 +1,8 @@
-"""Private characters that stand for what a person wrote and for special tokens while a template is rendered.
+"""Private characters that replace those of messages, and special tokens, while a template is rendered.
 
-In the rendered text every character of ``PROTECTED`` is one of the template, so a special token that starts
-or ends with one is one of the template too. A placeholder stands for one character: a template that trims,
-cuts or searches a text does the same with its placeholders.
+In the rendered text every character of ``EDGE_CHARS`` is one of the template, so a special token that starts
+or ends with one is one of the template too. A placeholder replaces one character: a template that trims, cuts
+or searches a text does the same with its placeholders.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-PROTECTED = "<>[]|{}()#@&*~^/=:`!?%+;"
+EDGE_CHARS = "<>[]|{}()#@&*~^/=:`!?%+;"
 TOKEN_ROLES = (
     "bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -23,8 +23,8 @@ class Placeholders:
 
     def __init__(self, block: int) -> None:
         self.block, base = block, block * _BLOCK_SIZE
-        self._protected = str.maketrans({c: chr(base + ord(c)) for c in PROTECTED})
-        self.originals = {chr(base + ord(c)): c for c in PROTECTED}
+        self._encoding = str.maketrans({c: chr(base + ord(c)) for c in EDGE_CHARS})
+        self.originals = {chr(base + ord(c)): c for c in EDGE_CHARS}
         self.roles = {role: chr(base + _FIRST_ROLE + i) for i, role in enumerate(TOKEN_ROLES)}
         self.answer_start, self.answer_end = chr(base + _ANSWER_START), chr(base + _ANSWER_END)
         self._plain = {ord(placeholder): c for placeholder, c in self.originals.items()}
@@ -32,13 +32,13 @@ class Placeholders:
     def protect(self, value: Any) -> Any:
         """A JSON value with placeholders in all of its texts."""
         if isinstance(value, str):
-            return value.translate(self._protected)
+            return value.translate(self._encoding)
         if isinstance(value, dict):
             return {self.protect(key): self.protect(item) for key, item in value.items()}
         return [self.protect(item) for item in value] if isinstance(value, list) else value
 
     def restore(self, value: Any) -> Any:
-        """A value with the protected characters in place of their placeholders."""
+        """A value with the original characters in place of their placeholders."""
         if isinstance(value, str):
             return value if value.isascii() else value.translate(self._plain)
         if isinstance(value, dict):

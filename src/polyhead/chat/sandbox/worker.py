@@ -24,7 +24,7 @@ from polyhead.chat.sandbox.placeholders import Placeholders
 _ENVIRONMENT = TemplateEnvironment()
 
 
-def main() -> None:
+def serve_requests() -> None:
     """Answer requests until the input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -65,7 +65,7 @@ def _render(request: dict[str, Any]) -> str:
     if plain_values != values:  # what the template writes must not depend on the placeholders
         plain_text = _render_bounded(template, placeholders, plain_values, limit)
         if plain_text != placeholders.restore(text):
-            raise _RefusedError("it changes a text so that what it writes itself cannot be told from it")
+            raise _RefusedError("it changes the text of a message, which then looks like its own")
     return text
 
 
@@ -96,4 +96,4 @@ def _one_line(error: object) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve_requests()
