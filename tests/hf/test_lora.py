@@ -173,7 +173,7 @@ def test_it_is_imported_with_its_own_tokenizer_and_chat(tmp_path: Path,
     (adapter / "chat_template.jinja").write_text(template)
     assert main(["import", str(adapter), str(tmp_path / "run")]) == 0
     run = ph.load(tmp_path / "run")
-    assert run.generation.chat is not None and run.generation.chat.name == "chatml"
+    assert run.generation.chat is not None and run.generation.chat.name == "jinja"
     add(model, tensors, {"q_proj": 2.0})
     same(tmp_path / "run", model)
 
