@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "viz": "core config nn models evaluate introspect",
     "run": "core tokenizers checkpoint config nn chat models kernels data generation hf evaluate introspect",
     "serve": "core tokenizers config chat models kernels data generation evaluate introspect viz run",
-    "export": "core tokenizers config nn chat models cost generation hf run",
+    "export": "core tokenizers config nn chat models cost hf run",
     "train": "core tokenizers checkpoint config grammar nn cache chat models kernels data cost generation "
     "evaluate introspect viz run export",
     "autoconfig": "core tokenizers config chat data run export train",

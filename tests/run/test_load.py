@@ -70,7 +70,7 @@ EVERY_MISTAKE: list[tuple[Callable[[Path], Any], str]] = [
     (written("model.safetensors", ""), "{0}/model.safetensors is damaged or truncated: "),
     (written("config.json", "{"), "{0}/config.json is not valid JSON: Expecting property name"),
     (written("config.json", "[]"), "{0}/config.json must be a JSON object"),
-    (written("config.json", " " * (1 << 21)), "{0}/config.json has 2097152 bytes; the maximum is 1048576"),
+    (written("config.json", " " * (1 << 23)), "{0}/config.json has 8388608 bytes; the maximum is 4194304"),
     (
         edited("config.json", model_type="mariam"),
         "{0}/config.json: unknown model_type 'mariam'; did you mean 'marian'? Known: ",

@@ -51,8 +51,8 @@ def test_what_is_saved_is_loaded(saved: Path) -> None:
     assert theirs.recipe is None
     assert theirs.translate(TEXTS) == ours.translate(TEXTS)
     assert {path.name for path in saved.iterdir()} == {
-        "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-        "tokenizer_config.json",
+        "README.md", "config.json", "generation_config.json", "manifest.json", "model.safetensors",
+        "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     described = json.loads((saved / "config.json").read_text())
     tokens = ours.tokenizer

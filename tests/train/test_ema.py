@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from polyhead.train.ema import Ema, average, copy_into
+from polyhead.checkpoint.weight_selection import average
+from polyhead.train.ema import Ema, copy_into
 
 
 def test_the_average_moves_as_computed_by_hand() -> None:

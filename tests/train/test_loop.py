@@ -431,7 +431,7 @@ def test_running_statistics_are_saved_resumed_and_averaged_with_the_weights(tmp_
     ]
     values = iter([2.0, 3.0, 1.0])  # a checkpoint, its moving average, the mean
     assert (
-        "mean" in load_final_weights(whole, settings, tmp_path / "whole", lambda: next(values)).split("(")[0]
+        len(load_final_weights(whole, settings, tmp_path / "whole", lambda: next(values)).selection.steps) > 1
     )
     wanted = sum(one["1.running_var"].double() for one in saved) / 3
     assert torch.allclose(whole.model[1].running_var.double(), wanted, rtol=1e-6)

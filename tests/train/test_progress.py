@@ -59,7 +59,7 @@ def test_patience_and_the_best_survive_a_resume(tmp_path: Path, stop_at: int | N
     progress = training.progress
     assert (progress.best, progress.best_step, progress.stale) == (3.0, 10, 3)
     assert checkpoint.list_steps(tmp_path) == [10, 16]
-    assert load_final_weights(training, settings, tmp_path, unmeasured) == "checkpoint 10"
+    assert load_final_weights(training, settings, tmp_path, unmeasured).description == "checkpoint 10"
     # the run is over, and saying --resume once more does not train a step more
     again, outcome, notes = run(tmp_path, Toy(), settings, resume=True)
     assert (outcome.status, outcome.step, notes.rows) == ("stopped early", 16, [])

@@ -36,14 +36,14 @@ def test_the_last_regular_checkpoints_are_averaged_where_the_mean_is_better(tmp_
         return lambda: sum(float((p.detach() - wanted[name]).abs().sum()) for name,
             p in training.model.named_parameters())  # fmt: skip
 
-    said = load_final_weights(training, settings, tmp_path, distance(mean))
+    said = load_final_weights(training, settings, tmp_path, distance(mean)).description
     far = distance(single)()
     assert said == f"mean of the checkpoints 10, 15, 20 (loss 0.0000; checkpoint 23: {far:.4f})"
     assert far > 0
     for name, p in training.model.named_parameters():
         assert torch.allclose(p, mean[name], rtol=1e-6, atol=1e-9)
 
-    said = load_final_weights(training, settings, tmp_path, distance(single))
+    said = load_final_weights(training, settings, tmp_path, distance(single)).description
     assert said == f"checkpoint 23 (loss 0.0000; mean of the checkpoints 10, 15, 20: {far:.4f})"
     assert all(torch.equal(p, single[name]) for name, p in training.model.named_parameters())
 
@@ -75,7 +75,7 @@ def test_the_best_of_single_weights_ema_and_mean_is_kept(
 
     said = load_final_weights(
         training, settings.model_copy(update={"best_metric": metric}), tmp_path, measure
-    )
+    ).description
     assert said.startswith(f"{chosen} ({metric} {values[names.index(chosen)]:.4f}; ")
     assert all(f"{name}: {value:.4f}" in said for name, value in zip(names, values,
         strict=True) if name != chosen)  # fmt: skip
@@ -90,7 +90,7 @@ def test_the_best_of_single_weights_ema_and_mean_is_kept(
 def test_without_a_finite_evaluation_the_last_weights_are_kept(tmp_path: Path) -> None:
     training, _, _ = run(tmp_path, Toy(lambda model: math.nan), config())
     last = bits(training)
-    assert load_final_weights(training, config(), tmp_path, unmeasured) == "checkpoint 12"
+    assert load_final_weights(training, config(), tmp_path, unmeasured).description == "checkpoint 12"
     assert all(torch.equal(last[name], tensor) for name, tensor in bits(training).items())
 
 

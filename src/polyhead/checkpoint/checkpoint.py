@@ -121,6 +121,11 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     return Checkpoint(manifest.step, path, groups, state, manifest.extra)
 
 
+def read_state(path: Path) -> dict[str, Any]:
+    """Read the state of a checkpoint without its tensors; verifies the manifest and the state."""
+    return parse_object(read_file(path / STATE, _check_manifest(path).files[STATE]), path / STATE)
+
+
 def read_newest_checkpoint(root: Path | str, before_step: float = math.inf) -> Checkpoint | None:
     """The valid checkpoint of the highest step; damaged ones are skipped with a warning.
 
@@ -306,7 +311,12 @@ def _check_json(value: Any, json_path: str) -> None:
 
 
 def _list_entries(root: Path) -> Iterator[Path]:
-    return root.iterdir() if root.is_dir() else iter(())
+    """The entries of a directory, none if it does not exist; anything else in its place is a UserError."""
+    if root.is_dir():
+        return root.iterdir()
+    if os.path.lexists(root):
+        raise UserError(f"{root} is not a directory")
+    return iter(())
 
 
 def _unused_path(root: Path, step: int, kind: str) -> Path:

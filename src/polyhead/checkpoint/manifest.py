@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint: its files with their sizes and SHA-256, and the format version."""
+"""Manifest of a checkpoint or of a finished run: its files with their sizes and SHA-256."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_MANIFEST_BYTES = 1_000_000
 
 
 class FileEntry(BaseModel):
-    """Size and hash of one file of the checkpoint."""
+    """Size and hash of one file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -30,7 +30,9 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The list of a checkpoint's files; ``extra`` is data of the caller, such as the tokenizer's SHA-256."""
+    """The list of files, and the step of their weights; ``extra`` is data of the caller, such as the
+    tokenizer's SHA-256.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -57,6 +59,16 @@ def read_manifest(path: Path) -> Manifest:
         present = set(os.listdir(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
+    manifest = parse_manifest(path)
+    expected = {*manifest.files, MANIFEST_FILE}
+    if expected != present:
+        missing, foreign = sorted(expected - present), sorted(present - expected)
+        raise UserError(f"{path} differs from its manifest: missing {missing}, not listed {foreign}")
+    return manifest
+
+
+def parse_manifest(path: Path) -> Manifest:
+    """Read the manifest of a directory and verify it with its own SHA-256."""
     raw = read_regular_file(path / MANIFEST_FILE, max_bytes=MAX_MANIFEST_BYTES)
     body = parse_object(raw, path / MANIFEST_FILE)
     version = body.get("format")
@@ -71,10 +83,6 @@ def read_manifest(path: Path) -> Manifest:
         raise UserError(f"{path / MANIFEST_FILE} is damaged: {_first_line(error)}") from None
     if raw != manifest.to_bytes():
         raise UserError(f"{path / MANIFEST_FILE} is damaged: it differs from its own SHA-256")
-    expected = {*manifest.files, MANIFEST_FILE}
-    if expected != present:
-        missing, foreign = sorted(expected - present), sorted(present - expected)
-        raise UserError(f"{path} differs from its manifest: missing {missing}, not listed {foreign}")
     return manifest
 
 
@@ -87,6 +95,16 @@ def read_file(path: Path, entry: FileEntry) -> bytes:
             f"{path} is damaged: its SHA-256 is {sha256[:16]}..., {entry.sha256[:16]}... was expected"
         )
     return data
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Size and hash of a file, or of the file that a link names, read piece by piece."""
+    try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            return FileEntry(size=file.tell(), sha256=sha256)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
 def parse_object(raw: bytes, path: Path) -> dict[str, Any]:

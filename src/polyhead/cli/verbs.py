@@ -4,6 +4,7 @@ VERBS = {
     "demo": ("demo", "Train a translation model in minutes on included text, and evaluate it."),
     "init": ("init", "Inspect your own text and write a recipe for it."),
     "train": ("train", "Train a model from raw text with a recipe."),
+    "verify": ("verify", "Verify the files of a run with the digests written when training ended."),
     "report": ("report", "Write a report page of one or several training runs."),
     "estimate": ("estimate", "Estimate the cost of a design before training: operations, memory, time."),
     "compare": ("compare", "Train several designs at equal budget and compare them."),

@@ -165,6 +165,28 @@ def remove_quietly(path: Path) -> None:
         remove(path)
 
 
+def file_exists(path: Path) -> bool:
+    """Whether a path is a file, or a link to one; a UserError if anything else has that name.
+
+    A fifo, a device, a directory or a link to nothing is damage and not an absent file.
+    """
+    try:
+        is_link = stat.S_ISLNK(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise UserError(
+            f"{path} is a broken link" if is_link else f"cannot read {path}: {error.strerror}"
+        ) from None
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{path} is not a regular file")
+    return True
+
+
 def read_regular_file(path: Path, *, size: int | None = None, max_bytes: int | None = None) -> bytes:
     """Read a regular file that is no symlink, if it has exactly ``size`` or at most ``max_bytes`` bytes."""
     try:

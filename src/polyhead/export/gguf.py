@@ -19,7 +19,6 @@ from polyhead.export.gguf_archs import GgufArch
 from polyhead.export.gguf_keys import model_metadata, rope_freq_factors
 from polyhead.export.gguf_limits import find_arch
 from polyhead.export.gguf_vocabulary import tokenizer_metadata
-from polyhead.generation.prompt_template import get_prompt_template
 from polyhead.hf.generation_config import UNSUPPORTED_SETTINGS, warn_unsupported_settings
 from polyhead.hf.save import all_eos_ids
 from polyhead.hf.weight_map import to_hf
@@ -124,7 +123,7 @@ def _to_numpy(tensor: Tensor) -> NDArray[np.float32]:
 
 def _template_metadata(run: Run) -> dict[str, Any]:
     """Return the metadata of the token before a prompt and of the chat template."""
-    template = get_prompt_template(run.recipe, run.tokenizer)
+    template = run.prompt_template
     prefix_ids = template.prefix_ids if template.always_add_prefix else []
     if len(prefix_ids) > 1:
         raise UserError(f"llama.cpp adds one token before a text; this model has {len(prefix_ids)}")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from polyhead.chat.detect_template import build_template
 from polyhead.core.errors import UserError
-from polyhead.generation.prompt_template import get_prompt_template
 from polyhead.hf.save import build_checkpoint
 from polyhead.run.run import Run
 from polyhead.run.run_directory import write_json_atomic
@@ -58,6 +57,6 @@ def _with_post_processor(run: Run) -> Tokenizer:
     if run.config.kind == "encoder" and not run.config.causal and not tokenizer.prefix_ids:
         return tokenizer.with_template([tokenizer.bos_id], [tokenizer.eos_id])
     if run.config.kind == "decoder" and run.recipe:
-        template = get_prompt_template(run.recipe, tokenizer)
+        template = run.prompt_template
         return tokenizer.with_template(template.prefix_ids if template.always_add_prefix else [], [])
     return tokenizer

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
 from polyhead.data.readers.plain_text import infer_table_format
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -48,10 +47,3 @@ def _is_tabular(recipe: Recipe) -> bool:
     """Whether a language model was trained on columns of tables, in which each value is a document."""
     files = [Path(name) for name in recipe.data.train]
     return recipe.task.name == "language-model" and infer_table_format(files, recipe.data.format) is not None
-
-
-def get_embedding_template(
-    config: ModelConfig, recipe: Recipe | None, tokenizer: Tokenizer
-) -> PromptTemplate | None:
-    """The template for a text that a language model embeds, with or without its head; None for encoders."""
-    return get_prompt_template(recipe, tokenizer) if config.kind == "decoder" or config.causal else None

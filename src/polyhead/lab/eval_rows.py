@@ -10,7 +10,6 @@ from torch import Tensor
 
 from polyhead.core.errors import UserError
 from polyhead.data.batching.collate import collate_pairs
-from polyhead.generation.prompt_template import get_prompt_template
 from polyhead.lab.test_model import ModelUnderTest
 from polyhead.nn.kv import arange_positions
 from polyhead.nn.loss import IGNORE_INDEX
@@ -52,10 +51,7 @@ def make_eval_rows(subject: ModelUnderTest, n: int, width: int) -> EvalRows:
 
 def make_window_rows(subject: ModelUnderTest, n: int, width: int) -> EvalRows:
     """``make_eval_rows`` for a language model: at least two and at most ``n`` windows."""
-    tokenizer, template = (
-        subject.run.tokenizer,
-        get_prompt_template(subject.run.recipe, subject.run.tokenizer),
-    )
+    tokenizer, template = subject.run.tokenizer, subject.run.prompt_template
     prefix_ids = template.prefix_ids if template.always_add_prefix else []
     separator = [tokenizer.eos_id] if subject.has_documents else []
     window_len, ids = width + 1 - len(prefix_ids), list[int]()

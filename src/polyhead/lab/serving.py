@@ -13,7 +13,6 @@ from polyhead.core.errors import UserError
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.prompt_template import get_prompt_template
 from polyhead.lab.interleaved_timing import pick_clock, time_call
 from polyhead.lab.test_model import ModelUnderTest
 
@@ -82,7 +81,7 @@ def make_requests(subject: ModelUnderTest, n: int, max_len: int) -> list[ServeRe
             )
             for a, b in pairs
         ]
-    template, requests = get_prompt_template(run.recipe, tokenizer), []
+    template, requests = run.prompt_template, []
     for ids in tokenizer.encode(subject.split_lines()[: 4 * n]):
         prompt = template.build_prompt(ids[: max_len // 2][: len(ids) // 2])
         if len(prompt) > 0 and len(ids) > 1:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from polyhead.checkpoint.manifest import Manifest
 from polyhead.core.errors import UserError, format_value, unknown_name_error
 from polyhead.core.output_paths import did_you_mean_path
 from polyhead.core.strict_kwargs import strict_kwargs
@@ -28,7 +29,6 @@ from polyhead.models.build import model_class
 from polyhead.nn.device import resolve_device
 from polyhead.nn.skip_init import SkipInit
 from polyhead.nn.state import materialize
-from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.run.run_directory import (
     MODEL_TYPE,
@@ -36,8 +36,11 @@ from polyhead.run.run_directory import (
     read_family,
     read_generation_config,
     read_model_config,
+    read_prompt_template,
+    read_run_recipe,
 )
 from polyhead.run.run_ensemble import ensemble_runs
+from polyhead.run.run_manifest import warn_changed_files
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 # dtypes of the weights that are not quantized
@@ -84,10 +87,11 @@ def load(
         directory = fetch_checkpoint(str(directory))
     directory = Path(directory)
     if not directory.is_dir():
-        raise UserError(_not_a_run_message(directory))
+        raise UserError(not_a_run_message(directory))
     files = CheckpointFiles(directory)
-    is_published = is_adapter(files) or read_model_type(files) not in (None, MODEL_TYPE)
-    run = _load_published(files) if is_published else _load_run(directory)
+    run = (
+        _load_published(files) if is_published(files) else open_run(directory, warn_changed_files(directory))
+    )
     run.directory = directory
     # packing copies these weights from the file: a large model may not fit into memory twice
     if dtype in QUANTIZED_LINEARS:
@@ -104,7 +108,12 @@ def load(
     return run
 
 
-def _not_a_run_message(path: Path) -> str:
+def is_published(files: CheckpointFiles) -> bool:
+    """Whether a directory has a published checkpoint or an adapter, and not a run."""
+    return is_adapter(files) or read_model_type(files) not in (None, MODEL_TYPE)
+
+
+def not_a_run_message(path: Path) -> str:
     """The error message for a path that is no directory, with what to type in its place."""
     if path.suffix in (".yaml", ".yml") and path.is_file():
         run_path = Path("runs") / path.stem
@@ -141,18 +150,16 @@ def _load_published(files: CheckpointFiles) -> Run:
     return run
 
 
-def _load_run(directory: Path) -> Run:
+def open_run(directory: Path, manifest: Manifest | None) -> Run:
+    """Open a run directory with memory-mapped weights, whose bytes are verified with the ``manifest``."""
     config = read_model_config(directory)
     tokenizer = Tokenizer.load(directory)
     with SkipInit():
         model = model_class(config)(config)
-    recipe = (
-        load_recipe(directory / "recipe.yaml", from_run=True)
-        if (directory / "recipe.yaml").is_file()
-        else None
-    )
-    load_run_weights(model, directory, tokenizer, recipe.train.lora if recipe else None)
+    recipe = read_run_recipe(directory)
+    load_run_weights(model, directory, tokenizer, recipe.train.lora if recipe else None, manifest)
     run = Run(model, tokenizer, read_generation_config(directory), recipe)
     run.family = read_family(directory)
+    run.saved_prompt_template = read_prompt_template(directory, config.vocab_size)
     run.get_shortlist = cache(partial(Shortlist.load, directory, config.vocab_size))
     return run

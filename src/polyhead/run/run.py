@@ -9,6 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
@@ -39,7 +40,7 @@ from polyhead.generation.batch_decode import restore_order
 from polyhead.generation.chat import ChatSession, parse_conversation
 from polyhead.generation.detokenizer import decode_complete_chars
 from polyhead.generation.engine.interface import Hypothesis
-from polyhead.generation.prompt_template import PromptTemplate, get_embedding_template, get_prompt_template
+from polyhead.generation.prompt_template import PromptTemplate, get_prompt_template
 from polyhead.generation.settings import beam_config, sampling_config, with_overrides
 from polyhead.generation.shortlist.shortlist import Shortlist, load_shortlist
 from polyhead.generation.speculative.verify import Proposer
@@ -58,6 +59,7 @@ from polyhead.kernels.pack_model import is_packed
 from polyhead.models import Model
 from polyhead.models.build import check_model_kind, get_model_kind
 from polyhead.run.run_directory import write_config_files, write_weights
+from polyhead.run.run_manifest import RECIPE_FILE, remove_run_manifest, write_run_manifest
 from polyhead.tokenizers.display import visible_token
 from polyhead.tokenizers.input_validation import normalize_stop_strings, validate_each
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -80,6 +82,7 @@ class Run:
         self.get_shortlist: Callable[[], Shortlist | None] = lambda: None  # loaded on demand
         self.family: str | None = None  # the published family that it came from, and is exported as
         self.directory: Path | None = None  # the directory that it was loaded from
+        self.saved_prompt_template: PromptTemplate | None = None  # that of its config.json
         self._cached_proposer: tuple[Choice, Proposer] | None = None
 
     def __repr__(self) -> str:
@@ -182,7 +185,7 @@ class Run:
         the run.
         """
         model = self._require_kind("encoder-decoder", "decoder")
-        template = self._prompt_template if self.kind == "decoder" else None
+        template = self.prompt_template if self.kind == "decoder" else None
         options["shortlist"] = load_shortlist(
             self.get_shortlist, options.get("shortlist"), len(self.members) > 1
         )
@@ -213,12 +216,17 @@ class Run:
 
     def _encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
         """The prompts of a language model as tokens."""
-        return [self._prompt_template.build_prompt(ids) for ids in self.tokenizer.encode(prompts)]
+        return [self.prompt_template.build_prompt(ids) for ids in self.tokenizer.encode(prompts)]
 
     @property
-    def _prompt_template(self) -> PromptTemplate:
+    def prompt_template(self) -> PromptTemplate:
         """The special tokens around a text for a language model."""
-        return get_prompt_template(self.recipe, self.tokenizer)
+        return self.saved_prompt_template or get_prompt_template(self.recipe, self.tokenizer)
+
+    @property
+    def embedding_template(self) -> PromptTemplate | None:
+        """The special tokens around a text that a language model embeds; None for encoders."""
+        return self.prompt_template if self.config.kind == "decoder" or self.config.causal else None
 
     def hypotheses(
         self,
@@ -279,7 +287,7 @@ class Run:
     ) -> list[PairScore]:
         """log p(target | source) of each pair, or log p(text) of single texts; ``batch_tokens`` per side."""
         model = self._require_kind("encoder-decoder", "decoder", score=(sources, targets))
-        return score_inputs(model, self.tokenizer, self._prompt_template, sources, targets, batch_tokens)
+        return score_inputs(model, self.tokenizer, self.prompt_template, sources, targets, batch_tokens)
 
     def perplexity(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> float:
         """exp of the mean negative log-likelihood per token of targets, or of single texts, ends included."""
@@ -309,7 +317,7 @@ class Run:
         self._require_single("embeddings are")
         model = self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
         args = self.tokenizer, texts, with_overrides(self.generation, changes, "text embeddings")
-        return embed_texts(model, *args, get_embedding_template(self.config, self.recipe, self.tokenizer))
+        return embed_texts(model, *args, self.embedding_template)
 
     def measure_perplexity(self, text: TextFiles) -> Perplexity:
         """Perplexity of a language model on files of ``polyhead.data.readers.plain_text.open_text``."""
@@ -329,7 +337,7 @@ class Run:
         An encoder or a decoder alone has one map, "self", and no target.
         """
         self._require_single("attention is")
-        args = self.model, self.tokenizer, self._prompt_template, source, target
+        args = self.model, self.tokenizer, self.prompt_template, source, target
         return build_attention_maps(*args, lambda: self.hypotheses([source])[0][0].tokens)
 
     def display_token(self, token: int) -> str:
@@ -346,8 +354,11 @@ class Run:
         check_same_length(sources, references)
         return evaluate_translations(self.translate(sources, truncate=True, **changes), references, lang)
 
-    def save(self, directory: str | Path, facts: str = "") -> None:
-        """Write the run as a Hugging Face style directory."""
+    def save(self, directory: str | Path, facts: str = "", selection: WeightSelection | None = None) -> None:
+        """Write the run as a Hugging Face style directory, with a manifest of its files.
+
+        ``facts`` is the content of README.md, ``selection`` the checkpoints that the weights are from.
+        """
         if is_packed(self.model):
             raise UserError(
                 "a run that was loaded for inference only cannot be saved; load it in fp32 or bf16 "
@@ -356,13 +367,21 @@ class Run:
         self.save_config_files(directory := Path(directory))
         if facts:
             replace_file(directory / "README.md", facts.encode())
-        write_weights(directory, self.model, self.tokenizer)
+        remove_run_manifest(directory)
+        weights = write_weights(directory, self.model, self.tokenizer)
+        write_run_manifest(directory, weights, selection)
 
     def save_config_files(self, directory: str | Path) -> None:
         """Write all files of the directory but the weights: what a checkpoint needs to be loaded."""
         self._require_single("saving is")
         write_config_files(
-            directory := Path(directory), self.model, self.tokenizer, self.generation, self.family
+            directory := Path(directory),
+            self.model,
+            self.tokenizer,
+            self.generation,
+            family=self.family,
+            prompt_template=self.embedding_template,
+            recipe=self.recipe,
         )
         if self.recipe:
-            replace_file(directory / "recipe.yaml", self.recipe.dump_yaml().encode())
+            replace_file(directory / RECIPE_FILE, self.recipe.dump_yaml().encode())

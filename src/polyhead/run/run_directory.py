@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,23 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyhead.chat.detect_template import build_template
-from polyhead.checkpoint import checkpoint
+from polyhead.checkpoint.manifest import FileEntry, Manifest
 from polyhead.checkpoint.safetensors_io import check_tensors, write_safetensors
+from polyhead.checkpoint.weight_selection import load_selected
 from polyhead.config.config_sections import LoraConfig
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.config.model import ModelConfig
-from polyhead.core.atomic_io import atomic_writer, read_regular_file, replace_file
+from polyhead.config.model import ModelConfig, ModelSpec
+from polyhead.config.recipe import Recipe
+from polyhead.core.atomic_io import atomic_writer, file_exists, read_regular_file, replace_file
 from polyhead.core.errors import UserError, did_you_mean, prefix_errors
 from polyhead.core.messages import from_validation_error
+from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.models import Model
 from polyhead.nn.lora import merge_lora_tensors
 from polyhead.nn.state import named_state
 from polyhead.nn.validate_model import check_model
+from polyhead.run.recipe import load_recipe, validate_recipe
+from polyhead.run.run_manifest import RECIPE_FILE, WEIGHTS_FILE, check_weights_file, recorded_selection
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 MODEL_TYPE = "polyhead"
@@ -31,7 +37,10 @@ SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_to
 # keys that Hugging Face tools read or write in these files; we ignore them: the tokenizer has its own ids
 _HF_KEYS = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", *SPECIAL_IDS}
 _FAMILY_KEY = "family"  # the published family that a model came from; it does not change the model
-_MAX_JSON_BYTES = 1 << 20  # bytes
+_PROMPT_TEMPLATE_KEY = "prompt_template"  # the special tokens around a prompt
+_RECIPE_KEY = "recipe"  # the recipe of the run without its model, for the case that recipe.yaml is lost
+_RUN_KEYS = {_FAMILY_KEY, _PROMPT_TEMPLATE_KEY, _RECIPE_KEY}
+_MAX_JSON_BYTES = 4 << 20  # bytes; a recipe may name thousands of files
 _MAX_SHOWN = 8  # runs named in a message about a directory of runs
 _TOKENIZER_DIGEST_KEY = "tokenizer_sha256"
 
@@ -59,7 +68,7 @@ def read_model_config(directory: Path) -> ModelConfig:
 def read_generation_config(directory: Path) -> GenerationConfig:
     """Read generation_config.json; the defaults if it does not exist."""
     path = directory / "generation_config.json"
-    if not path.is_file():
+    if not file_exists(path):
         return GenerationConfig()
     try:
         return GenerationConfig.model_validate(_drop_foreign_keys(_read_json(path), GenerationConfig, path))
@@ -75,46 +84,79 @@ def read_family(directory: Path) -> str | None:
 
 def _drop_foreign_keys(fields: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
     """Drop the keys of other tools; any other unknown key is a UserError."""
-    for name in fields.keys() - model.model_fields.keys() - _HF_KEYS - {_FAMILY_KEY}:
+    for name in fields.keys() - model.model_fields.keys() - _HF_KEYS - _RUN_KEYS:
         raise UserError(f"{path}: {name!r} is unknown{did_you_mean(name, model.model_fields)}")
     return {name: value for name, value in fields.items() if name in model.model_fields}
 
 
-def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
-    """Weights and tokenizer digest of a finished run or of its newest checkpoint.
+def read_prompt_template(directory: Path, vocab_size: int) -> PromptTemplate | None:
+    """Read the special tokens around a prompt from config.json; None in an encoder or an older run."""
+    path = directory / "config.json"
+    match _read_json(path).get(_PROMPT_TEMPLATE_KEY):
+        case None:
+            return None
+        case {"prefix_ids": [*prefix], "suffix_ids": [*suffix], "always_add_prefix": bool(always)} if all(
+            type(token) is int and 0 <= token < vocab_size for token in [*prefix, *suffix]
+        ):
+            return PromptTemplate(prefix, suffix, always)
+    raise UserError(
+        f"{path}: {_PROMPT_TEMPLATE_KEY} must have prefix_ids and suffix_ids, tokens of the vocabulary, and "
+        "always_add_prefix, true or false"
+    )
+
+
+def read_run_recipe(directory: Path) -> Recipe | None:
+    """Read recipe.yaml; if it is lost, its copy in config.json; None in a run that was not trained here."""
+    path = directory / RECIPE_FILE
+    if file_exists(path):
+        return load_recipe(path, from_run=True)
+    fields = _read_json(config_path := directory / "config.json")
+    if _RECIPE_KEY not in fields:
+        return None
+    if not isinstance(fields[_RECIPE_KEY], dict):
+        raise UserError(f"{config_path}: {_RECIPE_KEY} must be an object")
+    model = {name: fields[name] for name in ModelSpec.model_fields if name in fields}
+    with prefix_errors(f"{config_path}: {_RECIPE_KEY}"):
+        return validate_recipe(fields[_RECIPE_KEY] | {"model": model, "out": str(directory)}, from_run=True)
+
+
+def _read_weights(directory: Path, manifest: Manifest | None) -> tuple[Mapping[str, Tensor], str | None]:
+    """Weights and tokenizer digest of a run; without model.safetensors, those that its checkpoints select.
 
     The digest is that of the tokenizer that the weights were trained with.
     """
-    path = directory / "model.safetensors"
-    if path.is_file():
+    path = directory / WEIGHTS_FILE
+    if file_exists(path):
+        check_weights_file(directory, manifest)
         try:
             with safe_open(path, "pt") as file:
                 names, metadata = file.keys(), file.metadata() or {}
                 return {name: file.get_tensor(name) for name in names}, metadata.get(_TOKENIZER_DIGEST_KEY)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path} is damaged or truncated: {error}") from None
-    # not checkpoint.newest, which deletes files: the run may be training, here or elsewhere
-    for step in reversed(checkpoint.list_steps(directory / "checkpoints")):
-        try:
-            saved = checkpoint.read_checkpoint(directory / "checkpoints" / f"step-{step}")
-        except UserError as error:
-            log.warning("skipping a damaged checkpoint: %s", error)
-            continue
-        return saved.tensors.get("ema", saved.tensors["model"]), saved.extra.get(_TOKENIZER_DIGEST_KEY)
-    raise UserError(
-        f"{directory} has neither model.safetensors nor a checkpoint: nothing was trained here yet"
-    )
+    loaded = load_selected(directory / "checkpoints", recorded_selection(manifest))
+    if loaded is None:
+        raise UserError(
+            f"{directory} has neither {WEIGHTS_FILE} nor a checkpoint: nothing was trained here yet"
+        )
+    tensors, extra, description = loaded
+    log.warning("%s has no %s: using %s", directory, WEIGHTS_FILE, description)
+    return tensors, extra.get(_TOKENIZER_DIGEST_KEY)
 
 
 def load_run_weights(
-    model: Model, directory: Path, tokenizer: Tokenizer, lora: LoraConfig | None = None
+    model: Model,
+    directory: Path,
+    tokenizer: Tokenizer,
+    lora: LoraConfig | None = None,
+    manifest: Manifest | None = None,
 ) -> None:
     """Load the weights of a run into its model; a UserError lists all names and shapes that do not fit.
 
-    Tensors stay memory-mapped. A run that is not finished may still have separate LoRA weights: they are
-    merged.
+    Tensors stay memory-mapped. With a ``manifest``, every byte is verified first. A run that is not finished
+    may still have separate LoRA weights: they are merged.
     """
-    tensors, digest = _read_weights(directory)
+    tensors, digest = _read_weights(directory, manifest)
     if lora:
         tensors = merge_lora_tensors(tensors, lora.alpha / lora.r)
     if digest not in (None, tokenizer.sha256):
@@ -130,9 +172,15 @@ def write_config_files(
     model: Model,
     tokenizer: Tokenizer,
     generation: GenerationConfig,
+    *,
     family: str | None = None,
+    prompt_template: PromptTemplate | None = None,
+    recipe: Recipe | None = None,
 ) -> None:
-    """Write config.json, generation_config.json and the files of the tokenizer; create the directory."""
+    """Write config.json, generation_config.json and the files of the tokenizer; create the directory.
+
+    With ``prompt_template`` and ``recipe`` in config.json, a lost recipe.yaml changes no output.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     roles = zip(SPECIAL_IDS, ("pad_token", "bos_token", "eos_token", "bos_token"), strict=True)
     ids = {name: tokenizer.role_ids[role] for name, role in roles if role in tokenizer.role_ids}
@@ -140,20 +188,25 @@ def write_config_files(
         ids["decoder_start_token_id"] = tokenizer.seq2seq_template.decoder_start_id
     fields = {"model_type": MODEL_TYPE, "architectures": [type(model).__name__], "dtype": "float32", **ids}
     fields |= {_FAMILY_KEY: family} if family else {}
-    write_json_atomic(directory / "config.json", fields | model.config.model_dump(mode="json"))
+    fields |= {_PROMPT_TEMPLATE_KEY: prompt_template._asdict()} if prompt_template else {}
+    fields |= model.config.model_dump(mode="json")
+    # the directory may be moved, and the model is here already
+    fields |= {_RECIPE_KEY: recipe.model_dump(mode="json", exclude={"model", "out"})} if recipe else {}
+    write_json_atomic(directory / "config.json", fields)
     write_json_atomic(directory / "generation_config.json", ids | generation.model_dump(mode="json"))
     tokenizer.save(directory, chat_template=build_template(generation.chat) if generation.chat else "")
 
 
-def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> None:
-    """Write model.safetensors in fp32; its metadata has the digest of the tokenizer."""
+def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> FileEntry:
+    """Write model.safetensors in fp32, with the tokenizer's digest as metadata; returns size and hash."""
     tensors = {name: tensor.float() for name, tensor in named_state(model).items()}
-    with atomic_writer(directory / "model.safetensors") as out:
+    with atomic_writer(directory / WEIGHTS_FILE) as out:
         write_safetensors(out, tensors, {"format": "pt", _TOKENIZER_DIGEST_KEY: tokenizer.sha256})
+    return FileEntry(size=out.size, sha256=out.sha256)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not file_exists(path):
         inner = sorted(config.parent.name for config in path.parent.glob(f"*/{path.name}"))
         more = ", ..." if len(inner) > _MAX_SHOWN else ""
         hint = f"; subdirectories that have one: {', '.join(inner[:_MAX_SHOWN])}{more}" if inner else ""

@@ -40,7 +40,7 @@ def ensemble_runs(runs: Sequence[Run], names: Sequence[str] = ()) -> Run:
             _check_tokens(first, run, names[0], name)
     model: Any = Ensemble([run.model for run in runs])
     ensemble = Run(model, first.tokenizer, first.generation, first.recipe)
-    ensemble.directory = first.directory
+    ensemble.directory, ensemble.saved_prompt_template = first.directory, first.saved_prompt_template
     ensemble.members = [(run.model, run.tokenizer) for run in runs]
     return ensemble
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from polyhead.core.atomic_io import file_exists
 from polyhead.core.errors import UserError
 from polyhead.tokenizers.special_tokens import DECODER_ROLES, ROLE_ALIASES, SPECIAL_TOKENS_MAP
 from tokenizers import models
@@ -19,7 +20,7 @@ _ROUNDTRIPS = 2  # writing and reading this often made all of a million numbers 
 
 def read_text_file(path: Path) -> str:
     """The text of a file; UserError if it is missing, too large or not UTF-8."""
-    if not path.is_file():
+    if not file_exists(path):
         names = (
             ", ".join(sorted(p.name for p in path.parent.iterdir())[:8])
             if path.parent.is_dir()

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 import tokenizers
-from polyhead.core.atomic_io import replace_file
+from polyhead.core.atomic_io import file_exists, replace_file
 from polyhead.core.errors import UserError
 from polyhead.tokenizers.files import (
     FILE,
@@ -345,7 +345,7 @@ class Tokenizer:
             file_roles = read_roles(directory / "tokenizer_config.json") if roles is None else roles
             return cls(inner, file_roles, content, target_tokenizer)
 
-        return load_one(FILE, load_one(TARGET) if (directory / TARGET).is_file() else None)
+        return load_one(FILE, load_one(TARGET) if file_exists(directory / TARGET) else None)
 
     def _role_id(self, role: str, token: str) -> int:
         token_id = self._inner.token_to_id(token)

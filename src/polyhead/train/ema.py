@@ -1,8 +1,8 @@
-"""Weight averaging: moving average during training, and mean of the last checkpoints."""
+"""Moving average of the weights during training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -50,12 +50,3 @@ def copy_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy ``state`` into the model's weights of the same names."""
     for name, tensor in named_state(model).items():
         tensor.copy_(state[name])
-
-
-def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Mean of each tensor over several states, computed in float64."""
-    assert states
-    return {
-        name: (torch.stack([state[name].double() for state in states]).mean(0)).to(first.dtype)
-        for name, first in states[0].items()
-    }

@@ -7,10 +7,13 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from polyhead.checkpoint import checkpoint
+from polyhead.checkpoint.manifest import MANIFEST_FILE
 from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.core.atomic_io import file_exists
 from polyhead.core.errors import UserError
 from polyhead.core.registry import SCHEDULE
 from polyhead.run.recipe import load_recipe
+from polyhead.run.run_manifest import RECIPE_FILE, WEIGHTS_FILE, warn_changed_files
 
 # keys that may change on resume: they do not affect the weights of a step (steps and epochs: see check_rates)
 _CHANGEABLE_TRAIN_KEYS = (
@@ -29,6 +32,7 @@ DESCRIPTION_FILES = (
     "README.md",
     "config.json",
     "generation_config.json",
+    MANIFEST_FILE,
     "recipe.yaml",
     "target_tokenizer.json",
     "tokenizer.json",
@@ -39,11 +43,11 @@ CHANGEABLE_KEYS = {f"train.{name}" for name in _CHANGEABLE_TRAIN_KEYS}
 
 def is_started(out: Path) -> bool:
     """Whether a directory has a run, finished or not; otherwise ``--resume`` starts it."""
-    return (out / "recipe.yaml").is_file() or _has_weights(out)
+    return file_exists(out / RECIPE_FILE) or _has_weights(out)
 
 
 def _has_weights(out: Path) -> bool:
-    return bool(checkpoint.list_steps(out / "checkpoints")) or (out / "model.safetensors").is_file()
+    return bool(checkpoint.list_steps(out / "checkpoints")) or file_exists(out / WEIGHTS_FILE)
 
 
 def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
@@ -52,7 +56,7 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
     A directory with a run is used only with ``resume``, and only with the recipe of that run, which is
     returned.
     """
-    recipe_file = recipe.out / "recipe.yaml"
+    recipe_file = recipe.out / RECIPE_FILE
     has_run = _has_weights(recipe.out)
     if recipe.out.exists() and not recipe.out.is_dir():
         raise UserError(f"out: {recipe.out} is a file; expected a directory")
@@ -70,13 +74,14 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
                 "be overwritten; choose another directory with out=..."
             )
         return None
-    if not recipe_file.is_file():
+    if not file_exists(recipe_file):
         raise UserError(
             f"--resume: the run in {recipe.out} has lost its recipe.yaml; restore it, or start a new run "
             "with out=..."
         )
     if has_run and not checkpoint.list_steps(recipe.out / "checkpoints"):
         raise UserError(f"--resume: {recipe.out} has a finished model, but no checkpoint to continue from")
+    warn_changed_files(recipe.out)
     old_recipe = load_recipe(recipe_file, from_run=True)
     changed_keys = [
         key

@@ -28,6 +28,7 @@ from polyhead.nn.device import resolve_device
 from polyhead.nn.lora import merge_lora
 from polyhead.run.run import Run
 from polyhead.run.run_directory import read_family, read_model_config
+from polyhead.run.run_manifest import write_run_manifest
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.baselines import add_baselines, save_training_counts
@@ -138,6 +139,7 @@ def run_training(
                 reporter.info(tr("{out} has no checkpoint to resume from: starting at step 1", out=out))
             if is_rank0:
                 run.save_config_files(out)
+                write_run_manifest(out)
             ranks.on_rank0(lambda: check_disk_space(out, training, config, recipe.train, steps))
             summary = parameter_summary(run.model)
             reporter.info(
@@ -272,11 +274,12 @@ def _finish(
     assert recipe is not None
     try:
         measure = partial(measure_metric, training, task, recipe.train.best_metric, ranks)
-        origin = load_final_weights(training, recipe.train, recipe.out / "checkpoints", measure, ranks)
+        final = load_final_weights(training, recipe.train, recipe.out / "checkpoints", measure, ranks)
         merge_lora(run.model)
         with interrupt_on_signal():
-            facts = _collect_facts(run, task, origin, ranks.map)
-            ranks.on_rank0(lambda: run.save(recipe.out, format_model_card(task.title, task.usage, facts)))
+            facts = _collect_facts(run, task, final.description, ranks.map)
+            card = format_model_card(task.title, task.usage, facts)
+            ranks.on_rank0(lambda: run.save(recipe.out, card, final.selection))
             ranks.on_rank0(lambda: save_training_counts(task, run))
             facts |= (
                 ranks.on_rank0(lambda: evaluator(run, task))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.optimizer_state_io import flatten_optimizer, unflatten_optimizer
 from polyhead.checkpoint.safetensors_io import check_tensors
+from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.registry import OPTIMIZER, SCHEDULE
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from polyhead.train.ema import Ema, average, copy_into
+from polyhead.train.ema import Ema, copy_into
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import LossScale, resolve_precision
 from polyhead.train.progress import Progress
@@ -104,23 +105,7 @@ def prune_checkpoints(training: TrainState, config: TrainConfig, checkpoints: Pa
     )
 
 
-class Candidate(NamedTuple):
-    """Candidate for the final weights of a run: one checkpoint, or the mean of several."""
-
-    name: str
-    steps: list[int]
-    group: str = "model"
-
-    def load(self, checkpoints: Path) -> Mapping[str, Tensor]:
-        """Read them from the checkpoints."""
-        states = [
-            checkpoint.read_checkpoint(checkpoints / f"step-{step}").tensors[self.group]
-            for step in self.steps
-        ]
-        return states[0] if len(states) == 1 else average(states)
-
-
-def list_candidates(training: TrainState, config: TrainConfig, checkpoints: Path) -> list[Candidate]:
+def list_candidates(training: TrainState, config: TrainConfig, checkpoints: Path) -> list[WeightSelection]:
     """Candidates for the final weights: single checkpoints, then the averages of ``ema`` and ``average``.
 
     Single checkpoints: the one of the best evaluation, or the last if no evaluation was finite. With ``ema``,
@@ -130,17 +115,22 @@ def list_candidates(training: TrainState, config: TrainConfig, checkpoints: Path
     progress = training.progress
     best = progress.best_step or progress.step
     steps = [best, progress.step] if training.ema and best != progress.step else [best]
-    candidates = [Candidate(f"checkpoint {step}", [step]) for step in steps]
+    candidates = [WeightSelection([step]) for step in steps]
     if training.ema:
-        candidates.append(Candidate(f"EMA at step {best}", [best], "ema"))
+        candidates.append(WeightSelection([best], "ema"))
     if config.average_checkpoints:
         saved_steps = [step for step in checkpoint.list_steps(checkpoints) if step <= progress.step]
         averaged_steps = periodic_checkpoints(saved_steps, config)
         if len(averaged_steps) > 1:
-            candidates.append(
-                Candidate(f"mean of the checkpoints {', '.join(map(str, averaged_steps))}", averaged_steps)
-            )
+            candidates.append(WeightSelection(averaged_steps))
     return candidates
+
+
+class FinalWeights(NamedTuple):
+    """The final weights of a run, and a description with the metric of each candidate."""
+
+    selection: WeightSelection
+    description: str
 
 
 def load_final_weights(
@@ -149,8 +139,8 @@ def load_final_weights(
     checkpoints: Path,
     measure: Callable[[], float],
     ranks: ProcessGroup = SINGLE_PROCESS,
-) -> str:
-    """Load the final weights into the model on every rank; returns the candidate's name, and all metrics.
+) -> FinalWeights:
+    """Load the final weights into the model on every rank; returns which they are, and all metrics.
 
     ``measure`` returns ``train.best_metric`` of the model's current weights on the validation text. An
     average is chosen only if it is better than the single checkpoints.
@@ -159,17 +149,17 @@ def load_final_weights(
         records = ranks.on_rank0(
             lambda: [candidate._asdict() for candidate in list_candidates(training, config, checkpoints)]
         )
-    candidates = [Candidate(**candidate) for candidate in records]
+    candidates = [WeightSelection(**candidate) for candidate in records]
 
-    def load_candidate(candidate: Candidate) -> None:
+    def load_candidate(candidate: WeightSelection) -> None:
         with interrupt_on_signal():
-            ranks.on_rank0(lambda: copy_into(training.model, candidate.load(checkpoints)))
+            ranks.on_rank0(lambda: copy_into(training.model, candidate.load(checkpoints)[0]))
         # every rank must take part, so it is not interruptible
         ranks.broadcast(named_state(training.model).values())
 
     if len(candidates) == 1:
         load_candidate(candidates[0])
-        return candidates[0].name
+        return FinalWeights(candidates[0], str(candidates[0]))
     values = []
     for candidate in candidates:
         load_candidate(candidate)
@@ -178,11 +168,12 @@ def load_final_weights(
     best = max(range(len(candidates)), key=lambda i: (_sort_key(values[i], config.best_metric), -i))
     load_candidate(candidates[best])
     comparison = "; ".join(
-        f"{candidate.name}: {value:.4f}"
+        f"{candidate}: {value:.4f}"
         for candidate, value in zip(candidates, values, strict=True)
         if candidate is not candidates[best]
     )
-    return f"{candidates[best].name} ({config.best_metric} {values[best]:.4f}; {comparison})"
+    description = f"{candidates[best]} ({config.best_metric} {values[best]:.4f}; {comparison})"
+    return FinalWeights(candidates[best], description)
 
 
 def _sort_key(value: float, metric: str) -> float:

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from polyhead.core.array_types import Ints
-from polyhead.core.atomic_io import replace_file
+from polyhead.core.atomic_io import file_exists, replace_file
 from polyhead.core.errors import UserError
 from polyhead.generation.shortlist.ibm_model1 import train_ibm_model1
 from polyhead.nn.lm_head import Head
@@ -81,7 +81,7 @@ class Shortlist(NamedTuple):
     def load(cls, directory: Path, vocab_size: int) -> Shortlist | None:
         """The shortlist of a run, None without one; a UserError if it is damaged or of another vocabulary."""
         path = directory / SHORTLIST_FILE
-        if not path.is_file():
+        if not file_exists(path):
             return None
         try:
             with safe_open(path, "np") as file:

@@ -11,7 +11,6 @@ from polyhead.core.errors import UserError
 from polyhead.data.batching.encoder_inputs import EncoderInput, encode_texts
 from polyhead.evaluate.classify import check_text_arity
 from polyhead.evaluate.embed import embedding_dim, prepare_inputs, token_limit
-from polyhead.generation.prompt_template import get_embedding_template
 from polyhead.generation.settings import with_overrides
 from polyhead.serve.http.errors import ApiError, invalid_value_error
 from polyhead.serve.http.http_exchange import HttpExchange
@@ -45,7 +44,7 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
 
     def check_lengths() -> list[tuple[Any, int]]:
         config = with_overrides(run.generation, changes, "text embeddings")
-        template = get_embedding_template(run.config, run.recipe, run.tokenizer)
+        template = run.embedding_template
         max_len = token_limit(config, run.config.max_len)
         rows = prepare_inputs(run.tokenizer, body.input, config, max_len, template)
         return _check_lengths(body.input, rows, max_len, body.truncate)

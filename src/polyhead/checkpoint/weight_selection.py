@@ -1,0 +1,89 @@
+"""Which weights of a run's checkpoints are its result: those of one step, or the mean of several."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyhead.checkpoint.checkpoint import Checkpoint, list_steps, read_checkpoint, read_state
+from polyhead.core.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class WeightSelection(NamedTuple):
+    """Weights of one checkpoint, or the mean of those of several; group "ema" is the moving average."""
+
+    steps: list[int]
+    group: str = "model"
+
+    def __str__(self) -> str:
+        if len(self.steps) > 1:
+            return f"mean of the checkpoints {', '.join(map(str, self.steps))}"
+        return f"EMA at step {self.steps[0]}" if self.group == "ema" else f"checkpoint {self.steps[0]}"
+
+    def load(self, root: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        """Read and verify the weights from the checkpoints in ``root``, and ``extra`` of the last."""
+        checkpoints = [read_checkpoint(root / f"step-{step}") for step in self.steps]
+        states = [_get_group(saved, self.group) for saved in checkpoints]
+        return states[0] if len(states) == 1 else average(states), checkpoints[-1].extra
+
+
+def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Mean of each tensor over several states, computed in float64."""
+    assert states
+    return {
+        name: (torch.stack([state[name].double() for state in states]).mean(0)).to(first.dtype)
+        for name, first in states[0].items()
+    }
+
+
+def load_selected(
+    root: Path, recorded: WeightSelection | None
+) -> tuple[Mapping[str, Tensor], dict[str, Any], str] | None:
+    """The weights that are the result of a run, as far as its checkpoints tell; None without a checkpoint.
+
+    Those ``recorded`` when training ended, else those of the best evaluation, with its moving average if
+    there is one, else the newest. Returns the weights, ``extra`` of their checkpoint and a phrase for them.
+    Damaged checkpoints are skipped with a warning. No file is deleted: the run may be training.
+    """
+    if recorded is not None:
+        try:
+            return *recorded.load(root), f"{recorded}, which was chosen when training ended"
+        except UserError as error:
+            log.warning("skipping %s, which was chosen when training ended: %s", recorded, error)
+    for step in reversed(list_steps(root)):
+        try:
+            best_step = _best_step(read_state(root / f"step-{step}"))
+        except UserError as error:
+            log.warning("skipping a damaged checkpoint: %s", error)
+            continue
+        candidates = [(best_step, "that of the best evaluation")] if best_step else []
+        candidates += [(step, "the newest")] if step != best_step else []
+        for candidate, reason in candidates:
+            try:
+                saved = read_checkpoint(root / f"step-{candidate}")
+            except UserError as error:
+                log.warning("skipping a damaged checkpoint: %s", error)
+                continue
+            selection = WeightSelection([candidate], "ema" if "ema" in saved.tensors else "model")
+            return _get_group(saved, selection.group), saved.extra, f"{selection}, {reason}"
+    return None
+
+
+def _best_step(state: Mapping[str, Any]) -> int:
+    """The step of the best evaluation until a checkpoint; 0 if there was none."""
+    progress = state.get("progress")
+    step = progress.get("best_step") if isinstance(progress, dict) else None
+    return step if isinstance(step, int) else 0
+
+
+def _get_group(saved: Checkpoint, group: str) -> Mapping[str, Tensor]:
+    if group not in saved.tensors:
+        raise UserError(f"{saved.path} has no {group}.safetensors")
+    return saved.tensors[group]

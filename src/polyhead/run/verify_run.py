@@ -1,0 +1,96 @@
+"""Verify a run directory: every file that has a digest, and whether the run loads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from polyhead.checkpoint.checkpoint import list_steps, read_checkpoint
+from polyhead.checkpoint.manifest import MANIFEST_FILE, Manifest
+from polyhead.core.atomic_io import file_exists
+from polyhead.core.errors import UserError
+from polyhead.hf.checkpoint_files import CheckpointFiles
+from polyhead.run.load import is_published, not_a_run_message, open_run
+from polyhead.run.run_manifest import (
+    TEXT_FILES,
+    WEIGHTS_FILE,
+    check_text_file,
+    check_weights_file,
+    read_run_manifest,
+)
+
+
+class VerifiedFile(NamedTuple):
+    """A file or a checkpoint of a run: "ok", "changed", "missing" or "damaged", and why."""
+
+    name: str
+    status: str
+    reason: str = ""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the run is as training left it, but for edits of its text files."""
+        return self.status in ("ok", "changed")
+
+
+def verify_run(directory: Path) -> Iterator[VerifiedFile]:
+    """Compare the files of a run with its manifest, verify its checkpoints, and open it if all is well.
+
+    A run without a manifest is only opened, and its checkpoints are verified. A directory that is no run is a
+    UserError.
+    """
+    if not directory.is_dir():
+        raise UserError(not_a_run_message(directory))
+    if is_published(CheckpointFiles(directory)):
+        raise UserError(f"{directory} is a published checkpoint, which has no digests; expected a run")
+    is_valid = True
+    for file in _verify_files(directory):
+        is_valid &= file.is_valid
+        yield file
+    if is_valid:
+        try:
+            open_run(directory, None)
+        except UserError as error:
+            yield VerifiedFile(str(directory), "damaged", str(error))
+
+
+def _verify_files(directory: Path) -> Iterator[VerifiedFile]:
+    manifest: Manifest | None = None
+    try:
+        if manifest := read_run_manifest(directory):
+            yield VerifiedFile(MANIFEST_FILE, "ok")
+    except UserError as error:
+        yield VerifiedFile(MANIFEST_FILE, "damaged", str(error))
+    if manifest:
+        for name in TEXT_FILES:
+            if name in manifest.files or os.path.lexists(directory / name):
+                yield _verify(name, partial(check_text_file, directory, manifest, name))
+        if WEIGHTS_FILE in manifest.files:
+            yield _verify(WEIGHTS_FILE, partial(_check_weights, directory, manifest))
+    checkpoints = directory / "checkpoints"
+    for step in list_steps(checkpoints):
+        path = checkpoints / f"step-{step}"
+        yield _verify(str(path.relative_to(directory)), partial(_check_checkpoint, path))
+
+
+def _verify(name: str, check: Callable[[], str]) -> VerifiedFile:
+    """The result of a check, which returns the status of the file or raises a UserError."""
+    try:
+        return VerifiedFile(name, check())
+    except UserError as error:
+        return VerifiedFile(name, "damaged", str(error))
+
+
+def _check_weights(directory: Path, manifest: Manifest) -> str:
+    if not file_exists(directory / WEIGHTS_FILE):
+        return "missing"
+    check_weights_file(directory, manifest)
+    return "ok"
+
+
+def _check_checkpoint(path: Path) -> str:
+    read_checkpoint(path)
+    return "ok"
