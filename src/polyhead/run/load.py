@@ -40,7 +40,7 @@ from polyhead.run.run_directory import (
     read_run_recipe,
 )
 from polyhead.run.run_ensemble import ensemble_runs
-from polyhead.run.run_manifest import warn_changed_files
+from polyhead.run.run_manifest import check_weights_file, recorded_selection, warn_changed_files
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 # dtypes of the weights that are not quantized
@@ -152,12 +152,14 @@ def _load_published(files: CheckpointFiles) -> Run:
 
 def open_run(directory: Path, manifest: Manifest | None) -> Run:
     """Open a run directory with memory-mapped weights, whose bytes are verified with the ``manifest``."""
+    check_weights_file(directory, manifest)
     config = read_model_config(directory)
     tokenizer = Tokenizer.load(directory)
     with SkipInit():
         model = model_class(config)(config)
     recipe = read_run_recipe(directory)
-    load_run_weights(model, directory, tokenizer, recipe.train.lora if recipe else None, manifest)
+    lora = recipe.train.lora if recipe else None
+    load_run_weights(model, directory, tokenizer, lora, recorded_selection(manifest))
     run = Run(model, tokenizer, read_generation_config(directory), recipe)
     run.family = read_family(directory)
     run.saved_prompt_template = read_prompt_template(directory, config.vocab_size)

@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyhead.chat.detect_template import build_template
-from polyhead.checkpoint.manifest import FileEntry, Manifest
+from polyhead.checkpoint.manifest import FileEntry
 from polyhead.checkpoint.safetensors_io import check_tensors, write_safetensors
-from polyhead.checkpoint.weight_selection import load_selected
+from polyhead.checkpoint.weight_selection import WeightSelection, load_selected
 from polyhead.config.config_sections import LoraConfig
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig, ModelSpec
@@ -29,7 +29,7 @@ from polyhead.nn.lora import merge_lora_tensors
 from polyhead.nn.state import named_state
 from polyhead.nn.validate_model import check_model
 from polyhead.run.recipe import load_recipe, validate_recipe
-from polyhead.run.run_manifest import RECIPE_FILE, WEIGHTS_FILE, check_weights_file, recorded_selection
+from polyhead.run.run_manifest import RECIPE_FILE, WEIGHTS_FILE
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 MODEL_TYPE = "polyhead"
@@ -120,21 +120,22 @@ def read_run_recipe(directory: Path) -> Recipe | None:
         return validate_recipe(fields[_RECIPE_KEY] | {"model": model, "out": str(directory)}, from_run=True)
 
 
-def _read_weights(directory: Path, manifest: Manifest | None) -> tuple[Mapping[str, Tensor], str | None]:
+def _read_weights(
+    directory: Path, selection: WeightSelection | None
+) -> tuple[Mapping[str, Tensor], str | None]:
     """Weights and tokenizer digest of a run; without model.safetensors, those that its checkpoints select.
 
     The digest is that of the tokenizer that the weights were trained with.
     """
     path = directory / WEIGHTS_FILE
     if file_exists(path):
-        check_weights_file(directory, manifest)
         try:
             with safe_open(path, "pt") as file:
                 names, metadata = file.keys(), file.metadata() or {}
                 return {name: file.get_tensor(name) for name in names}, metadata.get(_TOKENIZER_DIGEST_KEY)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path} is damaged or truncated: {error}") from None
-    loaded = load_selected(directory / "checkpoints", recorded_selection(manifest))
+    loaded = load_selected(directory / "checkpoints", selection)
     if loaded is None:
         raise UserError(
             f"{directory} has neither {WEIGHTS_FILE} nor a checkpoint: nothing was trained here yet"
@@ -149,14 +150,14 @@ def load_run_weights(
     directory: Path,
     tokenizer: Tokenizer,
     lora: LoraConfig | None = None,
-    manifest: Manifest | None = None,
+    selection: WeightSelection | None = None,
 ) -> None:
     """Load the weights of a run into its model; a UserError lists all names and shapes that do not fit.
 
-    Tensors stay memory-mapped. With a ``manifest``, every byte is verified first. A run that is not finished
-    may still have separate LoRA weights: they are merged.
+    Tensors stay memory-mapped. ``selection`` is used if model.safetensors is missing. A run that is not
+    finished may still have separate LoRA weights: they are merged.
     """
-    tensors, digest = _read_weights(directory, manifest)
+    tensors, digest = _read_weights(directory, selection)
     if lora:
         tensors = merge_lora_tensors(tensors, lora.alpha / lora.r)
     if digest not in (None, tokenizer.sha256):

@@ -83,8 +83,8 @@ def recorded_selection(manifest: Manifest | None) -> WeightSelection | None:
 
 def check_weights_file(directory: Path, manifest: Manifest | None) -> None:
     """Raise a UserError if model.safetensors is not the file that was written; reads all of it."""
-    if manifest and (entry := manifest.files.get(WEIGHTS_FILE)):
-        path = directory / WEIGHTS_FILE
+    path, entry = directory / WEIGHTS_FILE, manifest.files.get(WEIGHTS_FILE) if manifest else None
+    if entry and file_exists(path):
         if (size := path.stat().st_size) != entry.size:
             raise UserError(f"{path} is damaged or truncated: it has {size} bytes; expected {entry.size}")
         if (sha256 := hash_file(path).sha256) != entry.sha256:
