@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyhead.checkpoint.checkpoint import Checkpoint, list_steps, read_checkpoint, read_state
 from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr, translate_fact
 
 log = logging.getLogger(__name__)
 
@@ -44,35 +45,39 @@ def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def load_selected(
-    root: Path, recorded: WeightSelection | None
+    root: Path, chosen_weights: WeightSelection | None
 ) -> tuple[Mapping[str, Tensor], dict[str, Any], str] | None:
     """The weights that are the result of a run, as far as its checkpoints tell; None without a checkpoint.
 
-    Those ``recorded`` when training ended, else those of the best evaluation, with its moving average if
+    ``chosen_weights``, those chosen when training ended, else those of the best evaluation, with its moving average if
     there is one, else the newest. Returns the weights, ``extra`` of their checkpoint and a phrase for them.
     Damaged checkpoints are skipped with a warning. No file is deleted: the run may be training.
     """
-    if recorded is not None:
+    if chosen_weights is not None:
         try:
-            return *recorded.load(root), f"{recorded}, which was chosen when training ended"
+            name = translate_fact(str(chosen_weights))
+            return *chosen_weights.load(root), tr(
+                "{weights}, which was chosen when training ended", weights=name
+            )
         except UserError as error:
-            log.warning("skipping %s, which was chosen when training ended: %s", recorded, error)
+            log.warning("skipping %s, which was chosen when training ended: %s", chosen_weights, error)
     for step in reversed(list_steps(root)):
         try:
             best_step = _best_step(read_state(root / f"step-{step}"))
         except UserError as error:
             log.warning("skipping a damaged checkpoint: %s", error)
             continue
-        candidates = [(best_step, "that of the best evaluation")] if best_step else []
-        candidates += [(step, "the newest")] if step != best_step else []
-        for candidate, reason in candidates:
+        candidates = [(best_step, "{weights}, that of the best evaluation")] if best_step else []
+        candidates += [(step, "{weights}, the newest")] if step != best_step else []
+        for candidate, phrase in candidates:
             try:
                 saved = read_checkpoint(root / f"step-{candidate}")
             except UserError as error:
                 log.warning("skipping a damaged checkpoint: %s", error)
                 continue
             selection = WeightSelection([candidate], "ema" if "ema" in saved.tensors else "model")
-            return _get_group(saved, selection.group), saved.extra, f"{selection}, {reason}"
+            name = translate_fact(str(selection))
+            return _get_group(saved, selection.group), saved.extra, tr(phrase, weights=name)
     return None
 
 
@@ -83,7 +88,7 @@ def _best_step(state: Mapping[str, Any]) -> int:
     return step if isinstance(step, int) else 0
 
 
-def _get_group(saved: Checkpoint, group: str) -> Mapping[str, Tensor]:
-    if group not in saved.tensors:
-        raise UserError(f"{saved.path} has no {group}.safetensors")
-    return saved.tensors[group]
+def _get_group(checkpoint: Checkpoint, group: str) -> Mapping[str, Tensor]:
+    if group not in checkpoint.tensors:
+        raise UserError(f"{checkpoint.path} has no {group}.safetensors")
+    return checkpoint.tensors[group]

@@ -22,14 +22,16 @@ from polyhead.config.model import ModelConfig, ModelSpec
 from polyhead.config.recipe import Recipe
 from polyhead.core.atomic_io import atomic_writer, file_exists, read_regular_file, replace_file
 from polyhead.core.errors import UserError, did_you_mean, prefix_errors
+from polyhead.core.i18n import tr
 from polyhead.core.messages import from_validation_error
 from polyhead.generation.prompt_template import PromptTemplate
+from polyhead.hf.checkpoint_files import WEIGHTS_FILE
 from polyhead.models import Model
 from polyhead.nn.lora import merge_lora_tensors
 from polyhead.nn.state import named_state
 from polyhead.nn.validate_model import check_model
 from polyhead.run.recipe import load_recipe, validate_recipe
-from polyhead.run.run_manifest import RECIPE_FILE, WEIGHTS_FILE
+from polyhead.run.run_manifest import RECIPE_FILE
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 MODEL_TYPE = "polyhead"
@@ -141,7 +143,9 @@ def _read_weights(
             f"{directory} has neither {WEIGHTS_FILE} nor a checkpoint: nothing was trained here yet"
         )
     tensors, extra, description = loaded
-    log.warning("%s has no %s: using %s", directory, WEIGHTS_FILE, description)
+    log.warning(
+        tr("{run} has no {file}: using {weights}", run=directory, file=WEIGHTS_FILE, weights=description)
+    )
     return tensors, extra.get(_TOKENIZER_DIGEST_KEY)
 
 

@@ -15,10 +15,12 @@ from polyhead.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, has
 from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.core.atomic_io import file_exists, remove, replace_file
 from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
+from polyhead.hf.checkpoint_files import WEIGHTS_FILE
 from polyhead.tokenizers.files import FILE as TOKENIZER_FILE
 from polyhead.tokenizers.files import TARGET as TARGET_TOKENIZER_FILE
 
-WEIGHTS_FILE, RECIPE_FILE = "model.safetensors", "recipe.yaml"
+RECIPE_FILE = "recipe.yaml"
 TEXT_FILES = (
     "config.json",
     "generation_config.json",
@@ -40,7 +42,7 @@ def write_run_manifest(
     """Write the manifest of the files in a run directory.
 
     ``weights`` is the entry of model.safetensors, ``selection`` the checkpoints that the weights are from.
-    Without ``weights``, an existing manifest keeps what it says of them.
+    Without ``weights``, the entry of an existing manifest remains.
     """
     files = {name: hash_file(directory / name) for name in TEXT_FILES if file_exists(directory / name)}
     step, extra = (selection.steps[-1], {_SELECTION_KEY: selection._asdict()}) if selection else (0, {})
@@ -110,7 +112,9 @@ def warn_changed_files(directory: Path) -> Manifest | None:
         ", ".join(name for name, status in statuses.items() if status == kind)
         for kind in ("changed", "missing")
     )
-    notes = [f"changed: {changed}"] * bool(changed) + [f"missing: {missing}"] * bool(missing)
+    notes = [tr("changed: {names}", names=changed)] if changed else []
+    notes += [tr("missing: {names}", names=missing)] if missing else []
     if notes:
-        log.warning("%s differs from what training wrote: %s", directory, "; ".join(notes))
+        changes = "; ".join(notes)
+        log.warning(tr("{run} differs from what training wrote: {changes}", run=directory, changes=changes))
     return manifest

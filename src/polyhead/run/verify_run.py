@@ -12,11 +12,10 @@ from polyhead.checkpoint.checkpoint import list_steps, read_checkpoint
 from polyhead.checkpoint.manifest import MANIFEST_FILE, Manifest
 from polyhead.core.atomic_io import file_exists
 from polyhead.core.errors import UserError
-from polyhead.hf.checkpoint_files import CheckpointFiles
+from polyhead.hf.checkpoint_files import WEIGHTS_FILE, CheckpointFiles
 from polyhead.run.load import is_published, not_a_run_message, open_run
 from polyhead.run.run_manifest import (
     TEXT_FILES,
-    WEIGHTS_FILE,
     check_text_file,
     check_weights_file,
     read_run_manifest,
@@ -71,9 +70,14 @@ def _verify_files(directory: Path) -> Iterator[VerifiedFile]:
         if WEIGHTS_FILE in manifest.files:
             yield _verify(WEIGHTS_FILE, partial(_check_weights, directory, manifest))
     checkpoints = directory / "checkpoints"
-    for step in list_steps(checkpoints):
+    try:
+        steps = list_steps(checkpoints)
+    except UserError as error:
+        yield VerifiedFile(checkpoints.name, "damaged", str(error))
+        return
+    for step in steps:
         path = checkpoints / f"step-{step}"
-        yield _verify(str(path.relative_to(directory)), partial(_check_checkpoint, path))
+        yield _verify(f"{checkpoints.name}/{path.name}", partial(_check_checkpoint, path))
 
 
 def _verify(name: str, check: Callable[[], str]) -> VerifiedFile:

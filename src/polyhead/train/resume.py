@@ -13,7 +13,7 @@ from polyhead.core.atomic_io import file_exists
 from polyhead.core.errors import UserError
 from polyhead.core.registry import SCHEDULE
 from polyhead.run.recipe import load_recipe
-from polyhead.run.run_manifest import RECIPE_FILE, WEIGHTS_FILE, warn_changed_files
+from polyhead.run.run_manifest import RECIPE_FILE, warn_changed_files
 
 # keys that may change on resume: they do not affect the weights of a step (steps and epochs: see check_rates)
 _CHANGEABLE_TRAIN_KEYS = (
@@ -47,7 +47,7 @@ def is_started(out: Path) -> bool:
 
 
 def _has_weights(out: Path) -> bool:
-    return bool(checkpoint.list_steps(out / "checkpoints")) or file_exists(out / WEIGHTS_FILE)
+    return bool(checkpoint.list_steps(out / "checkpoints")) or file_exists(out / "model.safetensors")
 
 
 def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
