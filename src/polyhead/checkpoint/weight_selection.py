@@ -49,16 +49,15 @@ def load_selected(
 ) -> tuple[Mapping[str, Tensor], dict[str, Any], str] | None:
     """The weights that are the result of a run, as far as its checkpoints tell; None without a checkpoint.
 
-    ``chosen_weights``, those chosen when training ended, else those of the best evaluation, with its moving average if
-    there is one, else the newest. Returns the weights, ``extra`` of their checkpoint and a phrase for them.
+    ``chosen_weights``, if training ended, else those of the best evaluation, with its moving average if there
+    is one, else the newest. Returns the weights, ``extra`` of their checkpoint and a phrase for them.
     Damaged checkpoints are skipped with a warning. No file is deleted: the run may be training.
     """
     if chosen_weights is not None:
         try:
+            tensors, extra = chosen_weights.load(root)
             name = translate_fact(str(chosen_weights))
-            return *chosen_weights.load(root), tr(
-                "{weights}, which was chosen when training ended", weights=name
-            )
+            return tensors, extra, tr("{weights}, which was chosen when training ended", weights=name)
         except UserError as error:
             log.warning("skipping %s, which was chosen when training ended: %s", chosen_weights, error)
     for step in reversed(list_steps(root)):
