@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import load_file
 from tests.train.conftest import Notes, small_recipe
 from tests.train.distributed.rank_runs import place, recipe_of
+from tests.train.task_runs import task_recipe, write_texts
 
 import polyhead as ph
 from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
+from polyhead.train import run_training as run_training_module
 from polyhead.train.run_training import run_training
 from polyhead.train.tasks.translation import TranslationTask
 
@@ -115,3 +117,35 @@ def test_what_fails_in_the_final_measures_loses_no_weights(
     run_training(cut, resume=True, report=Notes())
     for name in ("README.md", "baseline.json"):
         assert (cut.out / name).read_bytes() == (whole.out / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("task", "train"),
+    [
+        ("language-model", {"lr": 1.0, "eval_every": 1, "schedule": {"name": "constant", "warmup": 1}}),
+        ("language-model", {"ema": 0.9}),
+        ("translation", {"average_checkpoints": 2, "save_every": 2}),
+    ],
+)
+def test_lost_final_weights_are_those_that_training_chose(
+    task: str,
+    train: dict[str, Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are not those of the newest checkpoint: training diverges, or the second candidate is better."""
+    losses = iter([2.0, 1.0])
+    monkeypatch.setattr(run_training_module, "measure_metric", lambda *_: next(losses))
+    write_texts(tmp_path)
+    recipe = task_recipe(tmp_path, task, tmp_path / "run", steps=8, **train)
+    run_training(recipe, report=Notes())
+    weights = load_file(recipe.out / "model.safetensors")
+    chosen = json.loads((recipe.out / "manifest.json").read_text())["extra"]["weights"]
+    assert chosen != {"steps": [8], "group": "model"}
+    newest = load_file(recipe.out / "checkpoints" / "step-8" / "model.safetensors")
+    assert not all(torch.equal(newest[name], weights[name]) for name in weights)
+    (recipe.out / "model.safetensors").unlink()
+    loaded = dict(ph.load(recipe.out).model.named_parameters())
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+    assert "which was chosen when training ended" in caplog.text

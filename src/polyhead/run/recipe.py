@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.config.recipe import Recipe, parse_recipe, read_recipe
-from polyhead.core.errors import prefix_errors
+from polyhead.core.errors import UserError, prefix_errors
 
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None, *, from_run: bool = False) -> Recipe:
@@ -15,6 +15,15 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None, *, from_ru
     With ``from_run``, for the recipe of an existing run, generation settings without effect are accepted.
     """
     return check_recipe(read_recipe(path, overrides, from_run=from_run))
+
+
+def load_saved_recipe(path: Path) -> Recipe:
+    """Read the recipe.yaml of an existing run; an error is one line that names the file."""
+    try:
+        return load_recipe(path, from_run=True)
+    except UserError as error:
+        message = "; ".join(str(error).splitlines())
+        raise UserError(message if str(path) in message else f"{path}: {message}") from None
 
 
 def validate_recipe(tree: dict[str, Any], *, from_run: bool = False) -> Recipe:

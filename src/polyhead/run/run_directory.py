@@ -30,7 +30,7 @@ from polyhead.models import Model
 from polyhead.nn.lora import merge_lora_tensors
 from polyhead.nn.state import named_state
 from polyhead.nn.validate_model import check_model
-from polyhead.run.recipe import load_recipe, validate_recipe
+from polyhead.run.recipe import load_saved_recipe, validate_recipe
 from polyhead.run.run_manifest import RECIPE_FILE
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -111,7 +111,7 @@ def read_run_recipe(directory: Path) -> Recipe | None:
     """Read recipe.yaml; if it is lost, its copy in config.json; None in a run that was not trained here."""
     path = directory / RECIPE_FILE
     if file_exists(path):
-        return load_recipe(path, from_run=True)
+        return load_saved_recipe(path)
     fields = _read_json(config_path := directory / "config.json")
     if _RECIPE_KEY not in fields:
         return None

@@ -12,7 +12,7 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.atomic_io import file_exists
 from polyhead.core.errors import UserError
 from polyhead.core.registry import SCHEDULE
-from polyhead.run.recipe import load_recipe
+from polyhead.run.recipe import load_saved_recipe
 from polyhead.run.run_manifest import RECIPE_FILE, warn_changed_files
 
 # keys that may change on resume: they do not affect the weights of a step (steps and epochs: see check_rates)
@@ -47,7 +47,7 @@ def is_started(out: Path) -> bool:
 
 
 def _has_weights(out: Path) -> bool:
-    return bool(checkpoint.list_steps(out / "checkpoints")) or file_exists(out / "model.safetensors")
+    return file_exists(out / "model.safetensors") or bool(checkpoint.list_steps(out / "checkpoints"))
 
 
 def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
@@ -82,7 +82,7 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
     if has_run and not checkpoint.list_steps(recipe.out / "checkpoints"):
         raise UserError(f"--resume: {recipe.out} has a finished model, but no checkpoint to continue from")
     warn_changed_files(recipe.out)
-    old_recipe = load_recipe(recipe_file, from_run=True)
+    old_recipe = load_saved_recipe(recipe_file)
     changed_keys = [
         key
         for section in ("tokenizer", "model", "train")
