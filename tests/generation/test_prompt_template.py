@@ -23,8 +23,8 @@ def test_a_prompt_is_the_beginning_of_a_document_or_its_middle(
     t = run.tokenizer
     (ids,) = t.encode(["anna"])
     begin = t.encode(["\n"])[0] if documents == "file" else [t.eos_id]
-    assert run._prompt_template.build_prompt(ids) == ([*begin, *ids] if always else ids)
-    assert run._prompt_template.build_prompt([]) == begin
+    assert run.prompt_template.build_prompt(ids) == ([*begin, *ids] if always else ids)
+    assert run.prompt_template.build_prompt([]) == begin
     without = train_tokenizer(["ab"], Choice("char"), 20)  # knows no end of a line
     assert get_prompt_template(run.recipe, without).build_prompt([]) == [without.eos_id]
 

@@ -169,7 +169,7 @@ def test_language_models(
     runs, both = [ph.load(one) for one in pairs["decoder"]], ph.load(pairs["decoder"])
     t = both.tokenizer
     for text, score in zip(TEXTS, both.score(TEXTS), strict=True):
-        row = [*both._prompt_template.prefix_ids, *t.encode([text])[0], *both._prompt_template.suffix_ids]
+        row = [*both.prompt_template.prefix_ids, *t.encode([text])[0], *both.prompt_template.suffix_ids]
         inputs, labels = torch.tensor([row[:-1]]), row[1:]
         wanted = mean_log_prob(runs, lambda run, x=inputs: run.model(x)[0], labels)  # type: ignore[misc]
         assert score.log_prob == pytest.approx(wanted, abs=1e-4)
@@ -181,7 +181,7 @@ def test_language_models(
     assert min(a, b) - 10 < both.measure_perplexity(text).nll < (a + b) / 2 - 0.1  # the logarithm is concave
 
     greedy = both.generate(["a dog"], temperature=0.0)
-    tokens = both._prompt_template.build_prompt(t.encode(["a dog"])[0])
+    tokens = both.prompt_template.build_prompt(t.encode(["a dog"])[0])
     for _ in range(12):  # the whole text anew for each token
         p = sum(run.model(torch.tensor([tokens]))[0, -1].softmax(-1) for run in runs)
         p[t.special_ids] = torch.where(torch.tensor(t.special_ids) == t.eos_id, p[t.special_ids], 0)  # type: ignore[index]

@@ -141,8 +141,8 @@ def test_validation_may_be_a_share_of_the_pairs(corpus: Path, capsys: pytest.Cap
 @pytest.mark.acceptance("A15")
 def test_a_run_directory_holds_all_and_loads_as_it_was_trained(learned: tuple[Path, ph.Run, Notes]) -> None:
     out, run, _ = learned
-    files = {"README.md", "baseline.json", "config.json", "generation_config.json", "metrics.jsonl",
-        "model.safetensors", "recipe.yaml",
+    files = {"README.md", "baseline.json", "config.json", "generation_config.json", "manifest.json",
+             "metrics.jsonl", "model.safetensors", "recipe.yaml",
              "tokenizer.json", "tokenizer_config.json", "checkpoints", "report.html",
              "report.json"}  # fmt: skip
     assert {path.name for path in out.iterdir()} == files

@@ -241,7 +241,7 @@ def softmax(run, ids, tokens):
 )
 def test_log_probabilities_are_those_of_a_plain_softmax(live, way):
     run = live.run
-    ids = run._prompt_template.build_prompt(run.tokenizer.encode(["a dog"])[0])
+    ids = run.prompt_template.build_prompt(run.tokenizer.encode(["a dog"])[0])
     body = {"prompt": "a dog", "max_tokens": 6, **way}
     others = [{**body, "prompt": "zwei", "logprobs": 2, "seed": 9}, {**body, "n": 2}]
     text = live.ask("/v1/completions", {**body, "logprobs": 5}).text

@@ -81,7 +81,7 @@ def test_the_pieces_of_a_stream_make_the_whole(speaker, way):
 
 
 def test_usage_counts_what_was_read_and_said(speaker):
-    prompt = speaker.run._prompt_template.build_prompt(speaker.run.tokenizer.encode([TEXTS[1]])[0])
+    prompt = speaker.run.prompt_template.build_prompt(speaker.run.tokenizer.encode([TEXTS[1]])[0])
     (found,) = speaker.run.engine().submit(TEXTS[1], seed=1, max_new_tokens=7).request.result()
     answer = speaker.ask("/v1/completions", {"prompt": TEXTS[1], "seed": 1, "max_tokens": 7}).json()
     said = len(found.tokens) + (answer["choices"][0]["finish_reason"] == "stop")
