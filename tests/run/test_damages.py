@@ -211,9 +211,9 @@ def find_resume_fault(directory: Path, pristine: Pristine, caplog: pytest.LogCap
     recipe = pristine.recipe.model_copy(update={"out": directory})
     try:
         run_training(recipe, resume=True, report=Notes())
+        weights = fingerprint(ph.load(directory))["weights"]
     except UserError as error:
         return f"resume: {str(error)!r} has several lines" if "\n" in str(error) else ""
-    weights = fingerprint(ph.load(directory))["weights"]
     if weights != pristine.fingerprint["weights"] and not caplog.messages:
         return "resume: other weights, and no word of it"
     return ""
