@@ -136,9 +136,8 @@ DAMAGES: list[Callable[[Path, bytes, random.Random, Path], None]] = [
 
 
 def damage_file(directory: Path, rng: random.Random, others: list[Path]) -> str:
-    """Damage one file, or delete or replace one directory of a run; returns what was done."""
+    """Damage, delete or replace one file of a run; returns what was done."""
     files = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
-    files = [path for path in files if path.suffix in (".json", ".yaml", ".safetensors")]
     at_top = [path for path in files if path.parent == directory and path.name in COVERED]
     path = rng.choice(rng.choice([at_top, files]) or files)
     damage = rng.choice(DAMAGES)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from polyhead.core.atomic_io import read_regular_file, replace_file
+from polyhead.core.atomic_io import file_exists, read_regular_file, replace_file
 from polyhead.core.errors import UserError
 from polyhead.data.stores.arrays import IdArray
 
@@ -53,9 +53,11 @@ def write_counts(directory: Path, counts: TrainingCounts) -> None:
 
 def read_counts(directory: Path | None) -> TrainingCounts | None:
     """Read the counts of a run directory; None without them, or if the file is damaged, which is logged."""
-    if directory is None or not (directory / BASELINE_FILE).exists():
+    if directory is None:
         return None
     try:
+        if not file_exists(directory / BASELINE_FILE):
+            return None
         return TrainingCounts.model_validate_json(
             read_regular_file(directory / BASELINE_FILE, max_bytes=_MAX_FILE_BYTES)
         )

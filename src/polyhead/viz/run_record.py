@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.config import yaml_io
+from polyhead.core.atomic_io import file_exists, read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.core.output_paths import did_you_mean_path
 from polyhead.core.process_liveness import is_process_alive
@@ -63,7 +64,7 @@ class RunRecord(NamedTuple):
 def read_run(directory: str | Path) -> RunRecord:
     """Read a run directory; a UserError if it contains no metrics."""
     directory = Path(directory)
-    if not (directory / METRICS).is_file():
+    if not file_exists(directory / METRICS):
         expected = f"expected a directory written by polyhead train, with {METRICS}"
         problem = "is a file" if directory.is_file() else "has no training"
         if not directory.exists():
@@ -77,7 +78,7 @@ def read_run(directory: str | Path) -> RunRecord:
         directory,
         directory.resolve().name,
         read_metrics(directory / METRICS),
-        yaml_io.read_yaml(recipe) if recipe.is_file() else {},
+        yaml_io.read_yaml(recipe) if file_exists(recipe) else {},
         read_facts(directory / "README.md"),
         read_report(directory),
         is_training(directory),
@@ -86,7 +87,7 @@ def read_run(directory: str | Path) -> RunRecord:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl; an incomplete last line, from a killed process, is left out."""
-    if not path.is_file():
+    if not file_exists(path):
         return []
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
     try:
@@ -100,7 +101,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def read_facts(path: Path) -> dict[str, str]:
     """The table of a run's README.md: measure and value."""
-    if not path.is_file():
+    if not file_exists(path):
         return {}
     rows = [_ROW.fullmatch(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
     facts = dict([text.replace("\\|", "|") for text in row.groups()] for row in rows if row)
@@ -110,7 +111,7 @@ def read_facts(path: Path) -> dict[str, str]:
 def read_report(directory: Path) -> dict[str, Any]:
     """The content of report.json; empty if it is missing or unreadable: the page does not require it."""
     try:
-        report = json.loads((directory / REPORT).read_text(encoding="utf-8"))
+        report = json.loads(read_regular_file(directory / REPORT))
         Samples.from_json(report.get("samples") or {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
@@ -120,7 +121,7 @@ def read_report(directory: Path) -> dict[str, Any]:
 def is_training(directory: Path) -> bool:
     """Whether the process that holds the lock of the run is alive; assumed for a lock of another machine."""
     try:
-        lock = json.loads((directory / "run.lock").read_text(encoding="utf-8"))
+        lock = json.loads(read_regular_file(directory / "run.lock"))
         return bool(
             lock["host"] != socket.gethostname() or is_process_alive(int(lock["pid"]), int(lock["start"]))
         )
