@@ -1,5 +1,6 @@
 """Tests of tokenizers/trainers.py."""
 
+import unicodedata
 from collections.abc import Callable
 
 import pytest
@@ -81,3 +82,43 @@ def test_a_vocabulary_too_small_is_refused_with_the_size_needed(
         UserError, match=r"vocab_size is \d+, but \d+ single symbols and 5 special tokens need \d+"
     ):
         train_tokenizer(texts, Choice(name), size)
+
+
+UNSPACED = [
+    "ຂ້ອຍມັກໝາຂອງຂ້ອຍຫຼາຍ",
+    "ខ្ញុំស្រឡាញ់ឆ្កែរបស់ខ្ញុំ",
+    "ငါ့ခွေးလေးကိုငါချစ်တယ်",
+    "ང་ཚོའི་ཁྱི་ནི་ཆུང་ངུ་ཡིན",
+    "ฉันรักสุนัขของฉัน",
+    "a" * 30,
+]
+
+
+@pytest.mark.parametrize("text", UNSPACED)
+def test_wordpiece_knows_long_sentences_without_spaces(text: str) -> None:
+    t = train_tokenizer(UNSPACED * 3, Choice("wordpiece"), 600)
+    sentence = text * 30
+    (ids,) = t.encode([sentence])
+    assert len(sentence) > 400 and t.unk_id not in ids
+    assert t.decode([ids]) == [sentence]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("normalize", "form"), [("nfc", "NFC"), ("nfkc", "NFKC")])
+def test_texts_are_normalized_on_request(name: str, normalize: str, form: str) -> None:
+    text = "Ka\u0308se und \uff21\ufb01 か\u3099 \u0958"
+    wanted = unicodedata.normalize(form, text)
+    normalized = train_tokenizer([text, wanted] * 9, Choice(name, normalize=normalize), 500)
+    assert normalized.encode([text]) == normalized.encode([wanted])
+    assert normalized.decode(normalized.encode([text])) == [wanted]
+    if name in ("char", "unigram"):  # no part of the vocabulary is used by decomposed text alone
+        assert "\u0308" not in normalized.ids_to_tokens(range(normalized.vocab_size))
+    plain = train_tokenizer([text, wanted] * 9, Choice(name), 500)
+    assert plain.decode(plain.encode([text])) == [text]
+    both = train_tokenizer([text] * 9, Choice(name, normalize=normalize, lowercase=True), 500)
+    assert both.decode(both.encode([text])) == [wanted.lower()]
+
+
+def test_an_unknown_normalization_is_refused() -> None:
+    with pytest.raises(UserError, match="'nfd' is not one of none, nfc, nfkc"):
+        train_tokenizer(["a"], Choice("bpe", normalize="nfd"), 300)

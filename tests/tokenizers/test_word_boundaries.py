@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import tokenizers
+from polyhead.core.choice import Choice
 from polyhead.core.registry import TOKENIZER
 from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -63,6 +65,28 @@ def test_words_begin_where_the_text_says(name: str, text: str, trained: Trained)
     assert n > 10 and [row for row in wrong if row[0] != "<unk>"] == []
 
 
+MARKED = {
+    "น้ำใจ dog": ["น้ำ", "ใ", "จ", " dog"],
+    "ຂ້ອຍມັກໝາ": ["ຂ້", "ອ", "ຍ", "ມັ", "ກ", "ໝ", "າ"],
+    "ខ្ញុំមាន": ["ខ្ញុំ", "មា", "ន"],
+    "မြန်မာ": ["မြ", "န်", "မာ"],
+    "हिन्दी में e\u0301té ❤\ufe0f!": ["हिन्दी", " में", " e\u0301té", " ", "❤\ufe0f", "!"],
+}
+
+
+@pytest.mark.parametrize("name", ["bpe", "byte", "char", "wordpiece"])
+@pytest.mark.parametrize("text", MARKED)
+def test_no_word_begins_with_a_combining_mark(name: str, text: str) -> None:
+    t = train_tokenizer([*MARKED] * 3, Choice(name), 400)
+    ids = t.encode([text])[0]
+    starts = np.flatnonzero(find_word_boundaries(t).find_word_starts(np.array(ids))).tolist()
+    prefixes = [len("".join(t.decode([ids[:start]])).rstrip()) for start in starts]
+    ends = [len("".join(MARKED[text][:i]).rstrip()) for i in range(len(MARKED[text]))]
+    if name in ("byte", "char"):
+        assert sorted(set(prefixes)) == sorted(set(ends))
+    assert set(prefixes) <= set(ends)  # a token may have several words
+
+
 def test_a_piece_of_several_marks_is_one(trained: Trained) -> None:
     """Unigram pieces may hold a word and its comma: they begin where the piece begins."""
     t = trained("unigram")
@@ -75,8 +99,8 @@ def test_a_piece_of_several_marks_is_one(trained: Trained) -> None:
 def test_bytes_of_wide_characters_stay_together(trained: Trained) -> None:
     t = trained("byte")
     (ids,) = t.encode(["né 你好x"])
-    # n  é........  blank 你.................  好.................  x follows one byte of many
-    wanted = [True, False, False, True, True, False, False, True, False, False, False]
+    # n  é........  blank 你.................  好.................  x
+    wanted = [True, False, False, True, True, False, False, True, False, False, True]
     assert find_word_boundaries(t).find_word_starts(np.array(ids)).tolist() == wanted
 
 

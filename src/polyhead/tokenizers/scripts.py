@@ -5,22 +5,25 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import groupby
 
-WORD_PATTERN = re.compile(r"[^\W\d_]+")
-_MIN_WORDS = 5  # minimum number of words (characters in Chinese and Japanese) to detect a script
+import regex
+
+from polyhead.tokenizers.graphemes import split_graphemes
+
+_LETTERS = regex.compile(r"[^\W\d_]+")  # with their combining marks
+_MIN_WORDS = 5  # minimum number of words (characters in scripts without spaces) to detect a script
 CLEAR_SHARE = 0.8
 # first words of Unicode letter names that are not the name of the script
 _NAMES = {"CJK": "Han", "IDEOGRAPHIC": "Han", "NEW": "Tai"}
 KANA = ("Hiragana", "Katakana")
-# scripts without spaces between words: each character counts as a word
-SCRIPTS_WITHOUT_SPACES = ("Han", *KANA)
 # scripts in which no spaces separate words (Unicode, annex 14: complex context, ideographs, aksaras)
 UNSPACED_SCRIPTS = (
     "Japanese", "Han", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan", "Tai", "Yi", "Javanese", "Balinese",
 )  # fmt: skip
+_CHARACTER_SCRIPTS = frozenset((*UNSPACED_SCRIPTS, *KANA))  # each character counts as a word
 _MIN_UNSPACED_SHARE = 0.3  # of the letters: a Chinese text has names in Latin letters
 
 
@@ -46,7 +49,7 @@ def script_of_text(texts: Iterable[str]) -> str:
     kana = sum(counts[script] for script in KANA)
     if kana >= 0.1 * (kana + counts["Han"]) > 0:
         counts["Japanese"] = kana + counts["Han"]
-        for script in SCRIPTS_WITHOUT_SPACES:
+        for script in ("Han", *KANA):
             del counts[script]
     total = counts.total()
     if total < _MIN_WORDS:
@@ -73,14 +76,20 @@ def find_unspaced_script(texts: Iterable[str]) -> str:
     return script if shares[script] > _MIN_UNSPACED_SHARE * total else ""
 
 
+def split_script_words(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the script and the letters of each word; in scripts without spaces, of each grapheme cluster."""
+    for word in _LETTERS.findall(text):
+        for script, clusters in groupby(split_graphemes(word), lambda cluster: script_of_letter(cluster[0])):
+            if script in _CHARACTER_SCRIPTS:
+                yield from ((script, cluster) for cluster in clusters)
+            else:
+                yield script, "".join(clusters)
+
+
 def _count_words(texts: Iterable[str]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for text in texts:
-        for word in WORD_PATTERN.findall(text):
-            for script, letters in groupby(word, script_of_letter):
-                run = list(letters)
-                if script in SCRIPTS_WITHOUT_SPACES:
-                    counts[script] += len(run)
-                elif not run[0].isupper():
-                    counts[script] += 1
-    return counts
+    return Counter(
+        script
+        for text in texts
+        for script, word in split_script_words(text)
+        if script in _CHARACTER_SCRIPTS or not word[0].isupper()
+    )

@@ -1,7 +1,8 @@
 """Word boundaries in a sequence of tokens, for any kind of tokenizer.
 
 A word is the text between spaces, with the space before it; a punctuation mark, a symbol and a character of a
-script without spaces (Chinese, Japanese, Thai) is a word by itself, as in BERT's tokenizer.
+script without spaces (Chinese, Japanese, Thai, Khmer) is a word by itself, as in BERT's tokenizer. A character
+has its combining marks.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.core.array_types import Bools
+from polyhead.tokenizers.graphemes import continues_grapheme, is_unspaced_char, split_graphemes
 from polyhead.tokenizers.special_tokens import BYTE_TOKEN
 from polyhead.tokenizers.token_bytes import token_to_bytes
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 _SENTENCE_ENDS = ".!?。！？…"
 _CLOSING_MARKS = "\"'”’)]»」』）"
-_FIRST_WIDE_BYTE = 0xE3  # first UTF-8 byte of U+3000 and above, where scripts have no spaces
 
 
 class WordBoundaries(NamedTuple):
@@ -33,9 +35,13 @@ class WordBoundaries(NamedTuple):
     ends_word: Bools  # (V,) whether any next token starts a word
     ends_sentence: Bools  # (V,)
     has_blank_before: bool  # whether tokens include the space before their word
+    needs_context: Bools  # (V,) whether the token may continue a character, or is a part of one
+    token_bytes: Sequence[bytes]  # of each token; of special tokens a newline
 
     def find_word_starts(self, ids: NDArray[Any]) -> Bools:
         """(T,) ids -> (T,) whether a word starts there; always true at the first token."""
+        if self.needs_context[ids].any():
+            return np.array(_find_word_starts_in_text([self.token_bytes[i] for i in ids]), bool)
         word_starts: Bools = self.starts_word[ids].copy()
         word_starts[1:] |= self.ends_word[ids[:-1]]
         word_starts[:1] = True
@@ -63,6 +69,8 @@ def find_word_boundaries(tokenizer: Tokenizer) -> WordBoundaries:
         np.array(ends_word, bool),
         np.array(ends_sentence, bool),
         has_blank_before,
+        np.array([i not in special and _depends_on_context(text) for i, text in enumerate(texts)], bool),
+        [b"\n" if i in special else _spelling_to_bytes(text) for i, text in enumerate(texts)],
     )
 
 
@@ -116,26 +124,45 @@ def _starts_word(text: str) -> bool:
 
 
 def _ends_word(text: str) -> bool:
-    """Whether the token ends a word: at a newline or a single-character word, but not at a space."""
-    if not text or 0xF700 <= ord(text[-1]) <= 0xF7FF:
+    """Whether any next token starts a word: after a newline or a single-character word, not after a space."""
+    if not text:
         return False
-    return _is_single_word(text[-1]) or (text[-1].isspace() and text[-1] != " ")
+    last = split_graphemes(text)[-1][0]
+    return _is_single_word(last) or (last.isspace() and last != " ")
 
 
 def _is_single_word(character: str) -> bool:
-    """Whether a character is a word by itself."""
-    code = ord(character)
-    if 0xF700 <= code <= 0xF7FF:  # one byte of several: the first byte of a wide character starts a word
-        return code - 0xF700 >= _FIRST_WIDE_BYTE
-    if unicodedata.category(character)[0] in "PS":
-        return True
-    return is_unspaced_char(character)
+    """Whether a character, with its combining marks, is a word by itself."""
+    return unicodedata.category(character)[0] in "PS" or is_unspaced_char(character)
 
 
-def is_unspaced_char(character: str) -> bool:
-    """Whether a character is of a script without spaces between words."""
-    name = unicodedata.name(character, "") if ord(character) > 0x0E00 else ""
-    return name.startswith(("CJK", "HIRAGANA", "KATAKANA", "THAI"))
+def _depends_on_context(text: str) -> bool:
+    """Whether a token may continue the character of the token before it, or has only a part of one."""
+    return bool(text) and (
+        continues_grapheme(text[0]) or _is_private_char(text[0]) or _is_private_char(text[-1])
+    )
+
+
+def _find_word_starts_in_text(parts: Sequence[bytes]) -> list[bool]:
+    """Whether a word starts at the first character of each of the parts of a text."""
+    starts, position, is_after_word = set[int](), 0, True
+    for cluster in split_graphemes(b"".join(parts).decode(errors="surrogateescape")):
+        size, starts_word, ends_word = _describe_cluster(cluster)
+        if is_after_word or starts_word:
+            starts.add(position)
+        position, is_after_word = position + size, ends_word
+    offsets = accumulate(map(len, parts[:-1]), initial=0)
+    return [offset in starts for offset in offsets]
+
+
+@lru_cache(maxsize=1 << 14)
+def _describe_cluster(cluster: str) -> tuple[int, bool, bool]:
+    """(number of bytes, whether a word starts with it, whether the next word starts after it)."""
+    return len(cluster.encode(errors="surrogateescape")), _starts_word(cluster), _ends_word(cluster)
+
+
+def _is_private_char(character: str) -> bool:
+    return 0xF700 <= ord(character) <= 0xF7FF
 
 
 def _private_char(byte: int) -> str:

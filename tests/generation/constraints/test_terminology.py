@@ -54,6 +54,49 @@ def test_terms_are_whole_words_and_of_several_the_longest(
     assert found(text, letters) == wanted
 
 
+@pytest.mark.parametrize(
+    ("source", "inside", "text"),
+    [
+        ("राम", "रामू आया", "अब राम आया"),  # a vowel sign follows in the other word
+        ("कुत", "कुत्ता", "कुत"),
+        ("நாய", "நாய்கள்", "ஒரு நாய"),
+        ("কুকুর", "কুকুরে আছে", "একটি কুকুর।"),
+        ("ກ", "ກິນ", "ມາກນ"),
+        ("ស", "សួស្តី", "ស ស"),
+    ],
+)
+def test_terms_are_not_cut_at_combining_marks(
+    source: str, inside: str, text: str, letters: Tokenizer
+) -> None:
+    assert found(inside, letters, {source: "dog"}) == []
+    assert found(text, letters, {source: "dog"}) == [["dog"]]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("ໝາ", "ຂ້ອຍມັກໝາຫຼາຍ"),
+        ("ឆ្កែ", "ខ្ញុំស្រឡាញ់ឆ្កែណាស់"),
+        ("ខ្មែរ", "ភាសា\u200bខ្មែរ"),
+        ("ခွေး", "ငါ့ခွေးလေး"),
+        ("ཁྱི", "ངའི་ཁྱི་ཡིན"),
+    ],
+)
+def test_terms_of_scripts_without_spaces_are_found(source: str, text: str, letters: Tokenizer) -> None:
+    assert found(text, letters, {source: "dog"}) == [["dog"]]
+
+
+def test_composed_and_decomposed_terms_meet(letters: Tokenizer) -> None:
+    composed, decomposed = "Käse", "Ka\u0308se"
+    for source, text in ((composed, decomposed), (decomposed, composed)):
+        assert found(f"ein {text}!", letters, {source: "dog"}) == [["dog"]]
+    # the output may have either form
+    for phrase in (composed, decomposed):
+        assert found("dog", letters, {"dog": phrase}) == [sorted((composed, decomposed))]
+    small = train_tokenizer(["Der Käse x"] * 9, Choice("char"), 40)  # it has no token for the accent
+    assert found("dog", small, {"dog": decomposed}) == [[composed]]
+
+
 def test_phrases_are_the_tokens_that_say_them_within_a_sentence_and_at_its_beginning(
     tokenizer: Tokenizer,
 ) -> None:

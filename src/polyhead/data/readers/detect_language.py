@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from itertools import islice
 from pathlib import Path
 
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import is_text, iter_lines
 from polyhead.data.readers.parallel_corpus import CorpusReport, ParallelFiles
 from polyhead.tokenizers.language_codes import script_of_language
-from polyhead.tokenizers.scripts import (
-    SCRIPTS_WITHOUT_SPACES,
-    WORD_PATTERN,
-    script_of_letter,
-    script_of_text,
-)
+from polyhead.tokenizers.scripts import script_of_text, split_script_words
 
 _MAX_SAMPLE = 1000  # pairs or lines that are read
 _N_FREQUENT_WORDS = 100  # frequent words that identify a language
@@ -100,8 +95,6 @@ def read_first_lines(path: Path) -> list[str]:
 
 
 def _split_words(texts: Iterable[str]) -> Iterable[str]:
-    """Split texts into lower-case words; for Chinese and Japanese, into characters."""
-    for word in chain.from_iterable(map(WORD_PATTERN.findall, texts)):
-        for script, letters in groupby(word.lower(), script_of_letter):
-            run = "".join(letters)
-            yield from run if script in SCRIPTS_WITHOUT_SPACES else (run,)
+    """Split texts into lower-case words; in scripts without spaces, into characters."""
+    for text in texts:
+        yield from (word for _, word in split_script_words(text.lower()))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, format_value
+from polyhead.tokenizers.graphemes import fold_text, is_unspaced_char, split_words
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.word_boundaries import decode_token_bytes, is_unspaced_char
+from polyhead.tokenizers.word_boundaries import decode_token_bytes
 
-_WORD = re.compile(r"\w+|[^\w\s]")
 _CONTEXT_WORD, _BLANK = "x", " "  # a word that precedes another one
 
 
@@ -69,23 +69,30 @@ class Terminology:
                     )
             if not phrases:
                 raise UserError(f"terminology: {format_value(source)} has no translation")
-        texts = [" ".join(text.split()) for text in chain(*alternatives)]
+        texts = [form for text in chain(*alternatives) for form in _spell_forms(text)]
         token_bytes = decode_token_bytes(tokenizer) if any(map(is_unspaced_char, "".join(texts))) else {}
         phrase_lists = iter(_encode_phrases(tokenizer, texts, token_bytes))
         self._terms: dict[tuple[str, ...], Term] = {}
         for source, phrases in zip(entries, alternatives, strict=True):
             term = tuple(
-                phrase for text in phrases for phrase in _check_encodable(next(phrase_lists), text, tokenizer)
+                phrase
+                for text in phrases
+                for phrase in _select_encodable(
+                    [next(phrase_lists) for _ in _spell_forms(text)], text, tokenizer
+                )
             )
             key = _split_words(source)
-            unique_phrases = {
-                (phrase.tokens, phrase.is_initial): phrase for phrase in self._terms.get(key, ()) + term
-            }
+            unique_phrases: dict[tuple[tuple[int, ...], bool], TermPhrase] = {}
+            for phrase in self._terms.get(key, ()) + term:
+                unique_phrases.setdefault((phrase.tokens, phrase.is_initial), phrase)
             self._terms[key] = tuple(unique_phrases.values())
         self._max_words = max(map(len, self._terms), default=0)
 
     def find_terms(self, text: str) -> list[Term]:
-        """The terms of a text, each once: whole words, case-insensitive, the longest match first."""
+        """The terms of a text, each once: whole words, the longest match first.
+
+        Case does not matter, nor whether characters are composed (NFC) or decomposed (NFD).
+        """
         words, i, terms = _split_words(text), 0, dict[tuple[str, ...], Term]()
         while i < len(words):
             sizes = range(min(self._max_words, len(words) - i), 0, -1)
@@ -113,9 +120,14 @@ def terminology_for(
 
 
 def _split_words(text: str) -> tuple[str, ...]:
-    """The words of a text, casefolded for comparison; in scripts without spaces, its characters."""
-    spaced = "".join(f" {c} " if is_unspaced_char(c) else c for c in text.casefold())
-    return tuple(_WORD.findall(spaced))
+    """The words of a text, folded for comparison; in scripts without spaces, its grapheme clusters."""
+    return tuple(split_words(fold_text(text)))
+
+
+def _spell_forms(text: str) -> list[str]:
+    """A text as written, with composed and with decomposed characters: a model may write either."""
+    text = " ".join(text.split())
+    return list(dict.fromkeys([text, *(unicodedata.normalize(form, text) for form in ("NFC", "NFD"))]))
 
 
 def _encode_phrases(
@@ -140,9 +152,16 @@ def _encode_phrases(
     return phrase_lists
 
 
-def _check_encodable(phrases: list[TermPhrase], text: str, tokenizer: Tokenizer) -> list[TermPhrase]:
-    """Return the phrases; a UserError if the vocabulary has no tokens for them."""
+def _select_encodable(
+    phrase_lists: list[list[TermPhrase]], text: str, tokenizer: Tokenizer
+) -> list[TermPhrase]:
+    """The phrases of the forms of a text that the vocabulary has tokens for; a UserError if it has none."""
     unknown = tokenizer.role_ids.get("unk_token")
-    if not all(phrase.tokens and unknown not in phrase.tokens for phrase in phrases):
+    encodable = [
+        phrases
+        for phrases in phrase_lists
+        if all(phrase.tokens and unknown not in phrase.tokens for phrase in phrases)
+    ]
+    if not encodable:
         raise UserError(f"terminology: the vocabulary of this model cannot write {format_value(text)}")
-    return phrases
+    return list(chain(*encodable))
