@@ -14,6 +14,7 @@ from pydantic import BeforeValidator
 from polyhead.core.errors import UserError
 from polyhead.core.registry import GRAMMAR
 from polyhead.grammar.backend import import_llguidance
+from polyhead.grammar.number_bounds import tighten_bounds, tighten_embedded_bounds
 
 WHITESPACE_PATTERN = r"[ \n\t]{0,16}"  # without a limit some models generate whitespace forever
 
@@ -49,6 +50,9 @@ def json_grammar(*, schema: Schema | None = None) -> str:
     """JSON: any object, or a value that matches a JSON Schema.
 
     Keys come in the order of the schema. Schema features that are not supported, such as ``not``, are an
+    error. llguidance 1.9.1 writes the bound itself for an exclusive integer bound and another bound less than
+    1 away: 0 for ``exclusiveMinimum: 0`` and ``maximum: 0.5``. Such a bound is replaced by an inclusive one
+    that is 0.000000001 further in; if the two are in different schemas (``allOf``, ``$ref``), that is an
     error.
 
     Equation: p(x_t) = 0 where no JSON of the schema begins with x_1 ... x_t
@@ -61,7 +65,7 @@ def json_grammar(*, schema: Schema | None = None) -> str:
     """
     matcher, json_schema = import_llguidance().LLMatcher, {"type": "object"} if schema is None else schema
     with _wrap_errors("json"):
-        schema_json = json.dumps(json_schema, ensure_ascii=False, allow_nan=False)
+        schema_json = json.dumps(tighten_bounds(json_schema), ensure_ascii=False, allow_nan=False)
         schema_json.encode()  # a lone surrogate raises a one-line error, without the whole schema
         return str(
             matcher.grammar_from_json_schema(
@@ -117,7 +121,7 @@ def lark_grammar(*, lark: str) -> str:
     """
     matcher = import_llguidance().LLMatcher
     with _wrap_errors("grammar"):
-        return str(matcher.grammar_from_lark(lark))
+        return str(matcher.grammar_from_lark(tighten_embedded_bounds(lark)))
 
 
 def _compile_regex(name: str, pattern: str) -> str:

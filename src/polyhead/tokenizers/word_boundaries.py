@@ -1,7 +1,7 @@
 """Word boundaries in a sequence of tokens, for any kind of tokenizer.
 
 A word is the text between spaces, with the space before it; a punctuation mark, a symbol and a character of a
-script without spaces (Chinese, Japanese, Thai, Khmer) is a word by itself, as in BERT's tokenizer. A character
+script without spaces (Chinese, Japanese, Thai) is a word by itself, as in BERT's tokenizer. A character
 has its combining marks.
 """
 

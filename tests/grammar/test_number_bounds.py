@@ -1,0 +1,102 @@
+"""Numbers between bounds, next to the bounds themselves."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tests.grammar.grammar_constraint_helpers import trained
+
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.grammar.grammar_constraint import constraint_for
+from polyhead.grammar.number_bounds import tighten_bounds
+
+PAIRS = [
+    *pairwise([-10.5, -10, -9.75, -1, -0.5, 0, 0.05, 0.5, 1, 1.25, 100, 100.5, 2**24, 2**24 + 0.5]),
+    (0, 1), (0, 1.5), (-0.5, 0.5), (-1.5, 0), (0.5, 1.5),
+]  # fmt: skip
+
+
+def is_writable(text: str, kind: str, **options: Any) -> bool:
+    tokenizer = trained("byte")
+    constraint = constraint_for(Choice(kind, **options), tokenizer, [tokenizer.eos_id])
+    assert constraint is not None
+    (ids,) = tokenizer.encode([text])
+    return all(constraint.allowed_tokens(ids[:i])[token] for i, token in enumerate(ids)) and bool(
+        constraint.allowed_tokens(ids)[tokenizer.eos_id]
+    )
+
+
+@pytest.mark.parametrize(("low", "high"), PAIRS)
+def test_exclusive_bounds_are_not_written(low: float, high: float) -> None:
+    middle = str((low + high) / 2)
+    for low_key, high_key in (
+        ("exclusiveMinimum", "exclusiveMaximum"),
+        ("exclusiveMinimum", "maximum"),
+        ("minimum", "exclusiveMaximum"),
+    ):
+        schema = {"type": ["number", "null"], low_key: low, high_key: high}
+        assert is_writable(middle, "json", schema=schema)
+        for key, bound in ((low_key, low), (high_key, high)):
+            forms = [str(bound), f"{bound}0" if "." in str(bound) else f"{bound}.0"]
+            forms += ["-0", "-0.0", "0.00"] if bound == 0 else []
+            if key.startswith("exclusive"):
+                assert not [form for form in forms if is_writable(form, "json", schema=schema)], schema
+            else:
+                assert is_writable(forms[0], "json", schema=schema), schema
+
+
+def test_bounds_within_other_schemas_are_rewritten() -> None:
+    number = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
+    rewritten = {"type": "number", "minimum": 1e-9, "maximum": 0.5}
+    schema = {
+        "properties": {"default": number, "x": {"items": number}, "enum": {"enum": [number]}},
+        "$defs": {"share": number},
+        "anyOf": [number, {"maximum": 0.25}],
+    }
+    wanted = {
+        "properties": {"default": rewritten, "x": {"items": rewritten}, "enum": {"enum": [number]}},
+        "$defs": {"share": rewritten},
+        "anyOf": [rewritten, {"maximum": 0.25}],
+    }
+    assert tighten_bounds(schema) == wanted
+    untouched = {"type": "integer", "exclusiveMinimum": 0, "maximum": 10.5}
+    assert tighten_bounds(untouched) == untouched
+
+
+def test_a_grammar_with_schemas_is_rewritten_too() -> None:
+    schema = json.dumps({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5})
+    lark = f'start: "a" x | "%json" x\nx: %json {schema}\n'
+    assert is_writable("a0.5", "grammar", lark=lark) and is_writable("%json0.25", "grammar", lark=lark)
+    assert not is_writable("a0", "grammar", lark=lark)
+
+
+LOW, HIGH = {"type": "number", "exclusiveMinimum": 0}, {"type": "number", "maximum": 0.5}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [LOW, HIGH]},
+        {**HIGH, "allOf": [LOW]},
+        {**LOW, "anyOf": [HIGH, {"minimum": 2}]},
+        {"$ref": "#/$defs/low", "maximum": 0.5, "$defs": {"low": LOW}},
+        {"properties": {"x": {"allOf": [{"$ref": "#/$defs/low"}, HIGH]}}, "$defs": {"low": LOW}},
+    ],
+)
+def test_bounds_in_several_schemas_are_refused(schema: dict[str, Any]) -> None:
+    message = "exclusiveMinimum: 0 and maximum: 0.5 of one number are in two schemas"
+    with pytest.raises(UserError, match=message):
+        constraint_for(Choice("json", schema=schema), trained("byte"), [2])
+
+
+def test_bounds_without_numbers_between_are_refused() -> None:
+    schema = {"exclusiveMinimum": 0, "maximum": 1e-10}
+    with pytest.raises(UserError, match="exclusiveMinimum: 0 and maximum: 1e-10 leave no number"):
+        constraint_for(Choice("json", schema=schema), trained("byte"), [2])
+    # what the library refuses by itself stays its message
+    with pytest.raises(UserError, match="grammar 'json'"):
+        constraint_for(Choice("json", schema={"type": 3, "minimum": 10**400}), trained("byte"), [2])
