@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from polyhead.autoconfig.inspect_data import inspect_data
 from polyhead.autoconfig.propose_recipe import propose_recipe, render_recipe
+from polyhead.autoconfig.unknown_tokens import describe_unknown_tokens
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError, unknown_name_error
@@ -53,6 +54,7 @@ def draft_recipe(
         section = recipe.tokenizer.model_copy(update={"vocab_size": count_characters(recipe)})
         tree["tokenizer"]["vocab_size"] = section.vocab_size
         recipe = recipe.model_copy(update={"tokenizer": section})
+    summary.notes += describe_unknown_tokens(recipe)
     if recipe.init_from is None:
         obstacles = find_recipe_obstacles(recipe)
         if export_format and obstacles[export_format]:

@@ -19,6 +19,7 @@ from polyhead.evaluate.token_accuracy import TokenLoss, loss_to_perplexity, toke
 from polyhead.models import CausalLM
 from polyhead.nn.device import to_model_device
 from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.unknown_tokens import UnknownTokens
 
 
 class Perplexity(NamedTuple):
@@ -34,6 +35,7 @@ class Perplexity(NamedTuple):
     words: int
     characters: int
     malformed: int = 0  # lines that are invalid or too long, left out
+    unknown_tokens: UnknownTokens = UnknownTokens()
 
     @property
     def loss(self) -> float:
@@ -68,6 +70,7 @@ def text_perplexity(
     with TemporaryDirectory() as directory:
         store = TokenStore.open_or_build(text, tokenizer, directory, tokenizer.prefix_ids)
         result = compute_perplexity(model, store, width, max(1, batch_tokens // width))
+        result = result._replace(unknown_tokens=store.count_unknown(tokenizer))
     if not math.isfinite(result.nll):
         raise NotFiniteError
     return result

@@ -51,7 +51,7 @@ def _rewrite(value: Any) -> Any:
         return [_rewrite(item) for item in value]
     if not isinstance(value, dict):
         return value
-    schema = {
+    schema: dict[str, Any] = {
         key: {name: _rewrite(entry) for name, entry in entries.items()}
         if key in _NAMED_SCHEMAS and isinstance(entries, dict)
         else entries
@@ -131,14 +131,14 @@ def _check_combined_bounds(value: Any, root: Any) -> None:
             _check_combined_bounds(entries, root)
 
 
-def _iter_conjunction(schema: Any, root: Any, seen: list[int]) -> Iterator[_Schema]:
+def _iter_conjunction(schema: Any, root: Any, visited_ids: list[int]) -> Iterator[_Schema]:
     """Yield a schema and those that must hold with it, of ``allOf`` and ``$ref``."""
-    if not isinstance(schema, dict) or id(schema) in seen:
+    if not isinstance(schema, dict) or id(schema) in visited_ids:
         return
-    seen.append(id(schema))
+    visited_ids.append(id(schema))
     yield schema
     for part in [*_get_list(schema, "allOf"), _resolve_reference(schema.get("$ref"), root)]:
-        yield from _iter_conjunction(part, root, seen)
+        yield from _iter_conjunction(part, root, visited_ids)
 
 
 def _get_list(schema: _Schema, key: str) -> list[Any]:

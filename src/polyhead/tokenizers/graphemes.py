@@ -11,7 +11,7 @@ UNSPACED_CLASSES = (
     r"\p{Han}\p{Hiragana}\p{Katakana}\u30fc\uff70\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Tai_Le}"
     r"\p{New_Tai_Lue}\p{Tai_Tham}\p{Tai_Viet}\p{Yi}\p{Javanese}\p{Balinese}"
 )
-_UNSPACED = regex.compile(f"[{UNSPACED_CLASSES}]")
+_UNSPACED_CHARACTER = regex.compile(f"[{UNSPACED_CLASSES}]")
 _CLUSTER = regex.compile(r"\X\p{M}*")  # Burmese has marks outside of clusters
 _WORD = regex.compile(rf"(?V1)(?=[{UNSPACED_CLASSES}])\X\p{{M}}*|[\w--[{UNSPACED_CLASSES}]]+|[^\w\s]\p{{M}}*")
 _CONTINUES_CLUSTER = regex.compile(
@@ -39,7 +39,7 @@ def fold_text(text: str) -> str:
 
 def is_unspaced_char(character: str) -> bool:
     """Whether a character is of a script without spaces between words."""
-    return character >= "\u0e00" and _UNSPACED.match(character) is not None
+    return character >= "\u0e00" and _UNSPACED_CHARACTER.match(character) is not None
 
 
 def continues_grapheme(character: str) -> bool:

@@ -255,6 +255,22 @@ class Tokenizer:
     def unk_id(self) -> int:
         return self._required_id("unk_token")
 
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """Id that ``encode`` gives to what the vocabulary lacks; None if it lacks nothing."""
+        model = json.loads(self.tokenizer_json)["model"]
+        if model.get("unk_id") is not None:  # unigram
+            return None if model.get("byte_fallback") else int(model["unk_id"])
+        token_id = self._inner.token_to_id(model.get("unk_token") or "")
+        # some published vocabularies give the end of a text for what they lack; that is not counted
+        return None if token_id is None or token_id == self._ids.get("eos_token") else int(token_id)
+
+    @cached_property
+    def composes_characters(self) -> bool:
+        """Whether a character and its combining mark are encoded like the composed character (NFC)."""
+        normalizer = self._inner.normalizer
+        return normalizer is not None and "\u0301" not in normalizer.normalize_str("e\u0301")
+
     @property
     def mask_id(self) -> int:
         return self._required_id("mask_token")

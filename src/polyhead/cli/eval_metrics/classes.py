@@ -13,6 +13,7 @@ from polyhead.cli.eval_metrics.printing import (
     no_files_error,
     parse_column,
     print_measure,
+    print_unknown,
     print_verdict,
     write_output_lines,
 )
@@ -25,6 +26,7 @@ from polyhead.evaluate.baselines import Baselines, class_baselines
 from polyhead.evaluate.classify import measure_classes
 from polyhead.evaluate.training_counts import read_counts
 from polyhead.run.run import Run
+from polyhead.tokenizers.unknown_tokens import count_unknown
 from polyhead.train.tasks.classification import open_split_labeled
 
 
@@ -90,6 +92,7 @@ def evaluate_classifier(
         label = name.removeprefix("f1_")
         remark = remarks.get(name, tr("F1 of class {label}", label=label))
         print_measure(tr(name), value, remark, baselines.get(name))
+    print_unknown(count_unknown((text for example in examples for text in example.texts), run.tokenizer))
     print_verdict(run, result.measures, baselines)
     remark = tr("texts/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), len(examples) / seconds, remark)

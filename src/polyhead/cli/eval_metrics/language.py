@@ -13,6 +13,7 @@ from polyhead.cli.eval_metrics.printing import (
     no_files_error,
     parse_column,
     print_measure,
+    print_unknown,
     print_verdict,
 )
 from polyhead.core.errors import UserError
@@ -66,6 +67,7 @@ def evaluate_language_model(
     ]
     for (name, value), line in zip(values.items(), lines, strict=True):
         print_measure(line[0], value, line[1], baselines.get(name))
+    print_unknown(result.unknown_tokens)
     print_verdict(run, values, baselines)
     remark = tr("tokens/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), tokens / seconds, remark)

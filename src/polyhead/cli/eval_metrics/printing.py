@@ -19,6 +19,7 @@ from polyhead.evaluate.baselines import Baseline, Baselines
 from polyhead.evaluate.training_counts import read_counts
 from polyhead.evaluate.verdict import describe_verdict
 from polyhead.run.run import Run
+from polyhead.tokenizers.unknown_tokens import UnknownTokens
 from polyhead.train.baselines import read_validation_losses
 
 Split = Literal["test", "valid"]
@@ -30,6 +31,15 @@ def print_measure(name: str, value: float, remark: str, baseline: Baseline | Non
     """Print a line of the table: name, value and remark, with the baseline at the end."""
     suffix = f" ({baseline.describe(f'{baseline.value:.3f}')})" if baseline else ""
     print(f"{name}{' ' * (11 - cell_len(name))} {value:>9.3f}  {remark}{suffix}", flush=True)
+
+
+def print_unknown(unknown: UnknownTokens) -> None:
+    """Print the share of unknown tokens if there are any, with a warning if they are frequent."""
+    if unknown.unknown:
+        remark = tr("% of {count:,} tokens, the vocabulary lacks them", count=unknown.total)
+        print_measure(tr("unknown"), 100 * unknown.share, remark)
+    if unknown.is_frequent:
+        print(f"polyhead: {unknown.describe_warning()}", file=sys.stderr)
 
 
 def print_verdict(run: Run, values: Mapping[str, float], baselines: Baselines) -> None:

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyhead.cli.eval_metrics.printing import Split, no_files_error, print_measure, print_verdict
+from polyhead.cli.eval_metrics.printing import (
+    Split,
+    no_files_error,
+    print_measure,
+    print_unknown,
+    print_verdict,
+)
 from polyhead.core.errors import NotFiniteError
 from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
@@ -15,7 +21,7 @@ from polyhead.evaluate.baselines import Baselines
 from polyhead.evaluate.training_counts import read_counts
 from polyhead.run.run import Run
 from polyhead.train.loggers import Reporters
-from polyhead.train.tasks.base import HasBaselines
+from polyhead.train.tasks.base import HasBaselines, HasValidationStore
 
 
 def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> None:
@@ -55,4 +61,6 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Non
         baselines = task.compute_baselines(counts, run, "valid")
     for name, value in values.items():
         print_measure(tr("perplexity" if name == "ppl" else name), value, remarks[name], baselines.get(name))
+    if isinstance(task, HasValidationStore):
+        print_unknown(task.valid.count_unknown(run.tokenizer))
     print_verdict(run, values, baselines)

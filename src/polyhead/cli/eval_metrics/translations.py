@@ -16,6 +16,7 @@ from polyhead.cli.eval_metrics.printing import (
     no_files_error,
     parse_column,
     print_measure,
+    print_unknown,
     print_verdict,
     write_output_lines,
 )
@@ -39,6 +40,7 @@ from polyhead.evaluate.baselines import Baseline, count_tokens, translation_base
 from polyhead.evaluate.training_counts import read_counts
 from polyhead.run.run import Run
 from polyhead.tokenizers.languages import default_languages, with_languages
+from polyhead.tokenizers.unknown_tokens import count_unknown
 from polyhead.train.tasks.translation import open_split_corpus
 
 
@@ -87,6 +89,10 @@ def evaluate_translator(
     if output is not None:
         write_output_lines(output, map(to_one_line, result.outputs), report)
     print_perplexity(run, sources, references, values, baselines)
+    targets = (text for texts in references for text in texts)
+    print_unknown(
+        count_unknown(sources, run.tokenizer) + count_unknown(targets, run.tokenizer.target_tokenizer)
+    )
     print_verdict(run, values, baselines)
     remark = tr("translations/s, {count:,} in {seconds:,.1f} s", count=len(sources), seconds=seconds)
     print_measure(tr("speed"), len(sources) / seconds, remark)

@@ -23,6 +23,7 @@ from polyhead.data.stores.arrays import IdArray, flat_writers, open_flat_file
 from polyhead.data.stores.build_cache import build_once, cache_dir
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
 _LAYOUT = 1  # version of the file layout; another version makes another cache
 _DTYPES: dict[str, type[np.generic]] = {"ids": np.int32, "learned": np.int8, "offsets": np.int64}
@@ -55,6 +56,10 @@ class ConversationStore:
         labels = np.where(has_label[:, 1:], cells[:, 1:], IGNORE_INDEX)
         pos = torch.from_numpy(np.where(padded, -1, columns)) if padded.any() else None
         return TokenWindows(torch.from_numpy(cells[:, :-1]), pos, torch.from_numpy(labels))
+
+    def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens:
+        """Count the unknown tokens."""
+        return count_unknown_ids(self.ids, tokenizer)
 
     @classmethod
     def open_or_build(

@@ -20,6 +20,7 @@ from polyhead.data.readers.reader_common import count_problem, iter_chunks
 from polyhead.data.stores.arrays import IdArray, flat_writers, open_flat_file
 from polyhead.data.stores.build_cache import build_once, cache_dir
 from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
 _LAYOUT = 2  # version of the file layout; another version makes another cache
 _CHUNK = 4096  # texts tokenized at once
@@ -58,6 +59,10 @@ class LabeledStore:
             [self.row_tokens(int(row)) for row in rows], self.second_starts[rows], pad_id
         )
         return batch, torch.from_numpy(self.labels[rows].astype(np.int64))
+
+    def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens:
+        """Count the unknown tokens."""
+        return count_unknown_ids(self.ids, tokenizer)
 
     @classmethod
     def open_or_build(

@@ -17,6 +17,7 @@ from polyhead.data.stores.arrays import IdArray, flat_writers, open_flat_file
 from polyhead.data.stores.build_cache import build_once, cache_dir
 from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
 _LAYOUT = 1  # version of the file layout; another version makes another cache
 _CHUNK = 4096  # pairs tokenized at once
@@ -58,6 +59,12 @@ class PairStore:
     def target_tokens(self, row: int) -> IdArray:
         """The token ids of one target, as a view."""
         return self.target_ids[self.target_offsets[row] : self.target_offsets[row + 1]]
+
+    def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens:
+        """Count the unknown tokens of both sides."""
+        return count_unknown_ids(self.source_ids, tokenizer) + count_unknown_ids(
+            self.target_ids, tokenizer.target_tokenizer
+        )
 
     @classmethod
     def open_or_build(

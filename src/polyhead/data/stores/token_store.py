@@ -14,6 +14,7 @@ from polyhead.data.readers.plain_text import TextFiles, TextReport
 from polyhead.data.stores.arrays import IdArray, flat_writers, open_flat_file
 from polyhead.data.stores.build_cache import build_once, cache_dir
 from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
 _LAYOUT = 2  # version of the file layout; another version makes another cache
 _DTYPES: dict[str, type[np.generic]] = {"ids": np.int32, "begins": np.int64}
@@ -35,6 +36,10 @@ class TokenStore:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens:
+        """Count the unknown tokens."""
+        return count_unknown_ids(self.ids, tokenizer)
 
     @classmethod
     def open_or_build(

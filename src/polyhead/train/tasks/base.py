@@ -13,6 +13,7 @@ from polyhead.evaluate.baselines import Baselines
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.unknown_tokens import UnknownTokens
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.loop import TrainingTask
@@ -35,9 +36,27 @@ class ReadCounts(Protocol):
     too_long: int
 
 
-def report_split(report: Reporter, split: str, *counts: str) -> None:
-    """Report the counts of a split: 'train: train.en + train.de: 40 of 40 pairs'."""
+class TokenStoreLike(Protocol):
+    """The tokens of a split."""
+
+    def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens: ...
+
+
+@runtime_checkable
+class HasValidationStore(Protocol):
+    """A task with the tokens of its validation text."""
+
+    valid: TokenStoreLike
+
+
+def report_split(
+    report: Reporter, split: str, *counts: str, unknown: UnknownTokens = UnknownTokens()
+) -> None:
+    """Report the counts of a split: 'train: train.en + train.de: 40 of 40 pairs', and unknown tokens."""
+    counts += (unknown.describe(),) if unknown.unknown else ()
     report.info(tr("{name}: {value}", name=tr(split), value=tr(", ").join(counts)))
+    if unknown.is_frequent:
+        report.info(unknown.describe_warning())
 
 
 def warn_if_few_used(counts: ReadCounts, recipe: Recipe, report: Reporter) -> None:

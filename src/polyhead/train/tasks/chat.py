@@ -83,7 +83,8 @@ class ChatTask:
                 learned=int(store.assistant_mask.sum()),
                 count=len(store.ids),
             )
-            report_split(report, split, store.report.describe(), summary)
+            unknown = store.count_unknown(tokenizer)
+            report_split(report, split, store.report.describe(), summary, unknown=unknown)
             warn_if_few_used(store.report, recipe, report)
         task = cls(stores["train"], stores["valid"], tokenizer.pad_id, recipe.train)
         for split in recipe.data.splits[1:]:

@@ -116,7 +116,7 @@ class ClassificationTask:
         """As ``open``, with known labels."""
         stores = {split: open_labeled_store(recipe, split, labels, tokenizer) for split in recipe.data.splits}
         for split, store in stores.items():
-            report_split(report, split, store.report.describe())
+            report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
         train, valid = stores["train"], stores["valid"]
         counts = np.bincount(train.labels, minlength=len(labels)).tolist()
         summary = ", ".join(f"{label} {count:,}" for label, count in zip(labels[:20], counts, strict=False))

@@ -138,5 +138,6 @@ def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[
     check_rows(recipe)
     stores = {split: open_token_store(recipe, split, tokenizer) for split in recipe.data.splits}
     for split, store in stores.items():
-        report_split(report, split, store.report.describe(), tr("{count:,} tokens", count=len(store)))
+        summary, unknown = tr("{count:,} tokens", count=len(store)), store.count_unknown(tokenizer)
+        report_split(report, split, store.report.describe(), summary, unknown=unknown)
     return stores

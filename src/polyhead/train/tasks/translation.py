@@ -115,8 +115,8 @@ class TranslationTask:
             )
             for split in ("train", "valid")
         )
-        report_split(report, "train", train.report.describe())
-        report_split(report, "valid", valid.report.describe())
+        for split, store in (("train", train), ("valid", valid)):
+            report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
         for store in (train, valid):
             warn_if_few_used(store.report, recipe, report)
         for warning in check_sides(
