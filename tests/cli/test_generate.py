@@ -87,6 +87,15 @@ def test_generate_in_the_shell(learned: tuple[Path, Notes], capsys, monkeypatch:
     both = run.generate(["anna", "bert a"], max_new_tokens=6, top_k=2, stop=["x"])
     wanted = "".join(f"{a}{b}\n" for a, b in zip(["anna", "bert a"], both, strict=True))
     assert shell(capsys, out, "-", "--max-new-tokens", "6", "--top-k", "2", "--stop", "x")[:2] == (0, wanted)
+    for beams in ([], ["--beam-size", "2"]):  # a line that is too long is named
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"anna\n" + b"a" * 40 + b"\nanna\n")))
+        settings = {"beam_size": 2} if beams else {"temperature": 0.0}
+        (said,) = run.generate(["anna"], max_new_tokens=6, **settings)
+        given = ["-", "--max-new-tokens", "6", *(beams or ["--temperature", "0"])]
+        told = "polyhead: line 2: 41 tokens, the model's maximum is 32; its output is blank\n"
+        assert shell(capsys, out, *given) == (0, f"anna{said}\n\nanna{said}\n", told)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"anna\n")))
+    assert shell(capsys, out, "-", "--max-new-tokens", "6", "--beam-size", "2")[1] == f"anna{said}\n"
 
 
 @pytest.mark.parametrize(

@@ -79,14 +79,31 @@ def test_what_does_not_match_is_refused(
     assert capsys.readouterr().err == said
 
 
-def test_a_mistake_behind_the_first_chunk_says_where_it_stands(
+def test_a_line_too_long_to_be_scored_is_named_and_left_out(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "a").write_text("ein\n" * 6)
-    (tmp_path / "b").write_text("a\n" * 4 + "dog " * 90 + "\na\n")
-    files = [str(tmp_path / name) for name in "ab"]
-    assert main(["score", str(tiny), *files, "--read-batch", "3"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("polyhead: line 5 has ")
-    assert main(["score", str(tiny), *files]) == 2
-    assert capsys.readouterr().err.startswith("polyhead: line 5 has ")
+    sources, targets = ["ein"] * 6, ["a", "a dog", "", "a", "dog " * 90, "dog"]
+    (tmp_path / "a").write_text("".join(f"{text}\n" for text in sources))
+    (tmp_path / "b").write_text("".join(f"{text}\n" for text in targets))
+    (tmp_path / "ab").write_text("".join(f"{a}\t{b}\n" for a, b in zip(sources, targets, strict=True)))
+    run, kept = polyhead.load(tiny), [0, 1, 2, 3, 5]
+    scores = run.score([sources[i] for i in kept], [targets[i] for i in kept])
+    lines = {i: f"{score.log_prob:.4f}\t{score.tokens}" for i, score in zip(kept, scores, strict=True)}
+    perplexity = run.perplexity([sources[i] for i in kept], [targets[i] for i in kept])
+    for typed in (["a", "b"], ["a", "b", "--read-batch", "3"], ["ab"]):
+        files = [str(tmp_path / name) if name[0] in "ab" else name for name in typed]
+        assert main(["score", str(tiny), *files]) == 0
+        out, err = capsys.readouterr()
+        assert out.split("\n")[:-1] == [lines.get(i, "") for i in range(6)]
+        count = len(run.tokenizer.encode(["dog " * 90])[0]) + 1
+        told = f"polyhead: line 5: {count} tokens, the model's maximum is 32; its output is blank\n"
+        assert err.startswith(told) and f"perplexity {perplexity:.4f} over " in err
+
+
+def test_a_blank_line_is_a_pair_of_empty_texts(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ab").write_text("ein\ta\n\nein\ta\n")
+    assert main(["score", str(tiny), str(tmp_path / "ab")]) == 0
+    (score,) = polyhead.load(tiny).score([""], [""])
+    assert capsys.readouterr().out.split("\n")[1] == f"{score.log_prob:.4f}\t{score.tokens}"

@@ -246,19 +246,31 @@ def test_a_line_too_long_is_named_and_can_be_cut(
     assert len(run.tokenizer.encode([fits])[0]) == most
     long = tmp_path / "long.txt"
     long.write_text(f"ein\n{fits}\n{fits}x\n")
-    assert main(["translate", str(tiny), str(long), "--read-batch", "2"]) == 2
+    assert main(["translate", str(tiny), str(long), "--read-batch", "2"]) == 0
     out, err = capsys.readouterr()
-    assert out.count("\n") == 2
-    assert err.startswith(f"polyhead: line 3 has {most + 1} tokens; the model's maximum is {most}.")
+    assert out.split("\n")[:-1] == ["".join(text.splitlines()) for text in run.translate(["ein", fits, ""])]
+    way = "split it, or translate its beginning with --truncate; its output is blank\n"
+    assert err == f"polyhead: line 3: {most + 1} tokens, the model's maximum is {most}: {way}"
     got = translated(capsys, tiny, long, "--truncate")
     assert got[1] == got[2]
     begins = tmp_path / "begins.txt"
     begins.write_text(f"\n{fits}\n{fits}x\n")
     long.write_text("ein\n\nein\n")
-    assert main(["translate", str(tiny), str(long), "--prefix", str(begins)]) == 2
-    assert capsys.readouterr().err.startswith(
-        f"polyhead: --prefix: line 3 has {most + 1} tokens; the model's maximum is {most}."
+    assert main(["translate", str(tiny), str(long), "--prefix", str(begins), "--read-batch", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out.split("\n") == [*run.translate(["ein"]), "", "", ""]
+    assert err == (
+        f"polyhead: line 3: its prefix has {most + 1} tokens, the model's maximum is {most}; "
+        "its output is blank\n"
     )
+    long.write_text(f"ein\n{fits}x\n" * 7)
+    assert translated(capsys, tiny, long)[1::2] == [""] * 7
+    begins.write_text("x" * (1 << 20) + "ü\nein\n" + "x" * (1 << 20) + "ü\n")
+    assert main(["translate", str(tiny), str(begins)]) == 0
+    out, err = capsys.readouterr()
+    assert out.split("\n") == ["", *run.translate(["ein"]), "", ""]
+    assert err.startswith("polyhead: line 1 has more than 1,048,576 bytes; its beginning is read\n")
+    assert "polyhead: 2 lines in total have more than 1,048,576 bytes\n" in err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.line_io import LineCounter, choose_read_batch, read_lines_or_text, to_one_column
+from polyhead.cli.line_io import (
+    LineCounter,
+    LongestLine,
+    choose_read_batch,
+    print_warning,
+    read_lines_or_text,
+    to_one_column,
+)
 from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource, load_run
 from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.core.errors import UserError
@@ -46,7 +53,10 @@ def run(
     """
     check_output_path(output, [source], directory, others)
     texts = read_lines_or_text(source)
+    from polyhead.tokenizers.decomposed_text import warn_decomposed
+
     classifier = load_run(directory, others, dtype, device)
+    texts, longest = warn_decomposed(texts, classifier.tokenizer, print_warning), LongestLine()
     classifier.classify([])  # fails for an unsuitable model before the first line is read
     text_columns = classifier.recipe.data.text if classifier.recipe else []
     counter, num_truncated = LineCounter(prints_to_stdout=output is None), 0
@@ -56,12 +66,15 @@ def run(
         ):
             batch = classifier.predict_classes(lines)
             add((format_classes(prediction, all_classes) for prediction in batch.predictions), len(lines))
+            if batch.n_truncated:
+                longest.add(classifier.tokenizer, lines, counter.lines)
             counter.add(len(lines))
             num_truncated += batch.n_truncated
     counter.close()
     if num_truncated:
         print(
-            f"polyhead: truncated to {batch.max_tokens} tokens: {num_truncated:,} of {counter.lines:,} texts",
+            f"polyhead: truncated to {batch.max_tokens} tokens: {num_truncated:,} of {counter.lines:,} texts"
+            f"{longest.describe()}",
             file=sys.stderr,
         )
 

@@ -12,8 +12,10 @@ import typer
 from polyhead.cli.config_options import FROM_RUN, config_options
 from polyhead.cli.line_io import (
     LineCounter,
+    LongestLine,
     choose_read_batch,
     escape_terminal,
+    print_warning,
     read_lines_or_text,
     to_one_line,
 )
@@ -86,10 +88,12 @@ def run(
     lines = read_lines_or_text(source)
     from polyhead.cli.embedding_file import encode_rows, open_embedding_file
     from polyhead.evaluate.embed import cosine_similarity
+    from polyhead.tokenizers.decomposed_text import warn_decomposed
 
     changes = settings | drop_none(embed_prompt=prompt)
     like_options = changes | ({} if like_prompt is None else {"embed_prompt": like_prompt})
     loaded, counter = load_run(directory, None, dtype, device), LineCounter(prints_to_stdout=output is None)
+    lines, longest = warn_decomposed(lines, loaded.tokenizer, print_warning), LongestLine()
     num_truncated = 0
     # fails for an unsuitable model before the first line is read
     query, num_cut, max_tokens = loaded.compute_embeddings([] if like is None else [like], **like_options)
@@ -109,11 +113,14 @@ def run(
                 for row in vectors.tolist():
                     print("\t".join(f"{value:.6g}" for value in row))
             print(end="", flush=True)
+            if num_cut:
+                longest.add(loaded.tokenizer, texts, counter.lines)
             counter.add(len(texts))
             num_truncated += num_cut
     counter.close()
     if num_truncated:
         print(
-            f"polyhead: truncated to {max_tokens} tokens: {num_truncated:,} of {counter.lines:,} texts",
+            f"polyhead: truncated to {max_tokens} tokens: {num_truncated:,} of {counter.lines:,} texts"
+            f"{longest.describe()}",
             file=sys.stderr,
         )

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.cli.line_io import LineCounter, choose_read_batch, read_lines_or_text, to_one_line
+from polyhead.cli.line_io import (
+    LineCounter,
+    UnansweredLines,
+    choose_read_batch,
+    is_file,
+    print_warning,
+    read_lines_or_text,
+    to_one_line,
+)
 from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource, load_run
 from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.data.readers.reader_common import iter_chunks
@@ -31,7 +39,8 @@ def run(
 
     A mask is written as the tokenizer's mask token, or as <mask> or [MASK]; a text may have several. Prints a
     line for each predicted token: its probability, the token and the text with it, separated by tabs. An
-    empty line ends the list of each mask.
+    empty line ends the list of each mask. A line of a file without a mask, or that is too long for the model,
+    gets an empty list and is named on standard error.
 
     \b
     polyhead fill-mask runs/wikitext "The <mask> was built in 1920."
@@ -39,16 +48,26 @@ def run(
     """
     check_output_path(output, [source], directory, others)
     lines = read_lines_or_text(source)
+    from polyhead.tokenizers.decomposed_text import warn_decomposed
+
     loaded = load_run(directory, others, dtype, device)
     loaded.fill_mask([], top)  # fails for an unsuitable model before the first line is read
-    counter = LineCounter(prints_to_stdout=output is None)
+    lines = warn_decomposed(lines, loaded.tokenizer, print_warning)
+    counter, unanswered = LineCounter(prints_to_stdout=output is None), UnansweredLines()
     with open_output(output, "fillings") as add:
         for texts in iter_chunks(lines, choose_read_batch(source, read_batch)):
+            # a text that is an argument is refused
+            reasons = loaded.find_unfillable(texts) if source == "-" or is_file(source) else {}
+            unanswered.report({counter.lines + 1 + i: reason for i, reason in reasons.items()})
+            rows = [i for i in range(len(texts)) if i not in reasons]
+            predictions: list[list[list[MaskPrediction]]] = [[[]] for _ in texts]  # an empty list of tokens
             with counter.renumber_errors():
-                predictions = loaded.fill_mask(texts, top)
+                for i, masks in zip(rows, loaded.fill_mask([texts[i] for i in rows], top), strict=True):
+                    predictions[i] = masks
             add(format_fills(predictions), len(texts))
             counter.add(len(texts))
     counter.close()
+    unanswered.close()
 
 
 def format_fills(predictions: list[list[list[MaskPrediction]]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from polyhead.cli.config_options import config_options
-from polyhead.cli.line_io import escape_terminal, read_lines, stdin_has_data
+from polyhead.cli.line_io import UnansweredLines, escape_terminal, read_lines, stdin_has_data
 from polyhead.cli.options import (
     Device,
     Dtype,
@@ -20,6 +20,7 @@ from polyhead.cli.options import (
     load_run,
 )
 from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.i18n import tr
 from polyhead.data.readers.files import is_table
 
 
@@ -68,7 +69,8 @@ def run(
     """Generate text with a language model, printed as it is generated.
 
     Several texts are printed one after another, each when it is complete; a text of several lines is followed
-    by a line of dashes. Without a prompt, the model starts a new text.
+    by a line of dashes. Without a prompt, the model starts a new text. A prompt of standard input that is too
+    long for the model gets a blank line and is named on standard error.
 
     \b
     polyhead generate runs/shakespeare "ROMEO:" --max-new-tokens 200 --temperature 0.8
@@ -92,11 +94,19 @@ def run(
     if n == len(prompts) == 1:
         # invalid options fail before the prompt is printed
         for i, delta in enumerate(model.stream(prompts, **changes)):
-            print(escape_terminal(delta.text if i else prompt + delta.text), end="", flush=True)
+            print(escape_terminal(delta.text if i else prompts[0] + delta.text), end="", flush=True)
         print()
         return
-    for text, continuations in zip(prompts, model.generate(prompts, n=n, **changes), strict=True):
-        for continuation in continuations:
+    long_prompts, unanswered = model.find_long_prompts(prompts) if prompt == "-" else {}, UnansweredLines()
+    message, most = "{count:,} tokens, the model's maximum is {most:,}", model.config.max_len
+    unanswered.report({i + 1: tr(message, count=count, most=most) for i, count in long_prompts.items()})
+    unanswered.close()
+    answered = [text for i, text in enumerate(prompts) if i not in long_prompts]
+    texts = iter(model.generate(answered, n=n, **changes))
+    for i, text in enumerate(prompts):
+        if i in long_prompts:
+            print("\n" * n, end="")
+        for continuation in () if i in long_prompts else next(texts):
             print(escape_terminal(text + continuation))
             if "\n" in text + continuation:
                 print("-" * 8)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from polyhead.cli.line_io import read_lines
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
 
 if TYPE_CHECKING:
     from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
@@ -23,8 +24,15 @@ class LineInput(Protocol):
         """Set the tokenizer, the template and the maximum number of output tokens."""
         ...
 
-    def get_options(self, texts: Sequence[str], num_done: int) -> dict[str, Any]:
-        """Return the options of ``run.translate`` for these lines, which come after ``num_done`` others."""
+    def check_lines(self, texts: Sequence[str], num_done: int) -> dict[int, str]:
+        """Read the input of these lines, which come after ``num_done`` others.
+
+        Returns why it cannot be used, by the index of the line.
+        """
+        ...
+
+    def get_options(self) -> dict[str, Any]:
+        """Return the options of ``run.translate`` for the lines that were checked last."""
         ...
 
     def finish(self, num_done: int) -> None:
@@ -36,21 +44,24 @@ class PrefixFile:
     """Forced prefixes: line n of the file is the beginning of the translation of line n."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.lines = path, read_lines(path)
+        self.path, self.lines, self.prefixes = path, read_lines(path), list[str]()
 
     def set_model(self, tokenizer: Tokenizer, template: Seq2SeqTemplate, max_len: int) -> None:
         self.target, self.max_len = tokenizer.target_tokenizer, max_len
 
-    def get_options(self, texts: Sequence[str], num_done: int) -> dict[str, Any]:
+    def check_lines(self, texts: Sequence[str], num_done: int) -> dict[int, str]:
         prefixes = list(islice(self.lines, len(texts)))
         if len(prefixes) < len(texts):
             raise UserError(
                 f"--prefix: {self.path} ends before line {num_done + len(prefixes) + 1} of the text"
             )
-        check_line_lengths(
-            self.target.encode(prefixes), self.max_len - 1, num_done + 1, "--prefix: line", "Shorten it"
-        )
-        return {"prefix": prefixes}
+        message = "its prefix has {count:,} tokens, the model's maximum is {most:,}"
+        reasons = find_long_rows(self.target.encode(prefixes), self.max_len - 1, message)
+        self.prefixes = ["" if i in reasons else prefix for i, prefix in enumerate(prefixes)]
+        return reasons
+
+    def get_options(self) -> dict[str, Any]:
+        return {"prefix": self.prefixes}
 
     def finish(self, num_done: int) -> None:
         if next(self.lines, None) is not None:
@@ -71,13 +82,16 @@ class TerminologyFile:
             max_len - 1 - len(template.opening_ids),
         )
 
-    def get_options(self, texts: Sequence[str], num_done: int) -> dict[str, Any]:
+    def check_lines(self, texts: Sequence[str], num_done: int) -> dict[int, str]:
         from polyhead.generation.constraints.lexical_constraints import LexicalConstraints
 
         terms = list(map(self.terminology.find_terms, texts))
         self.num_matched += sum(map(bool, terms))
         placeholders = [[0] * LexicalConstraints(line_terms).num_tokens for line_terms in terms]
-        check_line_lengths(placeholders, self.max_len, num_done + 1, "--terminology: line", "Use fewer terms")
+        message = "its terms have {count:,} tokens, the model's maximum is {most:,}"
+        return find_long_rows(placeholders, self.max_len, message)
+
+    def get_options(self) -> dict[str, Any]:
         return {"terminology": self.terminology}
 
     def finish(self, num_done: int) -> None:
@@ -96,15 +110,12 @@ def open_line_inputs(source: str, prefix: str | None, terminology: str | None) -
     return [*terminologies, *prefixes]
 
 
-def check_line_lengths(
-    rows: Sequence[Sequence[int]], max_len: int, first_number: int, label: str, hint: str
-) -> None:
-    """Raise a UserError that names the first line with more tokens than ``max_len``, with a hint."""
-    for number, tokens in enumerate(rows, first_number):
-        if len(tokens) > max_len:
-            raise UserError(
-                f"{label} {number} has {len(tokens)} tokens; the model's maximum is {max_len}. {hint}"
-            )
+def find_long_rows(rows: Sequence[Sequence[int]], max_len: int, message: str) -> dict[int, str]:
+    """Return a message for each row with more than ``max_len`` tokens, by its index.
+
+    The message is translated, with the number of tokens and the maximum in place of {count:,} and {most:,}.
+    """
+    return {i: tr(message, count=len(row), most=max_len) for i, row in enumerate(rows) if len(row) > max_len}
 
 
 def read_terminology(source: str) -> dict[str, list[str]]:

@@ -7,15 +7,22 @@ import re
 import select
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from polyhead.core.errors import UserError, did_you_mean
+from polyhead.core.i18n import tr
 from polyhead.data.readers import files
 from polyhead.tokenizers.terminal_escapes import escape_controls
 
+if TYPE_CHECKING:
+    from polyhead.tokenizers.tokenizer import Tokenizer
+
 MAX_NAME_LENGTH = 255  # characters of a file name
+MAX_NAMED_LINES = 5  # lines without an answer that are named
 NAME_SIMILARITY = 0.7  # minimum similarity of an argument and a file name for a hint
 
 
@@ -33,7 +40,7 @@ def read_lines(source: str) -> Iterator[str]:
         )
         raise UserError(f"no file {source!r}{hint or did_you_mean(path.name, names)}")
     if source == "-":
-        raw: Iterable[bytes | None] = sys.stdin.buffer
+        raw: Iterable[bytes] = sys.stdin.buffer
     elif path.is_dir():
         files.check_file(path)  # raises an error that describes the directory
         raise AssertionError("unreachable")
@@ -43,7 +50,7 @@ def read_lines(source: str) -> Iterator[str]:
                 f"{source} is a table; expected lines of text: write one of its columns to a file"
             )
         files.reject_binary(path)
-        raw = files.iter_lines(path)
+        raw = cast(Iterator[bytes], files.iter_lines(path, keep_beginnings=True))
     else:  # a named pipe cannot be rewound, as gzip detection requires
         raw = path.open("rb")
     return decode_lines(raw, "standard input" if source == "-" else source)
@@ -75,19 +82,27 @@ def is_file(source: str) -> bool:
     return "/" in source and (source[0] in "/." or os.path.isdir(os.path.dirname(source)))
 
 
-def decode_lines(raw: Iterable[bytes | None], name: str) -> Iterator[str]:
+def decode_lines(raw: Iterable[bytes], name: str) -> Iterator[str]:
     """Decode lines of bytes, without their line ends.
 
-    The first line that is not UTF-8 is reported, further ones are counted. Compressed data and UTF-16 are
-    rejected.
+    Of a line of more than 1 MiB, its beginning is read. The first such line and the first that is not UTF-8
+    are reported, further ones are counted. Compressed data and UTF-16 are rejected.
     """
-    bad = 0
+    bad = huge = 0
     for number, line in enumerate(raw, 1):
         if number == 1 and line:
             files.reject_compressed(name, line)
-        if line is None:
-            raise UserError(f"line {number} is longer than {files.MAX_LINE:,} bytes")
         line = line.removesuffix(b"\n").removesuffix(b"\r")
+        if len(line) > files.MAX_LINE:
+            if not huge:
+                message = tr(
+                    "line {number:,} has more than {most:,} bytes; its beginning is read",
+                    number=number,
+                    most=files.MAX_LINE,
+                )
+                print_warning(message)
+            huge += 1
+            line = _cut_inside_character(line[: files.MAX_LINE])
         text = line.removeprefix(files.BOM).decode(errors="replace")
         if "\ufffd" in text and not files.is_text(line.replace(b"\0", b"")):
             if not bad:
@@ -99,6 +114,23 @@ def decode_lines(raw: Iterable[bytes | None], name: str) -> Iterator[str]:
         yield text
     if bad > 1:
         print(f"polyhead: {bad:,} lines in total are not UTF-8", file=sys.stderr)
+    if huge > 1:
+        message = tr(
+            "{count:,} lines in total have more than {most:,} bytes", count=huge, most=files.MAX_LINE
+        )
+        print_warning(message)
+
+
+def _cut_inside_character(line: bytes) -> bytes:
+    """A line without the bytes of an incomplete character at its end."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    decoder.decode(line)
+    return line.removesuffix(decoder.getstate()[0])
+
+
+def print_warning(message: str) -> None:
+    """Print a warning on standard error."""
+    print(f"polyhead: {message}", file=sys.stderr)
 
 
 def stdin_has_data() -> bool:
@@ -129,6 +161,46 @@ def to_one_column(text: str) -> str:
 def escape_terminal(text: str) -> str:
     """Escape terminal control sequences, but only if standard output is a terminal."""
     return escape_controls(text) if sys.stdout.isatty() else text
+
+
+class UnansweredLines:
+    """Names the lines whose output is blank, on standard error: the first ones, and finally their number."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def report(self, reasons: Mapping[int, str]) -> None:
+        """Report lines: the reason, in the current language, by line number, from 1."""
+        for number, reason in sorted(reasons.items()):
+            self.count += 1
+            if self.count <= MAX_NAMED_LINES:
+                message = tr("line {number:,}: {reason}; its output is blank", number=number, reason=reason)
+                print_warning(message)
+
+    def close(self) -> None:
+        """Report the number of lines, if not all of them were named."""
+        if self.count > MAX_NAMED_LINES:
+            message = tr("the output of {count:,} lines in total is blank", count=self.count)
+            print_warning(message)
+
+
+class LongestLine:
+    """The line with the most tokens among those that were added."""
+
+    def __init__(self) -> None:
+        self.number = self.num_tokens = self.num_lines = 0
+
+    def add(self, tokenizer: Tokenizer, lines: Sequence[str | Sequence[str]], num_done: int) -> None:
+        """Add lines, or the columns of lines, which come after ``num_done`` others."""
+        self.num_lines = num_done + len(lines)
+        for number, line in enumerate(lines, num_done + 1):
+            num_tokens = sum(map(len, tokenizer.encode([line] if isinstance(line, str) else line)))
+            if num_tokens > self.num_tokens:
+                self.number, self.num_tokens = number, num_tokens
+
+    def describe(self) -> str:
+        """Describe the line, unless it is the only one: '; the longest is line 2 with 1,200 tokens'."""
+        return f"; the longest is line {self.number:,} with {self.num_tokens:,} tokens" * (self.num_lines > 1)
 
 
 class LineCounter:

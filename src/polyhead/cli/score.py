@@ -9,12 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.line_io import LineCounter, choose_read_batch, read_lines, read_lines_or_text
+from polyhead.cli.line_io import (
+    LineCounter,
+    UnansweredLines,
+    choose_read_batch,
+    print_warning,
+    read_lines,
+    read_lines_or_text,
+)
 from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile
 from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
 from polyhead.data.readers.reader_common import iter_chunks
+
+_TOO_LONG = "{count:,} tokens, the model's maximum is {most:,}"
 
 
 def run(
@@ -45,7 +55,8 @@ def run(
 
     Prints for each pair the logarithm (base e) of the probability of the translation and, after a tab, the
     number of tokens it sums over, end of sentence included. The perplexity of all pairs is printed on
-    standard error. A language model scores each line as the beginning of a text.
+    standard error. A language model scores each line as the beginning of a text. A line that is too long for
+    the model gets a blank line and is named on standard error.
 
     \b
     polyhead score runs/multi30k test.de test.en
@@ -61,6 +72,7 @@ def run(
     from polyhead.cli.swapped_sides import SwapCheck
     from polyhead.evaluate.token_accuracy import loss_to_perplexity
     from polyhead.run.load import load
+    from polyhead.tokenizers.decomposed_text import warn_decomposed
 
     scorer = load([directory, *(others or [])], dtype=dtype, device=device)
     is_language_model = scorer.config.kind == "decoder"
@@ -70,20 +82,33 @@ def run(
         inputs = zip(inputs, strict=True) if is_language_model else split_tsv_pairs(inputs)
     # fails for an unsuitable model before the first line is read
     scorer.score([], None if is_language_model else [])
-    swap_check = None if is_language_model else SwapCheck(scorer)
+    swap_check, unanswered = None if is_language_model else SwapCheck(scorer), UnansweredLines()
+    inputs = warn_decomposed(inputs, scorer.tokenizer, print_warning)
     counter, log_prob, tokens = LineCounter(prints_to_stdout=output is None), 0.0, 0
     with open_output(output, "scores") as add:
         for chunk_of_texts in iter_chunks(inputs, choose_read_batch(source, read_batch)):
             columns = [list(column) for column in zip(*chunk_of_texts, strict=True)]
             if swap_check:
                 swap_check.check_lines(columns[0])
-            with counter.renumber_errors():
-                scores = scorer.score(columns[0], None if is_language_model else columns[1])
-            add((f"{score.log_prob:.4f}\t{score.tokens}" for score in scores), len(scores))
-            for score in scores:
+            targets = None if is_language_model else columns[1]
+            too_long = scorer.find_overlong(columns[0], targets)
+            unanswered.report(
+                {
+                    counter.lines + 1 + i: tr(_TOO_LONG, count=count, most=scorer.config.max_len)
+                    for i, count in too_long.items()
+                }
+            )
+            rows = [i for i in range(len(chunk_of_texts)) if i not in too_long]
+            scored = [[column[i] for i in rows] for column in columns]
+            scores = scorer.score(scored[0], None if is_language_model else scored[1])
+            lines = dict.fromkeys(range(len(chunk_of_texts)), "")
+            for i, score in zip(rows, scores, strict=True):
+                lines[i] = f"{score.log_prob:.4f}\t{score.tokens}"
                 log_prob, tokens = log_prob + score.log_prob, tokens + score.tokens
+            add(lines.values(), len(lines))
             counter.add(len(chunk_of_texts))
     counter.close()
+    unanswered.close()
     if tokens:
         mean = -log_prob / tokens
         print(f"perplexity {loss_to_perplexity(mean):.4f} over {tokens:,} tokens", file=sys.stderr)
@@ -109,7 +134,7 @@ def read_parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
 def split_tsv_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the two columns of each line."""
     for number, line in enumerate(lines, 1):
-        columns = line.split("\t")
+        columns = line.split("\t") if line else ["", ""]  # a blank line is a pair of empty texts
         if len(columns) != 2:
             actual = "no tab" if len(columns) == 1 else f"{len(columns)} columns"
             hint = "; to score two files: polyhead score RUN SOURCE TARGET"

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.config_options import config_options
-from polyhead.cli.line_inputs import check_line_lengths, open_line_inputs
-from polyhead.cli.line_io import LineCounter, choose_read_batch, read_lines, to_one_line
+from polyhead.cli.line_inputs import find_long_rows, open_line_inputs
+from polyhead.cli.line_io import (
+    LineCounter,
+    UnansweredLines,
+    choose_read_batch,
+    print_warning,
+    read_lines,
+    to_one_line,
+)
 from polyhead.cli.options import (
     Device,
     Dtype,
@@ -27,6 +34,10 @@ from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.blank_text import clear_blank
 from polyhead.data.readers.reader_common import iter_chunks
+
+_TOO_LONG = (
+    "{count:,} tokens, the model's maximum is {most:,}: split it, or translate its beginning with --truncate"
+)
 
 if TYPE_CHECKING:
     from polyhead.run.run import Run
@@ -93,9 +104,9 @@ def run(
 ) -> None:
     """Translate a file or standard input line by line.
 
-    A blank line gives a blank line, so line n of the output belongs to line n of the input. With
-    --temperature, --top-k, --top-p or --min-p, translations are sampled; otherwise the best ones are found by
-    beam search.
+    A blank line gives a blank line, so line n of the output belongs to line n of the input. So does a line
+    that is too long for the model, which is named on standard error. With --temperature, --top-k, --top-p or
+    --min-p, translations are sampled; otherwise the best ones are found by beam search.
 
     \b
     polyhead translate runs/multi30k test.de --output test.en
@@ -107,6 +118,7 @@ def run(
     check_output_path(output, [source, prefix, terminology], directory, others)
     lines, line_inputs = read_lines(source), open_line_inputs(source, prefix, terminology)
     from polyhead.cli.swapped_sides import SwapCheck
+    from polyhead.tokenizers.decomposed_text import warn_decomposed
     from polyhead.tokenizers.languages import with_languages
 
     translator = load_run(directory, others, dtype, device)
@@ -117,29 +129,29 @@ def run(
     template = with_languages(tokenizer, source_lang, target_lang)
     for line_input in line_inputs:
         line_input.set_model(tokenizer, template, max_len)
-        changes |= line_input.get_options([], 0)
+        changes |= line_input.get_options()
     # reports an invalid option before the first line is read
     translator.translate([], n_best=n_best, **changes)
-    swap_check = SwapCheck(translator, source_lang, target_lang)
+    swap_check, unanswered = SwapCheck(translator, source_lang, target_lang), UnansweredLines()
+    lines = warn_decomposed(map(clear_blank, lines), tokenizer, print_warning)
     with open_output(output, "translations") as add:
-        for texts in iter_chunks(map(clear_blank, lines), choose_read_batch(source, read_batch)):
+        for texts in iter_chunks(lines, choose_read_batch(source, read_batch)):
             swap_check.check_lines(texts)
-            if not truncate:
-                hint = "Split the line, or translate its beginning with --truncate"
-                check_line_lengths(
-                    tokenizer.encode(texts),
-                    max_len - len(template.encoder_input(())),
-                    num_done + 1,
-                    "line",
-                    hint,
-                )
+            reasons: dict[int, str] = {}
             for line_input in line_inputs:
-                changes |= line_input.get_options(texts, num_done)
+                reasons |= line_input.check_lines(texts, num_done)
+                changes |= line_input.get_options()
+            if not truncate:
+                max_tokens = max_len - len(template.encoder_input(()))
+                reasons |= find_long_rows(tokenizer.encode(texts), max_tokens, _TOO_LONG)
+            unanswered.report({num_done + 1 + i: reason for i, reason in reasons.items()})
+            texts = ["" if i in reasons else text for i, text in enumerate(texts)]
             translations = translate_lines(translator, texts, n_best, changes, num_done)
             add((format_translation(score, text, scores) for score, text in translations), len(texts))
             num_done += len(texts)
             counter.add(len(texts))
         counter.close()
+        unanswered.close()
         for line_input in line_inputs:
             line_input.finish(num_done)
 

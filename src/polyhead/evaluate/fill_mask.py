@@ -8,12 +8,13 @@ from typing import NamedTuple
 import torch
 
 from polyhead.core.errors import UserError, check_int
+from polyhead.core.i18n import tr
 from polyhead.data.batching.encoder_inputs import build_encoder_input
 from polyhead.evaluate.encode_batches import encode_in_batches
 from polyhead.generation.engine.interface import require_finite
 from polyhead.models import MaskedLM
 from polyhead.tokenizers.display import tokens_to_text, visible_token
-from polyhead.tokenizers.mask_tokens import encode_masked
+from polyhead.tokenizers.mask_tokens import count_masks, encode_masked
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 _BATCH_TOKENS = 4096  # tokens per batch
@@ -74,6 +75,23 @@ def fill_mask(
                 for position, *ranked in zip(positions, best.indices, best.values, strict=True)
             ]
     return predictions
+
+
+def find_unfillable_texts(model: MaskedLM, tokenizer: Tokenizer, texts: Sequence[str]) -> dict[int, str]:
+    """Why texts cannot be filled, in the current language, by index: without a mask, or too long."""
+    reasons = {
+        i: tr("no mask; put {mask} in place of a word", mask=tokenizer.ids_to_tokens([tokenizer.mask_id])[0])
+        for i, num_masks in enumerate(count_masks(tokenizer, texts))
+        if not num_masks
+    }
+    rows = [i for i in range(len(texts)) if i not in reasons]
+    before, _, after, _ = tokenizer.template(1)
+    max_tokens = model.config.max_len - len(before) - len(after)
+    for i, ids in zip(rows, encode_masked(tokenizer, [texts[i] for i in rows]), strict=True):
+        if len(ids) > max_tokens:
+            message = "{count:,} tokens, the model's maximum is {most:,}"
+            reasons[i] = tr(message, count=len(ids), most=max_tokens)
+    return reasons
 
 
 def _make_prediction(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyhead.core.errors import UserError
 from polyhead.data.batching.length_bucketing import plan_eval_batches
+from polyhead.data.stores.arrays import IdArray
 from polyhead.evaluate.encode_batches import limit_batch_tokens
 from polyhead.evaluate.token_accuracy import loss_to_perplexity
 from polyhead.generation.decoding.sampler import get_top_logprobs
@@ -21,6 +22,7 @@ from polyhead.generation.text_output import TokenLogprobs
 from polyhead.models import CausalLM, Seq2Seq
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.languages import with_languages
+from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -54,6 +56,22 @@ def score_inputs(
     return score_pairs(cast(Seq2Seq, model), tokenizer, sources, targets, batch_tokens)
 
 
+def find_overlong_inputs(
+    model: CausalLM | Seq2Seq,
+    tokenizer: Tokenizer,
+    template: PromptTemplate,
+    sources: Sequence[str],
+    targets: Sequence[str] | None,
+) -> dict[int, int]:
+    """Number of tokens of each text or pair that is too long to be scored, by its index."""
+    if targets is None:
+        lengths = _text_lengths(_text_rows(tokenizer, template, sources))
+    else:
+        pairs = zip(tokenizer.encode(sources), tokenizer.target_tokenizer.encode(targets), strict=True)
+        lengths = np.maximum(*_pair_lengths(with_languages(tokenizer), list(pairs)))
+    return {i: int(lengths[i]) for i in np.flatnonzero(lengths > model.config.max_len).tolist()}
+
+
 def perplexity_of_scores(scores: Sequence[PairScore]) -> float:
     """exp of the mean negative log-likelihood of their tokens; a UserError if there are none."""
     tokens = sum(score.tokens for score in scores)
@@ -72,10 +90,7 @@ def score_pairs(
         raise UserError(f"{len(sources)} sources and {len(targets)} targets: expected equally many")
     pairs = list(zip(*encoded, strict=True))
     template = with_languages(t)
-    n_special = len(template.source_prefix) + len(template.source_suffix), len(template.opening_ids) + 1
-    lengths = [
-        np.array([len(pair[side]) + n_special[side] for pair in pairs], dtype=np.int64) for side in (0, 1)
-    ]
+    lengths = _pair_lengths(template, pairs)
     _check_lengths("pair", np.maximum(*lengths), model.config.max_len)
     device = next(model.parameters()).device
 
@@ -99,10 +114,10 @@ def score_texts(
     model: CausalLM, t: Tokenizer, template: PromptTemplate, texts: Sequence[str], batch_tokens: int
 ) -> list[PairScore]:
     """log p(text) of each text, from the template's prefix to its suffix, if it has one."""
-    rows = [[*template.prefix_ids, *ids, *template.suffix_ids] for ids in t.encode(texts)]
+    rows = _text_rows(t, template, texts)
     scored_rows = [i for i, row in enumerate(rows) if len(row) > len(template.prefix_ids)]
     lengths = np.array([len(rows[i]) - 1 for i in scored_rows], dtype=np.int64)
-    _check_lengths("text", np.array([len(row) - 1 for row in rows], dtype=np.int64), model.config.max_len)
+    _check_lengths("text", _text_lengths(rows), model.config.max_len)
 
     def score_batch(rows: Sequence[list[int]]) -> list[PairScore]:
         logits, labels = _next_token_logits(model, rows, t.pad_id)
@@ -143,6 +158,25 @@ def score_tokens(
     return _score_in_batches(
         rows, lengths, lengths, limit_batch_tokens(model, SCORE_BATCH_TOKENS), score_batch
     )
+
+
+def _text_rows(t: Tokenizer, template: PromptTemplate, texts: Sequence[str]) -> list[list[int]]:
+    return [[*template.prefix_ids, *ids, *template.suffix_ids] for ids in t.encode(texts)]
+
+
+def _text_lengths(rows: Sequence[Sequence[int]]) -> IdArray:
+    """Number of input tokens of each row, which are all but the last."""
+    return np.array([len(row) - 1 for row in rows], dtype=np.int64)
+
+
+def _pair_lengths(
+    template: Seq2SeqTemplate, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> list[IdArray]:
+    """Number of tokens of both sides of each pair, with special tokens."""
+    n_special = len(template.source_prefix) + len(template.source_suffix), len(template.opening_ids) + 1
+    return [
+        np.array([len(pair[side]) + n_special[side] for pair in pairs], dtype=np.int64) for side in (0, 1)
+    ]
 
 
 def _next_token_logits(model: CausalLM, rows: Sequence[list[int]], pad_id: int) -> tuple[Tensor, Tensor]:

@@ -27,9 +27,15 @@ from polyhead.evaluate.classify import (
     classify,
 )
 from polyhead.evaluate.embed import Embeddings, embed_texts
-from polyhead.evaluate.fill_mask import MaskPrediction, fill_mask
+from polyhead.evaluate.fill_mask import MaskPrediction, fill_mask, find_unfillable_texts
 from polyhead.evaluate.perplexity import Perplexity, text_perplexity
-from polyhead.evaluate.scoring import SCORE_BATCH_TOKENS, PairScore, perplexity_of_scores, score_inputs
+from polyhead.evaluate.scoring import (
+    SCORE_BATCH_TOKENS,
+    PairScore,
+    find_overlong_inputs,
+    perplexity_of_scores,
+    score_inputs,
+)
 from polyhead.evaluate.translation_metrics import (
     Evaluation,
     References,
@@ -218,6 +224,12 @@ class Run:
         """The prompts of a language model as tokens."""
         return [self.prompt_template.build_prompt(ids) for ids in self.tokenizer.encode(prompts)]
 
+    def find_long_prompts(self, prompts: Sequence[str]) -> dict[int, int]:
+        """Number of tokens of each prompt that is too long for ``generate``, by its index."""
+        self._require_kind("decoder", find_long_prompts=(prompts,))
+        rows = enumerate(self._encode_prompts(prompts))
+        return {i: len(ids) for i, ids in rows if len(ids) > self.config.max_len}
+
     @property
     def prompt_template(self) -> PromptTemplate:
         """The special tokens around a text for a language model."""
@@ -289,6 +301,11 @@ class Run:
         model = self._require_kind("encoder-decoder", "decoder", score=(sources, targets))
         return score_inputs(model, self.tokenizer, self.prompt_template, sources, targets, batch_tokens)
 
+    def find_overlong(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> dict[int, int]:
+        """Number of tokens of each text or pair that is too long for ``score``, by its index."""
+        model = self._require_kind("encoder-decoder", "decoder", find_overlong=(sources, targets))
+        return find_overlong_inputs(model, self.tokenizer, self._prompt_template, sources, targets)
+
     def perplexity(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> float:
         """exp of the mean negative log-likelihood per token of targets, or of single texts, ends included."""
         self._require_kind("encoder-decoder", "decoder", perplexity=(sources, targets))
@@ -307,6 +324,11 @@ class Run:
     def fill_mask(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[MaskPrediction]]]:
         """The most likely tokens for each mask of each text, <mask> or [MASK], with their probabilities."""
         return fill_mask(self._require_kind("encoder", fill_mask=(texts,)), self.tokenizer, texts, top_k)
+
+    def find_unfillable(self, texts: Sequence[str]) -> dict[int, str]:
+        """Why ``fill_mask`` would refuse texts, by index: without a mask, or too long."""
+        model = self._require_kind("encoder", find_unfillable=(texts,))
+        return find_unfillable_texts(model, self.tokenizer, texts)
 
     def embed(self, texts: Sequence[str | Sequence[int]], **changes: Any) -> Tensor:
         """One vector per text or token list: (N, C). ``pooling``: "mean", "first", "last", "max" or "own"."""

@@ -29,6 +29,7 @@ from polyhead.nn.lora import merge_lora
 from polyhead.run.run import Run
 from polyhead.run.run_directory import read_family, read_model_config
 from polyhead.run.run_manifest import write_run_manifest
+from polyhead.tokenizers.decomposed_text import DecomposedCounter
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.baselines import add_baselines, save_training_counts
@@ -217,15 +218,17 @@ def _load_or_train_tokenizer(
     """Load the tokenizer of the resumed run, or train a new one."""
     if resume:
         return Tokenizer.load(recipe.out)
-    start_time = time.monotonic()
+    start_time, counter = time.monotonic(), DecomposedCounter()
     tokenizer = train_tokenizer(
-        factory.iter_texts(recipe),
+        counter.count(factory.iter_texts(recipe)),
         recipe.tokenizer.kind,
         recipe.tokenizer.vocab_size,
         recipe.tokenizer.sentinels,
     )
     duration = format_seconds(time.monotonic() - start_time)
     report.info(tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=duration))
+    if not tokenizer.composes_characters and (warning := counter.describe()):
+        report.info(warning)
     return tokenizer
 
 

@@ -62,8 +62,12 @@ def check_file(path: Path) -> Path:
     return path
 
 
-def iter_lines(path: Path, max_line: int = MAX_LINE, *, keep_bom: bool = False) -> Iterator[bytes | None]:
+def iter_lines(
+    path: Path, max_line: int = MAX_LINE, *, keep_bom: bool = False, keep_beginnings: bool = False
+) -> Iterator[bytes | None]:
     """Yield the lines of a file without their "\\n"; None for a line of more than ``max_line`` bytes.
+
+    With ``keep_beginnings``, such a line is cut after ``max_line`` + 1 bytes instead.
 
     Only "\\n" ends a line: "\\x0b", "\\x1c", U+0085, U+2028 and a "\\r" inside stay in it. The "\\r" of a
     "\\r\\n" is dropped, and a byte order mark at the start of a line: files are often joined. With
@@ -79,7 +83,7 @@ def iter_lines(path: Path, max_line: int = MAX_LINE, *, keep_bom: bool = False) 
                 if not is_complete and len(line) > max_line:
                     while (rest := read_line(MAX_LINE)) and not rest.endswith(b"\n"):
                         pass
-                    yield None
+                    yield line if keep_beginnings else None
                 else:
                     yield line.removesuffix(b"\n").removesuffix(b"\r")
                 n_lines += 1
