@@ -103,7 +103,7 @@ function exampleRow(examples, choose, here, name = (one) => one) {
 }
 
 /* How a text begins, and a text with the word in its middle hidden; of scripts without blanks between words, characters. */
-const isUnspaced = (text) => 2 * (text.match(/[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Thai}]/gu) ?? []).length > text.length;
+const isUnspaced = (text) => 2 * (text.match(/[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Thai}\p{sc=Lao}\p{sc=Khmer}\p{sc=Myanmar}\p{sc=Tibetan}\p{sc=Yi}\p{sc=Tai_Le}\p{sc=New_Tai_Lue}\p{sc=Tai_Tham}\p{sc=Tai_Viet}\p{sc=Javanese}\p{sc=Balinese}]/gu) ?? []).length > text.length;
 const beginning = (text) => isUnspaced(text) ? [...text].slice(0, 8).join("") : text.split(" ").slice(0, 5).join(" ");
 function hideWord(text) {
   const [units, glue] = isUnspaced(text) ? [[...text], ""] : [text.split(" "), " "], middle = units.length >> 1;
