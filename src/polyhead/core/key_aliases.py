@@ -13,6 +13,7 @@ KEY_ALIASES = {
     "data.target_lang": "tgt_lang target_language",
     "tokenizer.vocab_size": "vocab n_vocab vocabulary_size",
     "tokenizer.kind.lowercase": "lowercase lower do_lower_case do_lower",
+    "tokenizer.kind.normalize": "normalization normalizer normalization_rule_name",
     "model.d_model": "hidden_size n_embd embed_dim embedding_dim dim hidden_dim",
     "model.n_layers": "num_hidden_layers num_layers n_layer layers depth encoder_layers num_encoder_layers",
     "model.n_decoder_layers": "decoder_layers num_decoder_layers",
