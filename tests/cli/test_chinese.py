@@ -309,10 +309,10 @@ def test_mistakes_with_a_run_are_answered_in_chinese(
     assert answer("eval runs/min") == "没有运行目录 'runs/min'；您是想写 'runs/mine' 吗？"
     assert answer("translate runs/mine valid.enn") == "没有文件 'valid.enn'；您是想写 'valid.en' 吗？"
     (place / "long.en").write_text("a dog barks here now " * 10)
-    long = answer("translate runs/mine long.en")
-    assert re.fullmatch(
-        r"第 1 行有 \d+ 个词元；这个模型最多读 63 个。请把这一行拆开，或用 --truncate 只翻译开头", long
-    )
+    assert type_in("translate runs/mine long.en") == 0
+    long = capsys.readouterr().err.splitlines()[-1]
+    way = "请把它拆开，或用 --truncate 翻译它的开头；它的输出为空"
+    assert re.fullmatch(rf"polyhead: 第 1 行：\d+ 个词元，这个模型最多读 63 个：{way}", long)
     with RunLock(place / "runs/busy"):
         busy = answer("train mine.yaml out=runs/busy")
     assert re.fullmatch(r"runs/busy 正由进程 \d+ 使用；请停止该进程，或换一个目录", busy)
