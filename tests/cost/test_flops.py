@@ -31,7 +31,7 @@ from polyhead.models import build
 from polyhead.nn.loss import cross_entropy
 
 KINDS = ("decoder", "encoder", "encoder-decoder")
-BASELINES = {"gated_conv", "lstm", "gru"}  # blocks without self-attention
+BASELINES = {"gated_conv", "rnn", "lstm", "gru"}  # blocks without self-attention
 PARTS: list[dict[str, Any]] = [
     *({"attention": name} for name in ATTENTION.names()),
     *({"attention": {"name": "linear", "feature_map": name}} for name in FEATURE_MAP.names()),

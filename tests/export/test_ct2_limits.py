@@ -28,6 +28,11 @@ WINDOW = {"name": "softmax", "window": 4}
             "or"),
         ({"feed_forward": {"name": "conv1x1", "activation": "prelu"}}, "activation of feed_forward "
             "'conv1x1' is 'prelu'"),
+        ({"feed_forward": {"name": "swiglu", "beta": 1.702}}, "beta of feed_forward is 1.702, expected 1"),
+        ({"feed_forward": {"name": "swiglu", "beta": "learned"}}, "beta of feed_forward is 'learned', "
+            "expected 1"),
+        ({"kind": "decoder", "block": "rnn", "position": "none"}, "block is 'rnn', expected 'transformer' "
+            "or 'parallel'"),
         ({"norm": "batchnorm"}, "norm is 'batchnorm', expected 'layernorm' or 'rmsnorm'"),
         ({"kind": "encoder", "position": "alibi"}, "position is 'alibi', expected 'sinusoidal' or 'learned' "
             "or"),

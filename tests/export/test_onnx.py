@@ -289,9 +289,16 @@ def test_every_part_of_a_translator(name: str, make: Make) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "activation", ["relu", "relu2", "leaky_relu", "prelu", "silu", "tanh", "glu", "reglu", "geglu"]
+    "activation",
+    [
+        *("relu", "relu2", "leaky_relu", "prelu", "silu", "tanh", "glu", "reglu", "geglu"),
+        {"name": "swiglu", "beta": 1.702},
+        {"name": "swiglu", "beta": "learned"},
+        {"name": "prelu", "per_channel": True},
+    ],
+    ids=str,
 )
-def test_every_feed_forward(activation: str, make: Make) -> None:
+def test_every_feed_forward(activation: Any, make: Make) -> None:
     reads_like_the_model(*make("--to", "onnx", kind="encoder", feed_forward=activation))
 
 

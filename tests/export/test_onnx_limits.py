@@ -20,6 +20,8 @@ from polyhead.cli import main
             "written to ONNX: it has a"),
         ({"kind": "encoder", "block": "gru", "position": "none"}, "block 'gru' cannot be written to ONNX: "
             "it processes tokens"),
+        ({"kind": "encoder", "block": "rnn", "position": "none"}, "block 'rnn' cannot be written to ONNX: "
+            "it processes tokens"),
         ({"decoder_block": "lstm"}, "decoder_block 'lstm' cannot be written to ONNX: it processes tokens "
                                     "sequentially"),
         ({"decoder_attention": "linear"}, "attention 'linear' cannot be written to ONNX: it has a recurrent "

@@ -287,6 +287,10 @@ def test_hidden_spans_are_read_there_with_the_blank_before_them(kind: str, tmp_p
             {"block": "lstm", "position": "none"},
             "block is 'lstm', expected 'transformer'; position is 'none', expected 'learned'",
         ),
+        (
+            {"block": "rnn", "position": "none"},
+            "block is 'rnn', expected 'transformer'; position is 'none', expected 'learned'",
+        ),
         ({"kind": "encoder"}, "its model is MaskedLM, expected CausalLM"),
     ],
 )
@@ -353,6 +357,10 @@ def test_what_a_family_of_llama_cannot_say_is_named() -> None:
             "1e-06, expected 1e-05"),
         ("llama", LIKE_LLAMA | {"position": "sinusoidal", "layer_pattern": [{"position": "rope"}]},
             "position is 'sinusoidal', expected 'rope'"),
+        ("llama", LIKE_LLAMA | {"feed_forward": {"name": "swiglu", "beta": 1.702}},
+            "beta of feed_forward 'swiglu' is 1.702, expected 1"),
+        ("llama", LIKE_LLAMA | {"feed_forward": {"name": "swiglu", "beta": "learned"}},
+            "beta of feed_forward 'swiglu' is 'learned', expected 1"),
         ("llama", LIKE_LLAMA | {"position": {"name": "rope", "fraction": 0.5}}, "fraction of position "
             "'rope' is 0.5, expected 1.0"),
     ],

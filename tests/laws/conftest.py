@@ -50,6 +50,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"span": 3, "max_distance": None, "terms": "p2c", "norm_eps": None},
     ],
     "shaw": [{"clip": 2}, {"clip": 3, "values": False}],
+    "prelu": [{"per_channel": True}],
+    "swiglu": [{"beta": 2.0}, {"beta": "learned"}],
+    "rnn": [{"attention": False, "units": 24}],
     "lstm": [{"attention": False}, {"bidirectional": False, "units": 10}],
     "gru": [{"attention": False, "units": 24}],
     "gated_conv": [{"kernel": 5}],
@@ -58,7 +61,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 HYBRIDS: list[list[dict[str, Any]]] = [
     [{"attention": {"name": "linear"}}, {}],
-    [{}, {"block": {"name": "lstm"}}, {"block": {"name": "gru"}}],
+    [{"block": {"name": "rnn"}}, {}, {"block": {"name": "lstm"}}, {"block": {"name": "gru"}}],
     [
         {"attention": {"name": "softmax", "window": 2}},
         {"attention": {"name": "linear"}},

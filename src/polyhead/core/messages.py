@@ -31,7 +31,7 @@ _EXPECTED = {
 
 
 # pydantic's location entries for members of a union
-_UNION_BRANCH = re.compile(r"bool|literal\[.*\]")
+_UNION_BRANCH = re.compile(r"bool|float|literal\[.*\]")
 
 
 def from_validation_error(

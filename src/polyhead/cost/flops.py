@@ -357,6 +357,7 @@ _BLOCK_COUNTERS = {
     "transformer": _count_transformer,
     "parallel": _count_transformer,
     "gated_conv": _count_conv,
+    "rnn": _recurrent_counter(1),
     "lstm": _recurrent_counter(4),
     "gru": _recurrent_counter(3),
 }

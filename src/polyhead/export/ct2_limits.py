@@ -105,6 +105,8 @@ def _check_other(config: ModelConfig) -> Iterator[str]:
     inner_activation = config.feed_forward.options.get("activation", "relu")
     if config.feed_forward.name == "conv1x1" and inner_activation not in _CONV_ACTIVATIONS:
         yield _format_mismatch("activation of feed_forward 'conv1x1'", inner_activation, _CONV_ACTIVATIONS)
+    if (beta := config.feed_forward.options.get("beta", 1)) != 1:
+        yield f"beta of feed_forward is {format_value(beta)}, expected 1"
     if config.embedding_norm == "first":
         yield "embedding_norm is 'first', expected true or false"
     if config.sandwich_norm and config.kind == "encoder-decoder":

@@ -10,6 +10,7 @@ from polyhead.models import CausalLM, Seq2Seq
 
 _SEQUENTIAL = "it processes tokens sequentially"
 _UNSUPPORTED = {
+    "rnn": _SEQUENTIAL,
     "lstm": _SEQUENTIAL,
     "gru": _SEQUENTIAL,
     "moe": "it routes tokens depending on their values, which a static graph cannot",

@@ -116,5 +116,23 @@ def make_delay_task(length: int = 24, delay: int = 2, symbols: int = 16) -> Synt
     return SyntheticTask(FIRST_SYMBOL + symbols, length, draw)
 
 
+def make_latch_task(length: int = 32, values: int = 8) -> SyntheticTask:
+    """Output the one marked token of the decoder's own input from its place on (Bengio et al., 1994).
+
+    The marked token is one of ``values`` symbols, at a random place; the others are noise of as many other
+    symbols. Tokens before it have no label. The source carries no information.
+    """
+
+    def draw(rng: np.random.Generator, rows: int) -> tuple[Ints, Ints, Ints]:
+        value, place = rng.integers(0, values, rows), rng.integers(0, length, rows)
+        target = rng.integers(FIRST_SYMBOL + values, FIRST_SYMBOL + 2 * values, (rows, length))
+        target[np.arange(rows), place] = FIRST_SYMBOL + value
+        is_label = np.arange(length) >= place[:, None]
+        labels = np.where(is_label, FIRST_SYMBOL + value[:, None], IGNORE_INDEX)
+        return np.full((rows, 1), START), target, labels
+
+    return SyntheticTask(FIRST_SYMBOL + 2 * values, length, draw)
+
+
 COPY_AND_RECALL = {"copying": (make_copy_task(), 200), "recall": (make_recall_task(), 250)}
 """Tasks that attention designs are compared on, with their numbers of training steps."""

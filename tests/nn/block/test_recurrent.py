@@ -29,7 +29,7 @@ SIZES = {
     "dropout": 0.0,
 }
 HOLES = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [-1, 0, -1, 1, 2, -1, -1], [-1, -1, -1, 0, 1, 2, 3]])
-KINDS = ["lstm", "gru"]
+KINDS = ["rnn", "lstm", "gru"]
 
 
 def block(name, cross=False, causal=None, **options):
@@ -61,10 +61,13 @@ def gru_cell(x, h, w, u, bw, bu):
 
 def by_hand(rnn, tokens, start):
     """The outputs (T, H) of one row of tokens, and the state at its end, one token at a time."""
-    w, u, bw, bu = (rnn.get_parameter(f"{n}_l0") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    weights = dict(rnn.named_parameters())
+    w, u, bw, bu = (weights.get(f"{n}_l0") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     state, outs = start, []
     for x in tokens:
-        if len(start) == 2:
+        if bw is None:  # a plain network: Y_i = tanh(X_i W + Y_{i-1} U), without biases
+            state = (torch.tanh(x @ w.mT + state[0] @ u.mT),)
+        elif len(start) == 2:
             state = lstm_cell(x, *state, w, u, bw + bu)
         else:
             state = (gru_cell(x, *state, w, u, bw, bu),)
@@ -92,10 +95,10 @@ def test_an_encoder_reads_each_row_forward_and_backward(name, units):
         torch.testing.assert_close(out[b][valid], tokens + read, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "theirs"), [("lstm", nn.LSTM), ("gru", nn.GRU)])
+@pytest.mark.parametrize(("name", "theirs"), [("rnn", nn.RNN), ("lstm", nn.LSTM), ("gru", nn.GRU)])
 def test_whole_rows_equal_the_bidirectional_layer_of_torch(name, theirs):
     layer, x = block(name), torch.randn(3, 7, C, dtype=torch.float64)
-    other = theirs(C, C // 2, batch_first=True, bidirectional=True).double()
+    other = theirs(C, C // 2, bias=name != "rnn", batch_first=True, bidirectional=True).double()
     weights = dict(layer.rnn.named_parameters())
     weights |= {f"{n}_reverse": p for n, p in layer.reverse.named_parameters()}
     other.load_state_dict(weights)
@@ -218,6 +221,9 @@ def test_the_weights_begin_orthogonal_on_the_state_and_lstms_begin_by_keeping(na
             torch.testing.assert_close(u @ u.mT, torch.eye(rnn.hidden_size), rtol=0, atol=1e-5)
         bound = (6 / (32 + rnn.hidden_size)) ** 0.5
         assert 0.98 * bound < rnn.weight_ih_l0.abs().max() <= bound
+        if name == "rnn":
+            assert not rnn.bias
+            continue
         forget = slice(rnn.hidden_size, 2 * rnn.hidden_size)
         bias = (rnn.bias_ih_l0 + rnn.bias_hh_l0).detach()
         if name == "lstm":

@@ -37,6 +37,10 @@ def tanh_gelu(x):
 VARIANTS = [(name, {}, g) for name, g in ACTIVATIONS.items()] + [
     ("leaky_relu", {"slope": 0.3}, lambda x: x if x > 0 else 0.3 * x),
     ("prelu", {"slope": 0.5}, lambda x: x if x > 0 else 0.5 * x),
+    ("prelu", {"slope": 0.5, "per_channel": True}, lambda x: x if x > 0 else 0.5 * x),
+    ("swiglu", {"beta": 1.702}, lambda x: x / (1 + math.exp(-1.702 * x))),
+    ("swiglu", {"beta": 0}, lambda x: x / 2),
+    ("swiglu", {"beta": "learned"}, lambda x: x / (1 + math.exp(-x))),
     ("gelu", {"tanh": True}, tanh_gelu),
     ("geglu", {"tanh": True}, tanh_gelu),
     ("conv1x1", {"activation": "gelu_tanh"}, tanh_gelu),
@@ -71,6 +75,8 @@ def test_feed_forward_is_its_formula_with_the_bias_inside(name, options, g, bias
     ffn = FEED_FORWARD.build(Choice(name, bias=bias, **options), 4, 6).double()
     for p in ffn.parameters():
         p.data.add_(torch.randn_like(p) if p.ndim < 2 and p.numel() > 1 else 0)
+    if options.get("per_channel"):
+        ffn.activation.weight.data.fill_(options["slope"])
     x = torch.randn(2, 3, 4, dtype=torch.double)
     out = ffn(x)
     for b in range(2):
@@ -163,6 +169,46 @@ def test_the_slope_of_prelu_is_learned():
     ffn(-torch.ones(1, 4)).sum().backward()
     assert isinstance(ffn.activation, nn.PReLU)
     assert ffn.activation.weight.grad.abs() > 0
+
+
+def test_prelu_per_channel_has_a_slope_for_each_inner_unit():
+    """He et al. (2015), eq. 1, with slopes that differ, and its gradient, eq. 10: sum of the negative y_i."""
+    torch.manual_seed(0)
+    ffn = FEED_FORWARD.build(Choice("prelu", per_channel=True), 4, 6).double()
+    assert ffn.activation.weight.tolist() == [0.25] * 6
+    slopes = torch.tensor([0.0, 0.1, -0.3, 1.0, 2.0, 0.5], dtype=torch.double)
+    ffn.activation.weight.data = slopes
+    y = torch.randn(2, 5, 6, dtype=torch.double)
+    out = ffn.activation(y)
+    for b, t, i in ((b, t, i) for b in range(2) for t in range(5) for i in range(6)):
+        assert out[b, t, i] == (y[b, t, i] if y[b, t, i] > 0 else slopes[i] * y[b, t, i])
+    ffn.activation.weight.requires_grad_().grad = None
+    ffn.activation(y).sum().backward()
+    torch.testing.assert_close(ffn.activation.weight.grad, y.clamp(max=0).sum((0, 1)))
+
+
+def test_the_beta_of_swiglu_is_learned():
+    """Its gradient against a difference quotient; afterwards the layer computes with the new value."""
+    torch.manual_seed(0)
+    ffn, x = FEED_FORWARD.build(Choice("swiglu", beta="learned"), 4, 6).double(), torch.randn(3, 4).double()
+    beta = ffn.activation.beta
+    assert isinstance(beta, nn.Parameter) and beta.tolist() == [1.0]
+    (grad,) = torch.autograd.grad(ffn(x).sum(), beta)
+    with torch.no_grad():
+        results = []
+        for value in (1 - 1e-5, 1 + 1e-5, 1.7):
+            beta.fill_(value)
+            results.append(ffn(x))
+    assert grad.item() == pytest.approx((results[1] - results[0]).sum().item() / 2e-5, rel=1e-6)
+    fixed = FEED_FORWARD.build(Choice("swiglu", beta=1.7), 4, 6).double()
+    fixed.load_state_dict({n: p for n, p in ffn.state_dict().items() if "beta" not in n})
+    torch.testing.assert_close(fixed(x), results[2])
+
+
+@pytest.mark.parametrize("beta", ["learnt", "nan", None])
+def test_a_beta_that_is_no_number_is_refused(beta):
+    with pytest.raises(UserError, match="beta of feed_forward 'swiglu'"):
+        FEED_FORWARD.check(Choice("swiglu", beta=beta))
 
 
 def test_a_dropout_that_is_no_probability_is_refused():

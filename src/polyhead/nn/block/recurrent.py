@@ -1,4 +1,4 @@
-"""Recurrent layers (LSTM, GRU) as a baseline for the Transformer.
+"""Recurrent layers (plain RNN, LSTM, GRU) as a baseline for the Transformer.
 
 Shapes as in ``nn/kv.py``, and H the units of a layer.
 
@@ -71,6 +71,24 @@ def fp32_if_no_bf16(x: Tensor) -> Iterator[Tensor]:
         yield x
 
 
+class RNN(nn.RNN):
+    """Plain recurrent network, tanh(x_t W + h_{t-1} U) (Elman, 1990)."""
+
+    n_states = 1  # h
+
+    def __init__(self, input_size: int, hidden_size: int, *, batch_first: bool) -> None:
+        super().__init__(input_size, hidden_size, bias=False, batch_first=batch_first)
+
+    def forward(self, x: Tensor, state: RnnState) -> tuple[Tensor, RnnState]:  # type: ignore[override]
+        """(B, T, C) and the state before -> (B, T, H) and the state after."""
+        out, h = super().forward(x, state[0].to(x.dtype)[None])
+        return out, (h[0],)
+
+    def init_state(self, start: Tensor) -> RnnState:
+        """The initial state of a decoder: (B, H) -> h."""
+        return (start.tanh(),)
+
+
 class LSTM(nn.LSTM):
     """Long short-term memory (Hochreiter & Schmidhuber, 1997; forget gate: Gers et al., 2000)."""
 
@@ -103,6 +121,9 @@ class GRU(nn.GRU):
         return (start.tanh(),)
 
 
+RecurrentNetwork = RNN | LSTM | GRU
+
+
 class RecurrentBlock(nn.Module):
     """A recurrent layer in a residual, then, in a decoder, attention to the source in another.
 
@@ -113,7 +134,7 @@ class RecurrentBlock(nn.Module):
     def __init__(
         self,
         config: ModelSpec,
-        rnns: list[LSTM | GRU],
+        rnns: list[RecurrentNetwork],
         *,
         cross: nn.Module | None = None,
         has_start_proj: bool = False,
@@ -199,7 +220,7 @@ class RecurrentBlock(nn.Module):
 
 
 def _build_recurrent(
-    rnn_class: type[LSTM] | type[GRU],
+    rnn_class: type[RNN] | type[LSTM] | type[GRU],
     config: ModelSpec,
     shape: AttentionShape,
     cross: bool,
@@ -219,7 +240,7 @@ def _build_recurrent(
             f"directions, so it must be even and above 0: {max(2, units + 1)}"
         )
     units_each = units // 2 if is_bidirectional else units
-    rnns: list[LSTM | GRU] = [
+    rnns: list[RecurrentNetwork] = [
         rnn_class(config.d_model, units_each, batch_first=True) for _ in range(1 + is_bidirectional)
     ]
     return RecurrentBlock(
@@ -228,6 +249,34 @@ def _build_recurrent(
         cross=build_cross_attention(config, shape) if cross and attention else None,
         has_start_proj=cross,
     )
+
+
+@BLOCK.register("rnn")
+def rnn_block(
+    config: ModelSpec,
+    shape: AttentionShape,
+    position: Position,
+    cross: bool,
+    *,
+    attention: bool = True,
+    bidirectional: bool = True,
+    units: int | None = None,
+) -> RecurrentBlock:
+    """A plain recurrent layer without gates and, in a decoder, attention to the source.
+
+    Like ``lstm`` otherwise, with a single state vector and no gate that could preserve it: the gradient of a
+    state with respect to an earlier one is a product of one matrix per token, which vanishes or explodes. U
+    starts orthogonal. No biases.
+
+    Equation: Y_i = tanh(X_i W + Y_{i-1} U),  Y_0 = 0
+              encoder: N(X_i + [Y_i forward; Y_i backward])
+              decoder: N(S_i + Attention(S_i, source)),  S_i = N(X_i + Y_i),
+                       Y_0 = tanh(V [source first; source last] + v)
+    Paper: Elman, 1990; its gradients: Bengio et al., 1994
+    When: to measure what gates and attention gain; as ``lstm``, with a quarter of the weights
+    Recipe: model: {block: rnn, position: none}
+    """
+    return _build_recurrent(RNN, config, shape, cross, attention, bidirectional, units)
 
 
 @BLOCK.register("lstm")

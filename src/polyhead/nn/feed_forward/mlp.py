@@ -14,6 +14,8 @@ from polyhead.nn.dropout import Dropout
 
 GateBias = bool | Literal["down"]
 """Which maps of a gated layer have a bias: all three, none, or only the down projection."""
+SwishBeta = float | Literal["learned"]
+"""The factor β of x σ(βx): a number, or a parameter that is initially 1."""
 
 
 class FeedForward(nn.Module):
@@ -96,19 +98,36 @@ def leaky_relu_mlp(
     return FeedForward(d_model, d_ff, nn.LeakyReLU(slope), bias, dropout)
 
 
+class ChannelPReLU(nn.PReLU):
+    """PReLU with a slope for each feature; that of PyTorch expects features before the tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., F) -> (..., F)."""
+        return torch.where(x > 0, x, self.weight * x)
+
+
 @FEED_FORWARD.register("prelu")
 def prelu_mlp(
-    d_model: int, d_ff: int, *, slope: float = 0.25, bias: bool = True, dropout: float = 0.0
+    d_model: int,
+    d_ff: int,
+    *,
+    slope: float = 0.25,
+    per_channel: bool = False,
+    bias: bool = True,
+    dropout: float = 0.0,
 ) -> FeedForward:
-    """A leaky ReLU whose slope is learned, one per layer.
+    """A leaky ReLU whose slope is learned, one per layer or one per inner unit.
 
-    Equation: g(x) = x where x > 0, a x elsewhere
-    Paper: He et al., 2015
+    Equation: g(x_i) = x_i where x_i > 0, a_i x_i elsewhere;  a_i = a unless per_channel
+    Paper: He et al., 2015, eq. 1: channel-shared and channel-wise
     When: as leaky_relu, with a learned slope
+    Recipe: model: {feed_forward: {name: prelu, per_channel: true}}
     Options:
       slope: initial slope below 0
+      per_channel: a slope for each of the d_ff inner units instead of one for the layer
     """
-    return FeedForward(d_model, d_ff, nn.PReLU(init=slope), bias, dropout)
+    activation = ChannelPReLU(d_ff, slope) if per_channel else nn.PReLU(init=slope)
+    return FeedForward(d_model, d_ff, activation, bias, dropout)
 
 
 @FEED_FORWARD.register("gelu")
@@ -189,18 +208,35 @@ def geglu_mlp(
     return GatedFeedForward(d_model, d_ff, nn.GELU("tanh" if tanh else "none"), bias, dropout)
 
 
-@FEED_FORWARD.register("swiglu")
-def swiglu_mlp(d_model: int, d_ff: int, *, bias: GateBias = False, dropout: float = 0.0) -> GatedFeedForward:
-    """A gate with a SiLU, as in Llama.
+class Swish(nn.Module):
+    """x σ(βx) with a constant or a learned β (Ramachandran et al., 2017)."""
 
-    Equation: g(x) = x σ(x)
-    Paper: Shazeer, 2020
+    def __init__(self, beta: SwishBeta) -> None:
+        super().__init__()
+        self.beta = nn.Parameter(torch.ones(1)) if beta == "learned" else beta
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Elementwise."""
+        return x * torch.sigmoid(self.beta * x)
+
+
+@FEED_FORWARD.register("swiglu")
+def swiglu_mlp(
+    d_model: int, d_ff: int, *, beta: SwishBeta = 1.0, bias: GateBias = False, dropout: float = 0.0
+) -> GatedFeedForward:
+    """A gate with a Swish, by default with β = 1: a SiLU, as in Llama.
+
+    At β = 0 the gate is linear, x/2, and for a large β it is a ReLU.
+
+    Equation: g(x) = Swish_β(x) = x σ(βx)
+    Paper: Shazeer, 2020, eq. 6; Swish: Ramachandran et al., 2017
     When: quality per parameter matters more than step time
     Recipe: model: {feed_forward: swiglu, d_model: 256, d_ff: 684}  # two thirds of 4 x 256, a multiple of 4
     Options:
+      beta: β, a number; or learned: one per layer, initially 1
       bias: biases in the three maps, or only in the down projection (down, as in GTE)
     """
-    return GatedFeedForward(d_model, d_ff, F.silu, bias, dropout)
+    return GatedFeedForward(d_model, d_ff, F.silu if beta == 1 else Swish(beta), bias, dropout)
 
 
 MLPActivation = Literal["relu", "leaky_relu", "prelu", "gelu", "gelu_tanh", "silu", "tanh"]
