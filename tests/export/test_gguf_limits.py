@@ -23,7 +23,8 @@ WINDOW = {"name": "softmax", "bias": False, "window": 4}
         ({"kind": "encoder"}, "llama.cpp supports language models only; this model is kind='encoder'"),
         ({"feed_forward": "reglu"}, "the nearest architecture is 'llama': feed_forward is 'reglu', expected "
                                     "'swiglu'"),
-        ({"feed_forward": {"name": "swiglu", "beta": 1.702}}, "beta of feed_forward 'swiglu' is 1.702, expected 1"),
+        ({"feed_forward": {"name": "swiglu", "beta": 1.702}}, "beta of feed_forward 'swiglu' is "
+            "1.702, expected 1"),
         ({"attention": WINDOW}, "attention has windows, expected none"),
         ({"attention": {**BARE, "scale": 0.3}, "feed_forward": "relu2"}, "feed_forward is 'relu2', expected "
             "'swiglu'"),

@@ -19,6 +19,7 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.cache.static import StaticCache
 from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.introspect.attention_map import attention_text
@@ -325,3 +326,55 @@ def test_pages_show_no_mojibake(
     assert "⟨F0\xa09F\xa098⟩" in html
     assert "\ufffd" not in html + capsys.readouterr().out
     assert not [c for c in html if unicodedata.name(c, "").startswith("LATIN") and ord(c) > 0xFF]
+
+
+PAIRS = ["a dog runs", "the cat sat", "a red house", "dogs and cats"] * 5
+
+
+def make_run(kind: str) -> Run:
+    tokenizer = train_tokenizer(PAIRS, Choice("bpe"), 300)
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 24, "max_len": 48, "dropout": 0.0}
+    model = build(ModelConfig(kind=kind, vocab_size=tokenizer.vocab_size, **sizes), seed=0).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return Run(model, tokenizer, GenerationConfig())
+
+
+@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
+def test_every_beam_has_the_attention_that_the_search_computed(kind: str) -> None:
+    """Each row of a map is among the weights that were recorded during the search."""
+    run, text = make_run(kind), "a red dog"
+    lengths = {"max_new_tokens": 6} if kind == "decoder" else {"max_length_extra": 6, "max_length_ratio": 0}
+    rules = {"beam_size": 4, "n_best": 3, **lengths}
+    with record_attention(run.model) as seen:
+        (searched,) = run.hypotheses([text], **rules)
+    found = run.beam_attention(text, **rules)
+    assert [one.hypothesis.tokens for one in found] == [one.tokens for one in searched]
+    assert len({str(one.tokens) for one in searched}) == 3
+    (ids,) = run.tokenizer.encode([text])
+    layer_name = "layers.{}.attn" if kind == "decoder" else "decoder.layers.{}.cross"
+    for one in found:
+        n, names = len(one.hypothesis.tokens), axis_labels(run.tokenizer, one.hypothesis.tokens)
+        assert list(one.maps) == (["self"] if kind == "decoder" else ["cross", "encoder", "decoder"])
+        shown = next(iter(one.maps.values()))
+        start = len(shown.target_tokens) - n - (kind != "decoder")  # a translation has a row for its end
+        assert list(shown.target_tokens)[start : start + n] == names
+        if kind == "encoder-decoder":
+            assert shown.weights.shape[2:] == (n + 1, len(ids) + 1)
+        for layer in range(2):
+            passes = next(x for name, x in seen.items() if name.endswith(layer_name.format(layer)))
+            recorded = [beam[:, q] for step in passes for beam in step for q in range(step.size(2))]
+            for t in range(start, start + n - 1):
+                row = shown.weights[layer, :, t]
+                width = t + 1 if kind == "decoder" else row.size(-1)
+                same = [x for x in recorded if x.size(-1) >= width and (x[:, width:] == 0).all()]
+                assert min((x[:, :width] - row[:, :width]).abs().max() for x in same) < 1e-5, (layer, t)
+
+
+def test_beams_of_a_model_without_search_are_refused() -> None:
+    with pytest.raises(UserError, match="encoder"):
+        make_run("encoder").beam_attention("a dog")
+    with pytest.raises(UserError, match="target_lang: unknown key"):
+        make_run("decoder").beam_attention("a dog", target_lang="de")

@@ -1,11 +1,13 @@
-"""``polyhead embed``: embed texts as vectors."""
+"""``polyhead embed``: embed texts, or their tokens, as vectors."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,6 +26,11 @@ from polyhead.cli.output_file import check_output_path
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.data.readers.reader_common import iter_chunks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polyhead.evaluate.embed import TokenEmbeddings
 
 
 @config_options(GenerationConfig, "pooling", "normalize")
@@ -48,6 +55,23 @@ def run(
             metavar="FILE",
             help="path of the output: .npy, or .jsonl with the texts; default: tab-separated numbers "
             "on standard output",
+        ),
+    ] = None,
+    tokens: Annotated[
+        bool,
+        typer.Option(
+            "--tokens",
+            help="write a vector for each token: a line per token, which starts with it, and an empty line "
+            "after each text; with --output FILE.jsonl a row of the file per text",
+        ),
+    ] = False,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...|all",
+            help="write the vectors of these layers, each line with the number of its layer: 0 is the "
+            "embeddings, -1 the last layer",
+            show_default="the last layer",
         ),
     ] = None,
     like: Annotated[
@@ -75,6 +99,7 @@ def run(
 
     \b
     polyhead embed runs/wikitext sentences.txt --output vectors.npy
+    polyhead embed runs/wikitext sentences.txt --tokens --layers 0,4 --output tokens.jsonl
     polyhead embed runs/wikitext sentences.txt --like "a church in the north of England" | sort -rn | head
     polyhead embed runs/e5 pages.txt --prompt passage --like "How high is it?" --like-prompt query
     """
@@ -84,10 +109,17 @@ def run(
         raise UserError("--like prints similarities; to write embeddings with --output, remove --like")
     if like_prompt is not None and like is None:
         raise UserError("--like-prompt requires --like; otherwise use --prompt")
+    layer_numbers = None if layers is None else parse_layers(layers)
+    if like is not None and (tokens or layers is not None):
+        raise UserError("--like compares texts by one vector each: remove --tokens and --layers")
+    if tokens and output is not None and output.suffix == ".npy":
+        raise UserError(f"--output {output}: numbers of tokens differ: use .jsonl with --tokens")
+    if tokens and "pooling" in settings:
+        raise UserError("--pooling makes one vector of a text, and --tokens writes one per token: remove one")
     check_output_path(output, [source], directory)
     lines = read_lines_or_text(source)
-    from polyhead.cli.embedding_file import encode_rows, open_embedding_file
-    from polyhead.evaluate.embed import cosine_similarity
+    from polyhead.cli.embedding_file import encode_rows, encode_token_rows, open_embedding_file
+    from polyhead.evaluate.embed import cosine_similarity, resolve_layers
     from polyhead.tokenizers.decomposed_text import warn_decomposed
 
     changes = settings | drop_none(embed_prompt=prompt)
@@ -97,21 +129,35 @@ def run(
     num_truncated = 0
     # fails for an unsuitable model before the first line is read
     query, num_cut, max_tokens = loaded.compute_embeddings([] if like is None else [like], **like_options)
+    numbers = None if layer_numbers is None else resolve_layers(layer_numbers, loaded.config.n_layers)
     if num_cut:
         print(f"polyhead: --like is truncated to {max_tokens} tokens", file=sys.stderr)
-    with nullcontext() if output is None else open_embedding_file(output, query.size(1)) as file:
+    shape = (query.size(1),) if numbers is None else (len(numbers), loaded.config.d_model)
+    with nullcontext() if output is None else open_embedding_file(output, shape) as file:
         for texts in iter_chunks(lines, choose_read_batch(source, read_batch)):
-            vectors, num_cut, max_tokens = loaded.compute_embeddings(texts, **changes)
+            if tokens:
+                found = loaded.embed_tokens(texts, layers=numbers, **changes)
+                num_cut = sum(one.truncated for one in found)
+            else:
+                vectors, num_cut, _ = loaded.compute_embeddings(texts, layers=numbers, **changes)
             if output is not None and file is not None:
-                file.add(encode_rows(output, texts, vectors), len(texts))
+                rows = (
+                    encode_token_rows(texts, found, numbers)
+                    if tokens
+                    else encode_rows(output, texts, vectors, numbers)
+                )
+                file.add(rows, len(texts))
+            elif tokens:
+                for one in found:
+                    print(*format_token_lines(one, numbers), "", sep="\n")
             elif like is not None:
                 for text, similarity in zip(
                     texts, cosine_similarity(vectors, query)[:, 0].tolist(), strict=True
                 ):
                     print(f"{similarity:.4f}\t{escape_terminal(to_one_line(text))}")
             else:
-                for row in vectors.tolist():
-                    print("\t".join(f"{value:.6g}" for value in row))
+                for row in vectors:
+                    print(*format_layer_lines(row, numbers), sep="\n")
             print(end="", flush=True)
             if num_cut:
                 longest.add(loaded.tokenizer, texts, counter.lines)
@@ -124,3 +170,34 @@ def run(
             f"{longest.describe()}",
             file=sys.stderr,
         )
+
+
+def parse_layers(text: str) -> list[int] | Literal["all"]:
+    """Parse ``--layers``: numbers with commas between them, or "all"."""
+    if text == "all":
+        return "all"
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"-?[0-9]{1,9}", word) for word in words):
+        raise UserError(f"--layers: expected numbers such as 0,4 or -1, or all, not {text!r}")
+    return list(map(int, words))
+
+
+def format_layer_lines(vectors: Tensor, layers: Sequence[int] | None) -> Iterator[str]:
+    """One line for the vector (C,) of a text, or one per layer (L, C), which starts with its number."""
+    if layers is None:
+        yield format_vector(vectors)
+        return
+    for layer, vector in zip(layers, vectors, strict=True):
+        yield f"{layer}\t{format_vector(vector)}"
+
+
+def format_token_lines(one: TokenEmbeddings, layers: Sequence[int] | None) -> Iterator[str]:
+    """The lines of a text's tokens, (T, C) or (L, T, C): token, layer if there are several, and vector."""
+    for t, token in enumerate(one.tokens):
+        for line in format_layer_lines(one.vectors[..., t, :], layers):
+            yield f"{escape_terminal(to_one_line(token))}\t{line}"
+
+
+def format_vector(vector: Tensor) -> str:
+    """Tab-separated numbers."""
+    return "\t".join(f"{value:.6g}" for value in vector.tolist())

@@ -197,6 +197,7 @@ EFFECTIVE_KEYS = {
     | {"max_new_tokens", "grammar"},
     "translations": _BEAM_SEARCH_KEYS | _COMMON_KEYS,
     "text embeddings": _EMBEDDING_KEYS,
+    "token embeddings": _EMBEDDING_KEYS - {"pooling"},
 }
 """Keys of generation that have an effect, for each kind of output."""
 _GENERATED_TEXT_KEYS = EFFECTIVE_KEYS["sampled text"] | EFFECTIVE_KEYS["beam search"]

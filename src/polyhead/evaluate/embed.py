@@ -1,18 +1,18 @@
-"""Text embeddings of an encoder or a language model: one vector per text."""
+"""Embeddings of an encoder or a language model: a vector per text or per token, of any layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
-from polyhead.core.errors import UserError, prefix_errors
+from polyhead.core.errors import UserError, format_value, prefix_errors
 from polyhead.data.batching.encoder_inputs import EncoderInput, build_encoder_input, fill_template
-from polyhead.evaluate.encode_batches import encode_in_batches
+from polyhead.evaluate.encode_batches import encode_in_batches, encode_layers_in_batches
 from polyhead.generation.engine.interface import require_finite
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.models import CausalLM, Classifier, MaskedLM, SentenceEncoder
@@ -23,6 +23,8 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 
 TextOrIds = str | Sequence[int]
 """A text, or its tokens from the tokenizer, without special tokens."""
+Layers = Sequence[int] | Literal["all"]
+"""Numbers of layers: 0 is the embeddings, 1 the first layer; negative ones count from the last."""
 PoolFn = Callable[[Tensor, Tensor | None], Tensor]
 _POOLINGS: dict[str, PoolFn] = {
     "mean": pool_mean,
@@ -35,9 +37,18 @@ _POOLINGS: dict[str, PoolFn] = {
 class Embeddings(NamedTuple):
     """A vector for each text, the number of truncated texts, and the token limit."""
 
-    vectors: Tensor  # (N, C) float32
+    vectors: Tensor  # (N, C) float32; (N, L, C) with ``layers``
     n_truncated: int
     max_tokens: int
+
+
+class TokenEmbeddings(NamedTuple):
+    """A vector for each token that the model reads of a text, special tokens included."""
+
+    tokens: list[str]  # entries of the vocabulary
+    ids: list[int]
+    vectors: Tensor  # (T, C) float32; (L, T, C) with ``layers``
+    truncated: bool
 
 
 @torch.inference_mode()
@@ -48,12 +59,16 @@ def embed_texts(
     config: GenerationConfig,
     template: PromptTemplate | None = None,
     batch_tokens: int = 4096,
+    layers: Layers | None = None,
 ) -> Embeddings:
     """Pool the token vectors of each text: mean, first, last, maximum per feature, or the model's pooling.
 
     Special tokens count as others do (Reimers & Gurevych, 2019, sec. 3), and those of a prompt with
     ``include_prompt``. Texts longer than ``token_limit`` are truncated. ``pooling`` "own" is the one that the
     model was trained with, projection included. A vector with NaN or infinity is a NotFiniteError.
+
+    With ``layers`` the vectors of each of these layers are pooled, without the projections after the pooling,
+    which are trained for the last layer.
     """
     pool = _POOLINGS.get(config.pooling) or getattr(model, "pooler", None)
     if pool is None:
@@ -62,14 +77,72 @@ def embed_texts(
     n_prompt_tokens = (
         0 if config.include_prompt else count_prompt_tokens(tokenizer, config, model.config.max_len, template)
     )
-    out = torch.zeros(len(rows), embedding_dim(model.config))
-    for numbers, vectors, pos in encode_in_batches(model, rows, tokenizer, batch_tokens):
-        vector = pool(vectors, mask_prompt(n_prompt_tokens, vectors, pos))
-        for dense in getattr(model, "dense", ()):
-            vector = dense(vector)
-        out[numbers] = require_finite(vector).float().cpu()
+    if layers is None:
+        out = torch.zeros(len(rows), embedding_dim(model.config))
+        for numbers, vectors, pos in encode_in_batches(model, rows, tokenizer, batch_tokens):
+            vector = pool(vectors, mask_prompt(n_prompt_tokens, vectors, pos))
+            for dense in getattr(model, "dense", ()):
+                vector = dense(vector)
+            out[numbers] = require_finite(vector).float().cpu()
+    else:
+        indices, pool = resolve_layers(layers, model.config.n_layers), getattr(pool, "pool", pool)
+        out = torch.zeros(len(rows), len(indices), model.config.d_model)
+        for numbers, states, pos in encode_layers_in_batches(model, rows, tokenizer, batch_tokens, indices):
+            pos = mask_prompt(n_prompt_tokens, states[:, 0], pos)
+            pooled = torch.stack([pool(x, pos) for x in states.unbind(1)], 1)
+            out[numbers] = require_finite(pooled).float().cpu()
     out = torch.nn.functional.normalize(out, dim=-1) if config.normalize else out
     return Embeddings(out, sum(row.truncated for row in rows), token_limit(config, model.config.max_len))
+
+
+@torch.inference_mode()
+def embed_tokens(
+    model: MaskedLM | Classifier | SentenceEncoder | CausalLM,
+    tokenizer: Tokenizer,
+    texts: Sequence[TextOrIds],
+    config: GenerationConfig,
+    template: PromptTemplate | None = None,
+    batch_tokens: int = 4096,
+    layers: Layers | None = None,
+) -> list[TokenEmbeddings]:
+    """The vector of every token of each text: the output of the last layer, or of each of ``layers``.
+
+    The tokens are those of ``embed_texts``, special tokens included; without ``include_prompt`` those of the
+    prompt are left out.
+    """
+    rows = prepare_inputs(tokenizer, texts, config, model.config.max_len, template)
+    start = (
+        0 if config.include_prompt else count_prompt_tokens(tokenizer, config, model.config.max_len, template)
+    )
+    indices = resolve_layers([-1] if layers is None else layers, model.config.n_layers)
+    found: list[TokenEmbeddings | None] = [None] * len(rows)
+    for numbers, states, _ in encode_layers_in_batches(model, rows, tokenizer, batch_tokens, indices):
+        for number, vectors in zip(numbers, states.float().cpu(), strict=True):
+            ids, truncated = rows[number].ids, rows[number].truncated
+            vectors = vectors[:, start : len(ids)]  # rows are padded on the right
+            vectors = torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
+            names = tokenizer.ids_to_tokens(ids[start:])
+            vectors = vectors[0].clone() if layers is None else vectors.clone()
+            found[number] = TokenEmbeddings(names, ids[start:], vectors, truncated)
+    return [one for one in found if one is not None]
+
+
+def resolve_layers(layers: Layers, n_layers: int) -> list[int]:
+    """The numbers of the layers from 0, the embeddings, to ``n_layers``; a UserError for any other."""
+    if isinstance(layers, str):
+        if layers != "all":
+            raise UserError(f"layers: {layers!r} is not 'all'; expected numbers from 0 to {n_layers}, or all")
+        return list(range(n_layers + 1))
+    numbers = list(layers)
+    if not numbers:
+        raise UserError(f"layers is empty; expected numbers from 0 to {n_layers}, or all")
+    for number in numbers:
+        if type(number) is not int or not -n_layers - 1 <= number <= n_layers:
+            raise UserError(
+                f"layers: no layer {format_value(number)}; this model has 0 (its embeddings) to {n_layers}, "
+                f"or from the last -1 to {-n_layers - 1}"
+            )
+    return [number % (n_layers + 1) for number in numbers]
 
 
 def embedding_dim(config: ModelConfig) -> int:

@@ -41,6 +41,17 @@ def encode_in_batches(
         yield numbers, model.encoder(*inputs), inputs[1]
 
 
+@torch.inference_mode()
+def encode_layers_in_batches(
+    model: Any, rows: Sequence[EncoderInput], tokenizer: Tokenizer, batch_tokens: int, layers: Sequence[int]
+) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+    """As ``encode_in_batches``, with the vectors of some layers, (B, L, T, C): 0 is the embeddings."""
+    for numbers, inputs in iter_batches(model, rows, tokenizer, batch_tokens):
+        encoder = model if hasattr(model, "stack") else model.encoder  # a language model is its own encoder
+        states = encoder.stack.hidden_states(encoder.embedding(*inputs), inputs[1])
+        yield numbers, torch.stack([states[layer] for layer in layers], 1), inputs[1]
+
+
 def iter_batches(
     model: Any, rows: Sequence[EncoderInput], tokenizer: Tokenizer, batch_tokens: int
 ) -> Iterator[tuple[list[int], tuple[Tensor, Tensor | None, Tensor | None]]]:

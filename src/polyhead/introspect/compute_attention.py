@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polyhead.core.blank_text import clear_blank
 from polyhead.core.errors import MAX_INT, UserError
 from polyhead.data.batching.encoder_inputs import build_encoder_input, collate_encoder_inputs
+from polyhead.generation.engine.interface import Hypothesis
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.models import CausalLM, Classifier, MaskedLM, Model, Seq2Seq
@@ -23,6 +25,7 @@ from polyhead.nn.kv import WeightsHook
 from polyhead.tokenizers.display import spell_token
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.mask_tokens import count_masks, encode_masked
+from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 ATTENTION_KINDS = {
@@ -39,6 +42,13 @@ AttentionWeights = dict[str, list[Tensor]]
 
 Where layers share their weights, the first has the entries of all, one after the other.
 """
+
+
+class BeamAttention(NamedTuple):
+    """One hypothesis of beam search and its attention maps, kind (see ``ATTENTION_KINDS``) -> map."""
+
+    hypothesis: Hypothesis
+    maps: dict[str, AttentionMap]
 
 
 class LayerAttention(NamedTuple):
@@ -157,6 +167,32 @@ def build_attention_maps(
     return pair_maps(model, tokenizer, ids, target_ids, text)
 
 
+def build_beam_attention(
+    model: Model,
+    tokenizer: Tokenizer,
+    template: PromptTemplate,
+    text: str,
+    hypotheses: Sequence[Hypothesis],
+    languages: Seq2SeqTemplate | None = None,
+) -> list[BeamAttention]:
+    """The attention maps of every hypothesis of a text, on its own tokens, as the search computed them.
+
+    They are computed in one pass per hypothesis, which gives the weights of the search up to rounding, unless
+    its cache is lossy. ``languages`` is the template of a multilingual model.
+    """
+    (ids,) = tokenizer.encode([clear_blank(text)])
+    if isinstance(model, Seq2Seq):
+        return [
+            BeamAttention(one, pair_maps(model, tokenizer, ids, one.tokens, text, languages))
+            for one in hypotheses
+        ]
+    rows = [[*template.build_prompt(ids), *one.tokens] for one in hypotheses]
+    return [
+        BeamAttention(one, self_maps(model, tokenizer, row, text, len(row)))
+        for one, row in zip(hypotheses, rows, strict=True)
+    ]
+
+
 def _encode_text(model: Model, tokenizer: Tokenizer, template: PromptTemplate, text: str) -> list[int]:
     """The tokens of a text with special tokens, for an encoder or a decoder alone."""
     if isinstance(model, CausalLM):
@@ -196,14 +232,19 @@ def cross_map(maps_by_kind: dict[str, AttentionMap]) -> AttentionMap:
 
 
 def pair_maps(
-    model: Seq2Seq, tokenizer: Tokenizer, source: list[int], target: list[int], title: str
+    model: Seq2Seq,
+    tokenizer: Tokenizer,
+    source: list[int],
+    target: list[int],
+    title: str,
+    languages: Seq2SeqTemplate | None = None,
 ) -> dict[str, AttentionMap]:
     """All attention maps of a pair: "cross", "encoder", "decoder". Rows are queries, columns are keys.
 
     A row of the decoder is the token predicted there; its columns are the tokens read so far, the start token
     first.
     """
-    template = with_languages(tokenizer)
+    template = languages or with_languages(tokenizer)
     prefix_labels, source_labels, suffix_labels, target_labels = (
         axis_labels(tokenizer, ids)
         for ids in (template.source_prefix, source, template.source_suffix, target)

@@ -104,7 +104,8 @@ def make_claims(
             "A plain recurrent network recalls mainly recent tokens.",
             "Bengio et al., 1994: gradients vanish over time",
             f"RNN: {format_mean_percent(near[PLAIN])} correct at distances 1 to 4, "
-            f"{format_mean_percent(far[PLAIN])} at {FAR.start} to {LENGTH - 1}; {100 / VALUES:.1f} % by chance.",
+            f"{format_mean_percent(far[PLAIN])} at {FAR.start} to {LENGTH - 1}; {100 / VALUES:.1f} % by "
+            "chance.",
             verdict_less(far[PLAIN], near[PLAIN]),
         ),
         Claim(
@@ -166,7 +167,7 @@ def measure_recall(model: Seq2Seq, task: SyntheticTask, n_batches: int) -> list[
 
 
 def measure_gradients(model: Seq2Seq, task: SyntheticTask, seed: int) -> list[float]:
-    """Norm of the gradient of the last logit of the answer, with respect to the embedding at each distance."""
+    """Gradient norm of the last token's right logit, with respect to the embedding at each distance."""
     batch, embedded = task.batch(seed, 0), []
 
     def keep(module: Any, inputs: Any, output: Tensor) -> None:
@@ -184,9 +185,9 @@ def measure_gradients(model: Seq2Seq, task: SyntheticTask, seed: int) -> list[fl
 
 def _describe(lab: LabContext, steps: int) -> str:
     return (
-        f"Recall and gradients by distance: the decoder alone reads {LENGTH} tokens, one of which, at a random "
-        f"place, is one of {VALUES} values and the others are noise; from there on it outputs that value. No "
-        f"design has a source to read. {steps} steps of 64 rows, learning rate 2e-3, "
+        f"Recall and gradients by distance: the decoder alone reads {LENGTH} tokens, one of which, at a "
+        f"random place, is one of {VALUES} values and the others are noise; from there on it outputs that "
+        f"value. No design has a source to read. {steps} steps of 64 rows, learning rate 2e-3, "
         f"{len(lab.make_seeds(3))} seeds."
     )
 

@@ -208,8 +208,8 @@ def measure_recurrence(lab: LabContext) -> ExperimentResult:
         "unless the design has no attention, where the encoder is unidirectional too. CNN: gated "
         f"convolutions of width 3 with attention to the source. Task: {ITEMS} items, each a key and one of "
         f"{VALUES} values; given a key, output its value. {steps} steps of 64 rows, cosine, one learning "
-        f"rate (5e-3) for all, {len(lab.make_seeds(3))} seeds.\n\n{recency.method}\n\nSpeed: d_model {lab.pick_size(128, 16)}, "
-        "8 rows, random weights, fp32, alternating designs.",
+        f"rate (5e-3) for all, {len(lab.make_seeds(3))} seeds.\n\n{recency.method}\n\n"
+        f"Speed: d_model {lab.pick_size(128, 16)}, 8 rows, random weights, fp32, alternating designs.",
     )
 
 

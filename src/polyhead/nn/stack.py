@@ -30,6 +30,23 @@ class Stack(nn.Module):
         memory: Sequence[EncoderMemory] | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C)."""
+        return self._run_layers(x, pos, cache, memory)
+
+    def hidden_states(self, x: Tensor, pos: Tensor | None = None) -> list[Tensor]:
+        """The input and the output of every layer, the last one after the final norm: N + 1 of (B, T, C)."""
+        states = [x]
+        out = self._run_layers(x, pos, states=states)
+        return [*states[:-1], out]
+
+    def _run_layers(
+        self,
+        x: Tensor,
+        pos: Tensor | None = None,
+        cache: Cache | None = None,
+        memory: Sequence[EncoderMemory] | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """As ``forward``; appends the output of each layer to ``states``."""
         prepared: dict[Position | None, Position | None] = {None: None}  # blocks without attention have none
         for i, layer in enumerate(self.layers):
             position: Any = getattr(getattr(layer, "attn", None), "position", None)
@@ -38,6 +55,8 @@ class Stack(nn.Module):
             layer_cache = None if cache is None else cache.layers[i]
             layer_memory = None if memory is None else memory[i]
             x = layer(x, pos, layer_cache, layer_memory, prepared[position])
+            if states is not None:
+                states.append(x)
         return x if self.final_norm is None else self.final_norm(x, pos)
 
     def needs_padding_mask(self) -> bool:

@@ -26,7 +26,7 @@ from polyhead.evaluate.classify import (
     check_text_arity,
     classify,
 )
-from polyhead.evaluate.embed import Embeddings, embed_texts
+from polyhead.evaluate.embed import Embeddings, Layers, TokenEmbeddings, embed_texts, embed_tokens
 from polyhead.evaluate.fill_mask import MaskPrediction, fill_mask, find_unfillable_texts
 from polyhead.evaluate.perplexity import Perplexity, text_perplexity
 from polyhead.evaluate.scoring import (
@@ -60,7 +60,12 @@ from polyhead.generation.text_generation import (
 )
 from polyhead.generation.translation import decode_translations
 from polyhead.introspect.attention_map import AttentionMap
-from polyhead.introspect.compute_attention import build_attention_maps, cross_attention_weights
+from polyhead.introspect.compute_attention import (
+    BeamAttention,
+    build_attention_maps,
+    build_beam_attention,
+    cross_attention_weights,
+)
 from polyhead.kernels.pack_model import is_packed
 from polyhead.models import Model
 from polyhead.models.build import check_model_kind, get_model_kind
@@ -68,6 +73,7 @@ from polyhead.run.run_directory import write_config_files, write_weights
 from polyhead.run.run_manifest import RECIPE_FILE, remove_run_manifest, write_run_manifest
 from polyhead.tokenizers.display import visible_token
 from polyhead.tokenizers.input_validation import normalize_stop_strings, validate_each
+from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 
@@ -330,16 +336,35 @@ class Run:
         model = self._require_kind("encoder", find_unfillable=(texts,))
         return find_unfillable_texts(model, self.tokenizer, texts)
 
-    def embed(self, texts: Sequence[str | Sequence[int]], **changes: Any) -> Tensor:
-        """One vector per text or token list: (N, C). ``pooling``: "mean", "first", "last", "max" or "own"."""
-        return self.compute_embeddings(texts, **changes).vectors
+    def embed(
+        self, texts: Sequence[str | Sequence[int]], *, layers: Layers | None = None, **changes: Any
+    ) -> Tensor:
+        """One vector per text or token list: (N, C). ``pooling``: "mean", "first", "last", "max" or "own".
 
-    def compute_embeddings(self, texts: Sequence[str | Sequence[int]], **changes: Any) -> Embeddings:
+        With ``layers``, numbers or "all", one of each layer: (N, L, C); 0 is the embeddings.
+        """
+        return self.compute_embeddings(texts, layers=layers, **changes).vectors
+
+    def compute_embeddings(
+        self, texts: Sequence[str | Sequence[int]], *, layers: Layers | None = None, **changes: Any
+    ) -> Embeddings:
         """As ``embed``, with the number of truncated texts."""
         self._require_single("embeddings are")
         model = self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
         args = self.tokenizer, texts, with_overrides(self.generation, changes, "text embeddings")
-        return embed_texts(model, *args, self.embedding_template)
+        return embed_texts(model, *args, self.embedding_template, layers=layers)
+
+    def embed_tokens(
+        self, texts: Sequence[str | Sequence[int]], *, layers: Layers | None = None, **changes: Any
+    ) -> list[TokenEmbeddings]:
+        """A vector per token of each text, special tokens included: (T, C), or with ``layers`` (L, T, C).
+
+        ``normalize`` is false unless it is given here.
+        """
+        self._require_single("embeddings are")
+        model = self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
+        config = with_overrides(self.generation, {"normalize": False} | changes, "token embeddings")
+        return embed_tokens(model, self.tokenizer, texts, config, self.embedding_template, layers=layers)
 
     def measure_perplexity(self, text: TextFiles) -> Perplexity:
         """Perplexity of a language model on files of ``polyhead.data.readers.plain_text.open_text``."""
@@ -361,6 +386,23 @@ class Run:
         self._require_single("attention is")
         args = self.model, self.tokenizer, self.prompt_template, source, target
         return build_attention_maps(*args, lambda: self.hypotheses([source])[0][0].tokens)
+
+    def beam_attention(
+        self, text: str, *, source_lang: str | None = None, target_lang: str | None = None, **changes: Any
+    ) -> list[BeamAttention]:
+        """The hypotheses of beam search, best first, each with its attention maps on its own tokens.
+
+        The maps are those of ``attention_maps``; a language model has "self", over the prompt and the
+        continuation. ``changes`` are those of ``hypotheses``, such as beam_size=4 and n_best=4.
+        """
+        self._require_single("attention is")
+        self._require_kind("encoder-decoder", "decoder", beam_attention=([text],))
+        languages = {"source_lang": source_lang, "target_lang": target_lang}
+        changes |= {name: language for name, language in languages.items() if language is not None}
+        (found,) = self.hypotheses([text], **changes)
+        is_translation = self.kind == "encoder-decoder"
+        template = with_languages(self.tokenizer, source_lang, target_lang) if is_translation else None
+        return build_beam_attention(self.model, self.tokenizer, self._prompt_template, text, found, template)
 
     def display_token(self, token: int) -> str:
         """A token for display; bytes that are no complete character are written as ⟨E4 B8⟩."""
