@@ -117,7 +117,7 @@ def embed_tokens(
     indices = resolve_layers([-1] if layers is None else layers, model.config.n_layers)
     found: list[TokenEmbeddings | None] = [None] * len(rows)
     for numbers, states, _ in encode_layers_in_batches(model, rows, tokenizer, batch_tokens, indices):
-        for number, vectors in zip(numbers, states.float().cpu(), strict=True):
+        for number, vectors in zip(numbers, require_finite(states).float().cpu(), strict=True):
             ids, truncated = rows[number].ids, rows[number].truncated
             vectors = vectors[:, start : len(ids)]  # rows are padded on the right
             vectors = torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors

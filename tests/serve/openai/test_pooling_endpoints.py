@@ -40,6 +40,72 @@ def test_embeddings(services, pooling):
         )
 
 
+@pytest.mark.parametrize("layers", [None, "all", [-1, 0]])
+def test_embeddings_of_tokens_and_layers(services, layers):
+    texts, fields = TEXTS[:-1], {} if layers is None else {"layers": layers}
+    for kind in ("encoder", "decoder"):
+        live = services[kind]
+        n = live.run.config.n_layers
+        numbers = {"None": None, "all": list(range(n + 1))}.get(str(layers), [n, 0])
+        wanted = live.run.embed_tokens(texts, layers=layers)
+        for form in ("float", "base64"):
+            body = {"input": texts, "tokens": True, "encoding_format": form}
+            answer = live.ask("/v1/embeddings", body | fields).json()
+            for one, same in zip(answer["data"], wanted, strict=True):
+                found = one["embedding"]
+                found = found if form == "float" else np.frombuffer(base64.b64decode(found), "<f4")
+                assert one["shape"] == list(same.vectors.shape) and one["tokens"] == same.tokens
+                assert one.get("layers") == numbers
+                np.testing.assert_allclose(np.reshape(found, one["shape"]), same.vectors, atol=1e-6)
+        if layers is not None:
+            pooled = live.run.embed(texts, layers=layers, pooling="max", normalize=True)
+            body = {"input": texts, "pooling": "max", "normalize": True} | fields
+            answer = live.ask("/v1/embeddings", body).json()
+            np.testing.assert_allclose([one["embedding"] for one in answer["data"]], pooled, atol=1e-6)
+            assert all(one["layers"] == numbers and "tokens" not in one for one in answer["data"])
+
+
+def test_openai_s_client_reads_the_vectors_of_tokens(services):
+    live = services["encoder"]
+    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+    answer = client.embeddings.create(model="tiny", input=["a dog"], extra_body={"tokens": True})
+    (wanted,) = live.run.embed_tokens(["a dog"])
+    found = np.reshape(answer.data[0].embedding, answer.data[0].shape)
+    np.testing.assert_allclose(found, wanted.vectors, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"layers": [9]}, "layers", "layers: no layer 9; this model has 0 (its embeddings) to "),
+        ({"layers": []}, "layers", 'layers: [] is not a list of layer numbers such as [0, -1], or "all"'),
+        ({"layers": "first"}, "layers", "layers: 'first' is not a list of layer numbers"),
+        ({"layers": [0.5]}, "layers", "layers: [0.5] is not a list of layer numbers"),
+        (
+            {"tokens": True, "pooling": "mean"},
+            "pooling",
+            "pooling makes one vector of a text; tokens returns",
+        ),
+    ],
+)
+def test_layers_that_a_model_lacks_are_refused(services, fields, param, said):
+    answer = services["encoder"].ask("/v1/embeddings", {"input": "a dog", **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(said)
+
+
+def test_as_many_vectors_as_texts_are_returned_at_most(serving):
+    run, texts = make("encoder"), ["dogs bark", "dogs"]
+    count = sum(len(one.tokens) for one in run.embed_tokens(texts))
+    with serving(run, limits=Limits(max_embeddings=count)) as live:
+        assert live.ask("/v1/embeddings", {"input": texts, "tokens": True}).status_code == 200
+        body = {"input": texts, "tokens": True, "layers": [0, 1]}
+        error = live.ask("/v1/embeddings", body).json()["error"]
+        said = f"{2 * count} vectors; the maximum is {count}"
+        assert error["code"] == "answer_too_long" and said in error["message"]
+
+
 def naive(run, rows):
     """The mean of the vectors that the encoder makes of each row, read alone."""
     with torch.inference_mode():

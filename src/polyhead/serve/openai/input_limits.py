@@ -41,6 +41,8 @@ def check_input_size(body: Any, limits: Limits) -> None:
     )
     for name in sorted(SIZED_FIELDS & body.model_fields_set):
         value: Any = getattr(body, name)
+        if isinstance(value, bool):  # tokens of an embeddings request
+            continue
         if isinstance(value, SizedMessages):
             with_tools = tool_chars > 0 and value.num_chars <= limits.max_chars
             label = "the conversation with its tools" if with_tools else name

@@ -5,12 +5,21 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
+
+from torch import Tensor
 
 from polyhead.core.errors import UserError
 from polyhead.data.batching.encoder_inputs import EncoderInput, encode_texts
 from polyhead.evaluate.classify import check_text_arity
-from polyhead.evaluate.embed import embedding_dim, prepare_inputs, token_limit
+from polyhead.evaluate.embed import (
+    Layers,
+    TokenEmbeddings,
+    embedding_dim,
+    prepare_inputs,
+    resolve_layers,
+    token_limit,
+)
 from polyhead.generation.settings import with_overrides
 from polyhead.serve.http.errors import ApiError, invalid_value_error
 from polyhead.serve.http.http_exchange import HttpExchange
@@ -29,53 +38,98 @@ from polyhead.tokenizers.mask_tokens import count_masks
 
 
 async def create_embeddings(service: Service, exchange: HttpExchange, body: EmbeddingBody) -> None:
-    """Return an embedding for each text or list of token ids."""
+    """Return an embedding for each text or list of token ids, or for each of its tokens or layers."""
     service.require_task("embeddings")
     for text in body.input:
         if not isinstance(text, str):
             check_token_ids(service, text, "input")
-    run, dim = service.run, embedding_dim(service.run.config)
+    run, is_nested = service.run, body.tokens or "layers" in body.model_fields_set
+    dim = run.config.d_model if is_nested else embedding_dim(run.config)
     if "dimensions" in body.model_fields_set and body.dimensions != dim:
         raise invalid_value_error("dimensions", f"dimensions: embeddings of this model have {dim} dimensions")
 
     overrides = {"pooling": body.pooling, "normalize": body.normalize}
     changes = {key: value for key, value in overrides.items() if value is not None}
     changes |= {"embed_prompt": body.prompt} if "prompt" in body.model_fields_set else {}
+    layers = _resolve_layers(service, body)
+    if body.tokens and "pooling" in changes:
+        raise invalid_value_error(
+            "pooling", "pooling makes one vector of a text; tokens returns one of each token"
+        )
 
     def check_lengths() -> list[tuple[Any, int]]:
         config = with_overrides(run.generation, changes, "text embeddings")
         template = run.embedding_template
         max_len = token_limit(config, run.config.max_len)
         rows = prepare_inputs(run.tokenizer, body.input, config, max_len, template)
-        return _check_lengths(body.input, rows, max_len, body.truncate)
+        items = _check_lengths(body.input, rows, max_len, body.truncate)
+        _check_vector_count(service, items, body.tokens, layers)
+        return items
 
     def embed_batch(items: list[Any]) -> Any:
-        return run.embed([text for text, _ in items], **changes)
+        texts = [text for text, _ in items]
+        if body.tokens:
+            return run.embed_tokens(texts, layers=layers, **changes)
+        return run.embed(texts, layers=layers, **changes)
 
-    items, vectors = await service.compute(
-        ("embed", *changes.items()),
+    items, embeddings = await service.compute(
+        ("embed", body.tokens, None if layers is None else tuple(layers), *changes.items()),
         check_lengths,
         embed_batch,
         body.input,
     )
-    is_base64 = body.encoding_format == "base64"
     fields = {"object": "list", "model": service.name, "usage": _count_usage(service, items)}
 
-    def encode_vector(vector: Any) -> Any:
-        return (
-            base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
-            if is_base64
-            else vector.tolist()
-        )
-
     def encode_answer() -> bytes:
-        data = (
-            {"object": "embedding", "index": i, "embedding": encode_vector(vector)}
-            for i, vector in enumerate(vectors)
-        )
+        data = (_format_embedding(i, one, body, layers) for i, one in enumerate(embeddings))
         return dump_json_list(fields, "data", data)
 
-    await exchange.send_encoded(await service.run_in_executor(encode_answer, len(vectors) * dim))
+    n_numbers = sum(_get_vectors(one).numel() for one in embeddings)
+    await exchange.send_encoded(await service.run_in_executor(encode_answer, n_numbers))
+
+
+def _resolve_layers(service: Service, body: EmbeddingBody) -> list[int] | None:
+    """Return the numbers of the requested layers; None if the request has none."""
+    if "layers" not in body.model_fields_set:
+        return None
+    try:
+        return resolve_layers(cast(Layers, body.layers), service.run.config.n_layers)
+    except UserError as error:
+        raise invalid_value_error("layers", str(error)) from None
+
+
+def _check_vector_count(
+    service: Service, items: Sequence[tuple[Any, int]], tokens: bool, layers: Sequence[int] | None
+) -> None:
+    """Reject a request whose response would have more vectors than one of the largest number of texts."""
+    count = (sum(length for _, length in items) if tokens else len(items)) * len(layers or [-1])
+    if count > service.limits.max_embeddings:
+        raise ApiError(
+            400,
+            "answer_too_long",
+            f"the response would have {count:,} vectors; the maximum is {service.limits.max_embeddings:,}: "
+            "send fewer texts at once, or fewer layers",
+            "input",
+        )
+
+
+def _format_embedding(
+    index: int, found: Tensor | TokenEmbeddings, body: EmbeddingBody, layers: list[int] | None
+) -> dict[str, Any]:
+    """Return the embedding of a text: (C,), with tokens (T, C), with layers (L, C) or (L, T, C)."""
+    names: dict[str, Any] = {} if layers is None else {"layers": layers}
+    if isinstance(found, TokenEmbeddings):
+        names["tokens"] = found.tokens
+    vectors = _get_vectors(found).numpy()
+    value: Any = vectors.tolist()
+    if body.encoding_format == "base64":
+        value = base64.b64encode(vectors.astype("<f4").tobytes()).decode()
+    shape = {"shape": list(vectors.shape)} if vectors.ndim > 1 else {}
+    return {"object": "embedding", "index": index, "embedding": value, **shape, **names}
+
+
+def _get_vectors(found: Tensor | TokenEmbeddings) -> Tensor:
+    return found.vectors if isinstance(found, TokenEmbeddings) else found
 
 
 async def create_classifications(service: Service, exchange: HttpExchange, body: ClassifyBody) -> None:

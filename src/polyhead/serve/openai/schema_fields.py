@@ -118,6 +118,14 @@ def parse_token_ids(value: Any) -> list[int]:
     return value
 
 
+def parse_layers(value: Any) -> list[int] | str:
+    """Check the numbers of layers, or "all"."""
+    if value == "all" or (isinstance(value, list) and value and all(type(layer) is int for layer in value)):
+        layers: list[int] | str = value
+        return layers
+    raise UserError(f'{format_value(value)} is not a list of layer numbers such as [0, -1], or "all"')
+
+
 def _is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
@@ -252,6 +260,11 @@ BiasTable = Annotated[
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         }
     ),
+]
+LayerList = Annotated[
+    list[int] | str,
+    PlainValidator(parse_layers),
+    WithJsonSchema({"anyOf": [{"const": "all"}, _array_schema({"type": "integer"})]}),
 ]
 Ids = Annotated[list[int], PlainValidator(parse_token_ids), WithJsonSchema(IDS_SCHEMA)]
 

@@ -12,6 +12,7 @@ from polyhead.serve.openai.response_items import Items, ResponseToolChoice, Resp
 from polyhead.serve.openai.schema_fields import (
     BiasTable,
     Ids,
+    LayerList,
     MessageList,
     Pairs,
     Prompts,
@@ -291,6 +292,12 @@ class EmbeddingBody(RequestBody):
         "the run",
     )
     truncate: bool = Field(False, description="truncate a text that is too long, instead of rejecting it")
+    tokens: bool = Field(False, description="return a vector for each token of a text, and the tokens")
+    layers: LayerList = Field(
+        [-1],
+        description='return the vectors of these layers, or of "all": 0 is the embeddings, -1 the last; '
+        "default: the last layer only, without a list of layers",
+    )
 
 
 class FillBody(RequestBody):
