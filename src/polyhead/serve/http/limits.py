@@ -15,7 +15,10 @@ class Limits(ConfigSection):
     )
     max_batch: int = Field(32, gt=0, description="maximum number of texts per request or model call")
     max_embeddings: int = Field(
-        2048, gt=0, description="maximum number of texts per embeddings request; split into model calls"
+        2048,
+        gt=0,
+        description="maximum number of texts per embeddings request, split into model calls, and of "
+        "vectors of its response",
     )
     max_chars: int = Field(32_768, gt=0, description="maximum number of characters per text")
     max_body: int = Field(2 * 2**20, gt=0, description="maximum number of bytes per request")
