@@ -57,7 +57,7 @@ def test_gradients_are_those_of_the_answer_by_distance() -> None:
     task = recency.LATCH_TASK._replace(rows=2)
     config = make_small_config(task, **recency._DESIGNS["RNN"])
     model = build(config, 1).double()
-    found = recency.measure_gradients(model, task, 1)
+    found = recency.measure_gradient_by_distance(model, task, 1)
     batch = task.batch(1, 0)
     embedding, at = model.decoder_embedding, 30  # distance 1
     wanted = []
@@ -76,7 +76,7 @@ def test_gradients_are_those_of_the_answer_by_distance() -> None:
         wanted.append(math.hypot(*grad))
     assert found[1] == pytest.approx(sum(wanted) / 2, rel=1e-4)
     cnn = build(make_small_config(task, **recency._DESIGNS["CNN"]), 1)
-    seen = [gradient > 0 for gradient in recency.measure_gradients(cnn, task, 1)]
+    seen = [gradient > 0 for gradient in recency.measure_gradient_by_distance(cnn, task, 1)]
     assert seen == [True] * 5 + [False] * 27
 
 

@@ -69,8 +69,8 @@ def run(
         str | None,
         typer.Option(
             metavar="N,...|all",
-            help="write the vectors of these layers, each line with the number of its layer: 0 is the "
-            "embeddings, -1 the last layer",
+            help="write an embedding for each of these layers, on a line that starts with the number of the "
+            "layer: 0 is the token embeddings, -1 the last layer",
             show_default="the last layer",
         ),
     ] = None,
@@ -109,7 +109,7 @@ def run(
         raise UserError("--like prints similarities; to write embeddings with --output, remove --like")
     if like_prompt is not None and like is None:
         raise UserError("--like-prompt requires --like; otherwise use --prompt")
-    layer_numbers = None if layers is None else parse_layers(layers)
+    layer_numbers = None if layers is None else parse_layer_numbers(layers)
     if like is not None and (tokens or layers is not None):
         raise UserError("--like compares texts by one vector each: remove --tokens and --layers")
     if tokens and output is not None and output.suffix == ".npy":
@@ -136,19 +136,19 @@ def run(
     with nullcontext() if output is None else open_embedding_file(output, shape) as file:
         for texts in iter_chunks(lines, choose_read_batch(source, read_batch)):
             if tokens:
-                found = loaded.embed_tokens(texts, layers=numbers, **changes)
-                num_cut = sum(one.truncated for one in found)
+                embedded = loaded.embed_tokens(texts, layers=numbers, **changes)
+                num_cut = sum(one.truncated for one in embedded)
             else:
                 vectors, num_cut, _ = loaded.compute_embeddings(texts, layers=numbers, **changes)
             if output is not None and file is not None:
                 rows = (
-                    encode_token_rows(texts, found, numbers)
+                    encode_token_rows(texts, embedded, numbers)
                     if tokens
                     else encode_rows(output, texts, vectors, numbers)
                 )
                 file.add(rows, len(texts))
             elif tokens:
-                for one in found:
+                for one in embedded:
                     print(*format_token_lines(one, numbers), "", sep="\n")
             elif like is not None:
                 for text, similarity in zip(
@@ -172,7 +172,7 @@ def run(
         )
 
 
-def parse_layers(text: str) -> list[int] | Literal["all"]:
+def parse_layer_numbers(text: str) -> list[int] | Literal["all"]:
     """Parse ``--layers``: numbers with commas between them, or "all"."""
     if text == "all":
         return "all"

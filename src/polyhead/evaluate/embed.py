@@ -115,7 +115,7 @@ def embed_tokens(
         0 if config.include_prompt else count_prompt_tokens(tokenizer, config, model.config.max_len, template)
     )
     indices = resolve_layers([-1] if layers is None else layers, model.config.n_layers)
-    found: list[TokenEmbeddings | None] = [None] * len(rows)
+    results: list[TokenEmbeddings | None] = [None] * len(rows)
     for numbers, states, _ in encode_layers_in_batches(model, rows, tokenizer, batch_tokens, indices):
         for number, vectors in zip(numbers, require_finite(states).float().cpu(), strict=True):
             ids, truncated = rows[number].ids, rows[number].truncated
@@ -123,8 +123,8 @@ def embed_tokens(
             vectors = torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
             names = tokenizer.ids_to_tokens(ids[start:])
             vectors = vectors[0].clone() if layers is None else vectors.clone()
-            found[number] = TokenEmbeddings(names, ids[start:], vectors, truncated)
-    return [one for one in found if one is not None]
+            results[number] = TokenEmbeddings(names, ids[start:], vectors, truncated)
+    return [one for one in results if one is not None]
 
 
 def resolve_layers(layers: Layers, n_layers: int) -> list[int]:

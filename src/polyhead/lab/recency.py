@@ -28,18 +28,18 @@ from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.train.tasks.seq2seq_common import seq2seq_features
 from polyhead.viz.plot import Curve
 
-LENGTH, VALUES = 32, 8
-LATCH_TASK = make_latch_task(LENGTH, VALUES)
-PLAIN, GATED, CNN, ATTENTION = "RNN", ("LSTM", "GRU"), "CNN", "Transformer"
+LENGTH, N_VALUES = 32, 8
+LATCH_TASK = make_latch_task(LENGTH, N_VALUES)
+PLAIN_RNN, GATED_RNNS, CNN, FULL_ATTENTION = "RNN", ("LSTM", "GRU"), "CNN", "Transformer"
 # only the decoder reads the text, so attention to the source would add nothing
 _DESIGNS: dict[str, dict[str, Any]] = {
-    ATTENTION: {},
-    PLAIN: {"block": Choice("rnn", attention=False, bidirectional=False), "position": Choice("none")},
+    FULL_ATTENTION: {},
+    PLAIN_RNN: {"block": Choice("rnn", attention=False, bidirectional=False), "position": Choice("none")},
     "LSTM": {"block": Choice("lstm", attention=False, bidirectional=False), "position": Choice("none")},
     "GRU": {"block": Choice("gru", attention=False, bidirectional=False), "position": Choice("none")},
     CNN: {"block": Choice("gated_conv")},
 }
-NEAR, FAR = slice(1, 5), slice(LENGTH - 8, LENGTH)  # distances that the claims compare
+NEAR_SLICE, FAR_SLICE = slice(1, 5), slice(LENGTH - 8, LENGTH)  # distances that the claims compare
 
 
 class RecencyResult(NamedTuple):
@@ -58,7 +58,7 @@ def measure_recency(lab: LabContext) -> RecencyResult:
     for seed in lab.make_seeds(3):
         for name, changes in _DESIGNS.items():
             config = make_small_config(LATCH_TASK, **changes)
-            gradients[name].append(measure_gradients(build(config, seed), LATCH_TASK, seed))
+            gradients[name].append(measure_gradient_by_distance(build(config, seed), LATCH_TASK, seed))
             task = shrink_if_quick(lab, LATCH_TASK)
             model = run_short_training(config, task, seed=seed, steps=steps).model
             recall[name].append(measure_recall(model, LATCH_TASK, lab.pick_size(8, 1)))
@@ -73,57 +73,63 @@ def make_claims(
 ) -> list[Claim]:
     """The claims, from the recall and the gradients at every distance, one list per seed."""
     near, far = (
-        {name: [_mean(row[part]) for row in rows] for name, rows in recall.items()} for part in (NEAR, FAR)
+        {name: [_mean(row[part]) for row in rows] for name, rows in recall.items()}
+        for part in (NEAR_SLICE, FAR_SLICE)
     )
     decades = {
         name: [_decades(row[-1] / row[1]) for row in rows] for name, rows in gradients.items()
     }  # log10 of the gradient at the largest distance, relative to distance 1
+    factors = {name: f"10^({format_mean(values)}) times" for name, values in decades.items()}
+    far_range, chance = f"{FAR_SLICE.start} to {LENGTH - 1}", f"{100 / N_VALUES:.1f} % by chance"
+    near_text, far_text = (
+        {name: format_mean_percent(shares) for name, shares in part.items()} for part in (near, far)
+    )
     return [
         Claim(
             "The gradient of a plain recurrent network vanishes with distance.",
             "Bengio et al., 1994; Pascanu et al., 2013",
-            f"At the start of training, from distance 1 to {LENGTH - 1}: RNN 10^{_signed(decades[PLAIN])} "
-            "times (vanishes: below a thousandth).",
-            verdict_below(decades[PLAIN], -3.0),
+            f"At the start of training, from distance 1 to {LENGTH - 1}: RNN {factors[PLAIN_RNN]} (vanishes: "
+            "below a thousandth).",
+            verdict_below(decades[PLAIN_RNN], -3.0),
         ),
         Claim(
             "Gates preserve the gradient for longer.",
             "Hochreiter & Schmidhuber, 1997; Cho et al., 2014",
-            "At the start of training: " + ", ".join(f"{name} 10^{_signed(decades[name])} times"
-                for name in (PLAIN, *GATED)) + ".",
-            verdict_all(verdict_less(decades[PLAIN], decades[name]) for name in GATED),
+            "At the start of training: "
+            + ", ".join(f"{name} {factors[name]}" for name in (PLAIN_RNN, *GATED_RNNS))
+            + ".",
+            verdict_all(verdict_less(decades[PLAIN_RNN], decades[name]) for name in GATED_RNNS),
         ),
         Claim(
             "The gradient of attention does not vanish with distance.",
             "Vaswani et al., 2017, table 1: paths of length 1",
-            f"At the start of training: Transformer 10^{_signed(decades[ATTENTION])} times (does not vanish: "
-            "at least a tenth).",
-            verdict_above(decades[ATTENTION], -1.0),
+            f"At the start of training: Transformer {factors[FULL_ATTENTION]} (does not vanish: at least a "
+            "tenth).",
+            verdict_above(decades[FULL_ATTENTION], -1.0),
         ),
         Claim(
             "A plain recurrent network recalls mainly recent tokens.",
             "Bengio et al., 1994: gradients vanish over time",
-            f"RNN: {format_mean_percent(near[PLAIN])} correct at distances 1 to 4, "
-            f"{format_mean_percent(far[PLAIN])} at {FAR.start} to {LENGTH - 1}; {100 / VALUES:.1f} % by "
-            "chance.",
-            verdict_less(far[PLAIN], near[PLAIN]),
+            f"RNN: {near_text[PLAIN_RNN]} correct at distances 1 to 4, {far_text[PLAIN_RNN]} at {far_range}; "
+            f"{chance}.",
+            verdict_less(far[PLAIN_RNN], near[PLAIN_RNN]),
         ),
         Claim(
             "Gated networks recall farther back than a plain one.",
             "Hochreiter & Schmidhuber, 1997; Cho et al., 2014",
-            f"At distances {FAR.start} to {LENGTH - 1}: " + ", ".join(f"{name} "
-                f"{format_mean_percent(far[name])}" for name in (PLAIN, *GATED)) + " correct.",
-            verdict_all(verdict_less(far[PLAIN], far[name]) for name in GATED),
+            f"At distances {far_range}: "
+            + ", ".join(f"{name} {far_text[name]}" for name in (PLAIN_RNN, *GATED_RNNS))
+            + " correct.",
+            verdict_all(verdict_less(far[PLAIN_RNN], far[name]) for name in GATED_RNNS),
         ),
         Claim(
             "Convolutions recall nothing beyond the tokens that their layers see.",
             "Gehring et al., 2017, section 3.2: N layers of width k see 1 + N (k - 1) tokens",
-            f"CNN: {format_mean_percent(near[CNN])} correct at distances 1 to 4, "
-            f"{format_mean_percent(far[CNN])} at {FAR.start} to {LENGTH - 1}; {100 / VALUES:.1f} % by chance "
+            f"CNN: {near_text[CNN]} correct at distances 1 to 4, {far_text[CNN]} at {far_range}; {chance} "
             "(nothing: at most 5 points above).",
-            verdict_below(far[CNN], 1 / VALUES + 0.05),
+            verdict_below(far[CNN], 1 / N_VALUES + 0.05),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def make_figures(
@@ -135,7 +141,7 @@ def make_figures(
             "Recall of one token by distance",
             "tokens from the end",
             [Curve(name, _average(rows, lambda row, d: 100 * row[d])) for name, rows in recall.items()],
-            f"Percent of values correct, mean over seeds. By chance: {100 / VALUES:.1f}.",
+            f"Percent of values correct, mean over seeds. By chance: {100 / N_VALUES:.1f}.",
             from_zero=True,
         ),
         LinePlot(
@@ -166,7 +172,7 @@ def measure_recall(model: Seq2Seq, task: SyntheticTask, n_batches: int) -> list[
     return list((n_correct / n_labels).tolist())
 
 
-def measure_gradients(model: Seq2Seq, task: SyntheticTask, seed: int) -> list[float]:
+def measure_gradient_by_distance(model: Seq2Seq, task: SyntheticTask, seed: int) -> list[float]:
     """Gradient norm of the last token's right logit, with respect to the embedding at each distance."""
     batch, embedded = task.batch(seed, 0), []
 
@@ -186,7 +192,7 @@ def measure_gradients(model: Seq2Seq, task: SyntheticTask, seed: int) -> list[fl
 def _describe(lab: LabContext, steps: int) -> str:
     return (
         f"Recall and gradients by distance: the decoder alone reads {LENGTH} tokens, one of which, at a "
-        f"random place, is one of {VALUES} values and the others are noise; from there on it outputs that "
+        f"random place, is one of {N_VALUES} values and the others are noise; from there on it outputs that "
         f"value. No design has a source to read. {steps} steps of 64 rows, learning rate 2e-3, "
         f"{len(lab.make_seeds(3))} seeds."
     )
@@ -203,7 +209,3 @@ def _mean(values: list[float]) -> float:
 def _decades(ratio: float) -> float:
     """log10, at least -16: no path from that token has the gradient 0."""
     return math.log10(max(ratio, 1e-16))
-
-
-def _signed(values: list[float]) -> str:
-    return f"({format_mean(values)})"

@@ -399,10 +399,12 @@ class Run:
         self._require_kind("encoder-decoder", "decoder", beam_attention=([text],))
         languages = {"source_lang": source_lang, "target_lang": target_lang}
         changes |= {name: language for name, language in languages.items() if language is not None}
-        (found,) = self.hypotheses([text], **changes)
+        (hypotheses,) = self.hypotheses([text], **changes)
         is_translation = self.kind == "encoder-decoder"
         template = with_languages(self.tokenizer, source_lang, target_lang) if is_translation else None
-        return build_beam_attention(self.model, self.tokenizer, self._prompt_template, text, found, template)
+        return build_beam_attention(
+            self.model, self.tokenizer, self._prompt_template, text, hypotheses, template
+        )
 
     def display_token(self, token: int) -> str:
         """A token for display; bytes that are no complete character are written as ⟨E4 B8⟩."""

@@ -18,7 +18,7 @@ class Limits(ConfigSection):
         2048,
         gt=0,
         description="maximum number of texts per embeddings request, split into model calls, and of "
-        "vectors of its response",
+        "embeddings in its response",
     )
     max_chars: int = Field(32_768, gt=0, description="maximum number of characters per text")
     max_body: int = Field(2 * 2**20, gt=0, description="maximum number of bytes per request")

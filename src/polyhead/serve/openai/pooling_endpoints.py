@@ -114,13 +114,13 @@ def _check_vector_count(
 
 
 def _format_embedding(
-    index: int, found: Tensor | TokenEmbeddings, body: EmbeddingBody, layers: list[int] | None
+    index: int, result: Tensor | TokenEmbeddings, body: EmbeddingBody, layers: list[int] | None
 ) -> dict[str, Any]:
     """Return the embedding of a text: (C,), with tokens (T, C), with layers (L, C) or (L, T, C)."""
     names: dict[str, Any] = {} if layers is None else {"layers": layers}
-    if isinstance(found, TokenEmbeddings):
-        names["tokens"] = found.tokens
-    vectors = _get_vectors(found).numpy()
+    if isinstance(result, TokenEmbeddings):
+        names["tokens"] = result.tokens
+    vectors = _get_vectors(result).numpy()
     value: Any = vectors.tolist()
     if body.encoding_format == "base64":
         value = base64.b64encode(vectors.astype("<f4").tobytes()).decode()
@@ -128,8 +128,8 @@ def _format_embedding(
     return {"object": "embedding", "index": index, "embedding": value, **shape, **names}
 
 
-def _get_vectors(found: Tensor | TokenEmbeddings) -> Tensor:
-    return found.vectors if isinstance(found, TokenEmbeddings) else found
+def _get_vectors(result: Tensor | TokenEmbeddings) -> Tensor:
+    return result.vectors if isinstance(result, TokenEmbeddings) else result
 
 
 async def create_classifications(service: Service, exchange: HttpExchange, body: ClassifyBody) -> None:

@@ -118,7 +118,7 @@ def parse_token_ids(value: Any) -> list[int]:
     return value
 
 
-def parse_layers(value: Any) -> list[int] | str:
+def parse_layer_list(value: Any) -> list[int] | str:
     """Check the numbers of layers, or "all"."""
     if value == "all" or (isinstance(value, list) and value and all(type(layer) is int for layer in value)):
         layers: list[int] | str = value
@@ -263,7 +263,7 @@ BiasTable = Annotated[
 ]
 LayerList = Annotated[
     list[int] | str,
-    PlainValidator(parse_layers),
+    PlainValidator(parse_layer_list),
     WithJsonSchema({"anyOf": [{"const": "all"}, _array_schema({"type": "integer"})]}),
 ]
 Ids = Annotated[list[int], PlainValidator(parse_token_ids), WithJsonSchema(IDS_SCHEMA)]

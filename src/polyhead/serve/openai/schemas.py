@@ -295,8 +295,8 @@ class EmbeddingBody(RequestBody):
     tokens: bool = Field(False, description="return a vector for each token of a text, and the tokens")
     layers: LayerList = Field(
         [-1],
-        description='return the vectors of these layers, or of "all": 0 is the embeddings, -1 the last; '
-        "default: the last layer only, without a list of layers",
+        description='return an embedding for each of these layers, or "all": 0 is the token embeddings, -1 '
+        "the last layer; default: the last layer only, without a list of layers",
     )
 
 
