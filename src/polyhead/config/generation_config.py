@@ -190,8 +190,8 @@ _BEAM_SEARCH_KEYS = (
     - {"chat", "grammar", "score_activation"}
 )
 EFFECTIVE_KEYS = {
-    "sampled text": _TEXT_SAMPLING_KEYS | _COMMON_KEYS | {"grammar"},
-    "sampled translations": SAMPLING_KEYS | _COMMON_KEYS | _LENGTH_LIMIT_KEYS,
+    "sampled text": _TEXT_SAMPLING_KEYS | _COMMON_KEYS | {"grammar", "min_new_tokens"},
+    "sampled translations": SAMPLING_KEYS | _COMMON_KEYS | _LENGTH_LIMIT_KEYS | {"min_new_tokens"},
     "beam search": _BEAM_SEARCH_KEYS - _LENGTH_LIMIT_KEYS - {"bad_words"}
     | _COMMON_KEYS
     | {"max_new_tokens", "grammar"},

@@ -50,6 +50,17 @@ class PreparedRequest(NamedTuple):
     output_tokenizer: Tokenizer | None = None  # decodes the output; default: the tokenizer of the engine
 
 
+class EndTokens(NamedTuple):
+    """The tokens that end an output."""
+
+    eos_ids: tuple[int, ...]  # those of the model, which a grammar allows only at its end
+    stop_token_ids: tuple[int, ...]  # those of the request, which may come anywhere
+
+    @property
+    def all_ids(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self.eos_ids + self.stop_token_ids))
+
+
 class TextEngine:
     """An engine with a tokenizer. ``submit`` texts at any time, from any thread; a waiting thread runs it.
 
@@ -116,6 +127,8 @@ class TextEngine:
         stop: str | Sequence[str] = (),
         top_logprobs: int = 0,
         turn_ends: Sequence[int] = (),
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
         trim: bool = False,
         output_tokenizer: Tokenizer | None = None,
         source_lang: str | None = None,
@@ -128,7 +141,8 @@ class TextEngine:
         A language model samples ``n`` sequences, or finds the n most likely ones with ``beam_size``. An
         encoder-decoder searches; with ``temperature`` (0 is greedy), top_k, top_p or min_p it samples, and
         its tokens are streamed. With each sampled token the ``top_logprobs`` most likely ones are reported.
-        Any token of ``turn_ends``, if there are any, ends it in place of the tokenizer's end token. ``trim``
+        Any token of ``turn_ends``, if there are any, ends it in place of the tokenizer's end token. The tokens
+        of ``stop_token_ids`` end it too; with ``ignore_eos`` only they, and no part of the text. ``trim``
         drops the whitespace at both ends; ``output_tokenizer``, if there is one, decodes the tokens of a
         language model. A translation contains the required translations of ``terminology``, such as {"dog":
         "Hund"}. ``text`` may also be tokens, such as those of ``encode_prompt``. A request that cannot be
@@ -155,26 +169,38 @@ class TextEngine:
         ids = self.encode_prompt(text) if isinstance(text, str) else list(text)
         if any(isinstance(item, str) for item in ids):
             raise UserError("a request must be one text, got several; submit each of them separately")
+        if ignore_eos and not is_sampled:
+            raise UserError("ignore_eos is supported only for sampled text")
+        if ignore_eos and config.grammar is not None:
+            raise UserError("ignore_eos cannot be combined with a grammar, after whose end a text ends")
+        check_stop_token_ids(stop_token_ids, self.tokenizer.target_tokenizer.vocab_size)
+        if is_sampled and config.min_new_tokens > config.max_new_tokens and not translates:
+            raise UserError(
+                f"min_new_tokens is {config.min_new_tokens}, more than the maximum of {config.max_new_tokens}"
+            )
         if terminology and (is_sampled or not translates):
             raise UserError("terminology is supported only for translations with beam search")
         if translates:
             source_text = text if isinstance(text, str) else self.tokenizer.decode([ids])[0]
             (terms,) = terminology_for([source_text], terminology, self.tokenizer.target_tokenizer) or [[]]
             template = with_languages(self.tokenizer, source_lang, target_lang)
-            return self._prepare_translation(ids, config, n, seed, stops, is_sampled, template, terms)
-        eos_ids = eos_ids_for(config, self.tokenizer, *turn_ends)
+            end_ids = eos_ids_for(config, self.tokenizer.target_tokenizer, template.eos_id)
+            ends = EndTokens(() if ignore_eos else end_ids, tuple(stop_token_ids))
+            return self._prepare_translation(ids, config, n, seed, stops, is_sampled, template, terms, ends)
+        end_ids = eos_ids_for(config, self.tokenizer, *turn_ends)
+        ends = EndTokens(() if ignore_eos else end_ids, tuple(stop_token_ids))
         if is_sampled:
-            strategy = self._sampling_strategy(config, eos_ids, output_tokenizer)
+            strategy = self._sampling_strategy(config, ends, output_tokenizer)
             state: DecodingState = SampledSequences(
                 strategy, ids, config.max_new_tokens, n, seed, top_logprobs=top_logprobs
             )
         else:
             state = beam_state_for(
-                self._beam_strategy(config, eos_ids, (), output_tokenizer),
+                self._beam_strategy(config, ends, (), output_tokenizer),
                 BeamRequest(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1)), context_ids=ids),
             )
         return PreparedRequest(
-            ids, state, None, ids, n, stops, eos_ids, trim=trim, output_tokenizer=output_tokenizer
+            ids, state, None, ids, n, stops, ends.all_ids, trim=trim, output_tokenizer=output_tokenizer
         )
 
     def start_request(self, prepared: PreparedRequest) -> TextOutput:
@@ -197,6 +223,7 @@ class TextEngine:
         is_sampled: bool,
         seq2seq_template: Seq2SeqTemplate,
         terms: Sequence[Term],
+        ends: EndTokens,
     ) -> PreparedRequest:
         """Prepare the translation of a source."""
         source = seq2seq_template.encoder_input(ids)
@@ -208,22 +235,21 @@ class TextEngine:
             )
         opening_ids = list(seq2seq_template.opening_ids) if seq2seq_template.opening_forced else []
         constraints = constraints_for(terms, seq2seq_template, self.max_len)
-        eos_ids = eos_ids_for(config, self.tokenizer.target_tokenizer, seq2seq_template.eos_id)
         min_len = len(opening_ids) + (constraints.num_tokens if constraints else 0) + 1
         max_len = min(self.max_len, max(max_output_len(len(ids), config), min_len))
         if is_sampled:
             decoder_ids = [seq2seq_template.decoder_start_id, *opening_ids]
             state = SampledSequences(
-                self._sampling_strategy(config, eos_ids),
+                self._sampling_strategy(config, ends),
                 decoder_ids,
                 max(1, max_len - len(opening_ids)),
                 n,
                 seed,
             )
-            return PreparedRequest(decoder_ids, state, source, [], n, stop_strings, eos_ids)
+            return PreparedRequest(decoder_ids, state, source, [], n, stop_strings, ends.all_ids)
         bad_token_ids = [self.tokenizer.token_to_id(token) for token in config.bad_words]
         request = BeamRequest(max_len, opening_ids, len(opening_ids), [seq2seq_template.decoder_start_id])
-        beam_state = beam_state_for(self._beam_strategy(config, eos_ids, bad_token_ids), request, constraints)
+        beam_state = beam_state_for(self._beam_strategy(config, ends, bad_token_ids), request, constraints)
         return PreparedRequest(
             [seq2seq_template.decoder_start_id],
             beam_state,
@@ -231,16 +257,17 @@ class TextEngine:
             [],
             n,
             stop_strings,
-            eos_ids,
+            ends.all_ids,
             seq2seq_template.opening_ids,
         )
 
     def _sampling_strategy(
-        self, config: GenerationConfig, eos_ids: tuple[int, ...], tokenizer: Tokenizer | None = None
+        self, config: GenerationConfig, ends: EndTokens, tokenizer: Tokenizer | None = None
     ) -> SamplingStrategy:
         """One strategy for all requests with the same settings, because these are sampled together."""
         sampling = sampling_from_config(config, self.tokenizer.target_tokenizer.vocab_size)
-        grammar = constraint_for(config.grammar, tokenizer or self.tokenizer, eos_ids)
+        grammar = constraint_for(config.grammar, tokenizer or self.tokenizer, ends.eos_ids)
+        eos_ids = ends.all_ids
         return self._sampling_strategies.setdefault(
             (sampling, eos_ids, grammar), SamplingStrategy(sampling, *eos_ids, grammar=grammar)
         )
@@ -248,10 +275,22 @@ class TextEngine:
     def _beam_strategy(
         self,
         config: GenerationConfig,
-        eos_ids: tuple[int, ...],
+        ends: EndTokens,
         bad_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
     ) -> BeamSearchStrategy:
-        grammar = constraint_for(config.grammar, tokenizer or self.tokenizer, eos_ids)
+        grammar, eos_ids = (
+            constraint_for(config.grammar, tokenizer or self.tokenizer, ends.eos_ids),
+            ends.all_ids,
+        )
         strategy = beam_strategy(config, eos_ids[0], bad_token_ids, grammar, eos_ids[1:])
         return self._beam_strategies.setdefault((config.model_dump_json(), eos_ids, grammar), strategy)
+
+
+def check_stop_token_ids(stop_token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise a UserError for ids outside of the vocabulary."""
+    for token in stop_token_ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise UserError(
+                f"stop_token_ids has {format_value(token)}; the vocabulary has 0 to {vocab_size - 1}"
+            )

@@ -16,6 +16,7 @@ from polyhead.core.registry import GRAMMAR
 from polyhead.grammar.backend import import_llguidance
 from polyhead.grammar.number_bounds import tighten_bounds, tighten_embedded_bounds
 
+_GBNF_ROOT = re.compile(r"\A(?!.*^start\s*:[^:])(?=.*^\s*root\s*::=)", re.DOTALL | re.MULTILINE)
 WHITESPACE_PATTERN = r"[ \n\t]{0,16}"  # without a limit some models generate whitespace forever
 
 
@@ -110,7 +111,8 @@ def choice_grammar(*, choices: list[str]) -> str:
 def lark_grammar(*, lark: str) -> str:
     """Text of a context-free grammar.
 
-    The grammar is in llguidance's format: Lark rules, with JSON Schemas after ``%json``.
+    The grammar is in llguidance's format: Lark rules, with JSON Schemas after ``%json``. Rules in GBNF, the
+    format of llama.cpp (``root ::= ...``), are converted.
 
     Equation: p(x_t) = 0 where no sentence of the grammar begins with x_1 ... x_t
     Paper: Geng et al., 2023
@@ -121,7 +123,19 @@ def lark_grammar(*, lark: str) -> str:
     """
     matcher = import_llguidance().LLMatcher
     with _wrap_errors("grammar"):
-        return str(matcher.grammar_from_lark(tighten_embedded_bounds(lark)))
+        rules = _convert_gbnf(lark) if _GBNF_ROOT.search(lark) else lark
+        return str(matcher.grammar_from_lark(tighten_embedded_bounds(rules)))
+
+
+def _convert_gbnf(rules: str) -> str:
+    """Convert rules in GBNF to Lark's format."""
+    try:
+        return str(import_llguidance("gbnf_to_lark").gbnf_to_lark(rules))
+    except UserError:
+        raise
+    except Exception as error:  # the library has its own class, and bugs
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"the rules are not valid GBNF: {reason[:200]}") from None
 
 
 def _compile_regex(name: str, pattern: str) -> str:

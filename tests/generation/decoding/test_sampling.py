@@ -248,16 +248,16 @@ def test_logits_are_changed_by_the_formula(rule):
     logits, said = 3 * torch.randn(4, V), [[], [3], [3, 3, 4, 3, 12], list(range(V)) * 2]
     logits[2, 3] = logits[3, 0] = -INF
     before = logits.clone()
-    found = Sampling(temperature=0.0, **RULES[rule]).apply(logits, [[7, 7, 3]] * 4, 0, said)
+    found = Sampling(temperature=0.0, **RULES[rule]).apply(logits, [[7, 7, 3]] * 4, (0,), said)
     wanted = [changed(row, tokens, **RULES[rule]) for row, tokens in zip(logits.tolist(), said, strict=True)]
     torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-6, atol=1e-6)
     assert found[2, 3] == found[3, 0] == -INF  # what cannot come still cannot
     assert torch.equal(logits, before)  # what is given stays as it is
-    drawn = Sampling(temperature=0.0, **RULES[rule]).sample(logits, [], [], 0, said)
+    drawn = Sampling(temperature=0.0, **RULES[rule]).sample(logits, [], [], (0,), said)
     assert drawn == [max(range(V), key=row.__getitem__) for row in wanted]
 
 
 def test_half_precision_is_left_before_anything_is_added():
     logits = torch.tensor([[10.0, 9.9375]], dtype=torch.bfloat16)
-    (row,) = Sampling(temperature=0.0, frequency_penalty=0.01).apply(logits, [], 0, [[0] * 7]).tolist()
+    (row,) = Sampling(temperature=0.0, frequency_penalty=0.01).apply(logits, [], (0,), [[0] * 7]).tolist()
     assert row == pytest.approx([9.93, 9.9375])

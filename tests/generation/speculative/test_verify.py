@@ -157,7 +157,7 @@ def exact(model, prompt, sampling, length):
             text = [*prompt, *tokens]
             with torch.no_grad():
                 p = (
-                    sampling.apply(model(torch.tensor([text]))[:, -1], [text], 0, [tokens])
+                    sampling.apply(model(torch.tensor([text]))[:, -1], [text], (0,), [tokens])
                     .double()
                     .softmax(-1)[0]
                     .tolist()

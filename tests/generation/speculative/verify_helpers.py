@@ -60,7 +60,7 @@ def slow(model, prompt, limit, sampling=COLD, seed=0, number=0, max_len=64, eos_
     while len(y) < len(prompt) + limit and (len(y) == len(prompt) or y[-1] != eos_id):
         if len(y) - since > max_len:
             since = len(y) - max_len // 2
-        allowed = sampling.apply(model(torch.tensor([y[since:]]))[:, -1], [y], 0, [y[len(prompt) :]])
+        allowed = sampling.apply(model(torch.tensor([y[since:]]))[:, -1], [y], (0,), [y[len(prompt) :]])
         y.append(int(allowed.argmax()) if sampling.temperature == 0 else chance.sample(allowed, [0])[0])
     return y[len(prompt) :]
 

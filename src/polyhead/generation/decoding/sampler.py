@@ -46,7 +46,7 @@ class SamplingStrategy:
         )
         outputs = [row for state in sequences for row in state.rows]
         masked_logits = logits if self.grammar is None else self.grammar.mask_logits(logits, outputs)
-        tokens = sampling.sample(masked_logits, histories, uniforms, self.eos_ids[0], outputs)
+        tokens = sampling.sample(masked_logits, histories, uniforms, self.eos_ids, outputs)
         token_ids = torch.from_numpy(np.array(tokens)[:, None]).to(logits.device)
         # in a dead end a masked token is sampled
         is_dead_end = (

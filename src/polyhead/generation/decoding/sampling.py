@@ -26,9 +26,9 @@ _MIN_TEMPERATURE = 1e-5  # a lower temperature counts as 0: logits divided by it
 class Sampling:
     """Sampling settings. Temperature 0 is greedy; then only the logit bias and the penalties have an effect.
 
-    Order of application: logit bias, repetition penalty, frequency and presence penalty,
+    Order of application: logit bias, repetition penalty, frequency and presence penalty, min_new_tokens,
     no_repeat_ngram_size, temperature, top_k, top_p, min_p. If every token would repeat an n-gram, the text
-    ends with ``eos_id``.
+    ends with the first of ``eos_ids``.
     """
 
     temperature: float = 1.0
@@ -40,6 +40,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, number added to its logit), each token once
+    min_new_tokens: int = 0  # no end token before
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -70,14 +71,14 @@ class Sampling:
         self,
         logits: Tensor,
         input_ids: Sequence[Sequence[int]],
-        eos_id: int = 0,
+        eos_ids: Sequence[int] = (0,),
         output_ids: Sequence[Sequence[int]] = (),
     ) -> Tensor:
         """All steps: (N, V) logits and the tokens of each row so far -> (N, V), excluded tokens at -inf.
 
         ``output_ids`` are the generated tokens of each row, without its prompt.
         """
-        logits = self._apply_penalties(logits, input_ids, eos_id, output_ids)
+        logits = self._apply_penalties(logits, input_ids, eos_ids, output_ids)
         if self.temperature == 0:
             return logits
         if not self._needs_truncation:
@@ -92,11 +93,11 @@ class Sampling:
         logits: Tensor,
         input_ids: Sequence[Sequence[int]],
         uniforms: Sequence[float],
-        eos_id: int = 0,
+        eos_ids: Sequence[int] = (0,),
         output_ids: Sequence[Sequence[int]] = (),
     ) -> list[int]:
         """Sample one token per row of (N, V) by a number in [0, 1) per row; argmax at temperature 0."""
-        logits = self._apply_penalties(logits, input_ids, eos_id, output_ids)
+        logits = self._apply_penalties(logits, input_ids, eos_ids, output_ids)
         if self.temperature == 0:
             likeliest: list[int] = topk_rows(logits, 1)[1][:, 0].tolist()
             return likeliest
@@ -125,7 +126,7 @@ class Sampling:
         self,
         logits: Tensor,
         input_ids: Sequence[Sequence[int]],
-        eos_id: int,
+        eos_ids: Sequence[int],
         output_ids: Sequence[Sequence[int]],
     ) -> Tensor:
         logits = logits.float()
@@ -137,12 +138,13 @@ class Sampling:
             logits = apply_frequency_presence_penalties(
                 logits, output_ids, self.frequency_penalty, self.presence_penalty
             )
-        n = self.no_repeat_ngram_size
-        return (
-            force_eos(ban_tokens(logits, [banned_ngrams(text, n) for text in input_ids]), eos_id)
-            if n
-            else logits
-        )
+        if self.min_new_tokens:
+            too_short = [len(tokens) < self.min_new_tokens for tokens in output_ids]
+            logits = ban_tokens(logits, [eos_ids if short else () for short in too_short])
+        if n := self.no_repeat_ngram_size:
+            logits = ban_tokens(logits, [banned_ngrams(text, n) for text in input_ids])
+            logits = force_eos(logits, eos_ids[0]) if eos_ids else logits
+        return logits
 
     def _top_candidates(self, logits: Tensor, k: int = NUM_CANDIDATES) -> tuple[Tensor, Tensor]:
         """All candidates of (N, V): logits (N, K), -inf at excluded ones, and ids (N, K) in ascending order.

@@ -153,7 +153,7 @@ def _decode_group(
             outputs = [sequences[live[i]][prompt_lens[live[i]] :] for i in matching]
             masked_logits = next_logits if grammar is None else grammar.mask_logits(next_logits, outputs)
             sampling_logits = sampling.apply(
-                masked_logits, [sequences[live[i]] for i in matching], context.eos_ids[0], outputs
+                masked_logits, [sequences[live[i]] for i in matching], context.eos_ids, outputs
             )
             draft_tokens = [draft_token(drafts[i], num_accepted) for i in matching]
             new_tokens = verify_draft(

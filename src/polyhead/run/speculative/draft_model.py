@@ -131,7 +131,7 @@ class DraftModelState:
         # models may have different numbers of logits beyond the tokens of the tokenizer
         if logits.size(1) != self.draft_model.vocab_size:
             logits = F.pad(logits, (0, self.draft_model.vocab_size - logits.size(1)), value=NEG_INF)
-        masked_logits = self.context.sampling.apply(logits, texts, self.context.eos_ids[0], output_ids)
+        masked_logits = self.context.sampling.apply(logits, texts, self.context.eos_ids, output_ids)
         is_greedy = self.context.sampling.temperature == 0
         tokens = (
             masked_logits.argmax(-1).tolist()

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from polyhead.config.generation_config import SAMPLING_KEYS
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
 from polyhead.generation.constraints.terminology import Terminology
@@ -25,6 +26,8 @@ SAMPLING_FIELDS = (
     "beam_size",
     "length_penalty",
 )
+NEUTRAL_VALUES = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0}
+"""Values without effect; taken also where the setting has none, in beam search or sampling."""
 DEFAULT_FIELDS = ("frequency_penalty", "presence_penalty", "logit_bias")
 """Fields that clients send at their default value (0 with beams); ignored when equal to the default."""
 # engine option -> request field, for messages
@@ -43,6 +46,11 @@ def build_requests(
     engine_options: dict[str, Any] = {
         name: getattr(body, name) for name in SAMPLING_FIELDS if name in fields_set
     }
+    if engine_options.get("top_k") == -1:
+        engine_options["top_k"] = 0
+    for name in _ineffective_fields(engine, engine_options):
+        if engine_options[name] == NEUTRAL_VALUES[name]:
+            del engine_options[name]
     for name in DEFAULT_FIELDS:
         if name in fields_set and getattr(body, name) != getattr(engine.config, name):
             engine_options[name] = getattr(body, name)
@@ -52,7 +60,8 @@ def build_requests(
         del engine_options["temperature"]
     if "min_tokens" in fields_set:
         engine_options["min_new_tokens"] = body.min_tokens
-    engine_options |= {"n": body.n, "stop": body.stop, **grammar_of(body, engine), **options}
+    engine_options |= {"n": body.n, "stop": body.stop, "stop_token_ids": body.stop_token_ids}
+    engine_options |= {"ignore_eos": body.ignore_eos, **grammar_of(body, engine), **options}
     if "terminology" in options:
         try:
             engine_options["terminology"] = Terminology(
@@ -83,6 +92,15 @@ def build_requests(
     return requests
 
 
+def _ineffective_fields(engine: TextEngine, options: dict[str, Any]) -> list[str]:
+    """The fields in ``options`` that have no effect on the kind of output."""
+    has_beams = "beam_size" in options
+    if engine.prompt_template is None and not has_beams:  # a translation is sampled if anything asks for it
+        has_beams = all(NEUTRAL_VALUES.get(name) == options[name] for name in SAMPLING_KEYS & set(options))
+    names = NEUTRAL_VALUES.keys() - {"length_penalty"} if has_beams else {"length_penalty"}
+    return sorted(names & options.keys())
+
+
 def grammar_of(body: SamplingParams, engine: TextEngine) -> dict[str, Choice | None]:
     """Return the grammar that the request asks for, if any.
 
@@ -97,17 +115,20 @@ def grammar_of(body: SamplingParams, engine: TextEngine) -> dict[str, Choice | N
     elif response_format is not None and response_format.type == "json_object":
         grammars.append(Choice("json"))
     if structured_outputs is not None:
-        options = {"regex": "pattern", "choice": "choices", "json": "schema"}
-        grammar_fields = structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        options = {"regex": "pattern", "choice": "choices", "json": "schema", "grammar": "lark"}
+        fields = structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        grammar_fields = {name: value for name, value in fields.items() if name in options}
         grammars += [Choice(name, **{options[name]: value}) for name, value in grammar_fields.items()]
         if not grammar_fields:
             raise invalid_value_error(
                 "structured_outputs", f"structured_outputs has none of {', '.join(options)}"
             )
+    if body.grammar is not None:
+        grammars.append(Choice("grammar", lark=body.grammar))
     if len(grammars) > 1:
         raise invalid_value_error(
-            "structured_outputs",
-            "response_format and structured_outputs cannot be combined",
+            "structured_outputs" if structured_outputs is not None else "grammar",
+            "response_format, structured_outputs and grammar cannot be combined",
         )
     if grammars:
         return {"grammar": grammars[0]}
@@ -191,5 +212,6 @@ def _to_field_error(message: str, body: SamplingParams) -> ApiError:
         message = message.replace(engine_name, field)
     name = message.partition(" ")[0].rstrip(":")
     if name == "grammar":
-        name = "structured_outputs" if body.structured_outputs else "response_format"
+        given = (field for field in ("structured_outputs", "grammar") if getattr(body, field) is not None)
+        name = next(given, "response_format")
     return invalid_value_error(name if name in type(body).model_fields else None, message)

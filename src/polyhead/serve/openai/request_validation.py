@@ -14,7 +14,12 @@ from polyhead.serve.http.errors import ApiError, invalid_value_error, unsupporte
 from polyhead.serve.http.limits import Limits
 from polyhead.serve.openai.input_limits import check_input_size
 from polyhead.serve.openai.schemas import RequestBody
-from polyhead.serve.openai.unknown_fields import find_unknown_fields
+from polyhead.serve.openai.unknown_fields import (
+    HINT_CUTOFF,
+    find_unknown_fields,
+    find_unsupported_field,
+    is_same_json,
+)
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
@@ -26,9 +31,20 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning": ({},),
     "background": (False,),
+    **dict.fromkeys(("logits_processors", "bad_words", "allowed_token_ids"), ([],)),
+    **dict.fromkeys(("chat_template_kwargs", "mm_processor_kwargs"), ({},)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "include_reasoning",
+        "separate_reasoning"), (True,)),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output", "ignore_eos",
+        "return_token_ids", "return_tokens_as_token_ids"), (False,)),
+    **dict.fromkeys(("typical_p", "repeat_penalty"), (1,)),
+    **dict.fromkeys(("mirostat", "min_tokens"), (0,)),
+    **dict.fromkeys(("stop", "stop_token_ids"), ([],)),
     **dict.fromkeys(
         ("targets", "reasoning_effort", "prompt", "previous_response_id", "conversation", "max_tool_calls",
-         "web_search_options", "audio", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()
+         "web_search_options", "audio", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+         "truncate_prompt_tokens", "prompt_logprobs", "chat_template", "documents", "grammar", "json_schema"),
+        (),
     ),
 }  # fmt: skip
 """Unsupported fields of other services that would change the result, with the values that have no effect."""
@@ -38,6 +54,11 @@ ALTERNATIVES = {
     **dict.fromkeys(("previous_response_id", "conversation"), "answers are not stored: send the whole "
         "conversation in input"),
     "background": "answers are synchronous",
+    "truncate_prompt_tokens": "use truncate",
+    "prompt_logprobs": "use echo with logprobs",
+    "use_beam_search": "use beam_size",
+    "repeat_penalty": "use repetition_penalty",
+    "json_schema": "use response_format",
 }  # fmt: skip
 """Alternatives to some of them, for the error message."""
 IGNORED_FIELDS = {
@@ -84,6 +105,11 @@ def validate_body(
                     f"{name}: {getattr(body, name)} is out of range: the maximum is {maximum}",
                 )
     check_input_size(body, limits)
+    if unsupported := find_unsupported_field(body_type, values):
+        raise unsupported_parameter_error(
+            unsupported.field,
+            f"{unsupported.name} of {unsupported.location} is not supported by this service; remove it",
+        )
     for field, name, location, hint in find_unknown_fields(
         body_type, values, strict, MAX_REPORTED_FIELDS - len(ignored)
     ):
@@ -99,28 +125,15 @@ def _check_unknown_fields(body_type: type[RequestBody], values: dict[str, Any], 
     """Return warnings about unknown fields; a field that would change the result is rejected."""
     for name in sorted(values.keys() & NEUTRAL_VALUES.keys() - body_type.model_fields.keys()):
         given = drop_nulls(values[name]) if isinstance(values[name], dict) else values[name]
-        if not any(_is_same_json(given, value) for value in NEUTRAL_VALUES[name]):
+        if not any(is_same_json(given, value) for value in NEUTRAL_VALUES[name]):
             raise unsupported_parameter_error(
                 name, f"{name} is not supported by this service; {ALTERNATIVES.get(name, 'remove it')}"
             )
     warnings = []
     unknown = values.keys() - body_type.model_fields.keys() - NEUTRAL_VALUES.keys()
-    # if a required field is missing, an unknown name probably means it: suggest only very similar fields
-    has_missing = any(
-        field.is_required() and key not in values for key, field in body_type.model_fields.items()
-    )
     for name in nsmallest(MAX_REPORTED_FIELDS, unknown - IGNORED_FIELDS if strict else unknown):
-        hint = (
-            ""
-            if name in IGNORED_FIELDS
-            else did_you_mean(name, body_type.model_fields, 0.75 if has_missing else 0.5)
-        )
+        hint = "" if name in IGNORED_FIELDS else did_you_mean(name, body_type.model_fields, HINT_CUTOFF)
         if strict:
             raise ApiError(400, "unknown_parameter", f"unknown field {format_value(name)}{hint}", name[:64])
         warnings.append(f"field {format_value(name)} is ignored{hint}")
     return warnings
-
-
-def _is_same_json(a: Any, b: Any) -> bool:
-    """Whether two JSON values are equal; False and 0 are different."""
-    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)

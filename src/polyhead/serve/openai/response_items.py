@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from polyhead.chat.base import MESSAGE_ROLE_ALIASES, ROLES_WITHOUT_CONTENT, Message
-from polyhead.chat.tools import TOOL_CHOICES, Tool, parse_tool_call, validate_tool_choice, validate_tools
+from polyhead.chat.tools import TOOL_CHOICES, Tool, parse_tool_call, validate_tool_choice
 from polyhead.core.errors import UserError, format_value
 from polyhead.serve.openai.input_limits import SizedMessages
 from polyhead.serve.openai.schema_fields import (
@@ -15,6 +15,7 @@ from polyhead.serve.openai.schema_fields import (
     NAME_SCHEMA,
     TEXT_SCHEMA,
     object_schema,
+    parse_tools,
     read_text_part,
 )
 
@@ -105,7 +106,7 @@ def parse_response_tools(value: Any) -> tuple[Tool, ...]:
         if not isinstance(tool, dict) or tool.get("type") != "function" or "name" not in tool:
             raise UserError(f"tool {number} is {format_value(tool)}, expected {TOOL_EXAMPLE}")
     functions = [{key: tool[key] for key in tool if key != "type"} for tool in value]
-    return validate_tools([{"type": "function", "function": tool} for tool in functions])
+    return parse_tools([{"type": "function", "function": tool} for tool in functions])
 
 
 def tool_to_openai(tool: Tool) -> dict[str, Any]:

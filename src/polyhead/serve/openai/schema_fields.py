@@ -13,7 +13,8 @@ from polyhead.config.generation_config import MAX_TOKEN_ID, parse_logit_bias
 from polyhead.core.errors import UserError, format_value
 from polyhead.serve.openai.input_limits import SizedMessages
 
-STOPS, STOP_CHARS = 16, 256
+FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+STOPS, STOP_CHARS, STOP_TOKENS = 16, 256, 64
 
 
 def parse_texts(value: Any) -> list[str]:
@@ -33,6 +34,18 @@ def parse_prompts(value: Any) -> list[str | list[int]]:
             "lists"
         )
     return prompts
+
+
+def parse_tools(value: Any) -> tuple[Tool, ...]:
+    """Parse function tools, without their unknown fields, which would be a part of the prompt."""
+    return tuple(
+        tool._replace(definition=_known_definition(tool.definition)) for tool in validate_tools(value)
+    )
+
+
+def _known_definition(definition: dict[str, Any]) -> dict[str, Any]:
+    function = {key: value for key, value in definition["function"].items() if key in FUNCTION_FIELDS}
+    return {key: definition[key] for key in definition if key == "type"} | {"function": function}
 
 
 def parse_text_pairs(value: Any) -> list[str] | list[tuple[str, str]]:
@@ -99,6 +112,14 @@ def parse_stops(value: Any) -> list[str]:
     if len(stops) > STOPS or not all(0 < len(stop) <= STOP_CHARS for stop in stops):
         raise UserError(f"expected at most {STOPS} texts of 1 to {STOP_CHARS} characters")
     return stops
+
+
+def parse_stop_token_ids(value: Any) -> list[int]:
+    """Parse the tokens that end an output: a few ids."""
+    ids = [] if value == [] else parse_token_ids(value)
+    if len(ids) > STOP_TOKENS:
+        raise UserError(f"expected at most {STOP_TOKENS} token ids")
+    return ids
 
 
 def parse_terms(value: Any) -> dict[str, list[str]]:
@@ -195,7 +216,7 @@ TOOL_SCHEMA = object_schema(
 TOOL_CHOICE_SCHEMA = object_schema("function", **FUNCTION_TYPE, function=_function_schema())
 ToolList = Annotated[
     tuple[Tool, ...],
-    PlainValidator(validate_tools),
+    PlainValidator(parse_tools),
     WithJsonSchema({"type": "array", "items": TOOL_SCHEMA}),
 ]
 ToolChoiceField = Annotated[
@@ -265,6 +286,11 @@ LayerList = Annotated[
     list[int] | str,
     PlainValidator(parse_layer_list),
     WithJsonSchema({"anyOf": [{"const": "all"}, _array_schema({"type": "integer"})]}),
+]
+StopTokenIds = Annotated[
+    list[int],
+    PlainValidator(parse_stop_token_ids),
+    WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": STOP_TOKENS}),
 ]
 Ids = Annotated[list[int], PlainValidator(parse_token_ids), WithJsonSchema(IDS_SCHEMA)]
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from polyhead.chat.tools import drop_nulls
+from polyhead.config.generation_config import MAX_TOKEN_ID
 from polyhead.serve.openai.input_limits import MESSAGE_OVERHEAD
 from polyhead.serve.openai.response_items import Items, ResponseToolChoice, ResponseTools
 from polyhead.serve.openai.schema_fields import (
@@ -17,6 +18,7 @@ from polyhead.serve.openai.schema_fields import (
     Pairs,
     Prompts,
     Stops,
+    StopTokenIds,
     TermTable,
     TextList,
     ToolChoiceField,
@@ -78,6 +80,8 @@ class JsonSchemaFormat(JsonObject):
 class ResponseFormat(JsonObject):
     """Output format."""
 
+    model_config = ConfigDict(extra="allow")
+
     type: Literal["text", "json_object", "json_schema"] = Field(
         description="any text, a JSON object, or JSON that matches a schema"
     )
@@ -87,11 +91,12 @@ class ResponseFormat(JsonObject):
 class StructuredOutputs(JsonObject):
     """Constraint on the output: exactly one of these."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     regex: str | None = Field(None, description="regular expression that matches the whole output")
     choice: list[str] | None = Field(None, description="list of texts, one of which is the output")
     json_: dict[str, Any] | None = Field(None, alias="json", description="JSON Schema of the output")
+    grammar: str | None = Field(None, description="context-free grammar, in Lark's format or GBNF")
 
 
 class SamplingParams(RequestBody):
@@ -107,7 +112,7 @@ class SamplingParams(RequestBody):
         ge=0,
         le=1e6,
     )
-    top_k: int = int_field(0, 0, description="sample from the k most likely tokens; 0: all")
+    top_k: int = int_field(0, -1, description="sample from the k most likely tokens; 0 or -1: all")
     top_p: float = float_field(
         1.0, "sample from the most likely tokens with this total probability", gt=0, le=1
     )
@@ -129,11 +134,15 @@ class SamplingParams(RequestBody):
         1, 1, "max_beams", description="use beam search with this number of beams instead of sampling"
     )
     length_penalty: float = float_field(1.0, "beam search: values > 0 favour longer texts", ge=-50, le=50)
-    min_tokens: int = int_field(
-        0, 0, "max_tokens", description="beam search: minimum number of output tokens"
-    )
+    min_tokens: int = int_field(0, 0, "max_tokens", description="minimum number of output tokens")
     max_tokens: int = int_field(1, 1, description=MAX_TOKENS)
     stop: Stops = Field([], description="stop strings, which end an output and are not part of it")
+    stop_token_ids: StopTokenIds = Field(
+        [], description="ids of tokens that end an output and are not part of its text"
+    )
+    ignore_eos: bool = Field(
+        False, description="sampled text: continue after the model's end token, up to max_tokens"
+    )
     stream: bool = Field(False, description="stream the text as server-sent events")
     stream_options: StreamOptions = Field(StreamOptions(), description="options of the stream")
     truncate: bool = Field(
@@ -144,6 +153,19 @@ class SamplingParams(RequestBody):
     )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="language models: other constraints on the output"
+    )
+    grammar: str | None = Field(
+        None, description="language models: context-free grammar of the output, in Lark's format or GBNF"
+    )
+
+
+class ChatTemplateKwargs(JsonObject):
+    """Settings of the chat format."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enable_thinking: bool | None = Field(
+        None, description="false: no reasoning before the answer; true: as the model decides"
     )
 
 
@@ -163,6 +185,13 @@ class CompletionBody(SamplingParams):
         description="language models: names of special tokens in a prompt are these tokens, as for fill in "
         "the middle; default: they are text",
     )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        le=MAX_TOKEN_ID,
+        description="language models: keep only this number of tokens at the end of the prompt; -1: as many "
+        "as the model can read",
+    )
     echo: bool = Field(
         False, description="include the prompt at the start of each output and of its logprobs"
     )
@@ -181,6 +210,9 @@ class ChatBody(SamplingParams):
     )
     add_generation_prompt: bool | None = Field(
         None, description="false: the same; true: require a last message that is answered"
+    )
+    chat_template_kwargs: ChatTemplateKwargs = Field(
+        ChatTemplateKwargs(), description="settings of the chat format"
     )
     max_completion_tokens: int = int_field(1, 1, description="alias of max_tokens")
     logprobs: bool = Field(False, description="return the log-probability of each output token")
