@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import tokenizers
 from polyhead.chat.base import EOS, ChatFormat, ChatPiece, Message, is_prefill, no_tools_error
+from polyhead.chat.reasoning import insert_reasoning, reasoning_syntax
 from polyhead.chat.sandbox.placeholders import EDGE_CHARS
 from polyhead.chat.tool_calls import ToolCallFormat, get_tool_syntax
 from polyhead.chat.tools import ToolChoice
@@ -69,9 +70,17 @@ def encode_chat(
     messages: Sequence[Message],
     add_generation_prompt: bool = False,
     tools: ToolChoice = ToolChoice(),
+    thinks: bool = True,
 ) -> EncodedChat:
-    """Render and tokenize a conversation; the arguments are those of ``render_chat``."""
-    return encode_pieces(render_chat(format, messages, add_generation_prompt, tools), tokenizer)
+    """Render and tokenize a conversation; the arguments are those of ``render_chat``.
+
+    Without ``thinks`` the answer starts after empty reasoning, in a format with reasoning.
+    """
+    syntax = reasoning_syntax(format)
+    pieces = render_chat(format, insert_reasoning(messages, syntax), add_generation_prompt, tools)
+    if syntax and not thinks and not (is_prefill(messages) and messages[-1].content.strip()):
+        pieces += syntax.empty_pieces()
+    return encode_pieces(pieces, tokenizer)
 
 
 def encode_end_tokens(format: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -81,9 +90,9 @@ def encode_end_tokens(format: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ..
 
 
 def build_output_tokenizer(format: ChatFormat, tokenizer: Tokenizer) -> Tokenizer | None:
-    """A tokenizer that decodes tool call markers as text; None if they are not special tokens."""
+    """A tokenizer that decodes markers of tool calls and reasoning; None if they are not special tokens."""
     syntax = get_tool_syntax(format)
-    marks = syntax.markers if syntax else []
+    marks = [*(syntax.markers if syntax else []), *(reasoning_syntax(format) or ())]
     if not tokenizer.special_tokens.keys() & set(marks):
         return None
     rules = json.loads(tokenizer.tokenizer_json)

@@ -29,6 +29,7 @@ class Message(NamedTuple):
     content: str
     tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
     tool_call_id: str = ""  # in a tool message: the id of the call that it answers
+    reasoning: str = ""  # of the assistant, before its content
 
 
 class ChatPiece(NamedTuple):

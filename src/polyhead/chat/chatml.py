@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from polyhead.chat.base import BOS, EOS, ChatPiece, Message, check_messages, special_piece, split_system
 from polyhead.chat.jinja_quote import quote
+from polyhead.chat.reasoning import ReasoningSyntax
 from polyhead.chat.tool_calls import ToolCallSyntax
 from polyhead.chat.tools import ToolChoice
 from polyhead.core.registry import CHAT
@@ -51,6 +52,7 @@ class ChatML:
 
     def __init__(self, *, system: str = "", bos: bool = False, thinks: bool = False) -> None:
         self.system, self.bos, self.thinks = system, bos, thinks
+        self.reasoning = ReasoningSyntax() if thinks else None
 
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool, tools: ToolChoice = ToolChoice()

@@ -16,6 +16,7 @@ from polyhead.chat.apply_template import (
     render_chat,
 )
 from polyhead.chat.base import MESSAGE_ROLE_ALIASES, ROLES_WITHOUT_CONTENT, ChatFormat, Message, is_prefill
+from polyhead.chat.reasoning import reasoning_syntax
 from polyhead.chat.tool_calls import get_tool_syntax
 from polyhead.chat.tools import ToolChoice, build_tool_choice, parse_tool_calls
 from polyhead.core.choice import Choice
@@ -24,7 +25,13 @@ from polyhead.core.registry import CHAT
 from polyhead.generation.text_engine import PreparedRequest, TextEngine
 from polyhead.generation.text_output import TextOutput
 
-_MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id")  # fields of a Message, as mapping keys
+_MESSAGE_KEYS = (
+    "role",
+    "content",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning",
+)  # fields of a Message, as mapping keys
 
 
 class ChatPrompt(NamedTuple):
@@ -48,13 +55,17 @@ class ChatSession:
         check_vocabulary(self.format, engine.tokenizer)
         self.eos_ids = encode_end_tokens(self.format, engine.tokenizer)
         self.tool_syntax = get_tool_syntax(self.format)
+        self.reasoning = reasoning_syntax(self.format)
         self.output_tokenizer = build_output_tokenizer(self.format, engine.tokenizer)
 
-    def encode_prompt(self, messages: Sequence[Message], tools: ToolChoice = ToolChoice()) -> list[int]:
-        """The prompt tokens, after which the model generates the answer or the rest of it."""
-        return encode_chat(
-            self.format, self.engine.tokenizer, messages, add_generation_prompt=True, tools=tools
-        ).ids
+    def encode_prompt(
+        self, messages: Sequence[Message], tools: ToolChoice = ToolChoice(), thinks: bool = True
+    ) -> list[int]:
+        """The prompt tokens, after which the model generates the answer or the rest of it.
+
+        Without ``thinks`` it writes no reasoning first.
+        """
+        return encode_chat(self.format, self.engine.tokenizer, messages, True, tools, thinks).ids
 
     def count_overhead_chars(self, tools: ToolChoice) -> int:
         """Characters of the chat template with ``tools`` and one empty user message."""
@@ -66,6 +77,7 @@ class ChatSession:
         max_tokens: int,
         tools: ToolChoice = ToolChoice(),
         fallback_max_tokens: int = 0,
+        thinks: bool = True,
     ) -> ChatPrompt:
         """Drop the oldest turns until the conversation fits into ``max_tokens`` tokens.
 
@@ -80,7 +92,7 @@ class ChatSession:
         @cache
         def encode_from(start: int) -> ChatPrompt:
             kept = [*head, *turns[start:]]
-            return ChatPrompt(kept, self.encode_prompt(kept, tools))
+            return ChatPrompt(kept, self.encode_prompt(kept, tools, thinks))
 
         for room in (max_tokens, max(max_tokens, fallback_max_tokens)):
             if len(encode_from(0).ids) <= room:
@@ -111,6 +123,8 @@ class ChatSession:
             "turn_ends": self.eos_ids,
             "trim": self.format.trim_content and not is_continued,
         }
+        if self.reasoning:
+            options["output_tokenizer"] = self.output_tokenizer
         if not tools.all_tools or self.tool_syntax is None:
             return options  # a format without tool support has already refused to render them
         return (
@@ -206,10 +220,12 @@ def parse_message(item: Any, number: int) -> Message:
         raise UserError(f"message {number} is {format_value(item)}, expected a role and a content")
     calls = parse_tool_calls(item.get("tool_calls"), number)
     role, content, answers = item.get("role"), item.get("content"), item.get("tool_call_id")
+    reasoning = item.get("reasoning")
     for key, value in (
         ("role", role),
         ("content", "" if role in ROLES_WITHOUT_CONTENT and content is None else content),
         ("tool_call_id", "" if answers is None else answers),
+        ("reasoning", "" if reasoning is None else reasoning),
     ):
         if not isinstance(value, str):
             raise UserError(f"message {number} has no text as its {key}: {format_value(value)}")
@@ -220,4 +236,4 @@ def parse_message(item: Any, number: int) -> Message:
                 f"key{did_you_mean(str(key), _MESSAGE_KEYS)}"
             )
     role = MESSAGE_ROLE_ALIASES.get(item["role"]) or item["role"]
-    return Message(role, content or "", calls, answers or "")
+    return Message(role, content or "", calls, answers or "", reasoning or "")

@@ -97,15 +97,15 @@ def test_texts_are_those_of_the_run(live: Any, body: dict[str, Any], form: Any) 
         ({"structured_outputs": {"regex": "["}}, "structured_outputs", "grammar 'regex': unclosed character "
             "class"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "choices is []"),
-        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "grammar 'grammar'"),
         ({"guided_choice": ["yes"]}, "guided_choice", "guided_choice is not supported by this service; use "
             "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs", "structured_outputs has none of regex, choice, "
             "json"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs",
-            "response_format and structured_outputs cannot be combined"),
+            "response_format, structured_outputs and grammar cannot be combined"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
-            "structured_outputs", "response_format and structured_outputs cannot be combined"),
+            "structured_outputs", "response_format, structured_outputs and grammar cannot be combined"),
     ],
 )  # fmt: skip
 def test_what_is_no_form_is_refused_by_name(live: Any, body: dict[str, Any], param: str, said: str) -> None:

@@ -45,7 +45,7 @@ WRONG = [
         "best_of"), ({"prompt": "a", "suffix": "b"}, "suffix"),
     ({"prompt": "a", "n": 3, "beam_size": 2}, "n"), ({"prompt": "a", "beam_size": 2, "temperature": 1},
         "temperature"),
-    ({"prompt": "a", "length_penalty": 1}, "length_penalty"), ({"prompt": "a", "min_tokens": 1},
+    ({"prompt": "a", "length_penalty": 2}, "length_penalty"), ({"prompt": "a", "min_tokens": -1},
         "min_tokens"), ({"prompt": "a", "model": 7}, "model"),
     ({"prompt": "a", "echo": "yes"}, "echo"), ({"prompt": "a", "logprobs": 0, "beam_size": 2}, "logprobs"),
 ]  # fmt: skip

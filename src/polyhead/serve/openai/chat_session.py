@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from polyhead.chat.base import is_prefill
+from polyhead.chat.reasoning import ReasoningParser
 from polyhead.chat.tools import ToolChoice, select_tools
 from polyhead.core.errors import UserError
 from polyhead.generation.chat import ChatSession
@@ -37,11 +38,21 @@ async def open_chat(service: Service, body: ChatBody) -> AsyncIterator[OpenChat]
     if body.logprobs and "beam_size" in body.model_fields_set:
         raise unsupported_parameter_error("logprobs", "logprobs are supported only for sampled text")
     _check_continuation(body)
+    if body.chat_template_kwargs.enable_thinking is False and session.reasoning is None:
+        raise unsupported_parameter_error(
+            "chat_template_kwargs", "chat_template_kwargs.enable_thinking: this chat format has no reasoning"
+        )
     tools = _choose_tools(session, body, service.limits.max_chars)
     async with service.open_streams(
         lambda: [_build_request(service, session, body, tools)], body, 1, body.messages.num_chars
     ) as streams:
-        yield OpenChat(streams, defaultdict(lambda: AssistantMessage(session.tool_syntax, tools)))
+        thinks = body.chat_template_kwargs.enable_thinking is not False
+
+        def make_answer() -> AssistantMessage:
+            reasoning = session.reasoning and ReasoningParser(session.reasoning, body.messages, thinks)
+            return AssistantMessage(session.tool_syntax, tools, reasoning)
+
+        yield OpenChat(streams, defaultdict(make_answer))
 
 
 def _require_chat(service: Service) -> ChatSession:
@@ -113,7 +124,8 @@ def _build_request(service: Service, chat: ChatSession, body: ChatBody, tools: T
         if body.truncate:
             ids = _encode_truncated(service, chat, body, tools)
         else:
-            ids = chat.encode_prompt(body.messages, tools)
+            thinks = body.chat_template_kwargs.enable_thinking is not False
+            ids = chat.encode_prompt(body.messages, tools, thinks)
         options = chat.build_options(body.messages, tools) | {"top_logprobs": body.top_logprobs}
         (request,) = build_requests(service, body, [ids], **options)
     except UserError as error:
@@ -138,11 +150,12 @@ def _encode_truncated(service: Service, chat: ChatSession, body: ChatBody, tools
     context, and at least one token.
     """
     max_len, num_new = chat.engine.max_len, body.max_tokens
+    thinks = body.chat_template_kwargs.enable_thinking is not False
     if "max_tokens" in body.model_fields_set and num_new <= max_len:
         fallback, hint = 0, f", or request less than max_tokens={num_new}"
     else:
         num_new, fallback, hint = min(default_max_tokens(service, chat.engine), max_len // 2), max_len, ""
     try:
-        return chat.truncate_history(body.messages, max_len + 1 - num_new, tools, fallback).ids
+        return chat.truncate_history(body.messages, max_len + 1 - num_new, tools, fallback, thinks).ids
     except UserError as error:
         raise ApiError(400, "context_length_exceeded", f"{error}{hint}", "messages") from None

@@ -22,7 +22,7 @@ class SizedMessages(list[Message]):
     @cached_property
     def num_chars(self) -> int:
         """Characters of all messages and calls, and ``MESSAGE_OVERHEAD`` for each."""
-        contents = [message.content for message in self]
+        contents = [message.content + message.reasoning for message in self]
         calls = [call.name + call.arguments for message in self for call in message.tool_calls]
         return sum(len(text) + MESSAGE_OVERHEAD for text in (*contents, *calls))
 

@@ -19,9 +19,10 @@ from polyhead.serve.openai.schema_fields import (
     read_text_part,
 )
 
+REASONING_PART_TYPES = ("reasoning_text",)
 TEXT_PART_TYPES = ("input_text", "output_text", "text")
 ROLE_MAP = {"user": "user", "assistant": "assistant", "system": "system", **MESSAGE_ROLE_ALIASES}
-ITEM_TYPES = ("message", "function_call", "function_call_output")
+ITEM_TYPES = ("message", "reasoning", "function_call", "function_call_output")
 TOOL_EXAMPLE = '{"type": "function", "name": ..., "parameters": {...}}'
 
 
@@ -34,28 +35,31 @@ class ItemMessages(SizedMessages):
 def parse_items(value: Any) -> ItemMessages:
     """Parse a text or a list of input items to messages.
 
-    Consecutive assistant items (text and tool calls) become one message.
+    Consecutive assistant items (reasoning, text and tool calls) become one message.
     """
     if isinstance(value, str):
         return ItemMessages([Message("user", value)])
     if not isinstance(value, list) or not value:
         raise UserError(f"{format_value(value)} is not a text or a list of items")
-    messages, indices = ItemMessages(), list[int]()
+    messages, indices, after_reasoning = ItemMessages(), list[int](), False
     for number, item in enumerate(value):
         message = _parse_item(item, f"item {number}")
         indices.append(number)
         if (
             messages
             and messages[-1].role == message.role == "assistant"
-            and (message.tool_calls or messages[-1].tool_calls)
+            and (message.tool_calls or messages[-1].tool_calls or after_reasoning)
+            and not message.reasoning
         ):
             previous = messages.pop()
             message = previous._replace(
                 content=previous.content + message.content,
                 tool_calls=previous.tool_calls + message.tool_calls,
+                reasoning=previous.reasoning,
             )
             indices.pop()
         messages.append(message)
+        after_reasoning = item.get("type") == "reasoning"
     messages.item_indices = tuple(indices)
     return messages
 
@@ -69,6 +73,8 @@ def _parse_item(value: Any, label: str) -> Message:
         return Message(
             "assistant", "", (parse_tool_call({"id": value.get("call_id"), "function": call}, label),)
         )
+    if kind == "reasoning":
+        return Message("assistant", "", reasoning=_parse_reasoning(value, label))
     if kind == "function_call_output":
         if not isinstance(value.get("call_id"), str):
             raise UserError(
@@ -82,6 +88,14 @@ def _parse_item(value: Any, label: str) -> Message:
             raise UserError(f"{label} has the role {format_value(role)}, expected {', '.join(ROLE_MAP)}")
         return Message(ROLE_MAP[role], _parse_content(value, label, "content", role))
     raise UserError(f"{label} is of the type {format_value(kind)}; supported: {', '.join(ITEM_TYPES)}")
+
+
+def _parse_reasoning(item: dict[str, Any], label: str) -> str:
+    """Return the text of a reasoning item; "" if it has only a summary."""
+    parts = item.get("content") or []
+    if not isinstance(parts, list):
+        raise UserError(f"{label} has the content {format_value(parts)}, expected a list of texts")
+    return "".join(read_text_part(part, REASONING_PART_TYPES, label) for part in parts)
 
 
 def _parse_content(item: dict[str, Any], label: str, key: str, role: str) -> str:
@@ -132,11 +146,16 @@ def tool_choice_to_openai(tool_choice: str | list[str]) -> Any:
 
 
 ITEM_PART_SCHEMA = object_schema("type", "text", type={"enum": list(TEXT_PART_TYPES)}, text=TEXT_SCHEMA)
+REASONING_PART_SCHEMA = object_schema(
+    "type", "text", type={"enum": list(REASONING_PART_TYPES)}, text=TEXT_SCHEMA
+)
 CONTENT_SCHEMA = {"anyOf": [TEXT_SCHEMA, {"type": "array", "items": ITEM_PART_SCHEMA}]}
 ITEM_SCHEMA = {
     "anyOf": [
         object_schema("role", "content", type={"const": "message"}, role={"enum": list(ROLE_MAP)},
             content=CONTENT_SCHEMA),
+        object_schema("type", type={"const": "reasoning"},
+            content={"type": "array", "items": REASONING_PART_SCHEMA}),
         object_schema("type", "call_id", "name", type={"const": "function_call"}, call_id=TEXT_SCHEMA,
             name=NAME_SCHEMA, arguments=TEXT_SCHEMA),
         object_schema("type", "call_id", "output", type={"const": "function_call_output"},

@@ -90,6 +90,8 @@ class ResponseBuilder:
         self._unclaimed_bytes = 0  # bytes of that text after these tokens
         self._byte_offset = 0  # byte of the output at which they begin
         self._item_id = ""  # of the current text item; "" if there is none
+        self._reasoning_id, self._reasoning_parts = "", list[str]()  # of the current reasoning item
+        self._tokenizer = service.run.tokenizer
         config, fields_set = service.engine.config, body.model_fields_set
         self._fields: dict[str, Any] = {
             "id": _make_id("resp"), "object": "response", "created_at": int(time.time()),
@@ -122,13 +124,20 @@ class ResponseBuilder:
         A ``finish_reason`` ends the response.
         """
         self._logprobs += logprobs
-        for segment, calls in self._answer.parse_delta(text, finish_reason is not None):
+        for reasoning, segment, calls in self._answer.parse_delta(text, finish_reason is not None):
+            if reasoning:
+                yield from self._add_reasoning(reasoning)
+            if segment or calls:
+                yield from self._finish_reasoning("completed")
             if segment:
                 yield from self._add_text(segment)
             for call in calls:
                 yield from self._finish_text("completed", before_call=True)
                 yield from self._add_call(call)
                 self._logprobs = self._logprobs_from(self._answer.consumed_bytes)
+        if finish_reason:
+            is_cut = finish_reason != "stop" and not self._item_id
+            yield from self._finish_reasoning("incomplete" if is_cut else "completed")
         if finish_reason and not self._items and not self._item_id:
             yield from self._add_text("")
         if finish_reason:
@@ -143,7 +152,7 @@ class ResponseBuilder:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._count_reasoning_tokens()},
             "total_tokens": usage["total_tokens"],
         }
         response = self._fields | {
@@ -159,6 +168,40 @@ class ResponseBuilder:
         error = api_error.envelope["error"]
         return self._make_event(
             "error", **api_error.envelope, **{key: error[key] for key in ("code", "message", "param")}
+        )
+
+    def _add_reasoning(self, text: str) -> Iterator[Event]:
+        if not self._reasoning_id:
+            self._reasoning_id = _make_id("rs")
+            yield self._item_event("output_item.added", item=self._reasoning_item("in_progress", []))
+            part = {"type": "reasoning_text", "text": ""}
+            yield self._item_event("content_part.added", **self._reasoning_location(), part=part)
+        self._reasoning_parts.append(text)
+        yield self._item_event("reasoning_text.delta", **self._reasoning_location(), delta=text)
+
+    def _finish_reasoning(self, status: str) -> Iterator[Event]:
+        """Close the reasoning item, if there is one; its tokens are not those of the text."""
+        if not self._reasoning_id:
+            return
+        part = {"type": "reasoning_text", "text": "".join(self._reasoning_parts)}
+        yield self._item_event("reasoning_text.done", **self._reasoning_location(), text=part["text"])
+        yield self._item_event("content_part.done", **self._reasoning_location(), part=part)
+        item = self._reasoning_item(status, [part])
+        yield self._item_event("output_item.done", item=item)
+        self._items.append(item)
+        self._reasoning_id = ""
+        self._logprobs = self._logprobs_from(self._answer.reasoning_bytes)
+
+    def _reasoning_item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        head = {"id": self._reasoning_id, "type": "reasoning", "status": status}
+        return {**head, "summary": [], "content": content}
+
+    def _reasoning_location(self) -> dict[str, Any]:
+        return {"item_id": self._reasoning_id, "content_index": 0}
+
+    def _count_reasoning_tokens(self) -> int:
+        return (
+            len(self._tokenizer.encode(["".join(self._reasoning_parts)])[0]) if self._reasoning_parts else 0
         )
 
     def _add_text(self, text: str) -> Iterator[Event]:

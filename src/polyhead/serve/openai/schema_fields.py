@@ -8,7 +8,14 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from polyhead.chat.base import MESSAGE_ROLE_ALIASES, MESSAGE_ROLES, ROLES_WITHOUT_CONTENT, Message
-from polyhead.chat.tools import TOOL_CHOICES, Tool, parse_tool_calls, validate_tool_choice, validate_tools
+from polyhead.chat.tools import (
+    TOOL_CHOICES,
+    Tool,
+    drop_nulls,
+    parse_tool_calls,
+    validate_tool_choice,
+    validate_tools,
+)
 from polyhead.config.generation_config import MAX_TOKEN_ID, parse_logit_bias
 from polyhead.core.errors import UserError, format_value
 from polyhead.serve.openai.input_limits import SizedMessages
@@ -80,6 +87,9 @@ def _parse_message(value: Any, number: int) -> Message:
             f"message {number} has the role {format_value(role)}, expected {', '.join(MESSAGE_ROLES)}"
         )
     calls = parse_tool_calls(value.get("tool_calls"), number)
+    reasoning = drop_nulls(value).get("reasoning_content", value.get("reasoning")) or ""
+    if not isinstance(reasoning, str):
+        raise UserError(f"message {number} has the reasoning {format_value(reasoning)}, expected a string")
     if isinstance(content, list):
         content = "".join(read_text_part(part, ("text",), f"message {number}") for part in content)
     if role in ROLES_WITHOUT_CONTENT and content is None:
@@ -92,7 +102,7 @@ def _parse_message(value: Any, number: int) -> Message:
         raise UserError(
             f"message {number} has the tool_call_id {format_value(tool_call_id)}, expected a string"
         )
-    return Message(MESSAGE_ROLE_ALIASES.get(role, role), content, calls, tool_call_id or "")
+    return Message(MESSAGE_ROLE_ALIASES.get(role, role), content, calls, tool_call_id or "", reasoning)
 
 
 def read_text_part(part: Any, kinds: Sequence[str], label: str) -> str:
@@ -235,6 +245,8 @@ MessageList = Annotated[
                 content={"anyOf": [TEXT_SCHEMA, _array_schema(TEXT_PART_SCHEMA)]},
                 tool_calls={"type": "array", "items": TOOL_CALL_SCHEMA},
                 tool_call_id=TEXT_SCHEMA,
+                reasoning=TEXT_SCHEMA,
+                reasoning_content=TEXT_SCHEMA,
             )
         )
     ),

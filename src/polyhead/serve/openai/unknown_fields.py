@@ -16,7 +16,7 @@ from polyhead.core.errors import did_you_mean
 from polyhead.serve.openai.schema_fields import FUNCTION_FIELDS
 from polyhead.serve.openai.schemas import ChatBody, RequestBody, ResponseBody
 
-HINT_CUTOFF = 0.75  # similarity of a name to a known one that is suggested
+HINT_CUTOFF = 0.7  # similarity of a name to a known one that is suggested
 NO_VALUES: Mapping[str, tuple[Any, ...]] = {}
 
 
@@ -92,7 +92,7 @@ FIELDS_BY_PATH = {
         "structural_tag": (), "whitespace_pattern": (), **dict.fromkeys(("json_object", "disable_fallback",
             "disable_any_whitespace", "disable_additional_properties"), (False,)),
     }),
-    "text": _known_fields("format", "", "", {"verbosity": ("medium",)}),
+    "text": _known_fields("format", "verbosity"),
     "text.format": _known_fields("type schema", "name strict description"),
     "tool_choice": _known_fields("type function"),
     "tool_choice.function": _known_fields("name"),
