@@ -17,7 +17,6 @@ from tests.cli.serve_helpers import speaker as speaker
 
 from polyhead import Choice
 from polyhead.cli import main
-from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.extras import install_command
 from polyhead.run.load import load
 from polyhead.run.run import Run
@@ -51,20 +50,19 @@ def test_told_to_stop_at_any_moment_no_accepted_request_is_lost(speaker: Path) -
             assert service.end()[0] == 0
 
 
-@pytest.mark.parametrize("log", ["--log", "--no-log"])
-def test_a_run_whose_guesses_have_no_effect_is_told_so_at_the_start(
-    speaker: Path, tmp_path: Path, log: str
-) -> None:
-    said = "polyhead: generation.speculative of this run (lookup) has no effect here"
+def test_speculative_decoding_of_the_run_or_by_option_changes_no_text(speaker: Path, tmp_path: Path) -> None:
     run = load(speaker)
-    settings = GenerationConfig(speculative=Choice("lookup"), max_new_tokens=5)
-    Run(run.model, run.tokenizer, settings).save(tmp_path / "guessing")
-    for directory, wanted in ((tmp_path / "guessing", 1), (speaker, 0)):
-        with serving(directory, log) as service:
-            service.http.post("/v1/completions", json={"prompt": "dogs", "max_tokens": 1})
+    settings = run.generation.model_copy(update={"speculative": Choice("lookup")})
+    Run(run.model, run.tokenizer, settings).save(tmp_path / "drafting")
+    body = {"prompt": "two dogs bark . two", "max_tokens": 20, "seed": 3}
+    (wanted,) = run.generate([str(body["prompt"])], max_new_tokens=20, seed=3)
+    for arguments in ((tmp_path / "drafting",), (speaker, "--speculative", "lookup,tokens=3")):
+        with serving(*arguments) as service:
+            answer = service.http.post("/v1/completions", json=body).json()
+            assert answer["choices"][0]["text"] == wanted
             service.process.send_signal(signal.SIGTERM)
             code, told = service.end()
-            assert code == 0 and told.count(said) == wanted
+            assert code == 0 and "speculative" not in told
 
 
 def test_keys_come_from_a_file_or_the_environment(

@@ -104,7 +104,7 @@ def test_a_beam_that_a_stop_string_cut_ended_by_it(speaker, translator, kind, wa
             "decoder",
             "dogs",
             {"speculative": "lookup"},
-            "speculative has no effect in an engine: only run.generate supports",
+            "speculative is a setting of the engine, not of a request",
         ),
         ("decoder", "dogs", {"cache": "paged"}, "cache is a setting of the engine, not of a request"),
         ("decoder", ["dogs", "cats"], {}, "a request must be one text, got several; submit each"),

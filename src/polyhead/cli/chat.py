@@ -21,7 +21,6 @@ from polyhead.cli.options import (
     EnsembleOption,
     load_run,
     read_chat_template,
-    warn_no_speculation,
 )
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.blank_text import clear_blank
@@ -48,6 +47,7 @@ COMMANDS = {"/reset": "clears the conversation", "/quit": "exits, as does Ctrl-D
     "no_repeat_ngram_size",
     "grammar",
     "cache",
+    "speculative",
 )
 def run(
     directory: Annotated[str, typer.Argument(metavar="RUN", help="path of a run or of a checkpoint")],
@@ -75,8 +75,7 @@ def run(
     """
     read_chat_template(chat_template, settings)
     loaded = load_run(directory, others, dtype, device)
-    warn_no_speculation(loaded)
-    engine_options = {key: settings.pop(key) for key in ("cache",) if key in settings}
+    engine_options = {key: settings.pop(key) for key in ("cache", "speculative") if key in settings}
     session = loaded.chat_session(settings.pop("chat", None), max_num_seqs=1, **engine_options)
     conversation = TerminalChat(session, system, settings | {"stop": stop or []}, seed)
     if sys.stdin.isatty():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,14 +113,3 @@ def read_chat_template(path: Path | None, settings: dict[str, Any]) -> None:
     from polyhead.chat.detect_template import read_template_file
 
     settings["chat"] = read_template_file(path)
-
-
-def warn_no_speculation(model: Run) -> None:
-    """Warn if the run has a speculative decoding setting, which this verb does not use."""
-    choice = model.generation.speculative
-    if choice is not None and model.kind == "decoder":
-        print(
-            f"polyhead: generation.speculative of this run ({choice.name}) has no effect here: only "
-            "polyhead generate and run.generate support it",
-            file=sys.stderr,
-        )

@@ -19,7 +19,6 @@ from polyhead.cli.options import (
     ShortlistOption,
     load_run,
     read_chat_template,
-    warn_no_speculation,
 )
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.choice import Choice
@@ -31,7 +30,7 @@ LIMIT_KEYS = [
 ]
 
 
-@config_options(GenerationConfig, "cache", "chat")
+@config_options(GenerationConfig, "cache", "chat", "speculative")
 @config_options(Limits, *LIMIT_KEYS, default=None)
 def run(
     directory: Annotated[
@@ -139,7 +138,6 @@ def run(
     model_name = name or (directory if not Path(directory).exists() else Path(directory).resolve().name)
     if not model_name.isprintable() or not 0 < len(model_name) <= 200:
         raise UserError(f"--name {model_name!r} is not a valid model name for requests")
-    warn_no_speculation(model)
     service = Service(
         model, model_name, limits, keys, strict_fields=strict_fields, deterministic=deterministic, **options
     )

@@ -24,6 +24,8 @@ from polyhead.generation.engine.interface import Decoder
 from polyhead.generation.engine.request import DecodingState
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.generation.settings import beam_config, eos_ids_for, sampling_config, sampling_from_config
+from polyhead.generation.speculative.request_drafter import RequestDrafter
+from polyhead.generation.speculative.verify import Proposer
 from polyhead.generation.text_output import TextOutput
 from polyhead.grammar.grammar_constraint import GrammarConstraint, constraint_for
 from polyhead.tokenizers.input_validation import normalize_stop_strings
@@ -32,7 +34,7 @@ from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 _ENGINE_OPTIONS = frozenset(signature(Engine).parameters) - {"model", "max_len"}
-_ENGINE_SETTINGS = {"cache", "batch_tokens"}  # settings of the engine, not of a request
+_ENGINE_SETTINGS = {"cache", "batch_tokens", "speculative"}  # settings of the engine, not of a request
 
 
 class PreparedRequest(NamedTuple):
@@ -48,6 +50,7 @@ class PreparedRequest(NamedTuple):
     opening_ids: tuple[int, ...] = ()
     trim: bool = False  # whether whitespace at both ends is dropped
     output_tokenizer: Tokenizer | None = None  # decodes the output; default: the tokenizer of the engine
+    drafter: RequestDrafter | None = None
 
 
 class EndTokens(NamedTuple):
@@ -76,6 +79,7 @@ class TextEngine:
         prompt_template: PromptTemplate | None,
         max_len: int,
         /,
+        proposer: Proposer | None = None,
         **options: Any,
     ) -> None:
         for name in sorted(set(options) - _ENGINE_OPTIONS):
@@ -96,6 +100,9 @@ class TextEngine:
             cache=CACHE.check(Choice.from_config(choice)) if choice else None,
             **options,
         )
+        self.proposer = proposer  # source of draft tokens for texts of one sequence
+        if proposer is not None:
+            self.engine.check_speculation()
         # a strategy lives as long as its requests: settings come from outside, in unlimited number
         self._sampling_strategies: WeakValueDictionary[
             tuple[Sampling, tuple[int, ...], GrammarConstraint | None], SamplingStrategy
@@ -150,8 +157,6 @@ class TextEngine:
         """
         for name in sorted(_ENGINE_SETTINGS & set(overrides)):
             raise UserError(f"{name} is a setting of the engine, not of a request")
-        if "speculative" in overrides:
-            raise UserError("speculative has no effect in an engine: only run.generate supports it")
         check_int("n", n, 1)
         check_int("seed", seed, 0)
         stops, translates = normalize_stop_strings(stop), self.prompt_template is None
@@ -187,20 +192,24 @@ class TextEngine:
             end_ids = eos_ids_for(config, self.tokenizer.target_tokenizer, template.eos_id)
             ends = EndTokens(() if ignore_eos else end_ids, tuple(stop_token_ids))
             return self._prepare_translation(ids, config, n, seed, stops, is_sampled, template, terms, ends)
-        end_ids = eos_ids_for(config, self.tokenizer, *turn_ends)
+        end_ids, drafter = eos_ids_for(config, self.tokenizer, *turn_ends), None
         ends = EndTokens(() if ignore_eos else end_ids, tuple(stop_token_ids))
         if is_sampled:
             strategy = self._sampling_strategy(config, ends, output_tokenizer)
             state: DecodingState = SampledSequences(
                 strategy, ids, config.max_new_tokens, n, seed, top_logprobs=top_logprobs
             )
+            if self.proposer is not None and n == 1:
+                drafter = RequestDrafter(
+                    self.proposer, ids, strategy.sampling, ends.all_ids, config.max_new_tokens
+                )
         else:
             state = beam_state_for(
                 self._beam_strategy(config, ends, (), output_tokenizer),
                 BeamRequest(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1)), context_ids=ids),
             )
         return PreparedRequest(
-            ids, state, None, ids, n, stops, ends.all_ids, trim=trim, output_tokenizer=output_tokenizer
+            ids, state, None, ids, n, stops, ends.all_ids, (), trim, output_tokenizer, drafter
         )
 
     def start_request(self, prepared: PreparedRequest) -> TextOutput:
@@ -210,7 +219,9 @@ class TextEngine:
             Detokenizer.for_tokenizer(tokenizer, prepared.stop_strings, prepared.context_ids, prepared.trim)
             for _ in range(prepared.n)
         ]
-        request = self.engine.submit(prepared.prompt, prepared.state, source=prepared.source)
+        request = self.engine.submit(
+            prepared.prompt, prepared.state, source=prepared.source, drafter=prepared.drafter
+        )
         return TextOutput(request, detokenizers, prepared.eos_ids, prepared.opening_ids)
 
     def _prepare_translation(

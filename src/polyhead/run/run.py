@@ -194,13 +194,19 @@ class Run:
         """Create an engine for requests at any time: ``run.engine(cache="paged").submit("Once", n=4)``.
 
         ``options`` are those of ``polyhead.generation.engine.engine.Engine``; ``shortlist=True`` uses that of
-        the run.
+        the run, ``speculative="lookup"`` speculative decoding, by default as the run's generation settings.
         """
         model = self._require_kind("encoder-decoder", "decoder")
         template = self.prompt_template if self.kind == "decoder" else None
         options["shortlist"] = load_shortlist(
             self.get_shortlist, options.get("shortlist"), len(self.members) > 1
         )
+        speculative = options.pop("speculative", None)
+        if self.kind == "decoder":
+            choice = Choice.from_config(speculative) if speculative else self.generation.speculative
+            options["proposer"] = self._proposer(choice)
+        elif speculative:
+            raise UserError("speculative: only language models support speculative decoding")
         return TextEngine(model, self.tokenizer, self.generation, template, self.config.max_len, **options)
 
     def chat(self, messages: Sequence[Any], **changes: Any) -> str:

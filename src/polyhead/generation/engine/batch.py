@@ -19,6 +19,8 @@ from polyhead.generation.shortlist.shortlist import Shortlist, ShortlistHead
 from polyhead.nn.cache import Cache, PrefixCache
 from polyhead.nn.kv import EncoderMemory
 
+MAX_SPECULATIVE_ROWS = 4  # with more rows each draft token costs more time than the accepted ones save
+
 
 class SequenceGroup:
     """A request with rows in the cache: one reads the common prefix, each reads its rest, then all decode.
@@ -86,9 +88,15 @@ class DecodingBatch:
     """A cache and the requests that have rows in it, one after the other."""
 
     def __init__(
-        self, model: Decoder, cache: Cache, share_prefixes: bool, shortlist: Shortlist | None = None
+        self,
+        model: Decoder,
+        cache: Cache,
+        share_prefixes: bool,
+        shortlist: Shortlist | None = None,
+        max_len: int = 2**62,
     ) -> None:
         self.model, self.cache, self.device = model, cache, model.cache_shape.device
+        self.max_len = max_len
         self.shortlist = shortlist  # output tokens by source; None allows all
         self.shortlist_head: ShortlistHead | None = None  # for the current members
         self.encode: Any = getattr(model, "encode", None)
@@ -210,11 +218,14 @@ class DecodingBatch:
         """Decode one token for each row of a group; remove and return the members that have ended."""
         selected = set(group)
         group = [member for member in self.members if member in selected]
-        logits = self._logits_after_prefill(group) if group[0].has_features else self._decode(group)
+        if group[0].has_features:
+            logits = self._logits_after_prefill(group)
+        elif drafts := self._draft_tokens(group):
+            return self._step_with_drafts(group, drafts)
+        else:
+            logits = self._decode(group)
         self._sample(group, logits)
-        ended_members = [
-            member for member in group if member.request.state.error or not member.request.state.rows
-        ]
+        ended_members = [member for member in group if self._has_ended(member)]
         self._reorder_rows(
             {member: [] if member in ended_members else member.request.state.parent_rows for member in group}
         )
@@ -252,6 +263,60 @@ class DecodingBatch:
             if self.prefix_cache is not None and member.cached_lens[i] % self.cache.block_size == 0:
                 self.prefix_cache.insert_prefix(row, member.request.visible_tokens(i))
         return logits
+
+    def _draft_tokens(self, group: Sequence[SequenceGroup]) -> dict[SequenceGroup, Sequence[int]]:
+        """Draft tokens of the members of a small group that have a drafter."""
+        drafts: dict[SequenceGroup, Sequence[int]] = {}
+        if sum(len(member.cached_lens) for member in group) > MAX_SPECULATIVE_ROWS:
+            return drafts
+        for member in group:
+            drafter, rows = member.request.drafter, member.request.state.rows
+            if drafter is None or len(rows) != 1:
+                continue
+            cached_len = member.cached_lens[0]
+            if cached_len != len(member.request.visible_tokens(0)) - 1:  # its next token needs no step
+                continue
+            # the last token is not drafted, and the beginning of the text stays visible
+            room = min(member.request.state.max_new_tokens - len(rows[0]), self.max_len - cached_len) - 1
+            if tokens := drafter.propose(rows[0], room):
+                drafts[member] = tokens
+        return drafts
+
+    def _step_with_drafts(
+        self, group: Sequence[SequenceGroup], drafts: Mapping[SequenceGroup, Sequence[int]]
+    ) -> list[SequenceGroup]:
+        """As ``step``; a member continues in the same step as long as its new token is the drafted one."""
+        selected = set(group)
+        rows = [(row, member, i) for row, (member, i) in enumerate(self._row_owners()) if member in selected]
+        texts = [[member.last_token(i), *drafts.get(member, ())] for _, member, i in rows]
+        tokens, pos = pad_next_inputs(texts, [member.cached_lens[i] for _, member, i in rows], self.device)
+        self.cache.prepare_step([row for row, _, _ in rows], pos)
+        logits = self.model.decode(tokens, pos, self.cache, None)
+        matching, num_accepted = list(group), 0
+        while matching:
+            indices = [k for k, (_, member, _) in enumerate(rows) if member in matching]
+            for row, member, i in (rows[k] for k in indices):
+                member.cached_lens[i] += 1
+                if self.prefix_cache is not None and member.cached_lens[i] % self.cache.block_size == 0:
+                    self.prefix_cache.insert_prefix(row, member.request.visible_tokens(i))
+            self._sample(matching, logits[torch.tensor(indices, device=self.device), num_accepted])
+            matching = [
+                member
+                for member in matching
+                if not self._has_ended(member)
+                and num_accepted < len(drafts.get(member, ()))
+                and member.last_token(0) == drafts[member][num_accepted]
+            ]
+            num_accepted += 1
+        ended_members = [member for member in group if self._has_ended(member)]
+        self._reorder_rows(
+            {member: [] if member in ended_members else member.request.state.parent_rows for member in group}
+        )
+        return ended_members
+
+    @staticmethod
+    def _has_ended(member: SequenceGroup) -> bool:
+        return bool(member.request.state.error or not member.request.state.rows)
 
     def _sample(self, group: Sequence[SequenceGroup], logits: Tensor) -> None:
         """Pass the logits to the strategies of the requests, once per strategy."""

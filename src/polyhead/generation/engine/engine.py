@@ -15,8 +15,15 @@ from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.errors import NOT_FINITE, NotFiniteError, UserError, check_int
 from polyhead.generation.engine.batch import DecodingBatch, EncodedSources, SequenceGroup
+from polyhead.generation.engine.incremental_decoder import check_rewinds
 from polyhead.generation.engine.interface import Decoder
-from polyhead.generation.engine.request import DecodingState, FinishStatus, Request, check_request
+from polyhead.generation.engine.request import (
+    DecodingState,
+    FinishStatus,
+    Request,
+    TokenDrafter,
+    check_request,
+)
 from polyhead.generation.shortlist.shortlist import Shortlist
 
 
@@ -84,6 +91,10 @@ class Engine:
         self._empty_batch = self._new_batch()  # for the capacity of an engine without requests
         self._lock = RLock()
 
+    def check_speculation(self) -> None:
+        """Raise a UserError if the cache cannot remove the tokens of rejected drafts."""
+        check_rewinds(self._empty_batch.cache, self.model, self.cache)
+
     @property
     def running_members(self) -> list[SequenceGroup]:
         """Requests with rows in a cache."""
@@ -102,17 +113,19 @@ class Engine:
         *,
         source: Sequence[int] | None = None,
         cost: int = 0,
+        drafter: TokenDrafter | None = None,
     ) -> Request:
         """Submit a request: continue a prompt, which in an encoder-decoder is the start of the target.
 
-        A request that can never be served is a UserError.
+        A request that can never be served is a UserError. While few sequences run, the tokens of a
+        ``drafter`` that decoding would output are output in one step; it requires a cache that rewinds.
         """
         check_request(self.model, self.max_len, prompt, source)
         if state.width > self.max_num_seqs:
             raise UserError(
                 f"{state.width} sequences were requested; the engine runs at most {self.max_num_seqs}"
             )
-        request = Request(self, prompt, state, source, cost)
+        request = Request(self, prompt, state, source, cost, drafter)
         request.max_kv_tokens, capacity = (
             self._max_kv_tokens(request),
             self._empty_batch.cache.free_tokens(state.width),
@@ -178,7 +191,7 @@ class Engine:
 
     def _new_batch(self) -> DecodingBatch:
         cache = make_cache(self.cache, self.model.cache_shape, 0, self.max_len)
-        return DecodingBatch(self.model, cache, not self.deterministic, self.shortlist)
+        return DecodingBatch(self.model, cache, not self.deterministic, self.shortlist, self.max_len)
 
     def _isolate_failure(self, batch: DecodingBatch, work: Callable[[], None]) -> None:
         """Run ``work``; if it fails, fail the requests of the batch and continue without it."""

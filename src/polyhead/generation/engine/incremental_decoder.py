@@ -12,9 +12,23 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.generation.engine.batching import pad_next_inputs
 from polyhead.generation.engine.interface import Decoder
+from polyhead.nn.cache import Cache
 
 # Rows with more uncached tokens than this before the last one read them in a step of their own.
 _PREFILL_THRESHOLD = 2
+
+
+def check_rewinds(cache: Cache, model: Decoder, choice: Choice | None) -> None:
+    """Raise a UserError if a cache, or the state of the model, cannot remove tokens."""
+    if cache.rewinds:
+        return
+    names = ", ".join(name for name in CACHE.names() if CACHE.get(name).rewinds)
+    has_state = any(any(shape.states) for shape in model.cache_shape.models)
+    what = "the recurrent state of this model" if has_state or not choice else f"cache {choice.name!r}"
+    raise UserError(
+        f"speculative decoding removes rejected draft tokens, but {what} cannot remove tokens; "
+        + ("no cache supports it" if has_state else f"caches that can: {names}")
+    )
 
 
 class IncrementalDecoder:
@@ -30,14 +44,7 @@ class IncrementalDecoder:
         assert not model.training, "decoding requires model.eval(): dropout would make the outputs random"
         self.model, self.max_len, self.max_total_len = model, max_len, max_total_len
         self.cache = make_cache(cache, model.cache_shape, n, min(max_total_len, max_len or max_total_len))
-        if not self.cache.rewinds:
-            names = ", ".join(name for name in CACHE.names() if CACHE.get(name).rewinds)
-            has_state = any(any(shape.states) for shape in model.cache_shape.models)
-            what = "the recurrent state of this model" if has_state or not cache else f"cache {cache.name!r}"
-            raise UserError(
-                f"speculative decoding removes rejected draft tokens, but {what} cannot remove tokens; "
-                + ("no cache supports it" if has_state else f"caches that can: {names}")
-            )
+        check_rewinds(self.cache, model, cache)
         self.window_starts = [0] * n  # the first visible token of each text
         self.cached_lens = [0] * n  # number of cached tokens from there on
 

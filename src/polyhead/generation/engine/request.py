@@ -63,6 +63,14 @@ class DecodingStrategy(Protocol):
         ...
 
 
+class TokenDrafter(Protocol):
+    """Draft tokens of a request with one sequence, for speculative decoding."""
+
+    def propose(self, output_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        """At most ``max_tokens`` tokens that may follow ``output_ids``."""
+        ...
+
+
 class FinishStatus(NamedTuple):
     """How a request finished; set once."""
 
@@ -99,8 +107,10 @@ class Request:
         state: DecodingState,
         source: Sequence[int] | None,
         cost: int,
+        drafter: TokenDrafter | None = None,
     ) -> None:
         self.engine, self.state, self.source, self.cost = engine, state, source, cost
+        self.drafter = drafter
         self.prompt = list(prompt)  # tokens before the new ones
         self.window_start = 0  # the first visible token
         self.max_kv_tokens = 0  # maximum cache tokens
