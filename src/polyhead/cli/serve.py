@@ -58,6 +58,13 @@ def run(
             "POLYHEAD_API_KEY adds another"
         ),
     ] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="CORS: origin of web pages that may use the service, e.g. http://localhost:3000, or * for "
+            "all; may be repeated"
+        ),
+    ] = None,
     deterministic: Annotated[
         bool,
         typer.Option(
@@ -115,6 +122,7 @@ def run(
     options: dict[str, Any] = {
         "max_num_seqs": max_num_seqs,
         "prefill_chunk": prefill_chunk,
+        "allowed_origins": allowed_origins or [],
     }
     read_chat_template(chat_template, settings)
     if "chat" in settings:
@@ -122,6 +130,9 @@ def run(
     options |= settings | ({"shortlist": True} if shortlist else {})
     for module in ("uvicorn", "starlette", "prometheus_client"):
         import_module(module)  # fails before torch and the model are loaded
+    from polyhead.serve.http.cors import check_origins
+
+    check_origins(options["allowed_origins"])
     import torch
 
     from polyhead.serve.http.server import run_server

@@ -20,6 +20,7 @@ from polyhead.run.run import Run
 from polyhead.serve.client_stream import ClientStream, ClientStreams, to_api_error
 from polyhead.serve.engine_thread import EngineThread
 from polyhead.serve.http.auth import ApiKeys
+from polyhead.serve.http.cors import check_origins
 from polyhead.serve.http.errors import ApiError, user_error
 from polyhead.serve.http.limits import Limits
 from polyhead.serve.http.metrics import Metrics
@@ -34,7 +35,7 @@ TASKS_BY_KIND = {
     "encoder-decoder": ["translations", "completions", "score"],
     "decoder": ["completions", "score", "embeddings"],
     "encoder": ["embeddings", "fill-mask"],
-    "classifier": ["classify", "embeddings"],
+    "classifier": ["classify", "rerank", "embeddings"],
 }
 log = logging.getLogger("polyhead.serve")
 
@@ -52,6 +53,7 @@ class Service:
         strict_fields: bool = False,
         deterministic: bool = False,
         chat: Choice | None = None,
+        allowed_origins: Sequence[str] = (),
         **engine: Any,
     ) -> None:
         self.run, self.name, self.limits, self.api_keys, self.strict_fields = (
@@ -61,6 +63,7 @@ class Service:
             api_keys,
             strict_fields,
         )
+        self.allowed_origins = check_origins(allowed_origins)
         self.deterministic, self.created_at, self.is_draining = deterministic, int(time.time()), False
         self.kind = run.kind
         is_generative = self.kind in ("decoder", "encoder-decoder")
@@ -68,6 +71,7 @@ class Service:
         self.chat = self._open_chat_session(chat)
         self.language_error = language_error(run.tokenizer) if self.kind == "encoder-decoder" else ""
         unsupported = dict.fromkeys(("completions", "score"), bool(self.language_error))
+        unsupported["rerank"] = len(run.config.labels) != 1
         unsupported |= {"fill-mask": not run.config.lm_head, "embeddings": len(run.members) > 1}
         self.tasks = [task for task in TASKS_BY_KIND[self.kind] if not unsupported.get(task)]
         self.tasks += ["chat/completions", "responses"] if self.chat else []

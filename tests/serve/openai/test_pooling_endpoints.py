@@ -452,3 +452,61 @@ def test_vectors_made_in_other_ways_are_not_computed_together(maker, serving):
             thread.join()
         for number, way in enumerate(ways):
             assert answers[number] == pytest.approx(embed([TEXTS[0]], **way)[0].tolist(), abs=1e-5), way
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_fewer_dimensions_are_the_first_ones(services, normalize):
+    """As truncate_dim of sentence-transformers: cut, and of length 1 again where vectors have it."""
+    live = services["encoder"]
+    body = {"input": TEXTS, "normalize": normalize}
+    whole = np.array([one["embedding"] for one in live.ask("/v1/embeddings", body).json()["data"]])
+    for k in (1, 5, 16):
+        answer = live.ask("/v1/embeddings", body | {"dimensions": k}).json()
+        wanted = torch.tensor(whole[:, :k])
+        wanted = torch.nn.functional.normalize(wanted, dim=-1) if normalize else wanted
+        found = [one["embedding"] for one in answer["data"]]
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    for k in (0, 17):
+        error = live.ask("/v1/embeddings", body | {"dimensions": k}).json()["error"]
+        assert (
+            error["param"] == "dimensions"
+            and "out of range" in error["message"]
+            or "1 or more" in error["message"]
+        )
+
+
+def test_documents_are_ordered_by_the_scores_of_their_pairs(serving):
+    run = make("classifier", labels=("score",))
+    documents = ["a dog barks .", "zwei hunde", "dogs", "two dogs bark 犬 ."]
+    pairs = [("dogs bark", document) for document in documents]
+    scores = [one.probabilities["score"] for one in run.classify(pairs)]
+    order = sorted(range(4), key=lambda i: -scores[i])
+    with serving(run, limits=Limits(max_batch=3, max_embeddings=4)) as live:
+        assert live.service.tasks == ["classify", "rerank", "embeddings"]
+        body = {"query": "dogs bark", "documents": documents, "model": "tiny"}
+        answer = live.ask("/v1/rerank", body).json()
+        assert [one["index"] for one in answer["results"]] == order
+        found = [one["relevance_score"] for one in answer["results"]]
+        assert found == pytest.approx([scores[i] for i in order], abs=1e-6)
+        assert [one["document"] for one in answer["results"]] == [{"text": documents[i]} for i in order]
+        tokens = sum(len(a) + len(b) for a, b in map(run.tokenizer.encode, pairs))
+        assert answer["model"] == "tiny" and answer["usage"]["total_tokens"] > tokens
+        objects = {"documents": [{"text": one} for one in documents], "top_n": 2, "return_documents": False}
+        short = live.ask("/v1/rerank", body | objects).json()
+        assert short["results"] == [
+            {key: one[key] for key in ("index", "relevance_score")} for one in answer["results"][:2]
+        ]
+        for change, param in (
+            ({"documents": []}, "documents"), ({"documents": ["a", 1]}, "documents"),
+            ({"documents": ["a"] * 5}, "documents"), ({"query": 1}, "query"), ({"query": "a" * 40_000}, "query"),
+            ({"documents": [LONG]}, "documents"), ({"top_n": 0}, "top_n"), ({"rank_fields": ["title"]}, "rank_fields"),
+        ):  # fmt: skip
+            refusal = live.ask("/v1/rerank", body | change)
+            assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, param), change
+        assert live.ask("/v1/rerank", body | {"documents": [LONG], "truncate": True}).status_code == 200
+
+
+def test_only_rerankers_rerank(services):
+    for kind in ("classifier", "encoder", "decoder", "encoder-decoder"):
+        error = services[kind].ask("/v1/rerank", {"query": "a", "documents": ["b"]}).json()["error"]
+        assert error["code"] == "wrong_task", kind

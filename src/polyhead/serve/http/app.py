@@ -9,9 +9,10 @@ from collections.abc import Awaitable
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyhead.serve.http.auth import is_loopback, parse_host
+from polyhead.serve.http.cors import CorsApp
 from polyhead.serve.http.errors import ApiError, format_traceback, internal_error, not_found_error
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.http.routes import ROUTES, ApiRoute
@@ -38,6 +39,8 @@ class App:
             for route in ROUTES
         ]
         self.router = Router(routes, redirect_slashes=False, default=Endpoint(self, None))
+        origins = service.allowed_origins
+        self.handler: ASGIApp = CorsApp(self.router, origins) if origins else self.router
 
 
 class Endpoint:

@@ -17,8 +17,8 @@ class Limits(ConfigSection):
     max_embeddings: int = Field(
         2048,
         gt=0,
-        description="maximum number of texts per embeddings request, split into model calls, and of "
-        "embeddings in its response",
+        description="maximum number of texts per embeddings or rerank request, split into model calls, and of "
+        "embeddings in a response",
     )
     max_chars: int = Field(32_768, gt=0, description="maximum number of characters per text")
     max_body: int = Field(2 * 2**20, gt=0, description="maximum number of bytes per request")

@@ -36,7 +36,7 @@ class Server(uvicorn.Server):
         self.exit_deadline = float("inf")
         limits = service.limits
         config = uvicorn.Config(
-            self.app.router,
+            self.app.handler,
             http=partial(LimitedConnection, limits, {}),  # type: ignore[arg-type]  # called like a class
             loop="asyncio", lifespan="off", ws="none", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, h11_max_incomplete_event_size=limits.max_header, timeout_graceful_shutdown=2,

@@ -12,7 +12,17 @@ from polyhead.chat.tools import Tool
 from polyhead.serve.http.errors import ApiError
 from polyhead.serve.http.limits import Limits
 
-SIZED_FIELDS = {"prompt", "input", "instructions", "target", "tokens", "messages", "terminology"}
+SIZED_FIELDS = {
+    "prompt",
+    "input",
+    "instructions",
+    "target",
+    "tokens",
+    "messages",
+    "terminology",
+    "query",
+    "documents",
+}
 MESSAGE_OVERHEAD = 16  # additional characters per message, about the cost of its special tokens
 
 

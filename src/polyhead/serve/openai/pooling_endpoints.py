@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import math
+import uuid
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 
+from polyhead.core.array_types import Floats
 from polyhead.core.errors import UserError
 from polyhead.data.batching.encoder_inputs import EncoderInput, encode_texts
 from polyhead.evaluate.classify import check_text_arity
@@ -30,6 +33,7 @@ from polyhead.serve.openai.schemas import (
     DetokenizeBody,
     EmbeddingBody,
     FillBody,
+    RerankBody,
     ScoreBody,
     TokenizeBody,
 )
@@ -45,11 +49,14 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
             check_token_ids(service, text, "input")
     run, is_nested = service.run, body.tokens or "layers" in body.model_fields_set
     dim = run.config.d_model if is_nested else embedding_dim(run.config)
-    if "dimensions" in body.model_fields_set and body.dimensions != dim:
-        raise invalid_value_error("dimensions", f"dimensions: embeddings of this model have {dim} dimensions")
+    if body.dimensions > dim:
+        raise invalid_value_error(
+            "dimensions", f"dimensions: {body.dimensions} is out of range: this model's embeddings have {dim}"
+        )
 
     overrides = {"pooling": body.pooling, "normalize": body.normalize}
     changes = {key: value for key, value in overrides.items() if value is not None}
+    is_normalized = (run.generation.normalize and not body.tokens) if body.normalize is None else body.normalize
     changes |= {"embed_prompt": body.prompt} if "prompt" in body.model_fields_set else {}
     layers = _resolve_layers(service, body)
     if body.tokens and "pooling" in changes:
@@ -81,7 +88,7 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
     fields = {"object": "list", "model": service.name, "usage": _count_usage(service, items)}
 
     def encode_answer() -> bytes:
-        data = (_format_embedding(i, one, body, layers) for i, one in enumerate(embeddings))
+        data = (_format_embedding(i, one, body, layers, is_normalized) for i, one in enumerate(embeddings))
         return dump_json_list(fields, "data", data)
 
     n_numbers = sum(_get_vectors(one).numel() for one in embeddings)
@@ -114,13 +121,19 @@ def _check_vector_count(
 
 
 def _format_embedding(
-    index: int, result: Tensor | TokenEmbeddings, body: EmbeddingBody, layers: list[int] | None
+    index: int,
+    result: Tensor | TokenEmbeddings,
+    body: EmbeddingBody,
+    layers: list[int] | None,
+    is_normalized: bool,
 ) -> dict[str, Any]:
     """Return the embedding of a text: (C,), with tokens (T, C), with layers (L, C) or (L, T, C)."""
     names: dict[str, Any] = {} if layers is None else {"layers": layers}
     if isinstance(result, TokenEmbeddings):
         names["tokens"] = result.tokens
     vectors = _get_vectors(result).numpy()
+    if "dimensions" in body.model_fields_set:
+        vectors = truncate_dimensions(vectors, body.dimensions, is_normalized)
     value: Any = vectors.tolist()
     if body.encoding_format == "base64":
         value = base64.b64encode(vectors.astype("<f4").tobytes()).decode()
@@ -132,25 +145,22 @@ def _get_vectors(result: Tensor | TokenEmbeddings) -> Tensor:
     return result.vectors if isinstance(result, TokenEmbeddings) else result
 
 
+def truncate_dimensions(embeddings: Floats, dimensions: int, is_normalized: bool) -> Floats:
+    """The first dimensions of each vector, of length 1 again if it was (Kusupati et al., 2022)."""
+    first = embeddings[..., :dimensions]
+    if not is_normalized:
+        return first
+    return first / np.maximum(np.linalg.norm(first, axis=-1, keepdims=True), np.finfo(np.float32).tiny)
+
+
 async def create_classifications(service: Service, exchange: HttpExchange, body: ClassifyBody) -> None:
     """Return the class of each text or pair of texts, and the probability of every class."""
     service.require_task("classify")
-    run = service.run
-
-    def classify_batch(items: list[Any]) -> Sequence[Any]:
-        return run.classify([text for text, _ in items])
-
-    def check_lengths() -> list[tuple[Any, int]]:
-        max_len = token_limit(run.generation, run.config.max_len)
-        rows = encode_texts(body.input, run.tokenizer, max_len)
-        return _check_lengths(body.input, rows, max_len, body.truncate)
-
-    pairs = not isinstance(body.input[0], str)
     try:
-        check_text_arity(body.input, len(run.recipe.data.text) if run.recipe else 0)
+        check_text_arity(body.input, len(service.run.recipe.data.text) if service.run.recipe else 0)
     except UserError as error:
         raise invalid_value_error("input", str(error)) from None
-    items, predictions = await service.compute(("classify", pairs), check_lengths, classify_batch, body.input)
+    items, predictions = await _classify(service, body.input, body.truncate)
     data = [
         {
             "index": i,
@@ -163,6 +173,45 @@ async def create_classifications(service: Service, exchange: HttpExchange, body:
     await exchange.send_json(
         {"object": "list", "data": data, "model": service.name, "usage": _count_usage(service, items)}
     )
+
+
+async def create_reranking(service: Service, exchange: HttpExchange, body: RerankBody) -> None:
+    """Score documents by how well they answer a query; the most relevant come first."""
+    service.require_task("rerank")
+    pairs = [(body.query, document) for document in body.documents]
+    try:
+        items, predictions = await _classify(service, pairs, body.truncate)
+    except ApiError as refusal:
+        refusal.param = "documents" if refusal.param == "input" else refusal.param
+        raise
+    scores = [prediction.probabilities[prediction.label] for prediction in predictions]
+    if not np.isfinite(scores).all():
+        raise ApiError(500, "not_a_number", "the model's output is NaN: its weights are damaged or overflow")
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    results = [
+        {"index": i, "relevance_score": scores[i]}
+        | ({"document": {"text": body.documents[i]}} if body.return_documents else {})
+        for i in order[: body.top_n if "top_n" in body.model_fields_set else None]
+    ]
+    head = {"id": f"rerank-{uuid.uuid4().hex}", "model": service.name}
+    await exchange.send_json({**head, "results": results, "usage": _count_usage(service, items)})
+
+
+async def _classify(
+    service: Service, texts: list[str] | list[tuple[str, str]], truncate: bool
+) -> tuple[list[Any], Sequence[Any]]:
+    """Classify texts or pairs; return them with their number of tokens, and the predictions."""
+    run = service.run
+
+    def classify_batch(items: list[Any]) -> Sequence[Any]:
+        return run.classify([text for text, _ in items])
+
+    def check_lengths() -> list[tuple[Any, int]]:
+        max_len = token_limit(run.generation, run.config.max_len)
+        return _check_lengths(texts, encode_texts(texts, run.tokenizer, max_len), max_len, truncate)
+
+    key = ("classify", not isinstance(texts[0], str))
+    return await service.compute(key, check_lengths, classify_batch, texts)
 
 
 async def create_mask_predictions(service: Service, exchange: HttpExchange, body: FillBody) -> None:

@@ -31,6 +31,8 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning": ({},),
     "background": (False,),
+    **dict.fromkeys(("rank_fields",), ([], ["text"])),
+    **dict.fromkeys(("max_tokens_per_doc", "max_chunks_per_doc"), ()),
     **dict.fromkeys(("logits_processors", "bad_words", "allowed_token_ids"), ([],)),
     **dict.fromkeys(("chat_template_kwargs", "mm_processor_kwargs"), ({},)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "include_reasoning",

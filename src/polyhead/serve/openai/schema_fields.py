@@ -132,6 +132,19 @@ def parse_stop_token_ids(value: Any) -> list[int]:
     return ids
 
 
+def parse_documents(value: Any) -> list[str]:
+    """Return the texts of a list of texts, or of objects with a text."""
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{format_value(value)} is not a list of texts")
+    texts = [document.get("text") if isinstance(document, dict) else document for document in value]
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UserError(
+                f"document {number} is {format_value(value[number])}, expected a text or an object with one"
+            )
+    return texts
+
+
 def parse_terms(value: Any) -> dict[str, list[str]]:
     """Parse terminology: words, each with one or more translations."""
     if not isinstance(value, dict):
@@ -250,6 +263,11 @@ MessageList = Annotated[
             )
         )
     ),
+]
+Documents = Annotated[
+    list[str],
+    PlainValidator(parse_documents),
+    WithJsonSchema(_array_schema({"anyOf": [TEXT_SCHEMA, object_schema("text", text=TEXT_SCHEMA)]})),
 ]
 Pairs = Annotated[
     list[str] | list[tuple[str, str]],

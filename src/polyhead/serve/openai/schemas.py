@@ -12,6 +12,7 @@ from polyhead.serve.openai.input_limits import MESSAGE_OVERHEAD
 from polyhead.serve.openai.response_items import Items, ResponseToolChoice, ResponseTools
 from polyhead.serve.openai.schema_fields import (
     BiasTable,
+    Documents,
     Ids,
     LayerList,
     MessageList,
@@ -309,7 +310,9 @@ class EmbeddingBody(RequestBody):
     encoding_format: str = Field(
         "float", pattern="^(float|base64)$", description="float or base64 (float32, little endian)"
     )
-    dimensions: int = int_field(1, 1, description="width of the vectors; must be that of the model")
+    dimensions: int = int_field(
+        1, 1, description="width of the vectors: only the first dimensions of each; default: all"
+    )
     pooling: str | None = Field(
         None,
         description="pooling: mean, first, max, last, or own, which the model was trained with; "
@@ -343,6 +346,20 @@ class ClassifyBody(RequestBody):
     """POST /v1/classify."""
 
     input: Pairs = Field(description="texts, or pairs of texts")
+    truncate: bool = Field(False, description="truncate a text that is too long, instead of rejecting it")
+
+
+class RerankBody(RequestBody):
+    """POST /v1/rerank."""
+
+    batch_limit: ClassVar[str] = "max_embeddings"
+
+    query: str = Field(description="text that the documents are compared with")
+    documents: Documents = Field(description="texts, or objects with a text")
+    top_n: int = int_field(
+        1, 1, description="number of documents returned, the most relevant first; default: all", is_fixed=True
+    )
+    return_documents: bool = Field(True, description="return the text of each document")
     truncate: bool = Field(False, description="truncate a text that is too long, instead of rejecting it")
 
 
