@@ -469,10 +469,8 @@ def test_fewer_dimensions_are_the_first_ones(services, normalize):
     for k in (0, 17):
         error = live.ask("/v1/embeddings", body | {"dimensions": k}).json()["error"]
         assert (
-            error["param"] == "dimensions"
-            and "out of range" in error["message"]
-            or "1 or more" in error["message"]
-        )
+            error["param"] == "dimensions" and "out of range" in error["message"]
+        ) or "1 or more" in error["message"]
 
 
 def test_documents_are_ordered_by_the_scores_of_their_pairs(serving):
@@ -498,8 +496,9 @@ def test_documents_are_ordered_by_the_scores_of_their_pairs(serving):
         ]
         for change, param in (
             ({"documents": []}, "documents"), ({"documents": ["a", 1]}, "documents"),
-            ({"documents": ["a"] * 5}, "documents"), ({"query": 1}, "query"), ({"query": "a" * 40_000}, "query"),
-            ({"documents": [LONG]}, "documents"), ({"top_n": 0}, "top_n"), ({"rank_fields": ["title"]}, "rank_fields"),
+            ({"documents": ["a"] * 5}, "documents"), ({"query": 1}, "query"),
+            ({"query": "a" * 40_000}, "query"), ({"documents": [LONG]}, "documents"), ({"top_n": 0}, "top_n"),
+            ({"rank_fields": ["title"]}, "rank_fields"),
         ):  # fmt: skip
             refusal = live.ask("/v1/rerank", body | change)
             assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, param), change

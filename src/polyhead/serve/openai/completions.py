@@ -38,6 +38,13 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
         )
     if body.echo and service.kind != "decoder":
         raise unsupported_parameter_error("echo", "echo is supported only for language models")
+    if body.truncate_prompt_tokens is not None and service.kind != "decoder":
+        raise unsupported_parameter_error(
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens is supported only for language models; use truncate",
+        )
+    if body.truncate_prompt_tokens == -1:
+        body.truncate, body.truncate_prompt_tokens = True, None
     if not (body.max_tokens or body.echo):
         raise invalid_value_error("max_tokens", "max_tokens: 0 requires echo=true; expected 1 or more")
     if body.parse_special and service.kind != "decoder":
@@ -53,7 +60,9 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
 
     def prepare_requests() -> list[PreparedRequest]:
         tops = {"top_logprobs": body.logprobs} if wants_logprobs else {}
-        return check_reply_size(service, body, build_requests(service, body, body.prompt, **tops))
+        max_prompt_tokens = body.truncate_prompt_tokens
+        requests = build_requests(service, body, body.prompt, max_prompt_tokens=max_prompt_tokens, **tops)
+        return check_reply_size(service, body, requests)
 
     num_chars = total_length(body.prompt)
     async with service.open_streams(prepare_requests, body, len(body.prompt), num_chars) as streams:

@@ -35,11 +35,17 @@ FIELD_NAMES = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "
 
 
 def build_requests(
-    service: Service, body: SamplingParams, texts: Sequence[str | list[int]], **options: Any
+    service: Service,
+    body: SamplingParams,
+    texts: Sequence[str | list[int]],
+    *,
+    max_prompt_tokens: int | None = None,
+    **options: Any,
 ) -> list[PreparedRequest]:
     """Encode the texts of a request; an ApiError names the field that cannot be satisfied.
 
-    ``options`` are engine options that are not fields of the body.
+    Only the last ``max_prompt_tokens`` tokens of each are kept. ``options`` are engine options that are not
+    fields of the body.
     """
     engine, fields_set = service.engine, body.model_fields_set
     assert engine is not None
@@ -75,6 +81,7 @@ def build_requests(
             check_token_ids(service, text, "prompt")
         parse_special = getattr(body, "parse_special", False)
         ids = engine.encode_prompt(text, parse_special) if isinstance(text, str) else text
+        ids = ids if max_prompt_tokens is None else ids[max(0, len(ids) - max_prompt_tokens) :]
         seed = body.seed if "seed" in fields_set else 0 if service.deterministic else secrets.randbelow(2**31)
         try:
             ids, length_options = (_fit_prompt if engine.prompt_template else _fit_source)(
