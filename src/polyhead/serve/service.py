@@ -250,7 +250,7 @@ class Service:
         """
         assert self.engine_thread is not None and self.engine is not None
         streams = ClientStreams()
-        grammar = body.response_format or body.structured_outputs or body.grammar
+        grammar: Any = body.response_format or body.structured_outputs or body.grammar
         grammar = grammar or self.engine.config.grammar
         grammar = grammar or getattr(body, "tools", None)  # a required tool call has a grammar too
         try:

@@ -128,7 +128,7 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
         entry = {"index": stream.index, "alternative": delta.row, "text": delta.text}
         return entry | {"finish_reason": get_finish_reason(stream, delta.row) if delta.is_last else None}
 
-    options = languages | ({"terminology": body.terminology} if body.terminology else {})
+    options: dict[str, Any] = languages | ({"terminology": body.terminology} if body.terminology else {})
     prepare_requests = partial(build_requests, service, body, body.input, **options)
     num_chars = total_length(body.input)
     async with service.open_streams(prepare_requests, body, len(body.input), num_chars) as streams:

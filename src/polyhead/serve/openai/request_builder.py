@@ -26,7 +26,7 @@ SAMPLING_FIELDS = (
     "beam_size",
     "length_penalty",
 )
-NEUTRAL_VALUES = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0}
+NEUTRAL_SETTINGS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0}
 """Values without effect; taken also where the setting has none, in beam search or sampling."""
 DEFAULT_FIELDS = ("frequency_penalty", "presence_penalty", "logit_bias")
 """Fields that clients send at their default value (0 with beams); ignored when equal to the default."""
@@ -55,7 +55,7 @@ def build_requests(
     if engine_options.get("top_k") == -1:
         engine_options["top_k"] = 0
     for name in _ineffective_fields(engine, engine_options):
-        if engine_options[name] == NEUTRAL_VALUES[name]:
+        if engine_options[name] == NEUTRAL_SETTINGS[name]:
             del engine_options[name]
     for name in DEFAULT_FIELDS:
         if name in fields_set and getattr(body, name) != getattr(engine.config, name):
@@ -103,8 +103,8 @@ def _ineffective_fields(engine: TextEngine, options: dict[str, Any]) -> list[str
     """The fields in ``options`` that have no effect on the kind of output."""
     has_beams = "beam_size" in options
     if engine.prompt_template is None and not has_beams:  # a translation is sampled if anything asks for it
-        has_beams = all(NEUTRAL_VALUES.get(name) == options[name] for name in SAMPLING_KEYS & set(options))
-    names = NEUTRAL_VALUES.keys() - {"length_penalty"} if has_beams else {"length_penalty"}
+        has_beams = all(NEUTRAL_SETTINGS.get(name) == options[name] for name in SAMPLING_KEYS & set(options))
+    names = NEUTRAL_SETTINGS.keys() - {"length_penalty"} if has_beams else {"length_penalty"}
     return sorted(names & options.keys())
 
 

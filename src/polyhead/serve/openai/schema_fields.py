@@ -136,7 +136,9 @@ def parse_documents(value: Any) -> list[str]:
     """Return the texts of a list of texts, or of objects with a text."""
     if not isinstance(value, list) or not value:
         raise UserError(f"{format_value(value)} is not a list of texts")
-    texts = [document.get("text") if isinstance(document, dict) else document for document in value]
+    texts: list[Any] = [
+        document.get("text") if isinstance(document, dict) else document for document in value
+    ]
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise UserError(
