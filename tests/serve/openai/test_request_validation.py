@@ -102,7 +102,8 @@ def test_of_many_mistakes_in_a_body_few_are_looked_into(speaker, canary, monkeyp
     assert error["param"] == "tools"  # however many come before it that are only ignored
 
 
-REQUIRED = {"prompt": "a", "input": "a", "messages": [{"role": "user", "content": "a"}], "tokens": [5]}
+REQUIRED = {"prompt": "a", "input": "a", "messages": [{"role": "user", "content": "a"}], "tokens": [5],
+    "query": "a", "documents": ["b"]}  # fmt: skip
 
 
 @pytest.mark.acceptance("E6")

@@ -17,9 +17,22 @@ def test_whole_numbers_are_bounded_before_anything_is_made_of_them(speaker, cana
     most = {"n": limits.max_n, "max_tokens": 2**31 - 1, "beam_size": limits.max_beams,
         "min_tokens": limits.max_tokens,
             "top_k": 2**31 - 1, "seed": 2**63 - 1, "logprobs": 20}[name]  # fmt: skip
-    least = 0 if name in ("top_k", "min_tokens", "seed", "logprobs") else 1
+    least = {"top_k": -1, "min_tokens": 0, "seed": 0, "logprobs": 0}.get(name, 1)
     before = psutil.Process().memory_info().rss
-    for value in (-1, least - 1, most + 1, 2**63, 2**64, -(2**63), 1e308, 1.0, "7", True, [1], {}):
+    for value in (
+        min(-1, least - 1),
+        least - 1,
+        most + 1,
+        2**63,
+        2**64,
+        -(2**63),
+        1e308,
+        1.0,
+        "7",
+        True,
+        [1],
+        {},
+    ):
         error = refused(speaker.ask("/v1/completions", {"prompt": "a", name: value}))
         assert error["param"] == name, value
     assert psutil.Process().memory_info().rss - before < 10 * 2**20
