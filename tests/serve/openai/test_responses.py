@@ -349,8 +349,8 @@ def test_what_is_not_given_is_told_as_the_run_has_it() -> None:
         ({"input": [7]}, "input", "item 0 is 7, expected an object with role and content"),
         ({"input": [{"role": "owner", "content": "a"}]}, "input", "item 0 has the role 'owner', expected "
             "user, assistant, system, developer"),
-        ({"input": [{"type": "item_reference", "id": "rs_1"}]}, "input", "item 0 is of the type 'reasoning'; "
-            "supported: message, function_call, function_call_output"),
+        ({"input": [{"type": "item_reference", "id": "rs_1"}]}, "input", "item 0 is of the type "
+            "'item_reference'; supported: message, reasoning, function_call, function_call_output"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input",
             "item 0 has a part 'input_image'; this model supports text only"),
         ({"input": [*TALK, {"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input",
