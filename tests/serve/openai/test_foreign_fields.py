@@ -217,5 +217,9 @@ def test_grammars_of_other_servers_are_taken(live, rules):
         assert answer["choices"][0]["text"] in ("dogs", "犬")
     error = refused(live.ask(PATH, {"prompt": "a", "grammar": "root ::= ("}))
     assert error["param"] == "grammar" and "not valid GBNF" in error["message"]
+    forced = {"tools": TOOLS, "tool_choice": "required", "grammar": rules}
+    with living(make_chat("chatml", None)) as talker:
+        error = refused(talker.ask(CHAT, {"messages": ASK, **forced}))
+    assert error["param"] == "tool_choice" and "remove grammar" in error["message"]
     both = {"grammar": rules, "response_format": {"type": "json_object"}}
     assert "cannot be combined" in refused(live.ask(PATH, {"prompt": "a", **both}))["message"]

@@ -98,11 +98,12 @@ def _choose_tools(chat: ChatSession, body: ChatBody, max_chars: int) -> ToolChoi
             "stop", "stop: an answer that must call a function ends with the call: remove it"
         )
     has_format = body.response_format is not None and body.response_format.type != "text"
-    if tools.required_tools and (has_format or body.structured_outputs):
+    formats = ["response_format"] * has_format
+    formats += [name for name in ("structured_outputs", "grammar") if getattr(body, name) is not None]
+    if tools.required_tools and formats:
         raise invalid_value_error(
             "tool_choice",
-            "tool_choice: an answer that must call a function cannot have another format: remove "
-            + ("response_format" if has_format else "structured_outputs"),
+            f"tool_choice: an answer that must call a function cannot have another format: remove {formats[0]}",
         )
     return tools
 
