@@ -103,7 +103,8 @@ def _choose_tools(chat: ChatSession, body: ChatBody, max_chars: int) -> ToolChoi
     if tools.required_tools and formats:
         raise invalid_value_error(
             "tool_choice",
-            f"tool_choice: an answer that must call a function cannot have another format: remove {formats[0]}",
+            "tool_choice: an answer that must call a function cannot have another format: "
+            f"remove {formats[0]}",
         )
     return tools
 

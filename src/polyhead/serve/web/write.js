@@ -23,6 +23,11 @@ TOOLS["chat/completions"] = [() => t("Chat"), () => {
     talk.append(put(make("div", { class: `turn ${role}` }), head, text));
     return text;
   };
+  const before = (text) => {
+    const thoughts = make("p", { class: "text reasoning" }, "");
+    text.before(thoughts);
+    return thoughts;
+  };
   const here = tool(() => t("Send"), async ({ signal, note }) => {
     const asked = { role: "user", content: message.input.value }, system = knobs.value("system");
     if (isBlank(asked.content)) { message.input.focus(); return; }
@@ -34,10 +39,13 @@ TOOLS["chat/completions"] = [() => t("Chat"), () => {
     message.set("");
     const text = show("assistant", "");
     text.classList.add("going");
-    let usage = null;
+    let usage = null, thoughts = null;
     try {
       for await (const event of events(answer)) {
-        for (const one of event.choices) text.append(one.delta.content ?? "");
+        for (const { delta } of event.choices) {
+          if (delta.reasoning) (thoughts ??= before(text)).append(delta.reasoning);
+          text.append(delta.content ?? "");
+        }
         text.scrollIntoView({ block: "nearest" });
         usage = event.usage ?? usage;
       }
