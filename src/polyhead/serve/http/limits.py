@@ -17,7 +17,7 @@ class Limits(ConfigSection):
     max_embeddings: int = Field(
         2048,
         gt=0,
-        description="maximum number of texts per embeddings or rerank request, split into model calls, and of "
+        description="maximum number of texts per embeddings or rerank request, split into calls, and of "
         "embeddings in a response",
     )
     max_chars: int = Field(32_768, gt=0, description="maximum number of characters per text")

@@ -56,7 +56,8 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
 
     overrides = {"pooling": body.pooling, "normalize": body.normalize}
     changes = {key: value for key, value in overrides.items() if value is not None}
-    is_normalized = (run.generation.normalize and not body.tokens) if body.normalize is None else body.normalize
+    default_normalize = run.generation.normalize and not body.tokens
+    is_normalized = default_normalize if body.normalize is None else body.normalize
     changes |= {"embed_prompt": body.prompt} if "prompt" in body.model_fields_set else {}
     layers = _resolve_layers(service, body)
     if body.tokens and "pooling" in changes:
