@@ -133,7 +133,7 @@ def test_a_schema_is_read_where_it_is_named_and_kept(tmp_path: Path) -> None:
     assert kept == {"name": "json", "schema": PERSON}
     assert GenerationConfig.model_validate({"grammar": kept}) == config
     path.write_text("{")
-    with pytest.raises(UserError, match=r"person.json is not JSON: Expecting"):
+    with pytest.raises(UserError, match=r"person.json is not valid JSON: Expecting"):
         with_overrides(config, {"grammar": {"name": "json", "schema": str(path)}}, "sampled text")
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from polyhead.core.errors import UserError
+from polyhead.core.json_io import parse_json
 from polyhead.core.registry import GRAMMAR
 from polyhead.grammar.backend import import_llguidance
 from polyhead.grammar.number_bounds import tighten_bounds, tighten_embedded_bounds
@@ -25,11 +26,9 @@ def _read_schema(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(Path(value).read_text(encoding="utf-8-sig"))
+        return parse_json(Path(value).read_bytes(), value)
     except OSError as error:
         raise UserError(f"{value}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{value} is not JSON: {error}") from None
 
 
 @contextmanager

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from polyhead.core.atomic_io import file_exists
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, prefix_errors
+from polyhead.core.json_io import parse_json
+from polyhead.tokenizers.file_limits import check_tokenizer_rules
 from polyhead.tokenizers.special_tokens import DECODER_ROLES, ROLE_ALIASES, SPECIAL_TOKENS_MAP
 from tokenizers import models
 
@@ -39,23 +41,31 @@ def read_text_file(path: Path) -> str:
 
 
 def parse_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str]:
-    """The tokenizer of a file, and the file's text; UserError if it is missing or damaged."""
+    """The tokenizer of a file, and the file's text; UserError if it is missing, damaged or hostile."""
     content = read_text_file(path)
-    try:
+    rules = parse_json(content, path, is_strict=True)
+    if not isinstance(rules, dict):
+        raise UserError(f"{path} cannot be read as a tokenizer: it is not a JSON object")
+    with prefix_errors(str(path)):
+        check_tokenizer_rules(rules)
+    with wrap_library_errors(f"{path} cannot be read as a tokenizer"):
         return tokenizers.Tokenizer.from_str(content), content
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the Rust parser is not an Exception
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} cannot be read as a tokenizer: {reason}") from None
+
+
+@contextmanager
+def wrap_library_errors(action: str) -> Iterator[None]:
+    """Turn errors of the tokenizers library to UserError; it has no class of its own, and panics."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{action}: {' '.join(str(error).split())[:200]}") from None
 
 
 def read_roles(path: Path) -> dict[str, str]:
     """Special tokens by role, from a tokenizer_config.json."""
-    try:
-        config: Any = json.loads(read_text_file(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
+    config = parse_json(read_text_file(path), path)
     if not isinstance(config, dict):
         raise UserError(f"{path} must be a JSON object, got {type(config).__name__}")
     return parse_roles(config)

@@ -20,6 +20,7 @@ from polyhead.tokenizers.files import (
     read_roles,
     roundtrip,
     serialize_tokenizer,
+    wrap_library_errors,
 )
 from polyhead.tokenizers.input_validation import has_lone_surrogate, validate_ids, validate_texts
 from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
@@ -75,7 +76,8 @@ class Tokenizer:
         """Encode texts to ids, without special tokens."""
         validate_texts(texts, "encode")
         try:
-            return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+            with wrap_library_errors("the tokenizer cannot encode the text"):
+                return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
         except (TypeError, UnicodeEncodeError):
             number = next(i for i, text in enumerate(texts) if has_lone_surrogate(text))
             raise UserError(
@@ -85,7 +87,10 @@ class Tokenizer:
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """Decode ids to texts; special tokens are skipped."""
-        with validate_ids(rows, "decode", is_batch=True):
+        with (
+            validate_ids(rows, "decode", is_batch=True),
+            wrap_library_errors("the tokenizer cannot decode the tokens"),
+        ):
             return list(map(str, self._inner.decode_batch(list(map(list, rows)), skip_special_tokens=True)))
 
     @cached_property
@@ -215,7 +220,8 @@ class Tokenizer:
 
     @cached_property
     def _templates(self) -> tuple[SpecialTokensTemplate, SpecialTokensTemplate]:
-        return from_post_processor(self._inner, 1), from_post_processor(self._inner, 2)
+        with wrap_library_errors("the tokenizer cannot encode a text with its special tokens"):
+            return from_post_processor(self._inner, 1), from_post_processor(self._inner, 2)
 
     def ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Vocabulary entry of each id."""

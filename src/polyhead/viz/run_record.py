@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import socket
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from polyhead.config import yaml_io
 from polyhead.core.atomic_io import file_exists, read_regular_file
 from polyhead.core.errors import UserError
+from polyhead.core.json_io import parse_json
 from polyhead.core.output_paths import did_you_mean_path
 from polyhead.core.process_liveness import is_process_alive
 from polyhead.viz.samples import Samples
@@ -89,9 +89,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl; an incomplete last line, from a killed process, is left out."""
     if not file_exists(path):
         return []
-    *lines, _ = path.read_text(encoding="utf-8").split("\n")
     try:
-        rows = [json.loads(line) for line in lines]
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")
+        rows = [parse_json(line, path) for line in lines]
         if all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
             return rows
     except ValueError:
@@ -111,7 +111,7 @@ def read_facts(path: Path) -> dict[str, str]:
 def read_report(directory: Path) -> dict[str, Any]:
     """The content of report.json; empty if it is missing or unreadable: the page does not require it."""
     try:
-        report = json.loads(read_regular_file(directory / REPORT))
+        report = parse_json(read_regular_file(directory / REPORT), REPORT)
         Samples.from_json(report.get("samples") or {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
@@ -121,7 +121,7 @@ def read_report(directory: Path) -> dict[str, Any]:
 def is_training(directory: Path) -> bool:
     """Whether the process that holds the lock of the run is alive; assumed for a lock of another machine."""
     try:
-        lock = json.loads(read_regular_file(directory / "run.lock"))
+        lock = parse_json(read_regular_file(directory / "run.lock"), "run.lock")
         return bool(
             lock["host"] != socket.gethostname() or is_process_alive(int(lock["pid"]), int(lock["start"]))
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tokenizers
 from polyhead.core.errors import UserError, prefix_errors
 from polyhead.hf.checkpoint_files import CheckpointFiles
+from polyhead.tokenizers.charsmap import max_text_len
 from polyhead.tokenizers.special_tokens import UNK_TOKEN
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
@@ -151,6 +152,8 @@ def _parse_model(data: bytes) -> SentencePieceModel:
         scores[piece] = (
             len(piece.encode()) * max_score - 0.1
         )  # as in SentencePiece: above any other segmentation
+    if normalizer_spec.get(2):
+        max_text_len(normalizer_spec[2])  # raises ValueError for a damaged map
     normalizer_steps: list[normalizers.Normalizer] = (
         [normalizers.Precompiled(normalizer_spec[2])] if normalizer_spec.get(2) else []
     )
