@@ -16,10 +16,12 @@ from pydantic import BaseModel
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, did_you_mean, format_value
+from polyhead.core.json_io import MAX_DEPTH, parse_int
 from polyhead.core.messages import alias_hint, section_type
 from polyhead.core.output_paths import did_you_mean_path
 
 _MAX_BYTES = 1_000_000
+_MAX_NODES = 1_000_000  # more than any file without aliases has
 YamlTree = dict[str, Any]
 
 
@@ -55,7 +57,9 @@ _NUMBERS = {
 _Loader.yaml_implicit_resolvers = {}
 for _tag, (_pattern, _first) in _NUMBERS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))  # 010 is ten, not eight
+_Loader.add_constructor(
+    "tag:yaml.org,2002:int", lambda _, node: parse_int(node.value)
+)  # 010 is ten, not eight
 
 
 class _Dumper(yaml.SafeDumper):
@@ -96,7 +100,10 @@ def _format_yaml_error(error: yaml.MarkedYAMLError) -> str:
 def parse_yaml(text: str) -> Any:
     """Parse YAML to a value; every mistake is a one-line UserError."""
     try:
-        return _Loader(text).get_single_data()
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        _count_nodes(node, {})
+        return None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         raise UserError(_format_yaml_error(error)) from None
     except yaml.YAMLError as error:
@@ -107,6 +114,26 @@ def parse_yaml(text: str) -> Any:
         raise
     except (ValueError, LookupError):  # from PyYAML's constructors, which do not validate values
         raise UserError("a value does not match its tag, or a number has too many digits") from None
+
+
+def _count_nodes(node: yaml.Node | None, counts: dict[int, int], depth: int = 1) -> int:
+    """The number of nodes with each alias written out; a UserError beyond the limits.
+
+    Ten aliases of ten aliases, and so on ten times, fill the memory with 10^10 values.
+    """
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    children = (
+        [child for item in node.value for child in item]
+        if isinstance(node, yaml.MappingNode)
+        else (node.value if isinstance(node, yaml.SequenceNode) else [])
+    )
+    if id(node) not in counts:
+        counts[id(node)] = _MAX_NODES  # while it is counted: an alias inside its own anchor is endless
+        counts[id(node)] = 1 + sum(_count_nodes(child, counts, depth + 1) for child in children)
+    if counts[id(node)] > _MAX_NODES:
+        raise UserError(f"its aliases (*name) stand for more than {_MAX_NODES:,} values")
+    return counts[id(node)]
 
 
 _OPTION_COMMA = re.compile(r"""(?<=[=,:\[{\s])('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")|,(?=\s*\w+\s*=)""")

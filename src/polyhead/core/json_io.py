@@ -51,7 +51,8 @@ def _check_depth(value: Any) -> None:
     raise RecursionError
 
 
-def _parse_int(digits: str) -> int:
+def parse_int(digits: str) -> int:
+    """Convert decimal digits; ValueError if there are more than ``MAX_DIGITS``."""
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number has {len(digits):,} digits; the maximum is {MAX_DIGITS}")
     return int(digits)
@@ -75,10 +76,10 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-_parse = json.JSONDecoder(parse_int=_parse_int).decode
+_parse = json.JSONDecoder(parse_int=parse_int).decode
 _parse_strict = json.JSONDecoder(
     object_pairs_hook=_reject_duplicate_keys,
     parse_constant=_reject_constant,
     parse_float=_parse_finite,
-    parse_int=_parse_int,
+    parse_int=parse_int,
 ).decode

@@ -49,7 +49,7 @@ def load_tokenizer(checkpoint: PublishedCheckpoint, n_rows: int) -> Tokenizer:
     tokenizer = factory(roles)
     return (
         tokenizer
-        if tokenizer.vocab_size <= n_rows or tokenizer.target_tokenizer is not tokenizer
+        if tokenizer.max_id < n_rows or tokenizer.target_tokenizer is not tokenizer
         else _drop_unknown_tokens(tokenizer, roles, n_rows, pad_token)
     )
 

@@ -32,6 +32,7 @@ from polyhead.nn.state import materialize
 from polyhead.run.run import Run
 from polyhead.run.run_directory import (
     MODEL_TYPE,
+    check_model_size,
     load_run_weights,
     read_family,
     read_generation_config,
@@ -155,6 +156,7 @@ def open_run(directory: Path, manifest: Manifest | None) -> Run:
     check_weights_file(directory, manifest)
     config = read_model_config(directory)
     tokenizer = Tokenizer.load(directory)
+    check_model_size(directory, config)
     with SkipInit():
         model = model_class(config)(config)
     recipe = read_run_recipe(directory)

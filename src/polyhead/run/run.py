@@ -84,9 +84,9 @@ class Run:
     def __init__(
         self, model: Model, tokenizer: Tokenizer, generation: GenerationConfig, recipe: Recipe | None = None
     ) -> None:
-        if tokenizer.vocab_size > model.config.vocab_size:
+        if (n_ids := max(tokenizer.vocab_size, tokenizer.max_id + 1)) > model.config.vocab_size:
             raise UserError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, but the model only "
+                f"the tokenizer has {n_ids} tokens, but the model only "
                 f"{model.config.vocab_size}: they belong to different runs"
             )
         self.model, self.tokenizer, self.generation, self.recipe = model.eval(), tokenizer, generation, recipe

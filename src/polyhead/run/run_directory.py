@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -28,7 +29,9 @@ from polyhead.core.messages import from_validation_error
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE
 from polyhead.models import Model
+from polyhead.models.build import model_class
 from polyhead.nn.lora import merge_lora_tensors
+from polyhead.nn.skip_init import SkipInit
 from polyhead.nn.state import named_state
 from polyhead.nn.validate_model import check_model
 from polyhead.run.recipe import load_saved_recipe, validate_recipe
@@ -45,6 +48,7 @@ _RECIPE_KEY = "recipe"  # the recipe of the run without its model, for the case 
 _RUN_KEYS = {_FAMILY_KEY, _PROMPT_TEMPLATE_KEY, _RECIPE_KEY}
 _MAX_JSON_BYTES = 4 << 20  # bytes; a recipe may name thousands of files
 _MAX_SHOWN = 8  # runs named in a message about a directory of runs
+_MIN_LAYER_BYTES = 500
 _TOKENIZER_DIGEST_KEY = "tokenizer_sha256"
 
 log = logging.getLogger(__name__)
@@ -148,6 +152,27 @@ def _read_weights(
         tr("{run} has no {file}: using {weights}", run=directory, file=WEIGHTS_FILE, weights=description)
     )
     return tensors, extra.get(_TOKENIZER_DIGEST_KEY)
+
+
+def check_model_size(directory: Path, config: ModelConfig) -> None:
+    """Raise a UserError if the model of config.json cannot fit into its weight files, before it is built.
+
+    A parameter has at least one byte, and the names of the tensors of a layer have ``_MIN_LAYER_BYTES``.
+    """
+    files = [directory / "model.safetensors", *directory.glob("checkpoints/*/*.safetensors")]
+    n_bytes = sum(path.stat().st_size for path in files if path.is_file())
+    n_layers = (
+        1 if config.share_layers else max(config.n_layers, config.decoder_layers, config.generator_layers)
+    )
+    one_layer = {"n_layers": 1, "n_decoder_layers": 1, "generator_layers": min(1, config.generator_layers)}
+    with torch.device("meta"), SkipInit():
+        model = model_class(config)(config.model_copy(update=one_layer))
+    n_params = sum(tensor.numel() for tensor in named_state(model).values())
+    if 0 < n_bytes < n_params + (n_layers - 1) * _MIN_LAYER_BYTES:
+        raise UserError(
+            f"{directory / 'config.json'} describes a model with {n_params:,} parameters or more (vocab_size "
+            f"{config.vocab_size:,}, n_layers {n_layers:,}), for weights of {n_bytes:,} bytes"
+        )
 
 
 def load_run_weights(

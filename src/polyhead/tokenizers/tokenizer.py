@@ -239,6 +239,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return int(self._inner.get_vocab_size(with_added_tokens=True))
 
+    @cached_property
+    def max_id(self) -> int:
+        """The largest id, which is beyond ``vocab_size`` if ids are left out."""
+        return int(max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1))
+
     @property
     def role_ids(self) -> dict[str, int]:
         """Ids of the special tokens by role, such as "eos_token"."""

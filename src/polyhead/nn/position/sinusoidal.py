@@ -19,6 +19,8 @@ SinusoidalLayout = Literal["interleaved", "halves"]
 interleaved: every second one, as in the paper; halves: the first half, as in tensor2tensor and Marian.
 """
 
+_MAX_FIRST_ROWS = 1 << 16  # of the table, which grows when it is needed
+
 
 @POSITION.register("sinusoidal")
 class SinusoidalPosition(Position):
@@ -47,8 +49,8 @@ class SinusoidalPosition(Position):
         offset: int = 0,
     ) -> None:
         super().__init__(shape)
-        if offset < 0:
-            raise UserError(f"offset of sinusoidal must be 0 or more, got {offset}")
+        if not 0 <= offset <= _MAX_FIRST_ROWS:
+            raise UserError(f"offset of sinusoidal must be from 0 to {_MAX_FIRST_ROWS}, got {offset}")
         self.width, self.base, self.layout, self.endpoint, self.offset = (
             shape.d_model,
             base,
@@ -61,7 +63,9 @@ class SinusoidalPosition(Position):
 
     def compute_buffers(self) -> None:
         """Compute the table on the default device."""
-        self.register_buffer("table", self._compute_rows(self.max_len), persistent=False)
+        self.register_buffer(
+            "table", self._compute_rows(min(self.max_len, _MAX_FIRST_ROWS)), persistent=False
+        )
         self.table: Tensor
 
     def _compute_rows(self, length: int) -> Tensor:
