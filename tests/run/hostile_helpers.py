@@ -1,0 +1,327 @@
+"""Hostile inputs by a seeded generator, and a process in which a verb meets each of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MEMORY = 6 << 30  # bytes of address space; a bomb needs more
+SECONDS = 60
+BIG = [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63, 10**18, 10**30, 10**400, -1, -(2**31), 0]
+ODD = [
+    None,
+    True,
+    False,
+    "",
+    "\0",
+    "x" * 100_000,
+    "\u202e",
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": None},
+    1.5,
+    1e308,
+    -0.0,
+]
+PATTERNS = [
+    r"(a+)+$", r"(a|a)*b", r"(.*)*x", r"(\w+\s?)*$", r"a*a*a*a*b", "((abc)+)*$", "(?<n>a\\g<n>?)b", "(" * 5000,
+    "[", r"\p{Nope}", "(?x) a b", "(?:a{1,999}){1,999}c", "x" * 30_000, "(?i:(a|A)+)+$", "", "|", "(a*)*", r"\1",
+]  # fmt: skip
+
+
+class Hostile(NamedTuple):
+    """One input: files of a run that are replaced, and the text of standard input."""
+
+    name: str
+    files: dict[str, bytes]
+    text: bytes = b"ein hund bellt . aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\nab\n"
+
+
+def dump(value: Any) -> bytes:
+    sys.set_int_max_str_digits(0)
+    try:
+        return json.dumps(value).encode()
+    finally:
+        sys.set_int_max_str_digits(4300)
+
+
+def mutate(draw: random.Random, value: Any) -> Any:
+    """The value with one of its parts replaced by one that is too large, of another type or absent."""
+    value = copy.deepcopy(value)
+    places: list[tuple[Any, Any]] = []
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        for key, child in item.items() if isinstance(item, dict) else enumerate(item):
+            places.append((item, key))
+            if isinstance(child, dict | list):
+                waiting.append(child)
+    # a vocabulary has most places: draw a depth of names first
+    item, key = draw.choice(places if draw.random() < 0.3 else places[: 40 + len(places) // 20])
+    if isinstance(item, dict) and draw.random() < 0.15:
+        del item[key]
+    else:
+        item[key] = copy.deepcopy(draw.choice(draw.choice([BIG, ODD, ["\ud800", "</s>", "a"]])))
+    return value
+
+
+def bad_bytes(draw: random.Random, content: bytes) -> bytes:
+    """The content damaged as bytes: cut, nested, with half a surrogate pair, a long number or a BOM."""
+    kind = draw.randrange(6)
+    if kind == 0:
+        return content[: draw.randrange(len(content))]
+    if kind == 1:
+        return draw.choice([b"[", b'{"a":', b'[{"x":']) * draw.choice([150, 900, 50_000])
+    if kind == 2:
+        return content.replace(b"{", b'{"\\ud800": "\\udfff", ', 1)
+    if kind == 3:
+        return content.replace(b"{", b'{"n": ' + b"9" * draw.choice([350, 4_000, 5_000]) + b", ", 1)
+    if kind == 4:
+        return draw.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\0"]) + content
+    changed = bytearray(content)
+    for _ in range(draw.choice([1, 5, 50])):
+        changed[draw.randrange(len(changed))] = draw.randrange(256)
+    return bytes(changed)
+
+
+def hostile_tokenizer(draw: random.Random, rules: dict[str, Any]) -> dict[str, Any]:
+    rules = copy.deepcopy(rules)
+    pattern = {draw.choice(["Regex", "Regex", "String"]): draw.choice(PATTERNS)}
+    bomb = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * draw.choice([2, 10, 1000])}
+    steps = [bomb] * draw.choice([4, 12, 40])
+    match draw.randrange(12):
+        case 0:
+            token = draw.choice(sorted(rules["model"]["vocab"]))
+            rules["model"]["vocab"][token] = draw.choice(BIG)
+        case 1:
+            rules["normalizer"] = {"type": "Sequence", "normalizers": steps}
+        case 2:
+            rules["decoder"] = {"type": "Sequence", "decoders": steps}
+        case 3:
+            rules["pre_tokenizer"] = {
+                "type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": draw.random() < 0.5,
+            }  # fmt: skip
+        case 4:
+            name = draw.choice(["normalizer", "decoder"])
+            rules[name] = {
+                "type": "Replace",
+                "pattern": pattern,
+                "content": draw.choice(["", "b", "ab" * 99]),
+            }
+        case 5:
+            rules["added_tokens"].append(
+                {"id": draw.choice([*BIG, 7, 300]), "content": draw.choice(["", " ", "a", "x" * 99_999, "</s>"]),
+                 "single_word": True, "lstrip": True, "rstrip": True, "normalized": True, "special": True}
+            )  # fmt: skip
+        case 6:
+            part = draw.choice(
+                [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "q", "type_id": 9}}]
+            )
+            parts = [part] * draw.choice([0, 1, 2, 5_000])
+            rules["post_processor"] = {
+                "type": "TemplateProcessing", "single": parts, "pair": parts,
+                "special_tokens": {"q": {"id": "q", "ids": [draw.choice([*BIG, 5])], "tokens": ["q"]}},
+            }  # fmt: skip
+        case 7:
+            rules["decoder"] = draw.choice([
+                {"type": "Strip", "content": "a", "start": draw.choice(BIG), "stop": draw.choice(BIG)},
+                {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
+                {"type": "BPEDecoder", "suffix": ""}, {"type": "WordPiece", "prefix": "", "cleanup": True},
+                {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 40},
+            ])  # fmt: skip
+        case 8:
+            rules["normalizer"] = draw.choice([
+                {"type": "Precompiled", "precompiled_charsmap": draw.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7])},
+                {"type": "Prepend", "prepend": "a" * draw.choice([2_000, 10**6])},
+                {"type": "Sequence", "normalizers": [{"type": "NFKD"}, *[bomb, {"type": "NFKC"}] * 9]},
+            ])  # fmt: skip
+        case 9:
+            rules["model"]["continuing_subword_prefix"] = draw.choice(["##", "é" * 9, "\0"])
+        case 10:
+            rules["model"]["merges"] += draw.choice([[["a", "\0"]], ["ab"], [[]], [["a"]], [["", ""]], [7]])
+        case _:
+            rules["pre_tokenizer"] = {"type": "FixedLength", "length": draw.choice(BIG)}
+    return rules
+
+
+def hostile_config(draw: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+    """A config with a size that is far too large, or mutated."""
+    if draw.random() < 0.5:
+        return dict(mutate(draw, config))
+    sizes = [key for key, value in config.items() if type(value) is int]
+    return config | {draw.choice(sizes): draw.choice([*BIG, 10**9, 10**6, 7])}
+
+
+def hostile_weights(draw: random.Random, content: bytes) -> bytes:
+    """A safetensors file with a hostile header."""
+    size = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    match draw.randrange(4):
+        case 0:
+            return (
+                draw.choice([2**63, 2**31, size + 1, size - 1, 0, 99_999_999]).to_bytes(8, "little")
+                + content[8:]
+            )
+        case 1:
+            changed = bad_bytes(draw, json.dumps(header).encode())
+            return len(changed).to_bytes(8, "little") + changed + data
+        case 2:
+            name = draw.choice([name for name in header if name != "__metadata__"])
+            entry = header[name]
+            entry[draw.choice(sorted(entry))] = draw.choice(
+                ["F8", "I64", [2**40, 2**40], [0, 2**63], [-1], [], [8, 0], [0, 0], None]
+            )
+        case _:
+            header = mutate(draw, header)
+    changed = dump(header)
+    return len(changed).to_bytes(8, "little") + changed + data
+
+
+def hostile_recipe(draw: random.Random, content: bytes) -> bytes:
+    aliases = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+    )
+    lines = content.decode().splitlines()
+    match draw.randrange(5):
+        case 0:
+            return draw.choice(
+                [aliases, "a: &a [*a]\n", "&a *a", "a: !!python/object:os.system x\n"]
+            ).encode()
+        case 1:
+            return bad_bytes(draw, content)
+        case 2:
+            return content + f"\nx: {'[' * draw.choice([90, 500, 5_000])}\n".encode()
+        case 3:
+            number = draw.randrange(len(lines))
+            lines[number] = (
+                lines[number].partition(":")[0] + ": " + draw.choice(["9" * 5_000, "1e999", ".nan", "{}"])
+            )
+        case _:
+            lines.insert(
+                draw.randrange(len(lines)), draw.choice(["<<: 7", "\t- a", "? [a]", "\u202e: 1", "--- !x"])
+            )
+    return "\n".join(lines).encode()
+
+
+def hostile_text(draw: random.Random) -> bytes:
+    """Lines of a text: NULs, bytes that are no UTF-8, marks of direction, combining marks, one huge line."""
+    pieces = [
+        b"\0" * 50, b"\xed\xa0\x80", b"\xff\xfe\xfd", "\u202e\u2066abc\u2069".encode(), b"a" * 300_000,
+        ("e" + "\u0301" * 5_000).encode(), "\u200b\u200d\ufeff".encode(), b"\x1b]0;x\x07\x1b[2J", b"\r", b"",
+        "\ufdfa".encode() * 3_000, b" " * 100_000, "\U0010ffff\ufffe".encode(), b"<s></s><pad>", b"\x80" * 9,
+        "\u2028\u2029\x85\x0b\x0c".encode(), "👨‍👩‍👧‍👦".encode() * 500,
+    ]  # fmt: skip
+    return b"\n".join(draw.sample(pieces, draw.randrange(1, 4))) + b"\n"
+
+
+def generate(draw: random.Random, n_each: dict[str, int], run: Path, published: Path) -> Iterator[Hostile]:
+    """The hostile inputs of each kind."""
+    read = {
+        path.name: path.read_bytes()
+        for directory in (published, run)
+        for path in directory.iterdir()
+        if path.is_file()
+    }
+    rules, roles = json.loads(read["tokenizer.json"]), json.loads(read["tokenizer_config.json"])
+    config, generation = json.loads(read["config.json"]), json.loads(read["generation_config.json"])
+    hf_config = json.loads((published / "config.json").read_bytes())
+    templates = [
+        "{% for i in range(10**9) %}{{ i }}{% endfor %}", "{{ ''.__class__.__mro__ }}", "{{ 'a' * 10**10 }}", "{{",
+        "{# polyhead: " + "[" * 5_000 + " #}", '{# polyhead: {"name": "os:system"} #}', "{% include '/etc/passwd' %}",
+        "<|im_start|>" * 20_000, "{{ messages[0]['content'].__init__.__globals__ }}", "\0", 7, ["x"], {"a": "b"},
+        [{"name": "default", "template": None}], "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+    ]  # fmt: skip
+    for kind, count in n_each.items():
+        for number in range(count):
+            name = f"{kind} {number}"
+            match kind:
+                case "tokenizer":
+                    new = hostile_tokenizer(draw, rules) if draw.random() < 0.8 else mutate(draw, rules)
+                    content = dump(new) if draw.random() < 0.9 else bad_bytes(draw, read["tokenizer.json"])
+                    yield Hostile(name, {"tokenizer.json": content})
+                case "roles":
+                    content = dump(mutate(draw, roles))
+                    if draw.random() < 0.5:
+                        content = bad_bytes(draw, read["tokenizer_config.json"])
+                    yield Hostile(name, {"tokenizer_config.json": content})
+                case "config" | "published":
+                    content = dump(hostile_config(draw, config if kind == "config" else hf_config))
+                    if draw.random() < 0.2:
+                        content = bad_bytes(draw, content)
+                    yield Hostile(name, {"config.json": content})
+                case "generation":
+                    yield Hostile(name, {"generation_config.json": dump(hostile_config(draw, generation))})
+                case "weights":
+                    yield Hostile(
+                        name, {"model.safetensors": hostile_weights(draw, read["model.safetensors"])}
+                    )
+                case "recipe":
+                    yield Hostile(name, {"recipe.yaml": hostile_recipe(draw, read["recipe.yaml"])})
+                case "template":
+                    template = templates[number % len(templates)]
+                    yield Hostile(name, {"tokenizer_config.json": dump(roles | {"chat_template": template})})
+                case _:
+                    yield Hostile(name, {}, hostile_text(draw))
+
+
+class Outcome(NamedTuple):
+    """What became of a process."""
+
+    code: int  # negative: the signal that ended it
+    output: str
+    errors: str
+
+
+def run_apart(command: list[str], directory: Path, hostile: Hostile) -> Outcome:
+    """Run a verb in a child of this process, which has imported everything already, with limited memory."""
+    with tempfile.TemporaryDirectory() as place:
+        changed = Path(shutil.copytree(directory, Path(place) / "run"))
+        for name, content in hostile.files.items():
+            (changed / name).write_bytes(content)
+        files = [Path(place) / name for name in ("in", "out", "err")]
+        files[0].write_bytes(hostile.text)
+        if not (pid := os.fork()):
+            _run_child([word.replace("RUN", str(changed)) for word in command], files)
+        deadline = time.monotonic() + SECONDS
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+        output, errors = (file.read_text(errors="replace") for file in files[1:])
+        return Outcome(os.waitstatus_to_exitcode(ended[1]), output, errors)
+
+
+def _run_child(arguments: list[str], files: list[Path]) -> None:
+    code = 70
+    try:
+        for number, file in enumerate(files):
+            os.dup2(os.open(file, os.O_RDONLY if not number else os.O_WRONLY | os.O_CREAT), number)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(number, "r" if not number else "w", encoding="utf-8", errors="surrogateescape")
+            for number in range(3)
+        )
+        from polyhead.cli import main
+
+        code = main(arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,66 @@
+"""Hostile files and texts: each is used or refused in one line; none ends the process or shows a traceback."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.run.hostile_helpers import Hostile, Outcome, generate, run_apart
+from tests.run.run_helpers import TEXTS, run
+
+from polyhead.cli import main
+
+N_EACH = {
+    "tokenizer": 110, "roles": 25, "config": 40, "published": 30, "generation": 25, "weights": 30, "recipe": 25,
+    "template": 15, "text": 30,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A trained translator, which has a recipe, and a language model as a published checkpoint."""
+    root = tmp_path_factory.mktemp("hostile")
+    for side in ("src", "tgt"):
+        (root / f"train.{side}").write_text("\n".join(TEXTS * 4) + "\n")
+    (root / "recipe.yaml").write_text(
+        f"task: translation\ndata: {{train: [{root}/train.src, {root}/train.tgt], valid_fraction: 0.5}}\n"
+        "model: {d_model: 16, n_heads: 2, n_layers: 1, d_ff: 32}\ntokenizer: {kind: bpe, vocab_size: 290}\n"
+        f"train: {{steps: 2, max_tokens: 200}}\nout: {root}/translator\n"
+    )
+    assert main(["train", str(root / "recipe.yaml")]) == 0
+    like_gpt2 = {"kind": "decoder", "norm_first": True, "position": "learned", "scale_embedding": False,
+                 "feed_forward": {"name": "gelu", "tanh": True}}  # fmt: skip
+    run(**like_gpt2).save(root / "lm")
+    assert main(["export", str(root / "lm"), str(root / "published")]) == 0
+    return {"translator": root / "translator", "published": root / "published"}
+
+
+def judge(outcome: Outcome, hostile: Hostile) -> str:
+    """What is wrong with an outcome; empty if nothing."""
+    lines = outcome.errors.splitlines()
+    signs = ("Traceback", "panicked", "bug in Polyhead", "out of memory", "stack backtrace")
+    if outcome.code not in (0, 2) or any(sign in outcome.errors for sign in signs):
+        return f"exit code {outcome.code}"
+    refusals = [line for line in lines if line.startswith("polyhead: ")]
+    if outcome.code == 2 and (not refusals or lines[-1] != refusals[-1] or len(lines) > 3):
+        return f"{len(lines)} lines of errors"
+    n_lines = hostile.text.count(b"\n")
+    if outcome.code == 0 and hostile.files and len(outcome.output.splitlines()) != n_lines:
+        return f"{len(outcome.output.splitlines())} lines of output for {n_lines} of input"
+    return ""
+
+
+@pytest.mark.slow
+def test_three_hundred_hostile_inputs_crash_nothing(directories: dict[str, Path]) -> None:
+    draw = random.Random(23)
+    wrong, codes = [], []
+    for hostile in generate(draw, N_EACH, directories["translator"], directories["published"]):
+        kind = "published" if hostile.name.startswith("published") else "translator"
+        verb = ["translate", "RUN"] if kind == "translator" else ["generate", "RUN", "-", "--max-new-tokens", "4"]
+        outcome = run_apart(verb, directories[kind], hostile)
+        codes.append(outcome.code)
+        if problem := judge(outcome, hostile):
+            wrong.append((hostile.name, problem, outcome.errors[-600:]))
+    assert not wrong, "\n".join(map(str, wrong))
+    assert len(codes) >= 300 and codes.count(2) > 150, (len(codes), codes.count(2))
