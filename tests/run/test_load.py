@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.run.run_helpers import copy as copy
 from tests.run.run_helpers import edited, run, tokenizer
 from tests.run.run_helpers import saved as saved
@@ -56,6 +58,17 @@ def cut(directory: Path) -> None:
 
 def other_tokenizer(directory: Path) -> None:
     tokenizer(280).save(directory)
+
+
+def sparse_tokenizer(directory: Path) -> None:
+    """The last token of the vocabulary has an id beyond the rows of the model."""
+    path = directory / "tokenizer.json"
+    rules = json.loads(path.read_text())
+    token = next(token for token, i in rules["model"]["vocab"].items() if token.isalpha() and i > 250)
+    rules["model"]["vocab"][token] = 5_000
+    path.write_text(json.dumps(rules))
+    weights = load_file(directory / "model.safetensors")
+    save_file(weights, directory / "model.safetensors")  # without the digest of the old tokenizer
 
 
 EVERY_MISTAKE: list[tuple[Callable[[Path], Any], str]] = [
@@ -108,6 +121,19 @@ EVERY_MISTAKE: list[tuple[Callable[[Path], Any], str]] = [
     ),
     (written("recipe.yaml", "train: ["), "{0}/recipe.yaml: line 1"),
     (other_tokenizer, "{0}/tokenizer.json does not match the tokenizer of the model"),
+    (
+        edited("config.json", vocab_size=10**9),
+        "{0}/config.json describes a model with 16,0",
+    ),
+    (
+        edited("config.json", n_layers=10_000, n_decoder_layers=10_000),
+        "{0}/config.json describes a model with ",
+    ),
+    (
+        edited("tokenizer_config.json", model_max_length=10**1_000),
+        "{0}/tokenizer_config.json is not valid JSON: a number has 1,001 digits; the maximum is 300",
+    ),
+    (sparse_tokenizer, "the tokenizer has 5001 tokens, but the model only "),
     (edited("config.json", vocab_size=301), "what was trained in {0} does not match: "),
 ]
 

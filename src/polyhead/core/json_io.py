@@ -38,7 +38,7 @@ def parse_json(content: str | bytes, source: object, *, is_strict: bool = False)
 
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [
             child
             for item in level

@@ -100,3 +100,11 @@ def test_a_table_that_grew_while_decoding_can_still_be_trained_with():
         (scheme.embed(x * 2, pos) ** 2).sum().backward()
     assert x.grad.isfinite().all()
     scheme.to(torch.float64)
+
+
+def test_a_huge_max_len_takes_memory_only_for_positions_that_are_used():
+    """max_len is an initial size: 2^31 rows would be 128 GB."""
+    scheme = SinusoidalPosition(AttentionShape.from_sizes(16, 1, max_len=2**31 - 1))
+    assert len(scheme.table) == 2**16
+    found = scheme.embed(torch.zeros(1, 1, 16), torch.tensor([[2**16 + 5]]))[0, 0]
+    assert float(found[0]) == pytest.approx(math.sin(2**16 + 5), abs=1e-6)

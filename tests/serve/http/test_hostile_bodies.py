@@ -1,0 +1,79 @@
+"""Hostile bodies of requests by a seeded generator: each is answered, and none ends the service."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.serve_helpers import serving
+from tests.cli.serve_helpers import speaker as speaker
+from tests.run.hostile_helpers import MEMORY, bad_bytes, dump, mutate
+
+N_BODIES = 120
+MESSAGES = [{"role": "user", "content": "two dogs bark ."}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {
+        "prompt": "two dogs",
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "stop": ["x"],
+        "logit_bias": {"5": 1},
+    },
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3, "seed": 1},
+    "/v1/embeddings": {"input": ["a", "b"], "encoding_format": "float"},
+}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+
+
+def deep_schema(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def hostile_body(draw: random.Random, body: dict[str, Any]) -> bytes:
+    if draw.random() < 0.25:
+        return bad_bytes(draw, json.dumps(body).encode())
+    if draw.random() < 0.2:
+        schema = draw.choice(
+            [
+                deep_schema(draw.choice([20, 900])),
+                {"pattern": "(a+)+$", "type": "string"},
+                {"$ref": "#"},
+                {"minItems": 10**9, "type": "array"},
+            ]
+        )
+        body = body | {"response_format": SCHEMA | {"json_schema": {"name": "x", "schema": schema}}}
+        return json.dumps(body).encode()
+    return dump(mutate(draw, body))
+
+
+@pytest.mark.slow
+def test_a_hundred_hostile_bodies_end_no_service(speaker: Path) -> None:
+    draw, codes = random.Random(23), []
+    with serving(speaker) as service:
+        resource.prlimit(service.process.pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
+        for number in range(N_BODIES):
+            path = draw.choice(sorted(BODIES))
+            content = hostile_body(draw, BODIES[path])
+            answer = service.http.post(path, content=content, headers={"content-type": "application/json"})
+            assert answer.status_code in (200, 400, 404, 413, 422), (number, answer.text, content[:300])
+            if answer.status_code != 200:
+                message = answer.json()["error"]["message"]
+                assert message and "\n" not in message, (number, message)
+            codes.append(answer.status_code)
+        assert service.http.get("/health").status_code == 200
+        assert service.http.post("/v1/completions", json=BODIES["/v1/completions"]).status_code == 200
+        service.process.terminate()
+        try:
+            code, log = service.end()
+        except subprocess.TimeoutExpired:
+            pytest.fail("the service does not stop")
+    assert code == 0 and "Traceback" not in log and "panicked" not in log, log[-2000:]
+    assert codes.count(400) > N_BODIES // 3
