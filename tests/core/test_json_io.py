@@ -8,7 +8,7 @@ import math
 import pytest
 
 from polyhead.core.errors import UserError
-from polyhead.core.json_io import MAX_DEPTH, MAX_DIGITS, parse_json
+from polyhead.core.json_io import MAX_DIGITS, MAX_NESTING, decode_json
 
 SOUND = [
     '{"a": [1, -2.5, "\\ud83d\\ude42", null, true]}',
@@ -22,15 +22,18 @@ SOUND = [
 
 @pytest.mark.parametrize("content", SOUND)
 def test_sound_json_is_what_the_standard_library_reads(content: str) -> None:
-    assert parse_json(content, "file") == parse_json(content.encode(), "file") == json.loads(content)
-    assert parse_json(content.encode("utf-8-sig"), "file") == json.loads(content)
+    assert decode_json(content, "file") == decode_json(content.encode(), "file") == json.loads(content)
+    assert decode_json(content.encode("utf-8-sig"), "file") == json.loads(content)
 
 
 MISTAKES = [
     ("{", "x.json is not valid JSON: Expecting property name"),
     ("9" * (MAX_DIGITS + 1), "x.json is not valid JSON: a number has 301 digits; the maximum is 300"),
     ("9" * 5_000, "x.json is not valid JSON: a number has 5,000 digits"),
-    ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "x.json is nested too deeply: the maximum is 100 levels"),
+    (
+        "[" * (MAX_NESTING + 1) + "]" * (MAX_NESTING + 1),
+        "x.json is nested too deeply: the maximum is 100 levels",
+    ),
     ("[" * 100_000, "x.json is nested too deeply"),
     ('["\\ud800"]', "x.json has half of a surrogate pair"),
     ('{"\\udfff": 1}', "x.json has half of a surrogate pair"),
@@ -42,20 +45,20 @@ MISTAKES = [
 @pytest.mark.parametrize(("content", "message"), MISTAKES)
 def test_each_mistake_is_one_line(content: str | bytes, message: str) -> None:
     with pytest.raises(UserError, match="^" + message) as caught:
-        parse_json(content, "x.json")
+        decode_json(content, "x.json")
     assert "\n" not in str(caught.value)
 
 
 def test_nesting_up_to_the_limit_is_read() -> None:
-    value = parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH, "file")
-    for _ in range(MAX_DEPTH - 1):
+    value = decode_json("[" * MAX_NESTING + "]" * MAX_NESTING, "file")
+    for _ in range(MAX_NESTING - 1):
         (value,) = value
     assert value == []
 
 
 @pytest.mark.parametrize("content", ["NaN", "[Infinity]", "1e400", '{"a": 1, "a": 2}'])
 def test_strict_json_has_finite_numbers_and_each_key_once(content: str) -> None:
-    value = parse_json(content, "file")
+    value = decode_json(content, "file")
     assert value == {"a": 2} or not math.isfinite(value[0] if isinstance(value, list) else value)
     with pytest.raises(UserError, match="file is not valid JSON: "):
-        parse_json(content, "file", is_strict=True)
+        decode_json(content, "file", is_strict=True)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from polyhead.core.atomic_io import read_regular_file
 from polyhead.core.errors import UserError
-from polyhead.core.json_io import parse_json
+from polyhead.core.json_io import decode_json
 
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 1
@@ -110,7 +110,7 @@ def hash_file(path: Path) -> FileEntry:
 
 def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
     """Parse a JSON object; ``path`` names the file in errors."""
-    value = parse_json(raw, path)
+    value = decode_json(raw, path)
     if not isinstance(value, dict):
         raise UserError(f"{path} holds a {type(value).__name__}; expected an object")
     return value

@@ -14,7 +14,7 @@ from typing import Any
 
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.errors import UserError
-from polyhead.core.json_io import parse_json
+from polyhead.core.json_io import decode_json
 
 ResultRow = Mapping[str, Any]  # one design of the results
 JsonDict = dict[str, Any]
@@ -31,7 +31,7 @@ COMPARISON_FILE, TRIAL_FILE, STEPS_FILE, CLOCK_FILE, OUTPUTS_FILE, RESULT_FILE =
 def read_json_file(path: Path) -> dict[str, Any] | None:
     """Read the JSON object in a file; None if the file does not exist, a UserError if it is damaged."""
     try:
-        value = parse_json(path.read_bytes(), path.name)
+        value = decode_json(path.read_bytes(), path.name)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, did_you_mean, format_value
-from polyhead.core.json_io import MAX_DEPTH, parse_int
+from polyhead.core.json_io import MAX_NESTING, parse_int
 from polyhead.core.messages import alias_hint, section_type
 from polyhead.core.output_paths import did_you_mean_path
 
@@ -121,7 +121,7 @@ def _count_nodes(node: yaml.Node | None, counts: dict[int, int], depth: int = 1)
 
     Ten aliases of ten aliases, and so on ten times, fill the memory with 10^10 values.
     """
-    if depth > MAX_DEPTH:
+    if depth > MAX_NESTING:
         raise RecursionError
     children = (
         [child for item in node.value for child in item]
@@ -132,7 +132,7 @@ def _count_nodes(node: yaml.Node | None, counts: dict[int, int], depth: int = 1)
         counts[id(node)] = _MAX_NODES  # while it is counted: an alias inside its own anchor is endless
         counts[id(node)] = 1 + sum(_count_nodes(child, counts, depth + 1) for child in children)
     if counts[id(node)] > _MAX_NODES:
-        raise UserError(f"its aliases (*name) stand for more than {_MAX_NODES:,} values")
+        raise UserError(f"its aliases (*name) expand to more than {_MAX_NODES:,} values")
     return counts[id(node)]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from polyhead.core.errors import UserError
 
-MAX_DEPTH = 100  # levels of arrays and objects; deeper ones overflow recursive code, also of libraries
+MAX_NESTING = 100  # levels of arrays and objects; deeper ones overflow recursive code, also of libraries
 MAX_DIGITS = 300  # digits of an integer; a longer one is no float, and beyond 4,300 not even printable
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(content: str | bytes, source: object, *, is_strict: bool = False) -> Any:
+def decode_json(content: str | bytes, source: object, *, is_strict: bool = False) -> Any:
     """Parse JSON; every mistake is a one-line UserError that names ``source``.
 
     ``is_strict``: NaN, infinite numbers and repeated keys are errors too; other tools write them in files.
@@ -30,7 +30,7 @@ def parse_json(content: str | bytes, source: object, *, is_strict: bool = False)
     except UnicodeEncodeError:
         raise UserError(f"{source} has half of a surrogate pair, which is not valid Unicode") from None
     except RecursionError:
-        raise UserError(f"{source} is nested too deeply: the maximum is {MAX_DEPTH} levels") from None
+        raise UserError(f"{source} is nested too deeply: the maximum is {MAX_NESTING} levels") from None
     except ValueError as error:
         raise UserError(f"{source} is not valid JSON: {error}") from None
     return value
@@ -38,7 +38,7 @@ def parse_json(content: str | bytes, source: object, *, is_strict: bool = False)
 
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_NESTING):
         level = [
             child
             for item in level

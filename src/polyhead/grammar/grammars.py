@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from polyhead.core.errors import UserError
-from polyhead.core.json_io import parse_json
+from polyhead.core.json_io import decode_json
 from polyhead.core.registry import GRAMMAR
 from polyhead.grammar.backend import import_llguidance
 from polyhead.grammar.number_bounds import tighten_bounds, tighten_embedded_bounds
@@ -26,7 +26,7 @@ def _read_schema(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return parse_json(Path(value).read_bytes(), value)
+        return decode_json(Path(value).read_bytes(), value)
     except OSError as error:
         raise UserError(f"{value}: {error.strerror}") from None
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyhead.core.errors import UserError
-from polyhead.core.json_io import parse_json
+from polyhead.core.json_io import decode_json
 
 MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 1 << 20, 64 << 20  # bytes
 READABLE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -66,7 +66,7 @@ class CheckpointFiles:
         """Return the value in a JSON file, or None if there is no such file."""
         if name not in self._json_values:
             path = self.find(name, max_bytes)
-            self._json_values[name] = path and parse_json(path.read_bytes(), self.directory / name)
+            self._json_values[name] = path and decode_json(path.read_bytes(), self.directory / name)
         return self._json_values[name]
 
     def open_tensors(self, weights_file: str = WEIGHTS_FILE) -> dict[str, TensorEntry]:

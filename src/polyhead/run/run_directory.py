@@ -24,7 +24,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.atomic_io import atomic_writer, file_exists, read_regular_file, replace_file
 from polyhead.core.errors import UserError, did_you_mean, prefix_errors
 from polyhead.core.i18n import tr
-from polyhead.core.json_io import parse_json
+from polyhead.core.json_io import decode_json
 from polyhead.core.messages import from_validation_error
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE
@@ -243,7 +243,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         hint = f"; subdirectories that have one: {', '.join(inner[:_MAX_SHOWN])}{more}" if inner else ""
         hint = hint or _run_hint(path.parent)
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}{hint}")
-    value = parse_json(read_regular_file(path, max_bytes=_MAX_JSON_BYTES), path)
+    value = decode_json(read_regular_file(path, max_bytes=_MAX_JSON_BYTES), path)
     if not isinstance(value, dict):
         raise UserError(f"{path} must be a JSON object")
     return value

@@ -156,7 +156,7 @@ class _Parser:
         return node
 
     def _skip_class(self) -> None:
-        """Move behind a character class, which may contain others."""
+        """Move past a character class, which may contain others."""
         depth = 0
         while self.at < len(self.text):
             if self.text[self.at] == "\\":
@@ -196,7 +196,7 @@ class _Automaton:
 
     def __init__(self, node: _Node) -> None:
         self.free: list[list[int]] = [[]]  # next states, without reading
-        self.guarded: list[list[int]] = [[]]  # next states behind an assertion
+        self.guarded: list[list[int]] = [[]]  # next states after an assertion
         self.reads: dict[int, tuple[str, int]] = {}  # the pattern of a character, and the next state
         self.has_loops, self.n_nodes = False, 0
         self._add(node, 0)

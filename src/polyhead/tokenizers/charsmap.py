@@ -40,7 +40,7 @@ def _text_addresses(units: NDArray[np.int64]) -> NDArray[np.int64]:
     bases = offsets[:1]
     while bases.size:
         if (bases | 0xFF).max() >= len(units):  # any byte may follow
-            raise ValueError("its trie points behind its end")
+            raise ValueError("its trie points beyond its end")
         is_base = np.zeros(len(units) + 256, bool)
         is_base[bases] = True
         nodes = np.flatnonzero(is_base[parents] & is_node & ~seen)

@@ -16,7 +16,7 @@ from polyhead.core.errors import UserError, format_value, prefix_errors
 from polyhead.tokenizers.backtracking import PatternError, check_backtracking
 from polyhead.tokenizers.charsmap import max_text_len
 
-MAX_TOKENS = 1 << 24
+MAX_TOKEN_IDS = 1 << 24
 """Upper limit of token ids: the library makes a list with an entry per id."""
 MAX_SCORE = 1e9
 MAX_GROWTH = 1024
@@ -95,10 +95,10 @@ def _check_model(model: Mapping[str, Any]) -> set[int]:
 
 
 def _check_id(token: object, token_id: object) -> None:
-    if isinstance(token_id, int) and not 0 <= token_id < MAX_TOKENS:
+    if isinstance(token_id, int) and not 0 <= token_id < MAX_TOKEN_IDS:
         raise UserError(
             f"the token {format_value(token)} has the id {format_value(token_id)}; expected 0 to "
-            f"{MAX_TOKENS - 1:,}"
+            f"{MAX_TOKEN_IDS - 1:,}"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from polyhead.core.atomic_io import file_exists
 from polyhead.core.errors import UserError, prefix_errors
-from polyhead.core.json_io import parse_json
+from polyhead.core.json_io import decode_json
 from polyhead.tokenizers.file_limits import check_tokenizer_rules
 from polyhead.tokenizers.special_tokens import DECODER_ROLES, ROLE_ALIASES, SPECIAL_TOKENS_MAP
 from tokenizers import models
@@ -43,7 +43,7 @@ def read_text_file(path: Path) -> str:
 def parse_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str]:
     """The tokenizer of a file, and the file's text; UserError if it is missing, damaged or hostile."""
     content = read_text_file(path)
-    rules = parse_json(content, path, is_strict=True)
+    rules = decode_json(content, path, is_strict=True)
     if not isinstance(rules, dict):
         raise UserError(f"{path} cannot be read as a tokenizer: it is not a JSON object")
     with prefix_errors(str(path)):
@@ -65,7 +65,7 @@ def wrap_library_errors(action: str) -> Iterator[None]:
 
 def read_roles(path: Path) -> dict[str, str]:
     """Special tokens by role, from a tokenizer_config.json."""
-    config = parse_json(read_text_file(path), path)
+    config = decode_json(read_text_file(path), path)
     if not isinstance(config, dict):
         raise UserError(f"{path} must be a JSON object, got {type(config).__name__}")
     return parse_roles(config)

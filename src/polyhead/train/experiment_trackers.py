@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from polyhead.config.recipe import Recipe
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.errors import UserError
-from polyhead.core.json_io import parse_json
+from polyhead.core.json_io import decode_json
 from polyhead.train.loggers import MetricsRow
 from polyhead.viz.run_page import flatten_tree
 
@@ -26,7 +26,7 @@ def open_tracker(recipe: Recipe, is_resumed: bool, info: Callable[[str], None]) 
     kinds: dict[str, Callable[[Recipe, str | None], Backend]] = {"wandb": WandB, "mlflow": MLflow}
     kind = kinds[str(recipe.train.log)]
     id_file = recipe.out / "tracker.json"
-    ids = parse_json(id_file.read_bytes(), id_file) if is_resumed and id_file.is_file() else {}
+    ids = decode_json(id_file.read_bytes(), id_file) if is_resumed and id_file.is_file() else {}
     try:
         backend = kind(recipe, ids.get(recipe.train.log))
     except ImportError:

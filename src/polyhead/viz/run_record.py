@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from polyhead.config import yaml_io
 from polyhead.core.atomic_io import file_exists, read_regular_file
 from polyhead.core.errors import UserError
-from polyhead.core.json_io import parse_json
+from polyhead.core.json_io import decode_json
 from polyhead.core.output_paths import did_you_mean_path
 from polyhead.core.process_liveness import is_process_alive
 from polyhead.viz.samples import Samples
@@ -91,7 +91,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         *lines, _ = path.read_text(encoding="utf-8").split("\n")
-        rows = [parse_json(line, path) for line in lines]
+        rows = [decode_json(line, path) for line in lines]
         if all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
             return rows
     except ValueError:
@@ -111,7 +111,7 @@ def read_facts(path: Path) -> dict[str, str]:
 def read_report(directory: Path) -> dict[str, Any]:
     """The content of report.json; empty if it is missing or unreadable: the page does not require it."""
     try:
-        report = parse_json(read_regular_file(directory / REPORT), REPORT)
+        report = decode_json(read_regular_file(directory / REPORT), REPORT)
         Samples.from_json(report.get("samples") or {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
@@ -121,7 +121,7 @@ def read_report(directory: Path) -> dict[str, Any]:
 def is_training(directory: Path) -> bool:
     """Whether the process that holds the lock of the run is alive; assumed for a lock of another machine."""
     try:
-        lock = parse_json(read_regular_file(directory / "run.lock"), "run.lock")
+        lock = decode_json(read_regular_file(directory / "run.lock"), "run.lock")
         return bool(
             lock["host"] != socket.gethostname() or is_process_alive(int(lock["pid"]), int(lock["start"]))
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from polyhead.core.errors import UserError
-from polyhead.core.json_io import parse_json as parse_value
+from polyhead.core.json_io import decode_json
 from polyhead.serve.http.errors import ApiError
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -17,7 +17,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 def parse_json(body: bytes) -> dict[str, Any]:
     """Parse the JSON object of a request body; the error states in one line what is wrong."""
     try:
-        value = parse_value(body.decode(), "the body", is_strict=True)
+        value = decode_json(body.decode(), "the body", is_strict=True)
     except UnicodeDecodeError:
         raise ApiError(400, "invalid_json", "the body is not UTF-8") from None
     except UserError as error:
