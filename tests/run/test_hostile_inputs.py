@@ -53,6 +53,7 @@ def judge(outcome: Outcome, hostile: Hostile) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", N_EACH)
 def test_three_hundred_hostile_inputs_crash_nothing(kind: str, directories: dict[str, Path]) -> None:
     draw, is_published = random.Random(f"{SEED} {kind}"), kind == "published"
