@@ -297,17 +297,19 @@ TEMPLATES = [
 ]
 
 
-def generate(draw: random.Random, kind: str, count: int, run: Path, published: Path) -> Iterator[Hostile]:
-    """Hostile inputs of one kind, for a run or for a published checkpoint."""
-    names = (
+def generate(draw: random.Random, kind: str, count: int, directory: Path) -> Iterator[Hostile]:
+    """Hostile inputs of one kind, made of the files of a run or of a published checkpoint."""
+    names = [
         "tokenizer.json",
         "tokenizer_config.json",
         "generation_config.json",
         "model.safetensors",
         "recipe.yaml",
+    ]
+    files = [directory / name for name in [*names, "config.json"]]
+    tokenizer, roles, generation, weights, recipe, config = (
+        file.read_bytes() if file.exists() else b"" for file in files
     )
-    tokenizer, roles, generation, weights, recipe = ((run / name).read_bytes() for name in names)
-    config = ((published if kind == "published" else run) / "config.json").read_bytes()
     for number in range(count):
         name, text = names[0], b""
         match kind:
@@ -332,8 +334,8 @@ def generate(draw: random.Random, kind: str, count: int, run: Path, published: P
                 name, content = names[1], dump(json.loads(roles) | {"chat_template": template})
             case _:
                 content, text = b"", hostile_text(draw)
-        files = {name: content} if content else {}
-        yield Hostile(f"{kind} {number}", files, text or Hostile("", {}).text)
+        changed = {name: content} if content else {}
+        yield Hostile(f"{kind} {number}", changed, text or Hostile("", {}).text)
 
 
 class Outcome(NamedTuple):
