@@ -316,7 +316,7 @@ class Run:
     def find_overlong(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> dict[int, int]:
         """Number of tokens of each text or pair that is too long for ``score``, by its index."""
         model = self._require_kind("encoder-decoder", "decoder", find_overlong=(sources, targets))
-        return find_overlong_inputs(model, self.tokenizer, self._prompt_template, sources, targets)
+        return find_overlong_inputs(model, self.tokenizer, self.prompt_template, sources, targets)
 
     def perplexity(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> float:
         """exp of the mean negative log-likelihood per token of targets, or of single texts, ends included."""
@@ -409,7 +409,7 @@ class Run:
         is_translation = self.kind == "encoder-decoder"
         template = with_languages(self.tokenizer, source_lang, target_lang) if is_translation else None
         return build_beam_attention(
-            self.model, self.tokenizer, self._prompt_template, text, hypotheses, template
+            self.model, self.tokenizer, self.prompt_template, text, hypotheses, template
         )
 
     def display_token(self, token: int) -> str:
