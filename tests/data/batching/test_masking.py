@@ -21,7 +21,7 @@ def words(begins: list[int], ends: list[int] = ()) -> WordBoundaries:  # type: i
     """Special tokens, and those ids, begin and end words."""
     a, b = SPECIAL.copy(), SPECIAL.copy()
     a[begins], b[list(ends)] = True, True
-    return WordBoundaries(a, b, np.zeros(V, bool), True)
+    return WordBoundaries(a, b, np.zeros(V, bool), True, np.zeros(V, bool), [b""] * V)
 
 
 def near(count: int, n: int, p: float) -> bool:
