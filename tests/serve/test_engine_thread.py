@@ -1,8 +1,13 @@
 """The thread of the model beside an event loop that is slow, or stands still."""
 
+import asyncio
+import threading
+from types import SimpleNamespace
+
 from tests.serve.conftest import make
 from tests.serve.engine_thread_helpers import Ear, Loop, until
 
+from polyhead.serve import engine_thread
 from polyhead.serve.client_stream import ClientStream
 from polyhead.serve.engine_thread import EngineThread
 
@@ -72,3 +77,22 @@ def test_a_text_that_is_dropped_while_the_last_news_are_told_takes_nobody_elses(
         assert [one.is_finished for one in talk.queue] == [False, True]
         assert "is stopping" in str(talk.queue[-1].error)
     assert not driver.streams
+
+
+def test_other_tasks_have_their_turn_between_the_updates_of_many_texts(monkeypatch):
+    monkeypatch.setattr(engine_thread, "DELIVERY_SIZE", 2)
+    events: list[object] = []
+
+    async def deliver() -> None:
+        loop, delivered = asyncio.get_running_loop(), threading.Event()
+        thread = engine_thread.EngineThread(None, loop, 1.0, 1)
+        updates = [SimpleNamespace(stream=SimpleNamespace(push=events.append), number=i) for i in range(5)]
+        thread._deliver_updates(updates, delivered)  # type: ignore[arg-type]
+        while not delivered.is_set():
+            events.append("another task")
+            await asyncio.sleep(0)
+
+    asyncio.run(deliver())
+    numbers = [event if isinstance(event, str) else event.number for event in events]
+    assert [number for number in numbers if isinstance(number, int)] == [0, 1, 2, 3, 4]
+    assert "another task" in numbers[2 : numbers.index(2)] and "another task" in numbers[4 : numbers.index(4)]
