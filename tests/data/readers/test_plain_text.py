@@ -203,3 +203,17 @@ def test_a_line_that_is_no_text_is_counted_in_one_share(write: Write, kind: str,
     reports = [documents(open_text([path], kind, part))[1] for part in ((0.0, share), (share, 1.0))]
     assert sum(report.malformed for report in reports) == 4
     assert all(report.malformed for report in reports)
+
+
+def test_marks_of_joined_files_are_removed_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\nth\xef\xbb\xbfree\n\xef\xbb\xbf")
+    report = TextReport("a.txt")
+    text = "".join(piece.text for piece in open_text([path], "file").read_chunks(report))
+    assert text == "one\ntwo\nth\ufeffree\n"
+    assert (report.bom, report.characters, report.malformed) == (2, len(text), 0)
+    assert str(report).endswith("; removed 2 byte order marks inside the file")
+    parts = [TextReport("a.txt"), TextReport("a.txt")]
+    for part, fractions in zip(parts, ((0.0, 0.5), (0.5, 1.0)), strict=True):
+        list(open_text([path], "file", fractions).read_chunks(part))
+    assert sum(part.bom for part in parts) == 2
