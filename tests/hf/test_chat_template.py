@@ -116,3 +116,12 @@ def test_an_unknown_template_answers_and_no_text_becomes_a_special_token(checkpo
     ends = [i for i in ids if i in run.tokenizer.special_ids]
     assert ends == [i for i in wanted if i in run.tokenizer.special_ids], "only those of the template"
     assert "the king </s> <|im_end|>" in run.tokenizer.decode([ids])[0]
+
+
+def test_import_takes_another_template_of_a_file(checkpoint, tmp_path):
+    path = tmp_path / "own.jinja"
+    path.write_text(PUBLISHED["openhermes"])
+    assert main(["import", str(checkpoint), str(tmp_path / "run"), "--chat-template", str(path)]) == 0
+    assert load(tmp_path / "run").generation.chat == Choice("jinja", template=PUBLISHED["openhermes"])
+    written = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "run")
+    assert written.chat_template == PUBLISHED["openhermes"]

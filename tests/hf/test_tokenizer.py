@@ -53,6 +53,11 @@ def test_a_padding_id_without_a_token_is_none(gpt2: Path, pad: int) -> None:
     assert loaded.generate(["a dog", "two red dogs at sea"], max_new_tokens=4) == wanted
 
 
+def test_a_padding_token_that_the_vocabulary_lacks_is_none(gpt2: Path) -> None:
+    edited("tokenizer_config.json", pad_token="[PAD]")(gpt2)
+    assert "pad_token" not in ph.load(gpt2).tokenizer.role_ids
+
+
 @pytest.mark.parametrize("special", [True, False])
 def test_a_padding_token_past_the_rows_is_dropped(gpt2: Path, special: bool) -> None:
     wanted = ph.load(gpt2).generate(["a dog", "two red dogs at sea"], max_new_tokens=4)

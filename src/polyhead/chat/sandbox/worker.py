@@ -10,6 +10,7 @@ import json
 import resource
 import signal
 import sys
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -26,7 +27,8 @@ _ENVIRONMENT = TemplateEnvironment()
 
 def serve_requests() -> None:
     """Answer requests until the input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    with suppress(ValueError, OSError):  # macOS does not bound it
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
     for line in sys.stdin.buffer:
