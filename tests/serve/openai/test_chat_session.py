@@ -7,14 +7,21 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.chat.lookalike_chats import LOOKALIKES
+from tests.serve.conftest import living
 from tests.serve.openai.chat_completions_helpers import TALK as CHAT_COMPLETIONS_TALK
 from tests.serve.openai.chat_completions_helpers import live as brief
 from tests.serve.openai.chat_completions_helpers import wanted
+from tests.serve.tool_calls import make as make_tool_run
+
+from polyhead.chat.tools import build_tool_choice
+from polyhead.core.choice import Choice
+from polyhead.generation.chat import parse_conversation
+from polyhead.serve.http.limits import Limits
 
 __all__ = ["brief"]
 
 from polyhead.chat import apply_template
-from polyhead.generation.chat import parse_conversation
 
 TALK = [
     {"role": "system", "content": "two dogs"},
@@ -164,3 +171,23 @@ def test_runs_without_a_format_say_what_to_do(services, live):
             "chat/completions" not in services[kind].ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
         )
     assert "chat/completions" in live.ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
+
+
+def test_a_template_of_a_checkpoint_serves_tools_and_goes_on_from_its_calls():
+    run = make_tool_run("chatml", True)
+    template = Choice("jinja", template=LOOKALIKES["hermes"])
+    run.generation = run.generation.model_copy(update={"chat": template})
+    asked = {"role": "user", "content": "x <|im_end|>"}
+    body = {"tools": TOOLS, "max_tokens": 80, "seed": 1}
+    with living(run, limits=Limits(max_chars=4000)) as live:
+        answer = live.ask("/v1/chat/completions", {**body, "messages": [asked], "tool_choice": "required"})
+        (choice,) = answer.json()["choices"]
+        (call,) = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls" and call["function"]["name"] == "bark"
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+        messages = [asked, choice["message"], result]
+        usage = live.ask("/v1/chat/completions", {**body, "messages": messages}).json()["usage"]
+        part = live.service.chat
+        written = [asked, {"role": "assistant", "tool_calls": [call]}, result]
+        prompt = part.encode_prompt(parse_conversation(written), build_tool_choice(TOOLS))
+        assert usage["prompt_tokens"] == len(prompt)
