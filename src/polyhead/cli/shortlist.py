@@ -106,8 +106,8 @@ def load_training_pairs(
             "TARGET, or only a source text"
         )
     if len(files) == 1 and infer_format((Path(files[0]),)) is None:
-        lines, counter = islice(read_lines(files[0]), limit), LineCounter()
-        texts = [line for line in lines if not is_blank(line)]
+        counter = LineCounter()
+        texts = [line for line in islice(read_lines(files[0]), limit) if not is_blank(line)]
         hypotheses = run.hypotheses(
             texts, beam_size=1, n_best=1, truncate=True, progress=counter.show_progress
         )
