@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import tokenizers
 from polyhead.chat.base import EOS, ChatFormat, ChatPiece, Message, is_prefill, no_tools_error
-from polyhead.chat.reasoning import insert_reasoning, reasoning_syntax
+from polyhead.chat.reasoning import ReasoningFormat, insert_reasoning, reasoning_syntax
 from polyhead.chat.sandbox.placeholders import EDGE_CHARS
 from polyhead.chat.tool_calls import ToolCallFormat, get_tool_syntax
 from polyhead.chat.tools import ToolChoice
@@ -76,10 +76,13 @@ def encode_chat(
 
     Without ``thinks`` the answer starts after empty reasoning, in a format with reasoning.
     """
-    syntax = reasoning_syntax(format)
-    pieces = render_chat(format, insert_reasoning(messages, syntax), add_generation_prompt, tools)
-    if syntax and not thinks and not (is_prefill(messages) and messages[-1].content.strip()):
-        pieces += syntax.empty_pieces()
+    messages = insert_reasoning(messages, reasoning_syntax(format))
+    has_begun = is_prefill(messages) and messages[-1].content.strip()
+    if thinks or has_begun or not isinstance(format, ReasoningFormat):
+        pieces = render_chat(format, messages, add_generation_prompt, tools)
+    else:
+        before = messages[:-1] if is_prefill(messages) else messages
+        pieces = format.render_without_reasoning(before, tools)
     return encode_pieces(pieces, tokenizer)
 
 
@@ -91,8 +94,8 @@ def encode_end_tokens(format: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ..
 
 def build_output_tokenizer(format: ChatFormat, tokenizer: Tokenizer) -> Tokenizer | None:
     """A tokenizer that decodes markers of tool calls and reasoning; None if they are not special tokens."""
-    syntax = get_tool_syntax(format)
-    marks = [*(syntax.markers if syntax else []), *(reasoning_syntax(format) or ())]
+    syntaxes = get_tool_syntax(format), reasoning_syntax(format)
+    marks = [mark for syntax in syntaxes if syntax for mark in syntax.markers]
     if not tokenizer.special_tokens.keys() & set(marks):
         return None
     rules = json.loads(tokenizer.tokenizer_json)

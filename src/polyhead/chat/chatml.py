@@ -106,6 +106,13 @@ class ChatML:
             else pieces
         )
 
+    def render_without_reasoning(self, messages: Sequence[Message], tools: ToolChoice) -> list[ChatPiece]:
+        """Render the prompt for an answer, after empty reasoning if the model reasons."""
+        return [
+            *self.render(messages, True, tools),
+            *(self.reasoning.empty_pieces() if self.reasoning else []),
+        ]
+
     def _render_answer(self, message: Message, after_question: bool, is_last: bool) -> list[ChatPiece]:
         """Render an answer and its tool calls, each on its own line."""
         text, content = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from polyhead.chat.base import EOS, ChatPiece, Message, ToolCall, check_messages, merge_system, no_tools_error
+from polyhead.chat.reasoning import ReasoningSyntax
 from polyhead.chat.sandbox.client import Rendering, TemplateError, render_template
 from polyhead.chat.sandbox.placeholders import TOKEN_ROLES
 from polyhead.chat.template_tools import CallStyle, find_call_style, find_tool_syntax
@@ -58,6 +60,7 @@ class JinjaChat:
 
     def __init__(self, *, template: str) -> None:
         self.template = template
+        self._variables: dict[str, Any] = {}  # of the template, beside those of every conversation
         text = self._write([_QUESTION], True).text
         if _QUESTION.content not in text:
             raise UserError("the chat template does not write the message of the user")
@@ -76,6 +79,15 @@ class JinjaChat:
         """Whether the template trims answers."""
         spaced = _ANSWER._replace(content=f" {_ANSWER.content} ")
         return self._write([_QUESTION, spaced]).text == self._write([_QUESTION, _ANSWER]).text
+
+    @cached_property
+    def reasoning(self) -> ReasoningSyntax | None:
+        """The markers of reasoning, if the template has them."""
+        syntax = ReasoningSyntax()
+        if syntax.end not in self.template:
+            return None
+        prompt = _plain(self._write([_QUESTION], True))
+        return syntax._replace(is_open=prompt.rstrip().endswith(syntax.start))
 
     @cached_property
     def tool_syntax(self) -> ToolCallSyntax | None:
@@ -105,6 +117,19 @@ class JinjaChat:
             raise no_tools_error(f"tools are given ({', '.join(tools.tool_names)})")
         spans = [] if add_generation_prompt else list(self._answer_spans(messages, rendering, tools))
         return list(_split_pieces(rendering, spans))
+
+    def render_without_reasoning(self, messages: Sequence[Message], tools: ToolChoice) -> list[ChatPiece]:
+        """Render the prompt for an answer without reasoning, in the way of the template if it has one."""
+        if self.reasoning is None or "enable_thinking" in self.template:
+            return self._without_thinking.render(messages, True, tools)
+        return [*self.render(messages, True, tools), *self.reasoning.empty_pieces()]
+
+    @cached_property
+    def _without_thinking(self) -> JinjaChat:
+        """The format with the variable of Qwen 3's template that asks for no reasoning."""
+        other = copy.copy(self)
+        other._variables = {"enable_thinking": False}
+        return other
 
     def render_exactly(
         self, messages: Sequence[Message], add_generation_prompt: bool, tools: ToolChoice
@@ -146,6 +171,7 @@ class JinjaChat:
             "tools": [tool.definition for tool in tools.all_tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
+            **self._variables,
         }
         return render_template(self.template, values)
 

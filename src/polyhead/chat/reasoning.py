@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from polyhead.chat.base import ChatFormat, ChatPiece, Message, is_prefill
+from polyhead.chat.tools import ToolChoice
 
 
 class ReasoningSyntax(NamedTuple):
@@ -13,6 +14,12 @@ class ReasoningSyntax(NamedTuple):
 
     start: str = "<think>"
     end: str = "</think>"
+    is_open: bool = False  # whether the prompt for an answer ends inside of its reasoning
+
+    @property
+    def markers(self) -> tuple[str, str]:
+        """The start and the end."""
+        return self.start, self.end
 
     def format_answer(self, reasoning: str, content: str) -> str:
         """An answer with its reasoning, as the model writes it."""
@@ -21,15 +28,20 @@ class ReasoningSyntax(NamedTuple):
 
     def empty_pieces(self) -> list[ChatPiece]:
         """Empty reasoning: after it the model writes its answer at once."""
-        parts = ((self.start, "mark"), ("\n\n", "text"), (self.end, "mark"), ("\n\n", "text"))
-        return [ChatPiece(text, "mark" if kind == "mark" else "text") for text, kind in parts]
+        start = [] if self.is_open else [ChatPiece(self.start, "mark"), ChatPiece("\n", "text")]
+        return [*start, ChatPiece("\n", "text"), ChatPiece(self.end, "mark"), ChatPiece("\n\n", "text")]
 
 
 @runtime_checkable
 class ReasoningFormat(Protocol):
     """A chat format whose models may reason before an answer."""
 
-    reasoning: ReasoningSyntax | None  # None if this model does not
+    @property
+    def reasoning(self) -> ReasoningSyntax | None:
+        """The markers; None if this model does not reason."""
+
+    def render_without_reasoning(self, messages: Sequence[Message], tools: ToolChoice) -> list[ChatPiece]:
+        """Render the prompt for an answer without reasoning."""
 
 
 def reasoning_syntax(format: ChatFormat) -> ReasoningSyntax | None:
@@ -61,6 +73,7 @@ class ReasoningParser:
         self._has_reasoning = False
         prefill = messages[-1].content if is_prefill(messages) else ""
         is_open = prefill.rpartition(syntax.start)[2] != prefill and syntax.end not in prefill
+        is_open = is_open or (syntax.is_open and thinks and not prefill.strip())
         # start, reasoning, end (between reasoning and content) or content
         self._state = "reasoning" if is_open else "start" if thinks and not prefill.strip() else "content"
 
