@@ -19,7 +19,7 @@ from polyhead.core.plugins import LOADED_PLUGINS
 from polyhead.core.registry import FEED_FORWARD, NORM
 from polyhead.models import build
 from polyhead.nn.validate_model import check_model
-from polyhead.run.run_directory import read_model_config
+from polyhead.run.run_directory import read_run_config
 
 MINE = '''
 from torch import nn
@@ -118,7 +118,7 @@ def test_a_run_says_what_it_needs_where_that_is_missing(
     (package / "run").mkdir()
     written = {"model_type": "polyhead", **config.model_dump(mode="json")}
     (package / "run/config.json").write_text(json.dumps(written))
-    assert read_model_config(package / "run") == config
+    assert read_run_config(package / "run").model == config
     (package / "elsewhere").mkdir()
     monkeypatch.chdir(package / "elsewhere")
     for module in [name for name in sys.modules if name.startswith("my_parts")]:
@@ -127,7 +127,7 @@ def test_a_run_says_what_it_needs_where_that_is_missing(
         "config.json: norm: norm 'my_parts.mine:Twice': no module 'my_parts' in the installed packages and "
     )
     with pytest.raises(UserError, match=f"{message}.*elsewhere"):
-        read_model_config(package / "run")
+        read_run_config(package / "run")
 
 
 def test_a_dot_in_place_of_the_colon_is_told(package: Path) -> None:

@@ -23,7 +23,7 @@ from polyhead.hf.load import to_model_config
 from polyhead.nn import validate_model
 from polyhead.nn.validate_model import check_model
 from polyhead.run.recipe import load_recipe, validate_recipe
-from polyhead.run.run_directory import read_model_config
+from polyhead.run.run_directory import read_run_config
 
 SIZES = {"kind": "decoder", "d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 16}
 UNFIT = SIZES | {"block": "lstm", "position": "rope"}
@@ -125,7 +125,7 @@ def test_the_config_of_a_run_or_a_published_model_is_refused_with_its_file() -> 
     config = ModelConfig(vocab_size=9, **UNFIT)
     Path("config.json").write_text(json.dumps({"model_type": "polyhead", **config.model_dump(mode="json")}))
     with pytest.raises(UserError) as caught:
-        read_model_config(Path())
+        read_run_config(Path())
     assert str(caught.value) == f"config.json: {MESSAGE}"
     fields = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8,
               "vocab_size": 9, "max_position_embeddings": 8, "rms_norm_eps": 1e-6,

@@ -17,7 +17,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.registry import CHAT
-from polyhead.run.run_directory import read_model_config
+from polyhead.run.run_directory import read_run_config
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 _BYTES_PER_TOKEN = 4  # approximate mean for all tokenizers
@@ -211,7 +211,7 @@ def _chat_and_length(init_from: object) -> tuple[str, int]:
     if not isinstance(init_from, str) or not (Path(init_from) / "config.json").is_file():
         return chat, length
     try:
-        length = min(length, read_model_config(Path(init_from)).max_len)
+        length = min(length, read_run_config(Path(init_from)).model.max_len)
     except UserError:  # a model of another toolkit
         return chat, length
     try:

@@ -34,10 +34,8 @@ from polyhead.run.run_directory import (
     MODEL_TYPE,
     check_model_size,
     load_run_weights,
-    read_family,
     read_generation_config,
-    read_model_config,
-    read_prompt_template,
+    read_run_config,
     read_run_recipe,
 )
 from polyhead.run.run_ensemble import ensemble_runs
@@ -154,16 +152,15 @@ def _load_published(files: CheckpointFiles) -> Run:
 def open_run(directory: Path, manifest: Manifest | None) -> Run:
     """Open a run directory with memory-mapped weights, whose bytes are verified with the ``manifest``."""
     check_weights_file(directory, manifest)
-    config = read_model_config(directory)
+    config = read_run_config(directory)
     tokenizer = Tokenizer.load(directory)
-    check_model_size(directory, config)
+    check_model_size(directory, config.model)
     with SkipInit():
-        model = model_class(config)(config)
-    recipe = read_run_recipe(directory)
+        model = model_class(config.model)(config.model)
+    recipe = read_run_recipe(directory, config)
     lora = recipe.train.lora if recipe else None
     load_run_weights(model, directory, tokenizer, lora, recorded_selection(manifest))
     run = Run(model, tokenizer, read_generation_config(directory), recipe)
-    run.family = read_family(directory)
-    run.saved_prompt_template = read_prompt_template(directory, config.vocab_size)
-    run.get_shortlist = cache(partial(Shortlist.load, directory, config.vocab_size))
+    run.family, run.saved_prompt_template = config.family, config.prompt_template
+    run.get_shortlist = cache(partial(Shortlist.load, directory, config.model.vocab_size))
     return run

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -54,7 +54,16 @@ _TOKENIZER_DIGEST_KEY = "tokenizer_sha256"
 log = logging.getLogger(__name__)
 
 
-def read_model_config(directory: Path) -> ModelConfig:
+class RunConfig(NamedTuple):
+    """The content of config.json: the model, and what its run needs beside it."""
+
+    model: ModelConfig
+    family: str | None  # the published family that the model came from; it does not change the model
+    prompt_template: PromptTemplate | None  # None in an encoder or an older run
+    recipe: dict[str, Any] | None  # the recipe without its model, for the case that recipe.yaml is lost
+
+
+def read_run_config(directory: Path) -> RunConfig:
     """Read config.json; another kind of model, an unknown key or a model that cannot be built is a
     UserError.
     """
@@ -69,7 +78,12 @@ def read_model_config(directory: Path) -> ModelConfig:
     except ValidationError as error:
         raise from_validation_error(error, ModelConfig, str(path)) from None
     with prefix_errors(str(path)):
-        return check_model(config)
+        check_model(config)
+    family, recipe = fields.get(_FAMILY_KEY), fields.get(_RECIPE_KEY)
+    if recipe is not None and not isinstance(recipe, dict):
+        raise UserError(f"{path}: {_RECIPE_KEY} must be an object")
+    template = _parse_prompt_template(fields.get(_PROMPT_TEMPLATE_KEY), config.vocab_size, path)
+    return RunConfig(config, family if isinstance(family, str) else None, template, recipe)
 
 
 def read_generation_config(directory: Path) -> GenerationConfig:
@@ -83,12 +97,6 @@ def read_generation_config(directory: Path) -> GenerationConfig:
         raise from_validation_error(error, GenerationConfig, str(path)) from None
 
 
-def read_family(directory: Path) -> str | None:
-    """The published family that a run came from, in its config.json; None if it has none."""
-    family = _read_json(directory / "config.json").get(_FAMILY_KEY)
-    return family if isinstance(family, str) else None
-
-
 def _drop_foreign_keys(fields: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
     """Drop the keys of other tools; any other unknown key is a UserError."""
     for name in fields.keys() - model.model_fields.keys() - _HF_KEYS - _RUN_KEYS:
@@ -96,10 +104,9 @@ def _drop_foreign_keys(fields: dict[str, Any], model: type[BaseModel], path: Pat
     return {name: value for name, value in fields.items() if name in model.model_fields}
 
 
-def read_prompt_template(directory: Path, vocab_size: int) -> PromptTemplate | None:
-    """Read the special tokens around a prompt from config.json; None in an encoder or an older run."""
-    path = directory / "config.json"
-    match _read_json(path).get(_PROMPT_TEMPLATE_KEY):
+def _parse_prompt_template(value: Any, vocab_size: int, path: Path) -> PromptTemplate | None:
+    """Parse the special tokens around a prompt."""
+    match value:
         case None:
             return None
         case {"prefix_ids": [*prefix], "suffix_ids": [*suffix], "always_add_prefix": bool(always)} if all(
@@ -112,19 +119,16 @@ def read_prompt_template(directory: Path, vocab_size: int) -> PromptTemplate | N
     )
 
 
-def read_run_recipe(directory: Path) -> Recipe | None:
+def read_run_recipe(directory: Path, config: RunConfig) -> Recipe | None:
     """Read recipe.yaml; if it is lost, its copy in config.json; None in a run that was not trained here."""
     path = directory / RECIPE_FILE
     if file_exists(path):
         return load_saved_recipe(path)
-    fields = _read_json(config_path := directory / "config.json")
-    if _RECIPE_KEY not in fields:
+    if config.recipe is None:
         return None
-    if not isinstance(fields[_RECIPE_KEY], dict):
-        raise UserError(f"{config_path}: {_RECIPE_KEY} must be an object")
-    model = {name: fields[name] for name in ModelSpec.model_fields if name in fields}
-    with prefix_errors(f"{config_path}: {_RECIPE_KEY}"):
-        return validate_recipe(fields[_RECIPE_KEY] | {"model": model, "out": str(directory)}, from_run=True)
+    model = config.model.model_dump(mode="json", include={*ModelSpec.model_fields})
+    with prefix_errors(f"{directory / 'config.json'}: {_RECIPE_KEY}"):
+        return validate_recipe(config.recipe | {"model": model, "out": str(directory)}, from_run=True)
 
 
 def _read_weights(

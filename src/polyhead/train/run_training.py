@@ -27,7 +27,7 @@ from polyhead.models import build
 from polyhead.nn.device import resolve_device
 from polyhead.nn.lora import merge_lora
 from polyhead.run.run import Run
-from polyhead.run.run_directory import read_family, read_model_config
+from polyhead.run.run_directory import read_run_config
 from polyhead.run.run_manifest import write_run_manifest
 from polyhead.tokenizers.decomposed_text import DecomposedCounter
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -197,7 +197,8 @@ def run_training(
 def _pretrained_info(resumed_dir: Path | None, origin: Run | None) -> tuple[int, str | None]:
     """Vocabulary size (0 if the tokenizer sets it) and model family of the run to resume or start from."""
     if resumed_dir:
-        return read_model_config(resumed_dir).vocab_size, read_family(resumed_dir)
+        config = read_run_config(resumed_dir)
+        return config.model.vocab_size, config.family
     return (origin.config.vocab_size, origin.family) if origin else (0, None)
 
 
