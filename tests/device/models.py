@@ -24,7 +24,7 @@ PARTS: list[dict[str, Any]] = [
         {
             "block": name,
             "norm_first": name == "parallel",
-            "position": "none" if name == "gated_conv" else "rope",
+            "position": "none" if name in ("gated_conv", "rnn") else "rope",
         }
         for name in BLOCK.names()
         if name not in ("lstm", "gru")  # whose cells are one operation of CUDA's own
