@@ -9,6 +9,7 @@ import pytest
 
 import polyhead
 from polyhead.cli import main
+from polyhead.core.errors import UserError
 
 LINES = ["ein hund bellt .", "zwei hunde", "", "hund hund hund", "  ", "a"]
 
@@ -62,10 +63,16 @@ def test_translations_made_before_an_end_are_kept(
     assert said in err
     assert f"polyhead: {part}: File too large" in err
     assert part.read_text().split("\n") == [*wanted[:4], ""]
-    source.write_text("\n".join(LINES[:4]) + "\n" + "x" * 999)
+
+    def failing(self: polyhead.run.run.Run, texts: list[str], **changes: object) -> object:
+        if LINES[-1] in texts:
+            raise UserError("these weights are damaged")
+        return whole(self, texts, **changes)
+
+    monkeypatch.setattr(polyhead.run.run.Run, "hypotheses", failing)
     assert main([*typed, "--read-batch", "2"]) == 2
     assert said in capsys.readouterr().err
-    source.write_text("x" * 999)
+    source.write_text(LINES[-1] + "\n")
     assert main(typed) == 2
     assert not out.exists()
     assert not part.exists()

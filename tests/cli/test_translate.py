@@ -87,7 +87,6 @@ def test_what_has_no_effect_on_drawing_is_refused(
     terms.write_text("hund\tdog\n")
     for options, said in [
         (["--temperature", "1", "--beam-size", "2"], "beam_size has no effect on sampled translations"),
-        (["--top-k", "3", "--min-new-tokens", "2"], "min_new_tokens has no effect on sampled translations"),
         (
             ["--top-p", "0.9", "--terminology", str(terms)],
             "terminology is supported only for translations with beam search",

@@ -24,10 +24,11 @@ PARTS: list[dict[str, Any]] = [
         {
             "block": name,
             "norm_first": name == "parallel",
-            "position": "none" if name in ("gated_conv", "rnn") else "rope",
+            "position": "none" if name == "gated_conv" else "rope",
         }
         for name in BLOCK.names()
-        if name not in ("lstm", "gru")  # whose cells are one operation of CUDA's own
+        # lstm, gru: their cells are one operation of CUDA's own; rnn: torch transposes its output in place
+        if name not in ("lstm", "gru", "rnn")
     ),
     {
         "attention": {"name": "softmax", "window": 3, "sink": 1, "qk_norm": True, "softcap": 5.0},

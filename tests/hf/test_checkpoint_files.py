@@ -108,7 +108,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
         "900, but the tokenizer"),
     (edited("generation_config.json", do_sample=True, top_p=7), "{0}/generation_config.json: top_p: 7 is "
         "out of range"),
-    (edited("tokenizer_config.json", pad_token="<end>"), "tokenizer_config.json: pad_token is '<end>', "
+    (edited("tokenizer_config.json", bos_token="<end>"), "tokenizer_config.json: bos_token is '<end>', "
         "which is not in the"),
     (lambda d: (d / "tokenizer.json").unlink(), "{0} has neither tokenizer.json nor vocab.json and "
                                                 "merges.txt"),

@@ -208,7 +208,7 @@ def refused(adapter: Path, capsys: pytest.CaptureFixture[str]) -> str:
         ({"base_model_name_or_path": ""}, "base_model_name_or_path is '', expected the base checkpoint"),
         ({"revision": 3}, "revision is 3, expected the revision of the checkpoint on the hub"),
         ({"lora_alpha": "many"}, "lora_alpha is 'many', expected a number"),
-        ({"lora_alpha": 10**400}, "expected a number"),
+        ({"lora_alpha": 10**400}, "a number has 401 digits; the maximum is 300"),
     ],
 )  # fmt: skip
 def test_what_would_change_a_model_otherwise_is_refused(

@@ -81,6 +81,7 @@ UNSUPPORTED = {
     "a)": "not opened",
     "(?x) a": "blanks",
     r"(?<n>a\g<n>?)b": "refers to",
+    r"(a)(?:\1|a)*b": "refers to",
     "(?~a)": "kind",
     "(" * 60 + ")" * 60: "nested",
     "a" * 30_000: "30,000 characters",

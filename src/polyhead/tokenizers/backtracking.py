@@ -26,7 +26,8 @@ _PROBES = "aAbB01_ \t\n\r-'\"/.,;:!?(é漢かا́🙂"  # characters of the kind
 _QUANTIFIER = re.compile(r"([*+?])[?+]?|\{(\d+)(,?)(\d*)\}\??|\{(),(\d+)\}\??")
 _GROUP = re.compile(r"\((?:\?(?:([imsx]*)(?:-([imsx]+))?(:|\))|<[A-Za-z_]\w*>|>|<?[=!]))?")
 _ESCAPE = re.compile(r"\\(?:[pP]\{[^}]*\}|x\{[^}]*\}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|.)", re.DOTALL)
-_EMPTY = re.compile(r"\\[bBAzZGK1-9]|[\^$]")  # assertions, and repetitions of an earlier group
+_EMPTY = re.compile(r"\\[bBAzZGK]|[\^$]")  # assertions
+_REFERENCE = re.compile(r"\\[gk1-9]")
 
 
 class PatternError(ValueError):
@@ -116,7 +117,7 @@ class _Parser:
         if match := _EMPTY.match(self.text, self.at):
             self.at = match.end()
             return _Empty(may_fail=True)
-        if self.text.startswith(("\\g", "\\k"), self.at):
+        if _REFERENCE.match(self.text, self.at):
             raise PatternError("it refers to one of its groups, which is not supported")
         begin = self.at
         if char == "[":

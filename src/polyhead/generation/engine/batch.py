@@ -265,9 +265,9 @@ class DecodingBatch:
         return logits
 
     def _draft_tokens(self, group: Sequence[SequenceGroup]) -> dict[SequenceGroup, Sequence[int]]:
-        """Draft tokens of the members of a small group that have a drafter."""
+        """Draft tokens of the members that have a drafter, in a small batch."""
         drafts: dict[SequenceGroup, Sequence[int]] = {}
-        if sum(len(member.cached_lens) for member in group) > MAX_SPECULATIVE_ROWS:
+        if sum(len(member.cached_lens) for member in self.members) > MAX_SPECULATIVE_ROWS:
             return drafts
         for member in group:
             drafter, rows = member.request.drafter, member.request.state.rows

@@ -22,13 +22,13 @@ class Metrics:
         )
         self.preemptions = self._make_counter("preemptions", "requests that were preempted and recomputed")
         self.time_to_first_token = self._make_histogram(
-            "time_to_first_token_seconds", "time time from a request to its first token", REQUEST_BUCKETS
+            "time_to_first_token_seconds", "time from a request to its first token", REQUEST_BUCKETS
         )
         self.time_per_output_token = self._make_histogram(
-            "time_per_output_token_seconds", "time time between two tokens of an output", TOKEN_BUCKETS
+            "time_per_output_token_seconds", "time between two tokens of an output", TOKEN_BUCKETS
         )
         self.request_time = self._make_histogram(
-            "request_seconds", "time time from a request to the end of its answer", REQUEST_BUCKETS
+            "request_seconds", "time from a request to the end of its answer", REQUEST_BUCKETS
         )
         for reason in ("disconnect", "deadline", "shutdown"):
             self.aborted_requests.labels(reason)

@@ -216,8 +216,10 @@ ERROR_SCHEMA = {
 CONTENT_TYPES = {"/": "text/html", "/metrics": "text/plain"}
 ERROR_DESCRIPTIONS = {
     "400": "invalid field, or not supported by the model", "401": "no valid key",
-    "404": "unknown model or path", "408": "the body was received too slowly",
-    "413": "the body is too large", "415": "not valid JSON", "429": "too many queued texts",
+    "404": "unknown model or path", "405": "the path has other methods",
+    "408": "the body was received too slowly",
+    "413": "the body is too large", "415": "not JSON by its content type, or compressed",
+    "429": "too many queued texts", "431": "the headers are too large",
     "500": "internal error",
     "503": "not ready, or shutting down", "504": "the deadline has passed",
 }  # fmt: skip

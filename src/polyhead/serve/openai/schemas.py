@@ -338,7 +338,7 @@ class EmbeddingBody(RequestBody):
 class FillBody(RequestBody):
     """POST /v1/fill-mask."""
 
-    input: TextList = Field(description="texts with one mask each, written <mask> or [MASK]")
+    input: TextList = Field(description="texts with masks, written <mask> or [MASK]")
     top_k: int = int_field(5, 1, maximum=100, description="number of tokens returned per mask", is_fixed=True)
 
 
