@@ -28,25 +28,9 @@ class Stack(nn.Module):
         pos: Tensor | None = None,
         cache: Cache | None = None,
         memory: Sequence[EncoderMemory] | None = None,
-    ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C)."""
-        return self._run_layers(x, pos, cache, memory)
-
-    def hidden_states(self, x: Tensor, pos: Tensor | None = None) -> list[Tensor]:
-        """The input and the output of every layer, the last one after the final norm: N + 1 of (B, T, C)."""
-        states = [x]
-        out = self._run_layers(x, pos, states=states)
-        return [*states[:-1], out]
-
-    def _run_layers(
-        self,
-        x: Tensor,
-        pos: Tensor | None = None,
-        cache: Cache | None = None,
-        memory: Sequence[EncoderMemory] | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """As ``forward``; appends the output of each layer to ``states``."""
+        """(B, T, C), (B, T) -> (B, T, C); appends the output of each layer to ``states``."""
         prepared: dict[Position | None, Position | None] = {None: None}  # blocks without attention have none
         for i, layer in enumerate(self.layers):
             position: Any = getattr(getattr(layer, "attn", None), "position", None)
@@ -58,6 +42,12 @@ class Stack(nn.Module):
             if states is not None:
                 states.append(x)
         return x if self.final_norm is None else self.final_norm(x, pos)
+
+    def hidden_states(self, x: Tensor, pos: Tensor | None = None) -> list[Tensor]:
+        """The input and the output of every layer, the last one after the final norm: N + 1 of (B, T, C)."""
+        states = [x]
+        out = self(x, pos, states=states)
+        return [*states[:-1], out]
 
     def needs_padding_mask(self) -> bool:
         """Whether some part needs to know which tokens are padding, even where no token attends to them."""

@@ -37,7 +37,7 @@ def test_learned_positions_with_an_offset_are_those_of_opt():
 
 @pytest.mark.parametrize("scheme", [LearnedPosition, SinusoidalPosition])
 def test_an_offset_below_0_is_a_user_error(scheme):
-    with pytest.raises(UserError, match=r"offset of .* 0 or more.*, got -1"):
+    with pytest.raises(UserError, match=r"offset of .* (0 or more|from 0 to).*, got -1"):
         scheme(AttentionShape.from_sizes(6, 1), offset=-1)
 
 

@@ -207,7 +207,7 @@ def test_a_field_that_is_null_is_as_one_that_is_not_there(live):
         ({"messages": TALK, "tools": [{"type": "function"}]}, "tools", "tool 0 is {'type': 'function'}, "
             "expected"),
         ({"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools",
-            "does not support tools; formats that do: chatml, llama3, mistral"),
+            "does not support tools; formats that do: chatml, jinja, llama3, mistral"),
         ({"messages": TALK, "top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"messages": TALK, "logprobs": True, "top_logprobs": 21}, "top_logprobs", ""),
         ({"messages": TALK, "logprobs": 3}, "logprobs", ""),
