@@ -295,7 +295,7 @@ def _write_slots(x: Tensor, slots: Tensor, values: Tensor, is_written: Tensor) -
 def draw_uniforms(positions: Tensor, layer: int, n_heads: int, n: int) -> Tensor:
     """Random numbers (B, K, n) from 0 to 1 for positions (B,), the same in any batch: a hash (SplitMix64)."""
     streams = torch.arange(layer * n_heads * n, (layer + 1) * n_heads * n, device=positions.device)
-    x = (positions[:, None] * 2**24 + streams) * -0x61C8864680B583EB
-    x = (x ^ (x >> 30 & 2**34 - 1)) * -0x40A7B892E31B1A47
-    x = (x ^ (x >> 27 & 2**37 - 1)) * -0x6B2FB644ECCEEE15
+    x = (positions[:, None] * 2**24 + streams) * (0x9E3779B97F4A7C15 - 2**64)
+    x = (x ^ (x >> 30 & 2**34 - 1)) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ (x >> 27 & 2**37 - 1)) * (0x94D049BB133111EB - 2**64)
     return ((x ^ (x >> 31)) >> 20 & 2**24 - 1).view(-1, n_heads, n) / 2.0**24

@@ -60,7 +60,7 @@ class JinjaChat:
 
     def __init__(self, *, template: str) -> None:
         self.template = template
-        self._variables: dict[str, Any] = {}  # of the template, beside those of every conversation
+        self._variables: dict[str, Any] = {}  # of the template, in addition to the conversation
         text = self._write([_QUESTION], True).text
         if _QUESTION.content not in text:
             raise UserError("the chat template does not write the message of the user")

@@ -231,7 +231,8 @@ class PackedStack(Stack):
         pos: Tensor | None = None,
         cache: Cache | None = None,
         memory: Sequence[EncoderMemory] | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C)."""
-        out = self.steps(x, pos, cache, memory)
-        return super().forward(x, pos, cache, memory) if out is None else out
+        """(B, T, C), (B, T) -> (B, T, C); appends the output of each layer to ``states``."""
+        out = self.steps(x, pos, cache, memory) if states is None else None
+        return super().forward(x, pos, cache, memory, states) if out is None else out

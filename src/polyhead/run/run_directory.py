@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class RunConfig(NamedTuple):
-    """The content of config.json: the model, and what its run needs beside it."""
+    """The content of config.json: the model, and what else its run requires."""
 
     model: ModelConfig
     family: str | None  # the published family that the model came from; it does not change the model
