@@ -31,6 +31,7 @@ def cells(notebook: Path) -> list[str]:
     return [f"_shell({line[1:]!r})" if line.startswith("!") else line for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # seconds on a machine of its own
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_runs(notebook: Path, tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ LESS = {
 @pytest.mark.skipif(
     load_kernels() is None or platform.machine() != "x86_64", reason="no such kernel can be compiled here"
 )
-@pytest.mark.parametrize("less", LESS)
+@pytest.mark.parametrize(
+    "less", [pytest.param(less, marks=[pytest.mark.slow] * (i > 0)) for i, less in enumerate(LESS)]
+)
 def test_kernels_that_do_with_less_pass_their_tests(less: str, tmp_path: Path) -> None:
     """What the others have is taken from the compiler."""
     named, needed = LESS[less]

@@ -159,7 +159,7 @@ def test_three_processes_end_when_one_is_killed(place: Path) -> None:
     assert [end.code for end in ends] == [RANK_LOST, RANK_LOST, KILLED]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_long_evaluation_is_waited_for(rank: int, place: Path) -> None:
     """Longer than the timeout: who measures lives, and that is what counts."""
     recipe = recipe_of(place, "translation", f"patient-{rank}", steps=4)
@@ -182,7 +182,7 @@ def test_processes_that_have_done_their_work_end_well(rounds: int) -> None:
         assert [end.code for end in together(3, lambda ranks: ranks.all_reduce(1))] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_wish_to_stop_on_any_rank_is_granted_on_all_at_one_step(rank: int, place: Path) -> None:
     recipe = small_recipe(place, f"wish-{rank}", steps=40, eval_every=100, save_every=100)
 
