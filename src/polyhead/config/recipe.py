@@ -65,6 +65,11 @@ class TrainConfig(ConfigSection):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="auto: bf16 where it is fast, fp16 on GPUs that support only fp16"
     )
+    recompute: Literal["none", "blocks"] = Field(
+        "none",
+        description="activation recomputation (gradient checkpointing): blocks keeps only the input of each "
+        "block and runs the block again in the backward pass; less memory, more time, the same results",
+    )
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of the exponential moving average of the weights, e.g. 0.999"
     )

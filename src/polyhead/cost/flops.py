@@ -48,6 +48,20 @@ def count_forward(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]
     return merge_op_counts(work for work in works if work.flops_each)
 
 
+def count_recomputed(config: ModelConfig, batch_shape: BatchShape) -> int:
+    """Operations of the blocks in one forward pass, which ``train.recompute`` adds to the backward pass.
+
+    Without embeddings and head. An upper bound: torch stops where no further tensor is needed, mostly before
+    the last product of a block.
+    """
+    total = sum(
+        work.total for layers in count_stacks(config, batch_shape) for layer in layers for work in layer
+    )
+    if config.generator_layers and batch_shape.label_count is not None:
+        total += count_recomputed(config.generator_config, batch_shape)
+    return total
+
+
 def count_token(config: ModelConfig, context: int, source: int = 0) -> list[OpCount]:
     """Operations to decode one more token of a row that then has ``context`` tokens.
 

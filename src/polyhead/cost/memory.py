@@ -21,6 +21,7 @@ from polyhead.cost.workload import BatchShape
 from polyhead.models import ReplacedTokenDetector
 from polyhead.models.build import model_class
 from polyhead.nn.loss import LOGITS_CHUNK
+from polyhead.nn.stack import Stack, recompute_blocks
 
 
 class TrainingMemory(NamedTuple):
@@ -32,11 +33,13 @@ class TrainingMemory(NamedTuple):
     average: int  # exponential moving average of the weights, with train.ema
     activations: int | None  # None if a part fails on fake tensors
     loss: int  # gradients of the head and of its inputs, and the logits of a chunk
+    recomputed: int | None = 0  # activations of the largest block, with train.recompute; None as above
     teachers: int = 0  # parameters and buffers of the teachers of distillation
 
     @property
     def total(self) -> int | None:
-        return None if self.activations is None else sum(x for x in self if x is not None)
+        known = [x for x in self if x is not None]
+        return sum(known) if len(known) == len(self) else None
 
 
 def estimate_training_memory(
@@ -46,23 +49,30 @@ def estimate_training_memory(
     *,
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     ema: bool = False,
+    recompute: bool = False,
     prepare: Callable[[nn.Module], object] = lambda model: None,
 ) -> TrainingMemory:
     """Estimate the memory of one step over a batch on fake tensors, without allocating it.
 
-    ``prepare`` is applied to the model first, for example to freeze parts.
+    ``prepare`` is applied to the model first, for example to freeze parts. With ``recompute`` the blocks keep
+    only their inputs, and the activations of one block at a time exist again in the backward pass.
     """
     with fake_mode():
         model = model_class(config)(config)
         prepare(model)
         parameters, trainable = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
+        activations, largest_block = _activation_bytes(model, config, batch_shape, precision)
+        if recompute:
+            recompute_blocks(model)
+            activations, _ = _activation_bytes(model, config, batch_shape, precision)
         return TrainingMemory(
             model_bytes(model),
             sum(p.nbytes for p in trainable),
             optimizer_state_bytes(model, optimizer),
             sum(p.nbytes for p in parameters) if ema else 0,
-            _activation_bytes(model, config, batch_shape, precision),
+            activations,
             _loss_bytes(model, config, batch_shape, precision),
+            largest_block if recompute else 0,
         )
 
 
@@ -86,22 +96,39 @@ def optimizer_state_bytes(model: nn.Module, optimizer: Choice) -> int:
 
 def _activation_bytes(
     model: nn.Module, config: ModelConfig, batch_shape: BatchShape, precision: str
-) -> int | None:
+) -> tuple[int | None, int | None]:
     """Bytes that autograd saves in a forward pass over rows without padding, up to the input of the head.
 
-    None if a part fails on fake tensors.
+    Those of the model, and those that its largest block adds; None if a part fails on fake tensors.
     """
-    if any(isinstance(part, nn.LSTM) for part in model.modules()):
-        return None  # oneDNN allocates a workspace whose size is known only at run time
+    stacks = [part for part in model.modules() if isinstance(part, Stack)]
+    is_recomputed = any(stack.recompute for stack in stacks)
+    if not is_recomputed and any(isinstance(part, nn.LSTM) for part in model.modules()):
+        return None, None  # oneDNN allocates a workspace whose size is known only at run time
+    saved, block_sizes, last_size = SavedActivations(model.train()), [0], 0
+
+    def start_block(*_: object) -> None:
+        nonlocal last_size
+        last_size = saved.nbytes
+
+    def end_block(*_: object) -> None:
+        block_sizes.append(saved.nbytes - last_size)
+        start_block()
+
+    handles = [stack.register_forward_pre_hook(start_block) for stack in stacks]
+    handles += [layer.register_forward_hook(end_block) for stack in stacks for layer in {*stack.layers}]
     try:
         with (
-            SavedActivations(model.train()) as saved,
+            saved,
             torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"),  # fp16 has the same size
         ):
             compute_features(model, fake_inputs(config, batch_shape))  # type: ignore[arg-type]
     except Exception:  # a part may be user code; the estimate reports the value as unknown
-        return None
-    return saved.nbytes
+        return None, None
+    finally:
+        for handle in handles:
+            handle.remove()
+    return saved.nbytes, max(block_sizes)
 
 
 def activation_bytes_formula(config: ModelConfig, batch_shape: BatchShape) -> float:

@@ -27,7 +27,7 @@ from polyhead.cost.decoding import (
     token_flops,
 )
 from polyhead.cost.fake_tensors import count_flops
-from polyhead.cost.flops import count_forward, update_flops_factor
+from polyhead.cost.flops import count_forward, count_recomputed, update_flops_factor
 from polyhead.cost.memory import (
     TrainingMemory,
     activation_bytes_formula,
@@ -219,7 +219,8 @@ def _estimate_operations(
     train, loads, steps = inputs.train, inputs.batch_shapes, inputs.steps
     times = update_flops_factor(train.lora is not None)
     teacher_flops = train.accumulate * _teacher_flops(inputs)
-    step = times * (train.accumulate * sum(batch_flops) / len(batch_flops)) + teacher_flops
+    recomputed = train.accumulate * _recomputed_flops(inputs, batch_flops)
+    step = times * (train.accumulate * sum(batch_flops) / len(batch_flops)) + teacher_flops + recomputed
     n_sides = 2 if inputs.config.kind == "encoder-decoder" else 1
     return FlopsEstimate(
         parts=op_counts,
@@ -235,7 +236,19 @@ def _estimate_operations(
         run=None if steps is None else step * steps,
         times=times,
         teachers=teacher_flops,
+        recomputed=recomputed,
     )
+
+
+def _recomputed_flops(inputs: EstimateInputs, batch_flops: list[int]) -> float:
+    """Operations of the blocks in the backward pass of a mean batch; 0 without ``train.recompute``."""
+    if inputs.train.recompute == "none":
+        return 0.0
+    try:
+        recomputed = [count_recomputed(inputs.config, load) for load in inputs.batch_shapes]
+    except UnknownFormulaError:  # counted by torch, the head included
+        recomputed = batch_flops
+    return sum(recomputed) / len(recomputed)
 
 
 def _estimate_memory(inputs: EstimateInputs, precision: ResolvedPrecision) -> TrainingMemory:
@@ -247,9 +260,10 @@ def _estimate_memory(inputs: EstimateInputs, precision: ResolvedPrecision) -> Tr
         train.optimizer,
         precision=precision,
         ema=bool(train.ema),
+        recompute=train.recompute == "blocks",
         prepare=lambda model: prepare_trainable(model, train),
     )
-    if memory.activations is None:
+    if memory.total is None:
         inputs.notes.append("activations are unknown: what a component stores depends on runtime values")
     return memory._replace(teachers=sum(model_bytes(teacher.run.model) for teacher in inputs.teachers))
 

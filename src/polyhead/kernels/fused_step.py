@@ -26,7 +26,7 @@ from polyhead.kernels.build_extension import INT64, POINTER, AttentionSizes, loa
 from polyhead.kernels.program import Instruction, compile_stack
 from polyhead.nn.cache import Cache
 from polyhead.nn.kv import KV, EncoderMemory, arange_positions, mask_other_documents, visible
-from polyhead.nn.stack import Stack
+from polyhead.nn.stack import EncoderOutput, Stack
 
 # maximum size of the buffer of all rows: a larger one does not fit the CPU cache; layer by layer it is
 # smaller
@@ -231,8 +231,9 @@ class PackedStack(Stack):
         pos: Tensor | None = None,
         cache: Cache | None = None,
         memory: Sequence[EncoderMemory] | None = None,
+        source: EncoderOutput | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C); appends the output of each layer to ``states``."""
-        out = self.steps(x, pos, cache, memory) if states is None else None
-        return super().forward(x, pos, cache, memory, states) if out is None else out
+        """(B, T, C), (B, T) -> (B, T, C); the arguments are those of ``Stack``."""
+        out = self.steps(x, pos, cache, memory) if source is None and states is None else None
+        return super().forward(x, pos, cache, memory, source, states) if out is None else out

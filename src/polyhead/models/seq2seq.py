@@ -55,7 +55,8 @@ class Seq2Seq(nn.Module):
     ) -> Tensor:
         """The input of the LM head: (B, S), (B, T) -> (B, T, C)."""
         x: Tensor = self.decoder_embedding(target, target_pos)
-        out: Tensor = self.decoder(x, target_pos, None, self.encode(source, source_pos))
+        encoded = self.encoder(self.encoder_embedding(source, source_pos), source_pos)
+        out: Tensor = self.decoder(x, target_pos, source=(encoded, source_pos))
         return out
 
     def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[EncoderMemory]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from polyhead.config.model import ModelConfig, ModelSpec
@@ -13,6 +14,10 @@ from polyhead.core.registry import BLOCK, NORM, POSITION
 from polyhead.nn.cache import Cache, CacheShape, StateShape
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.position.base import Position
+from polyhead.nn.recompute import recompute_in_backward
+
+EncoderOutput = tuple[Tensor, Tensor | None]
+"""The output of an encoder and its positions: (B, S, C), (B, S)."""
 
 
 class Stack(nn.Module):
@@ -21,6 +26,7 @@ class Stack(nn.Module):
     def __init__(self, blocks: Sequence[nn.Module], final_norm: nn.Module | None) -> None:
         super().__init__()
         self.layers, self.final_norm = nn.ModuleList(blocks), final_norm
+        self.recompute = False  # whether training keeps only the input of each block
 
     def forward(
         self,
@@ -28,17 +34,26 @@ class Stack(nn.Module):
         pos: Tensor | None = None,
         cache: Cache | None = None,
         memory: Sequence[EncoderMemory] | None = None,
+        source: EncoderOutput | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """(B, T, C), (B, T) -> (B, T, C); appends the output of each layer to ``states``."""
+        """(B, T, C), (B, T) -> (B, T, C); a decoder reads ``memory``, or projects ``source`` itself.
+
+        The output of each layer is appended to ``states``.
+        """
+        is_recomputed = self.recompute and cache is None and torch.is_grad_enabled()
         prepared: dict[Position | None, Position | None] = {None: None}  # blocks without attention have none
         for i, layer in enumerate(self.layers):
-            position: Any = getattr(getattr(layer, "attn", None), "position", None)
-            if position not in prepared:
-                prepared[position] = position.prepare(pos, x.size(1), x.device)
-            layer_cache = None if cache is None else cache.layers[i]
             layer_memory = None if memory is None else memory[i]
-            x = layer(x, pos, layer_cache, layer_memory, prepared[position])
+            if is_recomputed:
+                x = recompute_in_backward(layer, _run_layer, layer, x, pos, layer_memory, *(source or ()))
+            else:
+                position: Any = getattr(getattr(layer, "attn", None), "position", None)
+                if position not in prepared:
+                    prepared[position] = position.prepare(pos, x.size(1), x.device)
+                layer_cache = None if cache is None else cache.layers[i]
+                layer_memory = layer_memory if source is None else layer.project_kv(*source)
+                x = layer(x, pos, layer_cache, layer_memory, prepared[position])
             if states is not None:
                 states.append(x)
         return x if self.final_norm is None else self.final_norm(x, pos)
@@ -65,6 +80,26 @@ class Stack(nn.Module):
         return CacheShape(
             len(self.layers), *heads, reference.dtype, reference.device, states, windows, distances
         )
+
+
+def recompute_blocks(model: nn.Module, enabled: bool = True) -> None:
+    """Make the stacks of a model keep only the inputs of their blocks in training, or all activations."""
+    for part in model.modules():
+        if isinstance(part, Stack):
+            part.recompute = enabled
+
+
+def _run_layer(
+    layer: Any, x: Tensor, pos: Tensor | None, memory: EncoderMemory | None, *source: Tensor | None
+) -> Tensor:
+    """A layer without a cache, with its own position tables and, of a ``source``, its own memory.
+
+    Nothing is shared with other layers, so nothing but the inputs has to be kept to run it again.
+    """
+    position: Any = getattr(getattr(layer, "attn", None), "position", None)
+    prepared = None if position is None else position.prepare(pos, x.size(1), x.device)
+    out: Tensor = layer(x, pos, None, layer.project_kv(*source) if source else memory, prepared)
+    return out
 
 
 def build_stack(

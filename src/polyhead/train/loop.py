@@ -148,6 +148,7 @@ def check_memory(
         raise UserError(
             f"the largest batch does not fit into memory; decrease train.max_tokens ({config.max_tokens}), "
             "data.max_len or the size of the model"
+            + ("" if config.recompute == "blocks" else ", or set train.recompute=blocks")
         ) from error
     finally:
         model.zero_grad(set_to_none=True)

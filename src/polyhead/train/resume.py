@@ -25,6 +25,7 @@ _CHANGEABLE_TRAIN_KEYS = (
     "patience",
     "tensorboard",
     "log",
+    "recompute",
     "threads",
     "timeout",
 )

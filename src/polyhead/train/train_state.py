@@ -17,6 +17,7 @@ from polyhead.checkpoint.safetensors_io import check_tensors
 from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.registry import OPTIMIZER, SCHEDULE
+from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.ema import Ema, copy_into
@@ -35,6 +36,7 @@ class TrainState:
         self.model, self.progress = model, Progress()
         self.saved_best_step = 0  # ``best_step`` as stored in the newest checkpoint
         prepare_trainable(model, config)
+        recompute_blocks(model, config.recompute == "blocks")
         self.optimizers: list[Optimizer] = OPTIMIZER.build(config.optimizer, model, config.lr)
         scale_rates(model, self.optimizers, config.lr_factors)
         self.schedule: Schedule = SCHEDULE.build(config.schedule, d_model, steps)

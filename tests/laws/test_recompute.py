@@ -1,0 +1,262 @@
+"""Recomputed blocks: the same bits and little memory, for every registered part and task."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tests.laws.conftest import HYBRIDS, choices, say
+from tests.train.conftest import Notes
+from tests.train.task_runs import task_recipe, write_texts
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from polyhead.config.model import ModelConfig
+from polyhead.config.recipe import Recipe
+from polyhead.core.choice import Choice
+from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POSITION, TASK
+from polyhead.cost.memory import estimate_training_memory
+from polyhead.cost.workload import BatchShape
+from polyhead.kernels.onednn_matmul import OneDnnMatmul
+from polyhead.models import build
+from polyhead.nn.stack import recompute_blocks
+from polyhead.nn.state import named_state
+from polyhead.train.loop import derive_seed, train_step
+from polyhead.train.run_training import _load_or_train_tokenizer, _open_task
+from polyhead.train.train_state import TrainState
+
+KINDS = ("decoder", "encoder", "encoder-decoder")
+VOCAB, ROWS, LENGTH, SOURCE = 19, 3, 7, 5
+SIZES = {"vocab_size": VOCAB, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "max_len": 16}
+LIGHT_BLOCKS = ("rnn", "gated_conv")
+"""Blocks that save so little that their input is more than 15 % of it."""
+
+
+def block_changes(block: dict[str, Any]) -> dict[str, Any]:
+    return {"block": block, "norm_first": True, "position": {"name": "none"}}
+
+
+def take_turns(key: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A model for each part, with the norms and feed-forward layers in turn."""
+    turns = zip(parts, itertools.cycle(choices(NORM)), itertools.cycle(choices(FEED_FORWARD)), strict=False)
+    return [{key: part, "norm": norm, "feed_forward": ffn} for part, norm, ffn in turns]
+
+
+PARTS: list[dict[str, Any]] = [
+    *map(block_changes, choices(BLOCK)),
+    *(case | {"position": {"name": "none"}} for case in take_turns("attention", choices(ATTENTION))),
+    *take_turns("position", choices(POSITION)),
+    {"feed_forward": {"name": "moe", "dropout": 0.2}, "norm": {"name": "batchnorm"}},
+    {"attention": {"name": "softmax", "dropout": 0.2}, "norm": {"name": "rmsnorm"}},
+    {"share_layers": True, "norm": {"name": "batchnorm"}},
+    {"share_layers": True, "cross_attention": {"name": "softmax", "tie": "qk"}, "n_kv_heads": 4},
+    {"n_decoder_layers": 1, "sandwich_norm": True, "norm_first": True},
+    {"layer_pattern": HYBRIDS[1], "n_layers": 4, "position": {"name": "none"}},
+]
+
+
+Context = Callable[[], AbstractContextManager[object]]
+CONTEXTS: dict[str, Context] = {
+    "bf16": lambda: torch.autocast("cpu", torch.bfloat16),
+    "fp16": lambda: torch.autocast("cpu", torch.float16),
+    "onednn": OneDnnMatmul,
+}
+
+
+class Result(NamedTuple):
+    """The features, gradients, buffers and random state after a forward and a backward pass."""
+
+    features: Tensor
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+    rng_state: Tensor
+
+
+class LiveStorages(TorchDispatchMode):
+    """Bytes of the storages made inside the context that are still in use."""
+
+    def __init__(self, excluded: set[int]) -> None:
+        super().__init__()
+        self.excluded, self.made = excluded, dict[int, tuple[StorageWeakRef, int]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in tree_iter(out):
+            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in self.excluded:
+                storage = x.untyped_storage()
+                self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return out
+
+    @property
+    def total(self) -> int:
+        return sum(nbytes for storage, nbytes in self.made.values() if not storage.expired())
+
+
+def storages_of(tensors: Iterable[Tensor]) -> set[int]:
+    return {x.untyped_storage()._cdata for x in tensors}
+
+
+def measure_saved_bytes(config: ModelConfig, recompute: bool) -> int:
+    """Bytes that autograd saves up to the features, each storage once, without those of the model."""
+    model = build(config, seed=1).train()
+    recompute_blocks(model, recompute)
+    excluded, saved = storages_of((*model.parameters(), *model.buffers())), dict[int, Tensor]()
+
+    def save(x: Tensor) -> Tensor:
+        if x.untyped_storage()._cdata not in excluded:
+            saved[x.untyped_storage()._cdata] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+        model.features(*make_inputs(config.kind, padded=False))
+    return sum(x.untyped_storage().nbytes() for x in saved.values())
+
+
+def make_inputs(kind: str, padded: bool) -> tuple[Tensor, ...]:
+    """Tokens, and their positions: rows of several lengths if ``padded``, else full ones."""
+    rng = torch.Generator().manual_seed(3)
+    sides = []
+    for length in (SOURCE, LENGTH) if kind == "encoder-decoder" else (LENGTH,):
+        pos = torch.arange(length).expand(ROWS, -1)
+        lengths = torch.tensor([length, 2, 4])[:, None] if padded else length
+        sides.append(
+            (torch.randint(5, VOCAB, (ROWS, length), generator=rng), pos.masked_fill(pos >= lengths, -1))
+        )
+    tokens, positions = zip(*sides, strict=True)
+    return (*tokens, *positions) if padded else tokens
+
+
+def run(config: ModelConfig, recompute: bool, forward_context: Context = nullcontext) -> Result:
+    model = build(config, seed=1).train()
+    recompute_blocks(model, recompute)
+    torch.manual_seed(5)
+    with forward_context():
+        features = model.features(*make_inputs(config.kind, padded=True))
+    features.float().sin().sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return Result(features.detach(), gradients, dict(model.named_buffers()), torch.get_rng_state())
+
+
+def assert_same_bits(one: Result, other: Result) -> None:
+    assert torch.equal(one.features, other.features)
+    assert torch.equal(one.rng_state, other.rng_state)
+    for name, gradient in one.gradients.items():
+        found = other.gradients[name]
+        assert (gradient is None) == (found is None), name
+        assert gradient is None or found is None or torch.equal(gradient, found), name
+    for name, buffer in one.buffers.items():
+        assert torch.equal(buffer, other.buffers[name]), name
+
+
+def make_config(kind: str, changes: dict[str, Any], **sizes: Any) -> ModelConfig:
+    return ModelConfig.model_validate({**SIZES, "kind": kind, "dropout": 0.2, **sizes, **changes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        *(("encoder-decoder", changes) for changes in PARTS),
+        *itertools.product(("decoder", "encoder"), map(block_changes, choices(BLOCK))),
+        ("decoder", {"d_embedding": 6}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(map(say, x.values())),
+)
+def test_losses_and_gradients_have_the_same_bits(kind: str, changes: dict[str, Any]) -> None:
+    config = make_config(kind, changes)
+    assert_same_bits(run(config, False), run(config, True))
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recomputation_multiplies_as_the_forward_pass_does(
+    kind: str, context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyhead.kernels.onednn_matmul._MIN_MULTIPLICATIONS", 1)
+    config = make_config(kind, {"feed_forward": {"name": "moe"}, "position": {"name": "t5"}})
+    plain, recomputed = (run(config, enabled, CONTEXTS[context]) for enabled in (False, True))
+    assert_same_bits(plain, recomputed)
+    assert not torch.equal(plain.features, run(config, False).features)
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "changes"),
+    [
+        *itertools.product(("encoder-decoder",), BLOCK.names(), [{}]),
+        *itertools.product(("decoder", "encoder"), ["transformer"], [{"position": {"name": "t5"}}]),
+        ("encoder-decoder", "transformer", {"share_layers": True, "norm": {"name": "batchnorm"}}),
+    ],
+    ids=str,
+)
+def test_the_estimate_is_what_is_kept(kind: str, block: str, changes: dict[str, Any]) -> None:
+    config = make_config(kind, block_changes({"name": block}) | changes)
+    batch_shape = BatchShape(ROWS, LENGTH, SOURCE if kind == "encoder-decoder" else 0)
+    memory = estimate_training_memory(config, batch_shape, Choice("adamw"), recompute=True)
+    assert memory.activations == measure_saved_bytes(config, True)
+    assert (memory.recomputed is None) == (block == "lstm")  # oneDNN's workspace is unknown
+
+
+@pytest.mark.parametrize("block", BLOCK.names())
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_most_15_percent_is_kept(kind: str, block: str) -> None:
+    config = make_config(kind, block_changes({"name": block}), n_layers=12)
+    kept, whole = (measure_saved_bytes(config, recompute) for recompute in (True, False))
+    one = measure_saved_bytes(make_config(kind, block_changes({"name": block}), n_layers=1), True)
+    length = LENGTH + SOURCE if kind == "encoder-decoder" else LENGTH
+    assert kept - one == 11 * ROWS * length * config.d_model * 4  # the inputs of the other blocks
+    assert block in LIGHT_BLOCKS or kept <= 0.15 * whole
+
+
+@pytest.mark.parametrize("position", ["alibi", "rope", "t5"])
+def test_nothing_else_is_kept(position: str) -> None:
+    """Neither position tables nor the keys and values of a source are held by the graph in another way."""
+    config = make_config("encoder-decoder", {"position": {"name": position}}, n_layers=4)
+    model, inputs = build(config, seed=1).train(), make_inputs(config.kind, padded=False)
+    recompute_blocks(model)
+    with LiveStorages(storages_of((*model.parameters(), *model.buffers(), *inputs))) as live:
+        features = model.features(*inputs)
+    saved = measure_saved_bytes(config, True) - sum(x.nbytes for x in inputs)
+    assert saved <= live.total <= saved + 2 * features.nbytes  # the features, and a table of positions
+
+
+@pytest.mark.parametrize("task", TASK.names())
+def test_every_task_learns_the_same_bits(task: str, text_dir: Path) -> None:
+    plain, recomputed = (train(text_dir, task, recompute) for recompute in ("none", "blocks"))
+    assert plain.keys() == recomputed.keys()
+    for name, tensor in plain.items():
+        assert torch.equal(tensor, recomputed[name]), name
+
+
+@pytest.fixture(scope="module")
+def text_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("recompute")
+    write_texts(directory)
+    return directory
+
+
+def train(directory: Path, task_name: str, recompute: str) -> dict[str, Tensor]:
+    """The state of a model with dropout, experts and batch norm after two steps of two batches, in fp16."""
+    recipe = task_recipe(
+        directory, task_name, directory / "run", recompute=recompute, accumulate=2, precision="fp16"
+    )
+    parts = {"norm": {"name": "batchnorm"}, "feed_forward": {"name": "moe", "n_experts": 3, "dropout": 0.1}}
+    tree = recipe.model_dump(mode="json")
+    recipe = Recipe.model_validate(tree | {"model": tree["model"] | parts})
+    notes, factory = Notes(), TASK.get(task_name)
+    tokenizer = _load_or_train_tokenizer(recipe, factory, False, notes)
+    task, config = _open_task(recipe, tokenizer, 0, [], notes)
+    training = TrainState(build(config, seed=1), recipe.train, config.d_model, steps=2)
+    assert training.loss_scale is not None
+    training.loss_scale.value = 64.0  # no task's gradients overflow
+    batches = [task.collate(rows) for rows in task.epoch_batches(0)[:2]]
+    for step in (1, 2):
+        training.progress.step = step
+        torch.manual_seed(derive_seed(1, step))
+        assert train_step(training, task, batches, recipe.train) == ""
+    return {name: tensor.clone() for name, tensor in named_state(training.model.train()).items()}
