@@ -24,11 +24,18 @@ from polyhead.core.registry import (
 )
 from polyhead.cost import flops
 from polyhead.cost.fake_tensors import compute_features, count_flops, fake_inputs, measure_flops
-from polyhead.cost.flops import count_forward, count_token, count_visible_pairs, update_flops_factor
+from polyhead.cost.flops import (
+    count_forward,
+    count_recomputed,
+    count_token,
+    count_visible_pairs,
+    update_flops_factor,
+)
 from polyhead.cost.parameter_count import count_model_parameters, published_config
 from polyhead.cost.workload import BatchShape, UnknownFormulaError
 from polyhead.models import build
 from polyhead.nn.loss import cross_entropy
+from polyhead.nn.stack import recompute_blocks
 
 KINDS = ("decoder", "encoder", "encoder-decoder")
 BASELINES = {"gated_conv", "rnn", "lstm", "gru"}  # blocks without self-attention
@@ -197,6 +204,28 @@ def test_a_causal_row_hides_almost_half_of_its_pairs() -> None:
         work for work in count_forward(config_of("decoder", {}), BatchShape(1, 64)) if "scores" in work.name
     ]
     assert work.flops_each - work.masked_flops == work.flops_each * (64 + 1) / (2 * 64)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputed_blocks_cost_a_forward_pass_of_theirs(kind: str, dropout: float) -> None:
+    """Without dropout the backward pass needs nothing that follows the last product of a block."""
+    config = config_of(kind, {"dropout": dropout, "norm_first": True})
+    source = 9 if kind == "encoder-decoder" else 0
+    spent = []
+    for recompute in (False, True):
+        model = build(config, 1).train()
+        recompute_blocks(model, recompute)
+        batch = fake_inputs(config, BatchShape(2, 11, source))
+        spent.append(measure_flops(lambda m=model, b=batch: compute_features(m, b).sum().backward()))
+    assert config.d_ff is not None
+    last_products = 2 * 2 * config.d_model * config.d_ff * (config.n_layers * 11)
+    if source:
+        last_products = (
+            2 * 2 * config.d_model * config.d_ff * (config.n_layers * 9 + config.decoder_layers * 11)
+        )
+    counted = count_recomputed(config, BatchShape(2, 11, source))
+    assert spent[1] - spent[0] == counted - (0 if dropout else last_products)
 
 
 @pytest.mark.parametrize(

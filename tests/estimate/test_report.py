@@ -33,6 +33,26 @@ def test_adapters_cost_what_they_cost(home: Path) -> None:
     assert "(2 x forward)" in "\n".join(format_details(part))
 
 
+def test_recomputed_blocks_cost_operations_and_spare_memory(home: Path) -> None:
+    whole, part = (
+        estimate(load_recipe("language-model.yaml", changes), probe=False)
+        for changes in (["train.accumulate=2"], ["train.accumulate=2", "train.recompute=blocks"])
+    )
+    head = next(work.total for work in whole.operations.parts if work.name == "head")
+    assert part.operations.recomputed == part.operations.step - whole.operations.step
+    assert whole.mean == whole.largest, "or the head of the largest batch is not that of all"
+    assert part.operations.recomputed == 2 * (whole.operations.forward - head)
+    assert (whole.operations.recomputed, whole.memory.recomputed) == (0, 0)
+    assert part.memory.activations is not None and part.memory.recomputed is not None
+    assert whole.memory.activations is not None and whole.memory.total is not None
+    saved = whole.memory.activations - part.memory.activations - part.memory.recomputed
+    assert part.memory.total == whole.memory.total - saved
+    lines = "\n".join(format_details(part))
+    assert f"(3 x forward, {format_si(part.operations.recomputed)}FLOPs recomputed)" in lines
+    assert f"recomputed  {format_si(part.memory.recomputed):>7}B  one block" in lines
+    assert "recomputed" not in "\n".join(format_details(whole))
+
+
 @pytest.mark.parametrize(
     ("number", "said"),
     [

@@ -362,8 +362,10 @@ def test_a_batch_too_large_for_memory_is_told_before_the_first_step(tmp_path: Pa
     message = (
         r"the largest batch does not fit into memory; decrease train.max_tokens \(4096\), data.max_len or"
     )
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message + r" the size of the model, or set train.recompute=blocks$"):
         run(tmp_path, Large(), config())
+    with pytest.raises(UserError, match=message + " the size of the model$"):
+        run(tmp_path / "recomputed", Large(), config(recompute="blocks"))
 
 
 def test_what_is_no_lack_of_memory_is_not_called_one(tmp_path: Path) -> None:

@@ -21,9 +21,14 @@ pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5", 
         ("classification", {}),
         # two rows at most, so the third rank has nothing, and the second now something and now nothing
         ("translation", {"max_tokens": 26, "accumulate": 2}),
+        pytest.param(
+            "translation",
+            {"max_tokens": 26, "accumulate": 2, "recompute": "blocks"},
+            marks=pytest.mark.slow,  # tests/nn/test_recompute.py has the fast one
+        ),
         ("translation", {"freeze": ["encoder"]}),  # whose statistics go on, and nothing goes back to them
     ],
-    ids=["translation", "masked-lm", "classification", "few", "frozen"],
+    ids=["translation", "masked-lm", "classification", "few", "recomputed", "frozen"],
 )
 def test_norms_over_the_batch_count_all_of_it(kind: str, changes: dict[str, Any], place: Path) -> None:
     """Forward and backward, whatever part of it a rank has."""
