@@ -43,6 +43,7 @@ class Stack(nn.Module):
         """
         is_recomputed = self.recompute and cache is None and torch.is_grad_enabled()
         prepared: dict[Position | None, Position | None] = {None: None}  # blocks without attention have none
+        layer: Any
         for i, layer in enumerate(self.layers):
             layer_memory = None if memory is None else memory[i]
             if is_recomputed:
