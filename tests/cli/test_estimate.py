@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,47 @@ def test_what_is_no_design_is_told_what_to_do(
     Path("mine.yaml").write_text("")
     assert main(["estimate", "mine"]) == 2
     assert "neither a recipe nor a preset; did you mean 'mine.yaml'?" in capsys.readouterr().err
+
+
+def test_a_rank_of_an_accelerator(capsys: pytest.CaptureFixture[str]) -> None:
+    options = shlex.split(
+        "--no-probe --batch-size 8 --seq-len 256 --shard 4 --tensor-parallel 2 --pipeline 2 --micro-batches 4 "
+        "--interleave 2 --context-parallel 2 --recompute blocks --hardware h100 --bandwidth 12.5 "
+        "--intra-node-bandwidth 100 --nproc-per-node 4"
+    )
+    assert main(["estimate", "gpt2", *options, "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    rank = tree["rank"]
+    assert tree["precision"] == "bf16" and tree["traffic"]["ranks"] == 4 * 2 * 2 * 2
+    assert (rank["hardware"]["name"], rank["recompute"]) == ("h100", "blocks")
+    links = ("bandwidth", "intra_node_bandwidth", "nproc_per_node", "interleave", "shard")
+    assert [rank["layout"][name] for name in links] == [12.5e9, 100e9, 4, 2, 4]
+    # the inputs of 6 of 12 layers for 2 rows of 128 tokens, 4 bytes, of 2 + 1 / 2 micro-batches, in 2 shares
+    assert rank["memory"]["activations"] == 6 * 2 * 128 * 768 * 4 * 2.5 / 2
+    assert rank["time"]["total"] > rank["time"]["compute"] > 0
+    assert main(["estimate", "gpt2", *options]) == 0
+    out = capsys.readouterr().out
+    assert "memory of a rank, at most, recompute blocks" in out and "of the 80 GB of h100" in out
+    assert "time of an update on h100, bf16" in out and "exposed: tensor" in out
+
+
+def test_hardware_alone_is_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "gpt2", "--no-probe", "--seq-len", "64", "--hardware", "a100"]) == 0
+    out = capsys.readouterr().out
+    assert "sent per rank" not in out and "memory of a rank, at most\n" in out and "MFU" in out
+    assert main(["estimate", "gpt2", "--no-probe", "--batch-size", "256", "--hardware", "a100"]) == 0
+    assert "more than the 80 GB of a100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--hardware", "h10"], "unknown hardware 'h10'; did you mean 'h100'?"),
+        (["--recompute", "block"], "unknown recompute 'block'; did you mean 'blocks'?"),
+        (["--shard", "0"], "0"),
+        (["--pipeline", "2", "--micro-batches", "3", "--interleave", "2", "--batch-size", "3"], "a multiple"),
+    ],
+)
+def test_a_layout_that_cannot_be(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "gpt2", "--no-probe", "--seq-len", "32", *options]) == 2
+    assert said in capsys.readouterr().err

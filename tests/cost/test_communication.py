@@ -13,8 +13,10 @@ from polyhead.cost.communication import (
     idle_fraction,
     point_to_point_bytes,
     ring_all_reduce_bytes,
+    shard_gather_bytes,
     tensor_parallel_bytes,
 )
+from polyhead.cost.hardware import HARDWARE
 from polyhead.cost.workload import BatchShape
 from polyhead.models import preset_config
 
@@ -70,6 +72,73 @@ def test_the_bubble_is_that_of_a_pipeline_that_runs(p: int, m: int) -> None:
     assert bubble_ratio(p, m) == pytest.approx(idle_fraction(p, m) / (1 - idle_fraction(p, m)))
 
 
+def simulated_chunks(p: int, m: int, v: int) -> float:
+    """Share of time that ranks idle with v chunks each: groups of p micro-batches pass chunk after chunk."""
+    done: dict[tuple[int, int], list[int]] = {}  # (micro-batch, chunk) -> time at each rank
+    free = [0] * p
+    for group in range(0, m, p):
+        for chunk in range(v):
+            for i in range(group, group + p):
+                times = done[i, chunk] = [0] * p
+                for rank in range(p):
+                    came = times[rank - 1] if rank else done[i, chunk - 1][-1] if chunk else 0
+                    free[rank] = times[rank] = 1 + max(came, free[rank])
+    return 1 - m * v / free[-1]
+
+
+@pytest.mark.parametrize(("p", "m", "v"), [(4, 8, 2), (2, 4, 3), (8, 8, 2), (3, 9, 1)])
+def test_interleaving_divides_the_bubble(p: int, m: int, v: int) -> None:
+    assert idle_fraction(p, m, v) == pytest.approx(simulated_chunks(p, m, v))
+    assert bubble_ratio(p, m, v) == pytest.approx(idle_fraction(p, m, v) / (1 - idle_fraction(p, m, v)))
+    assert bubble_ratio(p, m, v) == bubble_ratio(p, m) / v
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_half_a_ring_scatters_the_sums(n: int) -> None:
+    numbers = [[float(r * 100 + i) for i in range(24)] for r in range(n)]
+    assert 2 * shard_gather_bytes(24, n) == walked(numbers)[1]
+
+
+def test_what_a_rank_of_a_sharded_model_sends() -> None:
+    # 2 replicas of 4 shards: 1000 gradients of 4 bytes are scattered, and each quarter is summed with the
+    # other replica's; 1200 weights of 2 bytes are gathered for both passes of 3 batches
+    layout = ParallelLayout(data_parallel=2, shard=4, activation_bytes=2)
+    sent = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout, accumulate=3, n_parameters=1200)
+    assert sent.data == 3 / 4 * 4000 + 2 * (1 / 2) * 1000
+    assert sent.gather == 2 * 3 * (3 / 4) * 2400
+    assert (sent.ranks, sent.share) == (8, 1 / 4)
+    stages = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout._replace(pipeline=2, micro_batches=4))
+    assert stages.gather == 3 / 4 * 2000 / 2  # once: a pipeline's stage stays gathered
+
+
+def test_context_parallelism_gathers_keys_and_values() -> None:
+    config = ModelConfig(kind="decoder", vocab_size=50, d_model=16, n_layers=4, n_heads=4, n_kv_heads=2)
+    layout = ParallelLayout(context_parallel=2, activation_bytes=2)
+    sent = estimate_traffic(config, BatchShape(8, 10), 1000, layout)
+    # 4 layers, half of 8 x 10 keys and values of 2 heads of 4 numbers, and as many gradients
+    assert sent.context == 2 * 4 * (1 / 2) * (8 * 10 * 2 * 2 * 4 * 2)
+    assert sent.gather == 2 * (1 / 2) * 1000 * 2  # weights are sharded over these ranks too
+    again = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
+    assert again.context == 1.5 * sent.context
+    parts = layout._replace(tensor_parallel=2)
+    assert estimate_traffic(config, BatchShape(8, 10), 1000, parts).tensor == 4 * 4 * (8 * 5 * 16 * 2)
+
+
+def test_traffic_within_a_machine_takes_its_own_link() -> None:
+    layout = ParallelLayout(2, 4, 2, 2, bandwidth=1e6, shard=2, intra_node_bandwidth=1e9, nproc_per_node=8)
+    sent = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout)
+    assert sent.seconds_by_kind is not None
+    assert sent.seconds_by_kind["tensor"] == sent.tensor / 1e9  # 4 neighbours
+    assert sent.seconds_by_kind["gather"] == sent.gather / 1e9  # 2 groups of 4
+    assert sent.seconds_by_kind["data"] == sent.data / 1e6  # 2 machines
+    assert sent.seconds_by_kind["pipeline"] == sent.pipeline / 1e6
+    assert sent.seconds == pytest.approx(sum(sent.seconds_by_kind.values()))
+    one = layout.with_hardware(HARDWARE["h100"])
+    assert (one.bandwidth, one.intra_node_bandwidth, one.nproc_per_node) == (1e6, 1e9, 8)
+    default = ParallelLayout(tensor_parallel=4).with_hardware(HARDWARE["h100"])
+    assert (default.bandwidth, default.link_bandwidth(1, 4)) == (50e9, 450e9)
+
+
 def test_tensor_parallel_sums_twice_a_layer_each_way() -> None:
     # Shoeybi et al., 2019: 4 all-reduces a layer; B S H = 2 x 8 x 16 numbers of 4 bytes among 2 ranks are
     # sent once
@@ -84,7 +153,7 @@ def test_what_a_rank_sends() -> None:
     assert (sent.bubble, sent.idle) == (1 / 4, 1 / 5)
     assert (sent.ranks, sent.share) == (16, 1 / 4)
     assert (sent.held_gpipe, sent.held_1f1b) == (4, 2)
-    assert sent.seconds == sent.total / 1e6
+    assert sent.seconds == pytest.approx(sent.total / 1e6)
     more = estimate_traffic(
         CONFIG, BatchShape(8, 10), 1000, ParallelLayout(4, 2, 2, 4, 2, 2, bandwidth=1e6), accumulate=3
     )
@@ -106,8 +175,21 @@ def test_a_decoder_with_a_source_sums_three_times() -> None:
         (ParallelLayout(pipeline=5), "the model 4 layers"),
         (ParallelLayout(micro_batches=9), "more than the 8 rows"),
         (ParallelLayout(data_parallel=0), "data-parallel is 0"),
+        (ParallelLayout(context_parallel=3), "context-parallel is 3.*the 10 tokens of a row"),
+        (ParallelLayout(pipeline=2, micro_batches=2, interleave=3), "2 x interleave must be at most that"),
+        (ParallelLayout(pipeline=2, micro_batches=3, interleave=2), "a multiple of the 2 pipeline stages"),
     ],
 )
 def test_what_cannot_be_is_said(layout: ParallelLayout, said: str) -> None:
     with pytest.raises(UserError, match=said):
         layout.check(CONFIG, BatchShape(8, 10))
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"), [({"block": "lstm"}, "block lstm"), ({"attention": "linear"}, "attention linear")]
+)
+def test_a_state_along_the_row_is_not_split(changes: dict[str, str], part: str) -> None:
+    config = ModelConfig(kind="decoder", vocab_size=50, d_model=16, n_layers=2, n_heads=2, **changes)
+    ParallelLayout().check(config, BatchShape(8, 10))
+    with pytest.raises(UserError, match=f"{part} passes a state along the row"):
+        ParallelLayout(context_parallel=2).check(config, BatchShape(8, 10))

@@ -16,6 +16,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
+from polyhead.cost.communication import ParallelLayout
 from polyhead.cost.flops import count_forward, update_flops_factor
 from polyhead.cost.workload import BatchShape
 from polyhead.estimate import data_sample
@@ -192,3 +193,35 @@ def test_no_row_is_decoded_beyond_the_greatest_length(context: int) -> None:
     with pytest.raises(UserError, match=rf"context_len is {context}, expected 1 to max_len \(64\)"):
         estimate(preset_config("tiny", 50, max_len=64), probe=False, context_len=context)
     assert estimate(preset_config("tiny", 50, max_len=64), probe=False, context_len=64).decoding is not None
+
+
+def test_a_rank_without_a_split_is_this_model() -> None:
+    config = ModelConfig(kind="decoder", vocab_size=50, d_model=32, n_layers=3, n_heads=2)
+    made = estimate(config, probe=False, batch_size=4, seq_len=16, recompute="blocks", layout=None)
+    assert made.rank is not None and made.rank.time is None
+    memory = made.rank.memory
+    assert (memory.weights, memory.gradients, memory.loss) == (
+        made.memory.weights,
+        made.memory.gradients,
+        made.memory.loss,
+    )
+    assert memory.activations == 3 * 4 * 16 * 32 * 4
+    assert made.memory.activations is not None
+    assert memory.recomputed == made.memory.activations / 3
+    plain = estimate(config, probe=False, batch_size=4, seq_len=16)
+    assert plain.rank is None and plain.traffic is None
+    timed = estimate(config, probe=False, batch_size=4, seq_len=16, hardware="a100")
+    assert timed.rank is not None and timed.rank.time is not None
+    assert timed.precision == "bf16"
+    assert timed.rank.memory.activations == timed.memory.activations
+    # half of the batch in each of two micro-batches keeps half of the activations
+    halves = estimate(
+        config, probe=False, batch_size=4, seq_len=16, hardware="a100", layout=ParallelLayout(micro_batches=2)
+    )
+    assert halves.rank is not None and halves.rank.memory.activations is not None
+    assert timed.rank.memory.activations is not None
+    weights_in_bf16 = sum(2 * p for p in (3 * 12 * 32 * 32,))  # saved with the activations
+    assert (
+        halves.rank.memory.activations - weights_in_bf16
+        == (timed.rank.memory.activations - weights_in_bf16) / 2
+    )

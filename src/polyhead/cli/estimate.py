@@ -68,8 +68,49 @@ def run(
     micro_batches: Annotated[
         int, typer.Option(min=1, help="number of micro-batches per batch in the pipeline")
     ] = 1,
+    shard: Annotated[
+        int,
+        typer.Option(min=1, help="number of ranks that shard weights, gradients and optimizer state (FSDP)"),
+    ] = 1,
+    context_parallel: Annotated[
+        int, typer.Option(min=1, help="number of context-parallel ranks, which share the tokens of a row")
+    ] = 1,
+    interleave: Annotated[
+        int, typer.Option(min=1, help="number of model chunks per pipeline stage (interleaved 1F1B)")
+    ] = 1,
+    recompute: Annotated[
+        str,
+        typer.Option(
+            metavar="none|selective|blocks", help="activations that the backward pass computes again"
+        ),
+    ] = "none",
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="h100|h200|a100|cpu", help="estimate memory and time of a rank on this hardware"
+        ),
+    ] = None,
     bandwidth: Annotated[
-        float | None, typer.Option(min=0.001, metavar="GB/S", help="send bandwidth of a rank")
+        float | None,
+        typer.Option(
+            min=0.001,
+            metavar="GB/S",
+            help="send bandwidth of a rank, to other machines",
+            show_default="of the hardware",
+        ),
+    ] = None,
+    intra_node_bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            metavar="GB/S",
+            help="send bandwidth of a rank, within a machine",
+            show_default="of the hardware, else --bandwidth",
+        ),
+    ] = None,
+    nproc_per_node: Annotated[
+        int | None,
+        typer.Option(min=1, help="number of ranks per machine", show_default="of the hardware, else 8"),
     ] = None,
     show_details: Annotated[
         bool,
@@ -91,6 +132,7 @@ def run(
     polyhead estimate recipes/multi30k-en-de.yaml data.root=path/to/multi30k
     polyhead estimate gpt2 model.n_kv_heads=4 --batch-size 8 --seq-len 512 --no-probe --details
     polyhead estimate gpt3-175b --batch-size 64 --data-parallel 8 --tensor-parallel 8 --bandwidth 25
+    polyhead estimate gpt3-13b --batch-size 8 --shard 64 --recompute blocks --hardware h100 --no-probe
     """
     subject: Recipe | ModelConfig
     subject = (
@@ -98,23 +140,32 @@ def run(
     )
     from polyhead.cost.communication import ParallelLayout
     from polyhead.estimate.plan import estimate
-    from polyhead.estimate.report import format_details, format_traffic
+    from polyhead.estimate.report import format_details, format_ranks
     from polyhead.estimate.summary import summarize
 
-    spread = data_parallel * tensor_parallel * pipeline > 1
     layout = ParallelLayout(
-        data_parallel, tensor_parallel, pipeline, micro_batches, bandwidth=bandwidth and bandwidth * 1e9
+        data_parallel,
+        tensor_parallel,
+        pipeline,
+        micro_batches,
+        bandwidth=bandwidth and bandwidth * 1e9,
+        shard=shard,
+        context_parallel=context_parallel,
+        interleave=interleave,
+        intra_node_bandwidth=intra_node_bandwidth and intra_node_bandwidth * 1e9,
+        nproc_per_node=nproc_per_node,
     )
+    is_split = layout.ranks > 1 or micro_batches > 1
     result = estimate(
         subject, probe=probe, batch_size=batch_size, seq_len=seq_len, train_tokens=train_tokens,
         context_len=context_len, decode_batch=decode_batch or (1, 32),
-        layout=layout if spread else None,
+        layout=layout if is_split or hardware else None, hardware=hardware, recompute=recompute,
     )  # fmt: skip
     labeled = result if isinstance(subject, Recipe) else result._replace(name=design)
     if as_json:
         print(json.dumps(labeled.to_json(), indent=2, ensure_ascii=False))
         return
-    more = list((format_details if show_details else format_traffic)(labeled))
+    more = list((format_details if show_details else format_ranks)(labeled))
     print("\n".join([*summarize(labeled), *([""] if more else []), *more]))
 
 

@@ -1,22 +1,35 @@
 """Communication between processes, from formulas.
 
-The bytes that ``train`` sends for its gradients are tested against the bytes of its sockets. Tensor
-parallelism and pipelines are predictions only: nothing here runs with them yet.
+The bytes that ``train`` sends for its gradients are tested against the bytes of its sockets. The other forms
+are predictions.
 
-n ranks of data parallelism, t of tensor parallelism, p stages of a pipeline, m micro-batches.
+n replicas of the model, f ranks that shard it (FSDP), c of context parallelism, t of tensor parallelism, p
+stages of a pipeline of v model chunks each, m micro-batches.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, get_args
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
+from polyhead.cost.hardware import Hardware
 from polyhead.cost.workload import BatchShape
+
+Recompute = Literal["none", "selective", "blocks"]
+RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
+_NODE_SIZE = 8  # ranks per machine if neither the layout nor the hardware defines it
+_STATEFUL_BLOCKS = ("gated_conv", "rnn", "lstm", "gru")
 
 
 class ParallelLayout(NamedTuple):
-    """How a model is spread over processes, and the bandwidth between them."""
+    """How a model is spread over processes, and the bandwidth between them.
+
+    Ranks are numbered with tensor parallelism innermost, then context, shard, data and pipeline, so that the
+    ranks that communicate most are on one machine (Narayanan et al., 2021, sec. 3.2). Weights, gradients and
+    optimizer state are sharded over ``shard`` x ``context_parallel`` ranks.
+    """
 
     data_parallel: int = 1
     tensor_parallel: int = 1
@@ -24,18 +37,42 @@ class ParallelLayout(NamedTuple):
     micro_batches: int = 1
     gradient_bytes: int = 4  # per number
     activation_bytes: int = 4
-    bandwidth: float | None = None  # bytes per second that a rank sends
+    bandwidth: float | None = None  # bytes per second that a rank sends, to other machines
+    shard: int = 1
+    context_parallel: int = 1
+    interleave: int = 1  # model chunks per pipeline stage
+    intra_node_bandwidth: float | None = None  # within a machine; None: the same as ``bandwidth``
+    nproc_per_node: int | None = None
 
     @property
     def ranks(self) -> int:
-        return self.data_parallel * self.tensor_parallel * self.pipeline
+        return self.data_parallel * self.shards * self.tensor_parallel * self.pipeline
+
+    @property
+    def shards(self) -> int:
+        """Number of ranks over which weights, gradients and optimizer state are sharded."""
+        return self.shard * self.context_parallel
+
+    def with_hardware(self, hardware: Hardware) -> ParallelLayout:
+        """The layout with the links of ``hardware`` where it does not define its own."""
+        return self._replace(
+            bandwidth=self.bandwidth or hardware.inter_node_bandwidth,
+            intra_node_bandwidth=self.intra_node_bandwidth or hardware.intra_node_bandwidth,
+            nproc_per_node=self.nproc_per_node or hardware.nproc_per_node,
+        )
+
+    def link_bandwidth(self, stride: int, size: int) -> float | None:
+        """Bandwidth of the slowest link of ``size`` ranks whose numbers are ``stride`` apart."""
+        if stride * size <= (self.nproc_per_node or _NODE_SIZE):
+            return self.intra_node_bandwidth or self.bandwidth
+        return self.bandwidth
 
     def check(self, config: ModelConfig, batch_shape: BatchShape) -> ParallelLayout:
         """Return the layout, or raise a UserError if the model cannot be spread like this."""
         for name, value in self._asdict().items():
             if value is not None and value <= 0:
                 raise UserError(f"{name.replace('_', '-')} is {value}, expected more than 0")
-        t, depth = self.tensor_parallel, _num_layers(config)
+        t, depth = self.tensor_parallel, count_layers(config)
         if config.n_heads % t:
             fits = ", ".join(str(n) for n in range(1, config.n_heads + 1) if config.n_heads % n == 0)
             raise UserError(
@@ -47,7 +84,30 @@ class ParallelLayout(NamedTuple):
             raise UserError(
                 f"micro-batches is {self.micro_batches}, more than the {batch_shape.rows} rows of a batch"
             )
+        if self.interleave > 1 and self.pipeline * self.interleave > depth:
+            raise UserError(
+                f"interleave is {self.interleave} with {self.pipeline} pipeline stages, and the model has "
+                f"{depth} layers; {self.pipeline} x interleave must be at most that"
+            )
+        if self.interleave > 1 and self.micro_batches % self.pipeline:  # Narayanan et al., 2021, sec. 2.2.2
+            raise UserError(
+                f"micro-batches is {self.micro_batches}; with interleave it must be a multiple of the "
+                f"{self.pipeline} pipeline stages"
+            )
+        self._check_context(config, batch_shape)
         return self
+
+    def _check_context(self, config: ModelConfig, batch_shape: BatchShape) -> None:
+        c = self.context_parallel
+        for length in (batch_shape.length, batch_shape.source):
+            if length % c:
+                raise UserError(
+                    f"context-parallel is {c}, which does not divide the {length} tokens of a row"
+                )
+        if c > 1 and (part := _find_stateful_part(config)):
+            raise UserError(
+                f"context-parallel is {c}, and {part} passes a state along the row; expected 1 for this model"
+            )
 
 
 class Traffic(NamedTuple):
@@ -55,18 +115,21 @@ class Traffic(NamedTuple):
 
     ranks: int
     share: float  # fraction of the weights, gradients and optimizer state that a rank holds
-    data: float  # all-reduce of the gradients after the backward pass
+    data: float  # sums of the gradients: all-reduce over replicas, reduce-scatter over shards
     tensor: float  # all-reduce of partial products in every layer
     pipeline: float  # outputs of a stage and gradients of its inputs
     bubble: float  # idle time of a pipeline / its working time
     idle: float  # idle time / total time
     held_gpipe: int  # micro-batches whose activations the first stage keeps at once, with GPipe
-    held_1f1b: int  # the same with 1F1B
-    seconds: float | None  # time to send without overlap; None if the bandwidth is unknown
+    held_1f1b: float  # the same with 1F1B, interleaved or not
+    gather: float  # sharded weights, before their use
+    context: float  # keys and values of the other parts of a row, and their gradients
+    seconds: float | None  # time to send without overlap; None if a bandwidth is unknown
+    seconds_by_kind: dict[str, float] | None  # the same for each kind
 
     @property
     def total(self) -> float:
-        return self.data + self.tensor + self.pipeline
+        return self.data + self.gather + self.context + self.tensor + self.pipeline
 
 
 def ring_all_reduce_bytes(nbytes: float, ranks: int) -> float:
@@ -89,17 +152,30 @@ def tensor_parallel_bytes(
     return 2 * all_reduces * layers * ring_all_reduce_bytes(rows * length * d_model * itemsize, ranks)
 
 
-def bubble_ratio(stages: int, micro_batches: int) -> float:
+def bubble_ratio(stages: int, micro_batches: int, interleave: int = 1) -> float:
     """Idle time of a pipeline / its working time.
 
-    (p - 1) / m, for GPipe and for 1F1B (Narayanan et al., 2021, sec. 2.2.1).
+    (p - 1) / (m v), for GPipe and for 1F1B (Narayanan et al., 2021, sec. 2.2.1 and 2.2.2).
     """
-    return (stages - 1) / micro_batches
+    return (stages - 1) / (micro_batches * interleave)
 
 
-def idle_fraction(stages: int, micro_batches: int) -> float:
-    """Idle time of a pipeline / total time: (p - 1) / (m + p - 1) (Huang et al., 2019, sec. 2.3)."""
-    return (stages - 1) / (micro_batches + stages - 1)
+def idle_fraction(stages: int, micro_batches: int, interleave: int = 1) -> float:
+    """Idle time of a pipeline / total time: (p - 1) / (m v + p - 1) (Huang et al., 2019, sec. 2.3)."""
+    return (stages - 1) / (micro_batches * interleave + stages - 1)
+
+
+def held_micro_batches(stages: int, micro_batches: int, interleave: int = 1) -> float:
+    """Micro-batches whose activations the first stage keeps at once, with 1F1B.
+
+    At most p; p + (p - 1) / v with interleaving (Korthikanti et al., 2022, sec. 4.2.3).
+    """
+    return min(micro_batches, stages + ((stages - 1) / interleave if interleave > 1 else 0))
+
+
+def shard_gather_bytes(nbytes: float, ranks: int) -> float:
+    """Bytes that each of n ranks sends in an all-gather or a reduce-scatter: (n - 1) / n of ``nbytes``."""
+    return (ranks - 1) / ranks * nbytes
 
 
 def point_to_point_bytes(rows: int, length: int, d_model: int, itemsize: int) -> int:
@@ -113,42 +189,106 @@ def estimate_traffic(
     n_trainable: int,
     layout: ParallelLayout,
     accumulate: int = 1,
+    recompute: Recompute = "none",
+    n_parameters: int | None = None,
 ) -> Traffic:
     """Estimate the bytes that one rank sends in one step.
 
     ``batch_shape`` is the batch of each data-parallel rank. Gradients are sent once for the ``accumulate``
-    batches of a step. ``n_trainable`` is the number of parameters with gradients; stages and tensor-parallel
-    ranks hold equal shares of them.
+    batches of a step. ``n_trainable`` is the number of parameters with gradients, ``n_parameters`` that of
+    all, if they differ; stages and tensor-parallel ranks hold equal shares of them. Sharded weights are
+    gathered for the forward and for the backward pass of every micro-batch, in a pipeline once a step.
+    ``recompute`` of blocks repeats the communication of their forward pass.
     """
-    n, t, p, m, wide, size, bandwidth = layout.check(config, batch_shape)
-    gradients = n_trainable * wide / (t * p)
-    data = ring_all_reduce_bytes(gradients, n)
-    tensor, between = 0.0, 0
-    sides = [(batch_shape.length, config.n_layers, 2)]
-    if config.kind == "encoder-decoder":
-        sides = [(batch_shape.source, config.n_layers, 2), (batch_shape.length, config.decoder_layers, 3)]
-    for length, layers, sums in sides:
-        tensor += tensor_parallel_bytes(batch_shape.rows, length, config.d_model, layers, t, size, sums) / p
+    layout.check(config, batch_shape)
+    n, t, p, m, v = (
+        layout.data_parallel,
+        layout.tensor_parallel,
+        layout.pipeline,
+        layout.micro_batches,
+        layout.interleave,
+    )
+    c, shards, size = layout.context_parallel, layout.shards, layout.activation_bytes
+    gradients = n_trainable * layout.gradient_bytes / (t * p)
+    data = shard_gather_bytes(gradients, shards) + ring_all_reduce_bytes(gradients / shards, n)
+    gathers = 1 if p > 1 else 2 * m * accumulate
+    gather = gathers * shard_gather_bytes((n_parameters or n_trainable) * size / (t * p), shards)
+    passes = accumulate * (1.5 if recompute == "blocks" else 1.0)  # forward and backward, and forward again
+    tensor, context = 0.0, 0.0
+    for length, layers, sums, kv_rows in _count_sides(config, batch_shape):
+        tensor += (
+            passes
+            * tensor_parallel_bytes(batch_shape.rows, length // c, config.d_model, layers, t, size, sums)
+            / p
+        )
+        shape = config.attention_shape(causal=False)
+        kv_width = shape.n_kv_heads * (shape.head_dim + shape.v_head_dim)
+        kv_bytes = batch_shape.rows * kv_rows * kv_width * size * layers / (t * p)
+        context += passes * 2 * shard_gather_bytes(kv_bytes, c)
+    between = 0.0
     if p > 1:
         # after the encoder, its output is sent along with that of the decoder
-        widest = batch_shape.length + batch_shape.source
-        between = point_to_point_bytes(batch_shape.rows, widest, config.d_model, size)
-    tensor, between = accumulate * tensor, accumulate * between
-    total = data + tensor + between
-    seconds = None if bandwidth is None else total / bandwidth
+        widest = (batch_shape.length + batch_shape.source) // c
+        between = accumulate * v * point_to_point_bytes(batch_shape.rows, widest, config.d_model, size)
+    sent = {"data": data, "gather": gather, "tensor": tensor, "context": context, "pipeline": between}
+    seconds = _count_seconds(sent, layout)
     return Traffic(
         layout.ranks,
-        1 / (t * p),
+        1 / (t * p * shards),
         data,
         tensor,
         between,
-        bubble_ratio(p, m),
-        idle_fraction(p, m),
+        bubble_ratio(p, m, v),
+        idle_fraction(p, m, v),
         m,
-        min(p, m),
+        held_micro_batches(p, m, v),
+        gather,
+        context,
+        None if seconds is None else sum(seconds.values()),
         seconds,
     )
 
 
-def _num_layers(config: ModelConfig) -> int:
+def _count_seconds(sent: dict[str, float], layout: ParallelLayout) -> dict[str, float] | None:
+    """Seconds to send the bytes of each kind over its link; None if a bandwidth is unknown."""
+    n, t, c, shards = layout.data_parallel, layout.tensor_parallel, layout.context_parallel, layout.shards
+    links = {
+        "tensor": layout.link_bandwidth(1, t),
+        "context": layout.link_bandwidth(t, c),
+        "gather": layout.link_bandwidth(t, shards),
+        "data": layout.link_bandwidth(t, shards * n),
+        "pipeline": layout.link_bandwidth(t * shards * n, layout.pipeline),
+    }
+    seconds = {}
+    for kind, nbytes in sent.items():
+        bandwidth = links[kind]
+        if bandwidth is None:
+            return None
+        seconds[kind] = nbytes / bandwidth
+    return seconds
+
+
+def _count_sides(config: ModelConfig, batch_shape: BatchShape) -> Iterator[tuple[int, int, int, int]]:
+    """(tokens of a row, layers, sub-layers, tokens with keys and values of a row) of every stack."""
+    if config.kind == "encoder-decoder":
+        yield batch_shape.source, config.n_layers, 2, batch_shape.source
+        yield batch_shape.length, config.decoder_layers, 3, batch_shape.length + batch_shape.source
+    else:
+        yield batch_shape.length, config.n_layers, 2, batch_shape.length
+
+
+def _find_stateful_part(config: ModelConfig) -> str:
+    """Name of a part that passes a state along a row; "" if there is none."""
+    for i in range(config.n_layers):
+        layer = config.layer_config(i)
+        block = layer.block_choice(False)
+        if block.name in _STATEFUL_BLOCKS:
+            return f"block {block.name}"
+        if layer.attention.name == "linear":
+            return "attention linear"
+    return ""
+
+
+def count_layers(config: ModelConfig) -> int:
+    """Number of layers of all stacks."""
     return config.n_layers + (config.decoder_layers if config.kind == "encoder-decoder" else 0)

@@ -9,6 +9,7 @@ pass.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from polyhead.config.model import AttentionShape, ModelConfig
 from polyhead.core.choice import Choice
@@ -162,6 +163,7 @@ def _count_softmax(
     return OpCount("scores and values", 1, total, "4BS²A", 2 * rows * shape.n_heads * hidden * pair)
 
 
+@cache
 def count_visible_pairs(
     queries: int, slots: int, causal: bool, window: int | None = None, sink: int = 0
 ) -> int:

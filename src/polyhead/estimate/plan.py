@@ -14,11 +14,11 @@ from polyhead.config.model import ModelConfig
 from polyhead.config.presets import PRESETS
 from polyhead.config.recipe import Recipe, read_recipe
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError, check_int, format_value, prefix_errors
+from polyhead.core.errors import UserError, check_int, format_value, prefix_errors, unknown_name_error
 from polyhead.core.registry import CACHE
 from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.cost import parameter_count
-from polyhead.cost.communication import ParallelLayout, estimate_traffic
+from polyhead.cost.communication import RECOMPUTE, ParallelLayout, Recompute, Traffic, estimate_traffic
 from polyhead.cost.decoding import (
     bytes_by_kv_heads,
     cache_shape,
@@ -28,12 +28,14 @@ from polyhead.cost.decoding import (
 )
 from polyhead.cost.fake_tensors import count_flops
 from polyhead.cost.flops import count_forward, count_recomputed, update_flops_factor
+from polyhead.cost.hardware import Hardware, get_hardware
 from polyhead.cost.memory import (
     TrainingMemory,
     activation_bytes_formula,
     estimate_training_memory,
     model_bytes,
 )
+from polyhead.cost.rank_cost import estimate_rank_memory, estimate_rank_time, micro_batch_shape
 from polyhead.cost.workload import BatchShape, OpCount, UnknownFormulaError
 from polyhead.estimate.benchmark import ClockFn, measure_decoding_speed, measure_update_times
 from polyhead.estimate.data_sample import find_missing_files, open_data_sample
@@ -45,7 +47,7 @@ from polyhead.estimate.inputs import (
     inputs_without_data,
     model_inputs,
 )
-from polyhead.estimate.result import DecodingEstimate, Estimate, FlopsEstimate, TimeEstimate
+from polyhead.estimate.result import DecodingEstimate, Estimate, FlopsEstimate, RankEstimate, TimeEstimate
 from polyhead.export.targets import find_obstacles, make_sample_tokenizer
 from polyhead.kernels.malloc_tuning import get_machine_memory
 from polyhead.nn.validate_model import check_model
@@ -70,6 +72,8 @@ def estimate(
     context_len: int | None = None,
     decode_batch: Sequence[int] = (1, 32),
     layout: ParallelLayout | None = None,
+    hardware: str | None = None,
+    recompute: Recompute = "none",
     seconds: float = _PROBE_SECONDS,
     clock: ClockFn = time.perf_counter,
 ) -> Estimate:
@@ -77,8 +81,10 @@ def estimate(
 
     ``batch_size`` and ``seq_len`` are the batch shape of a model alone, ``train_tokens`` its number of
     training tokens; a recipe defines its own. ``context_len`` is the number of tokens of a row in decoding,
-    ``decode_batch`` are the batch sizes, ``layout`` the parallelism of training. ``seconds`` limits the
-    benchmark; without ``probe`` nothing is run, and no time is estimated.
+    ``decode_batch`` are the batch sizes, ``layout`` the parallelism of training. ``hardware`` (h100,
+    h200, a100 or cpu) adds the time of a rank on it, ``recompute`` (none, selective, blocks) says which
+    activations are recomputed. ``seconds`` limits the benchmark; without ``probe`` nothing is run, and no
+    time on this machine is estimated.
     """
     for name, count in {"batch_size": batch_size, "seq_len": seq_len, "context_len": context_len}.items():
         if count is not None:
@@ -94,6 +100,9 @@ def estimate(
         raise UserError(
             f"train_tokens is {format_value(train_tokens)}; expected a number above 0, e.g. 300e9"
         )
+    if recompute not in RECOMPUTE:
+        raise unknown_name_error("recompute", recompute, RECOMPUTE)
+    accelerator = None if hardware is None else get_hardware(hardware)
     with tempfile.TemporaryDirectory(prefix="polyhead-plan-") as folder:
         subject = _make_inputs(design, batch_size, seq_len, train_tokens, Path(folder))
         config, train, notes = subject.config, subject.train, subject.notes
@@ -102,16 +111,17 @@ def estimate(
                 f"context_len is {context_len}, expected 1 to max_len ({config.max_len}) of the model"
             )
         precision = resolve_precision(train.precision, torch.device("cpu"))
+        if accelerator and train.precision == "auto":
+            precision = "bf16"  # the fastest of every row of the table
         works, flops = _count_ops(config, subject.largest_batch, notes)
         passes = [flops(load) for load in subject.batch_shapes]
         active = parameter_count.count_active_parameters(config)
         operations = _estimate_operations(subject, works, passes, active)
         memory = _estimate_memory(subject, precision)
-        traffic = None
-        if layout is not None:
-            layout = layout._replace(activation_bytes=4 if precision == "fp32" else 2)
-            traffic = estimate_traffic(
-                config, subject.largest_batch, memory.gradients // 4, layout, train.accumulate
+        traffic, rank = None, None
+        if layout is not None or accelerator or recompute != "none":
+            rank, traffic = _estimate_rank(
+                subject, layout or ParallelLayout(), accelerator, recompute, precision, works, memory
             )
         time_estimate = None
         if probe and _has_memory(memory, notes) and subject.sample_batches:
@@ -146,6 +156,7 @@ def estimate(
             machine=get_machine_memory(),
             measurements=find_measurements(subject.task_name, subject.text),
             exports=dict(subject.exports),
+            rank=rank,
         )
 
 
@@ -251,19 +262,56 @@ def _recomputed_flops(inputs: EstimateInputs, batch_flops: list[int]) -> float:
     return sum(recomputed) / len(recomputed)
 
 
-def _estimate_memory(inputs: EstimateInputs, precision: ResolvedPrecision) -> TrainingMemory:
-    """Memory of training for the largest batch, teachers included."""
+def _estimate_rank(
+    inputs: EstimateInputs,
+    layout: ParallelLayout,
+    hardware: Hardware | None,
+    recompute: Recompute,
+    precision: ResolvedPrecision,
+    works: list[OpCount],
+    memory: TrainingMemory,
+) -> tuple[RankEstimate, Traffic]:
+    """Memory, traffic and, with hardware, time of one rank.
+
+    ``works`` and ``memory`` are those of the largest batch.
+    """
+    layout = layout._replace(activation_bytes=4 if precision == "fp32" else 2)
+    config, batch, accumulate = inputs.config, inputs.largest_batch, inputs.train.accumulate
+    links = layout.with_hardware(hardware) if hardware else layout
+    traffic = estimate_traffic(
+        config, batch, memory.gradients // 4, links, accumulate, recompute, memory.weights // 4
+    )
+    micro = micro_batch_shape(batch, layout)
+    if micro != batch:
+        memory = _estimate_memory(inputs, precision, micro)
+    rank_memory = estimate_rank_memory(
+        config, memory, micro, layout, recompute=recompute, accumulate=accumulate
+    )
+    rank_time = None
+    if hardware:
+        rank_time = estimate_rank_time(
+            config, works, batch, links, traffic, rank_memory, hardware, precision,
+            times=update_flops_factor(inputs.train.lora is not None), recompute=recompute,
+            accumulate=accumulate, teachers=accumulate * _teacher_flops(inputs),
+        )  # fmt: skip
+    return RankEstimate(links, recompute, hardware, rank_memory, rank_time), traffic
+
+
+def _estimate_memory(
+    inputs: EstimateInputs, precision: ResolvedPrecision, batch_shape: BatchShape | None = None
+) -> TrainingMemory:
+    """Memory of training for a batch, by default the largest; teachers included."""
     train = inputs.train
     memory = estimate_training_memory(
         inputs.config,
-        inputs.largest_batch,
+        batch_shape or inputs.largest_batch,
         train.optimizer,
         precision=precision,
         ema=bool(train.ema),
         recompute=train.recompute == "blocks",
         prepare=lambda model: prepare_trainable(model, train),
     )
-    if memory.total is None:
+    if memory.total is None and batch_shape is None:
         inputs.notes.append("activations are unknown: what a component stores depends on runtime values")
     return memory._replace(teachers=sum(model_bytes(teacher.run.model) for teacher in inputs.teachers))
 

@@ -30,7 +30,7 @@ def format_details(estimate: Estimate) -> Iterator[str]:
         if mean == largest
         else f"batch: {mean} on average, {largest} at most{accumulation}"
     )
-    for part in (_format_operations, _format_memory, _format_decoding, format_traffic, _format_time):
+    for part in (_format_operations, _format_memory, _format_decoding, format_ranks, _format_time):
         lines = list(part(estimate))
         if lines:
             yield ""
@@ -125,10 +125,17 @@ def _format_decoding(estimate: Estimate) -> Iterator[str]:
         yield f"  keys and values per token by n_kv_heads, {by_heads}"
 
 
-def format_traffic(estimate: Estimate) -> Iterator[str]:
-    """Yield the traffic between ranks; nothing for a single rank."""
+def format_ranks(estimate: Estimate) -> Iterator[str]:
+    """Yield the traffic between ranks, and memory and time of one; nothing for this machine alone."""
+    paragraphs = [list(part(estimate)) for part in (_format_traffic, _format_rank_memory, _format_rank_time)]
+    for i, lines in enumerate(filter(None, paragraphs)):
+        yield from ([""] if i else [])
+        yield from lines
+
+
+def _format_traffic(estimate: Estimate) -> Iterator[str]:
     traffic = estimate.traffic
-    if traffic is None:
+    if traffic is None or traffic.ranks == 1:
         return
     yield "sent per rank and update, predicted by formula (training here is data parallel only)"
     memory = estimate.memory
@@ -138,12 +145,67 @@ def format_traffic(estimate: Estimate) -> Iterator[str]:
         "optimizer each"
     )
     yield f"  data parallel   {format_si(traffic.data)}B"
+    if traffic.gather:
+        yield f"  sharded weights {format_si(traffic.gather)}B"
+    if traffic.context:
+        yield f"  context parall. {format_si(traffic.context)}B"
     yield f"  tensor parallel {format_si(traffic.tensor)}B"
     yield f"  pipeline        {format_si(traffic.pipeline)}B"
     yield f"  bubble          {traffic.idle:.1%} of the time, {traffic.bubble:.1%} of the work"
-    yield f"  activations of  {traffic.held_gpipe} micro-batches with GPipe, {traffic.held_1f1b} with 1F1B"
+    yield (
+        f"  activations of  {traffic.held_gpipe} micro-batches with GPipe, {traffic.held_1f1b:.3g} with 1F1B"
+    )
     if traffic.seconds is not None:
         yield f"  sending         {traffic.seconds:.3g} s, without overlap"
+
+
+def _format_rank_memory(estimate: Estimate) -> Iterator[str]:
+    rank = estimate.rank
+    if rank is None:
+        return
+    memory = rank.memory
+    recompute = f", recompute {rank.recompute}" if rank.recompute != "none" else ""
+    yield f"memory of a rank, at most{recompute}"
+    yield f"  weights     {format_si(memory.weights):>7}B"
+    yield f"  gradients   {format_si(memory.gradients):>7}B"
+    yield f"  optimizer   {format_si(memory.optimizer):>7}B"
+    if memory.average:
+        yield f"  average     {format_si(memory.average):>7}B"
+    if memory.gathered:
+        yield f"  gathered    {format_si(memory.gathered):>7}B  weights and gradients in use, not sharded"
+    if memory.activations is not None:
+        yield f"  activations {format_si(memory.activations):>7}B"
+    if memory.recomputed:
+        yield f"  recomputed  {format_si(memory.recomputed):>7}B  activations of one block"
+    yield f"  loss        {format_si(memory.loss):>7}B"
+    if memory.teachers:
+        yield f"  teachers    {format_si(memory.teachers):>7}B"
+    if memory.peak is not None:
+        limit = ""
+        if rank.hardware:
+            fits = "of the" if memory.peak <= rank.hardware.memory else "more than the"
+            limit = f"  {fits} {format_si(rank.hardware.memory)}B of {rank.hardware.name}"
+        yield f"  peak        {format_si(memory.peak):>7}B{limit}"
+
+
+def _format_rank_time(estimate: Estimate) -> Iterator[str]:
+    rank = estimate.rank
+    if rank is None or rank.time is None or rank.hardware is None:
+        return
+    time = rank.time
+    yield (
+        f"time of an update on {rank.hardware.name}, {estimate.precision}, predicted by formula with "
+        f"{rank.hardware.efficiency:.0%} of the peak"
+    )
+    yield f"  computation   {time.compute:>8.3g} s"
+    exposed = {"tensor": time.tensor, "context": time.context, "data": time.data, "pipeline": time.pipeline}
+    kinds = ", ".join(f"{kind} {seconds:.3g}" for kind, seconds in exposed.items() if seconds)
+    yield f"  communication {time.exposed:>8.3g} s  exposed{f': {kinds}' if kinds else ''}"
+    if time.bubble:
+        yield f"  bubble        {time.bubble:>8.3g} s"
+    yield f"  optimizer     {time.optimizer:>8.3g} s"
+    speed = f"{time.labels_per_s:,.0f} labels/s per rank, MFU {time.mfu:.1%}"
+    yield f"  all           {time.total:>8.3g} s  {speed}"
 
 
 def _format_time(estimate: Estimate) -> Iterator[str]:

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 from polyhead.core.choice import Choice
 from polyhead.cost import parameter_count
-from polyhead.cost.communication import Traffic
+from polyhead.cost.communication import ParallelLayout, Recompute, Traffic
 from polyhead.cost.decoding import CacheCost
+from polyhead.cost.hardware import Hardware
 from polyhead.cost.memory import TrainingMemory
+from polyhead.cost.rank_cost import RankMemory, RankTime
 from polyhead.cost.workload import BatchShape, OpCount
 from polyhead.estimate.benchmark import DecodingSpeed
 from polyhead.estimate.expected_quality import Measurement
@@ -51,6 +53,16 @@ class TimeEstimate(NamedTuple):
     timed_updates: int
 
 
+class RankEstimate(NamedTuple):
+    """Memory and time of one rank of a parallel layout, on ``hardware``."""
+
+    layout: ParallelLayout
+    recompute: Recompute
+    hardware: Hardware | None
+    memory: RankMemory
+    time: RankTime | None  # None without hardware
+
+
 class Estimate(NamedTuple):
     """The estimated cost of a design."""
 
@@ -77,6 +89,7 @@ class Estimate(NamedTuple):
     machine: int  # bytes of memory of this machine, 0 if unknown
     measurements: list[Measurement]  # on corpora of about this size
     exports: dict[str, str]  # obstacle for each export format; "" if there is none
+    rank: RankEstimate | None = None  # None without a layout, hardware and recomputation
 
     def to_json(self) -> dict[str, Any]:
         """As JSON types: operations as numbers, bytes, seconds."""

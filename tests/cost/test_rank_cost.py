@@ -1,0 +1,232 @@
+"""Memory and time of a rank against published trainings, and against sums worked by hand."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from tests.cost.published_training import LLAMA, MEGATRON, TORCHTITAN, MegatronRow, TorchtitanRow
+
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.cost.communication import ParallelLayout, estimate_traffic
+from polyhead.cost.flops import count_forward
+from polyhead.cost.hardware import HARDWARE
+from polyhead.cost.memory import TrainingMemory, estimate_training_memory
+from polyhead.cost.parameter_count import count_model_parameters
+from polyhead.cost.rank_cost import (
+    RankMemory,
+    block_input_numbers,
+    count_selective,
+    estimate_rank_memory,
+    estimate_rank_time,
+    micro_batch_shape,
+)
+from polyhead.cost.workload import BatchShape
+
+GPT = ModelConfig(
+    kind="decoder", vocab_size=100, d_model=16, n_layers=4, n_heads=4, feed_forward="gelu", max_len=64
+)
+
+
+def llama(size: str, length: int, n_layers: int | None = None) -> ModelConfig:
+    layers, d_model, d_ff, heads = LLAMA[size]
+    return ModelConfig(
+        kind="decoder", vocab_size=128256, d_model=d_model, n_layers=n_layers or layers, n_heads=heads,
+        n_kv_heads=8, d_ff=d_ff, norm="rmsnorm", position="rope", feed_forward="swiglu",
+        tie_embeddings="none", max_len=length,
+    )  # fmt: skip
+
+
+def count(config: ModelConfig) -> int:
+    return count_by_json(config.model_dump_json())
+
+
+@cache
+def count_by_json(config: str) -> int:
+    return count_model_parameters(ModelConfig.model_validate_json(config))
+
+
+def trained(config: ModelConfig, activations: float, loss: float = 0) -> TrainingMemory:
+    """fp32 weights, gradients and two moments."""
+    n = count(config)
+    return TrainingMemory(4 * n, 4 * n, 8 * n, 0, int(activations), int(loss))
+
+
+def torchtitan_memory(row: TorchtitanRow) -> RankMemory:
+    """torchtitan's loss keeps whole logits: in bf16 and as fp32 log-probabilities, with the gradients of the
+    loss and of the logits in fp32, and in bf16: 16 bytes each. Its loss over vocabulary-parallel logits makes
+    two fp32 copies more and no bf16 gradient before they are freed: 18. The residual stream is bf16.
+    """
+    config = llama(row.size, row.length)
+    layout = row.layout._replace(activation_bytes=2)
+    batch = BatchShape(row.rows, row.length)
+    layout.check(config, batch)
+    micro = micro_batch_shape(batch, layout)
+    block = estimate_training_memory(
+        llama(row.size, row.length, 1), micro, Choice("adamw"), precision="bf16"
+    ).activations
+    assert block is not None
+    logit = 16 if layout.tensor_parallel == 1 else 18
+    memory = trained(config, block * config.n_layers, logit * micro.labels * config.vocab_size)
+    return estimate_rank_memory(config, memory, micro, layout, recompute=row.recompute, residual_bytes=2)
+
+
+@pytest.mark.parametrize("row", TORCHTITAN, ids=lambda row: f"table {row.table}, {row.length}")
+def test_memory_of_a_rank_is_that_of_torchtitan(row: TorchtitanRow) -> None:
+    peak = torchtitan_memory(row).peak
+    assert peak is not None
+    assert peak / 2**30 == pytest.approx(row.gibibytes, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in TORCHTITAN if row.tokens_per_s], ids=lambda row: f"table {row.table}"
+)
+def test_time_of_an_update_is_that_of_torchtitan(row: TorchtitanRow) -> None:
+    config, batch = llama(row.size, row.length), BatchShape(row.rows, row.length)
+    hardware = HARDWARE["h100"]._replace(memory_bandwidth=2.4e12)
+    layout = row.layout._replace(activation_bytes=2).with_hardware(hardware)
+    traffic = estimate_traffic(config, batch, count(config), layout, recompute=row.recompute)
+    time = estimate_rank_time(
+        config, count_forward(config, batch), batch, layout, traffic, torchtitan_memory(row), hardware,
+        "bf16", recompute=row.recompute,
+    )  # fmt: skip
+    assert row.tokens_per_s is not None
+    assert time.total == pytest.approx(row.rows * row.length / row.tokens_per_s, rel=0.2)
+
+
+@pytest.mark.parametrize("row", MEGATRON, ids=lambda row: f"{row.hidden} {row.ranks} {row.recompute}")
+def test_time_of_an_update_is_that_of_megatron(row: MegatronRow) -> None:
+    config = ModelConfig(
+        kind="decoder", vocab_size=51200, d_model=row.hidden, n_layers=row.layers, n_heads=row.heads,
+        position="learned", feed_forward="gelu", norm_first=True, max_len=2048,
+    )  # fmt: skip
+    replicas = row.ranks // (row.t * row.p)
+    batch, hardware = BatchShape(row.batch // replicas, 2048), HARDWARE["a100"]
+    layout = ParallelLayout(
+        replicas, row.t, row.p, row.micro_batches, activation_bytes=2, interleave=row.chunks
+    ).with_hardware(hardware)
+    S, V, h, n = 2048, 51200, row.hidden, row.layers
+    # Narayanan et al., 2021, eq. 2
+    parameters = round(12 * n * h * h * (1 + 13 / (12 * h) + (V + S) / (12 * n * h)))
+    traffic = estimate_traffic(config, batch, parameters, layout, recompute=row.recompute)
+    of_rank = parameters / (row.t * row.p)
+    memory = RankMemory(4 * of_rank, 4 * of_rank, 8 * of_rank, 0, 0, 0, 0, 0, 0, None)
+    time = estimate_rank_time(
+        config, count_forward(config, batch), batch, layout, traffic, memory, hardware, "bf16",
+        recompute=row.recompute,
+    )  # fmt: skip
+    seconds = row.seconds
+    if row.teraflops is not None:  # Narayanan et al., 2021, eq. 3
+        flops = 96 * row.batch * S * n * h**2 * (1 + S / (6 * h) + V / (16 * n * h))
+        seconds = flops / (row.ranks * row.teraflops * 1e12)
+    assert time.total == pytest.approx(seconds, rel=0.2)
+
+
+def test_parameters_are_those_of_the_published_models() -> None:
+    assert [round(count(llama(size, 8192)) / 1e9, 1) for size in LLAMA] == [8.0, 70.6, 405.9]
+
+
+def test_shards_divide_states_and_gather_parts() -> None:
+    memory = trained(GPT, 1e6, 500)
+    batch = BatchShape(8, 32)
+    whole = estimate_rank_memory(GPT, memory, batch, ParallelLayout())
+    n = count(GPT)
+    assert (whole.weights, whole.gradients, whole.optimizer) == (4 * n, 4 * n, 8 * n)
+    assert (whole.gathered, whole.activations, whole.recomputed) == (0, 1e6, 0)
+    assert whole.peak == 12 * n + 1e6 + 4 * n  # gradients are larger than the loss
+    shared = estimate_rank_memory(GPT, memory, batch, ParallelLayout(shard=4, context_parallel=2))
+    assert (shared.weights, shared.optimizer) == (4 * n / 8, n)
+    layer = 12 * 16 * 16 + 13 * 16  # 4 H² + 8 H² of weights, 4 + 5 biases and 2 norms
+    assert shared.gathered == layer * (2 * 4 + 4)
+    assert shared.peak is not None
+    assert shared.peak == pytest.approx(3 * n / 2 + shared.gathered + 1e6 + n / 2)
+
+
+def test_replicas_and_adapters_gather_nothing_to_add() -> None:
+    memory = trained(GPT, 1e6)
+    copies = estimate_rank_memory(GPT, memory, BatchShape(8, 32), ParallelLayout(data_parallel=8))
+    assert (copies.gathered, copies.weights) == (0, memory.weights)
+    frozen = estimate_rank_memory(
+        GPT, memory._replace(gradients=0), BatchShape(8, 32), ParallelLayout(shard=2)
+    )
+    assert frozen.gathered == (12 * 16 * 16 + 13 * 16) * 2 * 4
+
+
+def test_a_pipeline_holds_as_many_micro_batches_as_stages() -> None:
+    # 1F1B: the first of 4 stages holds 4 micro-batches of its layer: as much as one of the whole model
+    layout = ParallelLayout(pipeline=4, micro_batches=8)
+    memory = trained(GPT, 1000)
+    held = estimate_rank_memory(GPT, memory, BatchShape(1, 32), layout)
+    assert held.activations == 1000
+    layer = 12 * 16 * 16 + 13 * 16
+    assert held.weights == pytest.approx(4 * (layer + 100 * 16))  # a layer, and the embeddings
+    # Korthikanti et al., 2022, sec. 4.2.3: (1 + (p - 1) / (p v)) times as much with interleaving
+    two = GPT.model_copy(update={"n_layers": 8})
+    chunks = estimate_rank_memory(two, memory, BatchShape(1, 32), layout._replace(interleave=2))
+    assert chunks.activations == pytest.approx(1000 * (1 + 3 / (4 * 2)))
+
+
+def test_recomputation_keeps_the_inputs_of_blocks() -> None:
+    # Korthikanti et al., 2022, table 2: 2sbh bytes per layer in 16 bits
+    assert block_input_numbers(GPT, BatchShape(8, 32)) * 2 == 4 * (2 * 32 * 8 * 16)
+    pair = ModelConfig(vocab_size=50, d_model=16, n_layers=2, n_decoder_layers=3, n_heads=2)
+    assert block_input_numbers(pair, BatchShape(2, 5, 7)) == 2 * 16 * (2 * 7 + 3 * 5)
+    memory = trained(GPT, 4000)
+    kept = estimate_rank_memory(GPT, memory, BatchShape(8, 32), ParallelLayout(), recompute="blocks")
+    assert (kept.activations, kept.recomputed) == (4 * 4 * 32 * 8 * 16, 1000)
+
+
+def test_selective_recomputation_keeps_every_second_product() -> None:
+    # Llama 8B keeps input 4096, queries 4096, values 1024, attention 4096, gate 14336, output 4096; it
+    # repeats keys, the output of attention, and the other product of the gate
+    block = count_selective(llama("8B", 8192))
+    assert block.kept == 4096 + 4096 + 1024 + 4096 + 14336 + 4096
+    assert block.flops == 2 * 4096 * (1024 + 4096 + 14336)
+    plain = count_selective(GPT)
+    assert plain.kept == 16 * (1 + 1 + 1 + 1 + 4)
+    assert plain.flops == 2 * 16 * 16 * (1 + 1 + 4)
+    for config in (GPT.model_copy(update={"feed_forward": Choice("moe")}), ModelConfig(vocab_size=50)):
+        with pytest.raises(UserError, match=r"recompute is 'selective'.*expected 'none' or 'blocks'"):
+            count_selective(config)
+
+
+def test_time_is_operations_and_what_nothing_hides() -> None:
+    batch, fast = BatchShape(8, 64), HARDWARE["a100"]
+    layout = ParallelLayout(2, 2, 2, 4, activation_bytes=2).with_hardware(fast)
+    works = count_forward(GPT, batch)
+    traffic = estimate_traffic(GPT, batch, count(GPT), layout)
+    memory = estimate_rank_memory(GPT, trained(GPT, 0), micro_batch_shape(batch, layout), layout)
+    slow = fast._replace(flops={"bf16": 1e6})  # operations take all time
+    time = estimate_rank_time(GPT, works, batch, layout, traffic, memory, slow, "bf16")
+    tokens, H = 8 * 64, 16
+    visible = 64 * 65 // 2 * 8  # causal pairs
+    forward = 4 * (24 * tokens * H * H + 4 * visible * H) + 2 * tokens * H * 100
+    assert time.compute == pytest.approx(3 * forward / 4 / (1e6 * 0.57))
+    # 4 all-reduces a layer, of tokens x H numbers of 2 bytes, among 2 ranks: sent once each; half the layers
+    assert time.tensor == pytest.approx(4 * 2 * tokens * H * 2 / 300e9)
+    assert (time.data, time.pipeline, time.context) == (0, 0, 0)  # hidden
+    assert time.bubble == pytest.approx((time.compute + time.tensor) / 4)
+    assert time.total == pytest.approx((time.compute + time.tensor) * 5 / 4 + time.optimizer)
+    assert time.labels_per_s == pytest.approx(tokens / 4 / time.total)
+    assert time.mfu == pytest.approx(3 * forward / 4 / 1e6 / time.total)
+    again = estimate_rank_time(GPT, works, batch, layout, traffic, memory, slow, "bf16", recompute="blocks")
+    layers = forward - 2 * tokens * H * 100
+    assert again.compute == pytest.approx((3 * forward + layers) / 4 / (1e6 * 0.57))
+    # a processor without limits leaves only bytes: all communication is exposed
+    quick = fast._replace(flops={"bf16": 1e30}, memory_bandwidth=1e30)
+    bare = estimate_rank_time(GPT, works, batch, layout, traffic, memory, quick, "bf16")
+    assert traffic.seconds_by_kind is not None
+    assert bare.exposed == pytest.approx(sum(traffic.seconds_by_kind.values()))
+
+
+def test_small_batches_are_bound_by_memory_bandwidth() -> None:
+    batch, hardware = BatchShape(1, 1), HARDWARE["h100"]
+    layout = ParallelLayout(activation_bytes=2).with_hardware(hardware)
+    traffic = estimate_traffic(GPT, batch, count(GPT), layout)
+    memory = estimate_rank_memory(GPT, trained(GPT, 100), batch, layout)
+    time = estimate_rank_time(
+        GPT, count_forward(GPT, batch), batch, layout, traffic, memory, hardware, "bf16"
+    )
+    assert time.compute == pytest.approx((2 * 2 * count(GPT) + 2 * 100) / 3.35e12)
