@@ -123,9 +123,9 @@ def test_what_is_no_design_is_told_what_to_do(
 
 def test_a_rank_of_an_accelerator(capsys: pytest.CaptureFixture[str]) -> None:
     options = shlex.split(
-        "--no-probe --batch-size 8 --seq-len 256 --shard 4 --tensor-parallel 2 --pipeline 2 --micro-batches 4 "
-        "--interleave 2 --context-parallel 2 --recompute blocks --hardware h100 --bandwidth 12.5 "
-        "--intra-node-bandwidth 100 --nproc-per-node 4"
+        "--no-probe --batch-size 8 --seq-len 256 --shard 4 --tensor-parallel 2 --pipeline 2 "
+        "--micro-batches 4 --interleave 2 --context-parallel 2 --recompute blocks --hardware h100 "
+        "--bandwidth 12.5 --intra-node-bandwidth 100 --nproc-per-node 4"
     )
     assert main(["estimate", "gpt2", *options, "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)

@@ -230,8 +230,14 @@ def estimate_traffic(
         # after the encoder, its output is sent along with that of the decoder
         widest = (batch_shape.length + batch_shape.source) // c
         between = accumulate * v * point_to_point_bytes(batch_shape.rows, widest, config.d_model, size)
-    sent = {"data": data, "gather": gather, "tensor": tensor, "context": context, "pipeline": between}
-    seconds = _count_seconds(sent, layout)
+    bytes_by_kind = {
+        "data": data,
+        "gather": gather,
+        "tensor": tensor,
+        "context": context,
+        "pipeline": between,
+    }
+    seconds = _count_seconds(bytes_by_kind, layout)
     return Traffic(
         layout.ranks,
         1 / (t * p * shards),
@@ -249,7 +255,7 @@ def estimate_traffic(
     )
 
 
-def _count_seconds(sent: dict[str, float], layout: ParallelLayout) -> dict[str, float] | None:
+def _count_seconds(bytes_by_kind: dict[str, float], layout: ParallelLayout) -> dict[str, float] | None:
     """Seconds to send the bytes of each kind over its link; None if a bandwidth is unknown."""
     n, t, c, shards = layout.data_parallel, layout.tensor_parallel, layout.context_parallel, layout.shards
     links = {
@@ -260,7 +266,7 @@ def _count_seconds(sent: dict[str, float], layout: ParallelLayout) -> dict[str, 
         "pipeline": layout.link_bandwidth(t * shards * n, layout.pipeline),
     }
     seconds = {}
-    for kind, nbytes in sent.items():
+    for kind, nbytes in bytes_by_kind.items():
         bandwidth = links[kind]
         if bandwidth is None:
             return None

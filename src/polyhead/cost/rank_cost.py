@@ -3,8 +3,8 @@
 Activations follow Korthikanti et al., 2022: tensor parallelism also divides the activations between matrix
 products (sequence parallelism, sec. 4.2.2), and the first stage of a pipeline holds those of several
 micro-batches (sec. 4.2.3). Sharding is that of FSDP (Zhao et al., 2023). Time is a roofline (Williams et al.,
-2009): the larger of operations / (peak x efficiency) and bytes / memory bandwidth, plus what is not hidden
-behind it.
+2009): the larger of operations / (peak x efficiency) and bytes / memory bandwidth, plus what it does
+not hide.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class RankMemory(NamedTuple):
     gradients: float
     optimizer: float
     average: float
-    gathered: float  # weights and gradients that are not sharded while they are used
+    gather_buffers: float  # weights and gradients that are not sharded while they are used
     activations: float | None  # kept for the backward pass; None if unknown
-    recomputed: float | None  # activations of a block while it is recomputed
+    recompute_buffer: float | None  # activations of a block while it is recomputed
     loss: float
     teachers: float  # whole on every rank
     peak: float | None  # the larger of the loss and of the backward pass; None if unknown
@@ -62,7 +62,7 @@ class RankTime(NamedTuple):
     mfu: float  # operations of the model / (total x peak), without recomputation and masked pairs
 
     @property
-    def exposed(self) -> float:
+    def exposed_communication(self) -> float:
         """Seconds of communication that no computation hides."""
         return self.tensor + self.context + self.data + self.pipeline
 
@@ -70,8 +70,8 @@ class RankTime(NamedTuple):
 class SelectiveBlock(NamedTuple):
     """What selective recomputation of a block keeps and repeats, per token."""
 
-    kept: int  # numbers
-    flops: int  # repeated operations
+    kept_numbers: int
+    repeated_flops: int
 
 
 def block_input_numbers(config: ModelConfig, batch_shape: BatchShape) -> int:
@@ -257,7 +257,7 @@ def _gathered_bytes(
 
 def _activations(
     config: ModelConfig,
-    whole: int | None,
+    saved_bytes: int | None,
     micro_batch: BatchShape,
     layout: ParallelLayout,
     recompute: Recompute,
@@ -265,15 +265,17 @@ def _activations(
 ) -> tuple[float | None, float | None]:
     """(bytes kept of a micro-batch in all layers, bytes of one block while it is recomputed).
 
-    ``whole`` are the bytes that are kept without recomputation.
+    ``saved_bytes`` are the bytes that are kept without recomputation.
     """
-    block = None if whole is None else whole / count_layers(config)
+    block = None if saved_bytes is None else saved_bytes / count_layers(config)
     if recompute == "blocks":
         return block_input_numbers(config, micro_batch) * residual_bytes, block
     if recompute == "selective":
         tokens = micro_batch.rows * micro_batch.length
-        return count_selective(config).kept * tokens * config.n_layers * layout.activation_bytes, block
-    return whole, 0.0
+        return count_selective(
+            config
+        ).kept_numbers * tokens * config.n_layers * layout.activation_bytes, block
+    return saved_bytes, 0.0
 
 
 def _repeated_flops(
@@ -285,7 +287,9 @@ def _repeated_flops(
             work.total - work.times * work.masked_flops for work in works if work.name not in _OUTSIDE_LAYERS
         )
     if recompute == "selective":
-        return count_selective(config).flops * config.n_layers * batch_shape.rows * batch_shape.length
+        return (
+            count_selective(config).repeated_flops * config.n_layers * batch_shape.rows * batch_shape.length
+        )
     return 0.0
 
 

@@ -81,10 +81,10 @@ def estimate(
 
     ``batch_size`` and ``seq_len`` are the batch shape of a model alone, ``train_tokens`` its number of
     training tokens; a recipe defines its own. ``context_len`` is the number of tokens of a row in decoding,
-    ``decode_batch`` are the batch sizes, ``layout`` the parallelism of training. ``hardware`` (h100,
-    h200, a100 or cpu) adds the time of a rank on it, ``recompute`` (none, selective, blocks) says which
-    activations are recomputed. ``seconds`` limits the benchmark; without ``probe`` nothing is run, and no
-    time on this machine is estimated.
+    ``decode_batch`` are the batch sizes, ``layout`` the parallelism of training. ``hardware`` (h100, h200,
+    a100 or cpu) adds the time of a rank on it, ``recompute`` (none, selective, blocks) selects the
+    activations that are recomputed. ``seconds`` limits the benchmark; without ``probe`` nothing is run, and
+    no time on this machine is estimated.
     """
     for name, count in {"batch_size": batch_size, "seq_len": seq_len, "context_len": context_len}.items():
         if count is not None:

@@ -171,12 +171,12 @@ def _format_rank_memory(estimate: Estimate) -> Iterator[str]:
     yield f"  optimizer   {format_si(memory.optimizer):>7}B"
     if memory.average:
         yield f"  average     {format_si(memory.average):>7}B"
-    if memory.gathered:
-        yield f"  gathered    {format_si(memory.gathered):>7}B  weights and gradients in use, not sharded"
+    if memory.gather_buffers:
+        yield f"  gathered    {format_si(memory.gather_buffers):>7}B  weights and gradients in use"
     if memory.activations is not None:
         yield f"  activations {format_si(memory.activations):>7}B"
-    if memory.recomputed:
-        yield f"  recomputed  {format_si(memory.recomputed):>7}B  activations of one block"
+    if memory.recompute_buffer:
+        yield f"  recomputed  {format_si(memory.recompute_buffer):>7}B  activations of one block"
     yield f"  loss        {format_si(memory.loss):>7}B"
     if memory.teachers:
         yield f"  teachers    {format_si(memory.teachers):>7}B"
@@ -200,7 +200,7 @@ def _format_rank_time(estimate: Estimate) -> Iterator[str]:
     yield f"  computation   {time.compute:>8.3g} s"
     exposed = {"tensor": time.tensor, "context": time.context, "data": time.data, "pipeline": time.pipeline}
     kinds = ", ".join(f"{kind} {seconds:.3g}" for kind, seconds in exposed.items() if seconds)
-    yield f"  communication {time.exposed:>8.3g} s  exposed{f': {kinds}' if kinds else ''}"
+    yield f"  communication {time.exposed_communication:>8.3g} s  exposed{f': {kinds}' if kinds else ''}"
     if time.bubble:
         yield f"  bubble        {time.bubble:>8.3g} s"
     yield f"  optimizer     {time.optimizer:>8.3g} s"
