@@ -228,6 +228,16 @@ def test_time_is_operations_and_what_nothing_hides() -> None:
     again = estimate_rank_time(GPT, works, batch, layout, traffic, memory, slow, "bf16", recompute="blocks")
     layers = forward - 2 * tokens * H * 100
     assert again.compute == pytest.approx((3 * forward + layers) / 4 / (1e6 * 0.57))
+    # two chunks of a layer per stage halve the bubble
+    chunks = layout._replace(interleave=2)
+    traffic_of_chunks = estimate_traffic(GPT, batch, count(GPT), chunks)
+    less = estimate_rank_time(GPT, works, batch, chunks, traffic_of_chunks, memory, slow, "bf16")
+    assert less.bubble == pytest.approx(time.bubble / 2)
+    # sums of gradients overlap with two thirds of the computation of the last of 4 micro-batches
+    assert traffic.seconds_by_kind is not None
+    late = traffic._replace(seconds_by_kind=traffic.seconds_by_kind | {"data": time.compute})
+    shown = estimate_rank_time(GPT, works, batch, layout, late, memory, slow, "bf16")
+    assert shown.data == pytest.approx(time.compute * (1 - 2 / 3 / 4))
     # a processor without limits leaves only bytes: all communication is exposed
     quick = fast._replace(flops={"bf16": 1e30}, memory_bandwidth=1e30)
     bare = estimate_rank_time(GPT, works, batch, layout, traffic, memory, quick, "bf16")

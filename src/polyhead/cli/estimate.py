@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -79,10 +79,8 @@ def run(
         int, typer.Option(min=1, help="number of model chunks per pipeline stage (interleaved 1F1B)")
     ] = 1,
     recompute: Annotated[
-        str,
-        typer.Option(
-            metavar="none|selective|blocks", help="activations that the backward pass computes again"
-        ),
+        Literal["none", "selective", "blocks"],
+        typer.Option(help="activations that the backward pass computes again"),
     ] = "none",
     hardware: Annotated[
         str | None,
