@@ -155,7 +155,7 @@ def test_hardware_alone_is_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "said"),
     [
         (["--hardware", "h10"], "unknown hardware 'h10'; did you mean 'h100'?"),
-        (["--recompute", "block"], "unknown recompute 'block'; did you mean 'blocks'?"),
+        (["--recompute", "block"], "--recompute: 'block' is not one of 'none', 'selective', 'blocks'"),
         (["--shard", "0"], "0"),
         (["--pipeline", "2", "--micro-batches", "3", "--interleave", "2", "--batch-size", "3"], "a multiple"),
     ],

@@ -208,6 +208,8 @@ def test_a_rank_without_a_split_is_this_model() -> None:
     assert memory.activations == 3 * 4 * 16 * 32 * 4
     assert made.memory.activations is not None
     assert memory.recompute_buffer == made.memory.activations / 3
+    with pytest.raises(UserError, match=r"unknown recompute 'block'; did you mean 'blocks'\?"):
+        estimate(config, probe=False, recompute="block")  # type: ignore[arg-type]
     plain = estimate(config, probe=False, batch_size=4, seq_len=16)
     assert plain.rank is None and plain.traffic is None
     timed = estimate(config, probe=False, batch_size=4, seq_len=16, hardware="a100")
