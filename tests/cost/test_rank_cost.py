@@ -17,11 +17,11 @@ from polyhead.cost.memory import TrainingMemory, estimate_training_memory
 from polyhead.cost.parameter_count import count_model_parameters
 from polyhead.cost.rank_cost import (
     RankMemory,
-    block_input_numbers,
     count_selective,
     estimate_rank_memory,
     estimate_rank_time,
     micro_batch_shape,
+    with_selective_recompute,
 )
 from polyhead.cost.workload import BatchShape
 
@@ -71,7 +71,12 @@ def torchtitan_memory(row: TorchtitanRow) -> RankMemory:
     assert block is not None
     logit = 16 if layout.tensor_parallel == 1 else 18
     memory = trained(config, block * config.n_layers, logit * micro.labels * config.vocab_size)
-    return estimate_rank_memory(config, memory, micro, layout, recompute=row.recompute, residual_bytes=2)
+    if row.recompute == "selective":
+        memory = with_selective_recompute(config, memory, micro, 2)
+    else:  # Korthikanti et al., 2022, table 2: 2sbh bytes per layer
+        kept = 2 * micro.rows * micro.length * config.d_model * config.n_layers
+        memory = memory._replace(activations=kept, recomputed=block)
+    return estimate_rank_memory(config, memory, micro, layout)
 
 
 @pytest.mark.parametrize("row", TORCHTITAN, ids=lambda row: f"table {row.table}, {row.length}")
@@ -183,13 +188,15 @@ def test_a_pipeline_holds_as_many_micro_batches_as_stages() -> None:
 
 
 def test_recomputation_keeps_the_inputs_of_blocks() -> None:
-    # Korthikanti et al., 2022, table 2: 2sbh bytes per layer in 16 bits
-    assert block_input_numbers(GPT, BatchShape(8, 32)) * 2 == 4 * (2 * 32 * 8 * 16)
-    pair = ModelConfig(vocab_size=50, d_model=16, n_layers=2, n_decoder_layers=3, n_heads=2)
-    assert block_input_numbers(pair, BatchShape(2, 5, 7)) == 2 * 16 * (2 * 7 + 3 * 5)
-    memory = trained(GPT, 4000)
-    kept = estimate_rank_memory(GPT, memory, BatchShape(8, 32), ParallelLayout(), recompute="blocks")
-    assert (kept.activations, kept.recompute_buffer) == (4 * 4 * 32 * 8 * 16, 1000)
+    batch = BatchShape(8, 32)
+    memory = estimate_training_memory(GPT, batch, Choice("adamw"), recompute=True)
+    plain = estimate_training_memory(GPT, batch, Choice("adamw"))
+    ranks = estimate_rank_memory(GPT, memory, batch, ParallelLayout(tensor_parallel=2))
+    assert memory.recomputed and memory.activations and plain.activations
+    assert ranks.recompute_buffer == memory.recomputed / 2
+    assert ranks.activations == memory.activations / 2
+    inputs = 4 * (8 * 32 * 16) * 4  # Korthikanti et al., 2022, table 2: sbh numbers per layer, in fp32
+    assert inputs <= memory.activations < 1.6 * inputs < plain.activations / 3
 
 
 def test_selective_recomputation_keeps_every_second_product() -> None:
@@ -198,6 +205,8 @@ def test_selective_recomputation_keeps_every_second_product() -> None:
     block = count_selective(llama("8B", 8192))
     assert block.kept_numbers == 4096 + 4096 + 1024 + 4096 + 14336 + 4096
     assert block.repeated_flops == 2 * 4096 * (1024 + 4096 + 14336)
+    memory = with_selective_recompute(GPT, trained(GPT, 4000), BatchShape(8, 32), 2)
+    assert (memory.activations, memory.recomputed) == (16 * 8 * 8 * 32 * 4 * 2, 1000)
     plain = count_selective(GPT)
     assert plain.kept_numbers == 16 * (1 + 1 + 1 + 1 + 4)
     assert plain.repeated_flops == 2 * 16 * 16 * (1 + 1 + 4)

@@ -18,6 +18,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.cost.communication import ParallelLayout
 from polyhead.cost.flops import count_forward, update_flops_factor
+from polyhead.cost.memory import estimate_training_memory
 from polyhead.cost.workload import BatchShape
 from polyhead.estimate import data_sample
 from polyhead.estimate.plan import estimate
@@ -205,9 +206,12 @@ def test_a_rank_without_a_split_is_this_model() -> None:
         made.memory.gradients,
         made.memory.loss,
     )
-    assert memory.activations == 3 * 4 * 16 * 32 * 4
-    assert made.memory.activations is not None
-    assert memory.recompute_buffer == made.memory.activations / 3
+    kept = estimate_training_memory(
+        config, BatchShape(4, 16), Choice("adamw"), precision=made.precision, recompute=True
+    )
+    assert (memory.activations, memory.recompute_buffer) == (kept.activations, kept.recomputed)
+    assert memory.activations is not None and made.memory.activations is not None
+    assert 3 * 4 * 16 * 32 * 4 <= memory.activations < made.memory.activations
     with pytest.raises(UserError, match=r"unknown recompute 'block'; did you mean 'blocks'\?"):
         estimate(config, probe=False, recompute="block")  # type: ignore[arg-type]
     plain = estimate(config, probe=False, batch_size=4, seq_len=16)
@@ -227,3 +231,16 @@ def test_a_rank_without_a_split_is_this_model() -> None:
         halves.rank.memory.activations - weights_in_bf16
         == (timed.rank.memory.activations - weights_in_bf16) / 2
     )
+
+
+def test_a_rank_recomputes_as_the_recipe_does(home: Path) -> None:
+    recipe = load_recipe("translation.yaml", ["train.recompute=blocks"])
+    layout = ParallelLayout(data_parallel=2)
+    made = estimate(recipe, probe=False, layout=layout)
+    assert made.rank is not None and made.rank.recompute == "blocks"
+    assert made.rank.memory.activations == made.memory.activations
+    assert made.rank.memory.recompute_buffer == made.memory.recomputed
+    changed = estimate(recipe, probe=False, layout=layout, recompute="none")
+    assert changed.rank is not None and changed.rank.memory.recompute_buffer == 0
+    assert made.memory.activations and changed.rank.memory.activations
+    assert changed.rank.memory.activations > made.memory.activations

@@ -79,9 +79,11 @@ def run(
         int, typer.Option(min=1, help="number of model chunks per pipeline stage (interleaved 1F1B)")
     ] = 1,
     recompute: Annotated[
-        Literal["none", "selective", "blocks"],
-        typer.Option(help="activations that the backward pass computes again"),
-    ] = "none",
+        Literal["none", "selective", "blocks"] | None,
+        typer.Option(
+            help="activations that the backward pass computes again", show_default="train.recompute"
+        ),
+    ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(

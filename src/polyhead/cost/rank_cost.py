@@ -74,18 +74,6 @@ class SelectiveBlock(NamedTuple):
     repeated_flops: int
 
 
-def block_input_numbers(config: ModelConfig, batch_shape: BatchShape) -> int:
-    """Numbers kept with recomputation of blocks: the input of every block, B S H each.
-
-    Korthikanti et al., 2022, sec. 5 (2sbh bytes per layer in 16 bits).
-    """
-    if config.kind == "encoder-decoder":
-        row = config.n_layers * batch_shape.source + config.decoder_layers * batch_shape.length
-    else:
-        row = config.n_layers * batch_shape.length
-    return batch_shape.rows * row * config.d_model
-
-
 def count_selective(config: ModelConfig) -> SelectiveBlock:
     """What torchtitan's selective recomputation keeps: every second matrix product and attention's output.
 
@@ -111,6 +99,16 @@ def count_selective(config: ModelConfig) -> SelectiveBlock:
     return SelectiveBlock(kept, sum(2 * inputs * outputs for inputs, outputs in products[1::2]))
 
 
+def with_selective_recompute(
+    config: ModelConfig, memory: TrainingMemory, batch_shape: BatchShape, itemsize: int
+) -> TrainingMemory:
+    """``memory``, that of a batch without recomputation, with selective recomputation of every block."""
+    tokens = batch_shape.rows * batch_shape.length
+    kept = count_selective(config).kept_numbers * tokens * config.n_layers * itemsize
+    block = None if memory.activations is None else memory.activations // config.n_layers
+    return memory._replace(activations=kept, recomputed=block)
+
+
 def micro_batch_shape(batch_shape: BatchShape, layout: ParallelLayout) -> BatchShape:
     """The shape of one micro-batch on one rank: fewer rows, and its part of the tokens of each."""
     m, c = layout.micro_batches, layout.context_parallel
@@ -128,15 +126,11 @@ def estimate_rank_memory(
     memory: TrainingMemory,
     micro_batch: BatchShape,
     layout: ParallelLayout,
-    *,
-    recompute: Recompute = "none",
     accumulate: int = 1,
-    residual_bytes: int = 4,
 ) -> RankMemory:
     """Estimate the memory of the rank that needs most.
 
-    ``memory`` is that of the whole model on one ``micro_batch`` of a rank without recomputation.
-    ``residual_bytes`` is the size of a number of a block's input, fp32 here in every precision.
+    ``memory`` is that of the whole model on one ``micro_batch`` of a rank.
     """
     t, p, m, shards = layout.tensor_parallel, layout.pipeline, layout.micro_batches, layout.shards
     layers = count_layers(config)
@@ -157,9 +151,8 @@ def estimate_rank_memory(
         gathered += micro_batch.labels * config.embedding_width * layout.activation_bytes
     loss = memory.loss / t
     held = held_micro_batches(p, m, layout.interleave) * stage_layers / layers / t  # of a micro-batch
-    kept, block = _activations(config, memory.activations, micro_batch, layout, recompute, residual_bytes)
-    activations = None if kept is None else held * kept
-    recomputed = None if block is None else block / t
+    activations = None if memory.activations is None else held * memory.activations
+    recomputed = None if memory.recomputed is None else memory.recomputed / t
     peak = None
     if activations is not None and recomputed is not None:
         states = weights + memory.teachers + optimizer + average + gathered + activations
@@ -253,29 +246,6 @@ def _gathered_bytes(
     if layout.pipeline > 1:
         return stage_numbers * (size + gradient)
     return max(layer_numbers, edge_numbers) / layout.tensor_parallel * (2 * size + gradient)
-
-
-def _activations(
-    config: ModelConfig,
-    saved_bytes: int | None,
-    micro_batch: BatchShape,
-    layout: ParallelLayout,
-    recompute: Recompute,
-    residual_bytes: int,
-) -> tuple[float | None, float | None]:
-    """(bytes kept of a micro-batch in all layers, bytes of one block while it is recomputed).
-
-    ``saved_bytes`` are the bytes that are kept without recomputation.
-    """
-    block = None if saved_bytes is None else saved_bytes / count_layers(config)
-    if recompute == "blocks":
-        return block_input_numbers(config, micro_batch) * residual_bytes, block
-    if recompute == "selective":
-        tokens = micro_batch.rows * micro_batch.length
-        return count_selective(
-            config
-        ).kept_numbers * tokens * config.n_layers * layout.activation_bytes, block
-    return saved_bytes, 0.0
 
 
 def _repeated_flops(

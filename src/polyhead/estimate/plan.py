@@ -35,7 +35,12 @@ from polyhead.cost.memory import (
     estimate_training_memory,
     model_bytes,
 )
-from polyhead.cost.rank_cost import estimate_rank_memory, estimate_rank_time, micro_batch_shape
+from polyhead.cost.rank_cost import (
+    estimate_rank_memory,
+    estimate_rank_time,
+    micro_batch_shape,
+    with_selective_recompute,
+)
 from polyhead.cost.workload import BatchShape, OpCount, UnknownFormulaError
 from polyhead.estimate.benchmark import ClockFn, measure_decoding_speed, measure_update_times
 from polyhead.estimate.data_sample import find_missing_files, open_data_sample
@@ -73,7 +78,7 @@ def estimate(
     decode_batch: Sequence[int] = (1, 32),
     layout: ParallelLayout | None = None,
     hardware: str | None = None,
-    recompute: Recompute = "none",
+    recompute: Recompute | None = None,
     seconds: float = _PROBE_SECONDS,
     clock: ClockFn = time.perf_counter,
 ) -> Estimate:
@@ -82,9 +87,9 @@ def estimate(
     ``batch_size`` and ``seq_len`` are the batch shape of a model alone, ``train_tokens`` its number of
     training tokens; a recipe defines its own. ``context_len`` is the number of tokens of a row in decoding,
     ``decode_batch`` are the batch sizes, ``layout`` the parallelism of training. ``hardware`` (h100, h200,
-    a100 or cpu) adds the time of a rank on it, ``recompute`` (none, selective, blocks) selects the
-    activations that are recomputed. ``seconds`` limits the benchmark; without ``probe`` nothing is run, and
-    no time on this machine is estimated.
+    a100 or cpu) adds the time of a rank on it, ``recompute`` (none, selective, blocks) selects what is
+    recomputed there, by default ``train.recompute``. ``seconds`` limits the benchmark; without ``probe``
+    nothing is run, and no time on this machine is estimated.
     """
     for name, count in {"batch_size": batch_size, "seq_len": seq_len, "context_len": context_len}.items():
         if count is not None:
@@ -100,7 +105,7 @@ def estimate(
         raise UserError(
             f"train_tokens is {format_value(train_tokens)}; expected a number above 0, e.g. 300e9"
         )
-    if recompute not in RECOMPUTE:
+    if recompute is not None and recompute not in RECOMPUTE:
         raise unknown_name_error("recompute", recompute, RECOMPUTE)
     accelerator = None if hardware is None else get_hardware(hardware)
     with tempfile.TemporaryDirectory(prefix="polyhead-plan-") as folder:
@@ -119,9 +124,14 @@ def estimate(
         operations = _estimate_operations(subject, works, passes, active)
         memory = _estimate_memory(subject, precision)
         traffic, rank = None, None
-        if layout is not None or accelerator or recompute != "none":
+        if layout is not None or accelerator or recompute:
             rank, traffic = _estimate_rank(
-                subject, layout or ParallelLayout(), accelerator, recompute, precision, works, memory
+                subject,
+                layout or ParallelLayout(),
+                accelerator,
+                recompute or train.recompute,
+                precision,
+                works,
             )
         time_estimate = None
         if probe and _has_memory(memory, notes) and subject.sample_batches:
@@ -269,24 +279,19 @@ def _estimate_rank(
     recompute: Recompute,
     precision: ResolvedPrecision,
     works: list[OpCount],
-    memory: TrainingMemory,
 ) -> tuple[RankEstimate, Traffic]:
-    """Memory, traffic and, with hardware, time of one rank.
-
-    ``works`` and ``memory`` are those of the largest batch.
-    """
+    """Memory, traffic and, with hardware, time of one rank. ``works`` are those of the largest batch."""
     layout = layout._replace(activation_bytes=4 if precision == "fp32" else 2)
     config, batch, accumulate = inputs.config, inputs.largest_batch, inputs.train.accumulate
     links = layout.with_hardware(hardware) if hardware else layout
+    micro = micro_batch_shape(batch, links.check(config, batch))
+    memory = _estimate_memory(inputs, precision, micro, recompute == "blocks")
+    if recompute == "selective":
+        memory = with_selective_recompute(config, memory, micro, layout.activation_bytes)
     traffic = estimate_traffic(
         config, batch, memory.gradients // 4, links, accumulate, recompute, memory.weights // 4
     )
-    micro = micro_batch_shape(batch, layout)
-    if micro != batch:
-        memory = _estimate_memory(inputs, precision, micro)
-    rank_memory = estimate_rank_memory(
-        config, memory, micro, layout, recompute=recompute, accumulate=accumulate
-    )
+    rank_memory = estimate_rank_memory(config, memory, micro, layout, accumulate)
     rank_time = None
     if hardware:
         rank_time = estimate_rank_time(
@@ -298,9 +303,12 @@ def _estimate_rank(
 
 
 def _estimate_memory(
-    inputs: EstimateInputs, precision: ResolvedPrecision, batch_shape: BatchShape | None = None
+    inputs: EstimateInputs,
+    precision: ResolvedPrecision,
+    batch_shape: BatchShape | None = None,
+    recompute: bool | None = None,
 ) -> TrainingMemory:
-    """Memory of training for a batch, by default the largest; teachers included."""
+    """Memory of training for a batch, teachers included; by default the largest, with ``train.recompute``."""
     train = inputs.train
     memory = estimate_training_memory(
         inputs.config,
@@ -308,7 +316,7 @@ def _estimate_memory(
         train.optimizer,
         precision=precision,
         ema=bool(train.ema),
-        recompute=train.recompute == "blocks",
+        recompute=train.recompute == "blocks" if recompute is None else recompute,
         prepare=lambda model: prepare_trainable(model, train),
     )
     if memory.total is None and batch_shape is None:
