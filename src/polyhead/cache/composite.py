@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -15,6 +15,8 @@ class CompositeCache:
     ``lossless`` and ``rewinds`` are true if they are true of every part. ``layer_ids`` gives the index in the
     model of each layer of the parts, where the layers of the parts are not consecutive.
     """
+
+    name = "composite"
 
     def __init__(self, caches: Sequence[Cache], layer_ids: Sequence[int] | None = None) -> None:
         self.caches = caches
@@ -66,3 +68,15 @@ class CompositeCache:
     def select(self, rows: Sequence[int]) -> None:
         for part in self.caches:
             part.select(rows)
+
+    def export_rows(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        return {
+            f"caches.{i}.{name}": x
+            for i, part in enumerate(self.caches)
+            for name, x in part.export_rows(rows).items()
+        }
+
+    def import_rows(self, tensors: Mapping[str, Tensor]) -> None:
+        for i, part in enumerate(self.caches):
+            prefix = f"caches.{i}."
+            part.import_rows({n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)})

@@ -37,7 +37,7 @@ class DynamicCache(RowCache):
     """
 
     name = "growing"
-    lossless, rewinds = True, True
+    lossless, rewinds, has_growing_slots = True, True, True
     row_tensors: ClassVar[dict[str, int]] = {"pos": -1}
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from polyhead.cache.factory import make_cache
+from polyhead.cache.row_cache import check_tensor
 from polyhead.cache.static import StaticCache, StaticLayer
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.choice import Choice
@@ -51,6 +52,7 @@ class LowRankCache:
       chunk: slots by which storage grows, or an eighth of it, whichever is more
     """
 
+    name = "low_rank"
     lossless, rewinds, block_size = False, True, 1
 
     def __init__(
@@ -71,6 +73,7 @@ class LowRankCache:
         if rank < 1:
             raise UserError(f"cache 'low_rank': rank is {rank}, expected at least 1")
         ranks = min(rank, shape.head_dim), min(rank, shape.v_dim)
+        self.head_dims = shape.head_dim, shape.v_dim
         projected_shape = shape._replace(head_dim=ranks[0], v_dim=ranks[1])
         self.base_cache = StaticCache(projected_shape, n_rows, max_len, chunk=chunk)
         bases: Sequence[ProjectionBasis | None] = [None] * shape.n_layers
@@ -103,6 +106,45 @@ class LowRankCache:
     def memory_usage(self) -> CacheMemory:
         """Memory of the base cache and of the directions, which count as used."""
         return CacheMemory(*(x + self._basis_bytes() for x in self.base_cache.memory_usage()[:3]))
+
+    def export_rows(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """The rows of the base cache, and the directions that they are projected to."""
+        bases = {f"layers.{i}.basis": layer.basis for i, layer in enumerate(self.layers) if layer.basis}
+        return self.base_cache.export_rows(rows) | {
+            f"{name}_{side}": x for name, basis in bases.items() for side, x in basis._asdict().items()
+        }
+
+    def import_rows(self, tensors: Mapping[str, Tensor]) -> None:
+        names = [[f"layers.{i}.basis_{side}" for side in "kv"] for i in range(len(self.layers))]
+        surplus = {name for pair in names for name in pair} & tensors.keys()
+        bases = [
+            self._read_basis(tensors, pair, layer) for pair, layer in zip(names, self.layers, strict=True)
+        ]
+        self.base_cache.import_rows({name: x for name, x in tensors.items() if name not in surplus})
+        for layer, basis in zip(self.layers, bases, strict=True):
+            layer.basis = basis
+
+    def _read_basis(
+        self, tensors: Mapping[str, Tensor], names: list[str], layer: LowRankLayer
+    ) -> ProjectionBasis | None:
+        """The directions of imported rows; UserError if the layer already has others."""
+        if not any(name in tensors for name in names):
+            return layer.basis  # no step has fitted any
+        pair = []
+        for name, size, x in zip(
+            names, self.head_dims, (layer.base_layer.k, layer.base_layer.v), strict=True
+        ):
+            expected = x.new_empty(0, size, x.size(3))
+            imported = tensors.get(name, x.new_empty(0))
+            check_tensor(self.name, name, imported, expected, x.size(1))
+            pair.append(imported.to(x.device))
+        basis = ProjectionBasis(*pair)
+        if layer.basis is not None and not all(map(torch.equal, basis, layer.basis)):
+            raise UserError(
+                "cache 'low_rank': the imported rows are projected to other directions than those of this "
+                "cache: use the same projection file in both processes, or import into an empty cache"
+            )
+        return basis
 
     def _basis_bytes(self) -> int:
         return sum(x.untyped_storage().nbytes() for layer in self.layers for x in layer.basis or ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 import numpy as np
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from polyhead.cache.block_manager import BlockManager, BlockStats, OutOfBlocksError, WriteSpan
 from polyhead.cache.paged_layer import PagedLayer, PagedStepLayout
-from polyhead.cache.row_cache import check_cache_len
+from polyhead.cache.paged_view import gather_pages
+from polyhead.cache.row_cache import check_cache_len, check_tensor, check_tensor_names, read_lengths
 from polyhead.core.array_types import Bools, Ints
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheMemory, CacheShape
-from polyhead.nn.kv import visible
+from polyhead.nn.kv import KV, visible
 
 # default block size: large blocks waste slots at the end of a row, small ones need larger tables
 MAX_WASTE = 0.04  # maximum share of wasted slots for the default block size
@@ -42,6 +43,7 @@ class PagedCache:
       max_blocks: maximum number of pages; default: what all rows need at the maximum length
     """
 
+    name = "paged"
     lossless, rewinds = True, True
 
     def __init__(
@@ -161,6 +163,43 @@ class PagedCache:
         for row, seq in enumerate(old_seq_ids):
             if row not in used_rows:
                 self.block_manager.release(seq)
+
+    def export_rows(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """The slots of each row in order, (rows, K, longest, D); rows that share pages have a copy each."""
+        row_ids = [int(row) for row in rows]
+        lengths = torch.tensor([self.block_manager.lengths[self.seq_ids[row]] for row in row_ids])
+        longest = max(lengths.tolist(), default=0)
+        _, _, read_pages = self._index_pages(row_ids)
+        is_empty = (torch.arange(longest) >= lengths[:, None])[:, None, :, None].to(self.device)
+        tensors = {"lengths": lengths.long()}
+        for i, layer in enumerate(self.layers):
+            for name, x in (("k", layer.k), ("v", layer.v)):
+                slots = gather_pages(read_pages, len(row_ids), x)[:, :, :longest]
+                tensors[f"layers.{i}.{name}"] = slots.masked_fill(is_empty, 0)
+        return tensors
+
+    @torch.no_grad()
+    def import_rows(self, tensors: Mapping[str, Tensor]) -> None:
+        lengths = read_lengths(self.name, tensors, self.max_len)
+        names = [(f"layers.{i}.k", f"layers.{i}.v") for i in range(len(self.layers))]
+        check_tensor_names(self.name, tensors, {"lengths", *(name for pair in names for name in pair)})
+        for layer, pair in zip(self.layers, names, strict=True):
+            for name, x in zip(pair, (layer.k, layer.v), strict=True):
+                expected = x.new_empty(0, x.size(1), max(lengths, default=0), x.size(3))
+                check_tensor(self.name, name, tensors[name], expected, len(lengths))
+        n_old = len(self.seq_ids)
+        self.append_rows(len(lengths))
+        if not any(lengths):
+            return
+        slots = torch.arange(max(lengths))
+        pos = torch.where(slots < torch.tensor(lengths)[:, None], slots, -1).to(self.device)
+        try:
+            self.prepare_step(range(n_old, n_old + len(lengths)), pos)
+        except OutOfBlocksError:
+            self.select(range(n_old))
+            raise
+        for layer, (k, v) in zip(self.layers, names, strict=True):
+            layer.update(KV(tensors[k].to(self.device), tensors[v].to(self.device)))
 
     def match_prefix(self, row: int, tokens: Sequence[int]) -> int:
         """Fill an empty row with cached pages of this token prefix; return the number of tokens matched."""

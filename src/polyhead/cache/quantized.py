@@ -44,7 +44,7 @@ class QuantizedCache(RowCache):
       group: tokens that are quantized together
     """
 
-    name = "quantized"
+    name, has_growing_slots = "quantized", True
 
     def __init__(
         self, shape: CacheShape, n_rows: int, max_len: int, *, bits: Literal[8, 4] = 8, group: int = 32
@@ -61,6 +61,10 @@ class QuantizedCache(RowCache):
 
     def used_bytes(self) -> int:
         return sum(layer.used_bytes(self.lengths) for layer in self.layers)
+
+    def import_rows(self, tensors: Mapping[str, Tensor]) -> None:
+        super().import_rows(tensors)
+        self.n_groups = max(self.n_groups, tensors["layers.0.k"].size(2))
 
     def plan_step(self, tokens: StepTokens) -> QuantizedStepLayout:
         packed_groups = tokens.len_before // self.group

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.core.errors import UserError
@@ -68,6 +69,7 @@ class RowCache(ABC):
     lossless, rewinds, block_size = False, False, 1
     layers: Sequence[RowLayer]
     row_tensors: ClassVar[dict[str, int]] = {}  # per-row tensors shared by all layers
+    has_growing_slots = False  # whether storage gets more slots as rows grow
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:
         if any(shape.states):
@@ -157,8 +159,41 @@ class RowCache(ABC):
             layer.select(index)
         self.peak_bytes = max(self.peak_bytes, self.nbytes)
 
+    def export_rows(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        index = torch.tensor([int(row) for row in rows], dtype=torch.int64, device=self.device)
+        tensors = {"lengths": torch.tensor([self.lengths[int(row)] for row in rows], dtype=torch.int64)}
+        for prefix, part in self._named_parts():
+            for name in part.row_tensors:
+                tensors[prefix + name] = getattr(part, name).index_select(0, index)
+        return tensors
+
+    @torch.inference_mode(False)  # the new tensors may be written to outside of inference mode
+    @torch.no_grad()
+    def import_rows(self, tensors: Mapping[str, Tensor]) -> None:
+        lengths = read_lengths(self.name, tensors, self.max_len)
+        parts = self._named_parts()
+        check_tensor_names(
+            self.name,
+            tensors,
+            {"lengths", *(prefix + name for prefix, part in parts for name in part.row_tensors)},
+        )
+        joined = []
+        for prefix, part in parts:
+            slot_dim = (1 if part is self else 2) if self.has_growing_slots else None
+            for name, empty in part.row_tensors.items():
+                x, rows = getattr(part, name), tensors[prefix + name]
+                check_tensor(self.name, prefix + name, rows, x, len(lengths), slot_dim)
+                joined.append((part, name, append_padded(x, rows.to(x.device), slot_dim, empty)))
+        for part, name, x in joined:
+            setattr(part, name, x)
+        self.lengths += lengths
+        self.peak_bytes = max(self.peak_bytes, self.nbytes)
+
     def _parts(self) -> list[RowCache | RowLayer]:
         return [self, *self.layers]
+
+    def _named_parts(self) -> list[tuple[str, RowCache | RowLayer]]:
+        return [("", self), *((f"layers.{i}.", layer) for i, layer in enumerate(self.layers))]
 
 
 def check_cache_len(length: int, max_len: int) -> None:
@@ -175,6 +210,51 @@ def grow_tensors(holder: object, row_tensors: Mapping[str, int], n: int) -> None
     for name, empty in row_tensors.items():
         x = getattr(holder, name)
         setattr(holder, name, torch.cat([x, x.new_full((n, *x.shape[1:]), empty)]))
+
+
+def append_padded(x: Tensor, rows: Tensor, slot_dim: int | None, empty: int) -> Tensor:
+    """Append rows to x; the one with fewer slots along ``slot_dim`` gets empty ones at the end."""
+    if slot_dim is None or x.size(slot_dim) == rows.size(slot_dim):
+        return torch.cat([x, rows])
+    n_slots = max(x.size(slot_dim), rows.size(slot_dim))
+    after = [0, 0] * (x.dim() - 1 - slot_dim)
+    padded = (F.pad(y, (*after, 0, n_slots - y.size(slot_dim)), value=empty) for y in (x, rows))
+    return torch.cat([*padded])
+
+
+def read_lengths(cache: str, tensors: Mapping[str, Tensor], max_len: int) -> list[int]:
+    """The number of tokens of each imported row; UserError if it does not fit."""
+    if "lengths" not in tensors or tensors["lengths"].dim() != 1 or tensors["lengths"].is_floating_point():
+        raise UserError(f"cache {cache!r}: these tensors are no exported rows: expected integers 'lengths'")
+    lengths: list[int] = tensors["lengths"].tolist()
+    if min(lengths, default=0) < 0:
+        raise UserError(f"cache {cache!r}: an imported row has {min(lengths)} tokens, expected 0 or more")
+    check_cache_len(max(lengths, default=0), max_len)
+    return lengths
+
+
+def check_tensor_names(cache: str, tensors: Mapping[str, Tensor], expected: set[str]) -> None:
+    """Raise UserError if imported rows have missing or additional tensors."""
+    if tensors.keys() != expected:
+        missing, surplus = sorted(expected - tensors.keys()), sorted(tensors.keys() - expected)
+        difference = f"{missing[0]!r} is missing" if missing else f"{surplus[0]!r} is not among this cache's"
+        raise UserError(
+            f"cache {cache!r}: the imported rows belong to another model or other options: {difference}"
+        )
+
+
+def check_tensor(
+    cache: str, name: str, rows: Tensor, x: Tensor, n_rows: int, slot_dim: int | None = None
+) -> None:
+    """Raise UserError if imported rows differ from x (rows, ...) in dtype or in a size other than slots."""
+    expected = [n_rows, *x.shape[1:]]
+    if slot_dim is not None and rows.dim() == x.dim():
+        expected[slot_dim] = rows.size(slot_dim)
+    if list(rows.shape) != expected or rows.dtype != x.dtype:
+        raise UserError(
+            f"cache {cache!r}: the imported rows belong to another model or other options: {name!r} is "
+            f"{rows.dtype} of shape {tuple(rows.shape)}, expected {x.dtype} of shape {tuple(expected)}"
+        )
 
 
 def select_rows(x: Tensor, rows: Tensor | None) -> Tensor:

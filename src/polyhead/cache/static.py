@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -44,7 +44,7 @@ class StaticCache(RowCache):
     """
 
     name = "static"
-    lossless, rewinds = True, True
+    lossless, rewinds, has_growing_slots = True, True, True
     row_tensors: ClassVar[dict[str, int]] = {"pos": -1}
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 32) -> None:
@@ -76,6 +76,12 @@ class StaticCache(RowCache):
         step = self._build_layout(rows, pos, host)
         for layer in self.layers:
             layer.step, layer.used_slots = step, self.used_slots
+
+    def import_rows(self, tensors: Mapping[str, Tensor]) -> None:
+        super().import_rows(tensors)
+        self.used_slots = max(self.used_slots, self.pos.size(1) - 1)
+        for layer in self.layers:
+            layer.used_slots, layer.spare_storage = self.used_slots, []
 
     def _build_layout(self, rows: list[int], pos: Tensor, host_pos: list[list[int]]) -> StaticStepLayout:
         """Record the new positions; aligned rows are written as one slice, others by index."""

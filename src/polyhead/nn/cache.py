@@ -6,7 +6,7 @@ Neither side depends on the kind of cache. A decoding step is ``cache.prepare_st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -114,11 +114,13 @@ class LayerCache(Protocol):
 class Cache(Protocol):
     """The cache of all layers for some sequences, one per row.
 
-    A kind of cache declares its properties as class attributes: ``lossless``, whether decoding gives the same
-    result as without a cache, and ``rewinds``, whether a stored position may be overwritten, as for rejected
-    draft tokens. Models that a kind cannot serve are rejected with the reason when the cache is made.
+    A kind of cache declares its properties as class attributes: its ``name``; ``lossless``, whether decoding
+    gives the same result as without a cache; and ``rewinds``, whether a stored position may be overwritten,
+    as for rejected draft tokens. Models that a kind cannot serve are rejected with the reason when the cache
+    is made.
     """
 
+    name: str
     lossless: bool
     rewinds: bool
 
@@ -168,6 +170,17 @@ class Cache(Protocol):
 
     def select(self, rows: Sequence[int]) -> None:
         """Row i becomes the old row ``rows[i]``; the number of rows becomes ``len(rows)``."""
+        ...
+
+    def export_rows(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """The content of some rows, between two steps: tensors by name, ``lengths`` (rows,) among them."""
+        ...
+
+    def import_rows(self, tensors: Mapping[str, Tensor]) -> None:
+        """Append the rows that ``export_rows`` of a cache of the same kind, options and model returned.
+
+        UserError if the tensors do not fit this cache, which is then unchanged.
+        """
         ...
 
 

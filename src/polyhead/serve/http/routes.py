@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, Response
 from polyhead.evaluate.embed import token_limit
 from polyhead.introspect.compute_attention import has_cross_attention
 from polyhead.kernels.pack_model import packed_dtype
+from polyhead.run.run_directory import MODEL_TYPE
 from polyhead.serve.http.errors import ApiError, not_found_error
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.http.page import choose_page_language, content_security_policy, render_page
@@ -110,6 +111,39 @@ def describe_model(service: Service) -> dict[str, Any]:
     }
 
 
+async def get_model_info(service: Service, exchange: HttpExchange) -> None:
+    """Return the model as SGLang describes it, for routers."""
+    await exchange.send_json(describe_files(service))
+
+
+async def get_server_info(service: Service, exchange: HttpExchange) -> None:
+    """Return the server as SGLang describes it, for routers."""
+    engine = service.engine and service.engine.engine
+    await exchange.send_json(
+        describe_files(service)
+        | {
+            "served_model_name": service.name,
+            "version": version("polyhead"),
+            "tp_size": 1,
+            "dp_size": 1,
+            "max_running_requests": engine.max_num_seqs if engine else service.limits.max_batch,
+        }
+    )
+
+
+def describe_files(service: Service) -> dict[str, Any]:
+    """Return where the model comes from and how long its texts may be, in SGLang's words."""
+    run = service.run
+    path = str(run.directory.resolve()) if run.directory else service.name
+    return {
+        "model_path": path,
+        "tokenizer_path": path,
+        "model_type": run.family or MODEL_TYPE,
+        "is_generation": service.engine is not None,
+        "context_length": run.config.max_len,
+    }
+
+
 async def healthz(service: Service, exchange: HttpExchange) -> None:
     """Liveness check."""
     await exchange.send_json({"status": "live"})
@@ -158,6 +192,8 @@ ROUTES = [
     ApiRoute("POST", "/v1/score", create_scores, "compute the log-probability of texts"),
     ApiRoute("POST", "/tokenize", tokenize, "convert text to tokens"),
     ApiRoute("POST", "/detokenize", detokenize, "convert tokens to text"),
+    ApiRoute("GET", "/model_info", get_model_info, "files and length of the model, for routers"),
+    ApiRoute("GET", "/server_info", get_server_info, "the same with the size of a batch, for routers"),
     ApiRoute("GET", "/health/live", healthz, "liveness: the process answers", is_public=True),
     ApiRoute("GET", "/health/ready", readyz, "readiness: requests are accepted"),
     ApiRoute("GET", "/health", readyz, "the same"),
