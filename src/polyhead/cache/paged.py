@@ -167,14 +167,15 @@ class PagedCache:
     def export_rows(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """The slots of each row in order, (rows, K, longest, D); rows that share pages have a copy each."""
         row_ids = [int(row) for row in rows]
-        lengths = torch.tensor([self.block_manager.lengths[self.seq_ids[row]] for row in row_ids])
+        lengths = torch.tensor([self.block_manager.lengths[self.seq_ids[row]] for row in row_ids]).long()
         longest = max(lengths.tolist(), default=0)
-        _, _, read_pages = self._index_pages(row_ids)
         is_empty = (torch.arange(longest) >= lengths[:, None])[:, None, :, None].to(self.device)
-        tensors = {"lengths": lengths.long()}
+        tensors = {"lengths": lengths}
         for i, layer in enumerate(self.layers):
             for name, x in (("k", layer.k), ("v", layer.v)):
-                slots = gather_pages(read_pages, len(row_ids), x)[:, :, :longest]
+                slots = x[:0, :, :0]
+                if row_ids:
+                    slots = gather_pages(self._index_pages(row_ids)[2], len(row_ids), x)[:, :, :longest]
                 tensors[f"layers.{i}.{name}"] = slots.masked_fill(is_empty, 0)
         return tensors
 
