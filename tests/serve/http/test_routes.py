@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from polyhead.serve.http.routes import ROUTES
 
 
@@ -52,3 +54,25 @@ def test_the_description_names_every_route_and_every_field(services):
 
     for reference in references(told):
         assert reference.removeprefix("#/components/schemas/") in schemas
+
+
+def test_routers_get_the_name_the_files_and_the_length_of_the_model(services, tmp_path, monkeypatch):
+    for kind, live in services.items():
+        model, server = (live.ask(path).json() for path in ("/model_info", "/server_info"))
+        assert model == {
+            "model_path": "tiny",  # made here, without a directory
+            "tokenizer_path": "tiny",
+            "model_type": "polyhead",
+            "is_generation": kind in ("decoder", "encoder-decoder"),
+            "context_length": 48,
+        }
+        batch = 64 if model["is_generation"] else live.service.limits.max_batch
+        sizes = {"tp_size": 1, "dp_size": 1, "max_running_requests": batch}
+        assert server == model | sizes | {"served_model_name": "tiny", "version": version("polyhead")}
+    live = services["decoder"]
+    monkeypatch.setattr(live.run, "directory", tmp_path)
+    monkeypatch.setattr(live.run, "family", "llama")
+    for path in ("/model_info", "/server_info"):
+        about = live.ask(path).json()
+        assert about["model_path"] == about["tokenizer_path"] == str(tmp_path)
+        assert about["model_type"] == "llama"

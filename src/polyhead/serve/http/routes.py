@@ -196,7 +196,7 @@ ROUTES = [
     ApiRoute("GET", "/server_info", get_server_info, "the same with the size of a batch, for routers"),
     ApiRoute("GET", "/health/live", healthz, "liveness: the process answers", is_public=True),
     ApiRoute("GET", "/health/ready", readyz, "readiness: requests are accepted"),
-    ApiRoute("GET", "/health", readyz, "the same"),
+    ApiRoute("GET", "/health", readyz, "the same, also without a key, for routers", is_public=True),
     ApiRoute("GET", "/metrics", get_metrics, "metrics for Prometheus"),
     ApiRoute("GET", "/openapi.json", get_openapi, "this description"),
 ]
