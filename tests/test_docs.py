@@ -40,7 +40,7 @@ PAGES = sorted(
         *(ROOT / "notebooks").glob("*.md"),
     ]
 )
-TRANSLATED = ("guide", "serving", "compare", "cost", "distributed", "checkpoints")
+TRANSLATED = ("guide", "serving", "other_engines", "compare", "cost", "distributed", "checkpoints")
 PAIRS = [
     ("README.md", "README.zh-CN.md"),
     *((f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED),
@@ -50,7 +50,9 @@ WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
 WITHOUT_PAPER = {"none", "tanh", "static", "constant", "char", "byte", "exp", "plain"}
 EXCERPT = re.compile(r"# (src/\S+)\n")
 FILE = re.compile(r"# ((?!src/)\S+/\S+\.py)\n")
-SHOWN_BY_ACTING = {"docs/own_parts.md", "docs/export.md"}  # pages whose blocks for the shell are run as well
+SHOWN_BY_ACTING = {  # pages whose blocks for the shell are run as well
+    "docs/own_parts.md", "docs/export.md", "docs/other_engines.md", "docs/other_engines.zh-CN.md",
+}  # fmt: skip
 TINY = {
     "tokenizer.vocab_size": 280, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2,
     "model.max_len": 128,
