@@ -75,8 +75,8 @@ def test_freed_pages_give_away_nothing_of_the_rows_that_had_them() -> None:
 def test_pages_may_have_another_size_and_a_row_another_place() -> None:
     model = make()
     stayed, moved = fill(model, "paged", block_size=2), empty(model, "paged", block_size=8)
-    import_cache(moved, export_cache(stayed, [1]))
-    import_cache(moved, export_cache(stayed, [0]))
+    assert import_cache(moved, export_cache(stayed, [1])) == range(1)
+    assert import_cache(moved, export_cache(stayed, [0])) == range(1, 2)
     with torch.no_grad():
         pos = torch.tensor([[2], [5]])
         moved.prepare_step([0, 1], pos)
@@ -190,3 +190,25 @@ def test_no_rows_and_rows_without_tokens_can_be_moved() -> None:
         cache.release(0)
         import_cache(other, export_cache(cache, [0]))
         other.prepare_step([0], torch.tensor([[0]]))
+
+
+def test_a_cache_of_several_parts_takes_all_of_the_rows_or_nothing() -> None:
+    hybrid = make(layer_pattern=[{"attention": {"name": "linear"}}, {}])
+    cache, wider = (
+        fill(hybrid),
+        empty(make(layer_pattern=[{"attention": {"name": "linear"}}, {}], n_kv_heads=4)),
+    )
+    tensors = cache.export_rows([0, 1])
+    other = empty(hybrid)
+    lacking = {name: x for name, x in tensors.items() if name != "caches.1.lengths"}
+    for wrong, message in (
+        (lacking, "expected integers 'lengths'"),
+        (tensors | {"caches.2.k": tensors["caches.0.lengths"]}, "'caches.2.k', which is of none"),
+        (tensors | {"lengths": tensors["caches.0.lengths"]}, "'lengths', which is of none"),
+    ):
+        with pytest.raises(UserError, match=message):
+            other.import_rows(wrong)
+        assert [part.num_rows for part in (other, *other.caches)] == [0, 0, 0]
+    with pytest.raises(UserError, match="another model or other options"):
+        wider.import_rows(tensors)
+    assert import_cache(other, export_cache(cache, [0, 1])) == range(2)

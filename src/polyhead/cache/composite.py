@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from polyhead.core.errors import UserError
 from polyhead.nn.cache import Cache, CacheMemory, LayerCache
 
 
@@ -42,6 +44,10 @@ class CompositeCache:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.caches)
 
+    @property
+    def num_rows(self) -> int:
+        return self.caches[0].num_rows
+
     def memory_usage(self) -> CacheMemory:
         """Sum over all parts; the parts may peak at different times, so the peak is an upper bound."""
         return CacheMemory(*map(sum, zip(*(part.memory_usage() for part in self.caches), strict=True)))
@@ -77,6 +83,18 @@ class CompositeCache:
         }
 
     def import_rows(self, tensors: Mapping[str, Tensor]) -> None:
-        for i, part in enumerate(self.caches):
-            prefix = f"caches.{i}."
-            part.import_rows({n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)})
+        n_old, parts = self.num_rows, [dict[str, Tensor]() for _ in self.caches]
+        for name, x in tensors.items():
+            match = re.fullmatch(r"caches\.(\d+)\.(.+)", name)
+            if match is None or int(match[1]) >= len(parts):
+                raise UserError(
+                    f"cache of {len(parts)} parts: the imported rows have {name!r}, which is of none"
+                )
+            parts[int(match[1])][match[2]] = x
+        for i, (part, own_tensors) in enumerate(zip(self.caches, parts, strict=True)):
+            try:
+                part.import_rows(own_tensors)
+            except UserError:
+                for earlier in self.caches[:i]:
+                    earlier.select(range(n_old))
+                raise

@@ -103,6 +103,10 @@ class LowRankCache:
     def nbytes(self) -> int:
         return self.base_cache.nbytes + self._basis_bytes()
 
+    @property
+    def num_rows(self) -> int:
+        return self.base_cache.num_rows
+
     def memory_usage(self) -> CacheMemory:
         """Memory of the base cache and of the directions, which count as used."""
         return CacheMemory(*(x + self._basis_bytes() for x in self.base_cache.memory_usage()[:3]))

@@ -87,6 +87,10 @@ class PagedCache:
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.seq_ids)
+
     def memory_usage(self) -> CacheMemory:
         """Bytes of all layers: used counts a shared token once, shared is what sharing saves."""
         usage, page_bytes = self.block_manager.block_stats(), sum(layer.page_bytes for layer in self.layers)
@@ -188,7 +192,7 @@ class PagedCache:
             for name, x in zip(pair, (layer.k, layer.v), strict=True):
                 expected = x.new_empty(0, x.size(1), max(lengths, default=0), x.size(3))
                 check_tensor(self.name, name, tensors[name], expected, len(lengths))
-        n_old = len(self.seq_ids)
+        n_old = self.num_rows
         self.append_rows(len(lengths))
         if not any(lengths):
             return

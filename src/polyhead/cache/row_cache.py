@@ -94,6 +94,10 @@ class RowCache(ABC):
             x.nbytes for x in self.layers
         )
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
     def memory_usage(self) -> CacheMemory:
         self.peak_bytes = max(self.peak_bytes, self.nbytes)
         return CacheMemory(self.nbytes, self.used_bytes(), self.peak_bytes)

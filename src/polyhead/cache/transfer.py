@@ -25,8 +25,8 @@ def export_cache(cache: Cache, rows: Sequence[int]) -> bytes:
     return save(tensors, {"format": FORMAT, "cache": cache.name})
 
 
-def import_cache(cache: Cache, data: bytes) -> None:
-    """Append the rows that ``export_cache`` wrote; UserError if they do not fit the cache.
+def import_cache(cache: Cache, data: bytes) -> range:
+    """Append the rows that ``export_cache`` wrote and return their numbers; UserError if they do not fit.
 
     The file has no weights: the model, its weights and its tokenizer must be those of the exporting process.
     The encoder's output is not in a cache; ``model.encode`` computes it again from the source.
@@ -46,4 +46,6 @@ def import_cache(cache: Cache, data: bytes) -> None:
             f"these rows are those of cache {metadata.get('cache')!r}, but this cache is {cache.name!r}: "
             "choose the same cache in both processes"
         )
+    n_old = cache.num_rows
     cache.import_rows(tensors)
+    return range(n_old, cache.num_rows)

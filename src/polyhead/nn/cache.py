@@ -130,6 +130,11 @@ class Cache(Protocol):
         ...
 
     @property
+    def num_rows(self) -> int:
+        """Number of rows, empty ones included."""
+        ...
+
+    @property
     def layers(self) -> Sequence[LayerCache]:
         """One layer cache for each decoder layer."""
         ...
