@@ -16,6 +16,7 @@ from polyhead.cache.block_manager import OutOfBlocksError
 from polyhead.cache.factory import make_cache
 from polyhead.cache.transfer import FORMAT, export_cache, import_cache
 from polyhead.core.errors import UserError
+from polyhead.kernels.pack_model import pack_model
 from polyhead.models import CausalLM
 from polyhead.nn.cache import Cache
 
@@ -212,3 +213,18 @@ def test_a_cache_of_several_parts_takes_all_of_the_rows_or_nothing() -> None:
     with pytest.raises(UserError, match="another model or other options"):
         wider.import_rows(tensors)
     assert import_cache(other, export_cache(cache, [0, 1])) == range(2)
+
+
+@pytest.mark.parametrize("name", ["static", "paged"])
+@torch.inference_mode()
+def test_kernels_go_on_with_moved_rows(name: str) -> None:
+    packed = pack_model(make())
+    assert isinstance(packed, CausalLM)
+    stayed, moved = fill(packed, name), empty(packed, name)
+    import_cache(moved, export_cache(stayed, [0, 1]))
+    for t in range(3):
+        pos, logits = torch.tensor([[5 + t], [2 + t]]), []
+        for cache in (stayed, moved):
+            cache.prepare_step([0, 1], pos)
+            logits.append(packed.decode(torch.tensor([[3 + t], [4]]), pos, cache))
+        assert torch.equal(*logits)
