@@ -25,7 +25,6 @@ from tests.cli.serve_helpers import LONG, Process, Stream, serving
 from tests.cli.serve_helpers import speaker as speaker
 
 PAGE = (Path(__file__).parents[2] / "docs/serving.md").read_text()
-PROGRAMS = {"vllm-router": "vllm-router", "sglang-router": sys.executable, "nginx": "nginx"}
 KEY = "a-key-of-these-services"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -62,12 +61,19 @@ def command_of(router: str, ports: list[int], place: Path) -> list[str]:
     return [*start, *options, "--prometheus-port", str(free_port())]
 
 
+@pytest.fixture
+def router(request: pytest.FixtureRequest) -> str:
+    """A router by name, if it is installed."""
+    name: str = request.param
+    missing = find_spec("sglang_router") is None if name == "sglang-router" else not shutil.which(name)
+    if missing:
+        pytest.skip(f"{name} is not installed")
+    return name
+
+
 @contextmanager
 def routing(router: str, services: list[Process], place: Path, *options: str) -> Iterator[httpx2.Client]:
     """A client of the router, when the router is ready."""
-    missing = find_spec("sglang_router") is None if router == "sglang-router" else not shutil.which(router)
-    if missing:
-        pytest.skip(f"{router} is not installed")
     ports = [free_port(), *(int(service.url.rsplit(":", 1)[1]) for service in services)]
     process = subprocess.Popen(
         [*command_of(router, ports, place), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -117,7 +123,7 @@ def number_answered(service: Process) -> int:
     )
 
 
-@pytest.mark.parametrize("router", ["vllm-router", "nginx"])
+@pytest.mark.parametrize("router", ["vllm-router", "nginx"], indirect=True)
 def test_one_of_two_workers_ends_or_is_killed_and_the_streams_of_the_other_are_whole(
     router: str, speaker: Path, tmp_path: Path
 ) -> None:
@@ -158,7 +164,7 @@ def test_one_of_two_workers_ends_or_is_killed_and_the_streams_of_the_other_are_w
             assert other.end()[0] == 0
 
 
-@pytest.mark.parametrize("router", ["vllm-router", "sglang-router", "nginx"])
+@pytest.mark.parametrize("router", ["vllm-router", "sglang-router", "nginx"], indirect=True)
 def test_workers_with_keys_are_behind_it_too(
     router: str, speaker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +183,7 @@ def test_workers_with_keys_are_behind_it_too(
             assert client.post("/v1/completions", json=body_of(0)).status_code == 401
 
 
-@pytest.mark.parametrize("router", ["vllm-router", "nginx"])
+@pytest.mark.parametrize("router", ["vllm-router", "nginx"], indirect=True)
 def test_a_worker_that_starts_again_gets_requests_again(router: str, speaker: Path, tmp_path: Path) -> None:
     options = ["--health-check-interval-secs", "1"] if router == "vllm-router" else []
     with (
