@@ -39,17 +39,17 @@ def test_recomputed_blocks_cost_operations_and_spare_memory(home: Path) -> None:
         for changes in (["train.accumulate=2"], ["train.accumulate=2", "train.recompute=blocks"])
     )
     head = next(work.total for work in whole.operations.parts if work.name == "head")
-    assert part.operations.recomputed == part.operations.step - whole.operations.step
+    assert part.operations.recomputation == part.operations.step - whole.operations.step
     assert whole.mean == whole.largest, "or the head of the largest batch is not that of all"
-    assert part.operations.recomputed == 2 * (whole.operations.forward - head)
-    assert (whole.operations.recomputed, whole.memory.recomputed) == (0, 0)
-    assert part.memory.activations is not None and part.memory.recomputed is not None
+    assert part.operations.recomputation == 2 * (whole.operations.forward - head)
+    assert (whole.operations.recomputation, whole.memory.block_activations) == (0, 0)
+    assert part.memory.activations is not None and part.memory.block_activations is not None
     assert whole.memory.activations is not None and whole.memory.total is not None
-    saved = whole.memory.activations - part.memory.activations - part.memory.recomputed
+    saved = whole.memory.activations - part.memory.activations - part.memory.block_activations
     assert part.memory.total == whole.memory.total - saved
     lines = "\n".join(format_details(part))
-    assert f"(3 x forward, {format_si(part.operations.recomputed)}FLOPs recomputed)" in lines
-    assert f"recomputed  {format_si(part.memory.recomputed):>7}B  one block" in lines
+    assert f"(3 x forward, {format_si(part.operations.recomputation)}FLOPs recomputed)" in lines
+    assert f"recomputed  {format_si(part.memory.block_activations):>7}B  one block" in lines
     assert "recomputed" not in "\n".join(format_details(whole))
 
 

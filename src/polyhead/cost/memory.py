@@ -33,7 +33,7 @@ class TrainingMemory(NamedTuple):
     average: int  # exponential moving average of the weights, with train.ema
     activations: int | None  # None if a part fails on fake tensors
     loss: int  # gradients of the head and of its inputs, and the logits of a chunk
-    recomputed: int | None = 0  # activations of the largest block, with train.recompute; None as above
+    block_activations: int | None = 0  # of the largest block, with train.recompute; None as above
     teachers: int = 0  # parameters and buffers of the teachers of distillation
 
     @property

@@ -257,7 +257,7 @@ def _estimate_operations(
         run=None if steps is None else step * steps,
         times=times,
         teachers=teacher_flops,
-        recomputed=recomputed,
+        recomputation=recomputed,
     )
 
 

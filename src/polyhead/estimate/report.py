@@ -68,7 +68,9 @@ def _format_operations(estimate: Estimate) -> Iterator[str]:
     yield f"  {'all':<{width}}  {format_si(operations.forward):>8}{hidden}"
     flops_per_label = operations.step / max(estimate.labels, 1)
     teachers = f" and {format_si(operations.teachers)}FLOPs of teachers" if operations.teachers else ""
-    recomputed = f", {format_si(operations.recomputed)}FLOPs recomputed" if operations.recomputed else ""
+    recomputed = (
+        f", {format_si(operations.recomputation)}FLOPs recomputed" if operations.recomputation else ""
+    )
     yield (
         f"training: {format_si(operations.step)}FLOPs per update ({operations.times} x "
         f"forward{teachers}{recomputed}), {format_si(flops_per_label)}FLOPs per label; 6N gives "
@@ -94,12 +96,12 @@ def _format_memory(estimate: Estimate) -> Iterator[str]:
         formula = estimate.memory_literature
         formula_text = (
             f"  of the largest batch; sbh(34 + 5as/h) gives {format_si(formula)}B"
-            if formula and not memory.recomputed
+            if formula and not memory.block_activations
             else "  of the largest batch"
         )
         yield f"  activations {format_si(memory.activations):>7}B{formula_text}"
-    if memory.recomputed:
-        yield f"  recomputed  {format_si(memory.recomputed):>7}B  one block, again in the backward pass"
+    if memory.block_activations:
+        yield f"  recomputed  {format_si(memory.block_activations):>7}B  one block in the backward pass"
     yield f"  loss        {format_si(memory.loss):>7}B"
     if memory.teachers:
         yield f"  teachers    {format_si(memory.teachers):>7}B"

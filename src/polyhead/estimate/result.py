@@ -27,7 +27,7 @@ class FlopsEstimate(NamedTuple):
     run: float | None
     times: int  # cost of an optimizer step in forward passes
     teachers: float  # part of ``step`` for teachers
-    recomputed: float  # part of ``step`` for blocks that run again in the backward pass (train.recompute)
+    recomputation: float  # part of ``step`` for blocks that run again in the backward pass (train.recompute)
 
 
 class DecodingEstimate(NamedTuple):
