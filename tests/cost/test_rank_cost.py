@@ -75,7 +75,7 @@ def torchtitan_memory(row: TorchtitanRow) -> RankMemory:
         memory = with_selective_recompute(config, memory, micro, 2)
     else:  # Korthikanti et al., 2022, table 2: 2sbh bytes per layer
         kept = 2 * micro.rows * micro.length * config.d_model * config.n_layers
-        memory = memory._replace(activations=kept, recomputed=block)
+        memory = memory._replace(activations=kept, block_activations=block)
     return estimate_rank_memory(config, memory, micro, layout)
 
 
@@ -192,8 +192,8 @@ def test_recomputation_keeps_the_inputs_of_blocks() -> None:
     memory = estimate_training_memory(GPT, batch, Choice("adamw"), recompute=True)
     plain = estimate_training_memory(GPT, batch, Choice("adamw"))
     ranks = estimate_rank_memory(GPT, memory, batch, ParallelLayout(tensor_parallel=2))
-    assert memory.recomputed and memory.activations and plain.activations
-    assert ranks.recompute_buffer == memory.recomputed / 2
+    assert memory.block_activations and memory.activations and plain.activations
+    assert ranks.recompute_buffer == memory.block_activations / 2
     assert ranks.activations == memory.activations / 2
     inputs = 4 * (8 * 32 * 16) * 4  # Korthikanti et al., 2022, table 2: sbh numbers per layer, in fp32
     assert inputs <= memory.activations < 1.6 * inputs < plain.activations / 3
@@ -206,7 +206,7 @@ def test_selective_recomputation_keeps_every_second_product() -> None:
     assert block.kept_numbers == 4096 + 4096 + 1024 + 4096 + 14336 + 4096
     assert block.repeated_flops == 2 * 4096 * (1024 + 4096 + 14336)
     memory = with_selective_recompute(GPT, trained(GPT, 4000), BatchShape(8, 32), 2)
-    assert (memory.activations, memory.recomputed) == (16 * 8 * 8 * 32 * 4 * 2, 1000)
+    assert (memory.activations, memory.block_activations) == (16 * 8 * 8 * 32 * 4 * 2, 1000)
     plain = count_selective(GPT)
     assert plain.kept_numbers == 16 * (1 + 1 + 1 + 1 + 4)
     assert plain.repeated_flops == 2 * 16 * 16 * (1 + 1 + 4)

@@ -209,7 +209,7 @@ def test_a_rank_without_a_split_is_this_model() -> None:
     kept = estimate_training_memory(
         config, BatchShape(4, 16), Choice("adamw"), precision=made.precision, recompute=True
     )
-    assert (memory.activations, memory.recompute_buffer) == (kept.activations, kept.recomputed)
+    assert (memory.activations, memory.recompute_buffer) == (kept.activations, kept.block_activations)
     assert memory.activations is not None and made.memory.activations is not None
     assert 3 * 4 * 16 * 32 * 4 <= memory.activations < made.memory.activations
     with pytest.raises(UserError, match=r"unknown recompute 'block'; did you mean 'blocks'\?"):
@@ -239,7 +239,7 @@ def test_a_rank_recomputes_as_the_recipe_does(home: Path) -> None:
     made = estimate(recipe, probe=False, layout=layout)
     assert made.rank is not None and made.rank.recompute == "blocks"
     assert made.rank.memory.activations == made.memory.activations
-    assert made.rank.memory.recompute_buffer == made.memory.recomputed
+    assert made.rank.memory.recompute_buffer == made.memory.block_activations
     changed = estimate(recipe, probe=False, layout=layout, recompute="none")
     assert changed.rank is not None and changed.rank.memory.recompute_buffer == 0
     assert made.memory.activations and changed.rank.memory.activations

@@ -106,7 +106,7 @@ def with_selective_recompute(
     tokens = batch_shape.rows * batch_shape.length
     kept = count_selective(config).kept_numbers * tokens * config.n_layers * itemsize
     block = None if memory.activations is None else memory.activations // config.n_layers
-    return memory._replace(activations=kept, recomputed=block)
+    return memory._replace(activations=kept, block_activations=block)
 
 
 def micro_batch_shape(batch_shape: BatchShape, layout: ParallelLayout) -> BatchShape:
@@ -152,12 +152,12 @@ def estimate_rank_memory(
     loss = memory.loss / t
     held = held_micro_batches(p, m, layout.interleave) * stage_layers / layers / t  # of a micro-batch
     activations = None if memory.activations is None else held * memory.activations
-    recomputed = None if memory.recomputed is None else memory.recomputed / t
+    recomputation = None if memory.block_activations is None else memory.block_activations / t
     peak = None
-    if activations is not None and recomputed is not None:
+    if activations is not None and recomputation is not None:
         states = weights + memory.teachers + optimizer + average + gathered + activations
         has_gradients = m * accumulate > 1  # those of earlier micro-batches, while the loss is computed
-        peak = states + max(gradients + recomputed, loss + (gradients if has_gradients else 0))
+        peak = states + max(gradients + recomputation, loss + (gradients if has_gradients else 0))
     return RankMemory(
         weights,
         gradients,
@@ -165,7 +165,7 @@ def estimate_rank_memory(
         average,
         gathered,
         activations,
-        recomputed,
+        recomputation,
         loss,
         memory.teachers,
         peak,
