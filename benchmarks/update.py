@@ -46,7 +46,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.torch_process_group import PeerLostError, init_process_group
-from polyhead.train.loop import train_step
+from polyhead.train.loop import collate_shard, train_step
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import autocast, resolve_precision
 from polyhead.train.tasks.translation import TranslationTask
@@ -160,7 +160,7 @@ def stepper(
     config = settings(options)
     model = build(preset_config(options.preset, options.vocab_size, dropout=0.1), seed=1)
     training = TrainState(model.train(), config, model.config.d_model, 10**6)
-    parts = [[task.collate(part) for part in ranks.shard(task, rows)] for rows in plan]
+    parts = [[collate_shard(task, rows, ranks)] for rows in plan]
     step = (
         ddp(task, training, config, ranks) if kind == "ddp" else partial(ours, task, training, config, ranks)
     )
@@ -183,29 +183,18 @@ def ours(
     train_step(training, task, batches, config, ranks)
 
 
-class Lossy(nn.Module):
-    """A model whose forward is the loss, for DDP hears of a step by the call of forward."""
-
-    def __init__(self, task: TranslationTask, model: nn.Module) -> None:
-        super().__init__()
-        self.task, self.model = task, model
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.task.loss(self.model, batch).total
-
-
 def ddp(
     task: TranslationTask, training: TrainState, config: TrainConfig, ranks: ProcessGroup
 ) -> Callable[[list[Any]], None]:
     """The same update with torch's own wrapper, which averages over processes."""
-    wrapped = nn.parallel.DistributedDataParallel(Lossy(task, training.model), gradient_as_bucket_view=True)
+    wrapped = nn.parallel.DistributedDataParallel(training.bind_task(task), gradient_as_bucket_view=True)
     device = torch.device("cpu")
     precision = resolve_precision(config.precision, device)
 
     def step(batches: list[Any]) -> None:
         (count,) = ranks.all_reduce(task.count_labels(batches[0]))
         with autocast(precision, device):
-            total = wrapped(batches[0])
+            total = wrapped(batches[0]).total
         (total * ranks.world_size / count).backward()
         ranks.all_reduce(float(total.detach()))
         nn.utils.clip_grad_norm_(training.model.parameters(), config.clip_norm)

@@ -10,7 +10,10 @@ from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
+from polyhead.data.batching.collate import PairBatch, make_dummy_pairs
 from polyhead.models import build
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.train.tasks.seq2seq_common import seq2seq_loss
 
 # those that lose nothing; test_caches.py holds the others to what they promise
 CACHES = {name: Choice(name) for name in CACHE.names() if CACHE.get(name).lossless}
@@ -176,6 +179,23 @@ def test_a_row_of_padding_alone_does_not_touch_the_gradients(model, pairs, dtype
         assert g.isfinite().all(), name
         off = (g - grads[1][name]).abs().max() / scale
         assert off < (1e-5 if dtype == torch.float32 else 2e-2), name
+
+
+@pytest.mark.acceptance("A1")
+def test_a_dummy_batch_reaches_every_weight_with_a_gradient_of_zero(model, pairs):
+    """A rank without rows has the gradients that the others have, and adds nothing to them."""
+    labels = pairs.target.masked_fill(pairs.target_pos < 0, IGNORE_INDEX)
+    real = PairBatch(pairs.source, pairs.source_pos, pairs.target, labels, int((labels >= 0).sum()))
+    grads = []
+    with torch.enable_grad():
+        for batch in (real, make_dummy_pairs()):
+            loss = seq2seq_loss(model.train(batch is not real), batch, 0.1)
+            grads.append(torch.autograd.grad(loss.total, list(model.parameters()), allow_unused=True))
+    model.eval()
+    assert loss.count == float(loss.total) == float(loss.nll) == 0
+    for (name, _), learned, dummy in zip(model.named_parameters(), *grads, strict=True):
+        assert (learned is None) == (dummy is None), name
+        assert dummy is None or not dummy.count_nonzero(), name  # NaN is not zero
 
 
 @pytest.mark.acceptance("A15")

@@ -29,7 +29,8 @@ from polyhead.models import (
 )
 from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss, cross_entropy
 from polyhead.train.distributed.process_group import MapFn, limit_threads
-from polyhead.train.loop import TrainingTask, train_step
+from polyhead.train.loop import train_step
+from polyhead.train.loss_module import LossTask
 from polyhead.train.train_state import TrainState
 
 ClockFn = Callable[[], float]
@@ -120,7 +121,7 @@ class RandomTokenTask:
 
 
 def measure_update_times(
-    config: ModelConfig, task: TrainingTask, train: TrainConfig, batches: Iterable[Any],
+    config: ModelConfig, task: LossTask, train: TrainConfig, batches: Iterable[Any],
         work: Iterable[float], budget: float,
     clock: ClockFn = time.perf_counter,
 ) -> UpdateTimes:  # fmt: skip

@@ -15,7 +15,7 @@ from polyhead.estimate.benchmark import RandomTokenTask
 from polyhead.estimate.data_sample import DataSample
 from polyhead.run.run import Run
 from polyhead.train.distill import DistillationTask, DistillBatch, Teacher, check_widths
-from polyhead.train.loop import TrainingTask
+from polyhead.train.loss_module import LossTask
 
 _MAX_RANDOM_TOKENS = 1 << 24  # maximum tokens of a random batch
 
@@ -28,7 +28,7 @@ class EstimateInputs(NamedTuple):
     train: TrainConfig
     largest_batch: BatchShape
     sample_batches: list[tuple[BatchShape, int, Any]]  # (shape, number of labels, batch)
-    task: TrainingTask
+    task: LossTask
     batches: float | None  # in an epoch
     steps: int | None
     cache: Choice | None
@@ -175,7 +175,7 @@ def inputs_with_data(recipe: Recipe, sample: DataSample) -> EstimateInputs:
     )
 
 
-def batch_shape_of(config: ModelConfig, task: TrainingTask, batch: Any) -> BatchShape:
+def batch_shape_of(config: ModelConfig, task: LossTask, batch: Any) -> BatchShape:
     """The shape of a batch of a task for a model; of a distillation batch, that of the student."""
     label_count = task.count_labels(batch)
     if isinstance(batch, DistillBatch):

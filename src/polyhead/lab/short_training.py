@@ -16,7 +16,7 @@ from torch import nn
 from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError
-from polyhead.data.batching.collate import PairBatch
+from polyhead.data.batching.collate import PairBatch, make_dummy_pairs
 from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
 from polyhead.lab.registry import LabContext
 from polyhead.lab.result import SEEDS_NOTE, DotPlot, LinePlot
@@ -231,6 +231,9 @@ class GeneratedTask:
 
     def collate(self, rows: int) -> PairBatch:
         return self.problem.batch(self.seed, rows)
+
+    def dummy_batch(self) -> PairBatch:
+        return make_dummy_pairs()
 
     def count_labels(self, batch: PairBatch) -> int:
         return batch.n_tokens

@@ -69,14 +69,16 @@ class Pooler(nn.Module):
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T, C), (B, T) -> (B, C)."""
-        return self.pool(self.apply_map(x), pos) if self.map_first else self.apply_map(self.pool(x, pos))
+        if self.map_first:
+            return self.pool(self.apply_map(x, pos), pos)
+        return self.apply_map(self.pool(x, pos), None if pos is None else pos.amax(1))
 
-    def apply_map(self, x: Tensor) -> Tensor:
-        """Apply the map, its activation and its norm, if there are any: (..., C) -> (..., C)."""
+    def apply_map(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """Apply the map, its activation and its norm, if there are any: (..., C), (...) -> (..., C)."""
         if self.activation is None or self.proj is None:
             return x
         x = self.activation(self.proj(x))
-        return x if self.norm is None else self.norm(x)
+        return x if self.norm is None else self.norm(x, pos)
 
 
 class DenseMap(nn.Module):

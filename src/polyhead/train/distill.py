@@ -86,6 +86,11 @@ class DistillationTask:
             ),
         )
 
+    def dummy_batch(self) -> DistillBatch:
+        return DistillBatch(
+            self.task.dummy_batch(), tuple(teacher.task.dummy_batch() for teacher in self.teachers)
+        )
+
     def count_labels(self, batch: DistillBatch) -> int:
         return self.task.count_labels(batch.student)
 
@@ -108,7 +113,7 @@ class DistillationTask:
         mean_log_probs = log_mean_probs([scores.logits[:, :n_shared] for scores in teacher_logits])
         kd = kd_loss(student.logits[:, :n_shared], mean_log_probs, config.temperature)
         total = config.logits_weight * kd + config.labels_weight * label_loss.total
-        if config.hidden_weight:
+        if config.hidden_weight and len(student.hidden_states):
             distance = (
                 1
                 - F.cosine_similarity(

@@ -18,10 +18,10 @@ from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.nn.loss import Loss
 from polyhead.nn.state import named_state, running_stats
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import autocast, resolve_precision
 from polyhead.train.progress import MetricSums, Progress
@@ -30,8 +30,8 @@ from polyhead.train.train_state import TrainState, prune_checkpoints
 MAX_SKIPPED = 10  # consecutive updates that may be not finite
 
 
-class TrainingTask(Protocol):
-    """Data, loss and evaluation of a training. Losses are sums, so that accumulation averages exactly."""
+class TrainingTask(LossTask, Protocol):
+    """Data, loss and evaluation of a training."""
 
     labels: tuple[str, ...]  # classes of whole texts; if any, speed is counted in texts, not in tokens
 
@@ -39,8 +39,14 @@ class TrainingTask(Protocol):
     def largest_batch(self) -> Any: ...
     def shard(self, rows: Any, n: int) -> list[Any]: ...
     def collate(self, rows: Any) -> Any: ...
-    def count_labels(self, batch: Any) -> int: ...
-    def loss(self, model: nn.Module, batch: Any) -> Loss: ...
+
+    def dummy_batch(self) -> Any:
+        """A batch of one padding token without a label.
+
+        It changes no loss, gradient or statistic: a rank without rows runs it to join the collectives.
+        """
+        ...
+
     def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]: ...
 
 
@@ -100,8 +106,7 @@ def train_model(
         model.train()
         progress.step += 1
         torch.manual_seed(derive_seed(config.seed, progress.step, ranks.rank))
-        shards = [ranks.shard(task, next(stream)) for _ in range(config.accumulate)]
-        batches = [task.collate(shard[0]) if shard else None for shard in shards]
+        batches = [collate_shard(task, next(stream), ranks) for _ in range(config.accumulate)]
         if reason := train_step(training, task, batches, config, ranks):
             report.info(tr("step {step}: {why}; skipped", step=progress.step, why=reason))
             ranks.on_rank0(lambda: _check_skips(progress, checkpoints, steps))
@@ -118,7 +123,7 @@ def train_model(
         is_end = is_last or is_interrupted or _is_out_of_patience(progress, config)
         is_due = progress.step % config.save_every == 0 and not progress.in_a_row
         if is_due or is_best or is_end:
-            ranks.on_rank0(lambda: _save_checkpoint(training, config, checkpoints, extra or {}))
+            _save_checkpoint(training, config, checkpoints, extra or {}, ranks)
             # different processors round differently; the differences must not accumulate
             ranks.broadcast(named_state(model).values())
     if is_interrupted:
@@ -134,12 +139,12 @@ def check_memory(
     device = next(model.parameters()).device
     saved_stats = {name: statistic.clone() for name, statistic in running_stats(model).items()}
     try:
-        with ranks.join_uneven(model):
-            for shard in ranks.shard(task, task.largest_batch()):
-                with autocast(resolve_precision(config.precision, device), device):
-                    loss = task.loss(model.train(), task.collate(shard))
-                if loss.count:
-                    loss.total.backward()
+        loss_module, batch = LossModule(model.train(), task), collate_shard(task, task.largest_batch(), ranks)
+        with ranks.sync_statistics(model):
+            with autocast(resolve_precision(config.precision, device), device):
+                loss = loss_module(batch)
+            if any(ranks.all_reduce(loss.count)):
+                loss.total.backward()
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(
             error
@@ -154,6 +159,12 @@ def check_memory(
         model.zero_grad(set_to_none=True)
         for name, statistic in running_stats(model).items():
             statistic.copy_(saved_stats[name])
+
+
+def collate_shard(task: TrainingTask, rows: Any, ranks: ProcessGroup) -> Any:
+    """The shard of a batch for this rank; a dummy batch if there are fewer rows than ranks."""
+    shard = ranks.shard(task, rows)
+    return task.collate(shard[0]) if shard else task.dummy_batch()
 
 
 class SpeedMeter:
@@ -186,7 +197,7 @@ def _is_out_of_patience(progress: Progress, config: TrainConfig) -> bool:
 
 def train_step(
     training: TrainState,
-    task: TrainingTask,
+    task: LossTask,
     batches: Sequence[Any],
     config: TrainConfig,
     ranks: ProcessGroup = SINGLE_PROCESS,
@@ -194,27 +205,22 @@ def train_step(
     """One optimizer step over the accumulated ``batches``; returns why it was skipped, else ''.
 
     A step is skipped if there is no label, or if the loss or the gradients are not finite. Each rank passes
-    its shard of every batch, or None; all ranks make the same step.
+    its shard of every batch, or a dummy batch; all ranks make the same step and the same passes.
     """
     model, progress, scale = training.model, training.progress, training.loss_scale
-    count = int(*ranks.all_reduce(sum(task.count_labels(batch) for batch in batches if batch is not None)))
-    total = nll = 0.0
-    # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
-    for group, reduce_context in (
-        (batches[:-1], nullcontext()),
-        (batches[-1:], ranks.reduce_gradients(model)),
-    ):
-        with reduce_context:
-            for batch in group:
-                with ranks.join_uneven(model):
-                    if batch is None:
-                        continue
-                    with autocast(training.precision, training.device):
-                        loss = task.loss(model, batch)
-                    if loss.count:
-                        share = loss.total.float() / count  # fp16 would overflow with the loss scale
-                        (share * scale.value if scale else share).backward()
-                        total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
+    loss_module = training.bind_task(task)
+    counts = ranks.all_reduce(*(task.count_labels(batch) for batch in batches))  # labels on all ranks
+    count, total, nll = int(sum(counts)), 0.0, 0.0
+    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
+        # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
+        reduce_context = ranks.reduce_gradients(model) if i == len(batches) else nullcontext()
+        with reduce_context, ranks.sync_statistics(model):
+            with autocast(training.precision, training.device):
+                loss = loss_module(batch)
+            if batch_count:
+                share = loss.total.float() / count  # fp16 would overflow with the loss scale
+                (share * scale.value if scale else share).backward()
+                total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
     total, nll = ranks.all_reduce(total, nll)
     if scale:
         scale.unscale(model)
@@ -276,17 +282,27 @@ def _divergence_error(message: str, progress: Progress, checkpoints: Path) -> Us
 
 
 def _save_checkpoint(
-    training: TrainState, config: TrainConfig, checkpoints: Path, extra: dict[str, str]
+    training: TrainState,
+    config: TrainConfig,
+    checkpoints: Path,
+    extra: dict[str, str],
+    ranks: ProcessGroup = SINGLE_PROCESS,
 ) -> None:
-    """Write a checkpoint if its weights are finite, else raise.
+    """Write a checkpoint if the weights of all ranks are finite, else raise. All ranks take part.
 
     Old checkpoints are deleted before, not after: the steps since then have shown that the newest of them is
     good, which is not known yet of the one to write.
     """
-    if not training.is_finite():
-        raise _divergence_error("the weights are not finite", training.progress, checkpoints)
-    prune_checkpoints(training, config, checkpoints)
-    training.save(checkpoints, extra)
+    is_finite = not any(ranks.all_reduce(not training.is_finite()))
+    saved = training.export_state()
+
+    def write() -> None:
+        if not is_finite:
+            raise _divergence_error("the weights are not finite", training.progress, checkpoints)
+        prune_checkpoints(training, config, checkpoints)
+        training.write(checkpoints, saved, extra)
+
+    ranks.on_rank0(write)
 
 
 def _evaluate(
@@ -306,7 +322,7 @@ def _evaluate(
         # as at a checkpoint: all ranks evaluate the same weights
         ranks.broadcast(named_state(model).values())
         with torch.inference_mode():
-            metrics = task.evaluate(model, ranks.map)
+            metrics = task.evaluate(model, ranks.map_in_lockstep)
         metrics = ranks.on_rank0(lambda: metrics)  # results may differ in the last bit between processors
         ranks.on_rank0(lambda: on_evaluation({**metrics, "step": progress.step}))
     is_best = progress.record_evaluation(metrics[config.best_metric], config.best_metric != "loss")
@@ -319,5 +335,5 @@ def measure_metric(training: TrainState, task: TrainingTask, metric: str, ranks:
     """One metric of the current weights on the validation text; the same number on all ranks."""
     training.model.eval()
     with torch.inference_mode():
-        metrics = task.evaluate(training.model, ranks.map)
+        metrics = task.evaluate(training.model, ranks.map_in_lockstep)
     return ranks.on_rank0(lambda: metrics[metric])

@@ -21,6 +21,7 @@ from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.ema import Ema, copy_into
+from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import LossScale, resolve_precision
 from polyhead.train.progress import Progress
@@ -29,11 +30,20 @@ from polyhead.train.signals import interrupt_on_signal
 from polyhead.train.trainable_parameters import prepare_trainable, scale_rates
 
 
+class SavedState(NamedTuple):
+    """The content of a checkpoint."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]  # by group (model, ema, optimizer_0, ...) and name
+    state: dict[str, Any]  # counters and descriptions, as JSON
+
+
 class TrainState:
     """Model, optimizers, schedule, EMA and counters, saved and restored together."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, d_model: int, steps: int) -> None:
         self.model, self.progress = model, Progress()
+        self.loss_module: LossModule | None = None
         self.saved_best_step = 0  # ``best_step`` as stored in the newest checkpoint
         prepare_trainable(model, config)
         recompute_blocks(model, config.recompute == "blocks")
@@ -50,8 +60,18 @@ class TrainState:
         """Whether all weights are finite. A weight that is NaN or infinite never becomes finite again."""
         return all(bool(torch.isfinite(w).all()) for w in named_state(self.model).values())
 
+    def bind_task(self, task: LossTask) -> LossModule:
+        """The module that computes the loss of a task with the model; the same object for the same task."""
+        if self.loss_module is None or self.loss_module.task is not task:
+            self.loss_module = LossModule(self.model, task)
+        return self.loss_module
+
     def save(self, root: Path, extra: dict[str, str]) -> None:
         """Write checkpoints/step-N. Tied weights are one parameter and are written once."""
+        self.write(root, self.export_state(), extra)
+
+    def export_state(self) -> SavedState:
+        """All that a checkpoint has of this training, without copies. All ranks call it."""
         tensors: dict[str, dict[str, Tensor]] = {"model": named_state(self.model)}
         state: dict[str, Any] = {"progress": self.progress.to_json(), "optimizers": []}
         for i, optimizer in enumerate(self.optimizers):
@@ -61,7 +81,11 @@ class TrainState:
             tensors["ema"] = self.ema.weights
         if self.loss_scale:
             state["loss_scale"] = self.loss_scale.to_json()
-        checkpoint.save_checkpoint(root, self.progress.step, tensors, state, extra=extra)
+        return SavedState(self.progress.step, tensors, state)
+
+    def write(self, root: Path, saved: SavedState, extra: dict[str, str]) -> None:
+        """Write checkpoints/step-N of an exported state."""
+        checkpoint.save_checkpoint(root, saved.step, saved.tensors, saved.state, extra=extra)
         self.saved_best_step = self.progress.best_step
 
     def restore(self, saved_checkpoint: checkpoint.Checkpoint) -> None:
@@ -154,9 +178,12 @@ def load_final_weights(
     candidates = [WeightSelection(**candidate) for candidate in records]
 
     def load_candidate(candidate: WeightSelection) -> None:
+        weights: dict[str, Tensor] = {}
         with interrupt_on_signal():
-            ranks.on_rank0(lambda: copy_into(training.model, candidate.load(checkpoints)[0]))
+            ranks.on_rank0(lambda: weights.update(candidate.load(checkpoints)[0]))
         # every rank must take part, so it is not interruptible
+        if not ranks.rank:
+            copy_into(training.model, weights)
         ranks.broadcast(named_state(training.model).values())
 
     if len(candidates) == 1:

@@ -93,6 +93,36 @@ def test_the_gradient_of_the_bias_is_the_load_above_the_mean():
     assert ffn.balance.grad.sum().abs() < 1e-12
 
 
+@pytest.mark.parametrize("each", [name for name in FEED_FORWARD.names() if name != "moe"])
+def test_an_expert_without_tokens_has_a_gradient_of_zero(each):
+    """Ranks that add up gradients must have those of the same weights, whatever their tokens are."""
+    ffn = experts(n_experts=4, top_k=2, expert=each)
+    ffn.balance.data[:2] = 10.0  # the others are never picked
+    for tokens in (torch.randn(5, 6, dtype=torch.double, requires_grad=True), torch.zeros(0, 6).double()):
+        ffn.zero_grad(set_to_none=True)
+        out = ffn(tokens)
+        assert out.shape == tokens.shape
+        out.square().sum().backward()
+        for name, p in ffn.named_parameters():
+            idle = not len(tokens) or name.startswith(("experts.2", "experts.3"))
+            assert p.grad is not None and bool(p.grad.any()) != idle, name
+
+
+def test_the_balance_of_shards_adds_up_to_that_of_the_whole():
+    """As three ranks see it, the last of them without tokens."""
+    ffn = experts(n_experts=4, top_k=2)
+    x = torch.randn(50, 6, dtype=torch.double)
+    ffn(x).sum().backward()
+    whole, total = ffn.balance.grad, 0
+    ffn.all_reduce_count = lambda count: 50
+    for shard in (x[:41], x[41:], x[:0]):
+        ffn.zero_grad(set_to_none=True)
+        ffn(shard).sum().backward()
+        total = total + ffn.balance.grad
+    assert whole.abs().max() > 1e-5
+    torch.testing.assert_close(total, whole, rtol=0, atol=1e-9)
+
+
 def test_crowded_experts_are_relieved():
     """Tokens of one direction, which all want the same experts: with the bias the loads come together."""
     spread = {}

@@ -51,6 +51,12 @@ def collate_token_split(
     return _make_batch(sources, targets, tokenizer)
 
 
+def make_dummy_pairs() -> PairBatch:
+    """One pair of a padding token each, without a label: a batch for a rank without rows."""
+    tokens, padding = torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), -1)
+    return PairBatch(tokens, padding, tokens, torch.full((1, 1), IGNORE_INDEX), n_tokens=0)
+
+
 def collate_pairs(
     sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokenizer: Tokenizer
 ) -> PairBatch:

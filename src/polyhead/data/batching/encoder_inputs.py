@@ -89,6 +89,11 @@ def fill_template(
     return EncoderInput(ids, second, sum(map(len, segments)) < sum(map(len, texts)))
 
 
+def make_dummy_input() -> EncoderBatch:
+    """One row of a padding token: a batch for a rank without rows."""
+    return EncoderBatch(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), -1), None)
+
+
 def collate_encoder_inputs(
     rows: Sequence[IdArray | Sequence[int]], second_starts: IdArray | Sequence[int], pad_id: int
 ) -> EncoderBatch:

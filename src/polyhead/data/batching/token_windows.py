@@ -58,6 +58,12 @@ def collate_windows(store: TokenStore, starts: IdArray, width: int, *, has_docum
     return TokenWindows(cells[:, :-1], pos, labels, has_documents)
 
 
+def make_dummy_windows(has_documents: bool = False) -> TokenWindows:
+    """One padding token without a label: a batch for a rank without rows."""
+    tokens, padding = torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), -1)
+    return TokenWindows(tokens, padding, torch.full((1, 1), IGNORE_INDEX), has_documents)
+
+
 def _document_positions(document_starts: IdArray, positions: IdArray) -> Tensor:
     """Distance of each position from the start of its document or of the row, whichever is later."""
     first = document_starts[np.searchsorted(document_starts, positions, side="right") - 1]

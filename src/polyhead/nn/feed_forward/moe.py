@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -86,6 +87,8 @@ class MixtureOfExperts(nn.Module):
         part = FEED_FORWARD.check(Choice(expert, dropout=dropout))
         self.experts = nn.ModuleList(FEED_FORWARD.build(part, d_model, d_ff) for _ in range(n_experts))
         self.balance = nn.Parameter(torch.zeros(n_experts)) if balance else None
+        # sums a number over all ranks; the identity in a single process
+        self.all_reduce_count: Callable[[int], int] = _identity_count
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C), 0 at padding."""
@@ -96,16 +99,24 @@ class MixtureOfExperts(nn.Module):
 
     def apply_experts(self, tokens: Tensor) -> Tensor:
         """(N, C) -> (N, C)."""
-        if not len(tokens):
+        # with gradients every expert is called: ranks that reduce them must have the same ones
+        is_learning = torch.is_grad_enabled()
+        if not (len(tokens) or is_learning):
             return tokens
         expert_ids, weights = self.route(tokens)
         order = expert_ids.flatten().argsort(stable=True)  # by expert
         loads = expert_ids.flatten().bincount(minlength=len(self.experts)).tolist()
         expert_inputs = tokens.index_select(0, order // self.top_k).split(loads)
         outputs = torch.cat(
-            [expert(x) for expert, x in zip(self.experts, expert_inputs, strict=True) if len(x)]
+            [
+                _call_expert(expert, x)
+                for expert, x in zip(self.experts, expert_inputs, strict=True)
+                if len(x) or is_learning
+            ]
         )
-        token_outputs = outputs.index_select(0, order.argsort()).view(len(tokens), self.top_k, -1)
+        token_outputs = outputs.index_select(0, order.argsort()).view(
+            len(tokens), self.top_k, outputs.size(-1)
+        )
         return (token_outputs * weights[..., None]).sum(1).to(tokens.dtype)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,20 +128,37 @@ class MixtureOfExperts(nn.Module):
         if self.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
         if self.balance is not None and torch.is_grad_enabled():
-            weights = _LoadBalancingLoss.apply(weights, self.balance, expert_ids)
+            n_tokens = max(self.all_reduce_count(len(tokens)), 1)
+            weights = _LoadBalancingLoss.apply(weights, self.balance, expert_ids, n_tokens)
         return expert_ids, weights
 
 
+def _identity_count(count: int) -> int:
+    return count
+
+
+def _call_expert(expert: nn.Module, x: Tensor) -> Tensor:
+    """(N, C) -> (N, C). Without tokens the gradients are zeros, not None: the input is then one zero row."""
+    out: Tensor = expert(x) if len(x) else expert(x.new_zeros(1, x.size(-1)))[:0]
+    return out
+
+
 class _LoadBalancingLoss(torch.autograd.Function):
-    """The identity on the weights; the gradient of each expert's bias is its load minus the mean."""
+    """The identity on the weights; the gradient of each expert's bias is its load minus the mean.
+
+    ``n_tokens`` is the number of tokens on all ranks, so that the gradients of all ranks add up to that of
+    the whole batch.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, balance: Tensor, expert_ids: Tensor) -> Tensor:
-        load = expert_ids.flatten().bincount(minlength=len(balance)) / len(expert_ids)
-        ctx.save_for_backward((load - expert_ids.size(1) / len(balance)).to(balance.dtype))
+    def forward(ctx: Any, weights: Tensor, balance: Tensor, expert_ids: Tensor, n_tokens: int) -> Tensor:
+        n_own_tokens, top_k = expert_ids.shape
+        load = expert_ids.flatten().bincount(minlength=len(balance)) / n_tokens
+        mean_load = top_k / len(balance) * (n_own_tokens / n_tokens)
+        ctx.save_for_backward((load - mean_load).to(balance.dtype))
         return weights.view_as(weights)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (excess_load,) = ctx.saved_tensors
-        return grad, BALANCE_GRAD_SCALE * excess_load, None
+        return grad, BALANCE_GRAD_SCALE * excess_load, None, None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 MapFn = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-"""``map``, or ``ProcessGroup.map``, which distributes the items over ranks."""
+"""``map``, or ``ProcessGroup.map`` or ``map_in_lockstep``, which distribute the items over ranks."""
 
 
 @contextmanager
@@ -55,10 +55,10 @@ class ProcessGroup(Protocol):
         """Sum each number over all ranks; bit-identical on all of them."""
         ...
 
-    def join_uneven(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context for the forward and backward pass of one batch, whose shards may be uneven or empty.
+    def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Context for the forward and backward pass of one batch.
 
-        Batch norms inside it use the statistics of the whole batch.
+        Batch norms and loads of experts inside it are those of the whole batch.
         """
         ...
 
@@ -67,11 +67,21 @@ class ProcessGroup(Protocol):
         ...
 
     def on_rank0(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on rank 0; return its result (JSON types) on all ranks, which wait while it lives."""
+        """Run ``work`` on rank 0; return its result (JSON types) on all ranks, which wait while it lives.
+
+        There must be no collective in ``work``: the other ranks do not take part.
+        """
         ...
 
     def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
         """Results (JSON types) of ``work`` for each item, in order, on all ranks; items are dealt in turn."""
+        ...
+
+    def map_in_lockstep(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        """As ``map``, with the same number of calls on every rank, so that ``work`` may be a collective.
+
+        A rank without an item of its own repeats the last one and drops its result.
+        """
         ...
 
     def interrupt(self) -> None:
@@ -106,7 +116,7 @@ class SingleProcess:
     def all_reduce(self, *numbers: float) -> list[float]:
         return list(numbers)
 
-    def join_uneven(self, model: nn.Module) -> AbstractContextManager[None]:
+    def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
     def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -116,6 +126,9 @@ class SingleProcess:
         return work()
 
     def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        return map(work, items)
+
+    def map_in_lockstep(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
         return map(work, items)
 
     def interrupt(self) -> None:

@@ -22,7 +22,7 @@ from polyhead.train.distributed.bucketed_all_reduce import BucketedAllReduce
 from polyhead.train.distributed.kv_store import ANSWER_TIMEOUT, HEARTBEAT_INTERVAL, Heartbeat, KeyValueStore
 from polyhead.train.distributed.launch import LAUNCHED_ENV, LISTENING_ENV, count_processes
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup, Shardable, limit_threads
-from polyhead.train.distributed.sync_batchnorm import SyncBatchNormSums
+from polyhead.train.distributed.sync_statistics import SyncStatistics
 
 T = TypeVar("T")
 JOIN_TIMEOUT = 300.0  # seconds that ranks wait for all ranks to start
@@ -49,7 +49,8 @@ class TorchProcessGroup:
         self.n_broadcasts = self.n_turns = self.n_rounds = 0
         self.n_threads = torch.get_num_threads()
         self.gradients: BucketedAllReduce | None = None
-        self.statistics: SyncBatchNormSums | None = None
+        self.statistics: SyncStatistics | None = None
+        self.is_alone = False  # inside work of rank 0 alone
         self.side_group: dist.ProcessGroup | None = None
         self.is_leader = os.environ.get("LOCAL_RANK", "0") == "0"
         self.kv_store.write(f"here/{rank}", json.dumps([self.is_leader, find_backends()]))
@@ -77,12 +78,10 @@ class TorchProcessGroup:
         result: list[float] = sums.tolist()
         return result
 
-    @contextmanager
-    def join_uneven(self, model: nn.Module) -> Iterator[None]:
+    def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
         if self.statistics is None or self.statistics.model is not model:
-            self.statistics = SyncBatchNormSums(model, self._start_side_all_reduce, self.world_size)
-        yield
-        self.statistics.finish()
+            self.statistics = SyncStatistics(model, self._start_side_all_reduce)
+        return self.statistics.apply()
 
     def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
         if self.gradients is None or self.gradients.model is not model:
@@ -95,8 +94,12 @@ class TorchProcessGroup:
         if self.rank:
             self._wait_for_keys([key], [0])
         else:
-            with limit_threads(self.n_threads):  # also the threads of the other ranks, which wait
-                text = json.dumps(work())
+            self.is_alone = True
+            try:
+                with limit_threads(self.n_threads):  # also the threads of the other ranks, which wait
+                    text = json.dumps(work())
+            finally:
+                self.is_alone = False
             with self._translate_errors(ANSWER_TIMEOUT):
                 self.kv_store.write(key, text)
         with self._translate_errors(ANSWER_TIMEOUT):
@@ -104,17 +107,28 @@ class TorchProcessGroup:
         return result
 
     def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        own_results = json.dumps([work(item) for item in items[self.rank :: self.world_size]])
+        return self._gather_results([work(item) for item in items[self.rank :: self.world_size]], len(items))
+
+    def map_in_lockstep(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        n_rounds = math.ceil(len(items) / self.world_size)
+        own_numbers = range(self.rank, n_rounds * self.world_size, self.world_size)
+        results = [work(items[min(number, len(items) - 1)]) for number in own_numbers]
+        n_own = len(range(self.rank, len(items), self.world_size))
+        return self._gather_results(results[:n_own], len(items))
+
+    def _gather_results(self, results: list[Any], n_items: int) -> list[Any]:
+        """The results of all ranks, in the order of the items, which were dealt in turn."""
+        own_results = json.dumps(results)
         self.n_rounds += 1
         keys = [f"found/{self.n_rounds}/{rank}" for rank in range(self.world_size)]
         with self._translate_errors(ANSWER_TIMEOUT):
             self.kv_store.write(keys[self.rank], own_results)
         self._wait_for_keys(keys, range(self.world_size))
         with self._translate_errors(ANSWER_TIMEOUT):
-            results = [json.loads(self.kv_store.read(key)) for key in keys]
+            all_results = [json.loads(self.kv_store.read(key)) for key in keys]
             # a rank that has reached this round has read all results of the previous one
             self.kv_store.erase(f"found/{self.n_rounds - 1}/{self.rank}")
-        return [results[i % self.world_size][i // self.world_size] for i in range(len(items))]
+        return [all_results[i % self.world_size][i // self.world_size] for i in range(n_items)]
 
     def interrupt(self) -> None:
         with suppress(RuntimeError):
@@ -216,6 +230,7 @@ class TorchProcessGroup:
 
         It has no message if the failed rank has reported an error, or the launcher will.
         """
+        assert not self.is_alone, "the other ranks take no part in work of rank 0 alone"
         start_time = time.monotonic()
         try:
             yield

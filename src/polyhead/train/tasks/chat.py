@@ -12,7 +12,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
-from polyhead.data.batching.token_windows import TokenWindows
+from polyhead.data.batching.token_windows import TokenWindows, make_dummy_windows
 from polyhead.data.readers.conversations import Conversations, open_conversations, read_conversation_texts
 from polyhead.data.stores.arrays import IdArray
 from polyhead.data.stores.conversation_store import ConversationStore
@@ -107,6 +107,10 @@ class ChatTask:
     def collate(self, rows: IdArray) -> TokenWindows:
         """Batch of some training conversations."""
         return self.train.collate(rows, self.pad_id)
+
+    def dummy_batch(self) -> TokenWindows:
+        """A batch without tokens and labels."""
+        return make_dummy_windows()
 
     def count_labels(self, batch: TokenWindows) -> int:
         """Number of labels of a batch."""

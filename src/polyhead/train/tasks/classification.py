@@ -14,7 +14,7 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
-from polyhead.data.batching.encoder_inputs import EncoderBatch
+from polyhead.data.batching.encoder_inputs import EncoderBatch, make_dummy_input
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.readers.labeled import (
     LabeledFiles,
@@ -29,7 +29,7 @@ from polyhead.evaluate.class_metrics import class_measures
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import Classifier
 from polyhead.nn.device import to_model_device
-from polyhead.nn.loss import Loss, classification_loss
+from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
@@ -193,9 +193,13 @@ class ClassificationTask:
         inputs, labels = self.train.collate(rows, self.tokenizer.pad_id)
         return ClassificationBatch(inputs._replace(tokens=self._drop_tokens(inputs.tokens)), labels)
 
+    def dummy_batch(self) -> ClassificationBatch:
+        """A batch without tokens and labels."""
+        return ClassificationBatch(make_dummy_input(), torch.tensor([IGNORE_INDEX]))
+
     def count_labels(self, batch: ClassificationBatch) -> int:
         """Number of texts."""
-        return len(batch.labels)
+        return int((batch.labels != IGNORE_INDEX).sum())
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
         """Label-smoothed cross-entropy, as a sum over labels."""

@@ -13,7 +13,7 @@ from polyhead.config.data_config import DataConfig
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
-from polyhead.data.batching.collate import PairBatch, collate_pairs
+from polyhead.data.batching.collate import PairBatch, collate_pairs, make_dummy_pairs
 from polyhead.data.batching.denoising import (
     corrupt_spans,
     even_spans,
@@ -183,6 +183,10 @@ class DenoisingTask:
     def collate(self, text_rows: TextRows) -> PairBatch:
         """Batch of some training rows, with noise drawn by (seed, epoch, row)."""
         return self._corrupt_rows(self.train, text_rows, [_NOISE_KEY, self.config.seed, text_rows.epoch])
+
+    def dummy_batch(self) -> PairBatch:
+        """A batch without tokens and labels."""
+        return make_dummy_pairs()
 
     def count_labels(self, batch: PairBatch) -> int:
         """Number of labels of a batch."""

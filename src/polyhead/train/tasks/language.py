@@ -11,7 +11,12 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import shard_rows
-from polyhead.data.batching.token_windows import TokenWindows, collate_windows, plan_windows
+from polyhead.data.batching.token_windows import (
+    TokenWindows,
+    collate_windows,
+    make_dummy_windows,
+    plan_windows,
+)
 from polyhead.data.readers.plain_text import read_text_lines
 from polyhead.data.stores.arrays import IdArray
 from polyhead.data.stores.token_store import TokenStore
@@ -102,6 +107,10 @@ class LanguageModelingTask:
     def collate(self, starts: IdArray) -> TokenWindows:
         """Batch of rows of the training text."""
         return collate_windows(self.train, starts, self.width, has_documents=self.has_documents)
+
+    def dummy_batch(self) -> TokenWindows:
+        """A batch without tokens and labels."""
+        return make_dummy_windows(self.has_documents)
 
     def count_labels(self, batch: TokenWindows) -> int:
         """Number of labels of a batch."""

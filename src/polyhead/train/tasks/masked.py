@@ -23,6 +23,7 @@ from polyhead.data.batching.packing import (
     plan_packed_rows,
     split_documents,
 )
+from polyhead.data.batching.token_windows import make_dummy_windows
 from polyhead.data.readers.plain_text import read_text_lines
 from polyhead.data.stores.arrays import IdArray
 from polyhead.data.stores.token_store import TokenStore
@@ -155,6 +156,10 @@ class MaskedLMTask:
     def collate(self, packed_rows: PackedRows) -> MaskedBatch:
         """Batch of training rows, with masks drawn by (seed, epoch, row)."""
         return self._mask_rows(self.train, packed_rows, [_MASK_KEY, self.config.seed, packed_rows.epoch])
+
+    def dummy_batch(self) -> MaskedBatch:
+        """A batch without tokens and labels."""
+        return MaskedBatch(*make_dummy_windows()[:3])
 
     def count_labels(self, batch: MaskedBatch) -> int:
         """Number of tokens to predict."""

@@ -131,6 +131,10 @@ class ReplacedTokenDetectionTask:
             [SAMPLING_KEY, self.masked_lm.config.seed, packed_rows.epoch],
         )
 
+    def dummy_batch(self) -> GeneratorBatch:
+        """A batch without tokens and labels."""
+        return GeneratorBatch(self.masked_lm.dummy_batch(), torch.zeros(1, 1))
+
     def count_labels(self, batch: GeneratorBatch) -> int:
         """Number of masked tokens to predict."""
         return self.masked_lm.count_labels(batch.masked)

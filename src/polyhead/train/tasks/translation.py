@@ -14,7 +14,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
 from polyhead.core.option_types import Fraction
 from polyhead.core.registry import TASK
-from polyhead.data.batching.collate import PairBatch, collate, collate_token_split
+from polyhead.data.batching.collate import PairBatch, collate, collate_token_split, make_dummy_pairs
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.readers.parallel_corpus import ParallelFiles, open_corpus, read_corpus_texts, read_pairs
 from polyhead.data.stores.arrays import IdArray
@@ -159,6 +159,10 @@ class TranslationTask:
         if self.token_splitters:
             return collate_token_split(self.train, rows, self.tokenizer, self.token_splitters)
         return collate(self.train, rows, self.tokenizer)
+
+    def dummy_batch(self) -> PairBatch:
+        """A batch without tokens and labels."""
+        return make_dummy_pairs()
 
     def count_labels(self, batch: PairBatch) -> int:
         """Number of labels of a batch."""

@@ -1,4 +1,4 @@
-"""Tests of train/distributed/sync_batchnorm.py."""
+"""Tests of train/distributed/sync_statistics.py."""
 
 from __future__ import annotations
 
@@ -38,3 +38,25 @@ def test_norms_over_the_batch_count_all_of_it(kind: str, changes: dict[str, Any]
     assert means and all(w.abs().max() > 0 for w in means)
     for world in (2, 3):
         assert_same(alone, trained(recipe_of(place, kind, f"{name}-{world}", model=norm, **changes), world))
+
+
+@pytest.mark.acceptance("G2")
+@pytest.mark.parametrize(
+    ("kind", "world", "changes"),
+    [
+        ("translation", 3, {"max_tokens": 26, "accumulate": 2}),  # the third rank has nothing
+        ("language-model", 2, {}),
+    ],
+    ids=["few", "language-model"],
+)
+def test_experts_are_balanced_over_the_batch(
+    kind: str, world: int, changes: dict[str, Any], place: Path
+) -> None:
+    """The bias that makes loads even learns from the tokens of all ranks, and the curve is that of one."""
+    experts = {"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}}
+    alone = trained(recipe_of(place, kind, f"experts-{kind}-1", model=experts, **changes), 1)
+    assert all(w.any() for name, w in alone["final"].items() if name.endswith(".balance"))
+    found = trained(recipe_of(place, kind, f"experts-{kind}-{world}", model=experts, **changes), world)
+    assert_same(alone, found)
+    curves = [[row["loss"] for row in run["metrics"]] for run in (alone, found)]
+    assert curves[0] == pytest.approx(curves[1], rel=0, abs=1e-6)

@@ -1,0 +1,33 @@
+"""The module of a training step: one forward pass from a batch to its loss."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import nn
+
+from polyhead.nn.loss import Loss
+
+
+class LossTask(Protocol):
+    """What a training step needs of a task. Losses are sums, so that accumulation averages exactly."""
+
+    def count_labels(self, batch: Any) -> int: ...
+    def loss(self, model: nn.Module, batch: Any) -> Loss: ...
+
+
+class LossModule(nn.Module):
+    """A model with its task, whose forward turns a batch into its ``Loss``.
+
+    All weights are read inside this forward, also those of the head, which the loss reads without calling it.
+    So it can be the root of wrappers that gather, reduce or compile per forward pass: torch's FSDP, DDP and
+    compile.
+    """
+
+    def __init__(self, model: nn.Module, task: LossTask) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, batch: Any) -> Loss:
+        """The sums of the task's loss over the labels of a batch."""
+        return self.task.loss(self.model, batch)
