@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.train.distributed.rank_runs import place as place
+from tests.train.distributed.rank_runs import recipe_of
+from tests.train.distributed.test_process_group import KINDS
+from tests.train.evaluation_helpers import opened
 from tests.train.several import together
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from polyhead.config.config_sections import DistillConfig
 from polyhead.config.model import ModelConfig
 from polyhead.data.batching.token_windows import TokenWindows, make_dummy_windows
 from polyhead.models import build
 from polyhead.nn.loss import Loss
+from polyhead.train.distill import DistillationTask, Teacher
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.loss_module import LossModule
 from polyhead.train.tasks.causal_lm_common import causal_lm_loss, count_causal_lm_labels
@@ -63,6 +70,25 @@ def test_forward_is_the_loss_of_the_task() -> None:
     assert [name.removeprefix("model.") for name, _ in module.named_parameters()] == [
         name for name, _ in module.model.named_parameters()
     ]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "distillation"])
+def test_a_dummy_batch_of_a_task_adds_nothing_to_any_weight(kind: str, place: Path) -> None:
+    """All weights of a real batch have a gradient, which is zero."""
+    run, task = opened(recipe_of(place, "masked-lm" if kind == "distillation" else kind, f"dummy-{kind}"))
+    if kind == "distillation":
+        teacher, _ = opened(recipe_of(place, "masked-lm", "dummy-teacher"))
+        config = DistillConfig(teacher=["dummy-teacher"], hidden_weight=1.0)
+        task = DistillationTask(task, [Teacher(teacher, task)], config)
+    module, grads = LossModule(run.model, task), []
+    for batch in (task.collate(task.largest_batch()), task.dummy_batch()):
+        loss = module(batch)
+        assert loss.count == task.count_labels(batch)
+        grads.append(torch.autograd.grad(loss.total, list(run.model.parameters()), allow_unused=True))
+    assert loss.count == float(loss.total.detach()) == float(loss.nll) == 0
+    for (name, _), learned, dummy in zip(run.model.named_parameters(), *grads, strict=True):
+        assert (learned is None) == (dummy is None), name
+        assert dummy is None or not dummy.count_nonzero(), name
 
 
 def weights(module: nn.Module) -> list[list[float]]:

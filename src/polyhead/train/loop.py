@@ -294,13 +294,13 @@ def _save_checkpoint(
     good, which is not known yet of the one to write.
     """
     is_finite = not any(ranks.all_reduce(not training.is_finite()))
-    saved = training.export_state()
+    saved_state = training.export_state()
 
     def write() -> None:
         if not is_finite:
             raise _divergence_error("the weights are not finite", training.progress, checkpoints)
         prune_checkpoints(training, config, checkpoints)
-        training.write(checkpoints, saved, extra)
+        training.write(checkpoints, saved_state, extra)
 
     ranks.on_rank0(write)
 

@@ -83,9 +83,11 @@ class TrainState:
             state["loss_scale"] = self.loss_scale.to_json()
         return SavedState(self.progress.step, tensors, state)
 
-    def write(self, root: Path, saved: SavedState, extra: dict[str, str]) -> None:
+    def write(self, root: Path, saved_state: SavedState, extra: dict[str, str]) -> None:
         """Write checkpoints/step-N of an exported state."""
-        checkpoint.save_checkpoint(root, saved.step, saved.tensors, saved.state, extra=extra)
+        checkpoint.save_checkpoint(
+            root, saved_state.step, saved_state.tensors, saved_state.state, extra=extra
+        )
         self.saved_best_step = self.progress.best_step
 
     def restore(self, saved_checkpoint: checkpoint.Checkpoint) -> None:
