@@ -42,3 +42,17 @@ def test_padding_on_the_left_is_as_inert_as_on_the_right(name):
     model = made(labels=["x", "y"], pooling=name)
     left = torch.tensor([[1, 1, 3, 6, 8]]), torch.tensor([[-1, -1, 0, 1, 2]])
     torch.testing.assert_close(model(*left), model(TOKENS[1:, :3]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["first", "mean", "max", "last"])
+def test_a_row_of_padding_alone_is_not_in_the_statistics_of_a_norm(name):
+    """As a rank without rows has one."""
+    pooling = {"name": name, "activation": "tanh", "norm": True}
+    seen = []
+    for rows in (slice(0, 2), slice(0, 3)):
+        model = made(pooling=pooling, labels=["x", "y"], norm="batchnorm", dropout=0.0).train()
+        tokens, pos = torch.cat([TOKENS, TOKENS[:1]])[rows], torch.cat([POS, torch.full((1, 5), -1)])[rows]
+        logits = model(tokens, pos)
+        seen.append((logits[:2], model.pooler.norm.running_mean, model.pooler.norm.running_var))
+    for ours, theirs in zip(*seen, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
