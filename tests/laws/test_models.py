@@ -1,6 +1,7 @@
 """What holds for every model, whatever it is made of."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from polyhead.core.registry import CACHE
 from polyhead.data.batching.collate import PairBatch, make_dummy_pairs
 from polyhead.models import build
 from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.train.loss_module import LossModule
 from polyhead.train.tasks.seq2seq_common import seq2seq_loss
 
 # those that lose nothing; test_caches.py holds the others to what they promise
@@ -187,13 +189,14 @@ def test_a_dummy_batch_reaches_every_weight_with_a_gradient_of_zero(model, pairs
     labels = pairs.target.masked_fill(pairs.target_pos < 0, IGNORE_INDEX)
     real = PairBatch(pairs.source, pairs.source_pos, pairs.target, labels, int((labels >= 0).sum()))
     grads = []
+    task = SimpleNamespace(loss=lambda model, batch: seq2seq_loss(model, batch, 0.1))
+    module = LossModule(copy.deepcopy(model), task)
     with torch.enable_grad():
         for batch in (real, make_dummy_pairs()):
-            loss = seq2seq_loss(model.train(batch is not real), batch, 0.1)
-            grads.append(torch.autograd.grad(loss.total, list(model.parameters()), allow_unused=True))
-    model.eval()
+            loss = module.train(batch is not real)(batch)
+            grads.append(torch.autograd.grad(loss.total, list(module.parameters()), allow_unused=True))
     assert loss.count == float(loss.total) == float(loss.nll) == 0
-    for (name, _), learned, dummy in zip(model.named_parameters(), *grads, strict=True):
+    for (name, _), learned, dummy in zip(module.named_parameters(), *grads, strict=True):
         assert (learned is None) == (dummy is None), name
         assert dummy is None or not dummy.count_nonzero(), name  # NaN is not zero
 

@@ -44,9 +44,11 @@ class NextTokens:
 
 
 def made() -> LossModule:
-    """With a head that shares the weights of the embedding, which the loss reads by itself."""
-    config = ModelConfig(kind="decoder", vocab_size=23, d_model=16, n_heads=2, n_layers=2, d_ff=32, max_len=8,
-        dropout=0.0)  # fmt: skip
+    """With a head that shares the weights of the embedding, which the loss reads by itself, and with experts
+    that not every rank has tokens for.
+    """
+    config = ModelConfig(kind="decoder", vocab_size=23, d_model=16, n_heads=2, n_layers=2, d_ff=16, max_len=8,
+        dropout=0.0, feed_forward={"name": "moe", "n_experts": 8, "balance": False})  # fmt: skip
     return LossModule(build(config, 1), NextTokens())
 
 

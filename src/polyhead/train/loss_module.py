@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from polyhead.nn.feed_forward.moe import MixtureOfExperts
 from polyhead.nn.loss import Loss
 
 
@@ -21,12 +22,15 @@ class LossModule(nn.Module):
 
     All weights are read inside this forward, also those of the head, which the loss reads without calling it.
     So it can be the root of wrappers that gather, reduce or compile per forward pass: torch's FSDP, DDP and
-    compile.
+    compile. Every expert of the model is called in every pass, so that all ranks have the same gradients.
     """
 
     def __init__(self, model: nn.Module, task: LossTask) -> None:
         super().__init__()
         self.model, self.task = model, task
+        for part in model.modules():
+            if isinstance(part, MixtureOfExperts):
+                part.calls_idle_experts = True
 
     def forward(self, batch: Any) -> Loss:
         """The sums of the task's loss over the labels of a batch."""

@@ -87,6 +87,8 @@ class MixtureOfExperts(nn.Module):
         part = FEED_FORWARD.check(Choice(expert, dropout=dropout))
         self.experts = nn.ModuleList(FEED_FORWARD.build(part, d_model, d_ff) for _ in range(n_experts))
         self.balance = nn.Parameter(torch.zeros(n_experts)) if balance else None
+        # whether an expert without tokens has a gradient, of zero, so that all ranks have the same ones
+        self.calls_idle_experts = False
         # sums a number over all ranks; the identity in a single process
         self.all_reduce_count: Callable[[int], int] = _identity_count
 
@@ -99,9 +101,8 @@ class MixtureOfExperts(nn.Module):
 
     def apply_experts(self, tokens: Tensor) -> Tensor:
         """(N, C) -> (N, C)."""
-        # with gradients every expert is called: ranks that reduce them must have the same ones
-        is_learning = torch.is_grad_enabled()
-        if not (len(tokens) or is_learning):
+        calls_all = self.calls_idle_experts and torch.is_grad_enabled()
+        if not (len(tokens) or calls_all):
             return tokens
         expert_ids, weights = self.route(tokens)
         order = expert_ids.flatten().argsort(stable=True)  # by expert
@@ -111,7 +112,7 @@ class MixtureOfExperts(nn.Module):
             [
                 _call_expert(expert, x)
                 for expert, x in zip(self.experts, expert_inputs, strict=True)
-                if len(x) or is_learning
+                if len(x) or calls_all
             ]
         )
         token_outputs = outputs.index_select(0, order.argsort()).view(
