@@ -14,10 +14,10 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["models", "runs", "cells"])
+@pytest.mark.parametrize("name", ["models", "questions", "runs", "cells"])
 def test_another_device(name: str) -> None:
-    """Models that say and learn what they do on the CPU; runs that learn and are used there; cells of a
-    comparison.
+    """Models that say and learn what they do on the CPU, and do not wait for numbers; runs that learn and are
+    used there; cells of a comparison.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider"]
     done = subprocess.run(

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from polyhead.core.errors import UserError, format_value
 
 T = TypeVar("T")
+PINNED_TYPES = {"cuda"}
+"""Devices that copy from page-locked memory while they compute."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -39,9 +41,38 @@ def to_model_device(model: nn.Module, batch: T) -> T:
     return batch if device.type == "cpu" else _to_device(batch, device)
 
 
+def move_tensor(value: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the CPU to ``device`` without waiting; ``host_copy`` of the result is ``value``.
+
+    From pageable memory the copy would first wait for all work of the device.
+    """
+    if device.type == "cpu":
+        return value
+    pinned = value.pin_memory() if device.type in PINNED_TYPES else value
+    moved = pinned.to(device, non_blocking=True)
+    moved.host_copy = value  # type: ignore[attr-defined]
+    return moved
+
+
+def host_copy(x: Tensor) -> Tensor:
+    """The same numbers on the CPU, if ``move_tensor`` made x; else x itself.
+
+    What depends on the numbers of a batch, such as how many labels it has, is computed from these: reading a
+    number of another device waits for all its work.
+    """
+    found: Tensor = getattr(x, "host_copy", x)
+    return found
+
+
+def true_indices(mask: Tensor, device: torch.device) -> Tensor:
+    """The indices of the true elements of a mask, flattened, on ``device``: (n,)."""
+    index = mask.flatten().nonzero().squeeze(-1)
+    return index if index.device == device else move_tensor(index, device)
+
+
 def _to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return move_tensor(value, device)
     if isinstance(value, tuple):
         parts = [_to_device(part, device) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)

@@ -1,4 +1,4 @@
-"""Data-dependent conditions are assumed false while a graph is exported."""
+"""Conditions on the numbers of a tensor, which a graph does not know and another device is not asked for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import torch
 from torch import Tensor
 
 
-def known_true(condition: Tensor) -> bool:
-    """Whether a data-dependent condition holds; always False during export.
+def is_traced() -> bool:
+    """Whether a graph is being compiled or exported, which must work for any numbers."""
+    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
 
-    An exported graph must work for any values. Callers use this only to take a shortcut; the path for False
-    must be correct in any case.
+
+def known_true(condition: Tensor) -> bool:
+    """Whether a data-dependent condition is known to hold: only on the CPU, and outside of graphs.
+
+    Reading a number of another device waits for all its work. Callers use this only to take a shortcut; the
+    path for False must be correct in any case.
     """
-    return not torch.compiler.is_exporting() and bool(condition)
+    return not is_traced() and condition.device.type == "cpu" and bool(condition)

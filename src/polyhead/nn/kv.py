@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from polyhead.nn.export_guard import known_true
-from polyhead.nn.packed_rows import has_several_documents
+from polyhead.nn.packed_rows import may_have_several_documents
 
 WeightsHook = Callable[[Tensor], None]
 """Called with the attention weights (B, H, T, S) of every attention it is registered on."""
@@ -167,7 +167,7 @@ def mask_other_documents(mask: Tensor | None, pos: Tensor | None) -> Tensor | No
     """
     if mask is None or pos is None:
         return mask
-    if not has_several_documents(pos):
+    if not may_have_several_documents(pos):
         return mask
     document = (pos == 0).cumsum(1)[:, None]
     return mask & (document[..., :, None] == document[..., None, :])
@@ -229,7 +229,7 @@ def attend(
         products = products if scores is None else products.add_(scores)
         # safe softmax gives fully masked rows 0 and gradient 0; three more passes, so only if there is one
         blind = mask is not None and not known_true(mask.any(-1).all())
-        weights = torch._safe_softmax(products, -1) if blind else products.softmax(-1)
+        weights = torch.ops.aten._safe_softmax(products, -1) if blind else products.softmax(-1)
         for see in hooks:
             see(unfold_groups(weights, n, group))
         weights = F.dropout(weights, dropout)

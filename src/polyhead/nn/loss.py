@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from polyhead.nn.device import host_copy, move_tensor, true_indices
 from polyhead.nn.lm_head import Head
+from polyhead.nn.precision import product_dtype
 
 IGNORE_INDEX = -100  # label of positions without loss
 LOGITS_CHUNK = 512  # rows of logits stored at a time
@@ -31,8 +33,9 @@ def cross_entropy(
     and every other token e/V. Only ``chunk`` rows of logits are stored at a time: gradients are computed in
     the forward pass, where the probabilities are available.
     """
-    has_label = labels.flatten() != IGNORE_INDEX
-    features, labels = head.scale_input(features.flatten(0, -2)[has_label]), labels.flatten()[has_label]
+    rows = labeled_rows(labels)
+    features = head.scale_input(features.flatten(0, -2).index_select(0, rows))
+    labels = labels.flatten().index_select(0, rows)
     needs_grad = torch.is_grad_enabled()
     total, nll = _ChunkedCrossEntropy.apply(
         features, head.weight, head.bias, labels, head.softcap, smoothing, chunk, needs_grad
@@ -42,11 +45,24 @@ def cross_entropy(
 
 def classification_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
     """Label-smoothed cross-entropy over classes: logits (B, L), labels (B,) with -100 for rows to ignore."""
-    has_label = labels != IGNORE_INDEX
-    log_p, labels = logits[has_label].log_softmax(-1, dtype=torch.float32), labels[has_label]
+    rows = labeled_rows(labels)
+    log_p = logits.index_select(0, rows).log_softmax(-1, dtype=torch.float32)
+    labels = labels.index_select(0, rows)
     nll = -log_p.gather(1, labels[:, None]).sum()
     total = (1 - smoothing) * nll - smoothing * log_p.mean(-1).sum() if smoothing else nll
     return Loss(total, nll.detach(), len(labels))
+
+
+def labeled_rows(labels: Tensor) -> Tensor:
+    """The indices of the labels that count, flattened: (...) -> (n,)."""
+    return true_indices(host_copy(labels) != IGNORE_INDEX, labels.device)
+
+
+def select_labels(labels: Tensor) -> Tensor:
+    """The labels that count, flattened: (...) -> (n,)."""
+    host = host_copy(labels)
+    selected = host[host != IGNORE_INDEX]
+    return selected if host is labels else move_tensor(selected, labels.device)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -62,7 +78,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         chunk: int,
         needs_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        vocab_size, dtype = len(weight), _compute_dtype(features)
+        vocab_size, dtype = len(weight), product_dtype(features)  # the softmax is always fp32
         w = weight.detach().to(dtype)
         features_need_grad = needs_grad and any(ctx.needs_input_grad)
         d_features = torch.empty_like(features) if features_need_grad else None
@@ -110,9 +126,3 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         d_bias = None if d_bias is None else d_bias * grad
         d_weight = None if d_weight is None else d_weight * grad
         return d_features * grad, d_weight, d_bias, None, None, None, None, None
-
-
-def _compute_dtype(features: Tensor) -> torch.dtype:
-    """The matrix products follow autocast, as those of a Linear would; the softmax is always fp32."""
-    kind = features.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else features.dtype

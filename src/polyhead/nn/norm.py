@@ -127,21 +127,22 @@ class BatchNorm(nn.Module):
         """Mean and biased variance of the tokens, (C,) each; updates the running statistics (unbiased)."""
         tokens = x.flatten(0, -2).to(torch.promote_types(x.dtype, torch.float32))
         empty = None if pos is None else (pos < 0).expand(x.shape[:-1]).reshape(-1, 1)
-        n_tokens = len(tokens) if empty is None else int((~empty).sum())
-        count_tensor = torch.full((1,), n_tokens, dtype=tokens.dtype, device=tokens.device)
+        # the count stays a tensor: reading it would wait for all work of another device
+        n_tokens = tokens.new_full((1,), len(tokens)) if empty is None else (~empty).sum(0).to(tokens.dtype)
         tokens = tokens if empty is None else tokens.masked_fill(empty, 0)
-        sums = self.all_reduce(torch.cat([tokens.sum(0), count_tensor]))
-        count = int(sums[-1])
-        if count < 2:  # no variance
-            return self.running_mean, self.running_var
+        sums = self.all_reduce(torch.cat([tokens.sum(0), n_tokens]))
+        has_variance, count = sums[-1] >= 2, sums[-1].clamp(min=2)
         mean = sums[:-1] / count
         centred = tokens - mean if empty is None else (tokens - mean).masked_fill(empty, 0)
-        var = self.all_reduce(torch.cat([centred.square().sum(0), count_tensor]))[:-1] / count
+        var = self.all_reduce(torch.cat([centred.square().sum(0), n_tokens]))[:-1] / count
         with torch.no_grad():
-            for running, new in ((self.running_mean, mean), (self.running_var, var * (count / (count - 1)))):
+            unbiased_var = var * (count / (count - 1))
+            for running, new in ((self.running_mean, mean), (self.running_var, unbiased_var)):
                 # a non-finite step is skipped by the optimizer, but would stay in the running statistics
-                running.lerp_(torch.where(new.isfinite(), new.to(running.dtype), running), self.momentum)
-        return mean, var
+                is_valid = has_variance & new.isfinite()
+                running.lerp_(torch.where(is_valid, new.to(running.dtype), running), self.momentum)
+        mean = torch.where(has_variance, mean, self.running_mean)
+        return mean, torch.where(has_variance, var, self.running_var)
 
 
 def _identity_reduce(sums: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polyhead.nn.export_guard import known_true
+from polyhead.nn.device import host_copy, move_tensor, true_indices
+from polyhead.nn.export_guard import is_traced
 
 
 def apply_unpadded(layer: Callable[[Tensor], Tensor], x: Tensor, pos: Tensor | None) -> Tensor:
@@ -30,8 +31,28 @@ def apply_unpadded(layer: Callable[[Tensor], Tensor], x: Tensor, pos: Tensor | N
 
 
 def has_several_documents(pos: Tensor) -> bool:
-    """Whether some row (B, T) has several documents: position 0 starts one. Exported graphs expect one."""
-    return known_true((pos == 0).sum(1).max() > 1)
+    """Whether some row (B, T) has several documents: position 0 starts one.
+
+    Exported graphs expect one. Compiled ones are told by ``note_documents``, and compiled again for the other
+    case.
+    """
+    if torch.compiler.is_exporting():
+        return False
+    if is_traced() and hasattr(pos, "several_documents"):
+        return bool(pos.several_documents)
+    return bool((host_copy(pos) == 0).sum(1).max() > 1)
+
+
+def may_have_several_documents(pos: Tensor) -> bool:
+    """As ``has_several_documents``, but True where the answer would be asked from another device."""
+    is_unknown = host_copy(pos).device.type != "cpu" and not torch.compiler.is_exporting()
+    return is_unknown or has_several_documents(pos)
+
+
+def note_documents(pos: Tensor | None) -> None:
+    """Note whether rows have several documents, for the compiled layers that are called with ``pos``."""
+    if pos is not None:
+        pos.several_documents = has_several_documents(pos)  # type: ignore[attr-defined]
 
 
 def apply_per_document(layer: Callable[[Tensor, Tensor], Tensor], x: Tensor, pos: Tensor) -> Tensor:
@@ -39,16 +60,26 @@ def apply_per_document(layer: Callable[[Tensor, Tensor], Tensor], x: Tensor, pos
 
     For recurrent layers and convolutions, where no mask can separate documents. The output at padding is 0.
     """
-    pos = pos.expand(x.shape[:2])
-    valid, begins = pos >= 0, pos == 0
-    number = begins.cumsum(1) + torch.arange(len(x), device=x.device)[:, None] * (x.size(1) + 1)
+    host = host_copy(pos).expand(x.shape[:2])
+    valid, begins = host >= 0, host == 0
+    number = begins.cumsum(1) + torch.arange(len(x), device=host.device)[:, None] * (x.size(1) + 1)
     _, row = number[valid].unique(return_inverse=True)
     count = valid.cumsum(1) - 1
     slot = (count - (count * begins).cummax(1).values)[valid]
     size = (int(row.max()) + 1, int(slot.max()) + 1)
-    apart = x.new_zeros(*size, x.size(2)).index_put((row, slot), x[valid])
-    out = layer(apart, pos.new_full(size, -1).index_put((row, slot), pos[valid]))
-    return out.new_zeros(*x.shape[:2], out.size(2)).index_put(valid.nonzero(as_tuple=True), out[row, slot])
+    targets = (row, slot)
+    apart_pos = host.new_full(size, -1).index_put(targets, host[valid])
+    sources = valid.nonzero(as_tuple=True)
+    if host.device != x.device:
+        targets, sources = (tuple(move_tensor(i, x.device) for i in pair) for pair in (targets, sources))
+        apart_pos = move_tensor(apart_pos, x.device)
+    out = layer(x.new_zeros(*size, x.size(2)).index_put(targets, x[sources]), apart_pos)
+    return out.new_zeros(*x.shape[:2], out.size(2)).index_put(sources, out[targets])
+
+
+def token_rows(pos: Tensor) -> Tensor:
+    """The indices of the tokens that are not padding, flattened: (B, T) -> (n,)."""
+    return true_indices(host_copy(pos) >= 0, pos.device)
 
 
 def first_and_last(x: Tensor, pos: Tensor | None) -> Tensor:

@@ -17,3 +17,9 @@ def no_autocast(x: Tensor) -> AbstractContextManager[object]:
 def at_least_fp32(x: Tensor) -> Tensor:
     """Convert to fp32, unless the dtype is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a linear map of x is computed: that of autocast, if it is enabled."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -13,6 +13,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.registry import BLOCK, NORM, POSITION
 from polyhead.nn.cache import Cache, CacheShape, StateShape
 from polyhead.nn.kv import EncoderMemory
+from polyhead.nn.packed_rows import note_documents
 from polyhead.nn.position.base import Position
 from polyhead.nn.recompute import recompute_in_backward
 
@@ -27,6 +28,7 @@ class Stack(nn.Module):
         super().__init__()
         self.layers, self.final_norm = nn.ModuleList(blocks), final_norm
         self.recompute = False  # whether training keeps only the input of each block
+        self.has_compiled_layers = False
 
     def forward(
         self,
@@ -43,6 +45,8 @@ class Stack(nn.Module):
         """
         is_recomputed = self.recompute and cache is None and torch.is_grad_enabled()
         prepared: dict[Position | None, Position | None] = {None: None}  # blocks without attention have none
+        if self.has_compiled_layers and cache is None:
+            note_documents(pos)
         layer: Any
         for i, layer in enumerate(self.layers):
             layer_memory = None if memory is None else memory[i]
@@ -51,13 +55,23 @@ class Stack(nn.Module):
             else:
                 position: Any = getattr(getattr(layer, "attn", None), "position", None)
                 if position not in prepared:
-                    prepared[position] = position.prepare(pos, x.size(1), x.device)
+                    # a compiled layer computes the tables itself: as inputs they would be read from memory
+                    prepared[position] = (
+                        None if self.has_compiled_layers else position.prepare(pos, x.size(1), x.device)
+                    )
                 layer_cache = None if cache is None else cache.layers[i]
                 layer_memory = layer_memory if source is None else layer.project_kv(*source)
                 x = layer(x, pos, layer_cache, layer_memory, prepared[position])
             if states is not None:
                 states.append(x)
         return x if self.final_norm is None else self.final_norm(x, pos)
+
+    def compile_layers(self, **options: Any) -> None:
+        """Compile each layer as one graph, by ``torch.compile`` with these options; layers alike share it."""
+        torch._dynamo.config.allow_rnn = True
+        for layer in self.layers:
+            layer.compile(fullgraph=True, **options)
+        self.has_compiled_layers = True
 
     def hidden_states(self, x: Tensor, pos: Tensor | None = None) -> list[Tensor]:
         """The input and the output of every layer, the last one after the final norm: N + 1 of (B, T, C)."""

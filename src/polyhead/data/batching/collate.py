@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polyhead.data.stores.arrays import IdArray
 from polyhead.data.stores.pair_store import PairStore
+from polyhead.nn.device import host_copy, move_tensor
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.token_split import TokenSplitter
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -32,9 +33,9 @@ class PairBatch(NamedTuple):
     @property
     def target_pos(self) -> Tensor:
         """(B, T) int64: 0, 1, ... and -1 at padding."""
-        return torch.arange(self.labels.size(1), device=self.labels.device).masked_fill(
-            self.labels == IGNORE_INDEX, -1
-        )
+        labels = host_copy(self.labels)
+        pos = torch.arange(labels.size(1), device=labels.device).masked_fill(labels == IGNORE_INDEX, -1)
+        return pos if labels is self.labels else move_tensor(pos, self.labels.device)
 
 
 def collate(store: PairStore, rows: IdArray | Sequence[int], tokenizer: Tokenizer) -> PairBatch:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import FEED_FORWARD
+from polyhead.nn.export_guard import is_traced
+from polyhead.nn.feed_forward.grouped_experts import apply_all, apply_grouped, can_group
 from polyhead.nn.precision import at_least_fp32, no_autocast
 
 MAX_EXPERTS = 10_000  # each is a module that takes a millisecond to build
@@ -35,7 +37,8 @@ class MixtureOfExperts(nn.Module):
     No token is dropped and routing is per token, so outputs do not depend on the rest of the batch. Without
     balancing, a router tends to use few experts; with ``balance`` each expert has a bias that affects
     selection but not the weights. Its gradient is the expert's load minus the mean, so the optimizer lowers
-    the bias of overloaded experts. ``model.d_ff`` is the width of one expert.
+    the bias of overloaded experts. ``model.d_ff`` is the width of one expert. In bf16 on a GPU the experts
+    run as grouped products without waiting for their loads, unless the activation has weights of its own.
 
     Equation: y = Σ_{i ∈ P} w_i E_i(x),  s = softmax(x W_router),  P = the top_k of s + b,
               w_i = s_i / Σ_{j ∈ P} s_j
@@ -90,13 +93,15 @@ class MixtureOfExperts(nn.Module):
         # whether an expert without tokens has a gradient, of zero, so that all ranks have the same ones
         self.calls_idle_experts = False
         # sums a number over all ranks; the identity in a single process
-        self.all_reduce_count: Callable[[int], int] = _identity_count
+        self.all_reduce_count: Callable[[int | Tensor], int | Tensor] = _identity_count
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C), 0 at padding."""
-        if pos is None:
+        is_token = None if pos is None else pos.expand(x.shape[:-1]) >= 0
+        if is_traced() or (x.device.type != "cpu" and can_group(list(self.experts), x)):
+            return self._apply_unread(x.reshape(-1, x.size(-1)), is_token).view_as(x)
+        if is_token is None:
             return self.apply_experts(x.reshape(-1, x.size(-1))).view_as(x)
-        is_token = pos.expand(x.shape[:-1]) >= 0
         return torch.zeros_like(x).masked_scatter(is_token[..., None], self.apply_experts(x[is_token]))
 
     def apply_experts(self, tokens: Tensor) -> Tensor:
@@ -120,8 +125,30 @@ class MixtureOfExperts(nn.Module):
         )
         return (token_outputs * weights[..., None]).sum(1).to(tokens.dtype)
 
-    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, C) -> experts of each token (N, top_k) and their weights, in fp32 at least."""
+    def _apply_unread(self, tokens: Tensor, is_token: Tensor | None) -> Tensor:
+        """``apply_experts`` without reading from the device which tokens are padding, and the loads.
+
+        (N, C), (...) -> (N, C), 0 at padding, which experts read too.
+        """
+        is_token = None if is_token is None else is_token.reshape(-1)
+        token_experts, weights = self.route(tokens, is_token)
+        expert_ids, order = token_experts.flatten().sort(stable=True)
+        inputs = tokens.index_select(0, order // self.top_k)
+        experts = list(self.experts)
+        outputs = (
+            apply_grouped(experts, inputs, _count_loads(token_experts, len(experts), None))
+            if can_group(experts, tokens)
+            else apply_all(experts, inputs, expert_ids)
+        )
+        token_outputs = outputs.index_select(0, order.argsort()).view(len(tokens), self.top_k, -1)
+        out = (token_outputs * weights[..., None]).sum(1).to(tokens.dtype)
+        return out if is_token is None else out.masked_fill(~is_token[:, None], 0)
+
+    def route(self, tokens: Tensor, is_token: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(N, C) -> experts of each token (N, top_k) and their weights, in fp32 at least.
+
+        ``is_token`` (N,) is False at padding, which is no load.
+        """
         scores = self.router(tokens)
         biased_scores = scores if self.balance is None else scores + self.balance.to(scores.dtype)
         expert_ids = biased_scores.topk(self.top_k, -1).indices
@@ -129,12 +156,13 @@ class MixtureOfExperts(nn.Module):
         if self.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
         if self.balance is not None and torch.is_grad_enabled():
-            n_tokens = max(self.all_reduce_count(len(tokens)), 1)
-            weights = _LoadBalancingLoss.apply(weights, self.balance, expert_ids, n_tokens)
+            n_own_tokens = len(tokens) if is_token is None else is_token.sum()
+            n_tokens = self.all_reduce_count(n_own_tokens)
+            weights = _LoadBalancingLoss.apply(weights, self.balance, expert_ids, is_token, n_tokens)
         return expert_ids, weights
 
 
-def _identity_count(count: int) -> int:
+def _identity_count(count: int | Tensor) -> int | Tensor:
     return count
 
 
@@ -152,14 +180,29 @@ class _LoadBalancingLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, balance: Tensor, expert_ids: Tensor, n_tokens: int) -> Tensor:
-        n_own_tokens, top_k = expert_ids.shape
-        load = expert_ids.flatten().bincount(minlength=len(balance)) / n_tokens
+    def forward(
+        ctx: Any,
+        weights: Tensor,
+        balance: Tensor,
+        expert_ids: Tensor,
+        is_token: Tensor | None,
+        n_tokens: int | Tensor,
+    ) -> Tensor:
+        n_own_tokens, top_k = len(expert_ids) if is_token is None else is_token.sum(), expert_ids.size(1)
+        n_tokens = n_tokens.clamp(min=1) if isinstance(n_tokens, Tensor) else max(n_tokens, 1)
+        load = _count_loads(expert_ids, len(balance), is_token) / n_tokens
         mean_load = top_k / len(balance) * (n_own_tokens / n_tokens)
         ctx.save_for_backward((load - mean_load).to(balance.dtype))
         return weights.view_as(weights)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         (excess_load,) = ctx.saved_tensors
-        return grad, BALANCE_GRAD_SCALE * excess_load, None, None
+        return grad, BALANCE_GRAD_SCALE * excess_load, None, None, None
+
+
+def _count_loads(expert_ids: Tensor, n_experts: int, is_token: Tensor | None) -> Tensor:
+    """How many tokens each expert has, without a bincount, which reads the largest id: (N, top_k) -> (E,)."""
+    counts = torch.ones_like(expert_ids) if is_token is None else is_token[:, None].expand_as(expert_ids)
+    loads = expert_ids.new_zeros(n_experts)
+    return loads.scatter_add(0, expert_ids.flatten(), counts.to(loads.dtype).flatten())

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.registry import POSITION
-from polyhead.nn.export_guard import known_true
+from polyhead.nn.device import host_copy
+from polyhead.nn.export_guard import is_traced
 from polyhead.nn.kv import KV
 
 ProjectQK = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -98,6 +99,8 @@ class Position(nn.Module):
 def exceeds_table(x: Tensor, pos: Tensor | None, length: int) -> bool:
     """Whether tokens (B, T, C) at pos (B, T) exceed a table of ``length`` positions.
 
-    False in an exported graph if pos is given.
+    False in a graph if pos is given.
     """
-    return x.size(1) > length if pos is None else pos.numel() > 0 and known_true(pos.max() >= length)
+    if pos is None:
+        return x.size(1) > length
+    return not is_traced() and pos.numel() > 0 and bool(host_copy(pos).max() >= length)

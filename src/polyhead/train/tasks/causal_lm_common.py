@@ -14,7 +14,7 @@ from polyhead.generation.settings import eos_ids_for
 from polyhead.grammar.grammar_constraint import constraint_for
 from polyhead.models import CausalLM, Ensemble
 from polyhead.nn.device import to_model_device
-from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy
+from polyhead.nn.loss import Loss, cross_entropy, labeled_rows, select_labels
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.tasks import seq2seq_common
 from polyhead.train.tasks.base import TaskLogits
@@ -62,6 +62,5 @@ def causal_lm_logits(model: nn.Module, batch: TokenWindows) -> TaskLogits:
     """Logits of every position with a label."""
     assert isinstance(model, CausalLM)
     batch = to_model_device(model, batch)
-    has_label = batch.labels != IGNORE_INDEX
-    hidden = causal_lm_features(model, batch)[has_label]
-    return TaskLogits(model.head(hidden), batch.labels[has_label], hidden)
+    hidden = causal_lm_features(model, batch).flatten(0, 1).index_select(0, labeled_rows(batch.labels))
+    return TaskLogits(model.head(hidden), select_labels(batch.labels), hidden)

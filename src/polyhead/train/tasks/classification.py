@@ -30,6 +30,7 @@ from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import Classifier
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss
+from polyhead.nn.packed_rows import token_rows
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
@@ -213,7 +214,10 @@ class ClassificationTask:
         inputs = batch.inputs.model_args(model.config.n_segments)
         hidden, pos = model.encoder(*inputs), batch.inputs.pos
         logits = model.classifier(model.dropout(model.pooler(hidden, pos)))
-        return TaskLogits(logits, batch.labels, hidden.flatten(0, 1) if pos is None else hidden[pos >= 0])
+        tokens = hidden.flatten(0, 1)
+        return TaskLogits(
+            logits, batch.labels, tokens if pos is None else tokens.index_select(0, token_rows(pos))
+        )
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
         """Loss without smoothing, accuracy, macro F1 and Matthews correlation of the validation texts."""

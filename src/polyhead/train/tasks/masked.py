@@ -32,7 +32,8 @@ from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import Ensemble, MaskedLM
 from polyhead.nn.device import to_model_device
-from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy
+from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy, labeled_rows, select_labels
+from polyhead.nn.packed_rows import token_rows
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
@@ -169,18 +170,17 @@ class MaskedLMTask:
         """Cross-entropy of the tokens to predict, as a sum; the head is computed only for these."""
         assert isinstance(model, MaskedLM)
         batch = to_model_device(model, batch)
-        labels = batch.labels[batch.labels != IGNORE_INDEX]
-        return cross_entropy(masked_lm_features(model, batch), model.head, labels, self.config.smoothing)
+        features, labels = masked_lm_features(model, batch), select_labels(batch.labels)
+        return cross_entropy(features, model.head, labels, self.config.smoothing)
 
     def compute_logits(self, model: nn.Module, batch: MaskedBatch) -> TaskLogits:
         """Logits of the tokens to predict."""
         assert isinstance(model, MaskedLM)
         batch = to_model_device(model, batch)
-        has_label, hidden = batch.labels != IGNORE_INDEX, model.encoder(batch.tokens, batch.pos)
-        unpadded = hidden.flatten(0, 1) if batch.pos is None else hidden[batch.pos >= 0]
-        return TaskLogits(
-            model.head(model.apply_transform(hidden[has_label])), batch.labels[has_label], unpadded
-        )
+        hidden = model.encoder(batch.tokens, batch.pos).flatten(0, 1)
+        labeled = hidden.index_select(0, labeled_rows(batch.labels))
+        unpadded = hidden if batch.pos is None else hidden.index_select(0, token_rows(batch.pos))
+        return TaskLogits(model.head(model.apply_transform(labeled)), select_labels(batch.labels), unpadded)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
         """Loss, perplexity and accuracy of the tokens to predict in the validation text."""
@@ -240,7 +240,7 @@ class MaskedLMTask:
 
         def measure_batch(packed_rows: PackedRows) -> TokenLoss:
             batch = to_model_device(model, self.mask_eval_rows(store, packed_rows))
-            labels = batch.labels[batch.labels != IGNORE_INDEX]
+            labels = select_labels(batch.labels)
             return token_losses(masked_lm_features(model, batch), model.head, labels)
 
         return TokenLoss.from_parts(map_fn(measure_batch, self.plan_eval_rows(store))).compute_metrics()
@@ -259,4 +259,5 @@ def check_masking(recipe: Recipe) -> None:
 
 def masked_lm_features(model: MaskedLM | Ensemble, batch: MaskedBatch) -> Tensor:
     """Features of the tokens to predict, as the LM head reads them: (N, C)."""
-    return model.apply_transform(model.encoder(batch.tokens, batch.pos)[batch.labels != IGNORE_INDEX])
+    hidden = model.encoder(batch.tokens, batch.pos).flatten(0, 1)
+    return model.apply_transform(hidden.index_select(0, labeled_rows(batch.labels)))

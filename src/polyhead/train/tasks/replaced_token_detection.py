@@ -22,7 +22,8 @@ from polyhead.evaluate.token_accuracy import loss_to_perplexity, token_losses
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import ReplacedTokenDetector
 from polyhead.nn.device import to_model_device
-from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy
+from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy, labeled_rows, select_labels
+from polyhead.nn.packed_rows import token_rows
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
@@ -146,17 +147,14 @@ class ReplacedTokenDetectionTask:
         """
         assert isinstance(model, ReplacedTokenDetector)
         batch = to_model_device(model, batch)
-        features, has_label = (
+        features, smoothing = (
             masked_lm_features(model.generator, batch.masked),
-            batch.masked.labels != IGNORE_INDEX,
+            self.masked_lm.config.smoothing,
         )
-        smoothing = self.masked_lm.config.smoothing
-        generator_loss = cross_entropy(
-            features, model.generator.head, batch.masked.labels[has_label], smoothing
-        )
-        logits, is_replaced = _detect_replaced(
-            model, batch.masked, model.sample_tokens(features, batch.uniform_draws[has_label])
-        )
+        labels, rows = select_labels(batch.masked.labels), labeled_rows(batch.masked.labels)
+        generator_loss = cross_entropy(features, model.generator.head, labels, smoothing)
+        draws = batch.uniform_draws.flatten().index_select(0, rows)
+        logits, is_replaced = _detect_replaced(model, batch.masked, model.sample_tokens(features, draws))
         detector_loss = F.binary_cross_entropy_with_logits(logits, is_replaced, reduction="sum")
         return generator_loss._replace(total=generator_loss.total + self.weight * self.mask * detector_loss)
 
@@ -259,5 +257,5 @@ def _detect_replaced(
     logits, labels = model(tokens, batch.pos), (tokens != original).to(torch.float32)
     if batch.pos is None:
         return logits.flatten().float(), labels.flatten()
-    is_token = batch.pos >= 0
-    return logits[is_token].float(), labels[is_token]
+    rows = token_rows(batch.pos)
+    return logits.flatten().index_select(0, rows).float(), labels.flatten().index_select(0, rows)

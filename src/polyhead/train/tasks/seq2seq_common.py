@@ -12,7 +12,7 @@ from polyhead.data.batching.collate import PairBatch
 from polyhead.generation.settings import eos_ids_for
 from polyhead.models import Ensemble, Seq2Seq
 from polyhead.nn.device import to_model_device
-from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy
+from polyhead.nn.loss import Loss, cross_entropy, labeled_rows, select_labels
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.tasks.base import TaskLogits
 
@@ -35,9 +35,8 @@ def seq2seq_logits(model: nn.Module, batch: PairBatch) -> TaskLogits:
     """Logits of every target token."""
     assert isinstance(model, Seq2Seq)
     batch = to_model_device(model, batch)
-    has_label = batch.labels != IGNORE_INDEX
-    hidden = seq2seq_features(model, batch)[has_label]
-    return TaskLogits(model.head(hidden), batch.labels[has_label], hidden)
+    hidden = seq2seq_features(model, batch).flatten(0, 1).index_select(0, labeled_rows(batch.labels))
+    return TaskLogits(model.head(hidden), select_labels(batch.labels), hidden)
 
 
 def check_seq2seq_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
