@@ -23,11 +23,15 @@ class Ema:
         self.weights = {name: p.detach().clone() for name, p in named_state(model).items()}
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
-        """Update the average with the model's current weights."""
+    def update(self, model: nn.Module, step: int, skipped: Tensor | None = None) -> None:
+        """Update the average with the model's current weights, unless ``skipped``, of the device, is 1."""
         decay = min(self.decay, (1 + step) / (10 + step))
         names, params = zip(*named_state(model).items(), strict=True)
-        torch._foreach_lerp_([self.weights[name] for name in names], [p.detach() for p in params], 1 - decay)
+        averages, weights = [self.weights[name] for name in names], [p.detach() for p in params]
+        if skipped is None:
+            torch._foreach_lerp_(averages, weights, 1 - decay)
+        else:
+            torch._foreach_lerp_(averages, weights, [(1 - skipped) * (1 - decay)] * len(weights))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load averages from a checkpoint."""

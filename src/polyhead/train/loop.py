@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import TrainConfig
@@ -25,6 +25,13 @@ from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import autocast, resolve_precision
 from polyhead.train.progress import MetricSums, Progress
+from polyhead.train.step_numbers import (
+    NumbersInFlight,
+    UnreadStep,
+    add_losses,
+    skips_on_device,
+    step_if_finite,
+)
 from polyhead.train.train_state import TrainState, prune_checkpoints
 
 MAX_SKIPPED = 10  # consecutive updates that may be not finite
@@ -100,6 +107,18 @@ def train_model(
     stream = progress.iter_batches(task.epoch_batches)
     clock = SpeedMeter(progress, "texts" if task.labels else "tokens")
     is_interrupted = False
+    training.reads_late = can_read_late(training, ranks)
+
+    def report_skip(step: int, reason: str) -> None:
+        if reason:
+            report.info(tr("step {step}: {why}; skipped", step=step, why=reason))
+            ranks.on_rank0(lambda: _check_skips(progress, checkpoints, step, steps))
+
+    def read_step() -> None:
+        if unread := training.unread:
+            training.unread = None
+            report_skip(unread.step, record_step(progress, unread.step, unread.count, *unread.read()))
+
     if start < steps:
         check_memory(model, task, config, ranks)
     while progress.step < steps and not _is_out_of_patience(progress, config) and not is_interrupted:
@@ -107,10 +126,16 @@ def train_model(
         progress.step += 1
         torch.manual_seed(derive_seed(config.seed, progress.step, ranks.rank))
         batches = [collate_shard(task, next(stream), ranks) for _ in range(config.accumulate)]
-        if reason := train_step(training, task, batches, config, ranks):
-            report.info(tr("step {step}: {why}; skipped", step=progress.step, why=reason))
-            ranks.on_rank0(lambda: _check_skips(progress, checkpoints, steps))
+        before, training.unread = training.unread, None
+        report_skip(progress.step, train_step(training, task, batches, config, ranks))
+        queued, training.unread = training.unread, before
+        read_step()  # the step before, while the device computes this one
+        training.unread = queued
         is_last = progress.step == steps
+        if is_last or any(
+            progress.step % every == 0 for every in (config.log_every, config.eval_every, config.save_every)
+        ):
+            read_step()
         if progress.step % config.log_every == 0 or is_last:
             rate = {"lr": training.schedule(progress.step) * config.lr, "epoch": progress.epoch}
             counters = {"skipped": progress.skipped, "step": progress.step, "steps": steps}
@@ -120,6 +145,8 @@ def train_model(
             training, task, config, report, ranks, on_evaluation
         )
         is_interrupted = any(ranks.all_reduce(should_stop()))
+        if is_interrupted:
+            read_step()
         is_end = is_last or is_interrupted or _is_out_of_patience(progress, config)
         is_due = progress.step % config.save_every == 0 and not progress.in_a_row
         if is_due or is_best or is_end:
@@ -204,13 +231,15 @@ def train_step(
 ) -> str:
     """One optimizer step over the accumulated ``batches``; returns why it was skipped, else ''.
 
+    With ``training.reads_late`` nothing is read: the numbers are in ``training.unread``, for ``record_step``.
     A step is skipped if there is no label, or if the loss or the gradients are not finite. Each rank passes
     its shard of every batch, or a dummy batch; all ranks make the same step and the same passes.
     """
     model, progress, scale = training.model, training.progress, training.loss_scale
     loss_module = training.bind_task(task)
     counts = ranks.all_reduce(*(task.count_labels(batch) for batch in batches))  # labels on all ranks
-    count, total, nll = int(sum(counts)), 0.0, 0.0
+    count = int(sum(counts))
+    losses: list[Tensor] = []  # total and NLL of each batch in turn
     for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
         # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
         reduce_context = ranks.reduce_gradients(model) if i == len(batches) else nullcontext()
@@ -220,8 +249,17 @@ def train_step(
             if batch_count:
                 share = loss.total.float() / count  # fp16 would overflow with the loss scale
                 (share * scale.value if scale else share).backward()
-                total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
-    total, nll = ranks.all_reduce(total, nll)
+                losses += [loss.total.detach(), loss.nll]
+    if training.reads_late and count:
+        numbers = [*losses, nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)]
+        set_rates(training.optimizers, training.schedule(progress.step))
+        skipped = step_if_finite(training.optimizers, numbers)
+        if training.ema:
+            training.ema.update(model, progress.step, skipped)
+        training.unread = UnreadStep(progress.step, count, NumbersInFlight(numbers))
+        model.zero_grad(set_to_none=True)
+        return ""
+    total, nll = ranks.all_reduce(*add_losses(losses))
     if scale:
         scale.unscale(model)
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
@@ -232,51 +270,66 @@ def train_step(
             optimizer.step()
         if training.ema:
             training.ema.update(model, progress.step)
-        _record_update(progress, total, nll, norm, count)
     model.zero_grad(set_to_none=True)
     if scale and count and math.isfinite(total) and scale.update(is_finite):
         progress.skipped += 1
         return tr(
             "gradients overflow in fp16, so the loss is scaled by {scale:g} from now on", scale=scale.value
         )
-    if count and is_finite:
-        return ""
-    progress.skipped += 1
-    progress.in_a_row += not is_finite
-    return tr("no labels, nothing to learn") if is_finite else tr("the loss is not finite")
+    return record_step(progress, progress.step, count, total, nll, norm)
 
 
-def _record_update(progress: Progress, total: float, nll: float, norm: float, count: int) -> None:
+def can_read_late(training: TrainState, ranks: ProcessGroup) -> bool:
+    """Whether the numbers of a step can be read during the next one, so that the device never waits.
+
+    Not where they decide on the CPU: in the loss scale of fp16, between ranks, and in optimizers that cannot
+    skip a step by themselves.
+    """
+    return (
+        training.device.type != "cpu"
+        and ranks.world_size == 1
+        and training.loss_scale is None
+        and all(map(skips_on_device, training.optimizers))
+    )
+
+
+def record_step(progress: Progress, step: int, count: int, total: float, nll: float, norm: float) -> str:
+    """Count a step; returns why it was skipped, else ''."""
+    is_finite = math.isfinite(total + norm)
+    if not (count and is_finite):
+        progress.skipped += 1
+        progress.in_a_row += not is_finite
+        return tr("no labels, nothing to learn") if is_finite else tr("the loss is not finite")
     progress.tokens += count
-    progress.updated, progress.in_a_row = progress.step, 0
+    progress.updated, progress.in_a_row = step, 0
     sums = progress.sums
     progress.sums = MetricSums(
         sums.total + total, sums.nll + nll, sums.norm + norm, sums.count + count, sums.updates + 1
     )
+    return ""
 
 
-def _check_skips(progress: Progress, checkpoints: Path, steps: int) -> None:
+def _check_skips(progress: Progress, checkpoints: Path, step: int, steps: int) -> None:
     """Raise if the loss was not finite for ``MAX_SKIPPED`` steps in a row, or in a whole short run."""
     n_skipped = progress.in_a_row
-    if n_skipped >= MAX_SKIPPED or (n_skipped and progress.step == steps and not progress.updated):
-        raise _divergence_error(
-            f"the loss was not finite for {n_skipped} updates in a row", progress, checkpoints
-        )
+    if n_skipped >= MAX_SKIPPED or (n_skipped and step == steps and not progress.updated):
+        message = f"the loss was not finite for {n_skipped} updates in a row"
+        raise _divergence_error(message, step, progress.updated, checkpoints)
 
 
-def _divergence_error(message: str, progress: Progress, checkpoints: Path) -> UserError:
+def _divergence_error(message: str, step: int, updated: int, checkpoints: Path) -> UserError:
     """The error of a diverged run, with its last good checkpoint.
 
     Deletes the checkpoints since the last update, which hold the same weights, so that the newest one is
     good. One that cannot be deleted is named in a warning.
     """
     checkpoint.delete_steps(
-        checkpoints, [step for step in checkpoint.list_steps(checkpoints) if step >= progress.updated]
+        checkpoints, [saved for saved in checkpoint.list_steps(checkpoints) if saved >= updated]
     )
-    newest = checkpoint.read_newest_checkpoint(checkpoints, before_step=progress.updated)
+    newest = checkpoint.read_newest_checkpoint(checkpoints, before_step=updated)
     location = f"the last good checkpoint is {newest.path}" if newest else "no good checkpoint"
     return UserError(
-        f"{message}, at step {progress.step}; {location}; "
+        f"{message}, at step {step}; {location}; "
         "try a lower train.lr, a longer warm-up or train.precision=fp32, with another out=..."
     )
 
@@ -298,7 +351,8 @@ def _save_checkpoint(
 
     def write() -> None:
         if not is_finite:
-            raise _divergence_error("the weights are not finite", training.progress, checkpoints)
+            step, updated = training.progress.step, training.progress.updated
+            raise _divergence_error("the weights are not finite", step, updated, checkpoints)
         prune_checkpoints(training, config, checkpoints)
         training.write(checkpoints, saved_state, extra)
 

@@ -27,6 +27,7 @@ from polyhead.train.precision import LossScale, resolve_precision
 from polyhead.train.progress import Progress
 from polyhead.train.schedule import Schedule
 from polyhead.train.signals import interrupt_on_signal
+from polyhead.train.step_numbers import UnreadStep
 from polyhead.train.trainable_parameters import prepare_trainable, scale_rates
 
 
@@ -54,6 +55,8 @@ class TrainState:
         self.device = next(model.parameters()).device
         self.precision = resolve_precision(config.precision, self.device)
         self.loss_scale = LossScale() if self.precision == "fp16" else None
+        self.reads_late = False  # whether ``train_step`` leaves the numbers of its step in ``unread``
+        self.unread: UnreadStep | None = None
         set_rates(self.optimizers, 1.0)
 
     def is_finite(self) -> bool:
