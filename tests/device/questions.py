@@ -17,7 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import polyhead as ph
+from polyhead.cache.factory import make_cache
+from polyhead.core.choice import Choice
 from polyhead.core.registry import TASK
+from polyhead.generation.engine.batching import pad_next_inputs
 from polyhead.models import build
 from polyhead.nn.device import to_model_device
 from polyhead.nn.feed_forward import grouped_experts
@@ -135,3 +138,19 @@ def test_a_step_of_a_task_asks_for_its_numbers_alone(
         )
         run_training(recipe, report=Notes())
     assert found == [["aten::_to_copy"]] * 3
+
+
+@pytest.mark.parametrize("position", ["rope", "alibi", "sinusoidal", "disentangled"])
+@torch.no_grad()
+def test_a_decoding_step_asks_nothing(position: str) -> None:
+    """With the cache that a graph can be captured over; the positions are known to the CPU."""
+    with haunted() as device:
+        sizes = SIZES | {"kind": "decoder", "position": position}
+        model = build(ph.ModelConfig.model_validate(sizes), seed=1).to(device).eval()
+        cache = make_cache(Choice("static", preallocate=True), model.cache_shape, 3, 20)
+        with questions() as asked:
+            for t in range(3):
+                tokens, pos = pad_next_inputs([[7 + t], [8], [9]], [t, t, t], device)
+                cache.prepare_step(range(3), pos)
+                model.decode(tokens, pos, cache)
+    assert not asked

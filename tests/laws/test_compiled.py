@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.laws.conftest import SIZES, VOCAB, Pairs, choices, first
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
@@ -149,7 +150,7 @@ def test_packed_documents_and_plain_rows_have_a_graph_each(pairs: Pairs) -> None
 
 
 def test_layers_alike_share_a_graph(pairs: Pairs) -> None:
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
     model = make_model({"position": {"name": "rope"}}, n_layers=4)
     for stack in model.modules():
         if isinstance(stack, Stack):

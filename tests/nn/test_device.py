@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.core.errors import UserError
-from polyhead.nn.device import resolve_device, to_model_device
+from polyhead.nn import device
+from polyhead.nn.device import host_copy, move_tensor, resolve_device, to_model_device, true_indices
 
 
 class Batch(NamedTuple):
@@ -47,3 +48,31 @@ def test_a_batch_goes_to_the_device_of_the_weights() -> None:
     assert isinstance(moved, Batch) and moved.sides[1] is None
     assert moved.tokens.device.type == moved.sides[0].device.type == "meta"
     assert moved.tokens.shape == (2, 3)
+
+
+def test_a_batch_goes_to_a_gpu_from_pinned_memory_and_keeps_its_numbers_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pinned: list[torch.Tensor] = []
+
+    def pin(x: torch.Tensor) -> torch.Tensor:
+        pinned.append(x)
+        return x.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    x = torch.arange(4)
+    assert host_copy(move_tensor(x, torch.device("meta"))) is x
+    assert not pinned
+    monkeypatch.setattr(device, "PINNED_TYPES", {"meta"})
+    moved = move_tensor(x, torch.device("meta"))
+    assert moved.device.type == "meta"
+    assert host_copy(moved) is x
+    assert pinned[0] is x
+    assert move_tensor(x, torch.device("cpu")) is x
+    assert host_copy(moved + 1).device.type == "meta"  # what is computed there is not known here
+
+
+def test_indices_of_a_mask_are_those_of_its_true_elements() -> None:
+    mask = torch.tensor([[False, True], [True, False]])
+    assert true_indices(mask, torch.device("cpu")).tolist() == [1, 2]
+    assert host_copy(true_indices(mask, torch.device("meta"))).tolist() == [1, 2]

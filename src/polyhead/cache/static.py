@@ -13,6 +13,7 @@ from polyhead.cache.row_cache import RowCache, RowLayer, check_cache_len, select
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
+from polyhead.nn.device import host_copy
 from polyhead.nn.kv import KV, visible
 
 
@@ -38,16 +39,23 @@ class StaticCache(RowCache):
     a few wasted products cost less than keys that are not contiguous. Decoding step by step gives the results
     of the full forward pass; beam search reorders the rows.
 
+    With ``preallocate`` all ``max_len`` slots are there from the start, and a step of one token for each row
+    writes into buffers that stay where they are, positions and mask included, until the number of rows
+    changes: ``torch.compile`` makes one graph of it, which a GPU can capture as a CUDA graph.
+
     When: the default for keys and values; lossless
     Options:
       chunk: slots by which storage grows, or an eighth of it, whichever is more
+      preallocate: allocate all slots at once, in buffers that steps do not replace
     """
 
     name = "static"
     lossless, rewinds, has_growing_slots = True, True, True
     row_tensors: ClassVar[dict[str, int]] = {"pos": -1}
 
-    def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 32) -> None:
+    def __init__(
+        self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 32, preallocate: bool = False
+    ) -> None:
         super().__init__(shape, n_rows, max_len)
         if chunk < 1:
             raise UserError(f"cache 'static': chunk is {chunk}, expected at least 1 slot")
@@ -56,6 +64,10 @@ class StaticCache(RowCache):
         self.pos = torch.full((n_rows, 1), -1, device=shape.device)  # the last slot is the spare one
         self.layers: list[StaticLayer] = [StaticLayer(shape, n_rows) for _ in range(shape.n_layers)]
         self.slot_bytes = 8 + shape.n_layers * shape.token_bytes
+        self.preallocate = preallocate
+        self.fixed_layout: StaticStepLayout | None = None  # of steps with one token for each row
+        if preallocate:
+            self._grow(max_len)
         self.peak_bytes = self.nbytes
 
     def used_bytes(self) -> int:
@@ -63,7 +75,7 @@ class StaticCache(RowCache):
         return sum(self.lengths) * self.slot_bytes
 
     def prepare_step(self, rows: Sequence[int], pos: Tensor) -> None:
-        rows, host = list(rows), pos.tolist()
+        rows, host = list(rows), host_copy(pos).tolist()
         assert len(set(rows)) == len(host), f"{len(host)} rows of positions for rows {rows}"
         ends = [max(self.lengths[row], 1 + max(at)) for row, at in zip(rows, host, strict=True)]
         longest = max(ends, default=0)
@@ -86,6 +98,8 @@ class StaticCache(RowCache):
     def _build_layout(self, rows: list[int], pos: Tensor, host_pos: list[list[int]]) -> StaticStepLayout:
         """Record the new positions; aligned rows are written as one slice, others by index."""
         index = None if rows == list(range(len(self.lengths))) else torch.tensor(rows, device=self.device)
+        if self.preallocate and index is None and pos.size(1) == 1:
+            return self._fill_fixed_layout(pos)
         used_slots = max((self.lengths[row] for row in rows), default=0)
         if index is None and _is_aligned(host_pos):
             slots = slice(host_pos[0][0], host_pos[0][-1] + 1)
@@ -109,6 +123,41 @@ class StaticCache(RowCache):
             None if padding is None else padding[:, None, :, None],
             used_slots,
         )
+
+    def _fill_fixed_layout(self, pos: Tensor) -> StaticStepLayout:
+        """The layout of one token for each row, in the same tensors at every step."""
+        is_padding = pos < 0
+        slots = pos.masked_fill(is_padding, self.pos.size(1) - 1)
+        self.pos.scatter_(1, slots, pos)
+        mask, padding = visible(pos, self.pos[:, None], True), is_padding[:, None, :, None]
+        layout = self.fixed_layout
+        if layout is None or len(layout.mask) != len(pos):
+            rows = torch.arange(len(pos), device=self.device)[:, None]
+            layout = StaticStepLayout(
+                None, (rows, slots), self.pos[:, None], mask, padding.clone(), self.pos.size(1)
+            )
+            self.fixed_layout = layout
+            return layout
+        assert not isinstance(layout.write_slots, slice) and layout.padding is not None
+        layout.write_slots[1].copy_(slots)
+        layout.mask.copy_(mask)
+        layout.padding.copy_(padding)
+        return layout
+
+    def append_rows(self, n: int) -> None:
+        super().append_rows(n)
+        self.fixed_layout = None
+
+    def select(self, rows: Sequence[int]) -> None:
+        if not self.preallocate or len(rows) != len(self.lengths):
+            super().select(rows)
+            self.fixed_layout = None
+            return
+        self.lengths = [self.lengths[row] for row in rows]
+        index = torch.tensor(list(rows), dtype=torch.int64, device=self.device)
+        with torch.inference_mode():  # which may write tensors made in any mode
+            for x in (self.pos, *(x for layer in self.layers for x in (layer.k, layer.v))):
+                x.copy_(x.index_select(0, index))
 
     def _grow(self, n_slots: int) -> None:
         """Grow storage to at least ``n_slots`` slots; the spare slot stays last."""

@@ -17,6 +17,7 @@ from polyhead.generation.engine.interface import Decoder
 from polyhead.generation.engine.request import Request
 from polyhead.generation.shortlist.shortlist import Shortlist, ShortlistHead
 from polyhead.nn.cache import Cache, PrefixCache
+from polyhead.nn.device import move_tensor
 from polyhead.nn.kv import EncoderMemory
 
 MAX_SPECULATIVE_ROWS = 4  # with more rows each draft token costs more time than the accepted ones save
@@ -249,9 +250,8 @@ class DecodingBatch:
         last_tokens, cached_lens = zip(
             *((member.last_token(i), member.cached_lens[i]) for _, member, i in rows), strict=True
         )
-        tokens, pos = (
-            torch.from_numpy(np.array([last_tokens, cached_lens])[:, :, None]).to(self.device).unbind()
-        )
+        inputs_np = np.array([last_tokens, cached_lens])[:, :, None]
+        tokens, pos = (move_tensor(x, self.device) for x in torch.from_numpy(inputs_np))
         self.cache.prepare_step([row for row, _, _ in rows], pos)
         inputs = tokens, pos, self.cache, self._memory_of(group)
         if self.shortlist_head is None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polyhead.nn.device import move_tensor
+
 
 def pad_next_inputs(
     rows: Sequence[Sequence[int]], cached_lens: Sequence[int], device: torch.device
@@ -18,7 +20,7 @@ def pad_next_inputs(
         [*range(n, n + len(row)), *[-1] * (width - len(row))]
         for n, row in zip(cached_lens, rows, strict=True)
     ]
-    return torch.tensor(tokens, device=device), torch.tensor(pos, device=device)
+    return move_tensor(torch.tensor(tokens), device), move_tensor(torch.tensor(pos), device)
 
 
 def pad_rows(
