@@ -75,7 +75,7 @@ def compile_layers(model: nn.Module, backend: str = "eager") -> nn.Module:
     compiled = copy.deepcopy(model)
     for stack in compiled.modules():
         if isinstance(stack, Stack):
-            stack.compile_layers(backend=backend)
+            stack.compile_layers(backend=backend, fullgraph=True)
     return compiled
 
 
@@ -154,7 +154,7 @@ def test_layers_alike_share_a_graph(pairs: Pairs) -> None:
     model = make_model({"position": {"name": "rope"}}, n_layers=4)
     for stack in model.modules():
         if isinstance(stack, Stack):
-            stack.compile_layers(backend=counter)
+            stack.compile_layers(backend=counter, fullgraph=True)
     for _ in range(2):
         model.features(pairs.target, pairs.target_pos.clone())  # type: ignore[operator]
     assert counter.frame_count == 1

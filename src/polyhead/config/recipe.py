@@ -70,6 +70,9 @@ class TrainConfig(ConfigSection):
         description="activation recomputation (gradient checkpointing): blocks keeps only the input of each "
         "block and runs the block again in the backward pass; less memory, more time, the same results",
     )
+    compile: Literal["auto", "none", "layers"] = Field(
+        "auto", description="compile each layer with torch.compile; auto: on a GPU with Triton"
+    )
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of the exponential moving average of the weights, e.g. 0.999"
     )

@@ -45,7 +45,8 @@ class Stack(nn.Module):
         """
         is_recomputed = self.recompute and cache is None and torch.is_grad_enabled()
         prepared: dict[Position | None, Position | None] = {None: None}  # blocks without attention have none
-        if self.has_compiled_layers and cache is None:
+        runs_compiled = self.has_compiled_layers and cache is None
+        if runs_compiled:
             note_documents(pos)
         layer: Any
         for i, layer in enumerate(self.layers):
@@ -56,21 +57,24 @@ class Stack(nn.Module):
                 position: Any = getattr(getattr(layer, "attn", None), "position", None)
                 if position not in prepared:
                     # a compiled layer computes the tables itself: as inputs they would be read from memory
-                    prepared[position] = (
-                        None if self.has_compiled_layers else position.prepare(pos, x.size(1), x.device)
-                    )
+                    prepared[position] = None if runs_compiled else position.prepare(pos, x.size(1), x.device)
                 layer_cache = None if cache is None else cache.layers[i]
                 layer_memory = layer_memory if source is None else layer.project_kv(*source)
-                x = layer(x, pos, layer_cache, layer_memory, prepared[position])
+                # a graph for each length of a cache would take longer than decoding
+                run = layer.forward if self.has_compiled_layers and cache is not None else layer
+                x = run(x, pos, layer_cache, layer_memory, prepared[position])
             if states is not None:
                 states.append(x)
         return x if self.final_norm is None else self.final_norm(x, pos)
 
     def compile_layers(self, **options: Any) -> None:
-        """Compile each layer as one graph, by ``torch.compile`` with these options; layers alike share it."""
+        """Compile each layer by ``torch.compile`` with these options; layers alike share a graph.
+
+        Steps with a cache run as before.
+        """
         torch._dynamo.config.allow_rnn = True
         for layer in self.layers:
-            layer.compile(fullgraph=True, **options)
+            layer.compile(**options)
         self.has_compiled_layers = True
 
     def hidden_states(self, x: Tensor, pos: Tensor | None = None) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -11,9 +12,11 @@ from torch import nn
 from polyhead.kernels.cpu_features import is_amd
 from polyhead.kernels.onednn_matmul import onednn_matmuls
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
+from polyhead.nn.stack import Stack
 
 ResolvedPrecision = Literal["fp32", "bf16", "fp16"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+CompileChoice = Literal["auto", "none", "layers"]
 HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -39,6 +42,26 @@ def autocast(precision: ResolvedPrecision, device: torch.device) -> AbstractCont
     if precision in HALF_DTYPES:
         return torch.autocast(device.type, HALF_DTYPES[precision])
     return onednn_matmuls() if device.type == "cpu" else nullcontext()
+
+
+def use_tf32(precision: Precision, device: torch.device) -> None:
+    """With ``auto``, let a GPU round the inputs of fp32 products to TF32; the weights stay fp32."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = precision == "auto"
+
+
+def compile_model(model: nn.Module, choice: CompileChoice, device: torch.device) -> bool:
+    """Compile the layers of each stack if the choice says so; ``auto`` is a GPU with Triton."""
+    if choice == "none" or (choice == "auto" and not (device.type == "cuda" and _has_triton())):
+        return False
+    for part in model.modules():
+        if isinstance(part, Stack):
+            part.compile_layers()
+    return True
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 class LossScale:

@@ -43,6 +43,7 @@ from polyhead.train.init_from import check_parts, inherit_settings, load_init_fr
 from polyhead.train.lock import RunLock
 from polyhead.train.loggers import JsonlLogger, Reporter, Reporters, TensorBoardLogger, make_terminal_reporter
 from polyhead.train.loop import OnEvaluation, Outcome, TrainStatus, measure_metric, total_steps, train_model
+from polyhead.train.precision import compile_model, use_tf32
 from polyhead.train.report import RunReport
 from polyhead.train.resume import check_directory, check_rates, check_same_data, is_started
 from polyhead.train.schedule import warn_factor, warn_long_warmup
@@ -127,6 +128,8 @@ def run_training(
             training = TrainState(run.model, recipe.train, config.d_model, steps)
             extra = {"tokenizer_sha256": tokenizer.sha256, **task.identity}
             check_ranks_agree(ranks, recipe, run.model, extra)
+            use_tf32(recipe.train.precision, device)
+            compile_model(run.model, recipe.train.compile, device)
             if saved_checkpoint:
                 if old_recipe:
                     check_same_data(saved_checkpoint, extra, old_recipe, recipe)
