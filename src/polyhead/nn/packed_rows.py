@@ -67,9 +67,9 @@ def apply_per_document(layer: Callable[[Tensor, Tensor], Tensor], x: Tensor, pos
     count = valid.cumsum(1) - 1
     slot = (count - (count * begins).cummax(1).values)[valid]
     size = (int(row.max()) + 1, int(slot.max()) + 1)
-    targets = (row, slot)
+    targets: tuple[Tensor, ...] = (row, slot)
     apart_pos = host.new_full(size, -1).index_put(targets, host[valid])
-    sources = valid.nonzero(as_tuple=True)
+    sources: tuple[Tensor, ...] = valid.nonzero(as_tuple=True)
     if host.device != x.device:
         targets, sources = (tuple(move_tensor(i, x.device) for i in pair) for pair in (targets, sources))
         apart_pos = move_tensor(apart_pos, x.device)

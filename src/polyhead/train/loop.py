@@ -117,7 +117,7 @@ def train_model(
     def read_step() -> None:
         if unread := training.unread:
             training.unread = None
-            report_skip(unread.step, record_step(progress, unread.step, unread.count, *unread.read()))
+            report_skip(unread.step, record_step(progress, unread.step, unread.n_labels, *unread.read()))
 
     if start < steps:
         check_memory(model, task, config, ranks)

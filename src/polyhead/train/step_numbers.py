@@ -38,7 +38,7 @@ class UnreadStep(NamedTuple):
     """A step whose numbers are not read yet: total and NLL of each batch in turn, then the gradient norm."""
 
     step: int
-    count: int  # labels
+    n_labels: int
     numbers: NumbersInFlight
 
     def read(self) -> tuple[float, float, float]:

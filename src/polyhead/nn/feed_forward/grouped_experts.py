@@ -69,6 +69,5 @@ def _grouped_linear(maps: Sequence[nn.Linear], x: Tensor, ends: Tensor, expert_i
     weight = F.pad(weight, (*pads[0], *pads[1])) if pads[0][1] or pads[1][1] else weight
     rows = F.pad(x.to(dtype), pads[0]) if pads[0][1] else x.to(dtype)
     out = F.grouped_mm(rows, weight.mT, offs=ends)[:, :d_out]
-    if maps[0].bias is None:
-        return out
-    return out + torch.stack([one.bias for one in maps]).to(dtype).index_select(0, expert_ids)
+    biases: list[Tensor] = [p for one in maps for name, p in one.named_parameters() if name == "bias"]
+    return out + torch.stack(biases).to(dtype).index_select(0, expert_ids) if biases else out
