@@ -15,7 +15,7 @@ from polyhead.checkpoint import checkpoint
 from polyhead.core.errors import UserError
 from polyhead.train import loop
 from polyhead.train.distributed.process_group import SINGLE_PROCESS
-from polyhead.train.step_numbers import NumbersInFlight, UnreadStep, add_losses
+from polyhead.train.step_numbers import NumbersInFlight, UnreadStep, sum_losses
 from polyhead.train.train_state import TrainState
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -152,5 +152,5 @@ def test_only_a_gpu_of_one_process_and_an_optimizer_that_skips_by_itself_is_read
 def test_numbers_come_in_their_order_and_are_added_one_after_another() -> None:
     assert NumbersInFlight([torch.tensor(1.5), torch.tensor(2, dtype=torch.int64)]).read() == [1.5, 2.0]
     losses = [0.1, 1.0, 0.2, 2.0, 0.3, 3.0]
-    assert add_losses(losses) == (0.1 + 0.2 + 0.3, 6.0)
-    assert add_losses([]) == (0.0, 0.0)
+    assert sum_losses(losses) == (0.1 + 0.2 + 0.3, 6.0)
+    assert sum_losses([]) == (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Conditions on the numbers of a tensor, which a graph does not know and another device is not asked for."""
+"""Data-dependent conditions: assumed false in a graph and on devices whose numbers are slow to read."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ def apply_unpadded(layer: Callable[[Tensor], Tensor], x: Tensor, pos: Tensor | N
 def has_several_documents(pos: Tensor) -> bool:
     """Whether some row (B, T) has several documents: position 0 starts one.
 
-    Exported graphs expect one. Compiled ones are told by ``note_documents``, and compiled again for the other
-    case.
+    Exported graphs expect one. Compiled layers use the note of ``note_documents``: one graph for each case.
     """
     if torch.compiler.is_exporting():
         return False
@@ -44,7 +43,7 @@ def has_several_documents(pos: Tensor) -> bool:
 
 
 def may_have_several_documents(pos: Tensor) -> bool:
-    """As ``has_several_documents``, but True where the answer would be asked from another device."""
+    """As ``has_several_documents``, but True where it would have to be read from another device."""
     is_unknown = host_copy(pos).device.type != "cpu" and not torch.compiler.is_exporting()
     return is_unknown or has_several_documents(pos)
 

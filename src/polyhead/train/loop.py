@@ -28,9 +28,9 @@ from polyhead.train.progress import MetricSums, Progress
 from polyhead.train.step_numbers import (
     NumbersInFlight,
     UnreadStep,
-    add_losses,
     skips_on_device,
     step_if_finite,
+    sum_losses,
 )
 from polyhead.train.train_state import TrainState, prune_checkpoints
 
@@ -259,7 +259,7 @@ def train_step(
         training.unread = UnreadStep(progress.step, count, NumbersInFlight(numbers))
         model.zero_grad(set_to_none=True)
         return ""
-    total, nll = ranks.all_reduce(*add_losses(losses))
+    total, nll = ranks.all_reduce(*sum_losses(losses))
     if scale:
         scale.unscale(model)
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))

@@ -51,7 +51,7 @@ def use_tf32(precision: Precision, device: torch.device) -> None:
 
 
 def compile_model(model: nn.Module, choice: CompileChoice, device: torch.device) -> bool:
-    """Compile the layers of each stack if the choice says so; ``auto`` is a GPU with Triton."""
+    """Compile the layers of each stack, by choice; ``auto`` does so on a GPU with Triton."""
     if choice == "none" or (choice == "auto" and not (device.type == "cuda" and _has_triton())):
         return False
     for part in model.modules():

@@ -44,10 +44,10 @@ class UnreadStep(NamedTuple):
     def read(self) -> tuple[float, float, float]:
         """Total, NLL and gradient norm, added as they are without the delay."""
         *losses, norm = self.numbers.read()
-        return *add_losses(losses), norm
+        return *sum_losses(losses), norm
 
 
-def add_losses(losses: Sequence[float | Tensor]) -> tuple[float, float]:
+def sum_losses(losses: Sequence[float | Tensor]) -> tuple[float, float]:
     """Sums of the total and the NLL of each batch in turn; one after the other, as sum() may not."""
     total = nll = 0.0
     for batch_total, batch_nll in zip(losses[::2], losses[1::2], strict=True):
