@@ -214,3 +214,22 @@ def test_no_norm_is_what_it_is_given():
     x = torch.randn(2, 3)
     assert NoNorm(3)(x, None) is x
     assert not list(NoNorm(3).parameters())
+
+
+@pytest.mark.parametrize("n_tokens", [0, 1])
+def test_a_batch_without_a_variance_has_the_running_statistics_and_finite_gradients(n_tokens: int) -> None:
+    norm = BatchNorm(3).train()
+    with torch.no_grad():
+        norm.running_mean.copy_(torch.tensor([1.0, 2.0, 3.0]))
+        norm.running_var.copy_(torch.tensor([4.0, 5.0, 6.0]))
+    x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    pos = torch.full((2, 4), -1)
+    pos[0, :n_tokens] = torch.arange(n_tokens)
+    out = norm(x, pos)
+    wanted = (x - torch.tensor([1.0, 2.0, 3.0])) / (torch.tensor([4.0, 5.0, 6.0]) + norm.eps).sqrt()
+    torch.testing.assert_close(out, wanted)
+    out.square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert norm.running_mean.tolist() == [1.0, 2.0, 3.0]
+    assert norm.running_var.tolist() == [4.0, 5.0, 6.0]
