@@ -71,7 +71,8 @@ class TrainConfig(ConfigSection):
         "block and runs the block again in the backward pass; less memory, more time, the same results",
     )
     compile: Literal["auto", "none", "layers"] = Field(
-        "auto", description="compile each layer with torch.compile; auto: on a GPU with Triton"
+        "auto",
+        description="compile each layer with torch.compile; auto: on a GPU with Triton, without train.recompute",
     )
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of the exponential moving average of the weights, e.g. 0.999"
@@ -126,6 +127,8 @@ class TrainConfig(ConfigSection):
                 f"average_checkpoints ({self.average_checkpoints}) is more than the number of "
                 f"checkpoints kept: keep ({self.keep})"
             )
+        if self.compile == "layers" and self.recompute == "blocks":
+            raise UserError("compile=layers and recompute=blocks cannot be combined: set one of them to none")
         return self
 
 

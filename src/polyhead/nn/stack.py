@@ -61,7 +61,7 @@ class Stack(nn.Module):
                 layer_cache = None if cache is None else cache.layers[i]
                 layer_memory = layer_memory if source is None else layer.project_kv(*source)
                 # a graph for each length of a cache would take longer than decoding
-                run = layer.forward if self.has_compiled_layers and cache is not None else layer
+                run = layer._call_impl if self.has_compiled_layers and cache is not None else layer
                 x = run(x, pos, layer_cache, layer_memory, prepared[position])
             if states is not None:
                 states.append(x)

@@ -129,7 +129,8 @@ def run_training(
             extra = {"tokenizer_sha256": tokenizer.sha256, **task.identity}
             check_ranks_agree(ranks, recipe, run.model, extra)
             use_tf32(recipe.train.precision, device)
-            compile_model(run.model, recipe.train.compile, device)
+            if recipe.train.recompute == "none":
+                compile_model(run.model, recipe.train.compile, device)
             if saved_checkpoint:
                 if old_recipe:
                     check_same_data(saved_checkpoint, extra, old_recipe, recipe)

@@ -47,9 +47,9 @@ class SyncStatistics:
         out: Tensor = _AllReduceSum.apply(x, self.all_reduce)
         return out
 
-    def sum_count(self, count: int) -> int:
+    def sum_count(self, count: int | Tensor) -> int:
         """Sum a number over all processes."""
-        total = torch.tensor([count])
+        total = torch.tensor([int(count)])
         self.all_reduce(total)()
         return int(total)
 
