@@ -157,6 +157,10 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
             "train.average_checkpoints=9",
             "train: average_checkpoints (9) is more than the number of checkpoints kept: keep (3)",
         ),
+        (
+            "train={steps: 3, recompute: blocks, compile: layers}",
+            "train: compile=layers and recompute=blocks cannot be combined: set one of them to none",
+        ),
         ("train.tensorboard=maybe", "train.tensorboard: 'maybe' is not true or false"),
         (
             "model.embedding_norm=frist",

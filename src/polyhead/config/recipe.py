@@ -72,7 +72,8 @@ class TrainConfig(ConfigSection):
     )
     compile: Literal["auto", "none", "layers"] = Field(
         "auto",
-        description="compile each layer with torch.compile; auto: on a GPU with Triton, without train.recompute",
+        description="compile each layer with torch.compile; auto: on a GPU with Triton, without "
+        "train.recompute",
     )
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of the exponential moving average of the weights, e.g. 0.999"
