@@ -59,7 +59,7 @@ KEY_ALIASES = {
     "train.precision=bf16": "bf16",
     "train.precision": "mixed_precision amp dtype torch_dtype",
     "train.recompute=blocks": "gradient_checkpointing activation_checkpointing activation_checkpoint "
-    "checkpoint_activations use_checkpoint use_gradient_checkpointing recompute_granularity recompute",
+    "checkpoint_activations use_checkpoint use_gradient_checkpointing recompute_granularity",
     "train.lora": "adapt peft adapter",
     "train.lora.r": "rank lora_r lora_rank r",
     "train.lora.alpha": "lora_alpha",
