@@ -21,7 +21,7 @@ def test_a_plan_is_json_and_lines(home: Path) -> None:
     tree = json.loads(json.dumps(made.to_json()))
     assert tree["parameters"] == made.parameters
     assert tree["memory"]["optimizer"] == made.memory.optimizer
-    assert tree["decoding"]["caches"][0]["cache"] == {"name": "static", "chunk": 32}
+    assert tree["decoding"]["caches"][0]["cache"] == {"name": "static", "chunk": 32, "preallocate": False}
     assert made.traffic is not None
     assert tree["traffic"]["data"] == made.traffic.data
     assert f"{made.parameters:,} parameters" in "\n".join(format_details(made))
