@@ -44,8 +44,8 @@ def use(wheel: Path, directory: Path) -> None:
     run([*pip, str(wheel)], cwd=directory)
     for arguments in (
         ["--version"],
-        ["recipe", "--example"],
-        ["recipe", "--example", "dates-en-zh", "--output", "dates.yaml"],
+        ["init", "--example"],
+        ["init", "--example", "dates-en-zh", "--output", "dates.yaml"],
         ["train", "dates.yaml", *TINY],
         ["translate", "runs/dates", "dates-en-zh/test.en"],
     ):
