@@ -74,9 +74,7 @@ def embed_texts(
     if pool is None:
         raise UserError(f"this model has no pooling; choose one of {', '.join(_POOLINGS)}")
     rows = prepare_inputs(tokenizer, texts, config, model.config.max_len, template)
-    n_prompt_tokens = (
-        0 if config.include_prompt else count_prompt_tokens(tokenizer, config, model.config.max_len, template)
-    )
+    n_prompt_tokens = count_excluded_tokens(tokenizer, config, model.config.max_len, template)
     if layers is None:
         out = torch.zeros(len(rows), embedding_dim(model.config))
         for numbers, vectors, pos in encode_in_batches(model, rows, tokenizer, batch_tokens):
@@ -111,9 +109,7 @@ def embed_tokens(
     prompt are left out.
     """
     rows = prepare_inputs(tokenizer, texts, config, model.config.max_len, template)
-    start = (
-        0 if config.include_prompt else count_prompt_tokens(tokenizer, config, model.config.max_len, template)
-    )
+    start = count_excluded_tokens(tokenizer, config, model.config.max_len, template)
     indices = resolve_layers([-1] if layers is None else layers, model.config.n_layers)
     results: list[TokenEmbeddings | None] = [None] * len(rows)
     for numbers, states, _ in encode_layers_in_batches(model, rows, tokenizer, batch_tokens, indices):
@@ -190,11 +186,13 @@ def _encode_prompted(tokenizer: Tokenizer, texts: Sequence[TextOrIds], prompt: s
     return [next(encoded) if isinstance(text, str) else [*prompt_ids, *map(int, text)] for text in texts]
 
 
-def count_prompt_tokens(
+def count_excluded_tokens(
     tokenizer: Tokenizer, config: GenerationConfig, max_len: int, template: PromptTemplate | None = None
 ) -> int:
-    """Number of tokens of the prompt and of the special tokens before it; 0 without a prompt."""
-    if not config.prompt_text:
+    """Number of tokens at the start that are in no vector: those of the prompt and the special tokens before
+    it; 0 with ``include_prompt`` or without a prompt.
+    """
+    if config.include_prompt or not config.prompt_text:
         return 0
     ids = prepare_inputs(tokenizer, [""], config, max_len, template)[0].ids
     return len(ids) - (ids[-1] in tokenizer.special_ids)  # without the end token

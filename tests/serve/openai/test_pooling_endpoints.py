@@ -74,6 +74,22 @@ def test_openai_s_client_reads_the_vectors_of_tokens(services):
     np.testing.assert_allclose(found, wanted.vectors, atol=1e-6)
 
 
+@pytest.mark.parametrize("normalize", [None, True, False])
+@pytest.mark.parametrize("tokens", [True, False])
+def test_vectors_of_tokens_and_layers_are_shortened_alike(services, tokens, normalize):
+    live, fields = services["encoder"], {} if normalize is None else {"normalize": normalize}
+    body = {"input": ["dogs bark"], "tokens": tokens, "layers": [0, -1], "dimensions": 5} | fields
+    found = np.array(live.ask("/v1/embeddings", body).json()["data"][0]["embedding"])
+    run = live.run
+    whole = run.embed_tokens if tokens else run.embed
+    (one,) = whole(["dogs bark"], layers=[0, -1], **fields)
+    wanted = (one.vectors if tokens else one).numpy()[..., :5]
+    is_normalized = normalize if normalize is not None else run.generation.normalize and not tokens
+    if is_normalized:
+        wanted = wanted / np.linalg.norm(wanted, axis=-1, keepdims=True)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [

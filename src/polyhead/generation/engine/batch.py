@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate
 from traceback import clear_frames
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class SequenceGroup:
     @property
     def decoding(self) -> bool:
         """Whether every row has cached all of its tokens, the last one only if it was read in a chunk."""
-        return self.forked and not self.num_pending
+        return self.forked and not any(self.pending)
 
     @property
     def has_features(self) -> bool:
@@ -208,12 +208,12 @@ class DecodingBatch:
 
     def ready_groups(self) -> list[list[SequenceGroup]]:
         """Members that are decoding, in groups that step together; with an encoder, of equal width."""
-
-        def kind(member: SequenceGroup) -> tuple[bool, int]:
-            return member.has_features, 0 if self.encode is None else len(member.cached_lens)
-
-        ready = sorted((member for member in self.members if member.decoding), key=kind)
-        return [list(group) for _, group in groupby(ready, key=kind)]
+        groups: dict[tuple[bool, int], list[SequenceGroup]] = {}
+        for member in self.members:
+            if member.decoding:
+                kind = member.has_features, 0 if self.encode is None else len(member.cached_lens)
+                groups.setdefault(kind, []).append(member)
+        return list(groups.values())
 
     def step(self, group: Sequence[SequenceGroup]) -> list[SequenceGroup]:
         """Decode one token for each row of a group; remove and return the members that have ended."""
@@ -251,7 +251,7 @@ class DecodingBatch:
             *((member.last_token(i), member.cached_lens[i]) for _, member, i in rows), strict=True
         )
         inputs_np = np.array([last_tokens, cached_lens])[:, :, None]
-        tokens, pos = (move_tensor(x, self.device) for x in torch.from_numpy(inputs_np))
+        tokens, pos = (move_tensor(x, self.device) for x in torch.from_numpy(inputs_np).unbind())
         self.cache.prepare_step([row for row, _, _ in rows], pos)
         inputs = tokens, pos, self.cache, self._memory_of(group)
         if self.shortlist_head is None:
@@ -267,11 +267,12 @@ class DecodingBatch:
     def _draft_tokens(self, group: Sequence[SequenceGroup]) -> dict[SequenceGroup, Sequence[int]]:
         """Draft tokens of the members that have a drafter, in a small batch."""
         drafts: dict[SequenceGroup, Sequence[int]] = {}
-        if sum(len(member.cached_lens) for member in self.members) > MAX_SPECULATIVE_ROWS:
+        drafters = [(member, drafter) for member in group if (drafter := member.request.drafter) is not None]
+        if not drafters or sum(len(member.cached_lens) for member in self.members) > MAX_SPECULATIVE_ROWS:
             return drafts
-        for member in group:
-            drafter, rows = member.request.drafter, member.request.state.rows
-            if drafter is None or len(rows) != 1:
+        for member, drafter in drafters:
+            rows = member.request.state.rows
+            if len(rows) != 1:
                 continue
             cached_len = member.cached_lens[0]
             if cached_len != len(member.request.visible_tokens(0)) - 1:  # its next token needs no step
