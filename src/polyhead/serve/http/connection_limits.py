@@ -21,7 +21,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from polyhead.serve.http.errors import ApiError, too_many_connections_error
+from polyhead.serve.http.errors import ApiError, head_too_large_error, too_many_connections_error
 from polyhead.serve.http.limits import Limits
 from polyhead.serve.http.strict_json import dump_json
 
@@ -29,6 +29,8 @@ from polyhead.serve.http.strict_json import dump_json
 SEND_BUFFER_BYTES = 2**16
 # connections beyond the limit, on which a health check is answered, and the seconds to receive its head
 RESERVED_CONNECTIONS, RESERVED_TIMEOUT = 16, 1.0
+# seconds in which a client may send the rest of what was refused, so that it reads the error
+LINGER_TIMEOUT = 2.0
 # how uvicorn's response to malformed HTTP starts; responses of the application start with a date
 UVICORN_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain"
 
@@ -60,6 +62,7 @@ class LimitedConnection(asyncio.Protocol):
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_idle = True  # no request is being answered
         self.is_reserved = False  # beyond the limit of connections: only for a health check
+        self._is_refused = False  # an error was sent for what is no request; what still comes is discarded
         self._num_ahead: int | None = None  # bytes received since uvicorn paused reading
 
     def __getattr__(self, name: str) -> Any:
@@ -98,6 +101,7 @@ class LimitedConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer("head")
         self._stop_timer("write")
+        self._stop_timer("linger")
         self._reserved.pop(self, None)
         self._uvicorn.connection_lost(None)  # with an error its keep-alive timer would not be stopped
         # reference cycles would keep requests and responses alive until the next garbage collection
@@ -105,6 +109,8 @@ class LimitedConnection(asyncio.Protocol):
         vars(self._transport).pop("_read_ready_cb", None)  # a self-reference of asyncio's transport
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         if self._is_idle:
             self._start_head_timer()
         try:
@@ -117,7 +123,8 @@ class LimitedConnection(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def eof_received(self) -> None:
-        self._uvicorn.eof_received()
+        if not self._is_refused:
+            self._uvicorn.eof_received()
 
     def pause_writing(self) -> None:
         self._uvicorn.pause_writing()
@@ -138,10 +145,18 @@ class LimitedConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Write data of uvicorn; its response to malformed HTTP is replaced by the error envelope."""
         if data.startswith(UVICORN_BAD_REQUEST):
-            message = "this is not an HTTP request, or its headers are too large"
-            self._send_error(ApiError(400, "bad_http", message))
-        elif not self._transport.is_closing():
+            error = sys.exception()  # uvicorn calls this while it handles the error of h11
+            if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
+                self._send_error(head_too_large_error(self._limits.max_header))
+            else:
+                self._send_error(ApiError(400, "bad_http", "this is not an HTTP request"))
+        elif not self._is_refused and not self._transport.is_closing():
             self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection; after an error only once the client has had time to read it."""
+        if not self._is_refused:
+            self._transport.close()
 
     def _start_head_timer(self) -> None:
         if self.is_reserved:
@@ -172,13 +187,23 @@ class LimitedConnection(asyncio.Protocol):
         self._start_timer("write", self._limits.write_timeout, check_progress)
 
     def _send_error(self, error: ApiError) -> None:
-        """Send an error for data that is no valid request, and close the connection."""
+        """Send an error for data that is no valid request, and close the connection.
+
+        Closing a socket with unread data resets the connection, and the client would lose the error: within
+        the limit of connections, what else it sends is discarded until it closes its end, or for a moment.
+        """
         body = dump_json(error.envelope)
         head = (
             f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         )
+        self._is_refused = True
+        self._stop_timer("head")
         self._transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
-        self._transport.close()
+        if self.is_reserved:
+            self._transport.close()
+        else:
+            self._transport.write_eof()
+            self._start_timer("linger", LINGER_TIMEOUT, self._transport.abort)
 
 
 def count_unread_bytes(transport: asyncio.Transport) -> int:

@@ -48,6 +48,11 @@ def too_many_connections_error() -> ApiError:
     return ApiError(503, "too_many_connections", "too many connections are open")
 
 
+def head_too_large_error(max_bytes: int) -> ApiError:
+    """Error for a request whose path and headers have more than ``max_bytes``."""
+    return ApiError(431, "head_too_large", f"the headers are larger than {max_bytes:,} bytes")
+
+
 def not_found_error() -> ApiError:
     """Error for a path that no route has."""
     return ApiError(404, "not_found", "unknown path; GET /openapi.json lists all")

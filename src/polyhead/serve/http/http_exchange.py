@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from polyhead.serve.http.errors import ApiError, too_many_connections_error
+from polyhead.serve.http.errors import ApiError, head_too_large_error, too_many_connections_error
 from polyhead.serve.http.limits import Limits
 from polyhead.serve.http.strict_json import dump_json
 
@@ -60,9 +60,7 @@ class HttpExchange:
         size = len(scope["raw_path"]) + len(scope["query_string"])
         size += sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._limits.max_header:
-            raise ApiError(
-                431, "head_too_large", f"the headers are larger than {self._limits.max_header:,} bytes"
-            )
+            raise head_too_large_error(self._limits.max_header)
 
     async def read_body(self) -> bytes:
         """Read the body, which must be JSON."""
