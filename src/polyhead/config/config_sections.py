@@ -1,8 +1,11 @@
-"""Base class of recipe sections; sections for initial weights, LoRA and distillation. No torch here."""
+"""Base class of recipe sections, and nested sections: initial weights, LoRA, distillation, parallelism.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -74,6 +77,52 @@ class DistillConfig(ConfigSection):
     labels_weight: float = Field(0.5, ge=0, description="loss weight of the labels")
     hidden_weight: float = Field(
         0.0, ge=0, description="loss weight of the cosine between the last hidden states of both models"
+    )
+
+
+class ParallelConfig(ConfigSection):
+    """How a training is split over processes: the sizes of the dimensions of a mesh of processes.
+
+    Their product is the number of processes. The default is data parallelism: each process has the whole
+    model and a part of every batch.
+    """
+
+    replicate: int | None = Field(
+        None,
+        gt=0,
+        description="number of groups of processes with a copy of the model each, which share the rows of a "
+        "batch; default: the number of processes divided by the other sizes",
+    )
+    shard: int = Field(
+        1,
+        gt=0,
+        description="fully sharded data parallelism (FSDP): number of processes over which parameters, "
+        "gradients and optimizer state are sharded; they share the rows of a batch",
+    )
+    context: int = Field(
+        1, gt=0, description="context parallelism: number of processes over which each sequence is split"
+    )
+    tensor: int = Field(
+        1,
+        gt=0,
+        description="tensor parallelism: number of processes over which heads, hidden units and the "
+        "vocabulary are split",
+    )
+    pipeline: int = Field(
+        1, gt=0, description="pipeline parallelism: number of stages that the layers are split into"
+    )
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
+        "1f1b", description="order of the micro-batches in a pipeline"
+    )
+    micro_batches: int | None = Field(
+        None, gt=0, description="number of micro-batches per update in a pipeline; default: twice its stages"
+    )
+    reduce_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="number format in which sharded gradients are summed; bf16 sends half the bytes"
+    )
+    checkpoint: Literal["whole", "sharded"] = Field(
+        "whole",
+        description="whole: checkpoints as one process writes them; sharded: each process writes its part",
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from polyhead.config import yaml_io
-from polyhead.config.config_sections import ConfigSection, DistillConfig, InitFrom, LoraConfig
+from polyhead.config.config_sections import ConfigSection, DistillConfig, InitFrom, LoraConfig, ParallelConfig
 from polyhead.config.data_config import DataConfig, TokenizerConfig
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelSpec
@@ -101,6 +101,10 @@ class TrainConfig(ConfigSection):
     )
     threads: int | None = Field(None, gt=0, le=1024, description="number of CPU threads; default: all cores")
     device: str = Field("auto", description="training device: cpu, cuda, cuda:1; auto: a GPU if there is one")
+    parallel: ParallelConfig = Field(
+        default_factory=ParallelConfig,
+        description="how the model and its work are split over processes; default: data parallelism",
+    )
     timeout: float = Field(
         120.0,
         ge=1,

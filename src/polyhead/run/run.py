@@ -97,6 +97,10 @@ class Run:
         self.saved_prompt_template: PromptTemplate | None = None  # that of its config.json
         self._cached_proposer: tuple[Choice, Proposer] | None = None
 
+    def replace_model(self, model: Model) -> None:
+        """Use another model of the same config."""
+        self.model, self.members = model.eval(), [(model, self.tokenizer)]
+
     def __repr__(self) -> str:
         ensemble = f"{len(self.members)} runs, " if len(self.members) > 1 else ""
         return (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.nn.state import named_state
+from polyhead.train.distributed.local_tensor import split_like
 
 
 class Ema:
@@ -36,7 +37,7 @@ class Ema:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load averages from a checkpoint."""
         for name, tensor in self.weights.items():
-            tensor.copy_(state[name])
+            tensor.copy_(split_like(state[name], tensor))
 
     @contextmanager
     def apply_to(self, model: nn.Module) -> Iterator[None]:
@@ -53,4 +54,4 @@ class Ema:
 def copy_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy ``state`` into the model's weights of the same names."""
     for name, tensor in named_state(model).items():
-        tensor.copy_(state[name])
+        tensor.copy_(split_like(state[name], tensor))

@@ -20,6 +20,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.nn.state import named_state, running_stats
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
+from polyhead.train.gradient_norm import clip_split_gradients
 from polyhead.train.loggers import Reporter
 from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import set_rates
@@ -120,11 +121,11 @@ def train_model(
             report_skip(unread.step, record_step(progress, unread.step, unread.n_labels, *unread.read()))
 
     if start < steps:
-        check_memory(model, task, config, ranks)
+        check_memory(training.bind_task(task), config, ranks)
     while progress.step < steps and not _is_out_of_patience(progress, config) and not is_interrupted:
         model.train()
         progress.step += 1
-        torch.manual_seed(derive_seed(config.seed, progress.step, ranks.rank))
+        torch.manual_seed(derive_seed(config.seed, progress.step, ranks.place.seed_rank))
         batches = [collate_shard(task, next(stream), ranks) for _ in range(config.accumulate)]
         before, training.unread = training.unread, None
         report_skip(progress.step, train_step(training, task, batches, config, ranks))
@@ -152,21 +153,20 @@ def train_model(
         if is_due or is_best or is_end:
             _save_checkpoint(training, config, checkpoints, extra or {}, ranks)
             # different processors round differently; the differences must not accumulate
-            ranks.broadcast(named_state(model).values())
+            ranks.broadcast_replicas(named_state(model).values())
     if is_interrupted:
         return Outcome("interrupted", progress.step, progress)
     ranks.on_rank0(lambda: prune_checkpoints(training, config, checkpoints))
     return Outcome("done" if progress.step >= steps else "stopped early", progress.step, progress)
 
 
-def check_memory(
-    model: nn.Module, task: TrainingTask, config: TrainConfig, ranks: ProcessGroup = SINGLE_PROCESS
-) -> None:
+def check_memory(loss_module: LossModule, config: TrainConfig, ranks: ProcessGroup = SINGLE_PROCESS) -> None:
     """Run the largest batch once without an update; a UserError if it does not fit into memory."""
+    model, task = loss_module.model.train(), loss_module.task
     device = next(model.parameters()).device
     saved_stats = {name: statistic.clone() for name, statistic in running_stats(model).items()}
     try:
-        loss_module, batch = LossModule(model.train(), task), collate_shard(task, task.largest_batch(), ranks)
+        batch = collate_shard(task, task.largest_batch(), ranks)
         with ranks.sync_statistics(model):
             with autocast(resolve_precision(config.precision, device), device):
                 loss = loss_module(batch)
@@ -237,13 +237,13 @@ def train_step(
     """
     model, progress, scale = training.model, training.progress, training.loss_scale
     loss_module = training.bind_task(task)
-    counts = ranks.all_reduce(*(task.count_labels(batch) for batch in batches))  # labels on all ranks
+    counts = ranks.sum_counted(*(task.count_labels(batch) for batch in batches))  # labels on all ranks
     count = int(sum(counts))
     losses: list[Tensor] = []  # total and NLL of each batch in turn
     for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
         # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
-        reduce_context = ranks.reduce_gradients(model) if i == len(batches) else nullcontext()
-        with reduce_context, ranks.sync_statistics(model):
+        is_last = i == len(batches)
+        with training.reduce_gradients(ranks, is_last), ranks.sync_statistics(model):
             with autocast(training.precision, training.device):
                 loss = loss_module(batch)
             if batch_count:
@@ -259,10 +259,10 @@ def train_step(
         training.unread = UnreadStep(progress.step, count, NumbersInFlight(numbers))
         model.zero_grad(set_to_none=True)
         return ""
-    total, nll = ranks.all_reduce(*sum_losses(losses))
+    total, nll = ranks.sum_counted(*sum_losses(losses))
     if scale:
         scale.unscale(model)
-    norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
+    norm = _clip_gradients(training, config.clip_norm or math.inf, ranks)
     is_finite = math.isfinite(total + norm)
     if count and is_finite:
         set_rates(training.optimizers, training.schedule(progress.step))
@@ -277,6 +277,14 @@ def train_step(
             "gradients overflow in fp16, so the loss is scaled by {scale:g} from now on", scale=scale.value
         )
     return record_step(progress, progress.step, count, total, nll, norm)
+
+
+def _clip_gradients(training: TrainState, max_norm: float, ranks: ProcessGroup) -> float:
+    """Limit the norm of the gradients of all ranks; returns what it was."""
+    parameters = training.model.parameters()
+    if training.is_split:
+        return clip_split_gradients(parameters, max_norm, ranks)
+    return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
 
 def can_read_late(training: TrainState, ranks: ProcessGroup) -> bool:
@@ -374,9 +382,9 @@ def _evaluate(
 
     with training.ema.apply_to(model) if training.ema else nullcontext():
         # as at a checkpoint: all ranks evaluate the same weights
-        ranks.broadcast(named_state(model).values())
-        with torch.inference_mode():
-            metrics = task.evaluate(model, ranks.map_in_lockstep)
+        ranks.broadcast_replicas(named_state(model).values())
+        with torch.no_grad() if training.is_split else torch.inference_mode():
+            metrics = task.evaluate(model, training.map_in_lockstep(ranks))
         metrics = ranks.on_rank0(lambda: metrics)  # results may differ in the last bit between processors
         ranks.on_rank0(lambda: on_evaluation({**metrics, "step": progress.step}))
     is_best = progress.record_evaluation(metrics[config.best_metric], config.best_metric != "loss")
@@ -389,5 +397,5 @@ def measure_metric(training: TrainState, task: TrainingTask, metric: str, ranks:
     """One metric of the current weights on the validation text; the same number on all ranks."""
     training.model.eval()
     with torch.inference_mode():
-        metrics = task.evaluate(training.model, ranks.map_in_lockstep)
+        metrics = task.evaluate(training.model, training.map_in_lockstep(ranks))
     return ranks.on_rank0(lambda: metrics[metric])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import nn
@@ -35,3 +36,10 @@ class LossModule(nn.Module):
     def forward(self, batch: Any) -> Loss:
         """The sums of the task's loss over the labels of a batch."""
         return self.task.loss(self.model, batch)
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Run ``work``, which reads weights of the model, for its result.
+
+        Wrappers that gather weights for the forward pass gather them for this one, too.
+        """
+        return work()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from polyhead.train.distributed.local_tensor import get_whole, split_like
 from polyhead.train.precision import resolve_precision
 
 # steepest at 0, so that few iterations suffice; singular values end between 0.7 and 1.2
@@ -42,7 +43,9 @@ class Muon(Optimizer):
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(p.grad)
                 mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
-                update = orthogonalize(p.grad.lerp(mean, momentum))  # Nesterov's
+                direction = p.grad.lerp(mean, momentum)  # Nesterov's
+                # of a split matrix every rank computes the whole update: a part of it needs the whole matrix
+                update = split_like(orthogonalize(get_whole(direction)), p)
                 p.mul_(1 - lr * group["weight_decay"])
                 # Liu et al., 2025, eq. 4: the RMS of an AdamW update
                 p.add_(update, alpha=-lr * 0.2 * sqrt(max(p.shape)))

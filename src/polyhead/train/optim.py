@@ -19,7 +19,9 @@ from polyhead.core.option_types import Decay, NonNegativeFloat, PositiveFloat
 from polyhead.core.registry import OPTIMIZER
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import Stack
+from polyhead.train.distributed.local_tensor import is_split
 from polyhead.train.muon import Muon
+from polyhead.train.split_adafactor import SplitAdafactor
 
 
 @OPTIMIZER.register("adamw")
@@ -57,7 +59,9 @@ def adafactor(model: nn.Module, lr: float, *, weight_decay: NonNegativeFloat = 0
     Paper: Shazeer & Stern, 2018
     When: memory is short
     """
-    return [torch.optim.Adafactor(_decay_groups(list(model.parameters()), weight_decay), lr=lr)]
+    parameters = list(model.parameters())
+    kind = SplitAdafactor if any(map(is_split, parameters)) else torch.optim.Adafactor
+    return [kind(_decay_groups(parameters, weight_decay), lr=lr)]
 
 
 @OPTIMIZER.register("muon")

@@ -26,6 +26,7 @@ _CHANGEABLE_TRAIN_KEYS = (
     "tensorboard",
     "log",
     "recompute",
+    "parallel",
     "threads",
     "timeout",
 )

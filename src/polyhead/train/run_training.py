@@ -35,6 +35,7 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.baselines import add_baselines, save_training_counts
 from polyhead.train.disk_space import check_disk_space
 from polyhead.train.distill import check_widths, load_teachers, make_distillation_task
+from polyhead.train.distributed.parallel_check import check_parallel
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
 from polyhead.train.distributed.rank_sync import broadcast_checkpoint, broadcast_tokenizer, check_ranks_agree
 from polyhead.train.eta import EtaReporter
@@ -75,9 +76,11 @@ def run_training(
     several ``ranks`` (``polyhead.train.distributed.torch_process_group.init_process_group``), only rank 0
     uses the directory; all return the evaluated weights.
     """
-    tune_malloc()
-    ranks.use_threads(recipe.train.threads)
     device = resolve_device(recipe.train.device)
+    ranks.form_mesh(recipe.train.parallel, device.type)
+    if not ranks.place.shape.splits_model:  # reused memory would hide what sharding saves
+        tune_malloc()
+    ranks.use_threads(recipe.train.threads)
     out, checkpoints, is_rank0 = recipe.out, recipe.out / "checkpoints", not ranks.rank
     is_resume_requested, resume = resume, ranks.on_rank0(lambda: resume and is_started(out))
     if is_resume_requested and not resume:  # recipes are read leniently for --resume
@@ -115,6 +118,7 @@ def run_training(
             task, config = ranks.rank0_first(
                 lambda: _open_task(recipe, tokenizer, min_vocab_size, teachers, reporter)
             )
+            check_parallel(recipe, config, ranks.place.shape)
             run = Run(build(config, recipe.train.seed).to(device), tokenizer, recipe.generation, recipe)
             run.family = family
             if recipe.init_from and not saved_checkpoint:
@@ -131,6 +135,7 @@ def run_training(
             use_tf32(recipe.train.precision, device)
             if recipe.train.recompute == "none":
                 compile_model(run.model, recipe.train.compile, device)
+            training.split(task, ranks, recipe.train)
             if saved_checkpoint:
                 if old_recipe:
                     check_same_data(saved_checkpoint, extra, old_recipe, recipe)
@@ -163,8 +168,11 @@ def run_training(
             _warn_schedule(recipe.train, steps, reporter)
             if page:
                 page.start(run, task, reporter.info)
-            with stop_on_signal(reporter.info) as should_stop:
-                on_evaluation: OnEvaluation = page.update if page else lambda row: None
+            with stop_on_signal(reporter.info) as should_stop, ranks.translate_errors():
+                # samples need the whole model
+                on_evaluation: OnEvaluation = (
+                    page.update if page and not training.is_split else lambda row: None
+                )
                 outcome = train_model(
                     training,
                     task,
@@ -179,6 +187,9 @@ def run_training(
                 if outcome.status != "interrupted":
                     if forecast := reporter.compare_forecast(outcome.step):
                         reporter.info(forecast)
+                    if training.is_split:
+                        run.replace_model(build(config, recipe.train.seed).to(device))
+                        training.join(run.model, recipe.train)
                     outcome.status = _finish(run, task, outcome, training, reporter, evaluator, ranks)
             if outcome.status == "interrupted":
                 command = shlex.join(

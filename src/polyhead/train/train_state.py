@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,9 @@ from polyhead.config.recipe import TrainConfig
 from polyhead.core.registry import OPTIMIZER, SCHEDULE
 from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
-from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from polyhead.train.distributed.local_tensor import get_local, get_whole, is_split, split_like
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
+from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
 from polyhead.train.ema import Ema, copy_into
 from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import set_rates
@@ -27,6 +30,7 @@ from polyhead.train.precision import LossScale, resolve_precision
 from polyhead.train.progress import Progress
 from polyhead.train.schedule import Schedule
 from polyhead.train.signals import interrupt_on_signal
+from polyhead.train.split_adafactor import SplitAdafactor
 from polyhead.train.step_numbers import UnreadStep
 from polyhead.train.trainable_parameters import prepare_trainable, scale_rates
 
@@ -48,26 +52,67 @@ class TrainState:
         self.saved_best_step = 0  # ``best_step`` as stored in the newest checkpoint
         prepare_trainable(model, config)
         recompute_blocks(model, config.recompute == "blocks")
-        self.optimizers: list[Optimizer] = OPTIMIZER.build(config.optimizer, model, config.lr)
-        scale_rates(model, self.optimizers, config.lr_factors)
+        self.optimizers, self.ema = _build_optimizers(model, config)
         self.schedule: Schedule = SCHEDULE.build(config.schedule, d_model, steps)
-        self.ema = Ema(model, config.ema) if config.ema else None
+        self.is_split = False  # whether this rank holds only a part of the model
         self.device = next(model.parameters()).device
         self.precision = resolve_precision(config.precision, self.device)
         self.loss_scale = LossScale() if self.precision == "fp16" else None
         self.reads_late = False  # whether ``train_step`` leaves the numbers of its step in ``unread``
         self.unread: UnreadStep | None = None
-        set_rates(self.optimizers, 1.0)
 
     def is_finite(self) -> bool:
         """Whether all weights are finite. A weight that is NaN or infinite never becomes finite again."""
-        return all(bool(torch.isfinite(w).all()) for w in named_state(self.model).values())
+        return all(bool(torch.isfinite(get_local(w)).all()) for w in named_state(self.model).values())
 
     def bind_task(self, task: LossTask) -> LossModule:
         """The module that computes the loss of a task with the model; the same object for the same task."""
         if self.loss_module is None or self.loss_module.task is not task:
             self.loss_module = LossModule(self.model, task)
         return self.loss_module
+
+    def split(self, task: LossTask, ranks: ProcessGroup, config: TrainConfig) -> None:
+        """Keep of the model only this rank's part, with optimizers and EMA of it. All ranks call it.
+
+        They have the same weights, of which none was trained yet.
+        """
+        shape, mesh = ranks.place.shape, ranks.mesh
+        if not shape.splits_model:
+            return
+        assert mesh is not None
+        self.optimizers, self.ema, self.is_split = [], None, True
+        if shape.shard > 1:
+            shard_weights(self.bind_task(task), get_sharding_mesh(mesh, shape), config.parallel.reduce_dtype)
+        self.optimizers, self.ema = _build_optimizers(self.model, config)
+
+    def join(self, model: nn.Module, config: TrainConfig) -> None:
+        """Continue with a whole model, newly built, after the last step; nothing else is kept."""
+        prepare_trainable(model, config)
+        self.model, self.loss_module, self.is_split = model, None, False
+        self.optimizers, self.ema = [], None
+
+    def reduce_gradients(self, ranks: ProcessGroup, is_last: bool) -> AbstractContextManager[None]:
+        """Context for the forward and backward pass of a batch; ``is_last``: of the last one of a step.
+
+        After the last one gradients are sums over ranks, reduced while the backward pass goes on.
+        """
+        if self.is_split and ranks.place.shape.shard > 1:
+            self.loss_module.set_requires_gradient_sync(is_last)  # type: ignore[operator, union-attr]
+            return nullcontext()
+        return ranks.reduce_gradients(self.model) if is_last else nullcontext()
+
+    def map_in_lockstep(self, ranks: ProcessGroup) -> MapFn:
+        """``ranks.map_in_lockstep``, in which work can read the weights of a split model."""
+        root = self.loss_module
+        if root is None or not self.is_split:
+            return ranks.map_in_lockstep
+
+        def map_gathered(work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+            results = ranks.map_in_lockstep(lambda item: root.run(lambda: work(item)), items)
+            root.reshard()  # type: ignore[operator]  # its weights stay gathered for a backward pass
+            return results
+
+        return map_gathered
 
     def save(self, root: Path, extra: dict[str, str]) -> None:
         """Write checkpoints/step-N. Tied weights are one parameter and are written once."""
@@ -84,6 +129,11 @@ class TrainState:
             tensors["ema"] = self.ema.weights
         if self.loss_scale:
             state["loss_scale"] = self.loss_scale.to_json()
+        if self.is_split:
+            tensors = {
+                group: {name: get_whole(tensor) for name, tensor in entries.items()}
+                for group, entries in tensors.items()
+            }
         return SavedState(self.progress.step, tensors, state)
 
     def write(self, root: Path, saved_state: SavedState, extra: dict[str, str]) -> None:
@@ -100,8 +150,9 @@ class TrainState:
         copy_into(self.model, saved_checkpoint.tensors["model"])
         descriptions = saved_checkpoint.state["optimizers"]
         for i, optimizer in enumerate(self.optimizers):
+            entries = saved_checkpoint.tensors[f"optimizer_{i}"]
             optimizer.load_state_dict(
-                unflatten_optimizer(saved_checkpoint.tensors[f"optimizer_{i}"], descriptions[i])
+                split_optimizer(optimizer, unflatten_optimizer(entries, descriptions[i]))
             )
         if self.ema:
             check_tensors(saved_checkpoint.tensors["ema"], weights, saved_checkpoint.path)
@@ -111,6 +162,31 @@ class TrainState:
             self.loss_scale.load(saved_checkpoint.state["loss_scale"])
         self.progress = Progress.from_json(saved_checkpoint.state["progress"])
         self.saved_best_step = self.progress.best_step
+
+
+def split_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """A state dict of whole tensors, those of the shape of their parameter split as it is."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if isinstance(optimizer, SplitAdafactor) or not any(map(is_split, parameters)):
+        return state
+    entries = {
+        i: {
+            name: split_like(value, parameters[i])
+            if isinstance(value, Tensor) and value.shape == parameters[i].shape
+            else value
+            for name, value in entry.items()
+        }
+        for i, entry in state["state"].items()
+    }
+    return state | {"state": entries}
+
+
+def _build_optimizers(model: nn.Module, config: TrainConfig) -> tuple[list[Optimizer], Ema | None]:
+    """The optimizers of a model with their peak rates, and the average of its weights."""
+    optimizers: list[Optimizer] = OPTIMIZER.build(config.optimizer, model, config.lr)
+    scale_rates(model, optimizers, config.lr_factors)
+    set_rates(optimizers, 1.0)
+    return optimizers, Ema(model, config.ema) if config.ema else None
 
 
 def periodic_checkpoints(steps: list[int], config: TrainConfig) -> list[int]:

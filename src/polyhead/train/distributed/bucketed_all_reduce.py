@@ -9,6 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from polyhead.train.distributed.local_tensor import get_local, replace_local
+
 BUCKET_BYTES = 25 * 2**20  # maximum bytes of a bucket
 
 AsyncAllReduce = Callable[[Tensor], Callable[[], None]]
@@ -31,7 +33,7 @@ class Bucket:
         """Start the all-reduce, with zeros for parameters without a gradient."""
         grads = [p.grad for p in self.parameters]
         parts = [
-            torch.zeros_like(p).flatten() if grad is None else grad.flatten()
+            torch.zeros_like(get_local(p)).flatten() if grad is None else get_local(grad).flatten()
             for p, grad in zip(self.parameters, grads, strict=True)
         ]
         has_grad = parts[0].new_tensor([grad is not None for grad in grads])
@@ -41,10 +43,10 @@ class Bucket:
     def finish_reduce(self) -> None:
         """Wait for the sum and set each ``p.grad``; None if no rank has a gradient, as in one process."""
         self.wait()
-        sizes = [p.numel() for p in self.parameters]
+        sizes = [get_local(p).numel() for p in self.parameters]
         *sums, grad_counts = self.flat_buffer.split([*sizes, len(sizes)])
         for p, total, grad_count in zip(self.parameters, sums, grad_counts.tolist(), strict=True):
-            p.grad = total.view_as(p) if grad_count else None
+            p.grad = replace_local(p, total.view_as(get_local(p))) if grad_count else None
         self.flat_buffer = torch.empty(0)
 
 

@@ -1,4 +1,4 @@
-"""Processes of a data-parallel training: interface and single process; several: ``torch_process_group``.
+"""Processes of a training: interface and single process; several: ``torch_process_group``.
 
 An update is the same for any number of ranks: the rows of a batch are sharded, and counts, losses and
 gradients are summed over all ranks before any division. The batches of an evaluation are sharded as well.
@@ -13,6 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from polyhead.config.config_sections import ParallelConfig
+from polyhead.train.distributed.mesh import MeshShape, RankPlace, resolve_mesh_shape
 
 T = TypeVar("T")
 MapFn = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
@@ -41,18 +45,32 @@ class ProcessGroup(Protocol):
 
     rank: int
     world_size: int
+    place: RankPlace  # in the mesh
+    mesh: DeviceMesh | None  # with the names of ``MeshShape``; None if every rank has the whole model
     relaunch_options: tuple[str, ...]  # options of ``polyhead train`` to launch the same number of processes
 
     def use_threads(self, n_threads: int | None) -> None:
         """Set the CPU threads: ``n_threads``, or all, divided among the processes of this machine."""
         ...
 
+    def form_mesh(self, parallel: ParallelConfig, device_type: str) -> None:
+        """Arrange the ranks in a mesh; a UserError if their number does not fit."""
+        ...
+
     def shard(self, task: Shardable, rows: Any) -> list[Any]:
-        """The shard of a batch for this rank, in a list; empty if there are fewer rows than ranks."""
+        """The shard of a batch for this rank, in a list; empty if there are fewer rows than shards."""
         ...
 
     def all_reduce(self, *numbers: float) -> list[float]:
         """Sum each number over all ranks; bit-identical on all of them."""
+        ...
+
+    def sum_counted(self, *numbers: float) -> list[float]:
+        """As ``all_reduce``, but of ranks with the same losses and labels only one counts."""
+        ...
+
+    def translate_errors(self) -> AbstractContextManager[None]:
+        """Context in which a failed collective of torch raises as one of these methods does."""
         ...
 
     def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -99,12 +117,21 @@ class ProcessGroup(Protocol):
         """Copy the tensors of rank 0 into those of all ranks, in place."""
         ...
 
+    def broadcast_replicas(self, tensors: Iterable[Tensor]) -> None:
+        """Copy tensors into those of all ranks that hold a copy of them, in place."""
+        ...
+
 
 class SingleProcess:
     """One process."""
 
     rank, world_size = 0, 1
+    place = RankPlace(MeshShape(), 0)
+    mesh: DeviceMesh | None = None
     relaunch_options: tuple[str, ...] = ()
+
+    def form_mesh(self, parallel: ParallelConfig, device_type: str) -> None:
+        resolve_mesh_shape(parallel, 1)
 
     def use_threads(self, n_threads: int | None) -> None:
         if n_threads:
@@ -115,6 +142,12 @@ class SingleProcess:
 
     def all_reduce(self, *numbers: float) -> list[float]:
         return list(numbers)
+
+    def sum_counted(self, *numbers: float) -> list[float]:
+        return list(numbers)
+
+    def translate_errors(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
@@ -138,6 +171,9 @@ class SingleProcess:
         return work()
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        pass
+
+    def broadcast_replicas(self, tensors: Iterable[Tensor]) -> None:
         pass
 
 

@@ -1,4 +1,4 @@
-"""Process group of a data-parallel training on torch.distributed, in which every wait has a timeout."""
+"""Process group of a training on torch.distributed, in which every wait has a timeout."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
+from polyhead.config.config_sections import ParallelConfig
 from polyhead.core.errors import UserError
 from polyhead.train.distributed.bucketed_all_reduce import BucketedAllReduce
 from polyhead.train.distributed.kv_store import ANSWER_TIMEOUT, HEARTBEAT_INTERVAL, Heartbeat, KeyValueStore
 from polyhead.train.distributed.launch import LAUNCHED_ENV, LISTENING_ENV, count_processes
+from polyhead.train.distributed.local_tensor import get_local, is_split
+from polyhead.train.distributed.mesh import MeshShape, RankPlace, resolve_mesh_shape
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup, Shardable, limit_threads
 from polyhead.train.distributed.sync_statistics import SyncStatistics
 
@@ -51,7 +57,11 @@ class TorchProcessGroup:
         self.gradients: BucketedAllReduce | None = None
         self.statistics: SyncStatistics | None = None
         self.is_alone = False  # inside work of rank 0 alone
+        # ranks that hold the same weights and sum their gradients: None means all
+        self.reduce_group: dist.ProcessGroup | None = None
         self.side_group: dist.ProcessGroup | None = None
+        self.place = RankPlace(MeshShape(replicate=world_size), rank)
+        self.mesh: DeviceMesh | None = None
         self.is_leader = os.environ.get("LOCAL_RANK", "0") == "0"
         self.kv_store.write(f"here/{rank}", json.dumps([self.is_leader, find_backends()]))
         keys = [f"here/{r}" for r in range(world_size)]
@@ -69,14 +79,28 @@ class TorchProcessGroup:
         if n_threads or "OMP_NUM_THREADS" not in os.environ:  # OMP_NUM_THREADS is already per process
             torch.set_num_threads(max(1, self.n_threads // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
+    def form_mesh(self, parallel: ParallelConfig, device_type: str) -> None:
+        shape = resolve_mesh_shape(parallel, self.world_size)
+        self.place = RankPlace(shape, self.rank)
+        if not (shape.splits_model or shape.splits_work):
+            return
+        with self._translate_errors(self.timeout):
+            self.mesh = init_device_mesh(device_type, shape, mesh_dim_names=shape._fields)
+            self.reduce_group = self._new_reduce_group()
+            for group in list(dist.distributed_c10d._world.pg_map):
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout), group)
+
     def shard(self, task: Shardable, rows: Any) -> list[Any]:
-        return task.shard(rows, self.world_size)[self.rank : self.rank + 1]
+        return task.shard(rows, self.place.data_size)[self.place.data_rank :][:1]
 
     def all_reduce(self, *numbers: float) -> list[float]:
         sums = torch.tensor(numbers, dtype=torch.float64)
         self._start_all_reduce(sums)()
         result: list[float] = sums.tolist()
         return result
+
+    def sum_counted(self, *numbers: float) -> list[float]:
+        return self.all_reduce(*(number if self.place.counts else 0.0 for number in numbers))
 
     def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
         if self.statistics is None or self.statistics.model is not model:
@@ -85,7 +109,9 @@ class TorchProcessGroup:
 
     def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
         if self.gradients is None or self.gradients.model is not model:
-            self.gradients = BucketedAllReduce(model, self._start_all_reduce)
+            self.gradients = BucketedAllReduce(
+                model, partial(self._start_all_reduce, group=self.reduce_group)
+            )
         return self.gradients.reduce_gradients()
 
     def on_rank0(self, work: Callable[[], T]) -> T:
@@ -107,17 +133,21 @@ class TorchProcessGroup:
         return result
 
     def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        return self._gather_results([work(item) for item in items[self.rank :: self.world_size]], len(items))
+        results = [work(item) for item in items[self.rank :: self.world_size]]
+        return self._gather_results(results, len(items), list(range(self.world_size)))
 
     def map_in_lockstep(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        n_rounds = math.ceil(len(items) / self.world_size)
-        own_numbers = range(self.rank, n_rounds * self.world_size, self.world_size)
+        n_shards, own_shard = self.place.reduce_size, self.place.reduce_rank
+        n_rounds = math.ceil(len(items) / n_shards)
+        own_numbers = range(own_shard, n_rounds * n_shards, n_shards)
         results = [work(items[min(number, len(items) - 1)]) for number in own_numbers]
-        n_own = len(range(self.rank, len(items), self.world_size))
-        return self._gather_results(results[:n_own], len(items))
+        n_own = len(range(own_shard, len(items), n_shards))
+        places = [RankPlace(self.place.shape, rank) for rank in range(self.world_size)]
+        owners = {place.reduce_rank: place.rank for place in places if place.counts}
+        return self._gather_results(results[:n_own], len(items), [owners[i] for i in range(n_shards)])
 
-    def _gather_results(self, results: list[Any], n_items: int) -> list[Any]:
-        """The results of all ranks, in the order of the items, which were dealt in turn."""
+    def _gather_results(self, results: list[Any], n_items: int, owners: Sequence[int]) -> list[Any]:
+        """The results of the ranks ``owners``, to which the items were dealt in turn, in their order."""
         own_results = json.dumps(results)
         self.n_rounds += 1
         keys = [f"found/{self.n_rounds}/{rank}" for rank in range(self.world_size)]
@@ -125,10 +155,10 @@ class TorchProcessGroup:
             self.kv_store.write(keys[self.rank], own_results)
         self._wait_for_keys(keys, range(self.world_size))
         with self._translate_errors(ANSWER_TIMEOUT):
-            all_results = [json.loads(self.kv_store.read(key)) for key in keys]
+            all_results = [json.loads(self.kv_store.read(keys[rank])) for rank in owners]
             # a rank that has reached this round has read all results of the previous one
             self.kv_store.erase(f"found/{self.n_rounds - 1}/{self.rank}")
-        return [all_results[i % self.world_size][i // self.world_size] for i in range(n_items)]
+        return [all_results[i % len(owners)][i // len(owners)] for i in range(n_items)]
 
     def interrupt(self) -> None:
         with suppress(RuntimeError):
@@ -149,6 +179,17 @@ class TorchProcessGroup:
         for tensor in tensors:
             with self._translate_errors(self.timeout):
                 dist.broadcast(tensor.detach(), 0)
+
+    def broadcast_replicas(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            local, group = get_local(tensor.detach()), self.reduce_group
+            if is_split(tensor):
+                copies = [dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
+                if not copies:
+                    continue
+                group = tensor.device_mesh.get_group(copies[0])
+            with self._translate_errors(self.timeout):
+                dist.broadcast(local, group=group, group_src=0)
 
     def close(self, error: BaseException | None) -> None:
         """Leave the group: when all ranks have finished, or at once on an error, stored for the others."""
@@ -200,8 +241,17 @@ class TorchProcessGroup:
         It runs between the all-reduces of gradients, whose order relative to it differs between ranks.
         """
         if self.side_group is None:
-            self.side_group = dist.new_group(timeout=timedelta(seconds=self.timeout))
+            self.side_group = self._new_reduce_group()
         return self._start_all_reduce(tensor, self.side_group)
+
+    def _new_reduce_group(self) -> dist.ProcessGroup:
+        """A group of the ranks with the same coordinates in pipeline and tensor; all ranks call this."""
+        shape = self.place.shape
+        ranks = np.arange(self.world_size).reshape(shape.pipeline, -1, shape.tensor)
+        groups = ranks.transpose(0, 2, 1).reshape(-1, ranks.shape[1]).tolist()
+        group, _ = dist.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=self.timeout))
+        assert group is not None
+        return group
 
     def _wait_for_keys(self, keys: list[str], ranks: Iterable[int], deadline: float = math.inf) -> None:
         """Wait until ``keys`` are written, while the heartbeats of ``ranks`` continue; else
@@ -224,6 +274,17 @@ class TorchProcessGroup:
             time.sleep(POLL_INTERVAL)
 
     @contextmanager
+    def translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLostError:
+            raise
+        except RuntimeError as error:
+            if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                raise
+            raise self._explain_lost_peer(error, "timed out" in str(error).lower()) from None
+
+    @contextmanager
     def _translate_errors(self, timeout: float) -> Iterator[None]:
         """Translate errors of torch.distributed, whose calls end within ``timeout`` seconds, to
         ``PeerLostError``.
@@ -236,19 +297,23 @@ class TorchProcessGroup:
             yield
         except RuntimeError as error:
             is_late = time.monotonic() - start_time > 0.9 * timeout
-            try:
-                has_failed = self.kv_store.has("failed")
-                dead_ranks = (
-                    self.heartbeat.find_dead_ranks(range(self.world_size))
-                    if is_late and not has_failed
-                    else []
-                )
-            except RuntimeError:  # the store has ended with rank 0
-                has_failed, dead_ranks = False, []
-            if has_failed or (LAUNCHED_ENV in os.environ and not is_late):
-                raise PeerLostError from None
-            message = f"the connection to another rank was lost ({_shorten_error(error)})"
-            raise PeerLostError(_format_no_answer(dead_ranks, timeout) if is_late else message) from None
+            raise self._explain_lost_peer(error, is_late, timeout) from None
+
+    def _explain_lost_peer(
+        self, error: RuntimeError, is_late: bool, timeout: float | None = None
+    ) -> PeerLostError:
+        """The error of a failed call: without a message if another process reports the reason."""
+        try:
+            has_failed = self.kv_store.has("failed")
+            dead_ranks = (
+                self.heartbeat.find_dead_ranks(range(self.world_size)) if is_late and not has_failed else []
+            )
+        except RuntimeError:  # the store has ended with rank 0
+            has_failed, dead_ranks = False, []
+        if has_failed or (LAUNCHED_ENV in os.environ and not is_late):
+            return PeerLostError()
+        message = f"the connection to another rank was lost ({_shorten_error(error)})"
+        return PeerLostError(_format_no_answer(dead_ranks, timeout or self.timeout) if is_late else message)
 
 
 def find_backends() -> str:

@@ -1,0 +1,63 @@
+"""Fully sharded data parallelism by torch's FSDP2 (Rajbhandari et al., 2020; Zhao et al., 2023).
+
+Each rank of a mesh dimension keeps 1/n of every weight, its gradient and its optimizer state. A block is
+gathered for its forward pass and again for its backward pass, whose gradients are summed into the shards.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from polyhead.nn.stack import Stack
+from polyhead.train.distributed.mesh import MeshShape
+from polyhead.train.loss_module import LossModule
+
+
+def shard_weights(
+    root: LossModule, mesh: DeviceMesh, reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+) -> LossModule:
+    """Shard all weights below ``root`` in place: the blocks of its stacks one by one, then the rest.
+
+    A mesh of two dimensions has copies of the model along the first one, and shards it along the second
+    (hybrid sharding). Gradients are sums over all ranks of the mesh.
+    """
+    # this module takes a second to import
+    from torch.distributed.fsdp import (
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
+
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) if reduce_dtype == "bf16" else None
+    options = {"mesh": mesh} | ({"mp_policy": policy} if policy else {})
+    for block in list_blocks(root):
+        fully_shard(block, **options)
+        if hasattr(block, "project_kv"):  # the decoder reads the encoder's output before its forward pass
+            register_fsdp_forward_method(block, "project_kv")
+    fully_shard(root, **options)
+    register_fsdp_forward_method(root, "run")
+    for part in root.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that scales
+    return root
+
+
+def get_sharding_mesh(mesh: DeviceMesh, shape: MeshShape) -> DeviceMesh:
+    """The dimensions over which weights are sharded, after those with copies of them."""
+    sharded = "shard"
+    if shape.context > 1:  # context ranks share rows, but not weights
+        sharded = "shard_context"
+        mesh["shard", "context"]._flatten(sharded)
+    return mesh["replicate", sharded] if shape.replicate > 1 else mesh[sharded]
+
+
+def list_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of all stacks of a model; blocks that share their weights once."""
+    blocks = [block for part in model.modules() if isinstance(part, Stack) for block in part.layers]
+    return list(dict.fromkeys(blocks))
