@@ -16,11 +16,11 @@ def clip_split_gradients(
     parameters: Iterable[nn.Parameter],
     max_norm: float,
     ranks: ProcessGroup,
-    uncounted: Collection[nn.Parameter] = (),
+    other_ranks_parameters: Collection[nn.Parameter] = (),
 ) -> float:
     """As ``nn.utils.clip_grad_norm_`` over all ranks; each weight counts once, however it is split or copied.
 
-    ``uncounted`` parameters count on another rank. All ranks call it.
+    ``other_ranks_parameters`` count on another rank. All ranks call it.
     """
     trained = [p for p in parameters if p.grad is not None]
     locals_ = [get_local(p.grad) for p in trained if p.grad is not None]
@@ -28,7 +28,7 @@ def clip_split_gradients(
     squares = 0.0
     norms: list[Tensor] = list(torch._foreach_norm(locals_)) if locals_ else []
     for p, norm in zip(trained, norms, strict=True):
-        if p not in uncounted:
+        if p not in other_ranks_parameters:
             squares += float(norm) ** 2 * _count_shards(p) / n_ranks
     [total] = ranks.all_reduce(squares)
     norm = math.sqrt(total)

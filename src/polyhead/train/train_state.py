@@ -94,7 +94,7 @@ class TrainState:
     def reduce_gradients(self, ranks: ProcessGroup, is_last: bool) -> AbstractContextManager[None]:
         """Context for the forward and backward pass of a batch; ``is_last``: of the last one of a step.
 
-        After the last one gradients are sums over ranks, reduced while the backward pass goes on.
+        After the last one gradients are sums over ranks, reduced during the backward pass.
         """
         if self.is_split and ranks.place.shape.shard > 1:
             self.loss_module.set_requires_gradient_sync(is_last)  # type: ignore[operator, union-attr]

@@ -42,12 +42,12 @@ def get_whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_split(tensor) else tensor
 
 
-def split_like(whole: Tensor, tensor: Tensor) -> Tensor:
+def split_like(full: Tensor, tensor: Tensor) -> Tensor:
     """A whole tensor that all ranks have, split as ``tensor``; sends nothing. One that is split stays so."""
-    if not is_split(tensor) or is_split(whole):
-        return whole
+    if not is_split(tensor) or is_split(full):
+        return full
     from torch.distributed.tensor import Replicate
 
     mesh = tensor.device_mesh
-    copies = type(tensor).from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    copies = type(tensor).from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return copies.redistribute(mesh, tensor.placements)

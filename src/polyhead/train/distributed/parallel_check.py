@@ -1,4 +1,4 @@
-"""Refusal of trainings that cannot be split over processes as a recipe says."""
+"""Checks of whether a training can be split over processes as its recipe sets."""
 
 from __future__ import annotations
 
