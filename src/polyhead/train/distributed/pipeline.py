@@ -302,8 +302,18 @@ class PipelineModel:
             if index < self.n_stages - 1:
                 module.packed_size = largest[module.stage.last_trunk]
             inputs, outputs = describe(index - 1), describe(index)
+            build_weight_pass = None if module.stage.splits_backward else _skip_weight_pass
             stages.append(
-                PipelineStage(module, index, self.n_stages, self.device, inputs, outputs, group=self.group)
+                PipelineStage(
+                    module,
+                    index,
+                    self.n_stages,
+                    self.device,
+                    inputs,
+                    outputs,
+                    group=self.group,
+                    dw_builder=build_weight_pass,
+                )
             )
         schedule_class, stages_per_rank, _ = SCHEDULES[self.schedule_name]
         self._schedule = schedule_class(
@@ -323,6 +333,11 @@ def _unwrap_errors() -> Iterator[None]:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
+
+
+def _skip_weight_pass() -> Callable[..., None]:
+    """The backward pass of weights alone, where the other one computes their gradients as well: nothing."""
+    return lambda: None
 
 
 def _model_dtype(model: nn.Module) -> torch.dtype:

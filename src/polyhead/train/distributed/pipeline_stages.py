@@ -7,6 +7,7 @@ those that it sends. All processes of a pipeline have the batch; only hidden sta
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -135,8 +136,10 @@ class Replacement(NamedTuple):
 class Stage:
     """Some layers in a row, with the embedding before the first and the head after the last of all."""
 
-    def __init__(self, index: int, last_trunk: int) -> None:
+    def __init__(self, index: int, last_trunk: int, splits_backward: bool) -> None:
         self.index, self.last_trunk = index, last_trunk  # ``last_trunk``: the trunk in which it ends
+        # whether the gradients of its weights can be computed later than that of its input
+        self.splits_backward = splits_backward
         self.replacements: list[Replacement] = []
         self.read_hidden: ReadHidden
 
@@ -233,7 +236,12 @@ class CutModel:
     def _build_stage(self, index: int) -> Stage:
         numbers = self._layers_of_stages[index]
         last = self.last_trunks[index]
-        stage, encoder_end = Stage(index, last), None
+        uses = Counter(id(w) for part in self._list_parts(index) for w in part.parameters())
+        # torch splits the graph at the input's path, which parts before a decoder's first cross-attention and
+        # weights with several uses are not on
+        begins_decoder = index > 0 and any(t > 0 and i == 0 for t, i in numbers)
+        stage = Stage(index, last, not begins_decoder and max(uses.values(), default=1) == 1)
+        encoder_end = None
         for t, trunk in enumerate(self.trunks):
             stack: Stack = getattr(trunk.parent, trunk.stack)
             own = [stack.layers[i] for u, i in numbers if u == t]
