@@ -23,6 +23,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.tensor import DTensor
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
@@ -156,11 +157,6 @@ class PipelineModel:
         self.group, self.rank, self.size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         self.ranks_of_stages = assign_stages(schedule, self.size)
         self.cut = CutModel(model, self.ranks_of_stages, self.rank)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise UserError(
-                f"rank {self.rank} of the pipeline has no trainable weights: unfreeze a part of each stage, "
-                "or lower train.parallel.pipeline"
-            )
         self.context, self.device = context, next(model.parameters()).device
         self.modules: list[StageModule] = []
         self._schedule: Any = None
@@ -215,7 +211,8 @@ class PipelineModel:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            grad = getattr(parameter.grad, "_local_tensor", parameter.grad)
+            parameter.grad = parameter.grad.contiguous()
+            grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
             if self.rank == ranks[0]:
                 received = torch.empty_like(grad)
                 for rank in ranks[1:]:

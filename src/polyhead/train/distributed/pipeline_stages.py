@@ -8,13 +8,14 @@ those that it sends. All processes of a pipeline have the batch; only hidden sta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from polyhead.core.errors import UserError
 from polyhead.models import Seq2Seq
 from polyhead.nn.stack import Stack
 
@@ -192,6 +193,7 @@ class CutModel:
         self.ranks_of_weights: dict[str, list[int]] = {
             name: sorted(users.get(id(parameter), ())) for name, parameter in model.named_parameters()
         }
+        check_trainable(model, self.ranks_of_weights, max(ranks_of_stages) + 1)
         self.last_trunks = [numbers[-1][0] for numbers in self._layers_of_stages]
         own_indices = [index for index, user in enumerate(ranks_of_stages) if user == rank]
         self.size_probe = self._build_probe()
@@ -289,6 +291,21 @@ class CutModel:
         for name, part in list(self.model.named_children()):
             if any(part is head for head in self._list_heads()) and id(part) not in own:
                 setattr(self.model, name, make_absent(part, used))
+
+
+def check_trainable(model: nn.Module, ranks_of_weights: Mapping[str, Sequence[int]], size: int) -> None:
+    """Raise a UserError, the same on all ranks, if one of ``size`` ranks would have nothing to train."""
+    busy = {
+        rank
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        for rank in ranks_of_weights[name]
+    }
+    if idle := sorted(set(range(size)) - busy):
+        raise UserError(
+            f"train.parallel.pipeline={size}: all weights of process {idle[0] + 1} of {size} are frozen, so it "
+            "would have nothing to train; set a lower number, or freeze less"
+        )
 
 
 def make_absent(part: nn.Module, used: set[int]) -> AbsentPart:
