@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from polyhead.core.errors import UserError
 from polyhead.models import Seq2Seq
+from polyhead.nn.position.base import Position
 from polyhead.nn.stack import Stack
 
 ReadHidden = Callable[[torch.Size], Tensor]
@@ -185,6 +186,7 @@ class CutModel:
         self._layers_of_stages = [
             [layers[n] for n in numbers] for numbers in split_layers(len(layers), n_stages)
         ]
+        remove_embedding_positions(model, self.trunks)
         users: dict[int, set[int]] = {}
         for index, user in enumerate(ranks_of_stages):
             for part in self._list_parts(index):
@@ -293,6 +295,17 @@ class CutModel:
                 setattr(self.model, name, make_absent(part, used))
 
 
+def remove_embedding_positions(model: Any, trunks: Sequence[Trunk]) -> None:
+    """Remove position schemes from the layers, with their tables, where only the embedding reads them."""
+    nothing = Position(model.config.attention_shape(causal=False))
+    for trunk in trunks:
+        parts = [part for layer in trunk.layers for part in layer.modules()]
+        for part in parts:
+            for name, child in list(part.named_children()):
+                if isinstance(child, Position) and child.kind == "embeddings":
+                    setattr(part, name, nothing)
+
+
 def check_trainable(model: nn.Module, ranks_of_weights: Mapping[str, Sequence[int]], size: int) -> None:
     """Raise a UserError, the same on all ranks, if one of ``size`` ranks would have nothing to train."""
     busy = {
@@ -303,8 +316,8 @@ def check_trainable(model: nn.Module, ranks_of_weights: Mapping[str, Sequence[in
     }
     if idle := sorted(set(range(size)) - busy):
         raise UserError(
-            f"train.parallel.pipeline={size}: all weights of process {idle[0] + 1} of {size} are frozen, so it "
-            "would have nothing to train; set a lower number, or freeze less"
+            f"train.parallel.pipeline={size}: all weights of process {idle[0] + 1} of {size} are frozen, so "
+            "it would have nothing to train; set a lower number, or freeze less"
         )
 
 
