@@ -1,10 +1,10 @@
-"""The bubble of a pipeline: the share of time that a process waits, with stages that sleep instead of computing.
+"""The bubble of a pipeline: waiting over working time, with stages that sleep instead of computing.
 
 ./dev bench pipeline                    4 processes; 4, 8 and 16 micro-batches; every schedule
 ./dev bench pipeline --processes 2 --micro-batches 4 8 --schedules 1f1b zbv
 
-A stage sleeps in its forward pass, and twice as long in its backward pass: for the gradient of its input, then
-for that of its weights. So no processor is needed, and the figures are those of the schedule on any machine.
+A stage sleeps in its forward pass, and twice as long in its backward pass: for the gradient of its input,
+then for that of its weights. So no processor is needed: the figures are those of the schedule.
 The formula is (p - 1) / (m v), v the stages of a process; zero-bubble schedules fill a part of that.
 """
 
@@ -52,7 +52,7 @@ class Sleep(torch.autograd.Function):
 
 
 class SleepingLayer(nn.Module):
-    """A layer that sleeps for ``seconds`` in each of the three passes: forward, of its input, of its weight."""
+    """A layer that sleeps as long in its forward pass as for each of its two gradients."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ def measure_bubble(mesh: DeviceMesh, schedule: Any, n_micro_batches: int, second
     model.stack.layers = nn.ModuleList(
         SleepingLayer(seconds / stages_per_rank) for _ in range(size * stages_per_rank)
     )
-    pipeline = PipelineModel(model, mesh, schedule, n_micro_batches)
+    pipeline = PipelineModel(model, LanguageModeling(), mesh, schedule, n_micro_batches)
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     batches = [TokenWindows(tokens, None, tokens)] * n_micro_batches
     bubbles = []
     for _ in range(REPEATS):
         dist.barrier()
         start = time.perf_counter()
-        pipeline.forward_backward(LanguageModeling(), batches, 1.0)
+        pipeline.forward_backward(batches, 1.0)
         dist.barrier()
         work = 3 * seconds * n_micro_batches
         bubbles.append((time.perf_counter() - start - work) / work)

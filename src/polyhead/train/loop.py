@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from polyhead.train.step_numbers import (
     sum_losses,
 )
 from polyhead.train.train_state import TrainState, prune_checkpoints
+
+if TYPE_CHECKING:
+    from polyhead.train.distributed.pipeline_training import PipelineTraining
 
 MAX_SKIPPED = 10  # consecutive updates that may be not finite
 
@@ -121,12 +124,15 @@ def train_model(
             report_skip(unread.step, record_step(progress, unread.step, unread.n_labels, *unread.read()))
 
     if start < steps:
-        check_memory(training.bind_task(task), config, ranks)
+        check_memory(training.bind_task(task), config, ranks, training.pipeline)
     while progress.step < steps and not _is_out_of_patience(progress, config) and not is_interrupted:
         model.train()
         progress.step += 1
-        torch.manual_seed(derive_seed(config.seed, progress.step, ranks.place.seed_rank))
-        batches = [collate_shard(task, next(stream), ranks) for _ in range(config.accumulate)]
+        place = ranks.place
+        torch.manual_seed(derive_seed(config.seed, progress.step, place.data_rank))
+        batches = [b for _ in range(config.accumulate) for b in _collate(training, task, next(stream), ranks)]
+        if place.seed_rank != place.data_rank:  # ranks with the same rows collate alike and drop apart
+            torch.manual_seed(derive_seed(config.seed, progress.step, place.seed_rank))
         before, training.unread = training.unread, None
         report_skip(progress.step, train_step(training, task, batches, config, ranks))
         queued, training.unread = training.unread, before
@@ -160,12 +166,20 @@ def train_model(
     return Outcome("done" if progress.step >= steps else "stopped early", progress.step, progress)
 
 
-def check_memory(loss_module: LossModule, config: TrainConfig, ranks: ProcessGroup = SINGLE_PROCESS) -> None:
+def check_memory(
+    loss_module: LossModule,
+    config: TrainConfig,
+    ranks: ProcessGroup = SINGLE_PROCESS,
+    pipeline: PipelineTraining | None = None,
+) -> None:
     """Run the largest batch once without an update; a UserError if it does not fit into memory."""
     model, task = loss_module.model.train(), loss_module.task
     device = next(model.parameters()).device
     saved_stats = {name: statistic.clone() for name, statistic in running_stats(model).items()}
     try:
+        if pipeline:
+            pipeline.check_memory()
+            return
         batch = collate_shard(task, task.largest_batch(), ranks)
         with ranks.sync_statistics(model):
             with autocast(resolve_precision(config.precision, device), device):
@@ -192,6 +206,11 @@ def collate_shard(task: TrainingTask, rows: Any, ranks: ProcessGroup) -> Any:
     """The shard of a batch for this rank; a dummy batch if there are fewer rows than ranks."""
     shard = ranks.shard(task, rows)
     return task.collate(shard[0]) if shard else task.dummy_batch()
+
+
+def _collate(training: TrainState, task: TrainingTask, rows: Any, ranks: ProcessGroup) -> list[Any]:
+    """The batches of this rank of the rows of one: its shard, or in a pipeline the parts of that."""
+    return training.pipeline.collate(rows) if training.pipeline else [collate_shard(task, rows, ranks)]
 
 
 class SpeedMeter:
@@ -239,17 +258,11 @@ def train_step(
     loss_module = training.bind_task(task)
     counts = ranks.sum_counted(*(task.count_labels(batch) for batch in batches))  # labels on all ranks
     count = int(sum(counts))
-    losses: list[Tensor] = []  # total and NLL of each batch in turn
-    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
-        # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
-        is_last = i == len(batches)
-        with training.reduce_gradients(ranks, is_last), ranks.sync_statistics(model):
-            with autocast(training.precision, training.device):
-                loss = loss_module(batch)
-            if batch_count:
-                share = loss.total.float() / count  # fp16 would overflow with the loss scale
-                (share * scale.value if scale else share).backward()
-                losses += [loss.total.detach(), loss.nll]
+    losses = (  # total and NLL of each batch in turn
+        training.pipeline.forward_backward(batches, 1 / max(count, 1))
+        if training.pipeline
+        else _forward_backward(training, loss_module, batches, counts, ranks)
+    )
     if training.reads_late and count:
         numbers = [*losses, nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)]
         set_rates(training.optimizers, training.schedule(progress.step))
@@ -279,11 +292,34 @@ def train_step(
     return record_step(progress, progress.step, count, total, nll, norm)
 
 
+def _forward_backward(
+    training: TrainState,
+    loss_module: LossModule,
+    batches: Sequence[Any],
+    counts: Sequence[float],
+    ranks: ProcessGroup,
+) -> list[Tensor]:
+    """Gradients of the mean loss of batches with these label counts; returns the sums of each batch."""
+    scale, count, losses = training.loss_scale, int(sum(counts)), []
+    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
+        # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
+        is_last = i == len(batches)
+        with training.reduce_gradients(ranks, is_last), ranks.sync_statistics(training.model):
+            with autocast(training.precision, training.device):
+                loss = loss_module(batch)
+            if batch_count:
+                share = loss.total.float() / count  # fp16 would overflow with the loss scale
+                (share * scale.value if scale else share).backward()
+                losses += [loss.total.detach(), loss.nll]
+    return losses
+
+
 def _clip_gradients(training: TrainState, max_norm: float, ranks: ProcessGroup) -> float:
     """Limit the norm of the gradients of all ranks; returns what it was."""
     parameters = training.model.parameters()
     if training.is_split:
-        return clip_split_gradients(parameters, max_norm, ranks)
+        uncounted = training.pipeline.model.uncounted if training.pipeline else ()
+        return clip_split_gradients(parameters, max_norm, ranks, uncounted)
     return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
 

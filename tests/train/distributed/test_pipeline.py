@@ -130,10 +130,10 @@ def learned(case: Case) -> dict[str, Any]:
 def learned_in_stages(case: Case, mesh: DeviceMesh) -> dict[str, Any]:
     """As ``learned``, of one rank of a pipeline."""
     model, toy, losses, grads = case.build(), Toy(case.kind), [], {}
-    pipeline = PipelineModel(model, mesh, case.schedule, MICRO_BATCHES)
+    pipeline = PipelineModel(model, toy, mesh, case.schedule, MICRO_BATCHES)
     optimizer = optimizer_of(model)
     for step in range(STEPS):
-        found = pipeline.forward_backward(toy, toy.batches(step), 0.1)
+        found = pipeline.forward_backward(toy.batches(step), 0.1)
         losses += [float(number) for number in found]
         grads = grads or {name: p.grad.tolist() for name, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
@@ -158,11 +158,9 @@ def assert_learned_alike(world: int, cases: dict[str, Case]) -> None:
     for name, case in cases.items():
         wanted = alone.setdefault(str((case.kind, case.model, case.prepare)), learned(case))
         ranks = [end.said[name] for end in ends]
-        assert sorted(len(rank["losses"]) for rank in ranks) == [0] * (world - 1) + [len(wanted["losses"])]
-        losses, owned = ([x for rank in ranks for x in rank[part]] for part in ("losses", "owned"))
-        assert losses == pytest.approx(wanted["losses"], rel=1e-6), name
-        assert sorted(owned) == sorted(wanted["weights"]), name
+        assert sorted(x for rank in ranks for x in rank["owned"]) == sorted(wanted["weights"]), name
         for rank in ranks:
+            assert rank["losses"] == pytest.approx(wanted["losses"], rel=1e-6), name
             assert rank["evaluated"] == pytest.approx(wanted["evaluated"], rel=1e-6), name
             for part in ("weights", "grads"):
                 for weight, found in rank[part].items():
@@ -207,8 +205,8 @@ def held_micro_batches(mesh: DeviceMesh, n: int) -> dict[str, int]:
     for name in ("gpipe", "1f1b"):
         model = Case(name, "decoder").build()
         model.stack.layers = nn.ModuleList(Counted().double() for _ in range(mesh.size()))
-        pipeline = PipelineModel(model, mesh, name, n)
-        pipeline.forward_backward(Toy("decoder"), Toy("decoder").batches(0, n), 1.0)
+        toy = Toy("decoder")
+        PipelineModel(model, toy, mesh, name, n).forward_backward(toy.batches(0, n), 1.0)
         layer = model.stack.layers[mesh.get_local_rank()]
         assert layer.held == 0
         found[name] = layer.most

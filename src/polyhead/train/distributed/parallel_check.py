@@ -24,6 +24,29 @@ def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str 
         return (
             f"train.{key} translates, which takes the whole model on each process; measure the loss instead"
         )
+    if shape.pipeline > 1 and (reason := _find_pipeline_obstacle(recipe, config, shape)):
+        return reason
     if train.precision == "fp16":
         return "the loss scale of train.precision=fp16 is not known to all processes; set bf16 or fp32"
     return None
+
+
+def _find_pipeline_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str | None:
+    from polyhead.train.distributed.pipeline import SCHEDULES, find_pipeline_obstacle  # slow to import
+
+    parallel, train = recipe.train.parallel, recipe.train
+    if shape.context * shape.tensor > 1:
+        return "a pipeline can be combined with replicate and shard, not with context or tensor"
+    if shape.shard > 1 and SCHEDULES[parallel.schedule].stages_per_rank > 1:
+        return (
+            f"schedule={parallel.schedule} gives each process two stages, which shard does not split; set "
+            "gpipe, 1f1b or zero_bubble"
+        )
+    if parallel.checkpoint == "sharded":
+        return "the checkpoints of a pipeline are whole; set checkpoint: whole"
+    if parallel.schedule in ("zero_bubble", "zbv") and train.compile == "layers":
+        return (
+            f"schedule={parallel.schedule} splits the backward pass, which a compiled layer does not; set "
+            "train.compile=none"
+        )
+    return find_pipeline_obstacle(config, recipe.task.name, shape.pipeline, parallel.schedule)

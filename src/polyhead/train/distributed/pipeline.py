@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 
 from polyhead.config.model import ModelConfig
-from polyhead.core.errors import UserError
 from polyhead.train.distributed.pipeline_stages import (
     CutModel,
     ReadHidden,
@@ -117,10 +116,16 @@ def find_pipeline_obstacle(
 class StageModule(LossModule):
     """A stage as torch's schedules call it: hidden states in, hidden states or the loss out."""
 
-    def __init__(self, model: nn.Module, task: LossTask, stage: Stage) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        task: LossTask,
+        stage: Stage,
+        context: Callable[[], AbstractContextManager[object]],
+    ) -> None:
         super().__init__(model, task)
-        self.stage, self.config = stage, model.config
-        self.context: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.stage, self.config, self.context = stage, model.config, context
+        self.dtype = next(model.parameters()).dtype  # of hidden states between stages
         self.batches: Sequence[Any] = ()
         self.packed_size, self.factor = 0, 1.0
         self.losses: list[Tensor] = []
@@ -132,7 +137,7 @@ class StageModule(LossModule):
             try:
                 loss = self.task.loss(self.model, self.batches[int(index)])
             except StageOutput as output:
-                return pack(output.hidden_states, self.packed_size, _model_dtype(self.model))
+                return pack(output.hidden_states, self.packed_size, self.dtype)
         self.losses += [loss.total.detach(), loss.nll.detach()]
         return (loss.total.float() * self.factor).view(1)
 
@@ -148,17 +153,20 @@ class PipelineModel:
     def __init__(
         self,
         model: nn.Module,
+        task: LossTask,
         mesh: DeviceMesh,
         schedule: ScheduleName,
         n_micro_batches: int,
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.model, self.schedule_name, self.n_micro_batches = model, schedule, n_micro_batches
+        self.model, self.task = model, task
+        self.schedule_name, self.n_micro_batches = schedule, n_micro_batches
         self.group, self.rank, self.size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         self.ranks_of_stages = assign_stages(schedule, self.size)
         self.cut = CutModel(model, self.ranks_of_stages, self.rank)
-        self.context, self.device = context, next(model.parameters()).device
-        self.modules: list[StageModule] = []
+        self.device = next(model.parameters()).device
+        self.dtype = next(model.parameters()).dtype
+        self.modules = [StageModule(model, task, stage, context) for stage in self.cut.stages]
         self._schedule: Any = None
         self._capacities: list[int] = []
 
@@ -176,33 +184,27 @@ class PipelineModel:
         """Whether this process is the first of those that have the weight: it counts and saves it."""
         return self.cut.ranks_of_weights[name][0] == self.rank
 
-    def bind_task(self, task: LossTask) -> list[StageModule]:
-        """The modules of the stages, which compute the loss of a task."""
-        if not self.modules or self.modules[0].task is not task:
-            self.modules = [StageModule(self.model, task, stage) for stage in self.cut.stages]
-            self._schedule = None
-        return self.modules
+    @cached_property
+    def uncounted(self) -> frozenset[nn.Parameter]:
+        """The weights that count on another process."""
+        return frozenset(p for name, p in self.model.named_parameters() if not self.owns(name))
 
-    def forward_backward(self, task: LossTask, batches: Sequence[Any], factor: float) -> list[Tensor]:
-        """Gradients of the sum of all losses times ``factor``; returns total and NLL of each micro-batch.
-
-        The returned list is empty on ranks without the last stage. Random numbers differ between ranks.
-        """
+    def forward_backward(self, batches: Sequence[Any], factor: float) -> list[Tensor]:
+        """Gradients of the sum of all losses times ``factor``; returns total and NLL of each micro-batch."""
         assert len(batches) == self.n_micro_batches, f"{len(batches)} of {self.n_micro_batches} micro-batches"
-        modules = self.bind_task(task)
-        self._make_schedule(task, batches)
-        for module in modules:
-            module.batches, module.factor, module.losses, module.context = batches, factor, [], self.context
-        if self.rank:
-            # as ranks share their batches, they have drawn the same numbers so far
-            key = [torch.initial_seed(), self.rank]
-            torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+        self._make_schedule(batches)
+        for module in self.modules:
+            module.batches, module.factor, module.losses = batches, factor, []
         numbers = torch.arange(len(batches))
         target = numbers if self.has_loss else None
         with _unwrap_errors():
             self._schedule.step(index=numbers, target=target, return_outputs=False)
         self.sum_shared_gradients()
-        return modules[-1].losses if self.has_loss else []
+        losses = torch.zeros(2 * len(batches), device=self.device)
+        if self.has_loss:
+            losses = torch.stack(self.modules[-1].losses)
+        dist.broadcast(losses, group=self.group, group_src=self.ranks_of_stages[-1])
+        return list(losses)
 
     def sum_shared_gradients(self) -> None:
         """Add the gradients of each weight that several ranks have, so that its copies stay the same."""
@@ -234,16 +236,17 @@ class PipelineModel:
         for first in range(0, len(items), self.size):
             numbers = range(first, min(first + self.size, len(items)))
             sends: list[tuple[dist.Work, Tensor]] = []
-            for stage in self.cut.stages:
+            for module in self.modules:
+                stage = module.stage
                 for number in numbers:
                     with stage.run(self._receiver(stage, local.pop((stage.index, number), None))):
-                        try:
-                            results[number] = work(items[number])
-                        except StageOutput as output:
-                            if self.ranks_of_stages[stage.index + 1] == self.rank:
-                                local[stage.index + 1, number] = output.hidden_states
-                            else:
-                                sends += self._send(stage, output.hidden_states)
+                        result = module.run(partial(_run_to_end, work, items[number]))
+                    if not isinstance(result, StageOutput):
+                        results[number] = result
+                    elif self.ranks_of_stages[stage.index + 1] == self.rank:
+                        local[stage.index + 1, number] = result.hidden_states
+                    else:
+                        sends += self._send(stage, result.hidden_states)
             for send, _ in sends:
                 send.wait()
         found = [[results[number] for number in range(len(items))] if self.has_loss else None]
@@ -252,7 +255,7 @@ class PipelineModel:
         return found[0]
 
     def _receiver(self, stage: Stage, local: list[Tensor] | None) -> ReadHidden:
-        width, dtype = self.model.config.d_model, _model_dtype(self.model)
+        width, dtype = self.model.config.d_model, self.dtype
 
         def read_hidden(shape: torch.Size) -> Tensor:
             if local is not None:
@@ -266,14 +269,14 @@ class PipelineModel:
     def _send(self, stage: Stage, hidden_states: list[Tensor]) -> Iterator[tuple[dist.Work, Tensor]]:
         """Start to send; the tensors must live until they are sent."""
         for x in hidden_states:
-            tensor = x.to(_model_dtype(self.model)).contiguous()
+            tensor = x.to(self.dtype).contiguous()
             work = dist.isend(tensor, group=self.group, group_dst=self.ranks_of_stages[stage.index + 1])
             assert work is not None
             yield work, tensor
 
-    def _make_schedule(self, task: LossTask, batches: Sequence[Any]) -> None:
+    def _make_schedule(self, batches: Sequence[Any]) -> None:
         """Make stages and schedule, whose buffers have one size, unless the present ones fit the batches."""
-        n_tokens = [self.cut.count_hidden(lambda b=batch: task.loss(self.model, b)) for batch in batches]
+        n_tokens = [self.cut.count_hidden(partial(self.task.loss, self.model, batch)) for batch in batches]
         width = self.model.config.d_model
         largest = [max(sum(counts[: t + 1]) for counts in n_tokens) * width for t in range(len(n_tokens[0]))]
         fits = self._capacities and all(
@@ -282,7 +285,6 @@ class PipelineModel:
         if self._schedule is not None and fits:
             return
         self._capacities = largest
-        dtype = _model_dtype(self.model)
 
         def describe(index: int) -> tuple[Tensor, ...]:
             """The output of a stage, without memory."""
@@ -291,7 +293,7 @@ class PipelineModel:
             if index == self.n_stages - 1:
                 return (torch.empty(1, device="meta", requires_grad=True),)
             size = largest[self.cut.last_trunks[index]]
-            return (torch.empty(size, dtype=dtype, device="meta", requires_grad=True),)
+            return (torch.empty(size, dtype=self.dtype, device="meta", requires_grad=True),)
 
         stages = []
         for module in self.modules:
@@ -323,23 +325,26 @@ class PipelineModel:
 
 @contextmanager
 def _unwrap_errors() -> Iterator[None]:
-    """Raise a UserError of a stage as it is, not as the cause of torch's own error."""
+    """Raise an error of a stage as it is, not as the cause of torch's own."""
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        raise
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
+
+
+def _run_to_end(work: Callable[[Any], T], item: Any) -> T | StageOutput:
+    """The result of the last stage, or the output of another one: wrappers of modules expect no exception."""
+    try:
+        return work(item)
+    except StageOutput as output:
+        return output
 
 
 def _skip_weight_pass() -> Callable[..., None]:
     """The backward pass of weights alone, where the other one computes their gradients as well: nothing."""
     return lambda: None
-
-
-def _model_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype of hidden states between stages: that of the weights."""
-    return next(model.parameters()).dtype
 
 
 def _read_nothing(shape: torch.Size) -> Tensor:

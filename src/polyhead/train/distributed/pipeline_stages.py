@@ -67,11 +67,15 @@ class AbsentPart(nn.Module):
 
 
 class StageStart(nn.Module):
-    """In place of the embedding: the hidden states that the stage has received."""
+    """In place of the embedding: the hidden states that the stage has received.
+
+    ``absent`` are the parts before the stage, with the weights that it uses elsewhere.
+    """
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
         self.__dict__["stage"] = stage
+        self.absent = nn.ModuleList()
 
     def forward(self, tokens: Tensor, *inputs: Any) -> Tensor:
         return self.stage.read_hidden(tokens.shape)
@@ -200,7 +204,12 @@ class CutModel:
         own_indices = [index for index, user in enumerate(ranks_of_stages) if user == rank]
         self.size_probe = self._build_probe()
         self.stages = [self._build_stage(index) for index in own_indices]
-        self._remove_absent_parts(own_indices, {key for key, ranks in users.items() if rank in ranks})
+        absent = self._remove_absent_parts(
+            own_indices, {key for key, ranks in users.items() if rank in ranks}
+        )
+        for start in (part for stage in self.stages for _, _, part in stage.replacements):
+            if isinstance(start, StageStart):
+                start.absent.extend(absent)
         self.shared: dict[str, tuple[nn.Parameter, list[int]]] = {
             name: (parameter, self.ranks_of_weights[name])
             for name, parameter in model.named_parameters()
@@ -276,8 +285,8 @@ class CutModel:
             ]
         return probes, replacements
 
-    def _remove_absent_parts(self, own_indices: Sequence[int], used: set[int]) -> None:
-        """Replace the parts of other processes, so that their memory is free."""
+    def _remove_absent_parts(self, own_indices: Sequence[int], used: set[int]) -> list[AbsentPart]:
+        """Replace the parts of other processes, so that their memory is free; returns what is there now."""
         own = {id(part) for index in own_indices for part in self._list_parts(index)}
         own_layers = {number for index in own_indices for number in self._layers_of_stages[index]}
         for t, trunk in enumerate(self.trunks):
@@ -293,6 +302,7 @@ class CutModel:
         for name, part in list(self.model.named_children()):
             if any(part is head for head in self._list_heads()) and id(part) not in own:
                 setattr(self.model, name, make_absent(part, used))
+        return [part for part in self.model.modules() if isinstance(part, AbsentPart)]
 
 
 def remove_embedding_positions(model: Any, trunks: Sequence[Trunk]) -> None:
