@@ -6,21 +6,102 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
+from tests.train.distributed.rank_runs import assert_close, assert_same, recipe_of, trained
 from tests.train.distributed.rank_runs import place as place
 from tests.train.distributed.test_process_group import KINDS
+
+from polyhead.config.config_sections import ParallelConfig
+from polyhead.core.errors import UserError
+from polyhead.train.distributed.mesh import resolve_mesh_shape
+from polyhead.train.distributed.parallel_check import check_parallel
 
 pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5")]
 TASKS = [kind for kind in KINDS if kind != "replaced-token-detection"]
 
 
-def piped(place: Path, kind: str, out: str, world: int = 2, **parallel: Any) -> dict[str, Any]:
-    """What comes of it in a pipeline of two processes."""
-    recipe = recipe_of(place, kind, out, parallel={"pipeline": 2, "micro_batches": 4, **parallel})
-    return trained(recipe, world)
+def piped(
+    place: Path, kind: str, out: str, world: int = 2, resume: bool = False, **train: Any
+) -> dict[str, Any]:
+    """What comes of it in a pipeline, of two processes if nothing else is said."""
+    sizes = {name: train.pop(name) for name in ParallelConfig.model_fields if name in train}
+    recipe = recipe_of(place, kind, out, parallel={"pipeline": 2, "micro_batches": 4, **sizes}, **train)
+    return trained(recipe, world, resume)
 
 
-@pytest.mark.parametrize("kind", ["translation"])
-def test_a_task_learns_the_same(kind: str, place: Path) -> None:
+def test_a_translation_learns_the_same_and_resumes_on_any_number(place: Path) -> None:
+    """Four steps in a pipeline, then to the end in one process, and the other way round."""
+    alone = trained(recipe_of(place, "translation", "piped-1"), 1)
+    assert_same(alone, piped(place, "translation", "piped-2"))
+    piped(place, "translation", "piped-2-1", steps=4)
+    resumed = trained(recipe_of(place, "translation", "piped-2-1"), 1, resume=True)
+    assert_close(alone["final"], resumed["final"])
+    trained(recipe_of(place, "translation", "piped-1-2", steps=4), 1)
+    assert_close(alone["final"], piped(place, "translation", "piped-1-2", resume=True)["final"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_task_learns_the_same(kind: str, place: Path) -> None:
     alone = trained(recipe_of(place, kind, f"piped-{kind}-1"), 1)
     assert_same(alone, piped(place, kind, f"piped-{kind}-2"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"replicate": 2},
+        {"shard": 2},
+        {"shard": 2, "schedule": "zero_bubble"},
+        {"shard": 2, "schedule": "gpipe"},
+        {"replicate": 2, "schedule": "zbv"},
+        {"replicate": 2, "schedule": "interleaved"},
+        {"pipeline": 4},
+    ],
+    ids=str,
+)
+def test_a_pipeline_learns_the_same_with_other_dimensions(parallel: dict[str, Any], place: Path) -> None:
+    for kind in ("translation", "language-model"):
+        model = {"n_layers": 4, "n_decoder_layers": 4}
+        alone = trained(recipe_of(place, kind, f"mesh-{kind}-{parallel}-1", model=model), 1)
+        assert_same(alone, piped(place, kind, f"mesh-{kind}-{parallel}", 4, model=model, **parallel))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"optimizer": {"name": "adafactor"}},
+        {"optimizer": {"name": "muon"}},
+        {"freeze": ["encoder.layers.0"], "lr_factors": {"decoder": 0.5}, "clip_norm": 0.1},
+        {"recompute": "blocks", "accumulate": 3},
+    ],
+    ids=str,
+)
+def test_settings_of_a_training_are_those_of_one_process(train: dict[str, Any], place: Path) -> None:
+    alone = trained(recipe_of(place, "translation", f"settings-{train}-1", **train), 1)
+    assert_same(alone, piped(place, "translation", f"settings-{train}-2", **train))
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ({"parallel": {"schedule": "interleaved", "shard": 2}}, "gives each process two stages"),
+        ({"parallel": {"tensor": 2}}, "can be combined with replicate and shard"),
+        ({"parallel": {"checkpoint": "sharded"}}, "the checkpoints of a pipeline are whole"),
+        ({"parallel": {"schedule": "zbv"}, "compile": "layers"}, "set train.compile=none"),
+        ({"eval_bleu": True}, "translates, which takes the whole model"),
+        ({"model": {"norm": "batchnorm"}}, "needs the statistics of the whole batch"),
+    ],
+)
+def test_what_cannot_be_in_a_pipeline_is_refused_before_training(
+    train: dict[str, Any], said: str, place: Path
+) -> None:
+    parallel = {"pipeline": 2, **train.pop("parallel", {})}
+    recipe = recipe_of(place, "translation", "refused", parallel=parallel, **train)
+    shape = resolve_mesh_shape(
+        recipe.train.parallel, 2 * parallel.get("shard", 1) * parallel.get("tensor", 1)
+    )
+    config = recipe.model.with_vocabulary(100)
+    with pytest.raises(UserError, match=said):
+        check_parallel(recipe, config, shape)
