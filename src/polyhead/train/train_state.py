@@ -32,7 +32,7 @@ from polyhead.train.schedule import Schedule
 from polyhead.train.signals import interrupt_on_signal
 from polyhead.train.split_adafactor import SplitAdafactor
 from polyhead.train.step_numbers import UnreadStep
-from polyhead.train.trainable_parameters import prepare_trainable, scale_rates
+from polyhead.train.trainable_parameters import prepare_trainable, scale_rates, select_factors
 
 if TYPE_CHECKING:
     from polyhead.train.distributed.pipeline import MicroBatchTask
@@ -96,7 +96,7 @@ class TrainState:
         self.optimizers, self.ema = [], None
         if shape.shard > 1 and not self.pipeline:
             shard_weights(self.bind_task(task), get_sharding_mesh(mesh, shape), config.parallel.reduce_dtype)
-        self.optimizers, self.ema = _build_optimizers(self.model, config)
+        self.optimizers, self.ema = _build_optimizers(self.model, config, bool(self.pipeline))
 
     def join(self, model: nn.Module, config: TrainConfig) -> None:
         """Continue with a whole model, newly built, after the last step; nothing else is kept."""
@@ -207,10 +207,14 @@ def split_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, An
     return state | {"state": entries}
 
 
-def _build_optimizers(model: nn.Module, config: TrainConfig) -> tuple[list[Optimizer], Ema | None]:
-    """The optimizers of a model with their peak rates, and the average of its weights."""
+def _build_optimizers(
+    model: nn.Module, config: TrainConfig, is_stage: bool = False
+) -> tuple[list[Optimizer], Ema | None]:
+    """The optimizers of a model, or a stage of one, with their peak rates, and the average of its weights."""
     optimizers: list[Optimizer] = OPTIMIZER.build(config.optimizer, model, config.lr)
-    scale_rates(model, optimizers, config.lr_factors)
+    # that other stages have the other modules was checked on the whole model
+    factors = select_factors(model, config.lr_factors) if is_stage else config.lr_factors
+    scale_rates(model, optimizers, factors)
     set_rates(optimizers, 1.0)
     return optimizers, Ema(model, config.ema) if config.ema else None
 

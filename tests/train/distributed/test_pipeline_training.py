@@ -42,8 +42,9 @@ def test_a_translation_learns_the_same_and_resumes_on_any_number(place: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_every_task_learns_the_same(kind: str, place: Path) -> None:
-    alone = trained(recipe_of(place, kind, f"piped-{kind}-1"), 1)
-    assert_same(alone, piped(place, kind, f"piped-{kind}-2"))
+    model = {"n_layers": 2}
+    alone = trained(recipe_of(place, kind, f"piped-{kind}-1", model=model), 1)
+    assert_same(alone, piped(place, kind, f"piped-{kind}-2", model=model))
 
 
 @pytest.mark.slow
@@ -52,7 +53,6 @@ def test_every_task_learns_the_same(kind: str, place: Path) -> None:
     [
         {"replicate": 2},
         {"shard": 2},
-        {"shard": 2, "schedule": "zero_bubble"},
         {"shard": 2, "schedule": "gpipe"},
         {"replicate": 2, "schedule": "zbv"},
         {"replicate": 2, "schedule": "interleaved"},
@@ -69,24 +69,33 @@ def test_a_pipeline_learns_the_same_with_other_dimensions(parallel: dict[str, An
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "train",
+    ("train", "near"),
     [
-        {"optimizer": {"name": "adafactor"}},
-        {"optimizer": {"name": "muon"}},
-        {"freeze": ["encoder.layers.0"], "lr_factors": {"decoder": 0.5}, "clip_norm": 0.1},
-        {"recompute": "blocks", "accumulate": 3},
+        ({"optimizer": {"name": "adafactor"}}, 1e-4),
+        ({"optimizer": {"name": "muon"}}, 1e-2),  # which computes in bf16
+        ({"freeze": ["encoder.layers.0"], "lr_factors": {"decoder": 0.5}, "clip_norm": 0.1}, 1e-5),
+        ({"recompute": "blocks", "accumulate": 3}, 1e-5),
     ],
     ids=str,
 )
-def test_settings_of_a_training_are_those_of_one_process(train: dict[str, Any], place: Path) -> None:
+def test_settings_of_a_training_are_those_of_one_process(
+    train: dict[str, Any], near: float, place: Path
+) -> None:
+    train = {"ema": None} | train
     alone = trained(recipe_of(place, "translation", f"settings-{train}-1", **train), 1)
-    assert_same(alone, piped(place, "translation", f"settings-{train}-2", **train))
+    pipeline = piped(place, "translation", f"settings-{train}-2", **train)
+    for measure in ("loss", "grad_norm"):
+        ours, theirs = (
+            [row[measure] for row in run["metrics"] if measure in row] for run in (alone, pipeline)
+        )
+        assert ours == pytest.approx(theirs, rel=near), measure
+    assert alone["last"].state["optimizers"] == pipeline["last"].state["optimizers"]
 
 
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        ({"parallel": {"schedule": "interleaved", "shard": 2}}, "gives each process two stages"),
+        ({"parallel": {"schedule": "interleaved", "shard": 2}}, "set gpipe or 1f1b"),
         ({"parallel": {"tensor": 2}}, "can be combined with replicate and shard"),
         ({"parallel": {"checkpoint": "sharded"}}, "the checkpoints of a pipeline are whole"),
         ({"parallel": {"schedule": "zbv"}, "compile": "layers"}, "set train.compile=none"),

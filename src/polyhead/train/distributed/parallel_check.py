@@ -32,15 +32,15 @@ def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str 
 
 
 def _find_pipeline_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str | None:
-    from polyhead.train.distributed.pipeline import SCHEDULES, find_pipeline_obstacle  # slow to import
+    from polyhead.train.distributed.pipeline import find_pipeline_obstacle  # slow to import
 
     parallel, train = recipe.train.parallel, recipe.train
     if shape.context * shape.tensor > 1:
         return "a pipeline can be combined with replicate and shard, not with context or tensor"
-    if shape.shard > 1 and SCHEDULES[parallel.schedule].stages_per_rank > 1:
+    if shape.shard > 1 and parallel.schedule not in ("gpipe", "1f1b"):
         return (
-            f"schedule={parallel.schedule} gives each process two stages, which shard does not split; set "
-            "gpipe, 1f1b or zero_bubble"
+            f"schedule={parallel.schedule} has two stages per process or two backward passes, which shard does "
+            "not sum right; set gpipe or 1f1b"
         )
     if parallel.checkpoint == "sharded":
         return "the checkpoints of a pipeline are whole; set checkpoint: whole"

@@ -139,7 +139,7 @@ class StageModule(LossModule):
             except StageOutput as output:
                 return pack(output.hidden_states, self.packed_size, self.dtype)
         self.losses += [loss.total.detach(), loss.nll.detach()]
-        return (loss.total.float() * self.factor).view(1)
+        return torch.stack([loss.total.float() * self.factor])
 
 
 class PipelineModel:
@@ -208,8 +208,9 @@ class PipelineModel:
 
     def sum_shared_gradients(self) -> None:
         """Add the gradients of each weight that several ranks have, so that its copies stay the same."""
-        for parameter, ranks in self.cut.shared.values():
-            if not parameter.requires_grad or self.rank not in ranks:
+        for name, parameter in self.model.named_parameters():
+            ranks = self.cut.ranks_of_weights[name]
+            if len(ranks) == 1 or not parameter.requires_grad:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -179,8 +179,8 @@ def split_layers(n_layers: int, n_stages: int) -> list[range]:
 class CutModel:
     """The stages of a model that this process has, cut out of the whole model.
 
-    ``model`` keeps its structure and the names of its weights. ``shared`` has the ranks that use a weight,
-    where these are several: a weight tied between parts in different stages.
+    ``model`` keeps its structure and the names of its weights. ``ranks_of_weights`` has the ranks that use
+    each weight of the whole model: several for one that is tied between parts in different stages.
     """
 
     def __init__(self, model: nn.Module, ranks_of_stages: Sequence[int], rank: int) -> None:
@@ -210,11 +210,6 @@ class CutModel:
         for start in (part for stage in self.stages for _, _, part in stage.replacements):
             if isinstance(start, StageStart):
                 start.absent.extend(absent)
-        self.shared: dict[str, tuple[nn.Parameter, list[int]]] = {
-            name: (parameter, self.ranks_of_weights[name])
-            for name, parameter in model.named_parameters()
-            if len(self.ranks_of_weights[name]) > 1
-        }
 
     def count_hidden(self, run_model: Callable[[], Any]) -> list[int]:
         """The number of tokens that each trunk reads in a forward pass."""
