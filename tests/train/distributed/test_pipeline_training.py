@@ -6,14 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.train.distributed.rank_runs import assert_close, assert_same, recipe_of, trained
+from tests.train.conftest import Notes
+from tests.train.distributed.rank_runs import STEPS, assert_close, assert_same, recipe_of, trained
 from tests.train.distributed.rank_runs import place as place
+from tests.train.distributed.test_faults import ACTIONS, TIMEOUT, at
 from tests.train.distributed.test_process_group import KINDS
+from tests.train.several import together
 
 from polyhead.config.config_sections import ParallelConfig
 from polyhead.core.errors import UserError
+from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.mesh import resolve_mesh_shape
 from polyhead.train.distributed.parallel_check import check_parallel
+from polyhead.train.distributed.pipeline import PipelineModel, StageModule
+from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.train.distributed.stage_state import StageTensors
+from polyhead.train.run_training import run_training
 
 pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5")]
 TASKS = [kind for kind in KINDS if kind != "replaced-token-detection"]
@@ -114,3 +122,37 @@ def test_what_cannot_be_in_a_pipeline_is_refused_before_training(
     config = recipe.model.with_vocabulary(100)
     with pytest.raises(UserError, match=said):
         check_parallel(recipe, config, shape)
+
+
+WHERE: dict[str, tuple[Any, str, int]] = {
+    "stage": (StageModule, "forward", 30),
+    "backward": (PipelineModel, "sum_shared_gradients", 3),
+    "evaluation": (PipelineModel, "map", 1),
+    "save": (StageTensors, "__getitem__", 5),
+}
+FAULTS = [
+    (what, at, where) for what in ("kill", "stop", "raise", "refuse") for at in (0, 1) for where in WHERE
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "rank", "where"),
+    [pytest.param(*case, marks=[] if case == ("kill", 1, "stage") else pytest.mark.slow) for case in FAULTS],
+)
+def test_all_end_when_a_process_of_a_pipeline_fails(what: str, rank: int, where: str, place: Path) -> None:
+    """And the run goes on from its checkpoints."""
+    action, code = ACTIONS[what]
+    recipe = recipe_of(place, "translation", f"fault-{what}-{rank}-{where}",
+        parallel={"pipeline": 2, "micro_batches": 4})  # fmt: skip
+    owner, name, call = WHERE[where]
+
+    def work(ranks: ProcessGroup) -> None:
+        if ranks.rank == rank:
+            setattr(owner, name, at(call, getattr(owner, name), action))
+        run_training(recipe, report=Notes(), ranks=ranks)
+
+    ends = together(2, work, timeout=TIMEOUT, enough=1 if what == "stop" else None)
+    assert ends[rank].code == code, ends
+    assert ends[1 - rank].code == RANK_LOST, ends
+    if what == "kill":
+        assert trained(recipe, 2, resume=True)["last"].step == STEPS

@@ -5,6 +5,7 @@ The schedules are those of ``torch.distributed.pipelining``: GPipe, 1F1B, interl
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -315,6 +316,8 @@ class PipelineModel:
                     dw_builder=build_weight_pass,
                 )
             )
+        # they print the whole schedule to every error
+        logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
         schedule_class, stages_per_rank, _ = SCHEDULES[self.schedule_name]
         self._schedule = schedule_class(
             stages if stages_per_rank > 1 or schedule_class is ScheduleInterleavedZeroBubble else stages[0],
