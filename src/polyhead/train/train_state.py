@@ -173,8 +173,8 @@ class TrainState:
         copy_into(self.model, saved_checkpoint.tensors["model"])
         descriptions = saved_checkpoint.state["optimizers"]
         if stages:
-            entries = [saved_checkpoint.tensors[f"optimizer_{i}"] for i in range(len(descriptions))]
-            stages.load_optimizers(self.optimizers, list(zip(entries, descriptions, strict=True)))
+            groups = [saved_checkpoint.tensors[f"optimizer_{i}"] for i in range(len(descriptions))]
+            stages.load_optimizers(self.optimizers, list(zip(groups, descriptions, strict=True)))
         for i, optimizer in enumerate([] if stages else self.optimizers):
             entries = saved_checkpoint.tensors[f"optimizer_{i}"]
             optimizer.load_state_dict(

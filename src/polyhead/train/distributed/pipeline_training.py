@@ -25,7 +25,7 @@ from polyhead.train.precision import ResolvedPrecision, autocast
 
 
 class PipelineTraining:
-    """The stages of this rank, cut out of a whole model; sharded if the mesh says so."""
+    """The stages of this rank, cut out of a whole model, and sharded over the mesh's dimension for that."""
 
     def __init__(
         self,

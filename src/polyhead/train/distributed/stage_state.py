@@ -19,7 +19,7 @@ from polyhead.nn.state import named_state
 from polyhead.train.distributed.local_tensor import get_whole, split_like
 from polyhead.train.distributed.pipeline import PipelineModel
 
-Spec = tuple[torch.dtype, tuple[int, ...]]
+ShapeSpec = tuple[torch.dtype, tuple[int, ...]]
 
 
 class OptimizerLayout(NamedTuple):
@@ -47,15 +47,20 @@ class StageTensors(Mapping[str, Tensor]):
     the result has a shape, but no values.
     """
 
-    def __init__(self, specs: Mapping[str, Spec], owners: Mapping[str, int], own: Mapping[str, Tensor],
-        pipeline: PipelineModel) -> None:  # fmt: skip
-        self.shapes, self.owners, self.own, self.pipeline = specs, owners, own, pipeline
+    def __init__(
+        self,
+        specs: Mapping[str, ShapeSpec],
+        owners: Mapping[str, int],
+        tensors: Mapping[str, Tensor],
+        pipeline: PipelineModel,
+    ) -> None:
+        self.shapes, self.owners, self.tensors, self.pipeline = specs, owners, tensors, pipeline
 
     def __getitem__(self, name: str) -> Tensor:
         (dtype, shape), owner, pipeline = self.shapes[name], self.owners[name], self.pipeline
         found = torch.empty(shape, dtype=dtype, device="meta")
         if pipeline.rank == owner:
-            found = get_whole(self.own[name].detach())
+            found = get_whole(self.tensors[name].detach())
             if owner:
                 dist.send(found.contiguous(), group=pipeline.group, group_dst=0)
         elif pipeline.rank == 0:
@@ -105,7 +110,7 @@ class StageState:
         layout: OptimizerLayout,
         entries: Mapping[str, Mapping[str, Any]],
         rates: Mapping[float, float],
-        own: Mapping[str, Mapping[str, Any]],
+        own_entries: Mapping[str, Mapping[str, Any]],
     ) -> tuple[StageTensors, Any]:
         state = {
             i: {
@@ -123,7 +128,11 @@ class StageState:
         return StageTensors(
             {path: (tensor.dtype, tuple(tensor.shape)) for path, tensor in tensors.items()},
             {path: self.owners[name] for path, name in names.items()},
-            {path: own[name][path.split("/")[2]] for path, name in names.items() if name in own},
+            {
+                path: own_entries[name][path.split("/")[2]]
+                for path, name in names.items()
+                if name in own_entries
+            },
             self.pipeline,
         ), description
 
@@ -141,13 +150,13 @@ class StageState:
     def load_optimizers(
         self,
         optimizers: Sequence[Optimizer],
-        saved: Sequence[tuple[Mapping[str, Tensor], Any]],
+        states: Sequence[tuple[Mapping[str, Tensor], Any]],
     ) -> None:
         """Load the state of this process's parameters from tensors and descriptions of a whole model."""
         entries: dict[str, dict[str, Any]] = {}
         groups: dict[str, dict[str, Any]] = {}
         own_names = {name for optimizer in optimizers for name in list_names(self.pipeline.model, optimizer)}
-        for layout, (tensors, description) in zip(self.layout.optimizers, saved, strict=True):
+        for layout, (tensors, description) in zip(self.layout.optimizers, states, strict=True):
             # looked up in order on all ranks, and kept where they are needed
             kept = {
                 path: tensor
