@@ -22,9 +22,9 @@ from polyhead.nn.state import named_state, running_stats
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
 from polyhead.train.gradient_norm import clip_split_gradients
 from polyhead.train.loggers import Reporter
-from polyhead.train.loss_module import LossModule, LossTask
+from polyhead.train.loss_module import LossTask
 from polyhead.train.optim import set_rates
-from polyhead.train.precision import autocast, resolve_precision
+from polyhead.train.precision import autocast
 from polyhead.train.progress import MetricSums, Progress
 from polyhead.train.step_numbers import (
     NumbersInFlight,
@@ -121,7 +121,7 @@ def train_model(
             report_skip(unread.step, record_step(progress, unread.step, unread.n_labels, *unread.read()))
 
     if start < steps:
-        check_memory(training.bind_task(task), config, ranks)
+        check_memory(training, task, config, ranks)
     while progress.step < steps and not _is_out_of_patience(progress, config) and not is_interrupted:
         model.train()
         progress.step += 1
@@ -160,15 +160,16 @@ def train_model(
     return Outcome("done" if progress.step >= steps else "stopped early", progress.step, progress)
 
 
-def check_memory(loss_module: LossModule, config: TrainConfig, ranks: ProcessGroup = SINGLE_PROCESS) -> None:
+def check_memory(
+    training: TrainState, task: TrainingTask, config: TrainConfig, ranks: ProcessGroup = SINGLE_PROCESS
+) -> None:
     """Run the largest batch once without an update; a UserError if it does not fit into memory."""
-    model, task = loss_module.model.train(), loss_module.task
-    device = next(model.parameters()).device
+    model, loss_module = training.model.train(), training.bind_task(task)
     saved_stats = {name: statistic.clone() for name, statistic in running_stats(model).items()}
     try:
         batch = collate_shard(task, task.largest_batch(), ranks)
         with ranks.sync_statistics(model):
-            with autocast(resolve_precision(config.precision, device), device):
+            with autocast(training.precision, training.device):
                 loss = loss_module(batch)
             if any(ranks.all_reduce(loss.count)):
                 loss.total.backward()
