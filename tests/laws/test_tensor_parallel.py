@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from polyhead.config.model import ModelConfig
 from polyhead.models import build
-from polyhead.nn.loss import cross_entropy
+from polyhead.nn.loss import Loss, cross_entropy
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, split_tensors
+from polyhead.train.loss_module import LossModule
 
 STEPS = 3
 TOLERANCE = 1e-10  # in fp64, where differences are faults and not rounding
@@ -40,14 +41,25 @@ def rows(config: ModelConfig) -> tuple[tuple[Tensor, ...], Tensor]:
     return (*tokens, *positions), labels
 
 
-def learn(model: nn.Module, steps: int = STEPS) -> list[float]:
+class Labels:
+    """Inputs and labels, for any model with a head."""
+
+    def count_labels(self, batch: Any) -> int:
+        return int((batch[1] >= 0).sum())
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        inputs, labels = batch
+        return cross_entropy(model.features(*inputs), model.head, labels, 0.1, chunk=4)
+
+
+def learn(module: LossModule, steps: int = STEPS) -> list[float]:
     """Losses of some steps with dropout in the residuals, which draws the same numbers on all ranks."""
-    (inputs, labels), losses = rows(model.config), []
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    model.train()
+    batch, losses = rows(module.model.config), []
+    optimizer = torch.optim.SGD(module.parameters(), 0.01)
+    module.train()
     for step in range(steps):
         torch.manual_seed(step)
-        loss = cross_entropy(model.features(*inputs), model.head, labels, 0.1, chunk=4)
+        loss = module(batch)
         (loss.total / loss.count).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -71,22 +83,26 @@ def whole(weight: Tensor) -> Tensor:
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
-def difference(config: ModelConfig, ranks: ProcessGroup) -> float:
-    """The largest difference of a loss or a weight between split and whole."""
+def difference(one: LossModule, other: LossModule) -> float:
+    """The largest difference of a loss or a weight between two models after some steps."""
+    differences = [abs(a - b) for a, b in zip(learn(one), learn(other), strict=True)]
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(*differences, *(float((whole(a) - whole(b)).detach().abs().max()) for a, b in pairs))
+
+
+def difference_of_split(config: ModelConfig, ranks: ProcessGroup) -> float:
     one = fresh(config)
-    split = copy.deepcopy(one)
-    split_tensors(split, init_device_mesh("cpu", (ranks.world_size,)))
-    assert [name for name, _ in split.named_parameters()] == [name for name, _ in one.named_parameters()]
-    differences = [abs(a - b) for a, b in zip(learn(one), learn(split), strict=True)]
-    pairs = zip(split.parameters(), one.parameters(), strict=True)
-    return max(*differences, *(float((whole(a) - b).detach().abs().max()) for a, b in pairs))
+    other = copy.deepcopy(one)
+    split_tensors(other, init_device_mesh("cpu", (ranks.world_size,)))
+    assert [name for name, _ in other.named_parameters()] == [name for name, _ in one.named_parameters()]
+    return difference(LossModule(one, Labels()), LossModule(other, Labels()))
 
 
 def differences(designs: dict[str, ModelConfig], world: int) -> dict[str, float]:
     """The largest difference on any rank, for each design."""
 
     def work(ranks: ProcessGroup) -> dict[str, float]:
-        return {name: difference(config, ranks) for name, config in designs.items()}
+        return {name: difference_of_split(config, ranks) for name, config in designs.items()}
 
     ends = together(world, work, timeout=60)
     assert [end.code for end in ends] == [0] * world, ends

@@ -32,8 +32,8 @@ def cross_entropy(
 
     features (..., C), labels (...) with -100 at positions to ignore. Smoothing e gives the label 1 - e + e/V
     and every other token e/V. Only ``chunk`` rows of logits are stored at a time: gradients are computed in
-    the forward pass, where the probabilities are available. If the head's vocabulary is split over ranks, each
-    computes the logits of its own tokens.
+    the forward pass, where the probabilities are available. If the head's vocabulary is split over ranks,
+    each computes the logits of its own tokens.
     """
     rows = labeled_rows(labels)
     features = head.scale_input(features.flatten(0, -2).index_select(0, rows))

@@ -27,11 +27,11 @@ class TensorSplit:
     """Linear maps of which each rank computes some output features."""
     rowwise: tuple[str, ...] = ()
     """Linear maps of which each rank has some input features: the outputs of the ranks are summed."""
-    sharded: Mapping[str, int] = field(default_factory=dict)
+    shard_dims: Mapping[str, int] = field(default_factory=dict)
     """Other weights, and the dimension that is split: heads or hidden features."""
-    summed: tuple[str, ...] = ()
+    partial_grads: tuple[str, ...] = ()
     """Weights that act on the heads or features of each rank: replicated, their gradients are summed."""
-    replicated: tuple[str, ...] = ()
+    replicated_weights: tuple[str, ...] = ()
     """Weights that act on whole vectors: replicated, with the same gradient on all ranks."""
     parts: tuple[str, ...] = ()
     """Inner modules, or lists of them, which must have a ``tensor_split`` of their own."""

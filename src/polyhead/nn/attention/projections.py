@@ -41,17 +41,17 @@ class SplitByHeads:
     tensor_split = TensorSplit(
         colwise=("q_proj", "k_proj", "v_proj"),
         rowwise=("o_proj",),
-        summed=("q_norm", "k_norm"),
+        partial_grads=("q_norm", "k_norm"),
         parts=("position",),
     )
-    q_proj: nn.Module
-    k_proj: nn.Module
+    q_proj: nn.Linear
+    k_proj: nn.Linear
     head_dim: int
 
     def find_split_obstacle(self, size: int) -> str | None:
         """The number of query or key/value heads, if it is no multiple of ``size``."""
         for name, proj in (("query", self.q_proj), ("key/value", self.k_proj)):
-            heads = len(proj.get_parameter("weight")) // self.head_dim
+            heads = len(proj.weight) // self.head_dim
             if heads % size:
                 return f"{heads} {name} heads cannot be divided by {size}"
         return None
@@ -78,7 +78,7 @@ class PerHeadLayerNorm(nn.Module):
         self.heads = nn.ParameterList(torch.ones(head_dim) for _ in range(n_heads))
         self.own_heads = slice(None)  # those that this rank computes
 
-    tensor_split = TensorSplit(summed=("heads",))
+    tensor_split = TensorSplit(partial_grads=("heads",))
 
     def keep_shard(self, rank: int, size: int) -> None:
         """Apply the weights of the heads of a rank."""

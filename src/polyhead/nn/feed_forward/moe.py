@@ -57,7 +57,7 @@ class MixtureOfExperts(nn.Module):
     """
 
     needs_padding_mask = True  # loads exclude padding
-    tensor_split = TensorSplit(replicated=("router", "balance"), parts=("experts",))
+    tensor_split = TensorSplit(replicated_weights=("router", "balance"), parts=("experts",))
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class DisentangledPosition(PairPosition):
       dropout: probability, on the vectors
     """
 
-    tensor_split = TensorSplit(summed=("weight", "norm"))
+    tensor_split = TensorSplit(partial_grads=("weight", "norm"))
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class LearnedPosition(Position):
       offset: unused rows before that of the first position; 2 in OPT, BART and RoBERTa
     """
 
-    tensor_split = TensorSplit(replicated=("weight",))
+    tensor_split = TensorSplit(replicated_weights=("weight",))
 
     def __init__(self, shape: AttentionShape, *, offset: int = 0) -> None:
         super().__init__(shape)

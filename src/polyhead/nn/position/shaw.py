@@ -35,7 +35,7 @@ class Shaw(PairPosition):
       values: whether values have such vectors too; the paper found those of the keys to be enough
     """
 
-    tensor_split = TensorSplit(summed=("key", "value"))
+    tensor_split = TensorSplit(partial_grads=("key", "value"))
 
     def __init__(self, shape: AttentionShape, *, clip: int = 16, values: bool = True) -> None:
         super().__init__(shape)

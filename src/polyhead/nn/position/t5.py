@@ -32,7 +32,7 @@ class T5Bias(PairPosition):
       max_distance: tokens from which on all distances are equal
     """
 
-    tensor_split = TensorSplit(sharded={"weight": 1})
+    tensor_split = TensorSplit(shard_dims={"weight": 1})
 
     def __init__(self, shape: AttentionShape, *, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(shape)

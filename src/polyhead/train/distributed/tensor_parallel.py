@@ -9,16 +9,11 @@ all-reduce forward, and one backward for its input. Activations between the part
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import torch.distributed._functional_collectives as funcol
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -27,7 +22,6 @@ from polyhead.core.errors import UserError
 from polyhead.models.build import model_class
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding
-from polyhead.nn.feed_forward.moe import MixtureOfExperts
 from polyhead.nn.lm_head import Head
 from polyhead.nn.lora import LoraLinear
 from polyhead.nn.skip_init import SkipInit
@@ -36,27 +30,19 @@ from polyhead.nn.tensor_split import (
     FindsSplitObstacle,
     KeepsShard,
     TensorSplit,
-    VocabularyShard,
     get_tensor_split,
     select_shard,
 )
+from polyhead.train.distributed.split_modules import (
+    REPLICATED_WEIGHT,
+    SplitEmbedding,
+    SplitHead,
+    WeightSplit,
+    get_part_class,
+    make_split_class,
+    make_vocabulary_shard,
+)
 
-GradientKind = Literal["local", "summed", "shared"]
-"""The gradient of a weight.
-
-local: as computed on the rank; summed: over the ranks, each of which applies a replicated weight to its own
-heads or features; shared: as local, of a bias that each rank adds 1/n of, before outputs are summed.
-"""
-
-
-class WeightSplit(NamedTuple):
-    """How a rank reads one weight."""
-
-    dim: int | None = None  # the dimension that is split; None if the weight is replicated
-    gradient: GradientKind = "local"
-
-
-REPLICATED = WeightSplit()
 _LINEAR_SPLITS: dict[str, dict[str, WeightSplit]] = {
     "colwise": {
         "weight": WeightSplit(0),
@@ -78,40 +64,29 @@ def split_tensors(model: nn.Module, mesh: DeviceMesh) -> None:
 
     A UserError if some part cannot be split. ``full_tensor()`` of a weight is the whole one.
     """
-    rank, size = mesh.get_local_rank(), mesh.size()
-    plan = _plan_split(model, size)
-    parameters: dict[int, nn.Parameter] = {}
-    for (module, name), weight_split in plan.weights.items():
-        old = module._parameters[name]
-        assert old is not None
-        if id(old) not in parameters:
-            parameters[id(old)] = _shard_parameter(old, weight_split.dim, mesh)
+    plan = _plan_split(model, mesh.size())
     for part in plan.modules:
         if isinstance(part, KeepsShard):
-            part.keep_shard(rank, size)
-    roles: dict[nn.Module, tuple[type, ...]] = {part: (_role_of(part),) for part in plan.parts}
-    for token in plan.embeddings:
-        roles[token] = (_SplitEmbedding,)
+            part.keep_shard(mesh.get_local_rank(), mesh.size())
     for head in plan.heads:
-        roles[head] = (_SplitHead,)
-        assert isinstance(head, Head)
-        tokens, group = select_shard(len(head.weight), rank, size), mesh.get_group()
-        head.vocabulary = VocabularyShard(
-            tokens, len(head.weight), partial(_all_reduce, group=group), partial(_sum_gradient, group=group)
-        )
+        head.vocabulary = make_vocabulary_shard(len(head.weight), mesh)
+    for part in plan.parts:
+        part.has_dropout = _has_dropout(part)  # type: ignore[assignment]
+    classes: dict[nn.Module, type] = {part: get_part_class(part) for part in plan.parts}
+    classes |= dict.fromkeys(plan.embeddings, SplitEmbedding) | dict.fromkeys(plan.heads, SplitHead)
+    parameters: dict[int, nn.Parameter] = {}  # tied ones are one
+    module: Any
     for module in list(model.modules()):
-        weights = {
-            name: plan.weights[module, name]
-            for name, p in module._parameters.items()
-            if p is not None and (module, name) in plan.weights
-        }
-        for name in weights:
-            old = module._parameters[name]
-            module._parameters[name] = parameters[id(old)]
-        if weights or module in roles:
-            if module in roles and issubclass(roles[module][0], _SplitPart):
-                module.has_dropout = _has_dropout(module)  # type: ignore[assignment]
-            module.__class__ = _make_class(type(module), roles.get(module, ()), tuple(weights.items()), mesh)
+        weights = {name: plan.weights[module, name] for name, _ in module.named_parameters(recurse=False)}
+        for name, weight_split in weights.items():
+            old = module.get_parameter(name)
+            if id(old) not in parameters:
+                parameters[id(old)] = _shard_parameter(old, weight_split.dim, mesh)
+        replacements = {name: parameters[id(module.get_parameter(name))] for name in weights}
+        module._parameters.update(replacements)
+        if weights or module in classes:
+            roles = (classes[module],) if module in classes else ()
+            module.__class__ = make_split_class(type(module), roles, tuple(weights.items()), mesh)  # type: ignore[arg-type]
 
 
 def find_tensor_obstacle(config: ModelConfig, size: int) -> str | None:
@@ -132,7 +107,7 @@ class _Plan(NamedTuple):
     parts: list[nn.Module]  # split parts, whose outputs are summed
     modules: list[nn.Module]  # all modules of split parts
     embeddings: list[nn.Module]
-    heads: list[nn.Module]
+    heads: list[Head]
 
 
 def _plan_split(model: nn.Module, size: int) -> _Plan:
@@ -159,7 +134,7 @@ def _plan_split(model: nn.Module, size: int) -> _Plan:
                 raise UserError(f"a vocabulary of {n_tokens} tokens is too small for {size} ranks")
     for module in model.modules():
         for name, _ in module.named_parameters(recurse=False):
-            plan.weights.setdefault((module, name), REPLICATED)
+            plan.weights.setdefault((module, name), REPLICATED_WEIGHT)
     return plan
 
 
@@ -184,7 +159,8 @@ def _plan_part(part: nn.Module, size: int, plan: _Plan) -> None:
         for name, weight in module.named_parameters(recurse=False):
             weight_split = _find_weight_split(split, path, name, module)
             if weight_split is None:
-                raise UserError(f"tensor_split of {_name_of(part)} does not name its weight {path}.{name}")
+                weight_name = f"{path}.{name}" if path else name
+                raise UserError(f"tensor_split of {_name_of(part)} does not name its weight {weight_name}")
             plan.weights[module, name] = weight_split
             if weight_split.dim is not None and weight.size(weight_split.dim) % size:
                 n = weight.size(weight_split.dim)
@@ -211,18 +187,18 @@ def _find_declared(part: nn.Module) -> Iterator[nn.Module]:
 
 
 def _find_weight_split(split: TensorSplit, path: str, name: str, module: nn.Module) -> WeightSplit | None:
-    """What a declaration says of the weight ``name`` of the module at ``path`` in its part."""
+    """The split that a declaration has for the weight ``name`` of the module at ``path`` in its part."""
     own_name = f"{path}.{name}" if path else name
     names = own_name.split(".")
     prefixes = {".".join(names[: n + 1]) for n in range(len(names))}
-    if own_name in split.sharded:
-        return WeightSplit(split.sharded[own_name])
+    if own_name in split.shard_dims:
+        return WeightSplit(split.shard_dims[own_name])
     for kind, maps in (("colwise", split.colwise), ("rowwise", split.rowwise)):
         if prefixes & {*maps} and isinstance(module, nn.Linear | nn.Conv1d | LoraLinear):
             return _LINEAR_SPLITS[kind].get(name)
-    if prefixes & {*split.summed}:
+    if prefixes & {*split.partial_grads}:
         return WeightSplit(gradient="summed")
-    return REPLICATED if prefixes & {*split.replicated} else None
+    return REPLICATED_WEIGHT if prefixes & {*split.replicated_weights} else None
 
 
 def _name_of(part: nn.Module) -> str:
@@ -248,214 +224,3 @@ def _has_dropout(part: nn.Module) -> bool:
         isinstance(module, Dropout | nn.modules.dropout._DropoutNd) and module.p > 0
         for module in part.modules()
     )
-
-
-# --- modules of a split model: subclasses of their own classes, made for each kind of split ---
-
-
-@cache
-def _make_class(
-    base: type, roles: tuple[type, ...], weights: tuple[tuple[str, WeightSplit], ...], mesh: DeviceMesh
-) -> type:
-    """A subclass whose attributes of weights are their local parts; parameters and names are the same."""
-    attributes: dict[str, Any] = {
-        name: property(partial(_read_weight, name=name, weight_split=weight_split))
-        for name, weight_split in weights
-    }
-    if issubclass(base, nn.RNNBase):
-        attributes["_flat_weights"] = property(_read_flat_weights, lambda module, value: None)
-    attributes |= {"tensor_mesh": mesh, "__module__": base.__module__, "__qualname__": base.__qualname__}
-    return type(base.__name__, (*roles, base), attributes)
-
-
-def _read_weight(module: nn.Module, *, name: str, weight_split: WeightSplit) -> Tensor | None:
-    weight = module._parameters[name]
-    if not isinstance(weight, DTensor):
-        return weight
-    local: Tensor = weight.to_local()
-    if weight_split.gradient == "summed":
-        return _sum_gradient(local, weight.device_mesh.get_group())
-    return _share(local, weight.device_mesh.size()) if weight_split.gradient == "shared" else local
-
-
-def _read_flat_weights(module: nn.RNNBase) -> list[Tensor]:
-    return [getattr(module, name) for name in module._flat_weights_names]
-
-
-class _SplitPart(nn.Module):
-    """A part of which each rank computes some heads or features, with a whole input and output."""
-
-    tensor_mesh: DeviceMesh
-    has_dropout: bool
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """As the part itself."""
-        with self.draw_own_dropout():
-            out: Tensor = super().forward(self.sum_gradient(x), *args, **kwargs)
-        return self.sum_outputs(out)
-
-    def sum_gradient(self, x: Tensor) -> Tensor:
-        """The input of the part; its gradient is summed over the ranks."""
-        return _sum_gradient(x, self.tensor_mesh.get_group())
-
-    def sum_outputs(self, x: Tensor) -> Tensor:
-        """The output, summed over the ranks."""
-        return _sum_outputs(x, self.tensor_mesh.get_group())
-
-    def draw_own_dropout(self) -> AbstractContextManager[None]:
-        """Context in which ranks draw different random numbers; after it they draw the same again."""
-        if not (self.training and self.has_dropout):
-            return nullcontext()
-        return _fork_random(self.tensor_mesh)
-
-
-class _SplitAttention(_SplitPart):
-    """Attention with some of the heads."""
-
-    is_in_forward = False
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self.is_in_forward = True  # project_kv then gets the input of the part
-        try:
-            return super().forward(x, *args, **kwargs)
-        finally:
-            self.is_in_forward = False
-
-    def project_kv(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As the attention itself, with some of the key/value heads."""
-        projected: Any = super()
-        return projected.project_kv(x if self.is_in_forward else self.sum_gradient(x), *args, **kwargs)
-
-
-class _SplitExperts(_SplitPart):
-    """A mixture of experts with some of their features, and with the whole router."""
-
-    def route(self, tokens: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        """As the mixture itself. All ranks compute the same scores, so each has a share of the gradient."""
-        routed: Any = super()
-        expert_ids, weights = routed.route(_divide_gradient(tokens, self.tensor_mesh.size()), *args)
-        return expert_ids, self.sum_gradient(weights)
-
-
-class _SplitEmbedding(nn.Embedding):
-    """Rows of some tokens; the vectors of the others come from the other ranks."""
-
-    tensor_mesh: DeviceMesh
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(...) -> (..., E)."""
-        weight = self.weight
-        own = select_shard(self.num_embeddings, self.tensor_mesh.get_local_rank(), self.tensor_mesh.size())
-        is_elsewhere = (tokens < own.start) | (tokens >= own.stop)
-        vectors = F.embedding((tokens - own.start).masked_fill(is_elsewhere, 0), weight)
-        vectors = vectors.masked_fill(is_elsewhere[..., None], 0)
-        return _sum_outputs(vectors, self.tensor_mesh.get_group())
-
-
-class _SplitHead(Head):
-    """The logits of some tokens; the loss needs no others."""
-
-    tensor_mesh: DeviceMesh
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., V): the logits of all tokens, for what is not a loss."""
-        shard = self.vocabulary
-        assert shard is not None
-        logits = super().forward(shard.sum_gradient(x))
-        padded = F.pad(logits, (shard.tokens.start, shard.vocab_size - shard.tokens.stop))
-        return _sum_outputs(padded, self.tensor_mesh.get_group())
-
-
-def _role_of(part: nn.Module) -> type:
-    if isinstance(part, MixtureOfExperts):
-        return _SplitExperts
-    return _SplitAttention if hasattr(part, "project_kv") else _SplitPart
-
-
-@contextmanager
-def _fork_random(mesh: DeviceMesh) -> Iterator[None]:
-    """Seed the generators by the rank, and by a number that all ranks draw; restore them at the end."""
-    common = int(torch.randint(2**62, (), device="cpu"))
-    seed = np.random.SeedSequence([common, mesh.get_local_rank()]).generate_state(1, np.uint64)[0]
-    devices = [] if mesh.device_type == "cpu" else [torch.accelerator.current_device_index()]
-    with torch.random.fork_rng(devices, device_type=mesh.device_type):
-        torch.manual_seed(int(seed))
-        yield
-
-
-# --- sums over the ranks, as autograd functions ---
-
-
-def _all_reduce(x: Tensor, operation: str, group: Any) -> Tensor:
-    reduced: Tensor = funcol.wait_tensor(funcol.all_reduce(x.contiguous(), operation, group))
-    return reduced
-
-
-def _sum_gradient(x: Tensor, group: Any) -> Tensor:
-    out: Tensor = _SumGradient.apply(x, group)
-    return out
-
-
-def _sum_outputs(x: Tensor, group: Any) -> Tensor:
-    out: Tensor = _SumOutputs.apply(x, group)
-    return out
-
-
-def _share(x: Tensor, size: int) -> Tensor:
-    out: Tensor = _Share.apply(x, size)
-    return out
-
-
-def _divide_gradient(x: Tensor, size: int) -> Tensor:
-    out: Tensor = _DivideGradient.apply(x, size)
-    return out
-
-
-class _SumGradient(torch.autograd.Function):
-    """The identity, whose gradient is summed over the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _all_reduce(grad, "sum", ctx.group), None
-
-
-class _SumOutputs(torch.autograd.Function):
-    """The sum over the ranks, which all have the same gradient of it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        return _all_reduce(x, "sum", group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _Share(torch.autograd.Function):
-    """x / n, which n ranks add up to x; all have the same gradient, that of x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
-        return x / size
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _DivideGradient(torch.autograd.Function):
-    """The identity with 1/n of the gradient, for what n ranks compute alike and sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
-        ctx.size = size
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad / ctx.size, None
