@@ -43,5 +43,5 @@ def _count_shards(tensor: Tensor) -> int:
         return 1
     sizes = tensor.device_mesh.shape
     return math.prod(
-        size for size, placement in zip(sizes, tensor.placements, strict=True) if placement.is_shard()
+        size for size, placement in zip(sizes, tensor.placements, strict=True) if not placement.is_replicate()
     )
