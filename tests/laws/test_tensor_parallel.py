@@ -173,7 +173,7 @@ def test_designs_with_every_kind_of_split_learn_as_one_process() -> None:
 
 
 REASONS = (
-    "1 key/value heads cannot be divided by 2",
+    "1 key/value heads cannot be divided by 2: tensor must divide their number",
     "qk_norm=all_heads takes the norm over the heads of all ranks",
 )
 

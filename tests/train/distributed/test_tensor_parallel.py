@@ -242,6 +242,9 @@ def test_sharded_over_the_other_dimension_it_learns_as_one_process() -> None:
     assert max(end.said for end in ends) < 1e-12
 
 
+ADVICE = ": tensor must divide their number"
+
+
 class Undeclared(nn.Module):
     """Attention whose author has not thought of ranks."""
 
@@ -275,9 +278,9 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
         return f"{name} does not declare how it splits over ranks: set its tensor_split"
 
     assert obstacle() is None
-    assert obstacle(4, n_kv_heads=2) == "2 key/value heads cannot be divided by 4"
-    assert obstacle(8) == "4 query heads cannot be divided by 8"
-    assert obstacle(d_ff=21) == "the 21 features of FeedForward cannot be divided by 2"
+    assert obstacle(4, n_kv_heads=2) == f"2 key/value heads cannot be divided by 4{ADVICE}"
+    assert obstacle(8) == f"4 query heads cannot be divided by 8{ADVICE}"
+    assert obstacle(d_ff=21) == f"the 21 features of FeedForward cannot be divided by 2{ADVICE}"
     assert obstacle(4, vocab_size=5) == "a vocabulary of 5 tokens is too small for 4 ranks"
     assert obstacle(attention={"name": "undeclared"}) == declares_nothing("Undeclared")
     assert obstacle(position={"name": "undeclared"}) == declares_nothing("UndeclaredScores")

@@ -43,7 +43,9 @@ def test_a_design_that_cannot_be_split_is_refused(place: Path) -> None:
         run_training(recipe, ranks=ranks)
 
     first, other = together(2, work, timeout=60)
-    message = "train.parallel (tensor 2): 1 key/value heads cannot be divided by 2"
+    message = (
+        "train.parallel (tensor 2): 1 key/value heads cannot be divided by 2: tensor must divide their number"
+    )
     assert (first.code, first.said) == (2, message) and other.code in (2, RANK_LOST)
 
 

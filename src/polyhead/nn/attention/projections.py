@@ -53,7 +53,7 @@ class SplitByHeads:
         for name, proj in (("query", self.q_proj), ("key/value", self.k_proj)):
             heads = len(proj.weight) // self.head_dim
             if heads % size:
-                return f"{heads} {name} heads cannot be divided by {size}"
+                return f"{heads} {name} heads cannot be divided by {size}: tensor must divide their number"
         return None
 
 

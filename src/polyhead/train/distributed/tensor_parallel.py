@@ -164,7 +164,10 @@ def _plan_part(part: nn.Module, size: int, plan: _Plan) -> None:
             plan.weights[module, name] = weight_split
             if weight_split.dim is not None and weight.size(weight_split.dim) % size:
                 n = weight.size(weight_split.dim)
-                raise UserError(f"the {n} features of {_name_of(part)} cannot be divided by {size}")
+                raise UserError(
+                    f"the {n} features of {_name_of(part)} cannot be divided by {size}: tensor must divide "
+                    "their number"
+                )
     inner = [
         module
         for name in split.parts
