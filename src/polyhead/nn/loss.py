@@ -128,7 +128,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if d_weight is not None:
                     d_weight += d.T @ x
         if shard is not None:  # a label counts where its token is
-            total, nll = shard.all_reduce(torch.stack([total, nll]), "sum").unbind()
+            total, nll = (x.clone() for x in shard.all_reduce(torch.stack([total, nll]), "sum"))
         ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.mark_non_differentiable(nll)
         return total, nll

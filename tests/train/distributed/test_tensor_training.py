@@ -20,9 +20,8 @@ from polyhead.train.run_training import run_training
 pytestmark = pytest.mark.usefixtures("unsynced")
 
 
-@pytest.mark.parametrize(
-    "kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_task_learns_the_same(kind: str, place: Path) -> None:
     one = trained(recipe_of(place, kind, f"tensor-{kind}-1"), 1)
     assert_same(one, trained(recipe_of(place, kind, f"tensor-{kind}-2", parallel={"tensor": 2}), 2))
@@ -78,3 +77,10 @@ def test_optimizers_and_other_meshes_learn_as_one_process() -> None:
 def test_two_dimensions_learn_as_one_process(data: dict[str, int]) -> None:
     names = [name for name in DESIGNS if name != "modern"]
     compare(names, 4, data | {"tensor": 2})
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_is_split_in_two_dimensions(place: Path) -> None:
+    name, parallel = "tensor-2d", {"tensor": 2, "shard": 2}
+    one = trained(recipe_of(place, "translation", f"{name}-1"), 1)
+    assert_same(one, trained(recipe_of(place, "translation", f"{name}-4", parallel=parallel), 4))

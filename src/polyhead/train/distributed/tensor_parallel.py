@@ -65,7 +65,7 @@ def split_tensors(model: nn.Module, mesh: DeviceMesh) -> None:
     A UserError if some part cannot be split. ``full_tensor()`` of a weight is the whole one.
     """
     plan = _plan_split(model, mesh.size())
-    for part in plan.modules:
+    for part in dict.fromkeys(plan.modules):
         if isinstance(part, KeepsShard):
             part.keep_shard(mesh.get_local_rank(), mesh.size())
     for head in plan.heads:
@@ -148,18 +148,18 @@ def _require_split(part: nn.Module) -> TensorSplit:
 def _plan_part(part: nn.Module, size: int, plan: _Plan) -> None:
     """Decide for the weights of a part with a declaration, and of those inside."""
     split = _require_split(part)
-    for path, module in part.named_modules():
-        names = path.split(".")
-        prefixes = {".".join(names[: n + 1]) for n in range(len(names))}
-        if path and (get_tensor_split(module) is not None or prefixes & {*split.parts}):
+    for path, module, is_inner_part in _walk_part(part, split):
+        if is_inner_part:
+            if module not in plan.modules:
+                _plan_part(module, size, plan)
             continue
         plan.modules.append(module)
         if isinstance(module, FindsSplitObstacle) and (obstacle := module.find_split_obstacle(size)):
             raise UserError(obstacle)
         for name, weight in module.named_parameters(recurse=False):
-            weight_split = _find_weight_split(split, path, name, module)
+            weight_name = f"{path}.{name}" if path else name
+            weight_split = _find_weight_split(split, weight_name, module)
             if weight_split is None:
-                weight_name = f"{path}.{name}" if path else name
                 raise UserError(f"tensor_split of {_name_of(part)} does not name its weight {weight_name}")
             plan.weights[module, name] = weight_split
             if weight_split.dim is not None and weight.size(weight_split.dim) % size:
@@ -168,37 +168,31 @@ def _plan_part(part: nn.Module, size: int, plan: _Plan) -> None:
                     f"the {n} features of {_name_of(part)} cannot be divided by {size}: tensor must divide "
                     "their number"
                 )
-    inner = [
-        module
-        for name in split.parts
-        if (child := getattr(part, name, None)) is not None
-        for module in (child if isinstance(child, nn.ModuleList) else [child])
-    ]
-    declared = [module for module in _find_declared(part) if module not in inner]
-    for module in (*inner, *declared):
-        if module not in plan.modules:
-            _plan_part(module, size, plan)
 
 
-def _find_declared(part: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules inside a part with a declaration of their own."""
-    for child in part.children():
-        if get_tensor_split(child) is not None:
-            yield child
+def _walk_part(part: nn.Module, split: TensorSplit, path: str = "") -> Iterator[tuple[str, nn.Module, bool]]:
+    """The modules of a part by path, and whether each is a part with a declaration of its own."""
+    yield path, part, False
+    for name, child in part.named_children():
+        child_path = f"{path}.{name}" if path else name
+        if child_path in split.parts:
+            inner_parts = child if isinstance(child, nn.ModuleList) else [child]
+            yield from ((child_path, inner, True) for inner in inner_parts)
+        elif get_tensor_split(child) is not None:
+            yield child_path, child, True
         else:
-            yield from _find_declared(child)
+            yield from _walk_part(child, split, child_path)
 
 
-def _find_weight_split(split: TensorSplit, path: str, name: str, module: nn.Module) -> WeightSplit | None:
-    """The split that a declaration has for the weight ``name`` of the module at ``path`` in its part."""
-    own_name = f"{path}.{name}" if path else name
-    names = own_name.split(".")
+def _find_weight_split(split: TensorSplit, weight_name: str, module: nn.Module) -> WeightSplit | None:
+    """The split that a declaration has for a weight of a module; None if it names neither."""
+    names = weight_name.split(".")
     prefixes = {".".join(names[: n + 1]) for n in range(len(names))}
-    if own_name in split.shard_dims:
-        return WeightSplit(split.shard_dims[own_name])
+    if weight_name in split.shard_dims:
+        return WeightSplit(split.shard_dims[weight_name])
     for kind, maps in (("colwise", split.colwise), ("rowwise", split.rowwise)):
         if prefixes & {*maps} and isinstance(module, nn.Linear | nn.Conv1d | LoraLinear):
-            return _LINEAR_SPLITS[kind].get(name)
+            return _LINEAR_SPLITS[kind].get(names[-1])
     if prefixes & {*split.partial_grads}:
         return WeightSplit(gradient="summed")
     return REPLICATED_WEIGHT if prefixes & {*split.replicated_weights} else None
