@@ -44,5 +44,7 @@ def _count_shards(tensor: Tensor) -> int:
         return 1
     sizes = tensor.device_mesh.shape
     return math.prod(
-        int(size) for size, placement in zip(sizes, tensor.placements, strict=True) if placement.is_shard()
+        int(size)
+        for size, placement in zip(sizes, tensor.placements, strict=True)
+        if not placement.is_replicate()
     )

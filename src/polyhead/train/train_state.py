@@ -81,6 +81,10 @@ class TrainState:
             return
         assert mesh is not None
         self.optimizers, self.ema, self.is_split = [], None, True
+        if shape.tensor > 1:
+            from polyhead.train.distributed.tensor_parallel import split_tensors  # DTensors load slowly
+
+            split_tensors(self.model, mesh["tensor"])
         if shape.shard > 1:
             shard_weights(self.bind_task(task), get_sharding_mesh(mesh, shape), config.parallel.reduce_dtype)
         self.optimizers, self.ema = _build_optimizers(self.model, config)
@@ -109,7 +113,8 @@ class TrainState:
 
         def map_gathered(work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
             results = ranks.map_in_lockstep(lambda item: root.run(lambda: work(item)), items)
-            root.reshard()  # type: ignore[operator]  # its weights stay gathered for a backward pass
+            if ranks.place.shape.shard > 1:
+                root.reshard()  # type: ignore[operator]  # its weights stay gathered for a backward pass
             return results
 
         return map_gathered

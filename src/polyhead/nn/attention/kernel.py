@@ -8,7 +8,13 @@ from torch import Tensor, nn
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, SIMILARITY
-from polyhead.nn.attention.projections import Tie, build_projections, project_keys_values, reject_score_bias
+from polyhead.nn.attention.projections import (
+    SplitByHeads,
+    Tie,
+    build_projections,
+    project_keys_values,
+    reject_score_bias,
+)
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import (
     KV,
@@ -24,7 +30,7 @@ from polyhead.nn.precision import at_least_fp32, no_autocast
 
 
 @ATTENTION.register("kernel")
-class KernelAttention(nn.Module):
+class KernelAttention(SplitByHeads, nn.Module):
     """A mean of values, weighted by any similarity of query and key, computed for every pair.
 
     With exp it is softmax attention, with a product of feature maps the quadratic form of linear attention.

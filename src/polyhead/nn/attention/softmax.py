@@ -14,6 +14,7 @@ from polyhead.nn.attention.projections import (
     QK_EPS,
     Bias,
     QKNorm,
+    SplitByHeads,
     Tie,
     build_projections,
     build_qk_norms,
@@ -24,7 +25,7 @@ from polyhead.nn.position.base import Position
 
 
 @ATTENTION.register("softmax")
-class Attention(nn.Module):
+class Attention(SplitByHeads, nn.Module):
     """Multi-head attention: each query takes a mean of the values, weighted by the match of query and key.
 
     ``model.n_kv_heads`` is K: as many as heads is multi-head, 1 multi-query (Shazeer, 2019), a divisor

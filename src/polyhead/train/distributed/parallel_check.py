@@ -26,4 +26,8 @@ def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str 
         )
     if train.precision == "fp16":
         return "the loss scale of train.precision=fp16 is not known to all processes; set bf16 or fp32"
+    if shape.tensor > 1:
+        from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle  # DTensors load slowly
+
+        return find_tensor_obstacle(config, shape.tensor)
     return None

@@ -182,14 +182,15 @@ class TorchProcessGroup:
 
     def broadcast_replicas(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            local, group = get_local(tensor.detach()), self.reduce_group
+            local, groups = get_local(tensor.detach()), [self.reduce_group]
             if is_split(tensor):
-                copies = [dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
-                if not copies:
-                    continue
-                group = tensor.device_mesh.get_group(copies[0])
-            with self._translate_errors(self.timeout):
-                dist.broadcast(local, group=group, group_src=0)
+                mesh, placements = tensor.device_mesh, enumerate(tensor.placements)
+                if mesh.mesh_dim_names != ("tensor",):  # then it has the dimensions of the data, too
+                    groups = []
+                groups += [mesh.get_group(dim) for dim, placement in placements if placement.is_replicate()]
+            for group in groups:
+                with self._translate_errors(self.timeout):
+                    dist.broadcast(local, group=group, group_src=0)
 
     def close(self, error: BaseException | None) -> None:
         """Leave the group: when all ranks have finished, or at once on an error, stored for the others."""
