@@ -36,17 +36,15 @@ class KV:
     pos: Tensor | None = None  # (B, 1 or K, S) int64: per head, because some caches evict per head
     log_count: Tensor | None = None  # (B, K, S): log of the number of tokens that a slot represents
     mask: Tensor | None = None  # (B, 1|K, T or 1, S): the result of visible(), if already computed
+    same_document: Tensor | None = None  # (B, 1, T, S): pairs within a document, if pos does not tell
 
     def replace(self, **changes: Any) -> KV:
         """A copy with other tensors for some fields."""
-        return KV(
-            **{"k": self.k, "v": self.v, "pos": self.pos, "log_count": self.log_count, "mask": self.mask}
-            | changes
-        )
+        return KV(**{name: getattr(self, name) for name in KV.__dataclass_fields__} | changes)
 
     def select(self, rows: Tensor) -> KV:
         """Select batch rows, in the given order."""
-        rest = (self.pos, self.log_count, self.mask)
+        rest = (self.pos, self.log_count, self.mask, self.same_document)
         parts = (None if part is None else part.index_select(0, rows) for part in rest)
         return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), *parts)
 
@@ -77,11 +75,15 @@ class KV:
 
 
 def _flatten(kv: KV) -> tuple[list[Tensor | None], None]:
-    return [kv.k, kv.v, kv.pos, kv.log_count, kv.mask], None
+    return [kv.k, kv.v, kv.pos, kv.log_count, kv.mask, kv.same_document], None
 
 
 # torch.export and tree_map see a KV as its tensors
 register_pytree_node(KV, _flatten, lambda tensors, _: KV(*tensors))
+
+
+GatherKV = Callable[[KV], KV]
+"""Gathers the keys and values of all tokens of rows whose tokens are split over ranks."""
 
 
 class EncoderMemory(Protocol):
@@ -157,6 +159,8 @@ def attention_mask(
         return None
     k_pos = arange_positions(kv.k.size(2), kv.k.device)[:, None] if kv.pos is None else kv.pos
     mask = visible(arange_positions(length, kv.k.device) if q_pos is None else q_pos, k_pos, causal, window)
+    if own_tokens_only and kv.same_document is not None:
+        return mask & kv.same_document
     return mask_other_documents(mask, q_pos) if own_tokens_only else mask
 
 
