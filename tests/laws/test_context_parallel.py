@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape, ModelConfig, ModelSpec
 from polyhead.core.registry import ATTENTION, FEED_FORWARD, NORM, POSITION
-from polyhead.data.batching.collate import PairBatch, split_pairs
+from polyhead.data.batching.collate import PairBatch, split_pair_tokens
 from polyhead.data.batching.token_windows import TokenWindows, split_windows
 from polyhead.models import build
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
@@ -117,7 +117,7 @@ def compute_split_loss(model: Any, context: ContextGather) -> Tensor:
     """The loss of this rank's tokens."""
     batch = make_batch(model.config.kind)
     if isinstance(batch, PairBatch):
-        return compute_loss(model, split_pairs(batch, context.shard))
+        return compute_loss(model, split_pair_tokens(batch, context.shard))
     return compute_loss(model, split_windows(batch, context.shard))
 
 

@@ -13,7 +13,7 @@ from polyhead.config.data_config import DataConfig
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
-from polyhead.data.batching.collate import PairBatch, collate_pairs, make_dummy_pairs, split_pairs
+from polyhead.data.batching.collate import PairBatch, collate_pairs, make_dummy_pairs, split_pair_tokens
 from polyhead.data.batching.denoising import (
     corrupt_spans,
     even_spans,
@@ -191,7 +191,7 @@ class DenoisingTask:
 
     def split_sequence(self, batch: PairBatch, shard: SequenceShard) -> PairBatch:
         """One rank's part of the tokens of both sides."""
-        return split_pairs(batch, shard)
+        return split_pair_tokens(batch, shard)
 
     def count_labels(self, batch: PairBatch) -> int:
         """Number of labels of a batch."""

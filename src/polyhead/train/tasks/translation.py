@@ -19,7 +19,7 @@ from polyhead.data.batching.collate import (
     collate,
     collate_token_split,
     make_dummy_pairs,
-    split_pairs,
+    split_pair_tokens,
 )
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.batching.sequence_shards import SequenceShard
@@ -173,7 +173,7 @@ class TranslationTask:
 
     def split_sequence(self, batch: PairBatch, shard: SequenceShard) -> PairBatch:
         """One rank's part of the tokens of both sides."""
-        return split_pairs(batch, shard)
+        return split_pair_tokens(batch, shard)
 
     def count_labels(self, batch: PairBatch) -> int:
         """Number of labels of a batch."""

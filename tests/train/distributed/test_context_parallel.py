@@ -1,0 +1,153 @@
+"""Tokens of rows over ranks: losses of tasks, recomputed and compiled layers, and what a rank keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.train.distributed.rank_runs import place as place
+from tests.train.distributed.rank_runs import recipe_of
+from tests.train.distributed.test_process_group import KINDS
+from tests.train.evaluation_helpers import opened
+from tests.train.several import together
+from torch import Tensor
+
+from polyhead.config.model import ModelConfig
+from polyhead.core.registry import TASK
+from polyhead.data.batching.token_windows import TokenWindows, split_windows
+from polyhead.models import build
+from polyhead.nn.stack import recompute_blocks
+from polyhead.train.distill import DistillationTask
+from polyhead.train.distributed.context_parallel import ContextGather, SplitsSequence
+from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.train.loss_module import LossModule
+
+ROWS, LENGTH, LAYERS = 2, 32, 3
+SIZES: dict[str, Any] = {
+    "vocab_size": 23,
+    "kind": "decoder",
+    "d_model": 16,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "dropout": 0.0,
+}
+
+
+def test_tasks_of_tokens_are_split_and_others_are_not() -> None:
+    assert {name for name in TASK.names() if not isinstance(TASK.get(name), SplitsSequence)} == {
+        "classification"
+    }
+    assert not isinstance(DistillationTask, SplitsSequence)
+
+
+def sum_losses(module: LossModule, batch: Any) -> Tensor:
+    """Loss, its part without smoothing, label count and all gradients in a vector."""
+    module.zero_grad()
+    loss = module(batch)
+    loss.total.backward()
+    assert loss.count == module.task.count_labels(batch)
+    grads = [p.grad.flatten() for p in module.parameters() if p.grad is not None]
+    return torch.cat([loss.total.detach()[None], loss.nll[None], torch.tensor([loss.count]), *grads])
+
+
+@pytest.mark.usefixtures("unsynced")
+def test_the_parts_of_a_batch_have_the_loss_and_gradients_of_the_whole(place: Path) -> None:
+    kinds = [kind for kind in KINDS if kind != "classification"]
+    recipes = {kind: recipe_of(place, kind, f"context-{kind}") for kind in kinds}
+    for recipe in recipes.values():
+        opened(recipe)  # writes the token stores that all ranks read
+
+    def work(ranks: ProcessGroup) -> dict[str, float]:
+        differences = {}
+        for kind, recipe in recipes.items():
+            run, task = opened(recipe)
+            assert isinstance(task, SplitsSequence)
+            module, batch = LossModule(run.model.double().train(), task), task.collate(task.largest_batch())
+            context = ContextGather(run.model, dist.group.WORLD)
+            with context.apply():
+                sums = sum_losses(module, task.split_sequence(batch, context.shard))
+            dist.all_reduce(sums)
+            alone = sum_losses(module, batch)
+            differences[kind] = float((sums - alone).abs().max() / alone[0])
+        return differences
+
+    ends = together(2, work, timeout=60)
+    assert [end.code for end in ends] == [0, 0], ends
+    for end in ends:
+        assert max(end.said.values()) < 1e-6, end.said
+
+
+def make_model(**changes: Any) -> Any:
+    return build(ModelConfig.model_validate(SIZES | {"n_layers": LAYERS} | changes), seed=1).double().train()
+
+
+def make_batch() -> TokenWindows:
+    """Rows of two documents, so that one process has a mask too."""
+    tokens = torch.randint(0, 23, (ROWS, LENGTH), generator=torch.Generator().manual_seed(3))
+    pos = torch.arange(LENGTH).remainder(20).repeat(ROWS, 1)
+    return TokenWindows(tokens, pos, tokens, has_documents=True)
+
+
+def compute_gradients(model: Any, context: ContextGather) -> list[Tensor]:
+    with context.apply():
+        batch = split_windows(make_batch(), context.shard)
+        model.features(batch.tokens, batch.pos).sin().sum().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def measure_saved_bytes(model: Any, batch: TokenWindows) -> int:
+    """Bytes that autograd saves up to the features, each storage once, without weights."""
+    excluded = {p.untyped_storage()._cdata for p in model.parameters()}
+    saved: dict[int, Tensor] = {}
+
+    def save(x: Tensor) -> Tensor:
+        saved[x.untyped_storage()._cdata] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+        model.features(batch.tokens, batch.pos)
+    return sum(x.untyped_storage().nbytes() for key, x in saved.items() if key not in excluded)
+
+
+def compare_gradients(*models: Any) -> list[float]:
+    """The largest difference of the gradients of each model to those of the first."""
+    plain, *others = (compute_gradients(model, ContextGather(model, dist.group.WORLD)) for model in models)
+    return [max(float((a - b).abs().max()) for a, b in zip(plain, x, strict=True)) for x in others]
+
+
+def test_a_rank_keeps_its_part_of_the_activations() -> None:
+    """Without recomputation also the keys and values of all tokens, in every layer."""
+
+    def work(ranks: ProcessGroup) -> list[Any]:
+        models = [make_model(position="alibi") for _ in range(2)]
+        recompute_blocks(models[1])
+        measured = []
+        for model in models:
+            context = ContextGather(model, dist.group.WORLD)
+            with context.apply():
+                part = measure_saved_bytes(model, split_windows(make_batch(), context.shard))
+            measured.append([part, measure_saved_bytes(model, make_batch())])
+        return [*measured, *compare_gradients(*models)]
+
+    ends = together(2, work, timeout=60)
+    assert [end.code for end in ends] == [0, 0], ends
+    keys_and_values = ROWS * LENGTH * 2 * SIZES["n_kv_heads"] * SIZES["d_model"] // SIZES["n_heads"] * 8
+    for end in ends:
+        plain, recomputed, difference = end.said
+        assert plain[0] == plain[1] / 2 + LAYERS * keys_and_values / 2
+        assert recomputed[0] == recomputed[1] / 2
+        assert difference == 0
+
+
+@pytest.mark.slow
+def test_compiled_layers_gather_too() -> None:
+    def work(ranks: ProcessGroup) -> list[float]:
+        models = [make_model(position="alibi") for _ in range(2)]
+        models[1].stack.compile_layers(backend="eager", fullgraph=True)
+        return compare_gradients(*models)
+
+    for end in together(2, work, timeout=60):
+        assert end.code == 0 and end.said[0] < 1e-12, end
