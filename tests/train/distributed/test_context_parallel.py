@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.train.conftest import Notes
+from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
 from tests.train.distributed.rank_runs import place as place
-from tests.train.distributed.rank_runs import recipe_of
 from tests.train.distributed.test_process_group import KINDS
 from tests.train.evaluation_helpers import opened
 from tests.train.several import together
@@ -19,12 +23,19 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.registry import TASK
 from polyhead.data.batching.token_windows import TokenWindows, split_windows
 from polyhead.models import build
+from polyhead.nn.kv import KV
 from polyhead.nn.stack import recompute_blocks
 from polyhead.train.distill import DistillationTask
 from polyhead.train.distributed.context_parallel import ContextGather, SplitsSequence
+from polyhead.train.distributed.launch import RANK_LOST
+from polyhead.train.distributed.mesh import MeshShape
+from polyhead.train.distributed.parallel_check import find_obstacle
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.loss_module import LossModule
+from polyhead.train.run_training import run_training
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+TOKEN_KINDS = [kind for kind in KINDS if kind != "classification"]
 ROWS, LENGTH, LAYERS = 2, 32, 3
 SIZES: dict[str, Any] = {
     "vocab_size": 23,
@@ -53,10 +64,8 @@ def sum_losses(module: LossModule, batch: Any) -> Tensor:
     return torch.cat([loss.total.detach()[None], loss.nll[None], torch.tensor([loss.count]), *grads])
 
 
-@pytest.mark.usefixtures("unsynced")
 def test_the_parts_of_a_batch_have_the_loss_and_gradients_of_the_whole(place: Path) -> None:
-    kinds = [kind for kind in KINDS if kind != "classification"]
-    recipes = {kind: recipe_of(place, kind, f"context-{kind}") for kind in kinds}
+    recipes = {kind: recipe_of(place, kind, f"context-{kind}") for kind in TOKEN_KINDS}
     for recipe in recipes.values():
         opened(recipe)  # writes the token stores that all ranks read
 
@@ -151,3 +160,64 @@ def test_compiled_layers_gather_too() -> None:
 
     for end in together(2, work, timeout=60):
         assert end.code == 0 and end.said[0] < 1e-12, end
+
+
+def test_a_run_goes_on_with_another_number(place: Path) -> None:
+    """Evaluations and files are those of one process, too."""
+    whole = trained(recipe_of(place, "language-model", "context-whole"), 1)
+    trained(recipe_of(place, "language-model", "context-on", steps=4, parallel={"context": 2}), 2)
+    assert_same(whole, trained(recipe_of(place, "language-model", "context-on"), 1, resume=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TOKEN_KINDS)
+def test_every_task_learns_the_same(kind: str, place: Path) -> None:
+    alone = trained(recipe_of(place, kind, f"context-{kind}-1"), 1)
+    assert_same(alone, trained(recipe_of(place, kind, f"context-{kind}-2", parallel={"context": 2}), 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [{"context": 4}, {"context": 2}, {"context": 2, "shard": 2}], ids=str)
+def test_four_ranks_train_as_one(parallel: dict[str, int], place: Path) -> None:
+    """All split tokens, or two groups do, which share rows or weights too; with recomputation and experts."""
+    name, model = f"context-{sum(parallel.values())}", {"feed_forward": {"name": "moe", "n_experts": 3}}
+    recipes = [
+        recipe_of(place, "language-model", f"{name}-{i}", model=dict(model), **changes)
+        for i, changes in enumerate(({}, {"parallel": parallel, "recompute": "blocks"}))
+    ]
+    assert_same(trained(recipes[0], 1), trained(recipes[1], 4))
+
+
+def test_what_cannot_be_split_is_refused_with_the_reason(place: Path) -> None:
+    def obstacle(kind: str, **model: Any) -> str | None:
+        recipe = recipe_of(place, kind, "context-refused", model=model)
+        config = recipe.model.with_vocabulary(30, ("few", "many") if kind == "classification" else ())
+        return find_obstacle(recipe, config, MeshShape(context=2))
+
+    for kind in TOKEN_KINDS:
+        assert obstacle(kind) is None
+    start = "the tokens of a row cannot be split: "
+    assert obstacle("language-model", attention={"name": "linear"}, position={"name": "none"}) == (
+        f"{start}attention 'linear' passes a state from token to token"
+    )
+    assert obstacle("classification") == f"{start}the loss of the task is not a sum over the tokens of a row"
+
+
+@pytest.mark.slow
+def test_all_end_when_one_is_killed(place: Path) -> None:
+    """Between two layers, where the others wait for its keys and values."""
+    recipe = recipe_of(place, "language-model", "context-killed", parallel={"context": 2})
+
+    def work(ranks: ProcessGroup) -> None:
+        calls, gather = itertools.count(), ContextGather.gather_kv
+
+        def gather_or_die(self: ContextGather, kv: KV) -> KV:
+            if ranks.rank and next(calls) == 9:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return gather(self, kv)
+
+        ContextGather.gather_kv = gather_or_die  # type: ignore[method-assign]
+        run_training(recipe, report=Notes(), ranks=ranks)
+
+    ends = together(2, work, timeout=10)
+    assert [end.code for end in ends] == [RANK_LOST, -signal.SIGKILL], ends

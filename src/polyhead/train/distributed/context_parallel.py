@@ -8,7 +8,7 @@ windows and position schemes need no change. All else in a model reads one token
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -22,6 +22,8 @@ from polyhead.data.batching.sequence_shards import SequenceShard, join_shards
 from polyhead.nn.block.transformer import Block
 from polyhead.nn.kv import KV
 from polyhead.nn.validate_model import build_sample_layers
+from polyhead.train.distributed.mesh import RankPlace
+from polyhead.train.distributed.process_group import ProcessGroup
 
 BatchT = TypeVar("BatchT")
 # torch 2.13 has new names for these
@@ -38,6 +40,22 @@ class SplitsSequence(Protocol):
         ...
 
 
+def split_batch(task: object, batch: BatchT, place: RankPlace) -> BatchT:
+    """A rank's part of the tokens of a batch, which all ranks of its context group have."""
+    if place.shape.context == 1:
+        return batch
+    assert isinstance(task, SplitsSequence), "a training that cannot be split is refused before"
+    return task.split_sequence(batch, SequenceShard(place.coordinates.context, place.shape.context))
+
+
+def gather_context(model: nn.Module, ranks: ProcessGroup) -> AbstractContextManager[None]:
+    """Context for the forward and backward pass of a batch that ``split_batch`` returned."""
+    if ranks.place.shape.context == 1:
+        return nullcontext()
+    assert ranks.mesh is not None
+    return ContextGather(model, ranks.mesh.get_group("context")).apply()
+
+
 class ContextGather:
     """Gathers keys and values in all attention layers of a model, over the ranks of a group."""
 
@@ -50,7 +68,7 @@ class ContextGather:
 
     @contextmanager
     def apply(self) -> Iterator[None]:
-        """Context for the forward and backward pass of a batch that ``split_sequence`` returned."""
+        """Context in which attention gathers, for a forward and backward pass."""
         for attention in self.attentions:
             attention.gather_kv = self.gather_kv
         try:
