@@ -208,8 +208,8 @@ def test_what_carries_a_state_from_token_to_token_is_refused_and_nothing_else(ki
 
 
 @pytest.mark.parametrize(("changes", "obstacle"), [
-    ({"block": "gru", "position": "none"}, "block 'gru' passes a state from token to token"),
-    ({"attention": "linear"}, "attention 'linear' passes a state from token to token"),
+    ({"block": "gru", "position": "none"}, "block 'gru' passes a state along the row"),
+    ({"attention": "linear"}, "attention 'linear' passes a state along the row"),
     ({"attention": f"{__name__}:OwnAttention", "position": "none"},
      "attention 'OwnAttention' does not gather keys and values"),
     ({"block": f"{__name__}:own_block"},

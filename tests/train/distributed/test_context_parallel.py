@@ -19,6 +19,7 @@ from tests.train.evaluation_helpers import opened
 from tests.train.several import together
 from torch import Tensor
 
+from polyhead.config.config_sections import DistillConfig
 from polyhead.config.model import ModelConfig
 from polyhead.core.registry import TASK
 from polyhead.data.batching.token_windows import TokenWindows, split_windows
@@ -180,7 +181,10 @@ def test_every_task_learns_the_same(kind: str, place: Path) -> None:
 @pytest.mark.parametrize("parallel", [{"context": 4}, {"context": 2}, {"context": 2, "shard": 2}], ids=str)
 def test_four_ranks_train_as_one(parallel: dict[str, int], place: Path) -> None:
     """All split tokens, or two groups do, which share rows or weights too; with recomputation and experts."""
-    name, model = f"context-{sum(parallel.values())}", {"feed_forward": {"name": "moe", "n_experts": 3}}
+    name, model = (
+        "-".join(f"{key}{size}" for key, size in parallel.items()),
+        {"feed_forward": {"name": "moe", "n_experts": 3}},
+    )
     recipes = [
         recipe_of(place, "language-model", f"{name}-{i}", model=dict(model), **changes)
         for i, changes in enumerate(({}, {"parallel": parallel, "recompute": "blocks"}))
@@ -189,18 +193,24 @@ def test_four_ranks_train_as_one(parallel: dict[str, int], place: Path) -> None:
 
 
 def test_what_cannot_be_split_is_refused_with_the_reason(place: Path) -> None:
-    def obstacle(kind: str, **model: Any) -> str | None:
+    def obstacle(kind: str, distill: bool = False, **model: Any) -> str | None:
         recipe = recipe_of(place, kind, "context-refused", model=model)
+        if distill:
+            recipe = recipe.model_copy(update={"distill": DistillConfig(teacher=["teacher"])})
         config = recipe.model.with_vocabulary(30, ("few", "many") if kind == "classification" else ())
         return find_obstacle(recipe, config, MeshShape(context=2))
 
     for kind in TOKEN_KINDS:
         assert obstacle(kind) is None
-    start = "the tokens of a row cannot be split: "
-    assert obstacle("language-model", attention={"name": "linear"}, position={"name": "none"}) == (
-        f"{start}attention 'linear' passes a state from token to token"
-    )
-    assert obstacle("classification") == f"{start}the loss of the task is not a sum over the tokens of a row"
+    reasons = {
+        "attention 'linear' passes a state along the row": obstacle(
+            "language-model", attention={"name": "linear"}, position={"name": "none"}
+        ),
+        "the loss of the task is not a sum over the tokens of a row": obstacle("classification"),
+        "a teacher of distill reads whole rows": obstacle("masked-lm", distill=True),
+    }
+    for reason, found in reasons.items():
+        assert found == f"the tokens of a row cannot be split, since {reason}; set context=1"
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def find_context_obstacle(config: ModelSpec, task: object) -> str | None:
         parts.append((f"block {sample.block!r}", sample.layer, isinstance(sample.layer, Block)))
         for name, part, gathers in parts:
             if getattr(part, "state", None) is not None:
-                return f"{name} passes a state from token to token"
+                return f"{name} passes a state along the row"
             if not gathers:
                 return f"{name} does not gather keys and values"
     return None

@@ -19,9 +19,11 @@ def check_parallel(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> Non
 def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str | None:
     """Why a training cannot be split over a mesh of this shape; None if it can."""
     if shape.context > 1:
-        task = None if recipe.distill else TASK.get(recipe.task.name)  # teachers read whole rows
-        if reason := find_context_obstacle(config, task):
-            return f"the tokens of a row cannot be split: {reason}"
+        reason = find_context_obstacle(config, TASK.get(recipe.task.name))
+        if recipe.distill:
+            reason = "a teacher of distill reads whole rows"
+        if reason:
+            return f"the tokens of a row cannot be split, since {reason}; set context=1"
     if not shape.splits_model:
         return None
     train = recipe.train
