@@ -8,13 +8,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from tests.train.conftest import Notes
 from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
 from tests.train.distributed.rank_runs import place as place
-from tests.train.distributed.test_process_group import KINDS
+from tests.train.distributed.test_process_group import KINDS, sent
 from tests.train.evaluation_helpers import opened
 from tests.train.several import together
 from torch import Tensor
@@ -22,6 +23,8 @@ from torch import Tensor
 from polyhead.config.config_sections import DistillConfig
 from polyhead.config.model import ModelConfig
 from polyhead.core.registry import TASK
+from polyhead.cost.communication import ParallelLayout, estimate_traffic
+from polyhead.cost.workload import BatchShape
 from polyhead.data.batching.token_windows import TokenWindows, split_windows
 from polyhead.models import build
 from polyhead.nn.kv import KV
@@ -231,3 +234,26 @@ def test_all_end_when_one_is_killed(place: Path) -> None:
 
     ends = together(2, work, timeout=10)
     assert [end.code for end in ends] == [RANK_LOST, -signal.SIGKILL], ends
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_pass_sends_the_bytes_that_a_plan_says(world: int) -> None:
+    sizes = {"n_kv_heads": 4, "d_model": 512}
+
+    def work(ranks: ProcessGroup) -> list[int]:
+        model, counts = make_model(**sizes).float(), [sent()]
+        for _ in range(4):
+            compute_gradients(model, ContextGather(model, dist.group.WORLD))
+            dist.barrier()
+            counts.append(sent())
+        return counts
+
+    ends = together(world, work, timeout=60)
+    assert [end.code for end in ends] == [0] * world, ends
+    layout = ParallelLayout(context_parallel=world)
+    config = ModelConfig.model_validate(SIZES | {"n_layers": LAYERS} | sizes)
+    planned = estimate_traffic(config, BatchShape(ROWS, LENGTH), 1, layout)
+    for end in ends:
+        # gloo sends as much for a reduce-scatter, which is half of the plan, as for an all-reduce
+        assert np.median(np.diff(end.said)) == pytest.approx(1.5 * planned.context, rel=0.01)
