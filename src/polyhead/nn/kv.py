@@ -36,7 +36,9 @@ class KV:
     pos: Tensor | None = None  # (B, 1 or K, S) int64: per head, because some caches evict per head
     log_count: Tensor | None = None  # (B, K, S): log of the number of tokens that a slot represents
     mask: Tensor | None = None  # (B, 1|K, T or 1, S): the result of visible(), if already computed
-    same_document: Tensor | None = None  # (B, 1, T, S): pairs within a document, if pos does not tell
+    # the mask of some of the tokens as queries over all of them, (causal, window) -> (B, 1, T, S), if the
+    # positions of these alone do not tell which documents they are in
+    own_mask: Callable[[bool, Window | None], Tensor] | None = None
 
     def replace(self, **changes: Any) -> KV:
         """A copy with other tensors for some fields."""
@@ -44,7 +46,7 @@ class KV:
 
     def select(self, rows: Tensor) -> KV:
         """Select batch rows, in the given order."""
-        rest = (self.pos, self.log_count, self.mask, self.same_document)
+        rest = (self.pos, self.log_count, self.mask)
         parts = (None if part is None else part.index_select(0, rows) for part in rest)
         return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), *parts)
 
@@ -75,7 +77,7 @@ class KV:
 
 
 def _flatten(kv: KV) -> tuple[list[Tensor | None], None]:
-    return [kv.k, kv.v, kv.pos, kv.log_count, kv.mask, kv.same_document], None
+    return [kv.k, kv.v, kv.pos, kv.log_count, kv.mask], None
 
 
 # torch.export and tree_map see a KV as its tensors
@@ -153,14 +155,14 @@ def attention_mask(
 
     ``own_tokens_only``: kv are the keys and values of the queries' own tokens, possibly of several documents.
     """
+    if own_tokens_only and kv.own_mask is not None:
+        return kv.own_mask(causal, window)
     if window is None and kv.mask is not None:
         return kv.mask
     if window is None and kv.pos is None and (q_pos is None or not causal):
         return None
     k_pos = arange_positions(kv.k.size(2), kv.k.device)[:, None] if kv.pos is None else kv.pos
     mask = visible(arange_positions(length, kv.k.device) if q_pos is None else q_pos, k_pos, causal, window)
-    if own_tokens_only and kv.same_document is not None:
-        return mask & kv.same_document
     return mask_other_documents(mask, q_pos) if own_tokens_only else mask
 
 
@@ -264,6 +266,10 @@ def _fold_scores(
     mask: Tensor | None, bias: Tensor | None, kv: KV, shape: tuple[int, int, int, torch.dtype]
 ) -> Tensor | None:
     """Bias, counts and mask as one additive term, (B, 1|K, n * group * T or 1, S); -inf where masked."""
+    # of a mask that layers share they keep one result for their backward passes
+    shared: dict[Any, Tensor] = {} if bias is not None else getattr(mask, "folded_scores", {})
+    if shape in shared:
+        return shared[shape]
     n, group, T, dtype = shape
     scores: Tensor | None = None
     if bias is not None:
@@ -277,6 +283,7 @@ def _fold_scores(
             mask = fold_groups(mask.expand(-1, -1, T, -1), n, group)
         zero = torch.zeros((), dtype=dtype, device=mask.device) if scores is None else scores
         scores = torch.where(mask, zero, torch.full((), float("-inf"), dtype=dtype, device=mask.device))
+        shared[shape] = scores
     return scores
 
 

@@ -132,27 +132,31 @@ def compare_gradients(*models: Any) -> list[float]:
 
 
 def test_a_rank_keeps_its_part_of_the_activations() -> None:
-    """Without recomputation also the keys and values of all tokens, in every layer."""
+    """Without recomputation also the keys and values of all tokens in every layer, and one mask in all."""
+    documents, plain = make_batch(), make_batch()._replace(pos=None, has_documents=False)
 
     def work(ranks: ProcessGroup) -> list[Any]:
-        models = [make_model(position="alibi") for _ in range(2)]
-        recompute_blocks(models[1])
+        alibi, recomputed, rope = make_model(position="alibi"), make_model(position="alibi"), make_model(
+            position="rope", n_kv_heads=4)  # fmt: skip
+        recompute_blocks(recomputed)
         measured = []
-        for model in models:
+        for model, batch in ((alibi, documents), (recomputed, documents), (rope, plain)):
             context = ContextGather(model, dist.group.WORLD)
             with context.apply():
-                part = measure_saved_bytes(model, split_windows(make_batch(), context.shard))
-            measured.append([part, measure_saved_bytes(model, make_batch())])
-        return [*measured, *compare_gradients(*models)]
+                part = measure_saved_bytes(model, split_windows(batch, context.shard))
+            measured.append([part, measure_saved_bytes(model, batch)])
+        return [*measured, *compare_gradients(alibi, recomputed)]
 
     ends = together(2, work, timeout=60)
     assert [end.code for end in ends] == [0, 0], ends
-    keys_and_values = ROWS * LENGTH * 2 * SIZES["n_kv_heads"] * SIZES["d_model"] // SIZES["n_heads"] * 8
+    keys_and_values = LAYERS * ROWS * LENGTH * 2 * SIZES["d_model"] * 8
+    mask = ROWS * LENGTH // 2 * LENGTH * 8
     for end in ends:
-        plain, recomputed, difference = end.said
-        assert plain[0] == plain[1] / 2 + LAYERS * keys_and_values / 2
+        alibi, recomputed, rope, difference = end.said
+        assert alibi[0] == alibi[1] / 2 + keys_and_values / 2 / 2  # two heads of four
         assert recomputed[0] == recomputed[1] / 2
         assert difference == 0
+        assert rope[0] == rope[1] / 2 + keys_and_values / 2 + mask
 
 
 @pytest.mark.slow

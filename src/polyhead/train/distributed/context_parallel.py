@@ -20,7 +20,7 @@ from polyhead.config.model import ModelSpec
 from polyhead.core.registry import ATTENTION
 from polyhead.data.batching.sequence_shards import SequenceShard, join_shards
 from polyhead.nn.block.transformer import Block
-from polyhead.nn.kv import KV
+from polyhead.nn.kv import KV, Window, visible
 from polyhead.nn.validate_model import build_sample_layers
 from polyhead.train.distributed.mesh import RankPlace
 from polyhead.train.distributed.process_group import ProcessGroup
@@ -63,8 +63,7 @@ class ContextGather:
         self.model, self.group = model, group
         self.shard = SequenceShard(dist.get_rank(group), dist.get_world_size(group))
         self.attentions: list[Any] = [part for part in model.modules() if hasattr(part, "gather_kv")]
-        # positions of this rank, of all ranks, and pairs within a document, for each tensor of positions
-        self.seen_positions: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.rows: list[SplitRows] = []  # of this batch: of an encoder and of a decoder
 
     @contextmanager
     def apply(self) -> Iterator[None]:
@@ -74,35 +73,48 @@ class ContextGather:
         try:
             yield
         finally:
-            self.seen_positions.clear()
+            self.rows.clear()
             for attention in self.attentions:
                 attention.gather_kv = None
 
     def gather_kv(self, kv: KV) -> KV:
         """The keys and values of all ranks in the order of the row: (B, K, T, D) -> (B, K, n T, D)."""
         assert kv.pos is not None, "positions of a part of a row are not known without it"
-        pos, same_document = self._gather_positions(kv.pos)
+        rows = self._find_rows(kv.pos)
         widths = (kv.k.size(-1), kv.v.size(-1))
         k, v = join_shards(_AllGather.apply(torch.cat([kv.k, kv.v], -1), self.group), 2).split(widths, -1)
-        return KV(k, v, pos, same_document=same_document)
+        return KV(k, v, rows.all_pos, own_mask=rows.mask)
 
-    def _gather_positions(self, pos: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of all tokens, and the pairs within a document: (B, 1, T) -> (B, 1, S), (B, 1, T, S).
+    def _find_rows(self, pos: Tensor) -> SplitRows:
+        """The rows of tokens at pos (B, 1, T), made once for all layers."""
+        is_traced = torch.compiler.is_compiling()
+        for rows in () if is_traced else self.rows:
+            if rows.pos.is_set_to(pos):
+                return rows
+        rows = SplitRows(pos, join_shards(_all_gather(pos, self.group), 2), self.shard)
+        if not is_traced:
+            self.rows.append(rows)
+        return rows
 
-        Computed once for all layers.
-        """
-        if torch.compiler.is_compiling():
-            return self._compute_positions(pos)
-        for own_pos, *found in self.seen_positions:
-            if own_pos.is_set_to(pos):
-                return found[0], found[1]
-        self.seen_positions.append((pos, *self._compute_positions(pos)))
-        return self.seen_positions[-1][1:]
 
-    def _compute_positions(self, pos: Tensor) -> tuple[Tensor, Tensor]:
-        all_pos = join_shards(_all_gather(pos, self.group), 2)
-        document = (all_pos == 0).cumsum(2)
-        return all_pos, self.shard.select(document, dim=2)[..., :, None] == document[..., None, :]
+class SplitRows:
+    """Positions of a rank's tokens and of all tokens of the same rows: (B, 1, T), (B, 1, S)."""
+
+    def __init__(self, pos: Tensor, all_pos: Tensor, shard: SequenceShard) -> None:
+        self.pos, self.all_pos, self.shard = pos, all_pos, shard
+        self.masks: dict[tuple[bool, Window | None], Tensor] = {}
+
+    def mask(self, causal: bool, window: Window | None) -> Tensor:
+        """Which tokens each token of the rank attends to, in its own document: (B, 1, T, S)."""
+        if (causal, window) not in self.masks:
+            document = (self.all_pos == 0).cumsum(2)
+            own_document = self.shard.select(document, dim=2)
+            same_document = own_document[..., :, None] == document[..., None, :]
+            mask = visible(self.pos[:, 0], self.all_pos, causal, window) & same_document
+            if not torch.compiler.is_compiling():
+                mask.folded_scores = {}  # type: ignore[attr-defined]
+            self.masks[causal, window] = mask
+        return self.masks[causal, window]
 
 
 class _AllGather(torch.autograd.Function):
