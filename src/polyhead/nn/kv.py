@@ -267,8 +267,8 @@ def _fold_scores(
 ) -> Tensor | None:
     """Bias, counts and mask as one additive term, (B, 1|K, n * group * T or 1, S); -inf where masked."""
     # of a mask that layers share they keep one result for their backward passes
-    shared: dict[Any, Tensor] = {} if bias is not None else getattr(mask, "folded_scores", {})
-    if shape in shared:
+    shared: dict[Any, Tensor] | None = getattr(mask, "folded_scores", None) if bias is None else None
+    if shared and shape in shared:
         return shared[shape]
     n, group, T, dtype = shape
     scores: Tensor | None = None
@@ -283,7 +283,8 @@ def _fold_scores(
             mask = fold_groups(mask.expand(-1, -1, T, -1), n, group)
         zero = torch.zeros((), dtype=dtype, device=mask.device) if scores is None else scores
         scores = torch.where(mask, zero, torch.full((), float("-inf"), dtype=dtype, device=mask.device))
-        shared[shape] = scores
+        if shared is not None:
+            shared[shape] = scores
     return scores
 
 
