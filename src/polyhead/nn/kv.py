@@ -47,8 +47,8 @@ class KV:
     def select(self, rows: Tensor) -> KV:
         """Select batch rows, in the given order."""
         rest = (self.pos, self.log_count, self.mask)
-        parts = (None if part is None else part.index_select(0, rows) for part in rest)
-        return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), *parts)
+        pos, log_count, mask = (None if part is None else part.index_select(0, rows) for part in rest)
+        return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), pos, log_count, mask)
 
     def cat_rows(self, other: KV) -> KV:
         """Concatenate the rows of both; missing slots of the shorter one are empty (position -1).
