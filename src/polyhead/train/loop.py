@@ -19,6 +19,7 @@ from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.nn.state import named_state, running_stats
+from polyhead.train.distributed.context_parallel import gather_context, split_batch
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
 from polyhead.train.gradient_norm import clip_split_gradients
 from polyhead.train.loggers import Reporter
@@ -168,7 +169,7 @@ def check_memory(
     saved_stats = {name: statistic.clone() for name, statistic in running_stats(model).items()}
     try:
         batch = collate_shard(task, task.largest_batch(), ranks)
-        with ranks.sync_statistics(model):
+        with ranks.sync_statistics(model), gather_context(model, ranks):
             with autocast(training.precision, training.device):
                 loss = loss_module(batch)
             if any(ranks.all_reduce(loss.count)):
@@ -192,7 +193,8 @@ def check_memory(
 def collate_shard(task: TrainingTask, rows: Any, ranks: ProcessGroup) -> Any:
     """The shard of a batch for this rank; a dummy batch if there are fewer rows than ranks."""
     shard = ranks.shard(task, rows)
-    return task.collate(shard[0]) if shard else task.dummy_batch()
+    batch = task.collate(shard[0]) if shard else task.dummy_batch()
+    return split_batch(task, batch, ranks.place)
 
 
 class SpeedMeter:
@@ -244,7 +246,8 @@ def train_step(
     for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
         # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
         is_last = i == len(batches)
-        with training.reduce_gradients(ranks, is_last), ranks.sync_statistics(model):
+        reduce_context, statistics = training.reduce_gradients(ranks, is_last), ranks.sync_statistics(model)
+        with reduce_context, statistics, gather_context(model, ranks):
             with autocast(training.precision, training.device):
                 loss = loss_module(batch)
             if batch_count:

@@ -20,7 +20,7 @@ from polyhead.nn.attention.projections import (
     build_qk_norms,
 )
 from polyhead.nn.cache import LayerCache
-from polyhead.nn.kv import KV, WeightsHook, Window, attend, attention_mask, merge_heads, split_heads
+from polyhead.nn.kv import KV, GatherKV, WeightsHook, Window, attend, attention_mask, merge_heads, split_heads
 from polyhead.nn.position.base import Position
 
 
@@ -88,6 +88,7 @@ class Attention(SplitByHeads, nn.Module):
         self.q_norm, self.k_norm = build_qk_norms(shape, qk_norm, qk_eps)
         self.position = position
         self.weights_hooks: list[WeightsHook] = []
+        self.gather_kv: GatherKV | None = None  # of rows whose tokens are split over ranks
 
     state = None  # the cache holds keys and values
 
@@ -138,7 +139,8 @@ class Attention(SplitByHeads, nn.Module):
         k = self.k_proj(x)
         v = k if self.v_proj is self.k_proj else self.v_proj(x)
         k = position.rotate(self.k_norm(split_heads(k, self.head_dim)), pos)
-        return KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
+        kv = KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
+        return kv if self.gather_kv is None else self.gather_kv(kv)
 
     def project_qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys of vectors of a position scheme, not of tokens: (R, C) -> (H, R, D), (K, R, D)."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
+from polyhead.core.registry import TASK
+from polyhead.train.distributed.context_parallel import find_context_obstacle
 from polyhead.train.distributed.mesh import MeshShape
 
 
@@ -16,6 +18,12 @@ def check_parallel(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> Non
 
 def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str | None:
     """Why a training cannot be split over a mesh of this shape; None if it can."""
+    if shape.context > 1:
+        reason = find_context_obstacle(config, TASK.get(recipe.task.name))
+        if recipe.distill:
+            reason = "a teacher of distill reads whole rows"
+        if reason:
+            return f"the tokens of a row cannot be split, since {reason}; set context=1"
     if not shape.splits_model:
         return None
     train = recipe.train
