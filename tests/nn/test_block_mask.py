@@ -33,10 +33,10 @@ VISIBILITIES = [
     Visibility(True, 5, 2),
     Visibility(False),
     Visibility(False, 3),
-    Visibility(False, 5, 2),
+    Visibility(False, 5, 20),
 ]
 SIZE = 8  # of a block
-DOCUMENTS = [[1, 9, 3, 32, 2, 13], [35, 32], [8, 8, 8, 5], [67]]  # the third row ends with padding
+DOCUMENTS = [[1, 9, 3, 32, 2, 13], [35, 32], [8, 8, 8, 5], [65]]  # the last rows end with padding
 LENGTH = 67
 
 

@@ -69,17 +69,16 @@ def make_block_mask(pos: Tensor, visibility: Visibility) -> BlockMask:
     document, place, length = (pos == 0).cumsum(1), pos.int(), pos.size(1)
     q_document, k_document = (document.masked_fill(pos < 0, hole).int() for hole in (-1, -2))
     # tensors: numbers that differ between layers would be variables of their graph, which no kernel reads
-    oldest = None if window is None else place - (window - 1)
-    newest = place if causal else None if window is None else place + (window - 1)
-    is_sink = place < sink if sink else None
+    near = None if window is None else (place - (window - 1), place + (window - 1))
+    is_sink = place < sink
 
     def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         seen = q_document[b, q] == k_document[b, k]
-        if newest is not None:
-            seen = seen & (place[b, k] <= newest[b, q])
-        if oldest is not None:
-            is_near = place[b, k] >= oldest[b, q]
-            seen = seen & (is_near if is_sink is None else is_near | is_sink[b, k])
+        if causal:
+            seen = seen & (place[b, k] <= place[b, q])
+        if near is not None:
+            is_near = (place[b, k] >= near[0][b, q]) & (place[b, k] <= near[1][b, q])
+            seen = seen & (is_near | is_sink[b, k])
         return seen
 
     some, every = _compare_blocks(pos, document, visibility)
