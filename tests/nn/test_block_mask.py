@@ -26,13 +26,15 @@ from polyhead.nn.block_mask import (
 )
 from polyhead.nn.kv import KV, Window, attend, attention_mask
 
-VISIBILITIES = [
+VISIBILITIES = [  # also windows that end where a block does
     Visibility(True),
-    Visibility(True, 3),
-    Visibility(True, 19),
+    Visibility(True, 9),
+    Visibility(True, 15),
     Visibility(True, 5, 2),
     Visibility(False),
-    Visibility(False, 3),
+    Visibility(False, 7),
+    Visibility(False, 9),
+    Visibility(False, 15),
     Visibility(False, 5, 20),
 ]
 SIZE = 8  # of a block
