@@ -124,7 +124,9 @@ def test_all_blocks_without_a_visible_pair_are_skipped(visibility: Visibility) -
     wanted = flex.create_block_mask(blocks.mask_mod, len(pos), 1, LENGTH, LENGTH, "cpu", SIZE)
     for name in ("kv", "full_kv", "q", "full_q"):  # q: for the backward pass
         for part in ("num_blocks", "indices"):
-            assert torch.equal(getattr(blocks, f"{name}_{part}"), getattr(wanted, f"{name}_{part}")), name
+            found = getattr(blocks, f"{name}_{part}")
+            assert torch.equal(found, getattr(wanted, f"{name}_{part}")), name
+            assert found.is_contiguous()  # as the kernels read it
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)

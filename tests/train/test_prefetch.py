@@ -13,7 +13,7 @@ from tests.train.conftest import Toy, equal
 from tests.train.loop_helpers import config, run
 from torch import nn
 
-from polyhead.nn.device import move_tensor
+from polyhead.nn.device import host_copy, to_model_device
 from polyhead.nn.loss import Loss
 from polyhead.train import loop
 from polyhead.train.prefetch import BatchPrefetcher
@@ -77,8 +77,12 @@ def test_tensors_are_copied_once_and_only_where_it_helps() -> None:
     ((_, x), _) = source.take(2)
     copy = x.device_copy  # type: ignore[attr-defined]
     assert copy.device == ELSEWHERE
-    assert move_tensor(x, ELSEWHERE) is copy
-    assert move_tensor(x, ELSEWHERE) is not copy
+    model = nn.Linear(1, 1, device=ELSEWHERE)
+    (taken,) = to_model_device(model, (x,))
+    assert taken is copy
+    assert host_copy(taken) is x
+    (again,) = to_model_device(model, (x,))
+    assert again is not copy
     here = make(Progress(), torch.device("cpu"))
     here.prefetch(1)
     assert [rows for rows, _ in here.take(1)] == [0, 1]

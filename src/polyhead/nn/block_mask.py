@@ -172,5 +172,8 @@ def _document(key: Tensor) -> Tensor:
 
 def _list_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """The number of true blocks of each row, and the indices of all, those first: (B, 1, n), (B, 1, n, n)."""
-    order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
-    return blocks.sum(-1, dtype=torch.int32), order.int()
+    # contiguous, as the kernels read them
+    numbers = blocks.int().contiguous()
+    return numbers.sum(-1, dtype=torch.int32), torch.argsort(
+        numbers, dim=-1, descending=True, stable=True
+    ).int()

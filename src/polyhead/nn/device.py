@@ -39,12 +39,12 @@ def resolve_device(name: str) -> torch.device:
 def to_model_device(model: nn.Module, batch: T) -> T:
     """Move the tensors of a batch, also those in nested tuples, to the device of the model's weights."""
     device = next(model.parameters()).device
-    moved: T = batch if device.type == "cpu" else _map_tensors(batch, lambda x: move_tensor(x, device))
+    moved: T = batch if device.type == "cpu" else _map_tensors(batch, lambda x: _take_copy(x, device))
     return moved
 
 
 def prefetch_to_device(batches: Sequence[Any], device: torch.device) -> None:
-    """Start to copy the tensors of batches to ``device``; ``move_tensor`` returns each copy once."""
+    """Start to copy the tensors of batches to ``device``; ``to_model_device`` returns each copy once."""
     for batch in batches:
         _map_tensors(batch, lambda value: _note_copy(value, device))
 
@@ -56,9 +56,6 @@ def move_tensor(value: Tensor, device: torch.device) -> Tensor:
     """
     if device.type == "cpu":
         return value
-    prefetched: Tensor | None = value.__dict__.pop("device_copy", None)
-    if prefetched is not None and prefetched.device == device:
-        return prefetched
     pinned = value.pin_memory() if device.type in PINNED_TYPES else value
     moved = pinned.to(device, non_blocking=True)
     moved.host_copy = value  # type: ignore[attr-defined]
@@ -85,6 +82,11 @@ def _note_copy(value: Tensor, device: torch.device) -> Tensor:
     if device.type != "cpu":
         value.device_copy = move_tensor(value, device)  # type: ignore[attr-defined]
     return value
+
+
+def _take_copy(value: Tensor, device: torch.device) -> Tensor:
+    copy: Tensor | None = value.__dict__.pop("device_copy", None)
+    return move_tensor(value, device) if copy is None or copy.device != device else copy
 
 
 def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
