@@ -26,6 +26,7 @@ from polyhead.train.loggers import Reporter
 from polyhead.train.loss_module import LossTask
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import autocast
+from polyhead.train.prefetch import BatchPrefetcher
 from polyhead.train.progress import MetricSums, Progress
 from polyhead.train.step_numbers import (
     NumbersInFlight,
@@ -106,7 +107,14 @@ def train_model(
     """
     model, progress = training.model, training.progress
     steps, start = total_steps(task, config), progress.step
-    stream = progress.iter_batches(task.epoch_batches)
+    batch_source = BatchPrefetcher(
+        progress,
+        task.epoch_batches,
+        config.accumulate,
+        lambda rows: collate_shard(task, rows, ranks),
+        lambda step: derive_seed(config.seed, step, ranks.place.seed_rank),
+        training.device,
+    )
     clock = SpeedMeter(progress, "texts" if task.labels else "tokens")
     is_interrupted = False
     training.reads_late = can_read_late(training, ranks)
@@ -115,6 +123,10 @@ def train_model(
         if reason:
             report.info(tr("step {step}: {why}; skipped", step=step, why=reason))
             ranks.on_rank0(lambda: _check_skips(progress, checkpoints, step, steps))
+
+    def prefetch() -> None:
+        if progress.step < steps:
+            batch_source.prefetch(progress.step + 1)
 
     def read_step() -> None:
         if unread := training.unread:
@@ -126,10 +138,9 @@ def train_model(
     while progress.step < steps and not _is_out_of_patience(progress, config) and not is_interrupted:
         model.train()
         progress.step += 1
-        torch.manual_seed(derive_seed(config.seed, progress.step, ranks.place.seed_rank))
-        batches = [collate_shard(task, next(stream), ranks) for _ in range(config.accumulate)]
+        batches = batch_source.take(progress.step)
         before, training.unread = training.unread, None
-        report_skip(progress.step, train_step(training, task, batches, config, ranks))
+        report_skip(progress.step, train_step(training, task, batches, config, ranks, prefetch))
         queued, training.unread = training.unread, before
         read_step()  # the step before, while the device computes this one
         training.unread = queued
@@ -231,9 +242,11 @@ def train_step(
     batches: Sequence[Any],
     config: TrainConfig,
     ranks: ProcessGroup = SINGLE_PROCESS,
+    prefetch: Callable[[], None] = lambda: None,
 ) -> str:
     """One optimizer step over the accumulated ``batches``; returns why it was skipped, else ''.
 
+    ``prefetch`` is called when the passes are queued, while a GPU computes them and nothing is read yet.
     With ``training.reads_late`` nothing is read: the numbers are in ``training.unread``, for ``record_step``.
     A step is skipped if there is no label, or if the loss or the gradients are not finite. Each rank passes
     its shard of every batch, or a dummy batch; all ranks make the same step and the same passes.
@@ -254,6 +267,7 @@ def train_step(
                 share = loss.total.float() / count  # fp16 would overflow with the loss scale
                 (share * scale.value if scale else share).backward()
                 losses += [loss.total.detach(), loss.nll]
+    prefetch()
     if training.reads_late and count:
         numbers = [*losses, nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)]
         set_rates(training.optimizers, training.schedule(progress.step))

@@ -19,6 +19,7 @@ from polyhead.nn.attention.projections import (
     build_projections,
     build_qk_norms,
 )
+from polyhead.nn.block_mask import HEAD_DIMS, Visibility, attend_blocks, find_block_mask
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import KV, GatherKV, WeightsHook, Window, attend, attention_mask, merge_heads, split_heads
 from polyhead.nn.position.base import Position
@@ -112,6 +113,11 @@ class Attention(SplitByHeads, nn.Module):
             kv = cache.update(kv)
             hooks += [] if cache.weights_hook is None else [cache.weights_hook]
         own_tokens_only, window = memory is None and cache is None, self.window if memory is None else None
+        blocks = find_block_mask(pos, self.visibility_in_blocks()) if own_tokens_only else None
+        if blocks is not None:
+            out = attend_blocks(q, kv, blocks, scale=self.scale, softcap=self.softcap)
+            in_blocks: Tensor = self.o_proj(merge_heads(out))
+            return in_blocks
         mask = attention_mask(pos, kv, x.size(1), self.causal, window, own_tokens_only=own_tokens_only)
         if position.kind == "scores":
             bias = position.scores(q, kv, pos, self.scale, self.project_qk)
@@ -132,6 +138,13 @@ class Attention(SplitByHeads, nn.Module):
         )
         projected: Tensor = self.o_proj(merge_heads(out))
         return projected
+
+    def visibility_in_blocks(self) -> Visibility | None:
+        """Which keys a query sees, if attention can be computed in blocks; None if it needs all weights."""
+        has_dropout = self.training and self.dropout > 0
+        needs_weights = self.weights_hooks or self.position.kind == "scores" or has_dropout
+        fits = self.head_dim in HEAD_DIMS and self.v_head_dim in HEAD_DIMS
+        return Visibility(self.causal, *(self.window or ())) if fits and not needs_weights else None
 
     def project_kv(self, x: Tensor, pos: Tensor | None, position: Position | None = None) -> KV:
         """(B, S, C), (B, S) -> keys and values. Called once by cross-attention, on the encoder's output."""
