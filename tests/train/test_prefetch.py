@@ -31,8 +31,8 @@ def plan(epoch: int) -> list[int]:
 def make(progress: Progress, device: torch.device = ELSEWHERE) -> BatchPrefetcher:
     """Batches with a random number each."""
 
-    def collate(rows: int) -> tuple[int, torch.Tensor]:
-        return rows, torch.rand(1)
+    def collate(rows: int) -> list[tuple[int, torch.Tensor]]:
+        return [(rows, torch.rand(1))]
 
     return BatchPrefetcher(progress, plan, 2, collate, lambda step: 100 + step, device)
 

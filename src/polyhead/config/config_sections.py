@@ -115,7 +115,9 @@ class ParallelConfig(ConfigSection):
         "1f1b", description="order of the micro-batches in a pipeline"
     )
     micro_batches: int | None = Field(
-        None, gt=0, description="number of micro-batches per update in a pipeline; default: twice its stages"
+        None,
+        gt=0,
+        description="number of micro-batches per update in a pipeline; default: four per process of it",
     )
     reduce_dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="number format in which sharded gradients are summed; bf16 sends half the bytes"

@@ -36,8 +36,7 @@ class Ema:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load averages from a checkpoint."""
-        for name, tensor in self.weights.items():
-            tensor.copy_(split_like(state[name], tensor))
+        _copy_present(self.weights, state)
 
     @contextmanager
     def apply_to(self, model: nn.Module) -> Iterator[None]:
@@ -53,5 +52,11 @@ class Ema:
 @torch.no_grad()
 def copy_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy ``state`` into the model's weights of the same names."""
-    for name, tensor in named_state(model).items():
-        tensor.copy_(split_like(state[name], tensor))
+    _copy_present(named_state(model), state)
+
+
+def _copy_present(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Copy ``state`` into the tensors of the same names; a stage of a pipeline does not have all of them."""
+    for name, whole in state.items():
+        if name in tensors:
+            tensors[name].copy_(split_like(whole, tensors[name]))

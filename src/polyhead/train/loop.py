@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from polyhead.train.distributed.context_parallel import gather_context, split_ba
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
 from polyhead.train.gradient_norm import clip_split_gradients
 from polyhead.train.loggers import Reporter
-from polyhead.train.loss_module import LossTask
+from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import autocast
 from polyhead.train.prefetch import BatchPrefetcher
@@ -36,6 +36,9 @@ from polyhead.train.step_numbers import (
     sum_losses,
 )
 from polyhead.train.train_state import TrainState, prune_checkpoints
+
+if TYPE_CHECKING:
+    pass
 
 MAX_SKIPPED = 10  # consecutive updates that may be not finite
 
@@ -105,14 +108,14 @@ def train_model(
     ranks: its rows are sharded over them, and so are the batches of an evaluation. Rank 0 saves and reports.
     ``on_evaluation`` is called with the metrics, while the model has the weights that were evaluated.
     """
-    model, progress = training.model, training.progress
+    model, progress, place = training.model, training.progress, ranks.place
     steps, start = total_steps(task, config), progress.step
     batch_source = BatchPrefetcher(
         progress,
         task.epoch_batches,
         config.accumulate,
-        lambda rows: collate_shard(task, rows, ranks),
-        lambda step: derive_seed(config.seed, step, ranks.place.seed_rank),
+        lambda rows: _collate(training, task, rows, ranks),
+        lambda step: derive_seed(config.seed, step, place.data_rank),
         training.device,
     )
     clock = SpeedMeter(progress, "texts" if task.labels else "tokens")
@@ -139,6 +142,8 @@ def train_model(
         model.train()
         progress.step += 1
         batches = batch_source.take(progress.step)
+        if place.seed_rank != place.data_rank:  # ranks with the same rows collate alike and drop apart
+            torch.manual_seed(derive_seed(config.seed, progress.step, place.seed_rank))
         before, training.unread = training.unread, None
         report_skip(progress.step, train_step(training, task, batches, config, ranks, prefetch))
         queued, training.unread = training.unread, before
@@ -179,6 +184,9 @@ def check_memory(
     model, loss_module = training.model.train(), training.bind_task(task)
     saved_stats = {name: statistic.clone() for name, statistic in running_stats(model).items()}
     try:
+        if training.pipeline:
+            training.pipeline.check_memory()
+            return
         batch = collate_shard(task, task.largest_batch(), ranks)
         with ranks.sync_statistics(model), gather_context(model, ranks):
             with autocast(training.precision, training.device):
@@ -206,6 +214,11 @@ def collate_shard(task: TrainingTask, rows: Any, ranks: ProcessGroup) -> Any:
     shard = ranks.shard(task, rows)
     batch = task.collate(shard[0]) if shard else task.dummy_batch()
     return split_batch(task, batch, ranks.place)
+
+
+def _collate(training: TrainState, task: TrainingTask, rows: Any, ranks: ProcessGroup) -> list[Any]:
+    """The batches of this rank of the rows of one: its shard, or in a pipeline the parts of that."""
+    return training.pipeline.collate(rows) if training.pipeline else [collate_shard(task, rows, ranks)]
 
 
 class SpeedMeter:
@@ -255,18 +268,11 @@ def train_step(
     loss_module = training.bind_task(task)
     counts = ranks.sum_counted(*(task.count_labels(batch) for batch in batches))  # labels on all ranks
     count = int(sum(counts))
-    losses: list[Tensor] = []  # total and NLL of each batch in turn
-    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
-        # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
-        is_last = i == len(batches)
-        reduce_context, statistics = training.reduce_gradients(ranks, is_last), ranks.sync_statistics(model)
-        with reduce_context, statistics, gather_context(model, ranks):
-            with autocast(training.precision, training.device):
-                loss = loss_module(batch)
-            if batch_count:
-                share = loss.total.float() / count  # fp16 would overflow with the loss scale
-                (share * scale.value if scale else share).backward()
-                losses += [loss.total.detach(), loss.nll]
+    losses = (  # total and NLL of each batch in turn
+        training.pipeline.forward_backward(batches, 1 / max(count, 1))
+        if training.pipeline
+        else _forward_backward(training, loss_module, batches, counts, ranks)
+    )
     prefetch()
     if training.reads_late and count:
         numbers = [*losses, nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)]
@@ -297,11 +303,36 @@ def train_step(
     return record_step(progress, progress.step, count, total, nll, norm)
 
 
+def _forward_backward(
+    training: TrainState,
+    loss_module: LossModule,
+    batches: Sequence[Any],
+    counts: Sequence[float],
+    ranks: ProcessGroup,
+) -> list[Tensor]:
+    """Gradients of the mean loss of batches with these label counts; returns the sums of each batch."""
+    scale, count, losses = training.loss_scale, int(sum(counts)), []
+    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
+        # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
+        is_last = i == len(batches)
+        model = training.model
+        reduce_context, statistics = training.reduce_gradients(ranks, is_last), ranks.sync_statistics(model)
+        with reduce_context, statistics, gather_context(model, ranks):
+            with autocast(training.precision, training.device):
+                loss = loss_module(batch)
+            if batch_count:
+                share = loss.total.float() / count  # fp16 would overflow with the loss scale
+                (share * scale.value if scale else share).backward()
+                losses += [loss.total.detach(), loss.nll]
+    return losses
+
+
 def _clip_gradients(training: TrainState, max_norm: float, ranks: ProcessGroup) -> float:
     """Limit the norm of the gradients of all ranks; returns what it was."""
     parameters = training.model.parameters()
     if training.is_split:
-        return clip_split_gradients(parameters, max_norm, ranks)
+        uncounted = training.pipeline.model.uncounted if training.pipeline else ()
+        return clip_split_gradients(parameters, max_norm, ranks, uncounted)
     return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
 

@@ -21,8 +21,8 @@ class BatchPrefetcher:
     """Batches of one training, ``n_batches`` a step, from the data position of ``progress``.
 
     ``progress`` moves when batches are taken, so a checkpoint never counts those that are only prefetched.
-    Collating may draw random numbers: ``seed_step`` gives the seed of a step, and the numbers are the same
-    whenever it is collated.
+    ``collate`` turns each of them into one batch or several micro-batches. It may draw random numbers:
+    ``seed_step`` gives the seed of a step, and the numbers are the same whenever it is collated.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class BatchPrefetcher:
         progress: Progress,
         epoch_batches: EpochBatches,
         n_batches: int,
-        collate: Callable[[Any], Any],
+        collate: Callable[[Any], list[Any]],
         seed_step: Callable[[int], int],
         device: torch.device,
     ) -> None:
@@ -64,4 +64,4 @@ class BatchPrefetcher:
         prefetch_to_device(batches, self.device)
 
     def _collate(self) -> list[Any]:
-        return [self.collate(next(self._rows)) for _ in range(self.n_batches)]
+        return [batch for _ in range(self.n_batches) for batch in self.collate(next(self._rows))]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +32,18 @@ from polyhead.train.schedule import Schedule
 from polyhead.train.signals import interrupt_on_signal
 from polyhead.train.split_adafactor import SplitAdafactor
 from polyhead.train.step_numbers import UnreadStep
-from polyhead.train.trainable_parameters import prepare_trainable, scale_rates
+from polyhead.train.trainable_parameters import prepare_trainable, scale_rates, select_factors
+
+if TYPE_CHECKING:
+    from polyhead.train.distributed.pipeline import MicroBatchTask
+    from polyhead.train.distributed.pipeline_training import PipelineTraining
 
 
 class SavedState(NamedTuple):
     """The content of a checkpoint."""
 
     step: int
-    tensors: dict[str, dict[str, Tensor]]  # by group (model, ema, optimizer_0, ...) and name
+    tensors: Mapping[str, Mapping[str, Tensor]]  # by group (model, ema, optimizer_0, ...) and name
     state: dict[str, Any]  # counters and descriptions, as JSON
 
 
@@ -55,6 +59,7 @@ class TrainState:
         self.optimizers, self.ema = _build_optimizers(model, config)
         self.schedule: Schedule = SCHEDULE.build(config.schedule, d_model, steps)
         self.is_split = False  # whether this rank holds only a part of the model
+        self.pipeline: PipelineTraining | None = None  # if that part is some of the layers
         self.device = next(model.parameters()).device
         self.precision = resolve_precision(config.precision, self.device)
         self.loss_scale = LossScale() if self.precision == "fp16" else None
@@ -71,7 +76,7 @@ class TrainState:
             self.loss_module = LossModule(self.model, task)
         return self.loss_module
 
-    def split(self, task: LossTask, ranks: ProcessGroup, config: TrainConfig) -> None:
+    def split(self, task: MicroBatchTask, ranks: ProcessGroup, config: TrainConfig) -> None:
         """Keep of the model only this rank's part, with optimizers and EMA of it. All ranks call it.
 
         They have the same weights, of which none was trained yet.
@@ -80,19 +85,27 @@ class TrainState:
         if not shape.splits_model:
             return
         assert mesh is not None
-        self.optimizers, self.ema, self.is_split = [], None, True
+        self.is_split = True
+        if shape.pipeline > 1:
+            # torch's pipelines take a second to import
+            from polyhead.train.distributed.pipeline_training import PipelineTraining
+
+            optimizers, self.optimizers, self.ema = self.optimizers, [], None
+            self.pipeline = PipelineTraining(self.model, task, optimizers, ranks, config, self.precision)
+            del optimizers
+        self.optimizers, self.ema = [], None
         if shape.tensor > 1:
             from polyhead.train.distributed.tensor_parallel import split_tensors  # DTensors load slowly
 
             split_tensors(self.model, mesh["tensor"])
-        if shape.shard > 1:
+        if shape.shard > 1 and not self.pipeline:
             shard_weights(self.bind_task(task), get_sharding_mesh(mesh, shape), config.parallel.reduce_dtype)
-        self.optimizers, self.ema = _build_optimizers(self.model, config)
+        self.optimizers, self.ema = _build_optimizers(self.model, config, bool(self.pipeline))
 
     def join(self, model: nn.Module, config: TrainConfig) -> None:
         """Continue with a whole model, newly built, after the last step; nothing else is kept."""
         prepare_trainable(model, config)
-        self.model, self.loss_module, self.is_split = model, None, False
+        self.model, self.loss_module, self.is_split, self.pipeline = model, None, False, None
         self.optimizers, self.ema = [], None
 
     def reduce_gradients(self, ranks: ProcessGroup, is_last: bool) -> AbstractContextManager[None]:
@@ -107,6 +120,8 @@ class TrainState:
 
     def map_in_lockstep(self, ranks: ProcessGroup) -> MapFn:
         """``ranks.map_in_lockstep``, in which work can read the weights of a split model."""
+        if self.pipeline:
+            return self.pipeline.map_in_lockstep
         root = self.loss_module
         if root is None or not self.is_split:
             return ranks.map_in_lockstep
@@ -125,13 +140,20 @@ class TrainState:
 
     def export_state(self) -> SavedState:
         """All that a checkpoint has of this training, without copies. All ranks call it."""
-        tensors: dict[str, dict[str, Tensor]] = {"model": named_state(self.model)}
+        stages = self.pipeline.state if self.pipeline else None
+        collect = stages.collect if stages else dict
+        tensors: dict[str, Mapping[str, Tensor]] = {"model": collect(named_state(self.model))}
         state: dict[str, Any] = {"progress": self.progress.to_json(), "optimizers": []}
-        for i, optimizer in enumerate(self.optimizers):
-            tensors[f"optimizer_{i}"], description = flatten_optimizer(optimizer.state_dict())
+        flattened = (
+            stages.flatten_optimizers(self.optimizers)
+            if stages
+            else [flatten_optimizer(optimizer.state_dict()) for optimizer in self.optimizers]
+        )
+        for i, (entries, description) in enumerate(flattened):
+            tensors[f"optimizer_{i}"] = entries
             state["optimizers"].append(description)
         if self.ema:
-            tensors["ema"] = self.ema.weights
+            tensors["ema"] = collect(self.ema.weights)
         if self.loss_scale:
             state["loss_scale"] = self.loss_scale.to_json()
         if self.is_split:
@@ -150,11 +172,15 @@ class TrainState:
 
     def restore(self, saved_checkpoint: checkpoint.Checkpoint) -> None:
         """Continue from a checkpoint, bit for bit."""
-        weights = named_state(self.model)
+        stages = self.pipeline.state if self.pipeline else None
+        weights = stages.layout.weights if stages else named_state(self.model)
         check_tensors(saved_checkpoint.tensors["model"], weights, saved_checkpoint.path)
         copy_into(self.model, saved_checkpoint.tensors["model"])
         descriptions = saved_checkpoint.state["optimizers"]
-        for i, optimizer in enumerate(self.optimizers):
+        if stages:
+            entries = [saved_checkpoint.tensors[f"optimizer_{i}"] for i in range(len(descriptions))]
+            stages.load_optimizers(self.optimizers, list(zip(entries, descriptions, strict=True)))
+        for i, optimizer in enumerate([] if stages else self.optimizers):
             entries = saved_checkpoint.tensors[f"optimizer_{i}"]
             optimizer.load_state_dict(
                 split_optimizer(optimizer, unflatten_optimizer(entries, descriptions[i]))
@@ -186,10 +212,14 @@ def split_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, An
     return state | {"state": entries}
 
 
-def _build_optimizers(model: nn.Module, config: TrainConfig) -> tuple[list[Optimizer], Ema | None]:
-    """The optimizers of a model with their peak rates, and the average of its weights."""
+def _build_optimizers(
+    model: nn.Module, config: TrainConfig, is_stage: bool = False
+) -> tuple[list[Optimizer], Ema | None]:
+    """The optimizers of a model, or a stage of one, with their peak rates, and the average of its weights."""
     optimizers: list[Optimizer] = OPTIMIZER.build(config.optimizer, model, config.lr)
-    scale_rates(model, optimizers, config.lr_factors)
+    # that other stages have the other modules was checked on the whole model
+    factors = select_factors(model, config.lr_factors) if is_stage else config.lr_factors
+    scale_rates(model, optimizers, factors)
     set_rates(optimizers, 1.0)
     return optimizers, Ema(model, config.ema) if config.ema else None
 

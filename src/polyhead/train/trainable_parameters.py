@@ -157,6 +157,14 @@ def scale_rates(model: nn.Module, optimizers: Iterable[Optimizer], factors: Mapp
                 optimizer.param_groups.append({**group, "params": params, "lr": group["lr"] * factor})
 
 
+def select_factors(model: nn.Module, factors: Mapping[str, float]) -> dict[str, float]:
+    """The factors of those modules that have trainable parameters in this model."""
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return {
+        part: factor for part, factor in factors.items() if any(_is_under(name, [part]) for name in trainable)
+    }
+
+
 def select_parameters(model: nn.Module, part: str, key: str) -> dict[str, nn.Parameter]:
     """Parameters under a module name, such as ``encoder.embedding`` or ``encoder.stack.layers.0``."""
     all_params = dict(model.named_parameters())

@@ -32,6 +32,8 @@ def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str 
         return (
             f"train.{key} translates, which takes the whole model on each process; measure the loss instead"
         )
+    if shape.pipeline > 1 and (reason := _find_pipeline_obstacle(recipe, config, shape)):
+        return reason
     if train.precision == "fp16":
         return "the loss scale of train.precision=fp16 is not known to all processes; set bf16 or fp32"
     if shape.tensor > 1:
@@ -39,3 +41,21 @@ def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str 
 
         return find_tensor_obstacle(config, shape.tensor)
     return None
+
+
+def _find_pipeline_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str | None:
+    from polyhead.train.distributed.pipeline import find_pipeline_obstacle  # slow to import
+
+    parallel, train = recipe.train.parallel, recipe.train
+    if shape.context * shape.tensor > 1:
+        return "a pipeline can be combined with replicate and shard, not with context or tensor"
+    if shape.shard > 1 and parallel.schedule not in ("gpipe", "1f1b"):
+        return f"shard cannot be combined with schedule={parallel.schedule}; set gpipe or 1f1b"
+    if parallel.checkpoint == "sharded":
+        return "the checkpoints of a pipeline are whole; set checkpoint: whole"
+    if parallel.schedule in ("zero_bubble", "zbv") and train.compile == "layers":
+        return (
+            f"schedule={parallel.schedule} splits the backward pass, which a compiled layer does not; set "
+            "train.compile=none"
+        )
+    return find_pipeline_obstacle(config, recipe.task.name, shape.pipeline, parallel.schedule)

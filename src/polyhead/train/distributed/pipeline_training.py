@@ -1,0 +1,84 @@
+"""A training in a pipeline, alone or with other dimensions of the mesh: steps, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from polyhead.config.recipe import TrainConfig
+from polyhead.train.distributed.pipeline import (
+    MicroBatchTask,
+    PipelineModel,
+    count_micro_batches,
+    split_batch,
+)
+from polyhead.train.distributed.pipeline_stages import replace_parts
+from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
+from polyhead.train.distributed.stage_state import StageState, WholeLayout
+from polyhead.train.precision import ResolvedPrecision, autocast
+
+
+class PipelineTraining:
+    """The stages of this rank, cut out of a whole model; sharded if the mesh says so."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: MicroBatchTask,
+        optimizers: Sequence[Optimizer],
+        ranks: ProcessGroup,
+        config: TrainConfig,
+        precision: ResolvedPrecision,
+    ) -> None:
+        assert ranks.mesh is not None
+        shape, parallel = ranks.place.shape, config.parallel
+        layout, device = WholeLayout(model, optimizers), next(model.parameters()).device
+        n = count_micro_batches(parallel.micro_batches, config.accumulate, shape.pipeline, parallel.schedule)
+        self.task, self.ranks, self.n_parts = task, ranks, n // config.accumulate
+        self.model = PipelineModel(
+            model, task, ranks.mesh["pipeline"], parallel.schedule, n, partial(autocast, precision, device)
+        )
+        self.is_sharded = shape.shard > 1
+        if self.is_sharded:
+            for module in self.model.modules:
+                with replace_parts(module.stage.replacements):
+                    shard_weights(module, get_sharding_mesh(ranks.mesh, shape), parallel.reduce_dtype)
+        self.state = StageState(layout, self.model)
+
+    def collate(self, rows: Any) -> list[Any]:
+        """The micro-batches of a batch that this rank's pipeline works on."""
+        shard = self.ranks.shard(self.task, rows)
+        if shard:
+            return split_batch(self.task, shard[0], self.n_parts)
+        return [self.task.dummy_batch() for _ in range(self.n_parts)]
+
+    def forward_backward(self, batches: Sequence[Any], factor: float) -> list[Tensor]:
+        """Gradients of losses times ``factor``, summed over ranks; returns total and NLL of each batch."""
+        losses = self.model.forward_backward(batches, factor)
+        if self.ranks.place.reduce_size > 1 and not self.is_sharded:
+            with self.ranks.reduce_gradients(self.model.model):
+                pass  # the backward passes of a schedule are over
+        return losses
+
+    def check_memory(self) -> None:
+        """Run as many micro-batches of the largest batch as a step has, without an update."""
+        parts = self.collate(self.task.largest_batch())
+        n = self.model.n_micro_batches
+        self.model.forward_backward([parts[i % len(parts)] for i in range(n)], 1.0)
+
+    def map_in_lockstep(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        """``ranks.map_in_lockstep``, in which each pipeline works on several of its items at once."""
+        place, last = self.ranks.place, len(items) - 1
+        n_rounds = math.ceil(len(items) / place.reduce_size)
+        numbers = range(place.reduce_rank, n_rounds * place.reduce_size, place.reduce_size)
+        results = iter(self.model.map(work, [items[min(number, last)] for number in numbers]))
+        if self.is_sharded:
+            for module in self.model.modules:
+                module.reshard()  # type: ignore[operator]  # weights stay gathered for a backward pass
+        return self.ranks.map_in_lockstep(lambda _: next(results), items)
