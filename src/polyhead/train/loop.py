@@ -236,13 +236,14 @@ def train_step(
     its shard of every batch, or a dummy batch; all ranks make the same step and the same passes.
     """
     model, progress, scale = training.model, training.progress, training.loss_scale
-    loss_module = training.bind_task(task)
+    loss_module = training.bind_ranks(task, ranks)
     counts = ranks.sum_counted(*(task.count_labels(batch) for batch in batches))  # labels on all ranks
     count = int(sum(counts))
     losses: list[Tensor] = []  # total and NLL of each batch in turn
-    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
-        # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
-        is_last = i == len(batches)
+    last = max((i for i, batch_count in enumerate(counts) if batch_count), default=None)
+    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True)):
+        # gradients are final in the last batch with labels, where their sum overlaps with the backward pass
+        is_last = i == last
         with training.reduce_gradients(ranks, is_last), ranks.sync_statistics(model):
             with autocast(training.precision, training.device):
                 loss = loss_module(batch)
