@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -33,6 +34,7 @@ from polyhead.train.loss_module import LossModule
 T = TypeVar("T")
 JOIN_TIMEOUT = 300.0  # seconds that ranks wait for all ranks to start
 POLL_INTERVAL = 0.02  # seconds between two requests to the store
+_TRANSPORT_ERROR = re.compile("gloo|nccl|connection|socket|broken pipe|timed out|timeout", re.IGNORECASE)
 
 
 class PeerLostError(RuntimeError):
@@ -289,9 +291,11 @@ class TorchProcessGroup:
         except PeerLostError:
             raise
         except RuntimeError as error:
-            if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            # torch raises the errors of transports as RuntimeErrors
+            if not (isinstance(error, dist.DistError) or _TRANSPORT_ERROR.search(str(error))):
                 raise
-            raise self._explain_lost_peer(error, "timed out" in str(error).lower()) from None
+            is_late = re.search("timed out|timeout", str(error), re.IGNORECASE) is not None
+            raise self._explain_lost_peer(error, is_late) from None
 
     @contextmanager
     def _translate_errors(self, timeout: float) -> Iterator[None]:
@@ -372,5 +376,6 @@ def _format_no_answer(ranks: list[int], seconds: float) -> str:
 
 def _shorten_error(error: Exception) -> str:
     """The message of the transport, without source files and lines."""
-    words = str(error).split("] ", 1)[-1].split(". ")[0]
+    message = str(error).split("running the callback: RuntimeError: ")[-1].split("\n\nAt:")[0]
+    words = message.split("] ", 1)[-1].split(". ")[0]
     return " ".join(words.split())[:120]
