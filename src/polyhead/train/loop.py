@@ -23,7 +23,7 @@ from polyhead.train.distributed.context_parallel import gather_context, split_ba
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
 from polyhead.train.gradient_norm import clip_split_gradients
 from polyhead.train.loggers import Reporter
-from polyhead.train.loss_module import LossModule, LossTask
+from polyhead.train.loss_module import LossTask
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import autocast
 from polyhead.train.prefetch import BatchPrefetcher
@@ -265,13 +265,13 @@ def train_step(
     its shard of every batch, or a dummy batch; all ranks make the same step and the same passes.
     """
     model, progress, scale = training.model, training.progress, training.loss_scale
-    loss_module = training.bind_task(task)
+    root = training.bind_ranks(task, ranks)
     counts = ranks.sum_counted(*(task.count_labels(batch) for batch in batches))  # labels on all ranks
     count = int(sum(counts))
     losses = (  # total and NLL of each batch in turn
         training.pipeline.forward_backward(batches, 1 / max(count, 1))
         if training.pipeline
-        else _forward_backward(training, loss_module, batches, counts, ranks)
+        else _forward_backward(training, root, batches, counts, ranks)
     )
     prefetch()
     if training.reads_late and count:
@@ -305,21 +305,21 @@ def train_step(
 
 def _forward_backward(
     training: TrainState,
-    loss_module: LossModule,
+    root: nn.Module,
     batches: Sequence[Any],
     counts: Sequence[float],
     ranks: ProcessGroup,
 ) -> list[Tensor]:
     """Gradients of the mean loss of batches with these label counts; returns the sums of each batch."""
-    scale, count, losses = training.loss_scale, int(sum(counts)), []
-    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
-        # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
-        is_last = i == len(batches)
-        model = training.model
-        reduce_context, statistics = training.reduce_gradients(ranks, is_last), ranks.sync_statistics(model)
+    scale, count, model = training.loss_scale, int(sum(counts)), training.model
+    losses: list[Tensor] = []
+    last = max((i for i, batch_count in enumerate(counts) if batch_count), default=None)
+    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True)):
+        # gradients are final in the last batch with labels, where their sum overlaps with the backward pass
+        reduce_context, statistics = training.reduce_gradients(ranks, i == last), ranks.sync_statistics(model)
         with reduce_context, statistics, gather_context(model, ranks):
             with autocast(training.precision, training.device):
-                loss = loss_module(batch)
+                loss = root(batch)
             if batch_count:
                 share = loss.total.float() / count  # fp16 would overflow with the loss scale
                 (share * scale.value if scale else share).backward()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from polyhead.checkpoint import checkpoint
@@ -53,6 +54,7 @@ class TrainState:
     def __init__(self, model: nn.Module, config: TrainConfig, d_model: int, steps: int) -> None:
         self.model, self.progress = model, Progress()
         self.loss_module: LossModule | None = None
+        self.replica: nn.Module | None = None  # ``loss_module`` as ranks with the whole model call it
         self.saved_best_step = 0  # ``best_step`` as stored in the newest checkpoint
         prepare_trainable(model, config)
         recompute_blocks(model, config.recompute == "blocks")
@@ -73,8 +75,17 @@ class TrainState:
     def bind_task(self, task: LossTask) -> LossModule:
         """The module that computes the loss of a task with the model; the same object for the same task."""
         if self.loss_module is None or self.loss_module.task is not task:
-            self.loss_module = LossModule(self.model, task)
+            self.loss_module, self.replica = LossModule(self.model, task), None
         return self.loss_module
+
+    def bind_ranks(self, task: LossTask, ranks: ProcessGroup) -> nn.Module:
+        """The module that a step calls with its batches, within ``reduce_gradients``."""
+        loss_module = self.bind_task(task)
+        if self.is_split:
+            return loss_module
+        if self.replica is None:
+            self.replica = ranks.replicate(loss_module)
+        return self.replica
 
     def split(self, task: MicroBatchTask, ranks: ProcessGroup, config: TrainConfig) -> None:
         """Keep of the model only this rank's part, with optimizers and EMA of it. All ranks call it.
@@ -105,18 +116,24 @@ class TrainState:
     def join(self, model: nn.Module, config: TrainConfig) -> None:
         """Continue with a whole model, newly built, after the last step; nothing else is kept."""
         prepare_trainable(model, config)
-        self.model, self.loss_module, self.is_split, self.pipeline = model, None, False, None
+        self.model, self.is_split, self.pipeline = model, False, None
+        self.loss_module = self.replica = None
         self.optimizers, self.ema = [], None
 
-    def reduce_gradients(self, ranks: ProcessGroup, is_last: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def reduce_gradients(self, ranks: ProcessGroup, is_last: bool) -> Iterator[None]:
         """Context for the forward and backward pass of a batch; ``is_last``: of the last one of a step.
 
         After the last one gradients are sums over ranks, reduced during the backward pass.
         """
-        if self.is_split and ranks.place.shape.shard > 1:
+        is_sharded = self.is_split and ranks.place.shape.shard > 1
+        if is_sharded:
             self.loss_module.set_requires_gradient_sync(is_last)  # type: ignore[operator, union-attr]
-            return nullcontext()
-        return ranks.reduce_gradients(self.model) if is_last else nullcontext()
+        adds_up = not is_last and isinstance(self.replica, DistributedDataParallel)
+        with self.replica.no_sync() if adds_up else nullcontext():  # type: ignore[union-attr]
+            yield
+        if is_last and self.is_split and not is_sharded:
+            ranks.sum_gradients(self.model)
 
     def map_in_lockstep(self, ranks: ProcessGroup) -> MapFn:
         """``ranks.map_in_lockstep``, in which work can read the weights of a split model."""

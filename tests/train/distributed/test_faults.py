@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.nn.stack import Stack
 from polyhead.train import loop
-from polyhead.train.distributed import bucketed_all_reduce
+from polyhead.train.distributed import replicate_model
 from polyhead.train.distributed.kv_store import HEARTBEAT_INTERVAL
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.process_group import ProcessGroup
@@ -63,6 +64,7 @@ def at(call: int, real: Callable[..., Any], action: Callable[[], None]) -> Calla
     """The function, but its nth call does something else first."""
     calls = [0]
 
+    @wraps(real)
     def counted(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == call:
@@ -80,7 +82,7 @@ def sabotage(where: str, ranks: ProcessGroup, action: Callable[[], None]) -> Non
     if where in ("first step", "late step"):
         loop.train_step = at(1 if where == "first step" else 19, loop.train_step, action)  # type: ignore[assignment]
     elif where == "between buckets":
-        bucketed_all_reduce.Bucket.start_reduce = at(40, bucketed_all_reduce.Bucket.start_reduce, action)  # type: ignore[method-assign]
+        replicate_model.sum_bucket = at(40, replicate_model.sum_bucket, action)
     elif where == "in the model":
         Stack.forward = at(20, Stack.forward, action)  # type: ignore[method-assign]
     elif where == "evaluation":
@@ -96,7 +98,8 @@ def sabotaged(recipe: Recipe, rank: int, where: str, what: str, world: int = 2) 
     def work(ranks: ProcessGroup) -> None:
         if ranks.rank == rank:
             sabotage(where, ranks, ACTIONS[what][0])
-        bucketed_all_reduce.BucketedAllReduce.__init__.__defaults__ = (1,)  # type: ignore[misc]  # a bucket for each tensor
+        one_each = partial(replicate_model.DistributedDataParallel, bucket_cap_mb=1e-6)  # tensors in a bucket
+        replicate_model.DistributedDataParallel = one_each  # type: ignore[misc, assignment]
         run_training(recipe, report=Notes(), ranks=ranks)
 
     return together(world, work, timeout=TIMEOUT, enough=world - 1 if what == "stop" else None)

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from polyhead.config.config_sections import ParallelConfig
 from polyhead.train.distributed.mesh import MeshShape, RankPlace, resolve_mesh_shape
+from polyhead.train.loss_module import LossModule
 
 T = TypeVar("T")
 MapFn = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
@@ -80,8 +81,12 @@ class ProcessGroup(Protocol):
         """
         ...
 
-    def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context for a backward pass, which overlaps with the sum of the gradients over all ranks."""
+    def replicate(self, root: LossModule) -> nn.Module:
+        """The module to call instead of ``root``: gradients of its backward pass are sums over all ranks."""
+        ...
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        """Sum the gradients of a model of which this rank has a part, over the ranks with the same part."""
         ...
 
     def on_rank0(self, work: Callable[[], T]) -> T:
@@ -152,8 +157,11 @@ class SingleProcess:
     def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
-        return nullcontext()
+    def replicate(self, root: LossModule) -> nn.Module:
+        return root
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        pass
 
     def on_rank0(self, work: Callable[[], T]) -> T:
         return work()
