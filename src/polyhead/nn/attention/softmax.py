@@ -143,7 +143,8 @@ class Attention(SplitByHeads, nn.Module):
         """Which keys a query sees, if attention can be computed in blocks; None if it needs all weights."""
         has_dropout = self.training and self.dropout > 0
         needs_weights = self.weights_hooks or self.position.kind == "scores" or has_dropout
-        fits = self.head_dim in HEAD_DIMS and self.v_head_dim in HEAD_DIMS
+        has_own_keys = self.gather_kv is None  # else there are more keys than queries
+        fits = has_own_keys and self.head_dim in HEAD_DIMS and self.v_head_dim in HEAD_DIMS
         return Visibility(self.causal, *(self.window or ())) if fits and not needs_weights else None
 
     def project_kv(self, x: Tensor, pos: Tensor | None, position: Position | None = None) -> KV:
