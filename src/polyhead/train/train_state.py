@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,20 +120,18 @@ class TrainState:
         self.loss_module = self.replica = None
         self.optimizers, self.ema = [], None
 
-    @contextmanager
-    def reduce_gradients(self, ranks: ProcessGroup, is_last: bool) -> Iterator[None]:
+    def reduce_gradients(self, ranks: ProcessGroup, is_last: bool) -> AbstractContextManager[None]:
         """Context for the forward and backward pass of a batch; ``is_last``: of the last one of a step.
 
         After the last one gradients are sums over ranks, reduced during the backward pass.
         """
-        is_sharded = self.is_split and ranks.place.shape.shard > 1
-        if is_sharded:
+        if not self.is_split:
+            adds_up = not is_last and isinstance(self.replica, DistributedDataParallel)
+            return self.replica.no_sync() if adds_up else nullcontext()  # type: ignore[union-attr]
+        if ranks.place.shape.shard > 1:
             self.loss_module.set_requires_gradient_sync(is_last)  # type: ignore[operator, union-attr]
-        adds_up = not is_last and isinstance(self.replica, DistributedDataParallel)
-        with self.replica.no_sync() if adds_up else nullcontext():  # type: ignore[union-attr]
-            yield
-        if is_last and self.is_split and not is_sharded:
-            ranks.sum_gradients(self.model)
+            return nullcontext()
+        return ranks.reduce_gradients(self.model) if is_last else nullcontext()
 
     def map_in_lockstep(self, ranks: ProcessGroup) -> MapFn:
         """``ranks.map_in_lockstep``, in which work can read the weights of a split model."""

@@ -1,4 +1,8 @@
-"""Launch several processes of one training on this machine, with one exit code. Does not import torch."""
+"""Launch several processes of one training on this machine, with one exit code. Does not import torch.
+
+torchrun also starts them, but its exit code is 1 whatever failed, its report of a failure is a page long, and
+it waits without limit for a process that is stopped.
+"""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from polyhead.train.loss_module import LossModule
 def replicate_weights(root: LossModule, group: dist.ProcessGroup) -> DistributedDataParallel:
     """The module to call instead of ``root``, on ranks that have the same weights.
 
-    Gradients of its backward pass are sums over the ranks of ``group``, in buckets that leave while the pass
-    goes on. A weight without a gradient on any rank has none, as in one process.
+    Gradients of its backward pass are sums over the ranks of ``group``, reduced in buckets during the pass.
+    The gradient of a weight that no rank used is None, as in a single process.
     """
     # layers are compiled one by one, so that buckets leave between them without cuts inside
     torch._dynamo.config.optimize_ddp = False

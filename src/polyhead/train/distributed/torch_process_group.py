@@ -111,7 +111,9 @@ class TorchProcessGroup:
     def replicate(self, root: LossModule) -> nn.Module:
         return replicate_weights(root, self.reduce_group or dist.group.WORLD)
 
-    def sum_gradients(self, model: nn.Module) -> None:
+    @contextmanager
+    def reduce_gradients(self, model: nn.Module) -> Iterator[None]:
+        yield
         if self.place.reduce_size == 1:
             return
         trainable = [p for p in model.parameters() if p.requires_grad]
