@@ -196,6 +196,7 @@ def test_every_design_does(kind: str, part: int) -> None:
     assert_same(2, cases[part::4])
 
 
+@pytest.mark.slow
 def test_four_ranks_do() -> None:
     """Rows of 11 tokens are 8 chunks of 2, of which two have padding alone."""
     assert_same(4, WHOLES[:2])

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from polyhead.config.config_sections import DistillConfig
 from polyhead.config.model import ModelConfig
+from polyhead.config.recipe import Recipe
 from polyhead.core.registry import TASK
 from polyhead.cost.communication import ParallelLayout, estimate_traffic
 from polyhead.cost.workload import BatchShape
@@ -40,6 +41,7 @@ from polyhead.train.run_training import run_training
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 TOKEN_KINDS = [kind for kind in KINDS if kind != "classification"]
+ON_LINUX = Path("/proc/self/fd").exists()
 ROWS, LENGTH, LAYERS = 2, 32, 3
 SIZES: dict[str, Any] = {
     "vocab_size": 23,
@@ -68,29 +70,20 @@ def sum_losses(module: LossModule, batch: Any) -> Tensor:
     return torch.cat([loss.total.detach()[None], loss.nll[None], torch.tensor([loss.count]), *grads])
 
 
-def test_the_parts_of_a_batch_have_the_loss_and_gradients_of_the_whole(place: Path) -> None:
-    recipes = {kind: recipe_of(place, kind, f"context-{kind}") for kind in TOKEN_KINDS}
-    for recipe in recipes.values():
-        opened(recipe)  # writes the token stores that all ranks read
-
-    def work(ranks: ProcessGroup) -> dict[str, float]:
-        differences = {}
-        for kind, recipe in recipes.items():
-            run, task = opened(recipe)
-            assert isinstance(task, SplitsSequence)
-            module, batch = LossModule(run.model.double().train(), task), task.collate(task.largest_batch())
-            context = ContextGather(run.model, dist.group.WORLD)
-            with context.apply():
-                sums = sum_losses(module, task.split_sequence(batch, context.shard))
-            dist.all_reduce(sums)
-            alone = sum_losses(module, batch)
-            differences[kind] = float((sums - alone).abs().max() / alone[0])
-        return differences
-
-    ends = together(2, work, timeout=60)
-    assert [end.code for end in ends] == [0, 0], ends
-    for end in ends:
-        assert max(end.said.values()) < 1e-6, end.said
+def compare_tasks(recipes: dict[str, Recipe]) -> dict[str, float]:
+    """For each task the largest difference from the whole batch, in units of its loss."""
+    differences = {}
+    for kind, recipe in recipes.items():
+        run, task = opened(recipe)
+        assert isinstance(task, SplitsSequence)
+        module, batch = LossModule(run.model.double().train(), task), task.collate(task.largest_batch())
+        context = ContextGather(run.model, dist.group.WORLD)
+        with context.apply():
+            sums = sum_losses(module, task.split_sequence(batch, context.shard))
+        dist.all_reduce(sums)
+        alone = sum_losses(module, batch)
+        differences[kind] = float((sums - alone).abs().max() / alone[0])
+    return differences
 
 
 def make_model(**changes: Any) -> Any:
@@ -131,32 +124,85 @@ def compare_gradients(*models: Any) -> list[float]:
     return [max(float((a - b).abs().max()) for a, b in zip(plain, x, strict=True)) for x in others]
 
 
-def test_a_rank_keeps_its_part_of_the_activations() -> None:
-    """Without recomputation also the keys and values of all tokens in every layer, and one mask in all."""
+def measure_kept() -> list[Any]:
+    """Bytes that this rank and one process keep of three models, and what recomputation changes."""
+    alibi, recomputed = (make_model(position="alibi") for _ in range(2))
+    rope = make_model(position="rope", n_kv_heads=4)
+    recompute_blocks(recomputed)
     documents, plain = make_batch(), make_batch()._replace(pos=None, has_documents=False)
+    kept: list[Any] = []
+    for model, batch in ((alibi, documents), (recomputed, documents), (rope, plain)):
+        context = ContextGather(model, dist.group.WORLD)
+        with context.apply():
+            part = measure_saved_bytes(model, split_windows(batch, context.shard))
+        kept.append([part, measure_saved_bytes(model, batch)])
+    return [*kept, *compare_gradients(alibi, recomputed)]
+
+
+WIDE = {"n_kv_heads": 4, "d_model": 512}
+
+
+def count_sent() -> float:
+    """Bytes that this rank sends in a pass."""
+    model, counts = make_model(**WIDE).float(), [sent()]
+    for _ in range(4):
+        compute_gradients(model, ContextGather(model, dist.group.WORLD))
+        dist.barrier()
+        counts.append(sent())
+    return float(np.median(np.diff(counts)))
+
+
+def check_sent(n_bytes: float, world: int) -> None:
+    """Gloo sends as much for a reduce-scatter, which is half of the plan, as for an all-reduce."""
+    config = ModelConfig.model_validate(SIZES | {"n_layers": LAYERS} | WIDE)
+    planned = estimate_traffic(config, BatchShape(ROWS, LENGTH), 1, ParallelLayout(context_parallel=world))
+    assert n_bytes == pytest.approx(1.5 * planned.context, rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def measured(place: Path) -> list[Any]:
+    """What each of two ranks measured."""
+    recipes = {kind: recipe_of(place, kind, f"parts-{kind}") for kind in TOKEN_KINDS}
+    for recipe in recipes.values():
+        opened(recipe)  # writes the token stores that all ranks read
 
     def work(ranks: ProcessGroup) -> list[Any]:
-        alibi, recomputed, rope = make_model(position="alibi"), make_model(position="alibi"), make_model(
-            position="rope", n_kv_heads=4)  # fmt: skip
-        recompute_blocks(recomputed)
-        measured = []
-        for model, batch in ((alibi, documents), (recomputed, documents), (rope, plain)):
-            context = ContextGather(model, dist.group.WORLD)
-            with context.apply():
-                part = measure_saved_bytes(model, split_windows(batch, context.shard))
-            measured.append([part, measure_saved_bytes(model, batch)])
-        return [*measured, *compare_gradients(alibi, recomputed)]
+        return [compare_tasks(recipes), measure_kept(), count_sent() if ON_LINUX else 0.0]
 
     ends = together(2, work, timeout=60)
     assert [end.code for end in ends] == [0, 0], ends
+    return [end.said for end in ends]
+
+
+def test_the_parts_of_a_batch_have_the_loss_and_gradients_of_the_whole(measured: list[Any]) -> None:
+    for differences, _, _ in measured:
+        assert differences.keys() == set(TOKEN_KINDS)
+        assert max(differences.values()) < 1e-6, differences
+
+
+def test_a_rank_keeps_its_part_of_the_activations(measured: list[Any]) -> None:
+    """Without recomputation also the keys and values of all tokens in every layer, and one mask in all."""
     keys_and_values = LAYERS * ROWS * LENGTH * 2 * SIZES["d_model"] * 8
     mask = ROWS * LENGTH // 2 * LENGTH * 8
-    for end in ends:
-        alibi, recomputed, rope, difference = end.said
+    for _, (alibi, recomputed, rope, difference), _ in measured:
         assert alibi[0] == alibi[1] / 2 + keys_and_values / 2 / 2  # two heads of four
         assert recomputed[0] == recomputed[1] / 2
-        assert difference == 0
         assert rope[0] == rope[1] / 2 + keys_and_values / 2 + mask
+        assert difference == 0
+
+
+@pytest.mark.skipif(not ON_LINUX, reason="needs Linux")
+def test_a_pass_sends_the_bytes_that_a_plan_says(measured: list[Any]) -> None:
+    for _, _, n_bytes in measured:
+        check_sent(n_bytes, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ON_LINUX, reason="needs Linux")
+def test_four_ranks_do() -> None:
+    for end in together(4, lambda ranks: count_sent(), timeout=60):
+        assert end.code == 0, end
+        check_sent(end.said, 4)
 
 
 @pytest.mark.slow
@@ -238,26 +284,3 @@ def test_all_end_when_one_is_killed(place: Path) -> None:
 
     ends = together(2, work, timeout=10)
     assert [end.code for end in ends] == [RANK_LOST, -signal.SIGKILL], ends
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_pass_sends_the_bytes_that_a_plan_says(world: int) -> None:
-    sizes = {"n_kv_heads": 4, "d_model": 512}
-
-    def work(ranks: ProcessGroup) -> list[int]:
-        model, counts = make_model(**sizes).float(), [sent()]
-        for _ in range(4):
-            compute_gradients(model, ContextGather(model, dist.group.WORLD))
-            dist.barrier()
-            counts.append(sent())
-        return counts
-
-    ends = together(world, work, timeout=60)
-    assert [end.code for end in ends] == [0] * world, ends
-    layout = ParallelLayout(context_parallel=world)
-    config = ModelConfig.model_validate(SIZES | {"n_layers": LAYERS} | sizes)
-    planned = estimate_traffic(config, BatchShape(ROWS, LENGTH), 1, layout)
-    for end in ends:
-        # gloo sends as much for a reduce-scatter, which is half of the plan, as for an all-reduce
-        assert np.median(np.diff(end.said)) == pytest.approx(1.5 * planned.context, rel=0.01)

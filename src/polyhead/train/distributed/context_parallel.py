@@ -1,7 +1,7 @@
 """Context parallelism: the ranks of a group share the tokens of each row.
 
-Each rank runs the model on its tokens, and attention gathers the keys and values of all (Llama Team, 2024,
-sec. 3.3.2); in the backward pass their gradients are summed over the ranks. Positions are data, so masks,
+Each rank runs the model on its tokens, and attention gathers the keys and values of all (Grattafiori et al.,
+2024, sec. 3.3.2); the backward pass sums their gradients over the ranks. Positions are data, so masks,
 windows and position schemes need no change. All else in a model reads one token at a time, or is refused.
 """
 
@@ -26,9 +26,10 @@ from polyhead.train.distributed.mesh import RankPlace
 from polyhead.train.distributed.process_group import ProcessGroup
 
 BatchT = TypeVar("BatchT")
-# torch 2.13 has new names for these
-_all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+# torch 2.13 has new names for all_gather_into_tensor and reduce_scatter_tensor
+_has_new_names = hasattr(dist, "all_gather_single")
+_all_gather_single = dist.all_gather_single if _has_new_names else dist.all_gather_into_tensor
+_reduce_scatter_single = dist.reduce_scatter_single if _has_new_names else dist.reduce_scatter_tensor
 
 
 @runtime_checkable
