@@ -1,0 +1,385 @@
+"""Checkpoints of a training whose tensors are split: the files of one process, or parts of every rank."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from tests.train.several import together
+from tests.train.test_loss_module import NextTokens
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from polyhead.checkpoint import checkpoint
+from polyhead.checkpoint.checkpoint import (
+    CheckpointDraft,
+    open_checkpoint,
+    read_checkpoint,
+    read_newest_checkpoint,
+)
+from polyhead.config.model import ModelConfig
+from polyhead.config.recipe import TrainConfig
+from polyhead.core.atomic_io import HashingWriter
+from polyhead.core.errors import UserError
+from polyhead.models import build
+from polyhead.train.distributed import split_checkpoint
+from polyhead.train.distributed.launch import RANK_LOST
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from polyhead.train.distributed.rank_sync import share_checkpoint
+from polyhead.train.distributed.split_checkpoint import _PartsWriter, save_split
+from polyhead.train.loss_module import LossModule
+from polyhead.train.train_state import TrainState
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+TASK = NextTokens()
+EXTRA = {"tokenizer_sha256": "of the tokenizer"}
+# eps is large beside rounding, or Adam would make steps of gradients that are 0 but for it
+CONFIG: dict[str, Any] = {"steps": 9, "optimizer": {"name": "adamw", "eps": 1e-3}, "ema": 0.9,
+    "schedule": {"name": "constant"}}  # fmt: skip
+
+
+def made(world: int, optimizer: Any = None, form: str = "shard") -> TrainState:
+    """A state of sizes that no number of ranks divides, with tied weights, split over so many ranks.
+
+    Forms: fully sharded; in two groups of ranks; over tensor parallel ranks as well.
+    """
+    config = ModelConfig(kind="decoder", vocab_size=23, d_model=14, n_heads=2, n_layers=2,
+        d_ff=16 if form == "tensor" else 15, max_len=8,
+        dropout=0.0)  # fmt: skip
+    model = build(config, 1)
+    module = LossModule(model, TASK)
+    if world > 1:
+        mesh = init_device_mesh("cpu", (world,))
+        if form != "shard":
+            mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("outer", "inner"))
+        if form == "tensor":
+            for layer in model.stack.layers:
+                plan = {"ffn.up_proj": ColwiseParallel(), "ffn.down_proj": RowwiseParallel()}
+                parallelize_module(layer, mesh["inner"], plan)
+            mesh = mesh["outer"]
+        for layer in model.stack.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+        for part in module.modules():
+            if hasattr(part, "set_gradient_divide_factor"):
+                part.set_gradient_divide_factor(1.0)
+                part.set_force_sum_reduction_for_comms(True)
+    options = CONFIG | ({"optimizer": optimizer} if optimizer else {})
+    training = TrainState(model, TrainConfig.model_validate(options), config.d_model, 9)
+    training.is_split, training.loss_module = world > 1, module
+    return training
+
+
+def learn(training: TrainState, rank: int, world: int, steps: int = 2) -> list[float]:
+    """Losses of this rank's rows of a few steps."""
+    module, losses = training.bind_task(TASK), []
+    for _ in range(steps):
+        training.progress.step += 1
+        loss = module(TASK.collate(list(range(5))[rank::world]))
+        loss.total.backward()
+        losses.append(float(loss.total.detach()))
+        for optimizer in training.optimizers:
+            optimizer.step()
+        training.model.zero_grad(set_to_none=True)
+        assert training.ema
+        training.ema.update(training.model, training.progress.step)
+    return losses
+
+
+def save(training: TrainState, root: Path, ranks: ProcessGroup, sharded: bool = False) -> None:
+    if training.is_split:
+        save_split(root, training.export_state(), EXTRA, ranks, sharded)
+    else:
+        training.save(root, EXTRA)
+
+
+def restored(path: Path, ranks: ProcessGroup, *options: Any) -> TrainState:
+    training = made(ranks.world_size, *options)
+    found = share_checkpoint(None if ranks.rank else open_checkpoint(path), ranks)
+    assert found
+    training.restore(found)
+    return training
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def assert_equal(path: Path, other: Path) -> None:
+    """Whether two checkpoints are of the same kind, and equal to the bit.
+
+    The order of the metadata in files of torch is accidental.
+    """
+    assert content(path).keys() == content(other).keys()
+    found, wanted = read_checkpoint(path), read_checkpoint(other)
+    assert found.state == wanted.state and found.extra == wanted.extra
+    for group, tensors in wanted.tensors.items():
+        assert found.tensors[group].keys() == tensors.keys()
+        assert all(torch.equal(found.tensors[group][name], tensor) for name, tensor in tensors.items())
+
+
+def loaded_by_torch(path: Path, like: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that torch.distributed.checkpoint finds in a directory, in one process."""
+    tensors = {name: torch.full_like(tensor, -1) for name, tensor in like.items()}
+    dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+    return tensors
+
+
+def test_two_ranks_save_and_restore_what_one_process_does(tmp_path: Path) -> None:
+    one = made(1)
+    learn(one, 0, 1)
+    save(one, tmp_path / "one", SINGLE_PROCESS)
+
+    def work(ranks: ProcessGroup) -> None:
+        training = restored(tmp_path / "one" / "step-2", ranks)
+        save(training, tmp_path / "whole", ranks)
+        save(training, tmp_path / "sharded", ranks, sharded=True)
+        for source in ("one", "whole", "sharded"):
+            training = restored(tmp_path / source / "step-2", ranks)
+            learn(training, ranks.rank, 2)
+            save(training, tmp_path / f"{source}-on", ranks)
+
+    ends = together(2, work, timeout=60)
+    assert [end.code for end in ends] == [0, 0], ends
+    files = content(tmp_path / "one" / "step-2")
+    assert content(tmp_path / "whole" / "step-2") == files  # to the bit, with manifest and state
+    sharded = tmp_path / "sharded" / "step-2"
+    assert (sharded / "state.json").read_bytes() == files["state.json"]
+    wanted, found = read_checkpoint(tmp_path / "one" / "step-2"), read_checkpoint(sharded)
+    assert found._replace(path=wanted.path, tensors={}) == wanted._replace(tensors={})
+    for group, tensors in wanted.tensors.items():
+        lazy = open_checkpoint(sharded).tensors[group]
+        for read in (found.tensors[group], lazy, loaded_by_torch(sharded / group, dict(tensors))):
+            assert read.keys() == tensors.keys()
+            assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+    learn(one, 0, 1)
+    on = content(tmp_path / "one-on" / "step-4")
+    assert content(tmp_path / "whole-on" / "step-4") == content(tmp_path / "sharded-on" / "step-4") == on
+    for group, tensors in one.export_state().tensors.items():
+        for name, tensor in read_checkpoint(tmp_path / "one-on" / "step-4").tensors[group].items():
+            torch.testing.assert_close(tensor, tensors[name].detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("world", "form"), [(2, "shard"), (3, "shard"), (4, "shard"), (4, "groups"), (4, "tensor")]
+)
+def test_a_run_goes_on_with_any_split(world: int, form: str, name: str, tmp_path: Path) -> None:
+    """From one process to several and back, the curve is that of one."""
+    options = [{"name": name} | ({"eps": 1e-3} if name == "adamw" else {}), form]
+    one = made(1, *options)
+    learn(one, 0, 1)
+    save(one, tmp_path / "one", SINGLE_PROCESS)
+
+    def work(ranks: ProcessGroup) -> list[float]:
+        training = restored(tmp_path / "one" / "step-2", ranks, *options)
+        save(training, tmp_path / "whole", ranks)
+        save(training, tmp_path / "sharded", ranks, sharded=True)
+        rank, n_data = (ranks.rank // 2, 2) if form == "tensor" else (ranks.rank, world)
+        losses = learn(restored(tmp_path / "sharded" / "step-2", ranks, *options), rank, n_data)
+        save(training, tmp_path / "on", ranks)
+        return losses
+
+    ends = together(world, work, timeout=60)
+    assert [end.code for end in ends] == [0] * world, ends
+    assert content(tmp_path / "whole" / "step-2") == content(tmp_path / "one" / "step-2")
+    assert (tmp_path / "sharded" / "step-2" / "model").is_dir()
+    wanted = read_checkpoint(tmp_path / "one" / "step-2").tensors
+    found = read_checkpoint(tmp_path / "sharded" / "step-2").tensors
+    for group, tensors in wanted.items():
+        assert all(torch.equal(found[group][name], tensor) for name, tensor in tensors.items())
+    losses = [
+        sum(step) / (2 if form == "tensor" else 1) for step in zip(*(end.said for end in ends), strict=True)
+    ]
+    assert losses == pytest.approx(learn(one, 0, 1), rel=1e-6 if name == "adamw" else 1e-5)
+
+
+def failing(real: Callable[..., Any], call: int, code: int, times: int = 1) -> Callable[..., Any]:
+    """The function, but so many calls from one on raise an OSError."""
+    calls = [0]
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if call <= calls[0] < call + times:
+            raise OSError(code, os.strerror(code))
+        return real(*arguments, **options)
+
+    return counted
+
+
+def caught(ranks: Any, work: Callable[[], None]) -> str:
+    """The error of rank 0, after which the other ranks are freed from waiting for it."""
+    before = ranks.n_broadcasts
+    try:
+        work()
+    except UserError as error:
+        assert not ranks.rank
+        # an error within the work of rank 0 alone leaves the others where they wait for its result
+        ranks.n_broadcasts -= error.__cause__ is not None
+        assert ranks.n_broadcasts >= before
+        ranks.on_rank0(lambda: True)
+        return str(error)
+    return ""
+
+
+def test_an_error_of_the_disk_on_any_rank_is_tried_again_or_ends_all(tmp_path: Path) -> None:
+    """No rank is left in a collective that another one has not joined."""
+
+    def work(ranks: ProcessGroup) -> list[str]:
+        training, said = made(2), []  # without a state of the optimizer yet
+        for kind, rank in (("whole", 0), ("sharded", 0), ("sharded", 1)):
+            for code in (errno.EIO, errno.ENOSPC):
+                root = tmp_path / f"{kind}-{rank}-{code}"
+                with pytest.MonkeyPatch.context() as patch:
+                    if ranks.rank == rank and kind == "whole":
+                        patch.setattr(HashingWriter, "write", failing(HashingWriter.write, 5, code))
+                    elif ranks.rank == rank:
+                        patch.setattr(_PartsWriter, "write", failing(_PartsWriter.write, 2, code))
+                    said.append(caught(ranks, partial(save, training, root, ranks, kind == "sharded")))
+        split_checkpoint.VISIBLE_SECONDS = 0.0
+        root = tmp_path / f"machine-{ranks.rank}"
+        (root / "step-0").mkdir(parents=True)
+        said.append(caught(ranks, partial(save, training, root, ranks, sharded=True)))
+        return said
+
+    ends = together(2, work, timeout=60)
+    assert [end.code for end in ends] == [0, 0], ends
+    assert ends[1].said == [""] * 7
+    for said, (kind, rank) in zip(
+        ends[0].said[:6:2], (("whole", 0), ("sharded", 0), ("sharded", 1)), strict=True
+    ):
+        root = tmp_path / f"{kind}-{rank}-{errno.EIO}"
+        assert said == "" and sorted(path.name for path in root.iterdir()) == ["latest", "step-0"]
+        assert (
+            content(root / "step-0").keys() == content(tmp_path / f"{kind}-0-{errno.EIO}" / "step-0").keys()
+        )
+        read_checkpoint(root / "step-0")
+    for said, place in zip(ends[0].said[1:6:2], ("", "", " on rank 1"), strict=True):
+        assert f"step-0: No space left on device{place}; " in said
+    for kind, rank in (("whole", 0), ("sharded", 0), ("sharded", 1)):
+        assert not list((tmp_path / f"{kind}-{rank}-{errno.ENOSPC}").iterdir())
+    assert (
+        ends[0]
+        .said[6]
+        .startswith(
+            f"train.parallel.checkpoint=sharded: rank 1 does not see {tmp_path / 'machine-1' / 'step-0.tmp-'}"
+        )
+    )
+    assert "which rank 0 has written; out must be in a directory that all machines share" in ends[0].said[6]
+    assert [path.name for path in (tmp_path / "machine-0").iterdir()] == ["step-0"]
+
+
+def run(
+    root: Path, ranks: ProcessGroup, sharded: bool, before_save: Callable[[], None] = lambda: None
+) -> None:
+    """Train from the newest checkpoint to step 6, saving every second step; the one of step 4 can be hit."""
+    training = made(ranks.world_size)
+    newest = None if ranks.rank else read_newest_checkpoint(root, read=open_checkpoint)
+    if found := share_checkpoint(newest, ranks):
+        training.restore(found)
+    while training.progress.step < 6:
+        learn(training, ranks.rank, ranks.world_size)
+        if training.progress.step == 4:
+            before_save()
+        save(training, root, ranks, sharded)
+
+
+def at_call(owner: Any, name: str, call: int, action: Callable[[], None]) -> None:
+    """Let a call of a function do something else first."""
+    real, calls = getattr(owner, name), [0]
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call:
+            action()
+        return real(*arguments, **options)
+
+    setattr(owner, name, counted)
+
+
+def run_until_killed(
+    root: Path, sharded: bool, victim: str, point: tuple[Any, str, int], ranks: ProcessGroup
+) -> None:
+    """Train; in the save of step 4 rank 0, rank 1 or all are killed, where rank 0, or rank 1, is then."""
+
+    def before_save() -> None:
+        pids = list(ranks.map(lambda _: os.getpid(), range(2)))
+        victims = {"0": pids[:1], "1": pids[1:], "all": pids[::-1]}[victim]
+        if ranks.rank == (victim == "1"):
+            at_call(*point, lambda: [os.kill(pid, signal.SIGKILL) for pid in victims])
+
+    run(root, ranks, sharded, before_save)
+
+
+# where a rank is killed in a save, and whether the checkpoint has got its name by then
+RANK_0_POINTS: dict[str, tuple[Any, str, int, bool]] = {
+    "makes directory": (CheckpointDraft, "create", 1, False),
+    "writes state": (CheckpointDraft, "commit", 1, False),
+    "renames": (checkpoint.os, "rename", 1, False),
+    "has renamed": (checkpoint, "replace_file", 1, True),
+    "has saved": (checkpoint, "remove_quietly", 1, True),
+}
+POINTS: dict[bool, dict[str, tuple[Any, str, int, bool]]] = {
+    False: {
+        "first tensor": (split_checkpoint, "get_whole", 1, False),
+        "late tensor": (split_checkpoint, "get_whole", 60, False),
+        "syncs": (HashingWriter, "__exit__", 2, False),
+    },
+    True: {
+        "writes parts": (_PartsWriter, "write", 2, False),
+        "hashes parts": (split_checkpoint, "hash_file", 1, False),
+        "plans": (split_checkpoint.dist, "all_gather_object", 1, False),
+    },
+}
+KILLS = [
+    (sharded, victim, point)
+    for sharded in (False, True)
+    for victim in ("0", "1", "all")
+    for point in (*POINTS[sharded], *(RANK_0_POINTS if victim != "1" else ()))
+    if (victim, point) != ("1", "syncs")
+]
+QUICK_KILLS = [(False, "1", "late tensor"), (True, "0", "writes parts"), (False, "all", "has renamed")]
+
+
+@pytest.mark.acceptance("G1", "R1", "R11")
+@pytest.mark.parametrize(
+    "kills", [pytest.param(QUICK_KILLS, id="some"), pytest.param(KILLS, id="all", marks=pytest.mark.slow)]
+)
+def test_a_kill_at_any_point_of_a_save_leaves_the_newest_checkpoint_and_the_same_end(
+    kills: list[tuple[bool, str, str]], tmp_path: Path
+) -> None:
+    roots = {kill: tmp_path / "-".join(map(str, kill)) for kill in kills}
+    for (sharded, victim, point), root in roots.items():
+        owner, name, call, is_named = (RANK_0_POINTS | POINTS[sharded])[point]
+        work = partial(run_until_killed, root, sharded, victim, (owner, name, call))
+        # which passes where rank 0 waits for the files of a rank that is dead
+        ends = together(2, work, timeout=60 if kills is QUICK_KILLS else 10)
+        killed = {"0": {0}, "1": {1}, "all": {0, 1}}[victim]
+        codes = [-signal.SIGKILL if rank in killed else RANK_LOST for rank in (0, 1)]
+        assert [end.code for end in ends] == codes, (sharded, victim, point, ends)
+        found = read_newest_checkpoint(root)
+        assert found and found.step == (4 if is_named else 2), point
+
+    def finish(ranks: ProcessGroup) -> None:
+        for sharded in (False, True):
+            run(tmp_path / f"whole-run-{sharded}", ranks, sharded)
+        for (sharded, _, _), root in roots.items():
+            run(root, ranks, sharded)
+
+    ends = together(2, finish, timeout=60)
+    assert [end.code for end in ends] == [0, 0], ends
+    for (sharded, victim, point), root in roots.items():
+        assert_equal(root / "step-6", tmp_path / f"whole-run-{sharded}" / "step-6")
+        assert not [path for path in root.iterdir() if "." in path.name], (sharded, victim, point)
