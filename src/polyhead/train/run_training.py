@@ -154,6 +154,12 @@ def run_training(
                 run.save_config_files(out)
                 write_run_manifest(out)
             ranks.on_rank0(lambda: check_disk_space(out, training, config, recipe.train, steps))
+            if recipe.train.parallel.checkpoint == "sharded":
+                from polyhead.train.distributed.split_checkpoint import (
+                    check_shared_directory,
+                )  # slow to import
+
+                check_shared_directory(out, ranks)
             summary = parameter_summary(run.model)
             reporter.info(
                 tr(

@@ -7,6 +7,11 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.train.distributed.mesh import MeshShape
 
+_REPLICATED_REASON = (
+    "checkpoint=sharded saves the part of the model that each process has, and all have the whole: set "
+    "whole, or split the model with shard, tensor or pipeline"
+)
+
 
 def check_parallel(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> None:
     """Raise a UserError with the reason if a training cannot be split over a mesh of this shape."""
@@ -16,9 +21,9 @@ def check_parallel(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> Non
 
 def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str | None:
     """Why a training cannot be split over a mesh of this shape; None if it can."""
-    if not shape.splits_model:
-        return None
     train = recipe.train
+    if not shape.splits_model:
+        return _REPLICATED_REASON if train.parallel.checkpoint == "sharded" else None
     if train.eval_bleu or train.best_metric in ("bleu", "chrf"):
         key = "eval_bleu" if train.eval_bleu else f"best_metric={train.best_metric}"
         return (

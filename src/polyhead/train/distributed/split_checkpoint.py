@@ -7,6 +7,7 @@ see. The checkpoint is complete or absent in both, and rank 0 alone creates, com
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -209,6 +210,21 @@ class _PartsWriter:
         self.directory.mkdir(exist_ok=True)
         results = self.writer.write_data(plan, self.planner).wait()
         return sorted({self.directory / result.storage_data.relative_path for result in results})
+
+
+def check_shared_directory(directory: Path, ranks: ProcessGroup) -> None:
+    """Raise a UserError if not all ranks see the same directory, as each of them is to write there."""
+    probe = directory / ranks.on_rank0(lambda: f".shared-{os.getpid()}")
+    ranks.on_rank0(probe.touch)
+    is_seen = ranks.map(lambda _: _appears(directory / probe.name), range(ranks.world_size))
+
+    def check_ranks() -> None:
+        probe.unlink(missing_ok=True)
+        for rank, rank_sees in enumerate(is_seen):
+            if not rank_sees:
+                raise _not_shared(rank, probe, 0)
+
+    ranks.on_rank0(check_ranks)
 
 
 def _appears(path: Path, size: int | None = None) -> bool:
