@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.train.distributed.rank_runs import STEPS, assert_close, assert_same, recipe_of, trained
+from safetensors.torch import load_file
+from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
 from tests.train.distributed.rank_runs import place as place
 from tests.train.several import together
 from tests.train.test_loss_module import NextTokens
@@ -42,7 +44,7 @@ from polyhead.train.distributed import split_checkpoint
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.rank_sync import share_checkpoint
-from polyhead.train.distributed.split_checkpoint import _PartsWriter, save_split
+from polyhead.train.distributed.split_checkpoint import _PartsWriter, check_shared_directory, save_split
 from polyhead.train.loss_module import LossModule
 from polyhead.train.train_state import TrainState
 
@@ -141,22 +143,38 @@ def loaded_by_torch(path: Path, like: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def test_two_ranks_save_and_restore_what_one_process_does(tmp_path: Path) -> None:
+class Saved(NamedTuple):
+    """What two ranks have saved, and said of their errors; and the state of one process."""
+
+    root: Path
+    said: list[list[str]]
+    one: TrainState
+
+
+@pytest.fixture(scope="module")
+def saved(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    root = tmp_path_factory.mktemp("saved")
     one = made(1)
     learn(one, 0, 1)
-    save(one, tmp_path / "one", SINGLE_PROCESS)
+    save(one, root / "one", SINGLE_PROCESS)
 
-    def work(ranks: ProcessGroup) -> None:
-        training = restored(tmp_path / "one" / "step-2", ranks)
-        save(training, tmp_path / "whole", ranks)
-        save(training, tmp_path / "sharded", ranks, sharded=True)
+    def work(ranks: ProcessGroup) -> list[str]:
+        training = restored(root / "one" / "step-2", ranks)
+        save(training, root / "whole", ranks)
+        save(training, root / "sharded", ranks, sharded=True)
         for source in ("one", "whole", "sharded"):
-            training = restored(tmp_path / source / "step-2", ranks)
+            training = restored(root / source / "step-2", ranks)
             learn(training, ranks.rank, 2)
-            save(training, tmp_path / f"{source}-on", ranks)
+            save(training, root / f"{source}-on", ranks)
+        return save_with_errors(root, ranks)
 
     ends = together(2, work, timeout=60)
     assert [end.code for end in ends] == [0, 0], ends
+    return Saved(root, [end.said for end in ends], one)
+
+
+def test_two_ranks_save_and_restore_what_one_process_does(saved: Saved) -> None:
+    tmp_path, _, one = saved
     files = content(tmp_path / "one" / "step-2")
     assert content(tmp_path / "whole" / "step-2") == files  # to the bit, with manifest and state
     sharded = tmp_path / "sharded" / "step-2"
@@ -226,44 +244,45 @@ def failing(real: Callable[..., Any], call: int, code: int, times: int = 1) -> C
 
 def caught(ranks: Any, work: Callable[[], None]) -> str:
     """The error of rank 0, after which the other ranks are freed from waiting for it."""
-    before = ranks.n_broadcasts
     try:
         work()
     except UserError as error:
         assert not ranks.rank
         # an error within the work of rank 0 alone leaves the others where they wait for its result
-        ranks.n_broadcasts -= error.__cause__ is not None
-        assert ranks.n_broadcasts >= before
+        frames = traceback.extract_tb(error.__traceback__)
+        ranks.n_broadcasts -= any(frame.name == "on_rank0" for frame in frames)
         ranks.on_rank0(lambda: True)
         return str(error)
     return ""
 
 
-def test_an_error_of_the_disk_on_any_rank_is_tried_again_or_ends_all(tmp_path: Path) -> None:
+def save_with_errors(tmp_path: Path, ranks: ProcessGroup) -> list[str]:
+    """The errors of saves on disks that fail, and in a directory that is another one on each rank."""
+    training, said = made(2), []  # without a state of the optimizer yet
+    for kind, rank in (("whole", 0), ("sharded", 0), ("sharded", 1)):
+        for code in (errno.EIO, errno.ENOSPC):
+            root = tmp_path / f"{kind}-{rank}-{code}"
+            with pytest.MonkeyPatch.context() as patch:
+                if ranks.rank == rank and kind == "whole":
+                    patch.setattr(HashingWriter, "write", failing(HashingWriter.write, 5, code))
+                elif ranks.rank == rank:
+                    patch.setattr(_PartsWriter, "write", failing(_PartsWriter.write, 2, code))
+                said.append(caught(ranks, partial(save, training, root, ranks, kind == "sharded")))
+    split_checkpoint.VISIBLE_SECONDS = 0.0
+    root = tmp_path / f"machine-{ranks.rank}"
+    (root / "step-0").mkdir(parents=True)
+    check_shared_directory(tmp_path, ranks)
+    said.append(caught(ranks, lambda: check_shared_directory(root, ranks)))
+    said.append(caught(ranks, partial(save, training, root, ranks, sharded=True)))
+    return said
+
+
+def test_an_error_of_the_disk_on_any_rank_is_tried_again_or_ends_all(saved: Saved) -> None:
     """No rank is left in a collective that another one has not joined."""
-
-    def work(ranks: ProcessGroup) -> list[str]:
-        training, said = made(2), []  # without a state of the optimizer yet
-        for kind, rank in (("whole", 0), ("sharded", 0), ("sharded", 1)):
-            for code in (errno.EIO, errno.ENOSPC):
-                root = tmp_path / f"{kind}-{rank}-{code}"
-                with pytest.MonkeyPatch.context() as patch:
-                    if ranks.rank == rank and kind == "whole":
-                        patch.setattr(HashingWriter, "write", failing(HashingWriter.write, 5, code))
-                    elif ranks.rank == rank:
-                        patch.setattr(_PartsWriter, "write", failing(_PartsWriter.write, 2, code))
-                    said.append(caught(ranks, partial(save, training, root, ranks, kind == "sharded")))
-        split_checkpoint.VISIBLE_SECONDS = 0.0
-        root = tmp_path / f"machine-{ranks.rank}"
-        (root / "step-0").mkdir(parents=True)
-        said.append(caught(ranks, partial(save, training, root, ranks, sharded=True)))
-        return said
-
-    ends = together(2, work, timeout=60)
-    assert [end.code for end in ends] == [0, 0], ends
-    assert ends[1].said == [""] * 7
+    tmp_path, said_by_rank, _ = saved
+    assert said_by_rank[1] == [""] * 8
     for said, (kind, rank) in zip(
-        ends[0].said[:6:2], (("whole", 0), ("sharded", 0), ("sharded", 1)), strict=True
+        said_by_rank[0][:6:2], (("whole", 0), ("sharded", 0), ("sharded", 1)), strict=True
     ):
         root = tmp_path / f"{kind}-{rank}-{errno.EIO}"
         assert said == "" and sorted(path.name for path in root.iterdir()) == ["latest", "step-0"]
@@ -271,18 +290,15 @@ def test_an_error_of_the_disk_on_any_rank_is_tried_again_or_ends_all(tmp_path: P
             content(root / "step-0").keys() == content(tmp_path / f"{kind}-0-{errno.EIO}" / "step-0").keys()
         )
         read_checkpoint(root / "step-0")
-    for said, where in zip(ends[0].said[1:6:2], ("", "", " on rank 1"), strict=True):
+    for said, where in zip(said_by_rank[0][1:6:2], ("", "", " on rank 1"), strict=True):
         assert f"step-0: No space left on device{where}; " in said
     for kind, rank in (("whole", 0), ("sharded", 0), ("sharded", 1)):
         assert not list((tmp_path / f"{kind}-{rank}-{errno.ENOSPC}").iterdir())
-    assert (
-        ends[0]
-        .said[6]
-        .startswith(
-            f"train.parallel.checkpoint=sharded: rank 1 does not see {tmp_path / 'machine-1' / 'step-0.tmp-'}"
-        )
-    )
-    assert "which rank 0 has written; out must be in a directory that all machines share" in ends[0].said[6]
+    for message, path in zip(
+        said_by_rank[0][6:], ("machine-0/.shared-", "machine-1/step-0.tmp-"), strict=True
+    ):
+        assert message.startswith(f"train.parallel.checkpoint=sharded: rank 1 does not see {tmp_path}/{path}")
+        assert "which rank 0 has written; out must be in a directory that all machines share" in message
     assert [path.name for path in (tmp_path / "machine-0").iterdir()] == ["step-0"]
 
 
@@ -355,7 +371,7 @@ KILLS = [
     for point in (*POINTS[sharded], *(RANK_0_POINTS if victim != "1" else ()))
     if (victim, point) != ("1", "syncs")
 ]
-QUICK_KILLS = [(False, "1", "late tensor"), (True, "0", "writes parts"), (False, "all", "has renamed")]
+QUICK_KILLS = [(True, "all", "writes parts")]
 
 
 @pytest.mark.acceptance("G1", "R1", "R11")
@@ -394,22 +410,13 @@ def test_a_sharded_run_is_read_like_any_other_and_goes_on_with_another_number(pl
     options: dict[str, Any] = {"average_checkpoints": 2, "parallel": {"shard": 2, "checkpoint": "sharded"}}
     one = trained(recipe_of(place, "language-model", "one", average_checkpoints=2), 1)
     recipe = recipe_of(place, "language-model", "parts", **options)
-    assert_same(one, trained(recipe, 2))
-    newest = recipe.out / "checkpoints" / f"step-{STEPS}"
+    trained(recipe_of(place, "language-model", "parts", steps=4, **options), 2)
+    newest = recipe.out / "checkpoints" / "step-4"
     assert (newest / "model").is_dir() and not (newest / "model.safetensors").exists()
     assert {file.status for file in verify_run(recipe.out)} == {"ok"}
-    (recipe.out / "model.safetensors").unlink()  # and is replaced by what the checkpoints select
-    assert_close(named_state(load(recipe.out).model), one["final"])
-    # what was begun by two is finished by one, and the other way round
-    back = recipe_of(place, "language-model", "back")
-    trained(recipe_of(place, "language-model", "back", steps=4, **options), 2)
-    assert_same(
-        one,
-        trained(
-            back.model_copy(
-                update={"train": recipe_of(place, "language-model", "back", average_checkpoints=2).train}
-            ),
-            1,
-            resume=True,
-        ),
-    )
+    final = load_file(recipe.out / "model.safetensors")
+    (recipe.out / "model.safetensors").unlink()  # and the checkpoint that was chosen takes its place
+    loaded = named_state(load(recipe.out).model)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in final.items())
+    back = recipe_of(place, "language-model", "parts", average_checkpoints=2)
+    assert_same(one, trained(back, 1, resume=True))
