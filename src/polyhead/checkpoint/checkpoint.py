@@ -229,7 +229,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     return Checkpoint(manifest.step, path, groups | parts, state, manifest.extra)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_lazy_checkpoint(path: Path) -> Checkpoint:
     """As ``read_checkpoint``, but each tensor is read when it is looked up; all are verified before."""
     manifest = _check_manifest(path)
     state = parse_object(read_file(path / STATE, manifest.files[STATE]), path / STATE)

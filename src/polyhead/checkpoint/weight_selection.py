@@ -13,7 +13,7 @@ from torch import Tensor
 from polyhead.checkpoint.checkpoint import (
     Checkpoint,
     list_steps,
-    open_checkpoint,
+    open_lazy_checkpoint,
     read_checkpoint,
     read_state,
 )
@@ -41,7 +41,7 @@ class WeightSelection(NamedTuple):
 
     def open(self, root: Path) -> Mapping[str, Tensor]:
         """As ``load``, but each tensor is read when it is looked up; all are verified before."""
-        return self._open(root, open_checkpoint)[0]
+        return self._open(root, open_lazy_checkpoint)[0]
 
     def _open(
         self, root: Path, read: Callable[[Path], Checkpoint]

@@ -225,7 +225,7 @@ def _share_newest_checkpoint(
     splits_model = ranks.place.shape.splits_model
     newest = None
     if resume and not ranks.rank:
-        read = checkpoint.open_checkpoint if splits_model else checkpoint.read_checkpoint
+        read = checkpoint.open_lazy_checkpoint if splits_model else checkpoint.read_checkpoint
         newest = checkpoint.read_newest_checkpoint(checkpoints, read=read)
     return (share_checkpoint if splits_model else broadcast_checkpoint)(newest, ranks)
 

@@ -140,12 +140,17 @@ class TrainState:
         self.saved_best_step = self.progress.best_step
 
     def write_split(
-        self, root: Path, saved_state: SavedState, extra: dict[str, str], ranks: ProcessGroup, sharded: bool
+        self,
+        root: Path,
+        saved_state: SavedState,
+        extra: dict[str, str],
+        ranks: ProcessGroup,
+        is_sharded: bool,
     ) -> None:
         """Write checkpoints/step-N of a state that is split over ranks, which all call it."""
         from polyhead.train.distributed.split_checkpoint import save_split  # slow to import
 
-        save_split(root, saved_state, extra, ranks, sharded)
+        save_split(root, saved_state, extra, ranks, is_sharded)
         self.saved_best_step = self.progress.best_step
 
     def restore(self, saved_checkpoint: checkpoint.Checkpoint) -> None:

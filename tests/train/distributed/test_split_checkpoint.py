@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -19,7 +20,7 @@ from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
 from tests.train.distributed.rank_runs import place as place
 from tests.train.several import together
 from tests.train.test_loss_module import NextTokens
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,7 +29,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.checkpoint import (
     CheckpointDraft,
-    open_checkpoint,
+    open_lazy_checkpoint,
     read_checkpoint,
     read_newest_checkpoint,
 )
@@ -113,7 +114,7 @@ def save(training: TrainState, root: Path, ranks: ProcessGroup, sharded: bool = 
 
 def restored(path: Path, ranks: ProcessGroup, *options: Any) -> TrainState:
     training = made(ranks.world_size, *options)
-    found = share_checkpoint(None if ranks.rank else open_checkpoint(path), ranks)
+    found = share_checkpoint(None if ranks.rank else open_lazy_checkpoint(path), ranks)
     assert found
     training.restore(found)
     return training
@@ -182,7 +183,7 @@ def test_two_ranks_save_and_restore_what_one_process_does(saved: Saved) -> None:
     wanted, found = read_checkpoint(tmp_path / "one" / "step-2"), read_checkpoint(sharded)
     assert found._replace(path=wanted.path, tensors={}) == wanted._replace(tensors={})
     for group, tensors in wanted.tensors.items():
-        lazy = open_checkpoint(sharded).tensors[group]
+        lazy = open_lazy_checkpoint(sharded).tensors[group]
         for read in (found.tensors[group], lazy, loaded_by_torch(sharded / group, dict(tensors))):
             assert read.keys() == tensors.keys()
             assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
@@ -268,7 +269,8 @@ def save_with_errors(tmp_path: Path, ranks: ProcessGroup) -> list[str]:
                 elif ranks.rank == rank:
                     patch.setattr(_PartsWriter, "write", failing(_PartsWriter.write, 2, code))
                 said.append(caught(ranks, partial(save, training, root, ranks, kind == "sharded")))
-    split_checkpoint.VISIBLE_SECONDS = 0.0
+    split_checkpoint.VISIBLE_SECONDS, split_checkpoint.MAX_PART_BYTES = 0.0, 1000
+    save(training, tmp_path / "small", ranks, sharded=True)
     root = tmp_path / f"machine-{ranks.rank}"
     (root / "step-0").mkdir(parents=True)
     check_shared_directory(tmp_path, ranks)
@@ -299,6 +301,10 @@ def test_an_error_of_the_disk_on_any_rank_is_tried_again_or_ends_all(saved: Save
     ):
         assert message.startswith(f"train.parallel.checkpoint=sharded: rank 1 does not see {tmp_path}/{path}")
         assert "which rank 0 has written; out must be in a directory that all machines share" in message
+    small, large = (tmp_path / name / "step-0" for name in ("small", f"sharded-0-{errno.EIO}"))
+    assert len(list(large.glob("model/*"))) == 2 and len(list(small.glob("model/*"))) == 14
+    found, wanted = (read_checkpoint(path).tensors["model"] for path in (small, large))
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
     assert [path.name for path in (tmp_path / "machine-0").iterdir()] == ["step-0"]
 
 
@@ -307,7 +313,7 @@ def run(
 ) -> None:
     """Train from the newest checkpoint to step 6, saving every second step; the one of step 4 can be hit."""
     training = made(ranks.world_size)
-    newest = None if ranks.rank else read_newest_checkpoint(root, read=open_checkpoint)
+    newest = None if ranks.rank else read_newest_checkpoint(root, read=open_lazy_checkpoint)
     if found := share_checkpoint(newest, ranks):
         training.restore(found)
     while training.progress.step < 6:
@@ -364,19 +370,28 @@ POINTS: dict[bool, dict[str, tuple[Any, str, int, bool]]] = {
         "plans": (split_checkpoint.dist, "all_gather_object", 1, False),
     },
 }
-KILLS = [
-    (sharded, victim, point)
+KILLS = {
+    (sharded, victim): [
+        (sharded, victim, point)
+        for point in (*POINTS[sharded], *(RANK_0_POINTS if victim != "1" else ()))
+        if (victim, point) != ("1", "syncs")
+    ]
     for sharded in (False, True)
     for victim in ("0", "1", "all")
-    for point in (*POINTS[sharded], *(RANK_0_POINTS if victim != "1" else ()))
-    if (victim, point) != ("1", "syncs")
-]
+}
 QUICK_KILLS = [(True, "all", "writes parts")]
 
 
 @pytest.mark.acceptance("G1", "R1", "R11")
 @pytest.mark.parametrize(
-    "kills", [pytest.param(QUICK_KILLS, id="some"), pytest.param(KILLS, id="all", marks=pytest.mark.slow)]
+    "kills",
+    [
+        pytest.param(QUICK_KILLS, id="one"),
+        *(
+            pytest.param(kills, id=f"{'sharded' if sharded else 'whole'}-{victim}", marks=pytest.mark.slow)
+            for (sharded, victim), kills in KILLS.items()
+        ),
+    ],
 )
 def test_a_kill_at_any_point_of_a_save_leaves_the_newest_checkpoint_and_the_same_end(
     kills: list[tuple[bool, str, str]], tmp_path: Path
@@ -420,3 +435,54 @@ def test_a_sharded_run_is_read_like_any_other_and_goes_on_with_another_number(pl
     assert all(torch.equal(loaded[name], tensor) for name, tensor in final.items())
     back = recipe_of(place, "language-model", "parts", average_checkpoints=2)
     assert_same(one, trained(back, 1, resume=True))
+
+
+def memory(field: str) -> int:
+    """Bytes of this process: resident now (VmRSS), or at most since the last ``forget_peak`` (VmHWM)."""
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(status[field].split()[0])
+
+
+def free_at_once() -> None:
+    """Let malloc give memory back when it is freed; it would keep it, and count."""
+    m_mmap_threshold = -3
+    ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**18)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak of memory from Linux")
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_save_and_a_restore_take_memory_for_few_tensors(sharded: bool, tmp_path: Path) -> None:
+    """Twelve matrices of 8 MB, of which each rank has half: 144 MB with the state of Adam."""
+
+    def large(ranks: ProcessGroup) -> TrainState:
+        model = nn.Sequential(*(nn.Linear(1000, 2000) for _ in range(12)))
+        fully_shard(model)
+        training = TrainState(model, TrainConfig(steps=1), 8, 1)
+        training.is_split = True
+        return training
+
+    def work(ranks: ProcessGroup) -> list[int]:
+        split_checkpoint.MAX_PART_BYTES = 2**23
+        training, rises = large(ranks), []
+        for p in training.model.parameters():
+            p.grad = torch.zeros_like(p)
+        training.optimizers[0].step()
+        training.model.zero_grad()
+        again = large(ranks)
+        for action in (
+            lambda: save(training, tmp_path, ranks, sharded),
+            lambda: again.restore(
+                share_checkpoint(None if ranks.rank else open_lazy_checkpoint(tmp_path / "step-0"), ranks)
+            ),
+        ):
+            Path("/proc/self/clear_refs").write_text("5")
+            before = memory("VmRSS")
+            action()
+            rises.append(memory("VmHWM") - before)
+        return rises
+
+    ends = together(2, work, timeout=60, before=free_at_once)
+    assert [end.code for end in ends] == [0, 0], ends
+    for end in ends:
+        assert end.said[0] < 40e6 and end.said[1] < 96e6 + 40e6, end.said

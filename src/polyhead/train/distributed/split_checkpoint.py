@@ -37,6 +37,7 @@ from polyhead.train.distributed.process_group import ProcessGroup
 
 # written by rank 0 before the others ask whether it is alive: less than any disk writes within train.timeout
 SYNC_BYTES = 64 * 2**20
+MAX_PART_BYTES = 2**30  # of parts in a file, which torch has in memory twice while it is written
 VISIBLE_SECONDS = 10.0  # in which a file of another machine appears in a shared directory
 
 T = TypeVar("T")
@@ -55,23 +56,23 @@ class SplitState(Protocol):
 
 
 def save_split(
-    root: Path, saved: SplitState, extra: Mapping[str, Any], ranks: ProcessGroup, sharded: bool
+    root: Path, saved_state: SplitState, extra: Mapping[str, Any], ranks: ProcessGroup, is_sharded: bool
 ) -> None:
     """Write ``root/step-N`` as ``save_checkpoint`` does; all ranks call it.
 
     A transient error on any rank is tried once more, by all of them; any other is a SaveError on rank 0.
     """
-    state = encode_state(saved.step, saved.tensors, saved.state, extra)
-    specs = [describe_tensors(tensors) for tensors in saved.tensors.values()]
+    state = encode_state(saved_state.step, saved_state.tensors, saved_state.state, extra)
+    specs = [describe_tensors(tensors) for tensors in saved_state.tensors.values()]
     data_bytes = sum(
         len(format_header(group)) + sum(spec.nbytes for spec in group.values()) for group in specs
     )
     needed_bytes = len(state) + data_bytes + SPARE_BYTES
     for attempt in (1, 2):
-        draft = CheckpointDraft(root, saved.step, needed_bytes)
+        draft = CheckpointDraft(root, saved_state.step, needed_bytes)
         with draft.undo_on_error():
-            save = _SplitSave(draft, saved.tensors, ranks)
-            save.write(sharded)
+            save = _SplitSave(draft, saved_state.tensors, ranks)
+            save.write(is_sharded)
             if ranks.on_rank0(partial(save.finish, state, extra, attempt)):
                 return
 
@@ -83,12 +84,12 @@ class _SplitSave:
         self.draft, self.groups, self.ranks = draft, groups, ranks
         self.errors: list[OSError] = []
 
-    def write(self, sharded: bool) -> None:
+    def write(self, is_sharded: bool) -> None:
         """Write the tensors under a temporary name."""
         name = self.ranks.on_rank0(lambda: self._catch(lambda: self.draft.create().name))
         if name is None:
             return
-        if sharded:
+        if is_sharded:
             self._write_parts(self.draft.root / name)
             return
         for group in self.groups:
@@ -127,8 +128,7 @@ class _SplitSave:
         the time of writing to ``train.timeout``.
         """
         writers = [
-            _PartsWriter(directory / group, tensors, not self.ranks.rank)
-            for group, tensors in self.groups.items()
+            _PartsWriter(directory / group, tensors, self.ranks) for group, tensors in self.groups.items()
         ]
         all_plans: list[Any] = [None] * self.ranks.world_size
         with self.ranks.translate_errors():
@@ -194,11 +194,12 @@ def _iter_whole(tensors: Mapping[str, Tensor], ranks: ProcessGroup) -> Iterator[
 class _PartsWriter:
     """Writes the parts of a group of tensors on one rank."""
 
-    def __init__(self, directory: Path, tensors: Mapping[str, Tensor], is_coordinator: bool) -> None:
+    def __init__(self, directory: Path, tensors: Mapping[str, Tensor], ranks: ProcessGroup) -> None:
         self.directory, self.planner = directory, DefaultSavePlanner()
-        self.writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
-        self.planner.set_up_planner(dict(tensors), is_coordinator=is_coordinator)
-        self.writer.set_up_storage_writer(is_coordinator)
+        numbers = _number_files(describe_tensors(tensors), MAX_PART_BYTES * ranks.world_size)
+        self.writer = HuggingFaceStorageWriter(str(directory), numbers, save_distributed=True)
+        self.planner.set_up_planner(dict(tensors), is_coordinator=not ranks.rank)
+        self.writer.set_up_storage_writer(is_coordinator=not ranks.rank)
         self.local_plan: SavePlan = self.planner.create_local_plan()
 
     def write(self, plans: list[SavePlan], rank: int) -> list[Path]:
@@ -210,6 +211,18 @@ class _PartsWriter:
         self.directory.mkdir(exist_ok=True)
         results = self.writer.write_data(plan, self.planner).wait()
         return sorted({self.directory / result.storage_data.relative_path for result in results})
+
+
+def _number_files(specs: Mapping[str, TensorSpec], max_bytes: int) -> dict[str, int] | None:
+    """The file of each tensor, numbered from 1, so that no file has more, except of one tensor."""
+    numbers: dict[str, int] = {}
+    number, n_bytes = 1, 0
+    for name, spec in specs.items():
+        if n_bytes and n_bytes + spec.nbytes > max_bytes:
+            number, n_bytes = number + 1, 0
+        n_bytes += spec.nbytes
+        numbers[name] = number
+    return numbers or None
 
 
 def check_shared_directory(directory: Path, ranks: ProcessGroup) -> None:
