@@ -40,7 +40,7 @@ class SavedState(NamedTuple):
     """The content of a checkpoint."""
 
     step: int
-    tensors: dict[str, dict[str, Tensor]]  # by group (model, ema, optimizer_0, ...) and name
+    tensors: Mapping[str, Mapping[str, Tensor]]  # by group (model, ema, optimizer_0, ...) and name
     state: dict[str, Any]  # counters and descriptions, as JSON
 
 
@@ -121,7 +121,7 @@ class TrainState:
 
     def export_state(self) -> SavedState:
         """All that a checkpoint has of this training, without copies. All ranks call it."""
-        tensors: dict[str, dict[str, Tensor]] = {"model": named_state(self.model)}
+        tensors: dict[str, Mapping[str, Tensor]] = {"model": named_state(self.model)}
         state: dict[str, Any] = {"progress": self.progress.to_json(), "optimizers": []}
         for i, optimizer in enumerate(self.optimizers):
             tensors[f"optimizer_{i}"], description = flatten_optimizer(optimizer.state_dict())

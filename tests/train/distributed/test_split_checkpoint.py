@@ -7,13 +7,14 @@ import errno
 import os
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
@@ -33,6 +34,7 @@ from polyhead.checkpoint.checkpoint import (
     read_checkpoint,
     read_newest_checkpoint,
 )
+from polyhead.checkpoint.safetensors_io import describe_tensors
 from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.atomic_io import HashingWriter
@@ -47,7 +49,7 @@ from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGrou
 from polyhead.train.distributed.rank_sync import share_checkpoint
 from polyhead.train.distributed.split_checkpoint import _PartsWriter, check_shared_directory, save_split
 from polyhead.train.loss_module import LossModule
-from polyhead.train.train_state import TrainState
+from polyhead.train.train_state import SavedState, TrainState
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 TASK = NextTokens()
@@ -144,6 +146,28 @@ def loaded_by_torch(path: Path, like: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
+class EverySecond(Mapping[str, Tensor]):
+    """Each of two ranks has every second tensor, as the ranks of a pipeline have their layers."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], rank: int) -> None:
+        self.specs, self.rank = describe_tensors(tensors), rank
+        self.owners = {name: i % 2 for i, name in enumerate(tensors)}
+        self.own = {name: tensor for name, tensor in tensors.items() if self.owners[name] == rank}
+
+    def __getitem__(self, name: str) -> Tensor:
+        dtype, shape = self.specs[name]
+        tensor = self.own[name] if name in self.own else torch.empty(shape, dtype=dtype)
+        if self.owners[name]:
+            dist.send(tensor, 0) if self.rank else dist.recv(tensor, 1)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+
 class Saved(NamedTuple):
     """What two ranks have saved, and said of their errors; and the state of one process."""
 
@@ -167,6 +191,11 @@ def saved(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Saved:
             training = restored(root / source / "step-2", ranks)
             learn(training, ranks.rank, 2)
             save(training, root / f"{source}-on", ranks)
+        found = read_checkpoint(root / "one" / "step-2")
+        stages = {group: EverySecond(tensors, ranks.rank) for group, tensors in found.tensors.items()}
+        for kind in ("whole", "sharded"):
+            saved_state = SavedState(2, stages, found.state)
+            save_split(root / f"stages-{kind}", saved_state, EXTRA, ranks, kind == "sharded")
         return save_with_errors(root, ranks)
 
     ends = together(2, work, timeout=60)
@@ -178,6 +207,11 @@ def test_two_ranks_save_and_restore_what_one_process_does(saved: Saved) -> None:
     tmp_path, _, one = saved
     files = content(tmp_path / "one" / "step-2")
     assert content(tmp_path / "whole" / "step-2") == files  # to the bit, with manifest and state
+    assert content(tmp_path / "stages-whole" / "step-2") == files
+    found = read_checkpoint(tmp_path / "stages-sharded" / "step-2")
+    for group, tensors in read_checkpoint(tmp_path / "one" / "step-2").tensors.items():
+        assert found.tensors[group].keys() == tensors.keys()
+        assert all(torch.equal(found.tensors[group][name], tensor) for name, tensor in tensors.items())
     sharded = tmp_path / "sharded" / "step-2"
     assert (sharded / "state.json").read_bytes() == files["state.json"]
     wanted, found = read_checkpoint(tmp_path / "one" / "step-2"), read_checkpoint(sharded)

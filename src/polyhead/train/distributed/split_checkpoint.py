@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch.distributed as dist
 from torch import Tensor
@@ -42,6 +42,19 @@ VISIBLE_SECONDS = 10.0  # in which a file of another machine appears in a shared
 
 T = TypeVar("T")
 Groups = Mapping[str, Mapping[str, Tensor]]
+
+
+@runtime_checkable
+class StagedTensors(Protocol):
+    """A mapping of tensors of which a rank has some only, as in a pipeline.
+
+    All ranks have the ``specs`` of all. They look a tensor up at the same time, and it is whole on rank 0.
+    """
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]: ...
+    @property
+    def own(self) -> Mapping[str, Tensor]: ...
 
 
 class SplitState(Protocol):
@@ -198,7 +211,8 @@ class _PartsWriter:
         self.directory, self.planner = directory, DefaultSavePlanner()
         numbers = _number_files(describe_tensors(tensors), MAX_PART_BYTES * ranks.world_size)
         self.writer = HuggingFaceStorageWriter(str(directory), numbers, save_distributed=True)
-        self.planner.set_up_planner(dict(tensors), is_coordinator=not ranks.rank)
+        own_tensors = tensors.own if isinstance(tensors, StagedTensors) else tensors
+        self.planner.set_up_planner(dict(own_tensors), is_coordinator=not ranks.rank)
         self.writer.set_up_storage_writer(is_coordinator=not ranks.rank)
         self.local_plan: SavePlan = self.planner.create_local_plan()
 
