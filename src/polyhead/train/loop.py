@@ -406,14 +406,27 @@ def _save_checkpoint(
     is_finite = not any(ranks.all_reduce(not training.is_finite()))
     saved_state = training.export_state()
 
-    def write() -> None:
+    def prepare() -> None:
         if not is_finite:
             step, updated = training.progress.step, training.progress.updated
             raise _divergence_error("the weights are not finite", step, updated, checkpoints)
         prune_checkpoints(training, config, checkpoints)
+
+    def write() -> None:
+        prepare()
         training.write(checkpoints, saved_state, extra)
 
-    ranks.on_rank0(write)
+    if not training.is_split:
+        ranks.on_rank0(write)
+        return
+    ranks.on_rank0(prepare)
+    training.write_split(
+        checkpoints,
+        saved_state,
+        extra,
+        ranks,
+        config.parallel.checkpoint == "sharded",
+    )
 
 
 def _evaluate(

@@ -15,14 +15,15 @@ from torch.optim import Optimizer
 
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.optimizer_state_io import flatten_optimizer, unflatten_optimizer
-from polyhead.checkpoint.safetensors_io import check_tensors
+from polyhead.checkpoint.safetensors_io import check_tensors, describe_tensors
 from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.registry import OPTIMIZER, SCHEDULE
 from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
-from polyhead.train.distributed.local_tensor import get_local, get_whole, is_split, split_like
+from polyhead.train.distributed.local_tensor import get_local, is_split, split_like
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
+from polyhead.train.distributed.rank_sync import share_tensors
 from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
 from polyhead.train.ema import Ema, copy_into
 from polyhead.train.loss_module import LossModule, LossTask
@@ -171,11 +172,6 @@ class TrainState:
             tensors["ema"] = collect(self.ema.weights)
         if self.loss_scale:
             state["loss_scale"] = self.loss_scale.to_json()
-        if self.is_split:
-            tensors = {
-                group: {name: get_whole(tensor) for name, tensor in entries.items()}
-                for group, entries in tensors.items()
-            }
         return SavedState(self.progress.step, tensors, state)
 
     def write(self, root: Path, saved_state: SavedState, extra: dict[str, str]) -> None:
@@ -185,23 +181,35 @@ class TrainState:
         )
         self.saved_best_step = self.progress.best_step
 
+    def write_split(
+        self,
+        root: Path,
+        saved_state: SavedState,
+        extra: dict[str, str],
+        ranks: ProcessGroup,
+        is_sharded: bool,
+    ) -> None:
+        """Write checkpoints/step-N of a state that is split over ranks, which all call it."""
+        from polyhead.train.distributed.split_checkpoint import save_split  # slow to import
+
+        save_split(root, saved_state, extra, ranks, is_sharded)
+        self.saved_best_step = self.progress.best_step
+
     def restore(self, saved_checkpoint: checkpoint.Checkpoint) -> None:
-        """Continue from a checkpoint, bit for bit."""
+        """Continue from a checkpoint, bit for bit; all ranks call it if their tensors are split."""
         stages = self.pipeline.state if self.pipeline else None
         weights = stages.layout.weights if stages else named_state(self.model)
-        check_tensors(saved_checkpoint.tensors["model"], weights, saved_checkpoint.path)
+        check_tensors(describe_tensors(saved_checkpoint.tensors["model"]), weights, saved_checkpoint.path)
         copy_into(self.model, saved_checkpoint.tensors["model"])
         descriptions = saved_checkpoint.state["optimizers"]
+        saved = [saved_checkpoint.tensors[f"optimizer_{i}"] for i in range(len(descriptions))]
         if stages:
-            entries = [saved_checkpoint.tensors[f"optimizer_{i}"] for i in range(len(descriptions))]
-            stages.load_optimizers(self.optimizers, list(zip(entries, descriptions, strict=True)))
+            stages.load_optimizers(self.optimizers, list(zip(saved, descriptions, strict=True)))
         for i, optimizer in enumerate([] if stages else self.optimizers):
-            entries = saved_checkpoint.tensors[f"optimizer_{i}"]
-            optimizer.load_state_dict(
-                split_optimizer(optimizer, unflatten_optimizer(entries, descriptions[i]))
-            )
+            entries = split_optimizer_tensors(optimizer, saved[i])
+            optimizer.load_state_dict(unflatten_optimizer(entries, descriptions[i]))
         if self.ema:
-            check_tensors(saved_checkpoint.tensors["ema"], weights, saved_checkpoint.path)
+            check_tensors(describe_tensors(saved_checkpoint.tensors["ema"]), weights, saved_checkpoint.path)
             self.ema.load(saved_checkpoint.tensors["ema"])
         # absent if the run was saved in another precision
         if self.loss_scale and "loss_scale" in saved_checkpoint.state:
@@ -210,21 +218,19 @@ class TrainState:
         self.saved_best_step = self.progress.best_step
 
 
-def split_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """A state dict of whole tensors, those of the shape of their parameter split as it is."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+def split_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Saved tensors of an optimizer, those of the shape of their parameter split as it is, one at a time."""
+    parameters = [p.detach() for group in optimizer.param_groups for p in group["params"]]
     if isinstance(optimizer, SplitAdafactor) or not any(map(is_split, parameters)):
-        return state
-    entries = {
-        i: {
-            name: split_like(value, parameters[i])
-            if isinstance(value, Tensor) and value.shape == parameters[i].shape
-            else value
-            for name, value in entry.items()
-        }
-        for i, entry in state["state"].items()
-    }
-    return state | {"state": entries}
+        return tensors
+    parts: dict[str, Tensor] = {}
+    for name, whole in tensors.items():
+        parameter = parameters[int(name.split("/")[1])]  # state/<number>/<key>
+        parts[name] = whole
+        if whole.shape == parameter.shape:  # a copy, as a part can be a view that keeps the whole in memory
+            parts[name] = torch.empty_like(parameter, dtype=whole.dtype).copy_(split_like(whole, parameter))
+        del whole
+    return parts
 
 
 def _build_optimizers(
@@ -309,13 +315,10 @@ def load_final_weights(
     candidates = [WeightSelection(**candidate) for candidate in records]
 
     def load_candidate(candidate: WeightSelection) -> None:
-        weights: dict[str, Tensor] = {}
         with interrupt_on_signal():
-            ranks.on_rank0(lambda: weights.update(candidate.load(checkpoints)[0]))
+            shared = share_tensors(lambda: {candidate.group: candidate.open(checkpoints)}, ranks)
         # every rank must take part, so it is not interruptible
-        if not ranks.rank:
-            copy_into(training.model, weights)
-        ranks.broadcast(named_state(training.model).values())
+        copy_into(training.model, shared[candidate.group])
 
     if len(candidates) == 1:
         load_candidate(candidates[0])

@@ -9,6 +9,11 @@ from polyhead.core.registry import TASK
 from polyhead.train.distributed.context_parallel import find_context_obstacle
 from polyhead.train.distributed.mesh import MeshShape
 
+_REPLICATED_REASON = (
+    "checkpoint=sharded saves the part of the model that each process has, and all have the whole: set "
+    "whole, or split the model with shard, tensor or pipeline"
+)
+
 
 def check_parallel(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> None:
     """Raise a UserError with the reason if a training cannot be split over a mesh of this shape."""
@@ -24,9 +29,9 @@ def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str 
             reason = "a teacher of distill reads whole rows"
         if reason:
             return f"the tokens of a row cannot be split, since {reason}; set context=1"
-    if not shape.splits_model:
-        return None
     train = recipe.train
+    if not shape.splits_model:
+        return _REPLICATED_REASON if train.parallel.checkpoint == "sharded" else None
     if train.eval_bleu or train.best_metric in ("bleu", "chrf"):
         key = "eval_bleu" if train.eval_bleu else f"best_metric={train.best_metric}"
         return (
