@@ -62,7 +62,8 @@ class PipelineTraining:
         """Gradients of losses times ``factor``, summed over ranks; returns total and NLL of each batch."""
         losses = self.model.forward_backward(batches, factor)
         if not self.is_sharded:
-            self.ranks.sum_gradients(self.model.model)
+            with self.ranks.reduce_gradients(self.model.model):
+                pass  # the backward passes of a schedule are over
         return losses
 
     def check_memory(self) -> None:
