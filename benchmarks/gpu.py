@@ -120,21 +120,23 @@ def _load_nanogpt(file: Path, config: ModelConfig) -> nn.Module:
 
 
 class Rows:
-    """A task of the training loop: rows of random tokens."""
+    """A task of the training loop: rows of random tokens, each one text or packed documents."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         shape = options.rows, options.length + 1
         self.cells = torch.randint(0, options.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+        pos = torch.arange(options.length) % (options.documents or options.length)
+        self.pos = pos.repeat(options.rows, 1) if options.documents else None
 
-    def batch(self) -> tuple[Tensor, Tensor]:
-        return self.cells[:, :-1], self.cells[:, 1:]
+    def batch(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.cells[:, :-1], self.cells[:, 1:], self.pos
 
-    def count_labels(self, batch: tuple[Tensor, Tensor]) -> int:
+    def count_labels(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> int:
         return batch[1].numel()
 
-    def loss(self, model: CausalLM, batch: tuple[Tensor, Tensor]) -> object:
-        tokens, labels = to_model_device(model, batch)
-        return cross_entropy(model.features(tokens), model.head, labels)
+    def loss(self, model: CausalLM, batch: tuple[Tensor, Tensor, Tensor | None]) -> object:
+        tokens, labels, pos = to_model_device(model, batch)
+        return cross_entropy(model.features(tokens, pos), model.head, labels)
 
 
 def _plain_step(
@@ -156,13 +158,16 @@ def _plain_step(
 def train(parser: argparse.ArgumentParser) -> None:
     """Training steps: Polyhead, a plain torch model and nanoGPT in turns, with the share of the peak (MFU).
 
-    Operations are the products of the model, forward and backward, counted by `polyhead estimate`.
+    Operations are the products of the model, forward and backward, counted by `polyhead estimate`. With
+    `--documents N` Polyhead's rows are packed with documents of N tokens, which do not see each other, and
+    the operations are those of the documents; the other systems compute whole rows.
 
     ./dev bench gpu train --nanogpt nanoGPT/model.py
     ./dev bench gpu train --device cpu --d-model 64 --layers 2 --heads 2 --vocab-size 100 --length 32 --rows 2
     """
     _add_sizes(parser, rows=8, length=2048)
     parser.add_argument("--nanogpt", type=Path, help="its model.py")
+    parser.add_argument("--documents", type=int, help="tokens of a packed document")
     parser.add_argument("--compile", choices=("auto", "none", "layers"), default="auto")
     options = parser.parse_args()
     device = resolve_device(options.device)
@@ -184,7 +189,7 @@ def train(parser: argparse.ArgumentParser) -> None:
         if before:
             before.read()
 
-    tokens, labels = (x.to(device) for x in rows.batch())
+    tokens, labels = (x.to(device) for x in rows.batch()[:2])
     inside = lambda: autocast(precision, device)  # noqa: E731
     plain = PlainModel(config).to(device)
     steps = {"Polyhead": ours, "torch.nn": _plain_step(plain, lambda: plain(tokens, labels), inside)}
@@ -192,7 +197,8 @@ def train(parser: argparse.ArgumentParser) -> None:
         gpt = _load_nanogpt(options.nanogpt, config).to(device)
         gpt = torch.compile(gpt) if is_compiled else gpt  # type: ignore[assignment]
         steps["nanoGPT"] = _plain_step(gpt, lambda: gpt(tokens, labels)[1], inside)
-    forward = count_forward(config, BatchShape(options.rows, options.length))
+    length = options.documents or options.length
+    forward = count_forward(config, BatchShape(options.rows * options.length // length, length))
     flops = update_flops_factor(has_adapters=False) * sum(work.times * work.flops_each for work in forward)
     size = sum(p.numel() for p in model.parameters())
     print(f"{size:,} parameters, {options.rows} rows of {options.length}, {flops / 1e12:.3g} TFLOP a step, "

@@ -36,7 +36,7 @@ decode overhead --rounds 1 --batches 1 --new-tokens 4
 decode peers --models base --batches 1 --beams 1 --layers 1 --rounds 1 --new-tokens 2
 export --models language --layers 1 --batches 1 --rounds 1 --new-tokens 2
 gpu decode --device cpu --d-model 64 --layers 1 --heads 2 --vocab-size 100 --length 32 --rounds 1
-gpu train --device cpu --d-model 64 --layers 1 --heads 2 --vocab-size 100 --length 32 --rows 2 --rounds 1
+gpu train --device cpu --d-model 64 --layers 1 --heads 2 --vocab-size 100 --length 32 --rounds 1 --documents 8
 kernels attention --rounds 1
 kernels encode {en} --limit 8 --rounds 1
 kernels linear --rounds 1 --lengths 64 --past 1024 --chunks 16

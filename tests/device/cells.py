@@ -65,12 +65,11 @@ def test_a_budget_of_time_is_probed_there(place: Path, monkeypatch: pytest.Monke
     seen: list[torch.device] = []
     before = counting.check_memory
 
-    def rehearse(model: Any, task: Any, *rest: Any) -> None:
+    def rehearse(training: Any, task: Any, *rest: Any) -> None:
         assert isinstance(task, DistillationTask)
-        seen.extend(
-            p.device for one in (model, *(t.run.model for t in task.teachers)) for p in one.parameters()
-        )
-        before(model, task, *rest)
+        models = (training.model, *(teacher.run.model for teacher in task.teachers))
+        seen.extend(p.device for one in models for p in one.parameters())
+        before(training, task, *rest)
 
     monkeypatch.setattr(counting, "check_memory", rehearse)
     monkeypatch.setattr(counting, "PROBE_SHARE", 0.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.device.ghost import DEVICE, Ghost, haunted
+from tests.device.ghost import DEVICE, NAME, Ghost, haunted
 from tests.device.models import KINDS, PARTS, SIZES
 from tests.train.conftest import Notes, unsynced
 from tests.train.distributed.rank_runs import place, recipe_of
@@ -22,6 +22,8 @@ from polyhead.core.choice import Choice
 from polyhead.core.registry import TASK
 from polyhead.generation.engine.batching import pad_next_inputs
 from polyhead.models import build
+from polyhead.nn import block_mask
+from polyhead.nn.block_mask import Visibility
 from polyhead.nn.device import to_model_device
 from polyhead.nn.feed_forward import grouped_experts
 from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
@@ -115,6 +117,40 @@ def test_a_training_forward_asks_nothing(
             loss = cross_entropy(model.features(*given), model.head, labels, 0.1)
             loss.total.backward()
     assert not asked
+
+
+def test_documents_have_block_masks_on_devices_with_kernels_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made once for layers alike, and without a question."""
+    monkeypatch.setattr(block_mask, "BLOCK_SIZE", 4)
+    monkeypatch.setattr(block_mask, "BLOCK_MASK_DTYPES", {torch.float32})
+    layers = [{}, {"attention": {"name": "softmax", "window": 3, "sink": 1}}]
+    sizes = SIZES | {"kind": "decoder", "d_model": 64, "n_layers": 4, "layer_pattern": layers}
+    tokens, pos = torch.randint(0, 50, (3, 9)), torch.arange(9).repeat(3, 1)
+    pos[1, 6:], pos[0, 4:] = -1, torch.arange(5)
+
+    def noted(model: Any) -> dict[Visibility, Any]:
+        model.stack.has_compiled_layers = True
+        moved = to_model_device(model, (tokens, pos.clone()))
+        with questions() as asked:
+            model.features(*moved)
+        assert not asked
+        masks: dict[Visibility, Any] = moved[1].block_masks
+        return masks
+
+    model = build(ph.ModelConfig.model_validate(sizes), seed=1)
+    with haunted() as device:
+        there = build(ph.ModelConfig.model_validate(sizes), seed=1).to(device)
+        assert not noted(there)
+        monkeypatch.setattr(block_mask, "BLOCK_MASK_DEVICES", {NAME})
+        found = noted(there)
+    assert not noted(model)
+    monkeypatch.setattr(block_mask, "BLOCK_MASK_DEVICES", {"cpu"})
+    wanted = noted(model)
+    assert set(found) == set(wanted) == {Visibility(True), Visibility(True, 3, 1)}
+    for visibility, mask in wanted.items():
+        for a, b in zip(found[visibility].as_tuple(), mask.as_tuple(), strict=True):
+            assert isinstance(a, Ghost) == isinstance(b, torch.Tensor)
+            assert not isinstance(a, Ghost) or torch.equal(a.raw, b)
 
 
 @pytest.mark.parametrize("task", TASK.names())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import polyhead as ph
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
-from polyhead.nn.device import resolve_device
+from polyhead.nn.device import prefetch_to_device, resolve_device
+from polyhead.train import prefetch
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_record import read_metrics
 
@@ -144,3 +146,42 @@ def test_a_device_that_is_not_there_is_refused(runs: dict[str, Path]) -> None:
             ph.load(runs["translation"], device=name)
     with haunted(), pytest.raises(UserError, match="int8 is for the CPU"):
         ph.load(runs["translation"], device=str(DEVICE), dtype="int8")
+
+
+class Interrupted(Notes):
+    """Ctrl-C after three steps."""
+
+    def log_train(self, row: Any) -> None:
+        super().log_train(row)
+        if row["step"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_batches_that_are_copied_ahead_change_no_bit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout; also of a run that is stopped in between and goes on."""
+    task, usual = (
+        "language-model",
+        {"steps": 6, "model": {"dropout": 0.1}, "precision": "fp32", "ema": 0.9, "device": str(DEVICE)},
+    )
+    copied: list[torch.Tensor] = []
+
+    def recorded(batches: Any, device: torch.device) -> None:
+        prefetch_to_device(batches, device)
+        copied.extend(x for batch in batches for x in batch if isinstance(x, torch.Tensor))
+
+    monkeypatch.setattr(prefetch, "prefetch_to_device", recorded)
+    with haunted():
+        found = learned(recipe_of(place, task, f"{task}-ahead", **usual))
+        assert copied
+        assert not any(hasattr(x, "device_copy") for x in copied)  # they were used
+        cut = recipe_of(place, task, f"{task}-cut", **usual)
+        _, outcome = run_training(cut, report=Interrupted())
+        assert (outcome.status, outcome.step) == ("interrupted", 3)
+        run_training(cut, resume=True, report=Notes())
+        monkeypatch.setattr(prefetch.BatchPrefetcher, "prefetch", lambda *_: None)
+        wanted = learned(recipe_of(place, task, f"{task}-usual", **usual))
+    resumed = load_file(cut.out / "model.safetensors")
+    for name, weight in wanted[1].items():
+        assert torch.equal(found[1][name], weight), name
+        assert torch.equal(resumed[name], weight), name
+    assert [row.get("loss") for row in found[0]] == [row.get("loss") for row in wanted[0]]

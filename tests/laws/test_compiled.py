@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.laws.conftest import SIZES, VOCAB, Pairs, choices, first
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, EagerAndRecordGraphs
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
@@ -25,6 +25,7 @@ from polyhead.core.registry import (
     SIMILARITY,
 )
 from polyhead.models import build
+from polyhead.nn import block_mask
 from polyhead.nn.packed_rows import has_several_documents, note_documents
 from polyhead.nn.stack import Stack
 
@@ -147,6 +148,43 @@ def test_packed_documents_and_plain_rows_have_a_graph_each(pairs: Pairs) -> None
         assert_same(learn(compiled, run), learn(model, run))
         model.zero_grad()
         compiled.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+@torch.no_grad()
+def test_documents_are_attended_in_blocks_by_one_graph_of_each_layer(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On devices with such kernels; layers that need all weights keep their mask."""
+    patterns: list[dict[str, Any]] = [
+        {"attention": {"name": "softmax"}},
+        {"attention": {"name": "softmax", "window": 5, "softcap": 3.0, "scale": 0.3}},
+        {"attention": {"name": "softmax", "window": 7, "sink": 2, "softcap": 4.0, "scale": 0.2}},
+        {"position": {"name": "alibi"}},
+        {"attention": {"name": "kernel"}},
+    ]
+    model = make_model(
+        {"position": {"name": "rope"}},
+        n_layers=10,
+        n_kv_heads=2,
+        head_dim=16,
+        kind=kind,
+        layer_pattern=patterns,
+    )
+    compiled, graphs = copy.deepcopy(model), EagerAndRecordGraphs()
+    for stack in compiled.modules():
+        if isinstance(stack, Stack):
+            stack.compile_layers(backend=graphs, fullgraph=True)
+    tokens, shown = torch.randint(0, VOCAB, DOCUMENTS.shape), (DOCUMENTS >= 0)[:, :, None]
+    wanted = model.features(tokens, DOCUMENTS) * shown  # type: ignore[operator]
+    monkeypatch.setattr(block_mask, "BLOCK_SIZE", 4)
+    monkeypatch.setattr(block_mask, "BLOCK_MASK_DEVICES", {"cpu"})
+    monkeypatch.setattr(block_mask, "BLOCK_MASK_DTYPES", {torch.float32})
+    for _ in range(2):
+        found = compiled.features(tokens, DOCUMENTS.clone()) * shown  # type: ignore[operator]
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    in_blocks = ["flex_attention" in graph.print_readable(print_output=False) for graph in graphs.graphs]
+    assert in_blocks == [True, True, True, False, False]
 
 
 def test_layers_alike_share_a_graph(pairs: Pairs) -> None:

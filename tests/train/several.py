@@ -7,6 +7,7 @@ moment.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -88,6 +89,8 @@ def _stem() -> Connection:
 
 def serve(connection: int) -> None:
     """Fork what is wished for, until nobody wishes any more."""
+    importlib.import_module("torch.distributed.fsdp")  # half a second, which each of them would take
+    importlib.import_module("torch.distributed.checkpoint")
     tasks = Path("/proc/self/task")
     assert not tasks.exists() or len(list(tasks.iterdir())) == 1, "what is forked would lack a thread"
     os.fsync = lambda fd: None  # type: ignore[assignment]  # who is killed loses nothing that it has written

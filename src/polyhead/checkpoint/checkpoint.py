@@ -2,7 +2,8 @@
 
 ``step-N/`` has a safetensors file for each group of tensors, ``state.json`` and, written last,
 ``manifest.json`` with the size and SHA-256 of each. It is written under a temporary name, synced and renamed
-before ``latest`` names it.
+before ``latest`` names it. In place of the file a group may have a directory, which several processes wrote
+with torch.distributed.checkpoint: a safetensors file for each of them, with its parts of the tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +25,16 @@ from torch import Tensor
 
 from polyhead.checkpoint import safetensors_io as safetensors
 from polyhead.checkpoint.checkpoint_rotation import steps_to_delete
+from polyhead.checkpoint.lazy_tensors import LazyTensors
 from polyhead.checkpoint.manifest import MANIFEST_FILE as MANIFEST
-from polyhead.checkpoint.manifest import FileEntry, Manifest, parse_object, read_file, read_manifest
+from polyhead.checkpoint.manifest import (
+    FileEntry,
+    Manifest,
+    parse_object,
+    read_file,
+    read_manifest,
+    verify_file,
+)
 from polyhead.core.atomic_io import (
     HashingWriter,
     fsync_path,
@@ -44,6 +54,7 @@ SPARE_BYTES = 1 << 16  # for directories, manifest and rounding, in addition to 
 
 _SUFFIX = ".safetensors"
 _GROUP_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_GROUP_FILE = re.compile(rf"({_GROUP_NAME.pattern})(?:|/shard-\d+-model-\d+-of-\d+){re.escape(_SUFFIX)}")
 _STEP_NAME = re.compile(r"step-(0|[1-9][0-9]*)")
 # step-N.tmp-<pid>-<start of the process> is being written or deleted; .old- is the step-N being replaced;
 # -<number> follows if that name is taken by a leftover that cannot be deleted
@@ -61,7 +72,7 @@ class Checkpoint(NamedTuple):
 
     step: int
     path: Path
-    tensors: dict[str, dict[str, Tensor]]
+    tensors: Mapping[str, Mapping[str, Tensor]]
     state: dict[str, Any]
     extra: dict[str, Any]
 
@@ -79,46 +90,162 @@ def save_checkpoint(
     When this returns, the data are on disk. A transient error is retried once; any other raises SaveError,
     the attempt is removed and earlier checkpoints are unchanged.
     """
-    root = Path(root)
+    text = encode_state(step, tensors, state, extra or {})
+    needed = len(text) + sum(map(safetensors.count_file_bytes, tensors.values())) + SPARE_BYTES
+    for attempt in (1, 2):
+        draft = CheckpointDraft(Path(root), step, needed)
+        try:
+            with draft.undo_on_error():
+                draft.create()
+                for group, group_tensors in tensors.items():
+                    with draft.open_group(group) as out:
+                        safetensors.write_safetensors(out, group_tensors)
+                return draft.commit(text, extra or {})
+        except OSError as error:
+            draft.check_retry(error, attempt)
+    raise AssertionError("unreachable")
+
+
+def encode_state(
+    step: int, groups: Iterable[str], state: Mapping[str, Any], extra: Mapping[str, Any]
+) -> bytes:
+    """The content of ``state.json``; a SaveError if it is too long to be read again."""
     assert step >= 0, f"step {step} is negative"
-    assert all(_GROUP_NAME.fullmatch(group) for group in tensors), (
-        f"not all are valid group names: {list(tensors)}"
-    )
+    assert all(map(_GROUP_NAME.fullmatch, groups)), f"not all are valid group names: {list(groups)}"
     _check_json(state, "state")
-    _check_json(extra or {}, "extra")
+    _check_json(extra, "extra")
     text = json.dumps(state).encode()
     if len(text) > MAX_STATE_BYTES:
         raise SaveError(
             f"cannot save step {step}: its state takes {len(text)} bytes; at most {MAX_STATE_BYTES} can be "
             "loaded"
         )
-    needed = len(text) + sum(map(safetensors.count_file_bytes, tensors.values())) + SPARE_BYTES
-    for attempt in (1, 2):
+    return text
+
+
+class CheckpointDraft:
+    """A ``root/step-N`` that is being written, under a temporary name until ``commit``."""
+
+    def __init__(self, root: Path, step: int, needed_bytes: int) -> None:
+        self.root, self.step, self.needed_bytes = root, step, needed_bytes
+        self.final = root / f"step-{step}"
+        self.files: dict[str, FileEntry] = {}
+        self._is_open = self._is_placed = False
+
+    def create(self) -> Path:
+        """Make the temporary directory and return it; a SaveError if the space on the disk is too small."""
+        if not self.root.is_dir():
+            self.root.mkdir(parents=True)
+            fsync_path(self.root.parent)
+        remove_unfinished(self.root)
+        self.temporary = _unused_path(self.root, self.step, "tmp")
+        self.old = _unused_path(self.root, self.step, "old")
+        free = shutil.disk_usage(self.root).free
+        if free < self.needed_bytes:
+            raise SaveError(f"cannot save {self.final}: {self.needed_bytes} bytes are needed and {free} are "
+                "free; earlier checkpoints are unchanged")  # fmt: skip
+        self._is_open = True
+        os.mkdir(self.temporary)
+        return self.temporary
+
+    @contextmanager
+    def open_group(self, group: str) -> Iterator[HashingWriter]:
+        """Context manager that opens the file of a group of tensors, and syncs it when it is written."""
+        with self._open_file(f"{group}{_SUFFIX}") as out:
+            yield out
+
+    @contextmanager
+    def _open_file(self, name: str) -> Iterator[HashingWriter]:
+        with HashingWriter(self.temporary / name) as out:
+            yield out
+        self.files[name] = FileEntry(size=out.size, sha256=out.sha256)
+
+    def commit(self, state: bytes, extra: Mapping[str, Any]) -> Path:
+        """Write the state and the manifest, sync and rename the directory, and name it in ``latest``."""
+        with self._open_file(STATE) as out:
+            out.write(state)
+        with HashingWriter(self.temporary / MANIFEST) as out:
+            out.write(Manifest(step=self.step, files=self.files, extra=dict(extra)).to_bytes())
+        fsync_path(self.temporary)
+        if os.path.lexists(self.final):
+            os.rename(self.final, self.old)
+        os.rename(self.temporary, self.final)
+        self._is_placed = True
+        fsync_path(self.root)
+        replace_file(self.root / LATEST, f"{self.final.name}\n".encode())
+        self._is_open = False
+        remove_quietly(self.old)  # a failure here is harmless; the next save retries
+        return self.final
+
+    @contextmanager
+    def undo_on_error(self) -> Iterator[None]:
+        """Context manager that removes the draft if its body fails."""
         try:
-            return _save_once(root, step, tensors, text, extra or {}, needed)
+            yield
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Remove what was written, and restore a checkpoint that it has replaced."""
+        if not self._is_open:
+            return
+        remove_quietly(self.final if self._is_placed else self.temporary)
+        try:
+            if self.old.exists() and not self.final.exists():
+                os.rename(self.old, self.final)
         except OSError as error:
-            if attempt == 1 and error.errno in TRANSIENT_ERRNOS:
-                log.warning("saving step %d failed (%s); retrying once", step, error.strerror)
-                continue
-            raise SaveError(
-                f"cannot save {root / f'step-{step}'}: {error.strerror or error}; {needed} bytes are "
-                f"needed{_format_free_space(root)}; earlier checkpoints are unchanged"
-            ) from error
-    raise AssertionError("unreachable")
+            log.warning(
+                "could not restore %s (%s); the next save or load does it", self.final, error.strerror
+            )
+
+    def check_retry(self, error: OSError, attempt: int) -> None:
+        """Warn of an error that may pass, if this is the first attempt; raise a SaveError for any other."""
+        if attempt == 1 and error.errno in TRANSIENT_ERRNOS:
+            log.warning("saving step %d failed (%s); retrying once", self.step, error.strerror)
+            return
+        raise SaveError(
+            f"cannot save {self.final}: {error.strerror or error}; {self.needed_bytes} bytes are "
+            f"needed{_format_free_space(self.root)}; earlier checkpoints are unchanged"
+        ) from error
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
     """Read a checkpoint and verify every byte; a UserError reports any damage. No code is executed."""
     path = Path(path)
     manifest = _check_manifest(path)
-    groups, state = {}, {}
+    groups: dict[str, dict[str, Tensor]] = {}
+    state, part_files = {}, {}
     for name, entry in manifest.files.items():
+        if "/" in name:
+            part_files[name] = entry
+            continue
         data = read_file(path / name, entry)
         if name == STATE:
             state = parse_object(data, path / name)
         else:
             groups[name.removesuffix(_SUFFIX)] = safetensors.read_safetensors(data, path / name)
-    return Checkpoint(manifest.step, path, groups, state, manifest.extra)
+    parts = {group: dict(tensors) for group, tensors in _open_groups(path, part_files).items()}
+    return Checkpoint(manifest.step, path, groups | parts, state, manifest.extra)
+
+
+def open_lazy_checkpoint(path: Path) -> Checkpoint:
+    """As ``read_checkpoint``, but each tensor is read when it is looked up; all are verified before."""
+    manifest = _check_manifest(path)
+    state = parse_object(read_file(path / STATE, manifest.files[STATE]), path / STATE)
+    tensor_files = {name: entry for name, entry in manifest.files.items() if name != STATE}
+    return Checkpoint(manifest.step, path, _open_groups(path, tensor_files), state, manifest.extra)
+
+
+def _open_groups(path: Path, files: Mapping[str, FileEntry]) -> dict[str, LazyTensors]:
+    """The tensors of each group of these files, which are verified."""
+    groups: dict[str, list[Path]] = {}
+    for name, entry in files.items():
+        verify_file(path / name, entry)
+        match = _GROUP_FILE.fullmatch(name)
+        assert match
+        groups.setdefault(match[1], []).append(path / name)
+    return {group: LazyTensors(paths) for group, paths in groups.items()}
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -126,7 +253,11 @@ def read_state(path: Path) -> dict[str, Any]:
     return parse_object(read_file(path / STATE, _check_manifest(path).files[STATE]), path / STATE)
 
 
-def read_newest_checkpoint(root: Path | str, before_step: float = math.inf) -> Checkpoint | None:
+def read_newest_checkpoint(
+    root: Path | str,
+    before_step: float = math.inf,
+    read: Callable[[Path], Checkpoint] = read_checkpoint,
+) -> Checkpoint | None:
     """The valid checkpoint of the highest step; damaged ones are skipped with a warning.
 
     Steps from ``before_step`` on do not count. Also removes leftovers of a crash, so only the
@@ -136,7 +267,7 @@ def read_newest_checkpoint(root: Path | str, before_step: float = math.inf) -> C
     remove_unfinished(root)
     for step in sorted((step for step in list_steps(root) if step < before_step), reverse=True):
         try:
-            return read_checkpoint(root / f"step-{step}")
+            return read(root / f"step-{step}")
         except UserError as error:
             log.warning("skipping the damaged checkpoint %s: %s", root / f"step-{step}", error)
     return None
@@ -203,69 +334,9 @@ def remove_unfinished(root: Path) -> None:
             _remove_or_warn(entry)
 
 
-def _save_once(
-    root: Path,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: bytes,
-    extra: Mapping[str, Any],
-    needed_bytes: int,
-) -> Path:
-    final = root / f"step-{step}"
-    if not root.is_dir():
-        root.mkdir(parents=True)
-        fsync_path(root.parent)
-    remove_unfinished(root)
-    temporary, old = _unused_path(root, step, "tmp"), _unused_path(root, step, "old")
-    free = shutil.disk_usage(root).free
-    if free < needed_bytes:
-        raise SaveError(f"cannot save {final}: {needed_bytes} bytes are needed and {free} are free; earlier "
-                "checkpoints are unchanged")  # fmt: skip
-    placed = False
-    try:
-        os.mkdir(temporary)
-        _write_files(temporary, step, tensors, state, extra)
-        if os.path.lexists(final):
-            os.rename(final, old)
-        os.rename(temporary, final)
-        placed = True
-        fsync_path(root)
-        replace_file(root / LATEST, f"{final.name}\n".encode())
-    except BaseException:
-        _undo_save(final, final if placed else temporary, old)
-        raise
-    remove_quietly(old)  # a failure here is harmless; the next save retries
-    return final
-
-
-def _write_files(
-    directory: Path,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: bytes,
-    extra: Mapping[str, Any],
-) -> None:
-    """Write all files, each synced, the manifest last, then sync the directory."""
-    files: dict[str, FileEntry] = {}
-    for group, group_tensors in tensors.items():
-        with HashingWriter(directory / f"{group}{_SUFFIX}") as out:
-            safetensors.write_safetensors(out, group_tensors)
-        files[out.path.name] = FileEntry(size=out.size, sha256=out.sha256)
-    with HashingWriter(directory / STATE) as out:
-        out.write(state)
-    files[STATE] = FileEntry(size=out.size, sha256=out.sha256)
-    with HashingWriter(directory / MANIFEST) as out:
-        out.write(Manifest(step=step, files=files, extra=dict(extra)).to_bytes())
-    fsync_path(directory)
-
-
 def _check_manifest(path: Path) -> Manifest:
     manifest = read_manifest(path)
-    unknown = [
-        name
-        for name in manifest.files
-        if name != STATE and not _GROUP_NAME.fullmatch(name.removesuffix(_SUFFIX))
-    ]
+    unknown = [name for name in manifest.files if name != STATE and not _GROUP_FILE.fullmatch(name)]
     if unknown or STATE not in manifest.files:
         raise UserError(f"{path} lists {sorted(manifest.files)}; expected {STATE} and groups of tensors")
     match = _STEP_NAME.fullmatch(path.name)
@@ -274,19 +345,10 @@ def _check_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _undo_save(final_dir: Path, attempt_dir: Path, old_dir: Path) -> None:
-    remove_quietly(attempt_dir)
-    try:
-        if old_dir.exists() and not final_dir.exists():
-            os.rename(old_dir, final_dir)
-    except OSError as error:
-        log.warning("could not restore %s (%s); the next save or load does it", final_dir, error.strerror)
-
-
 def _is_valid(path: Path) -> bool:
     try:
         for name, entry in _check_manifest(path).files.items():
-            read_file(path / name, entry)
+            verify_file(path / name, entry)
     except UserError as error:
         log.warning("the checkpoint %s is damaged: %s", path, error)
         return False

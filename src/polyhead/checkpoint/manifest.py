@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from polyhead.core.atomic_io import read_regular_file
+from polyhead.core.atomic_io import open_regular_file, read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.core.json_io import decode_json
 
@@ -57,7 +58,7 @@ def read_manifest(path: Path) -> Manifest:
         if path.is_symlink() or not path.is_dir():
             file_kind = "a link" if path.is_symlink() else "no directory"
             raise UserError(f"{path} is {file_kind}; expected a checkpoint directory")
-        present = set(os.listdir(path))
+        present = set(_list_files(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     manifest = parse_manifest(path)
@@ -66,6 +67,13 @@ def read_manifest(path: Path) -> Manifest:
         missing, foreign = sorted(expected - present), sorted(present - expected)
         raise UserError(f"{path} differs from its manifest: missing {missing}, not listed {foreign}")
     return manifest
+
+
+def _list_files(path: Path) -> Iterator[str]:
+    """The entries of a directory; in place of a directory in it, ``directory/entry`` for each of its own."""
+    for entry in os.scandir(path):
+        inner_names = os.listdir(entry.path) if entry.is_dir(follow_symlinks=False) else []
+        yield from [f"{entry.name}/{name}" for name in inner_names] or [entry.name]
 
 
 def parse_manifest(path: Path) -> Manifest:
@@ -90,12 +98,21 @@ def parse_manifest(path: Path) -> Manifest:
 def read_file(path: Path, entry: FileEntry) -> bytes:
     """Read one file and verify its size and SHA-256."""
     data = read_regular_file(path, size=entry.size)
-    sha256 = hashlib.sha256(data).hexdigest()
+    _check_sha256(path, hashlib.sha256(data).hexdigest(), entry)
+    return data
+
+
+def verify_file(path: Path, entry: FileEntry) -> None:
+    """Verify the size and SHA-256 of one file, read piece by piece."""
+    with open_regular_file(path, size=entry.size) as file:
+        _check_sha256(path, hashlib.file_digest(file, "sha256").hexdigest(), entry)
+
+
+def _check_sha256(path: Path, sha256: str, entry: FileEntry) -> None:
     if sha256 != entry.sha256:
         raise UserError(
             f"{path} is damaged: its SHA-256 is {sha256[:16]}..., {entry.sha256[:16]}... was expected"
         )
-    return data
 
 
 def hash_file(path: Path) -> FileEntry:

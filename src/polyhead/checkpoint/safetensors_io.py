@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +25,56 @@ SAFETENSORS_DTYPES = {
 }  # fmt: skip
 
 
+class TensorSpec(NamedTuple):
+    """Dtype and shape of a tensor, which may be somewhere else."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@runtime_checkable
+class HasSpecs(Protocol):
+    """Tensors that are described without reading them."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]: ...
+
+
+def describe_tensors(tensors: Mapping[str, Tensor]) -> Mapping[str, TensorSpec]:
+    """The specs of tensors; of one that is split over processes, the spec of the whole."""
+    if isinstance(tensors, HasSpecs):
+        return tensors.specs
+    return {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def sort_names(specs: Mapping[str, TensorSpec]) -> list[str]:
+    """Names of tensors in the order of their data in a file."""
+    return sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
+
+
+def format_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The header of a file that has these tensors."""
+    entries: dict[str, object] = {}
+    offset = 0
+    for name in sort_names(specs):
+        end = offset + specs[name].nbytes
+        entries[name] = {
+            "dtype": SAFETENSORS_DTYPES[specs[name].dtype],
+            "shape": list(specs[name].shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(
+        ({"__metadata__": metadata} if metadata else {}) | entries, separators=(",", ":")
+    ).encode()
+    text += b" " * (-len(text) % 8)  # aligns the data
+    return len(text).to_bytes(8, "little") + text
+
+
 def make_header(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, list[str]]:
@@ -31,12 +83,10 @@ def make_header(
     A tensor that shares its memory with an earlier one (tied embeddings) is written once; the metadata then
     map its name to the earlier one, as in ``safetensors.torch.save_model``.
     """
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    specs = describe_tensors(tensors)
     first: dict[object, str] = {}
     aliases: dict[str, str] = {}
-    entries: dict[str, object] = {}
-    offset = 0
-    for name in order:
+    for name in sort_names(specs):
         tensor = tensors[name]
         if tensor.dtype not in SAFETENSORS_DTYPES or tensor.layout != torch.strided or tensor.is_meta:
             raise UserError(
@@ -47,20 +97,8 @@ def make_header(
         first_name = first.setdefault(storage_key, name) if tensor.numel() else name
         if first_name != name:
             aliases[name] = first_name
-            continue
-        end = offset + tensor.numel() * tensor.element_size()
-        entries[name] = {
-            "dtype": SAFETENSORS_DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    all_metadata = {**(metadata or {}), **aliases}
-    text = json.dumps(
-        ({"__metadata__": all_metadata} if all_metadata else {}) | entries, separators=(",", ":")
-    ).encode()
-    text += b" " * (-len(text) % 8)  # aligns the data
-    return len(text).to_bytes(8, "little") + text, list(entries)
+    written = {name: spec for name, spec in specs.items() if name not in aliases}
+    return format_header(written, {**(metadata or {}), **aliases}), sort_names(written)
 
 
 def count_file_bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -76,8 +114,22 @@ def write_safetensors(
     head, names = make_header(tensors, metadata)
     out.write(head)
     for name in names:
-        flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
-        out.write(flat.view(torch.uint8).numpy().data)
+        _write_data(out, tensors[name])
+
+
+def write_stream(out: HashingWriter, specs: Mapping[str, TensorSpec], tensors: Iterable[Tensor]) -> None:
+    """Write tensors that arrive one at a time, in the order of ``sort_names``, as ``write_safetensors``
+    does.
+    """
+    out.write(format_header(specs))
+    for tensor in tensors:
+        _write_data(out, tensor)
+        del tensor  # before the next one is made
+
+
+def _write_data(out: HashingWriter, tensor: Tensor) -> None:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    out.write(flat.view(torch.uint8).numpy().data)
 
 
 def read_safetensors(data: bytes, source: object) -> dict[str, Tensor]:
@@ -98,7 +150,9 @@ def read_safetensors(data: bytes, source: object) -> dict[str, Tensor]:
         raise UserError(f"{source} is not a safetensors file: {error}") from error
 
 
-def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: object) -> None:
+def check_tensors(
+    tensors: Mapping[str, Tensor | TensorSpec], expected: Mapping[str, Tensor | TensorSpec], source: object
+) -> None:
     """Raise a UserError for tensors that differ from the expected ones in name, shape or dtype."""
     problems = [f"{name!r} is missing" for name in sorted(expected.keys() - tensors.keys())]
     problems += [f"{name!r} is unexpected" for name in sorted(tensors.keys() - expected.keys())]

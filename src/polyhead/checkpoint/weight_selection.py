@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from polyhead.checkpoint.checkpoint import Checkpoint, list_steps, read_checkpoint, read_state
+from polyhead.checkpoint.checkpoint import (
+    Checkpoint,
+    list_steps,
+    open_lazy_checkpoint,
+    read_checkpoint,
+    read_state,
+)
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_fact
 
@@ -30,18 +36,42 @@ class WeightSelection(NamedTuple):
 
     def load(self, root: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """Read and verify the weights from the checkpoints in ``root``, and ``extra`` of the last."""
-        checkpoints = [read_checkpoint(root / f"step-{step}") for step in self.steps]
+        tensors, extra = self._open(root, read_checkpoint)
+        return dict(tensors), extra
+
+    def open(self, root: Path) -> Mapping[str, Tensor]:
+        """As ``load``, but each tensor is read when it is looked up; all are verified before."""
+        return self._open(root, open_lazy_checkpoint)[0]
+
+    def _open(
+        self, root: Path, read: Callable[[Path], Checkpoint]
+    ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        checkpoints = [read(root / f"step-{step}") for step in self.steps]
         states = [_get_group(saved, self.group) for saved in checkpoints]
         return states[0] if len(states) == 1 else average(states), checkpoints[-1].extra
 
 
-def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+class _MeanTensors(Mapping[str, Tensor]):
+    """Means, each computed when it is looked up."""
+
+    def __init__(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        self.states = states
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensors = [state[name] for state in self.states]
+        return torch.stack([tensor.double() for tensor in tensors]).mean(0).to(tensors[0].dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.states[0])
+
+    def __len__(self) -> int:
+        return len(self.states[0])
+
+
+def average(states: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     """Mean of each tensor over several states, computed in float64."""
     assert states
-    return {
-        name: (torch.stack([state[name].double() for state in states]).mean(0)).to(first.dtype)
-        for name, first in states[0].items()
-    }
+    return _MeanTensors(states)
 
 
 def load_selected(

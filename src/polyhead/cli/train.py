@@ -67,6 +67,8 @@ def run(
     The run's report.html is written at each evaluation; see also polyhead report and polyhead serve --runs.
     """
     changes = [*(changes or []), *([f"train.log={log}"] if log else [])]
+    if launch.count_processes() > 1:
+        launch.hide_torch_warnings()
     # until step 1, when training installs its own handler; with several processes the launcher has one
     with interrupt_on_signal() if launch.count_processes() == 1 else nullcontext():
         loaded = load_recipe(recipe, changes, from_run=resume)

@@ -58,7 +58,7 @@ def measure_step_time(recipe: Recipe, model: nn.Module, task: Task, seconds: flo
     """Mean seconds of a training step on the device of the run."""
     model = model.to(resolve_device(recipe.train.device))
     training = TrainState(model, recipe.train, recipe.model.d_model, 10**6)
-    check_memory(training.bind_task(task), recipe.train)
+    check_memory(training, task, recipe.train)
     model.train()
     rows = itertools.cycle(itertools.chain.from_iterable(task.epoch_batches(epoch) for epoch in range(2)))
     duration = min(max(PROBE_SHARE * seconds, MIN_PROBE_SECONDS), MAX_PROBE_SECONDS)

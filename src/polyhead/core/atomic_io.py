@@ -6,6 +6,7 @@ import contextlib
 import errno
 import glob
 import hashlib
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -189,6 +190,15 @@ def file_exists(path: Path) -> bool:
 
 def read_regular_file(path: Path, *, size: int | None = None, max_bytes: int | None = None) -> bytes:
     """Read a regular file that is no symlink, if it has exactly ``size`` or at most ``max_bytes`` bytes."""
+    with open_regular_file(path, size=size, max_bytes=max_bytes) as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def open_regular_file(
+    path: Path, *, size: int | None = None, max_bytes: int | None = None
+) -> Iterator[io.BufferedReader]:
+    """Context manager that opens a regular file as ``read_regular_file`` does, to read it piece by piece."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -206,7 +216,7 @@ def read_regular_file(path: Path, *, size: int | None = None, max_bytes: int | N
         if max_bytes is not None and status.st_size > max_bytes:
             raise UserError(f"{path} has {status.st_size} bytes; the maximum is {max_bytes}")
         with os.fdopen(fd, "rb", closefd=False) as file:
-            return file.read()
+            yield file
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -38,7 +39,14 @@ def resolve_device(name: str) -> torch.device:
 def to_model_device(model: nn.Module, batch: T) -> T:
     """Move the tensors of a batch, also those in nested tuples, to the device of the model's weights."""
     device = next(model.parameters()).device
-    return batch if device.type == "cpu" else _to_device(batch, device)
+    moved: T = batch if device.type == "cpu" else _map_tensors(batch, lambda x: _take_copy(x, device))
+    return moved
+
+
+def prefetch_to_device(batches: Sequence[Any], device: torch.device) -> None:
+    """Start to copy the tensors of batches to ``device``; ``to_model_device`` returns each copy once."""
+    for batch in batches:
+        _map_tensors(batch, lambda value: _note_copy(value, device))
 
 
 def move_tensor(value: Tensor, device: torch.device) -> Tensor:
@@ -70,10 +78,22 @@ def true_indices(mask: Tensor, device: torch.device) -> Tensor:
     return index if index.device == device else move_tensor(index, device)
 
 
-def _to_device(value: Any, device: torch.device) -> Any:
+def _note_copy(value: Tensor, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        value.device_copy = move_tensor(value, device)  # type: ignore[attr-defined]
+    return value
+
+
+def _take_copy(value: Tensor, device: torch.device) -> Tensor:
+    copy: Tensor | None = value.__dict__.pop("device_copy", None)
+    return move_tensor(value, device) if copy is None or copy.device != device else copy
+
+
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """``change`` applied to the tensors of a batch, also to those in nested tuples."""
     if isinstance(value, Tensor):
-        return move_tensor(value, device)
+        return change(value)
     if isinstance(value, tuple):
-        parts = [_to_device(part, device) for part in value]
+        parts = [_map_tensors(part, change) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value

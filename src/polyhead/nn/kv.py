@@ -36,19 +36,19 @@ class KV:
     pos: Tensor | None = None  # (B, 1 or K, S) int64: per head, because some caches evict per head
     log_count: Tensor | None = None  # (B, K, S): log of the number of tokens that a slot represents
     mask: Tensor | None = None  # (B, 1|K, T or 1, S): the result of visible(), if already computed
+    # the mask of some of the tokens as queries over all of them, (causal, window) -> (B, 1, T, S), if the
+    # positions of these alone do not tell which documents they are in
+    own_mask: Callable[[bool, Window | None], Tensor] | None = None
 
     def replace(self, **changes: Any) -> KV:
         """A copy with other tensors for some fields."""
-        return KV(
-            **{"k": self.k, "v": self.v, "pos": self.pos, "log_count": self.log_count, "mask": self.mask}
-            | changes
-        )
+        return KV(**{name: getattr(self, name) for name in KV.__dataclass_fields__} | changes)
 
     def select(self, rows: Tensor) -> KV:
         """Select batch rows, in the given order."""
         rest = (self.pos, self.log_count, self.mask)
-        parts = (None if part is None else part.index_select(0, rows) for part in rest)
-        return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), *parts)
+        pos, log_count, mask = (None if part is None else part.index_select(0, rows) for part in rest)
+        return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), pos, log_count, mask)
 
     def cat_rows(self, other: KV) -> KV:
         """Concatenate the rows of both; missing slots of the shorter one are empty (position -1).
@@ -82,6 +82,10 @@ def _flatten(kv: KV) -> tuple[list[Tensor | None], None]:
 
 # torch.export and tree_map see a KV as its tensors
 register_pytree_node(KV, _flatten, lambda tensors, _: KV(*tensors))
+
+
+GatherKV = Callable[[KV], KV]
+"""Gathers the keys and values of all tokens of rows whose tokens are split over ranks."""
 
 
 class EncoderMemory(Protocol):
@@ -151,6 +155,8 @@ def attention_mask(
 
     ``own_tokens_only``: kv are the keys and values of the queries' own tokens, possibly of several documents.
     """
+    if own_tokens_only and kv.own_mask is not None:
+        return kv.own_mask(causal, window)
     if window is None and kv.mask is not None:
         return kv.mask
     if window is None and kv.pos is None and (q_pos is None or not causal):
@@ -260,6 +266,10 @@ def _fold_scores(
     mask: Tensor | None, bias: Tensor | None, kv: KV, shape: tuple[int, int, int, torch.dtype]
 ) -> Tensor | None:
     """Bias, counts and mask as one additive term, (B, 1|K, n * group * T or 1, S); -inf where masked."""
+    # of a mask that layers share they keep one result for their backward passes
+    shared: dict[Any, Tensor] | None = getattr(mask, "folded_scores", None) if bias is None else None
+    if shared and shape in shared:
+        return shared[shape]
     n, group, T, dtype = shape
     scores: Tensor | None = None
     if bias is not None:
@@ -273,6 +283,8 @@ def _fold_scores(
             mask = fold_groups(mask.expand(-1, -1, T, -1), n, group)
         zero = torch.zeros((), dtype=dtype, device=mask.device) if scores is None else scores
         scores = torch.where(mask, zero, torch.full((), float("-inf"), dtype=dtype, device=mask.device))
+        if shared is not None:
+            shared[shape] = scores
     return scores
 
 

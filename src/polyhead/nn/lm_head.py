@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from polyhead.config.model import ModelSpec
 from polyhead.core.option_types import resolve_factor
+from polyhead.nn.tensor_split import VocabularyShard
 
 
 class Head(nn.Module):
@@ -16,6 +17,9 @@ class Head(nn.Module):
     With ``scale`` the input is scale · x; with ``softcap`` c the logits are c tanh(logits / c), within (-c,
     c).
     """
+
+    vocabulary: VocabularyShard | None = None
+    """The tokens of this rank, if the weight and the bias are split over ranks."""
 
     def __init__(
         self,

@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from polyhead.nn.device import host_copy, move_tensor, true_indices
 from polyhead.nn.lm_head import Head
-from polyhead.nn.precision import product_dtype
+from polyhead.nn.precision import at_least_fp32, product_dtype
+from polyhead.nn.tensor_split import VocabularyShard
 
 IGNORE_INDEX = -100  # label of positions without loss
 LOGITS_CHUNK = 512  # rows of logits stored at a time
@@ -31,14 +32,16 @@ def cross_entropy(
 
     features (..., C), labels (...) with -100 at positions to ignore. Smoothing e gives the label 1 - e + e/V
     and every other token e/V. Only ``chunk`` rows of logits are stored at a time: gradients are computed in
-    the forward pass, where the probabilities are available.
+    the forward pass, where the probabilities are available. If the head's vocabulary is split over ranks,
+    each computes the logits of its own tokens.
     """
     rows = labeled_rows(labels)
     features = head.scale_input(features.flatten(0, -2).index_select(0, rows))
+    features = features if head.vocabulary is None else head.vocabulary.sum_gradient(features)
     labels = labels.flatten().index_select(0, rows)
     needs_grad = torch.is_grad_enabled()
     total, nll = _ChunkedCrossEntropy.apply(
-        features, head.weight, head.bias, labels, head.softcap, smoothing, chunk, needs_grad
+        features, head.weight, head.bias, labels, head.softcap, smoothing, chunk, needs_grad, head.vocabulary
     )
     return Loss(total, nll, len(labels))
 
@@ -77,25 +80,33 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         smoothing: float,
         chunk: int,
         needs_grad: bool,
+        shard: VocabularyShard | None,
     ) -> tuple[Tensor, Tensor]:
-        vocab_size, dtype = len(weight), product_dtype(features)  # the softmax is always fp32
+        vocab_size = len(weight) if shard is None else shard.vocab_size
+        dtype = product_dtype(features)
+        wide = torch.promote_types(dtype, torch.float32)  # of the softmax
         w = weight.detach().to(dtype)
         features_need_grad = needs_grad and any(ctx.needs_input_grad)
         d_features = torch.empty_like(features) if features_need_grad else None
         weight_needs_grad = needs_grad and ctx.needs_input_grad[1]  # the head's weights may be frozen
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if weight_needs_grad else None
-        d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        total, nll = (torch.zeros((), dtype=torch.float32, device=features.device) for _ in range(2))
+        d_weight = torch.zeros_like(weight, dtype=wide) if weight_needs_grad else None
+        d_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
+        total, nll = (torch.zeros((), dtype=wide, device=features.device) for _ in range(2))
         for at in range(0, len(labels), chunk):
             x, y = features[at : at + chunk].to(dtype), labels[at : at + chunk, None]
-            scores = (x @ w.T).float()
+            scores = at_least_fp32(x @ w.T)
             if bias is not None:
                 scores += bias
             if softcap is not None:
                 tanh_scores = torch.tanh_(scores / softcap)
                 scores = softcap * tanh_scores
-            log_p = scores.log_softmax(-1)
-            chunk_nll = -log_p.gather(1, y).sum()
+            if shard is None:
+                log_p = scores.log_softmax(-1)
+                chunk_nll = -log_p.gather(1, y).sum()
+            else:
+                log_p = shard.log_softmax(scores)
+                y, is_own = shard.find_labels(y)
+                chunk_nll = -(log_p.gather(1, y) * is_own).sum()
             nll += chunk_nll
             total += (
                 (1 - smoothing) * chunk_nll - (smoothing / vocab_size) * log_p.sum()
@@ -106,7 +117,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 d = log_p.exp_()
                 if smoothing:
                     d -= smoothing / vocab_size
-                d.scatter_add_(1, y, d.new_full(y.shape, smoothing - 1))
+                label_share = d.new_full(y.shape, smoothing - 1)
+                d.scatter_add_(1, y, label_share if shard is None else label_share * is_own)
                 if softcap is not None:
                     d *= 1 - tanh_scores.square_()
                 if d_bias is not None:
@@ -115,6 +127,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 d_features[at : at + chunk] = d @ w
                 if d_weight is not None:
                     d_weight += d.T @ x
+        if shard is not None:  # a label counts where its token is
+            total, nll = (x.clone() for x in shard.all_reduce(torch.stack([total, nll]), "sum"))
         ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.mark_non_differentiable(nll)
         return total, nll
@@ -125,4 +139,4 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         d_features, d_weight, d_bias = ctx.saved_tensors
         d_bias = None if d_bias is None else d_bias * grad
         d_weight = None if d_weight is None else d_weight * grad
-        return d_features * grad, d_weight, d_bias, None, None, None, None, None
+        return d_features * grad, d_weight, d_bias, *[None] * 6

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from polyhead.config.model import ModelConfig, ModelSpec
 from polyhead.core.choice import Choice
 from polyhead.core.registry import BLOCK, NORM, POSITION
+from polyhead.nn.block_mask import Visibility, note_block_masks
 from polyhead.nn.cache import Cache, CacheShape, StateShape
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.packed_rows import note_documents
@@ -48,6 +49,7 @@ class Stack(nn.Module):
         runs_compiled = self.has_compiled_layers and cache is None
         if runs_compiled:
             note_documents(pos)
+            note_block_masks(x, pos, self._visibilities_in_blocks())
         layer: Any
         for i, layer in enumerate(self.layers):
             layer_memory = None if memory is None else memory[i]
@@ -73,9 +75,17 @@ class Stack(nn.Module):
         Steps with a cache run as before.
         """
         torch._dynamo.config.allow_rnn = True
+        # numbers of a layer are part of its graph: FlexAttention takes no variable for its scale
+        torch._dynamo.config.specialize_float = True
         for layer in self.layers:
             layer.compile(**options)
         self.has_compiled_layers = True
+
+    def _visibilities_in_blocks(self) -> list[Visibility]:
+        """Which keys the queries of each layer see whose attention can be computed in blocks."""
+        attentions: list[Any] = [getattr(layer, "attn", None) for layer in self.layers]
+        found = [attn.visibility_in_blocks() for attn in attentions if hasattr(attn, "visibility_in_blocks")]
+        return [visibility for visibility in found if visibility is not None]
 
     def hidden_states(self, x: Tensor, pos: Tensor | None = None) -> list[Tensor]:
         """The input and the output of every layer, the last one after the final norm: N + 1 of (B, T, C)."""

@@ -31,7 +31,7 @@ class BuiltLayer(NamedTuple):
 
 def check_model(config: Spec) -> Spec:
     """Return the config; a UserError if its parts do not fit together or have no effect on any layer."""
-    layers = tuple(_build_layers(config))
+    layers = tuple(build_sample_layers(config))
     _check_embedding(config, layers)
     _check_pattern(config, layers)
     _check_attention(config, layers)
@@ -39,7 +39,7 @@ def check_model(config: Spec) -> Spec:
     return config
 
 
-def _build_layers(config: ModelSpec) -> Iterator[BuiltLayer]:
+def build_sample_layers(config: ModelSpec) -> Iterator[BuiltLayer]:
     """Build a layer for each pattern entry of each stack, and the pooling."""
     sides = [(config.kind == "decoder", False), *([(True, True)] if config.kind == "encoder-decoder" else [])]
     with torch.device("meta"), SkipInit():

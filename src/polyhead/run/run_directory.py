@@ -163,7 +163,7 @@ def check_model_size(directory: Path, config: ModelConfig) -> None:
 
     A parameter has at least one byte, and the names of the tensors of a layer have ``_MIN_LAYER_BYTES``.
     """
-    files = [directory / "model.safetensors", *directory.glob("checkpoints/*/*.safetensors")]
+    files = [directory / "model.safetensors", *directory.glob("checkpoints/**/*.safetensors")]
     n_bytes = sum(path.stat().st_size for path in files if path.is_file())
     n_layers = (
         1 if config.share_layers else max(config.n_layers, config.decoder_layers, config.generator_layers)

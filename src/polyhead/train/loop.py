@@ -19,12 +19,14 @@ from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.nn.state import named_state, running_stats
+from polyhead.train.distributed.context_parallel import gather_context, split_batch
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
 from polyhead.train.gradient_norm import clip_split_gradients
 from polyhead.train.loggers import Reporter
-from polyhead.train.loss_module import LossModule, LossTask
+from polyhead.train.loss_module import LossTask
 from polyhead.train.optim import set_rates
-from polyhead.train.precision import autocast, resolve_precision
+from polyhead.train.precision import autocast
+from polyhead.train.prefetch import BatchPrefetcher
 from polyhead.train.progress import MetricSums, Progress
 from polyhead.train.step_numbers import (
     NumbersInFlight,
@@ -36,7 +38,7 @@ from polyhead.train.step_numbers import (
 from polyhead.train.train_state import TrainState, prune_checkpoints
 
 if TYPE_CHECKING:
-    from polyhead.train.distributed.pipeline_training import PipelineTraining
+    pass
 
 MAX_SKIPPED = 10  # consecutive updates that may be not finite
 
@@ -106,9 +108,16 @@ def train_model(
     ranks: its rows are sharded over them, and so are the batches of an evaluation. Rank 0 saves and reports.
     ``on_evaluation`` is called with the metrics, while the model has the weights that were evaluated.
     """
-    model, progress = training.model, training.progress
+    model, progress, place = training.model, training.progress, ranks.place
     steps, start = total_steps(task, config), progress.step
-    stream = progress.iter_batches(task.epoch_batches)
+    batch_source = BatchPrefetcher(
+        progress,
+        task.epoch_batches,
+        config.accumulate,
+        lambda rows: _collate(training, task, rows, ranks),
+        lambda step: derive_seed(config.seed, step, place.data_rank),
+        training.device,
+    )
     clock = SpeedMeter(progress, "texts" if task.labels else "tokens")
     is_interrupted = False
     training.reads_late = can_read_late(training, ranks)
@@ -118,23 +127,25 @@ def train_model(
             report.info(tr("step {step}: {why}; skipped", step=step, why=reason))
             ranks.on_rank0(lambda: _check_skips(progress, checkpoints, step, steps))
 
+    def prefetch() -> None:
+        if progress.step < steps:
+            batch_source.prefetch(progress.step + 1)
+
     def read_step() -> None:
         if unread := training.unread:
             training.unread = None
             report_skip(unread.step, record_step(progress, unread.step, unread.n_labels, *unread.read()))
 
     if start < steps:
-        check_memory(training.bind_task(task), config, ranks, training.pipeline)
+        check_memory(training, task, config, ranks)
     while progress.step < steps and not _is_out_of_patience(progress, config) and not is_interrupted:
         model.train()
         progress.step += 1
-        place = ranks.place
-        torch.manual_seed(derive_seed(config.seed, progress.step, place.data_rank))
-        batches = [b for _ in range(config.accumulate) for b in _collate(training, task, next(stream), ranks)]
+        batches = batch_source.take(progress.step)
         if place.seed_rank != place.data_rank:  # ranks with the same rows collate alike and drop apart
             torch.manual_seed(derive_seed(config.seed, progress.step, place.seed_rank))
         before, training.unread = training.unread, None
-        report_skip(progress.step, train_step(training, task, batches, config, ranks))
+        report_skip(progress.step, train_step(training, task, batches, config, ranks, prefetch))
         queued, training.unread = training.unread, before
         read_step()  # the step before, while the device computes this one
         training.unread = queued
@@ -167,22 +178,18 @@ def train_model(
 
 
 def check_memory(
-    loss_module: LossModule,
-    config: TrainConfig,
-    ranks: ProcessGroup = SINGLE_PROCESS,
-    pipeline: PipelineTraining | None = None,
+    training: TrainState, task: TrainingTask, config: TrainConfig, ranks: ProcessGroup = SINGLE_PROCESS
 ) -> None:
     """Run the largest batch once without an update; a UserError if it does not fit into memory."""
-    model, task = loss_module.model.train(), loss_module.task
-    device = next(model.parameters()).device
+    model, loss_module = training.model.train(), training.bind_task(task)
     saved_stats = {name: statistic.clone() for name, statistic in running_stats(model).items()}
     try:
-        if pipeline:
-            pipeline.check_memory()
+        if training.pipeline:
+            training.pipeline.check_memory()
             return
         batch = collate_shard(task, task.largest_batch(), ranks)
-        with ranks.sync_statistics(model):
-            with autocast(resolve_precision(config.precision, device), device):
+        with ranks.sync_statistics(model), gather_context(model, ranks):
+            with autocast(training.precision, training.device):
                 loss = loss_module(batch)
             if any(ranks.all_reduce(loss.count)):
                 loss.total.backward()
@@ -205,7 +212,8 @@ def check_memory(
 def collate_shard(task: TrainingTask, rows: Any, ranks: ProcessGroup) -> Any:
     """The shard of a batch for this rank; a dummy batch if there are fewer rows than ranks."""
     shard = ranks.shard(task, rows)
-    return task.collate(shard[0]) if shard else task.dummy_batch()
+    batch = task.collate(shard[0]) if shard else task.dummy_batch()
+    return split_batch(task, batch, ranks.place)
 
 
 def _collate(training: TrainState, task: TrainingTask, rows: Any, ranks: ProcessGroup) -> list[Any]:
@@ -247,22 +255,25 @@ def train_step(
     batches: Sequence[Any],
     config: TrainConfig,
     ranks: ProcessGroup = SINGLE_PROCESS,
+    prefetch: Callable[[], None] = lambda: None,
 ) -> str:
     """One optimizer step over the accumulated ``batches``; returns why it was skipped, else ''.
 
+    ``prefetch`` is called when the passes are queued, while a GPU computes them and nothing is read yet.
     With ``training.reads_late`` nothing is read: the numbers are in ``training.unread``, for ``record_step``.
     A step is skipped if there is no label, or if the loss or the gradients are not finite. Each rank passes
     its shard of every batch, or a dummy batch; all ranks make the same step and the same passes.
     """
     model, progress, scale = training.model, training.progress, training.loss_scale
-    loss_module = training.bind_task(task)
+    root = training.bind_ranks(task, ranks)
     counts = ranks.sum_counted(*(task.count_labels(batch) for batch in batches))  # labels on all ranks
     count = int(sum(counts))
     losses = (  # total and NLL of each batch in turn
         training.pipeline.forward_backward(batches, 1 / max(count, 1))
         if training.pipeline
-        else _forward_backward(training, loss_module, batches, counts, ranks)
+        else _forward_backward(training, root, batches, counts, ranks)
     )
+    prefetch()
     if training.reads_late and count:
         numbers = [*losses, nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)]
         set_rates(training.optimizers, training.schedule(progress.step))
@@ -294,19 +305,21 @@ def train_step(
 
 def _forward_backward(
     training: TrainState,
-    loss_module: LossModule,
+    root: nn.Module,
     batches: Sequence[Any],
     counts: Sequence[float],
     ranks: ProcessGroup,
 ) -> list[Tensor]:
     """Gradients of the mean loss of batches with these label counts; returns the sums of each batch."""
-    scale, count, losses = training.loss_scale, int(sum(counts)), []
-    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True), 1):
-        # gradients are final in the last batch, where the all-reduce overlaps with the backward pass
-        is_last = i == len(batches)
-        with training.reduce_gradients(ranks, is_last), ranks.sync_statistics(training.model):
+    scale, count, model = training.loss_scale, int(sum(counts)), training.model
+    losses: list[Tensor] = []
+    last = max((i for i, batch_count in enumerate(counts) if batch_count), default=None)
+    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True)):
+        # gradients are final in the last batch with labels, where their sum overlaps with the backward pass
+        reduce_context, statistics = training.reduce_gradients(ranks, i == last), ranks.sync_statistics(model)
+        with reduce_context, statistics, gather_context(model, ranks):
             with autocast(training.precision, training.device):
-                loss = loss_module(batch)
+                loss = root(batch)
             if batch_count:
                 share = loss.total.float() / count  # fp16 would overflow with the loss scale
                 (share * scale.value if scale else share).backward()
@@ -393,14 +406,27 @@ def _save_checkpoint(
     is_finite = not any(ranks.all_reduce(not training.is_finite()))
     saved_state = training.export_state()
 
-    def write() -> None:
+    def prepare() -> None:
         if not is_finite:
             step, updated = training.progress.step, training.progress.updated
             raise _divergence_error("the weights are not finite", step, updated, checkpoints)
         prune_checkpoints(training, config, checkpoints)
+
+    def write() -> None:
+        prepare()
         training.write(checkpoints, saved_state, extra)
 
-    ranks.on_rank0(write)
+    if not training.is_split:
+        ranks.on_rank0(write)
+        return
+    ranks.on_rank0(prepare)
+    training.write_split(
+        checkpoints,
+        saved_state,
+        extra,
+        ranks,
+        config.parallel.checkpoint == "sharded",
+    )
 
 
 def _evaluate(

@@ -37,7 +37,12 @@ from polyhead.train.disk_space import check_disk_space
 from polyhead.train.distill import check_widths, load_teachers, make_distillation_task
 from polyhead.train.distributed.parallel_check import check_parallel
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
-from polyhead.train.distributed.rank_sync import broadcast_checkpoint, broadcast_tokenizer, check_ranks_agree
+from polyhead.train.distributed.rank_sync import (
+    broadcast_checkpoint,
+    broadcast_tokenizer,
+    check_ranks_agree,
+    share_checkpoint,
+)
 from polyhead.train.eta import EtaReporter
 from polyhead.train.experiment_trackers import open_tracker
 from polyhead.train.init_from import check_parts, inherit_settings, load_init_from, load_init_weights
@@ -96,9 +101,7 @@ def run_training(
     if not resume:
         check_parts(recipe, origin)
     with RunLock(out) if is_rank0 else nullcontext():
-        saved_checkpoint = broadcast_checkpoint(
-            checkpoint.read_newest_checkpoint(checkpoints) if resume and is_rank0 else None, ranks
-        )
+        saved_checkpoint = _share_newest_checkpoint(checkpoints, resume, ranks)
         done_steps = saved_checkpoint.step if saved_checkpoint else 0
         page = RunReport(out, is_resumed=bool(done_steps)) if is_rank0 else None
         with (
@@ -151,6 +154,12 @@ def run_training(
                 run.save_config_files(out)
                 write_run_manifest(out)
             ranks.on_rank0(lambda: check_disk_space(out, training, config, recipe.train, steps))
+            if recipe.train.parallel.checkpoint == "sharded":
+                from polyhead.train.distributed.split_checkpoint import (
+                    check_shared_directory,
+                )  # slow to import
+
+                check_shared_directory(out, ranks)
             summary = parameter_summary(run.model)
             reporter.info(
                 tr(
@@ -207,6 +216,18 @@ def run_training(
                 page.finish(outcome.status)
                 reporter.info(tr("report: {path}", path=page.path))
             return run, outcome
+
+
+def _share_newest_checkpoint(
+    checkpoints: Path, resume: bool, ranks: ProcessGroup
+) -> checkpoint.Checkpoint | None:
+    """The newest checkpoint, read by rank 0; one tensor at a time if no rank has room for the whole model."""
+    splits_model = ranks.place.shape.splits_model
+    newest = None
+    if resume and not ranks.rank:
+        read = checkpoint.open_lazy_checkpoint if splits_model else checkpoint.read_checkpoint
+        newest = checkpoint.read_newest_checkpoint(checkpoints, read=read)
+    return (share_checkpoint if splits_model else broadcast_checkpoint)(newest, ranks)
 
 
 def _pretrained_info(resumed_dir: Path | None, origin: Run | None) -> tuple[int, str | None]:

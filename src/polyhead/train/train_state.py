@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.optimizer_state_io import flatten_optimizer, unflatten_optimizer
-from polyhead.checkpoint.safetensors_io import check_tensors
+from polyhead.checkpoint.safetensors_io import check_tensors, describe_tensors
 from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.registry import OPTIMIZER, SCHEDULE
 from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
-from polyhead.train.distributed.local_tensor import get_local, get_whole, is_split, split_like
+from polyhead.train.distributed.local_tensor import get_local, is_split, split_like
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
+from polyhead.train.distributed.rank_sync import share_tensors
 from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
 from polyhead.train.ema import Ema, copy_into
 from polyhead.train.loss_module import LossModule, LossTask
@@ -53,6 +55,7 @@ class TrainState:
     def __init__(self, model: nn.Module, config: TrainConfig, d_model: int, steps: int) -> None:
         self.model, self.progress = model, Progress()
         self.loss_module: LossModule | None = None
+        self.replica: nn.Module | None = None  # ``loss_module`` as ranks with the whole model call it
         self.saved_best_step = 0  # ``best_step`` as stored in the newest checkpoint
         prepare_trainable(model, config)
         recompute_blocks(model, config.recompute == "blocks")
@@ -73,8 +76,17 @@ class TrainState:
     def bind_task(self, task: LossTask) -> LossModule:
         """The module that computes the loss of a task with the model; the same object for the same task."""
         if self.loss_module is None or self.loss_module.task is not task:
-            self.loss_module = LossModule(self.model, task)
+            self.loss_module, self.replica = LossModule(self.model, task), None
         return self.loss_module
+
+    def bind_ranks(self, task: LossTask, ranks: ProcessGroup) -> nn.Module:
+        """The module that a step calls with its batches, within ``reduce_gradients``."""
+        loss_module = self.bind_task(task)
+        if self.is_split:
+            return loss_module
+        if self.replica is None:
+            self.replica = ranks.replicate(loss_module)
+        return self.replica
 
     def split(self, task: MicroBatchTask, ranks: ProcessGroup, config: TrainConfig) -> None:
         """Keep of the model only this rank's part, with optimizers and EMA of it. All ranks call it.
@@ -94,6 +106,10 @@ class TrainState:
             self.pipeline = PipelineTraining(self.model, task, optimizers, ranks, config, self.precision)
             del optimizers
         self.optimizers, self.ema = [], None
+        if shape.tensor > 1:
+            from polyhead.train.distributed.tensor_parallel import split_tensors  # DTensors load slowly
+
+            split_tensors(self.model, mesh["tensor"])
         if shape.shard > 1 and not self.pipeline:
             shard_weights(self.bind_task(task), get_sharding_mesh(mesh, shape), config.parallel.reduce_dtype)
         self.optimizers, self.ema = _build_optimizers(self.model, config, bool(self.pipeline))
@@ -101,7 +117,8 @@ class TrainState:
     def join(self, model: nn.Module, config: TrainConfig) -> None:
         """Continue with a whole model, newly built, after the last step; nothing else is kept."""
         prepare_trainable(model, config)
-        self.model, self.loss_module, self.is_split, self.pipeline = model, None, False, None
+        self.model, self.is_split, self.pipeline = model, False, None
+        self.loss_module = self.replica = None
         self.optimizers, self.ema = [], None
 
     def reduce_gradients(self, ranks: ProcessGroup, is_last: bool) -> AbstractContextManager[None]:
@@ -109,7 +126,10 @@ class TrainState:
 
         After the last one gradients are sums over ranks, reduced during the backward pass.
         """
-        if self.is_split and ranks.place.shape.shard > 1:
+        if not self.is_split:
+            adds_up = not is_last and isinstance(self.replica, DistributedDataParallel)
+            return self.replica.no_sync() if adds_up else nullcontext()  # type: ignore[union-attr]
+        if ranks.place.shape.shard > 1:
             self.loss_module.set_requires_gradient_sync(is_last)  # type: ignore[operator, union-attr]
             return nullcontext()
         return ranks.reduce_gradients(self.model) if is_last else nullcontext()
@@ -124,7 +144,8 @@ class TrainState:
 
         def map_gathered(work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
             results = ranks.map_in_lockstep(lambda item: root.run(lambda: work(item)), items)
-            root.reshard()  # type: ignore[operator]  # its weights stay gathered for a backward pass
+            if ranks.place.shape.shard > 1:
+                root.reshard()  # type: ignore[operator]  # its weights stay gathered for a backward pass
             return results
 
         return map_gathered
@@ -151,11 +172,6 @@ class TrainState:
             tensors["ema"] = collect(self.ema.weights)
         if self.loss_scale:
             state["loss_scale"] = self.loss_scale.to_json()
-        if self.is_split:
-            tensors = {
-                group: {name: get_whole(tensor) for name, tensor in entries.items()}
-                for group, entries in tensors.items()
-            }
         return SavedState(self.progress.step, tensors, state)
 
     def write(self, root: Path, saved_state: SavedState, extra: dict[str, str]) -> None:
@@ -165,23 +181,35 @@ class TrainState:
         )
         self.saved_best_step = self.progress.best_step
 
+    def write_split(
+        self,
+        root: Path,
+        saved_state: SavedState,
+        extra: dict[str, str],
+        ranks: ProcessGroup,
+        is_sharded: bool,
+    ) -> None:
+        """Write checkpoints/step-N of a state that is split over ranks, which all call it."""
+        from polyhead.train.distributed.split_checkpoint import save_split  # slow to import
+
+        save_split(root, saved_state, extra, ranks, is_sharded)
+        self.saved_best_step = self.progress.best_step
+
     def restore(self, saved_checkpoint: checkpoint.Checkpoint) -> None:
-        """Continue from a checkpoint, bit for bit."""
+        """Continue from a checkpoint, bit for bit; all ranks call it if their tensors are split."""
         stages = self.pipeline.state if self.pipeline else None
         weights = stages.layout.weights if stages else named_state(self.model)
-        check_tensors(saved_checkpoint.tensors["model"], weights, saved_checkpoint.path)
+        check_tensors(describe_tensors(saved_checkpoint.tensors["model"]), weights, saved_checkpoint.path)
         copy_into(self.model, saved_checkpoint.tensors["model"])
         descriptions = saved_checkpoint.state["optimizers"]
+        saved = [saved_checkpoint.tensors[f"optimizer_{i}"] for i in range(len(descriptions))]
         if stages:
-            groups = [saved_checkpoint.tensors[f"optimizer_{i}"] for i in range(len(descriptions))]
-            stages.load_optimizers(self.optimizers, list(zip(groups, descriptions, strict=True)))
+            stages.load_optimizers(self.optimizers, list(zip(saved, descriptions, strict=True)))
         for i, optimizer in enumerate([] if stages else self.optimizers):
-            entries = saved_checkpoint.tensors[f"optimizer_{i}"]
-            optimizer.load_state_dict(
-                split_optimizer(optimizer, unflatten_optimizer(entries, descriptions[i]))
-            )
+            entries = split_optimizer_tensors(optimizer, saved[i])
+            optimizer.load_state_dict(unflatten_optimizer(entries, descriptions[i]))
         if self.ema:
-            check_tensors(saved_checkpoint.tensors["ema"], weights, saved_checkpoint.path)
+            check_tensors(describe_tensors(saved_checkpoint.tensors["ema"]), weights, saved_checkpoint.path)
             self.ema.load(saved_checkpoint.tensors["ema"])
         # absent if the run was saved in another precision
         if self.loss_scale and "loss_scale" in saved_checkpoint.state:
@@ -190,21 +218,19 @@ class TrainState:
         self.saved_best_step = self.progress.best_step
 
 
-def split_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """A state dict of whole tensors, those of the shape of their parameter split as it is."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+def split_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Saved tensors of an optimizer, those of the shape of their parameter split as it is, one at a time."""
+    parameters = [p.detach() for group in optimizer.param_groups for p in group["params"]]
     if isinstance(optimizer, SplitAdafactor) or not any(map(is_split, parameters)):
-        return state
-    entries = {
-        i: {
-            name: split_like(value, parameters[i])
-            if isinstance(value, Tensor) and value.shape == parameters[i].shape
-            else value
-            for name, value in entry.items()
-        }
-        for i, entry in state["state"].items()
-    }
-    return state | {"state": entries}
+        return tensors
+    parts: dict[str, Tensor] = {}
+    for name, whole in tensors.items():
+        parameter = parameters[int(name.split("/")[1])]  # state/<number>/<key>
+        parts[name] = whole
+        if whole.shape == parameter.shape:  # a copy, as a part can be a view that keeps the whole in memory
+            parts[name] = torch.empty_like(parameter, dtype=whole.dtype).copy_(split_like(whole, parameter))
+        del whole
+    return parts
 
 
 def _build_optimizers(
@@ -289,13 +315,10 @@ def load_final_weights(
     candidates = [WeightSelection(**candidate) for candidate in records]
 
     def load_candidate(candidate: WeightSelection) -> None:
-        weights: dict[str, Tensor] = {}
         with interrupt_on_signal():
-            ranks.on_rank0(lambda: weights.update(candidate.load(checkpoints)[0]))
+            shared = share_tensors(lambda: {candidate.group: candidate.open(checkpoints)}, ranks)
         # every rank must take part, so it is not interruptible
-        if not ranks.rank:
-            copy_into(training.model, weights)
-        ranks.broadcast(named_state(training.model).values())
+        copy_into(training.model, shared[candidate.group])
 
     if len(candidates) == 1:
         load_candidate(candidates[0])

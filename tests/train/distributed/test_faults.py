@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from tests.train.several import End, together
 from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
+from polyhead.nn.stack import Stack
 from polyhead.train import loop
-from polyhead.train.distributed import bucketed_all_reduce
+from polyhead.train.distributed import replicate_model
 from polyhead.train.distributed.kv_store import HEARTBEAT_INTERVAL
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.process_group import ProcessGroup
@@ -62,6 +64,7 @@ def at(call: int, real: Callable[..., Any], action: Callable[[], None]) -> Calla
     """The function, but its nth call does something else first."""
     calls = [0]
 
+    @wraps(real)
     def counted(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == call:
@@ -79,7 +82,9 @@ def sabotage(where: str, ranks: ProcessGroup, action: Callable[[], None]) -> Non
     if where in ("first step", "late step"):
         loop.train_step = at(1 if where == "first step" else 19, loop.train_step, action)  # type: ignore[assignment]
     elif where == "between buckets":
-        bucketed_all_reduce.Bucket.start_reduce = at(40, bucketed_all_reduce.Bucket.start_reduce, action)  # type: ignore[method-assign]
+        replicate_model.sum_bucket = at(40, replicate_model.sum_bucket, action)
+    elif where == "in the model":
+        Stack.forward = at(20, Stack.forward, action)  # type: ignore[method-assign]
     elif where == "evaluation":
         real = others.map
         others.map = lambda work, items: real(at(1, work, action), items)
@@ -93,7 +98,8 @@ def sabotaged(recipe: Recipe, rank: int, where: str, what: str, world: int = 2) 
     def work(ranks: ProcessGroup) -> None:
         if ranks.rank == rank:
             sabotage(where, ranks, ACTIONS[what][0])
-        bucketed_all_reduce.BucketedAllReduce.__init__.__defaults__ = (1,)  # type: ignore[misc]  # a bucket for each tensor
+        one_each = partial(replicate_model.DistributedDataParallel, bucket_cap_mb=1e-6)  # tensors in a bucket
+        replicate_model.DistributedDataParallel = one_each  # type: ignore[misc, assignment]
         run_training(recipe, report=Notes(), ranks=ranks)
 
     return together(world, work, timeout=TIMEOUT, enough=world - 1 if what == "stop" else None)
@@ -114,7 +120,36 @@ CASES = [(what, rank, where) for what in ACTIONS for rank in (0, 1) for where in
 )
 def test_all_end_when_one_fails_and_the_run_goes_on(what: str, rank: int, where: str, place: Path) -> None:
     name = f"{what}-{rank}-{where.replace(' ', '-')}"
-    recipe = recipe_of(place, "translation", name, steps=20)
+    check_all_end(what, rank, where, recipe_of(place, "translation", name, steps=20))
+
+
+FORMS = {"shard": {"shard": 2}}
+SPLIT_QUICK = {("kill", 1, "first step"), ("stop", 1, "in the model"), ("raise", 1, "in the model"),
+    ("kill", 0, "save")}  # fmt: skip
+SPLIT_CASES = [
+    (what, rank, where)
+    for what in ACTIONS
+    for rank in (0, 1)
+    for where in (*WHERE, "in the model")
+    if where != "between buckets"
+]
+
+
+@pytest.mark.acceptance("G1", "R11")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("what", "rank", "where"),
+    [pytest.param(*case, marks=[] if case in SPLIT_QUICK else pytest.mark.slow) for case in SPLIT_CASES],
+)
+def test_all_end_when_one_with_a_part_of_the_model_fails(
+    form: str, what: str, rank: int, where: str, place: Path
+) -> None:
+    name = f"{form}-{what}-{rank}-{where.replace(' ', '-')}"
+    check_all_end(what, rank, where, recipe_of(place, "language-model", name, steps=20, parallel=FORMS[form]))
+
+
+def check_all_end(what: str, rank: int, where: str, recipe: Recipe) -> None:
+    """All processes end, one of them says why, and the run goes on to the same end."""
     ends = sabotaged(recipe, rank, where, what)
     own, other = ends[rank], ends[1 - rank]
     assert own.code == ACTIONS[what][1], ends
@@ -130,7 +165,9 @@ def test_all_end_when_one_fails_and_the_run_goes_on(what: str, rank: int, where:
     else:
         assert other.said.startswith("the connection to another rank was lost (")
     if where == "late step":  # and the run goes on from its checkpoints to the same end
-        whole = trained(recipe_of(place, "translation", f"{name}-whole", steps=20), 2)
+        whole = trained(
+            recipe.model_copy(update={"out": recipe.out.with_name(f"{recipe.out.name}-whole")}), 2
+        )
         on = trained(recipe, 2, resume=True)
         assert all((w == on["final"][name]).all() for name, w in whole["final"].items())
 

@@ -203,3 +203,19 @@ def test_weights_that_are_not_finite_on_another_rank_are_never_saved(place: Path
     out = place / "broken-weights"
     assert first.code == 2 and first.said.startswith("the weights are not finite, at step 4"), first
     assert not checkpoint.list_steps(out / "checkpoints")
+
+
+@pytest.mark.usefixtures("unsynced")
+@pytest.mark.acceptance("G2")
+def test_gradients_of_parts_of_a_model_are_summed_where_some_rank_has_one() -> None:
+    def work(ranks: ProcessGroup) -> list[Any]:
+        model = nn.Linear(2, 1)
+        model.register_parameter("other", nn.Parameter(torch.ones(2)))
+        model.register_parameter("frozen", nn.Parameter(torch.ones(2), requires_grad=False))
+        with ranks.reduce_gradients(model):
+            if ranks.rank == 1:
+                model.weight.grad = torch.tensor([[3.0, 4.0]])
+            model.bias.grad = torch.tensor([float(ranks.rank)])
+        return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
+
+    assert [end.said for end in together(3, work, timeout=60)] == [[[3.0, 4.0], [3.0], None, None]] * 3

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyhead.data.batching.sequence_shards import SequenceShard
 from polyhead.data.stores.arrays import IdArray
 from polyhead.data.stores.pair_store import PairStore
 from polyhead.nn.device import host_copy, move_tensor
@@ -29,10 +30,13 @@ class PairBatch(NamedTuple):
     target: Tensor  # (B, T) int64: decoder input: decoder start, opening tokens if there are any, ids
     labels: Tensor  # (B, T) int64: opening tokens, ids and eos; -100 at padding
     n_tokens: int  # number of labels that are not padding
+    shard_pos: Tensor | None = None  # (B, T) int64: positions of the target, if it is a part of all tokens
 
     @property
     def target_pos(self) -> Tensor:
         """(B, T) int64: 0, 1, ... and -1 at padding."""
+        if self.shard_pos is not None:
+            return self.shard_pos
         labels = host_copy(self.labels)
         pos = torch.arange(labels.size(1), device=labels.device).masked_fill(labels == IGNORE_INDEX, -1)
         return pos if labels is self.labels else move_tensor(pos, self.labels.device)
@@ -50,6 +54,19 @@ def collate_token_split(
     sides = zip(_gather_sides(store, rows), splitters, strict=True)
     sources, targets = (split(ids, lengths, store.max_len - 1) for (ids, lengths), split in sides)
     return _make_batch(sources, targets, tokenizer)
+
+
+def split_pair_tokens(batch: PairBatch, shard: SequenceShard) -> PairBatch:
+    """One rank's part of the tokens of both sides."""
+    labels = shard.select(batch.labels, IGNORE_INDEX)
+    return PairBatch(
+        shard.select(batch.source),
+        shard.select_positions(batch.source_pos, batch.source),
+        shard.select(batch.target),
+        labels,
+        int((labels != IGNORE_INDEX).sum()),
+        shard.select(batch.target_pos, -1),
+    )
 
 
 def make_dummy_pairs() -> PairBatch:

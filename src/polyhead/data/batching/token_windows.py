@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyhead.core.errors import UserError
+from polyhead.data.batching.sequence_shards import SequenceShard
 from polyhead.data.stores.arrays import IdArray
 from polyhead.data.stores.token_store import TokenStore
 from polyhead.nn.loss import IGNORE_INDEX
@@ -21,7 +22,8 @@ class TokenWindows(NamedTuple):
     # (B, T) int64: from 0 in each document, -1 at padding; None for a single document without padding
     pos: Tensor | None
     labels: Tensor  # (B, T) int64: the next token, -100 where there is no label
-    has_documents: bool = False  # whether a row may contain several; else positions mark only padding
+    # whether a row may contain several documents, or is a part of one; else positions mark only padding
+    has_documents: bool = False
 
 
 def plan_windows(length: int, width: int, batch_rows: int, *, seed: int, epoch: int) -> list[IdArray]:
@@ -56,6 +58,16 @@ def collate_windows(store: TokenStore, starts: IdArray, width: int, *, has_docum
     labels = cells[:, 1:].masked_fill(torch.from_numpy(ignored), IGNORE_INDEX)
     pos = _document_positions(store.document_starts, positions[:, :-1]) if has_documents else None
     return TokenWindows(cells[:, :-1], pos, labels, has_documents)
+
+
+def split_windows(batch: TokenWindows, shard: SequenceShard) -> TokenWindows:
+    """One rank's part of the tokens of each row."""
+    return TokenWindows(
+        shard.select(batch.tokens),
+        shard.select_positions(batch.pos, batch.tokens),
+        shard.select(batch.labels, IGNORE_INDEX),
+        has_documents=True,
+    )
 
 
 def make_dummy_windows(has_documents: bool = False) -> TokenWindows:

@@ -8,10 +8,17 @@ from torch import Tensor, nn
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, SIMILARITY
-from polyhead.nn.attention.projections import Tie, build_projections, project_keys_values, reject_score_bias
+from polyhead.nn.attention.projections import (
+    SplitByHeads,
+    Tie,
+    build_projections,
+    project_keys_values,
+    reject_score_bias,
+)
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import (
     KV,
+    GatherKV,
     WeightsHook,
     attention_mask,
     fold_groups,
@@ -24,7 +31,7 @@ from polyhead.nn.precision import at_least_fp32, no_autocast
 
 
 @ATTENTION.register("kernel")
-class KernelAttention(nn.Module):
+class KernelAttention(SplitByHeads, nn.Module):
     """A mean of values, weighted by any similarity of query and key, computed for every pair.
 
     With exp it is softmax attention, with a product of feature maps the quadratic form of linear attention.
@@ -60,6 +67,7 @@ class KernelAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias)
         self.sim, self.position = SIMILARITY.get(sim), position
         self.weights_hooks: list[WeightsHook] = []
+        self.gather_kv: GatherKV | None = None  # of rows whose tokens are split over ranks
 
     state = None  # the cache holds keys and values
 
@@ -67,7 +75,8 @@ class KernelAttention(nn.Module):
         """(B, S, C), (B, S) -> keys and values. Called once by cross-attention, on the encoder's output."""
         k, v = project_keys_values(x, self.k_proj, self.v_proj)
         k = (self.position if position is None else position).rotate(split_heads(k, self.head_dim), pos)
-        return KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
+        kv = KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
+        return kv if self.gather_kv is None else self.gather_kv(kv)
 
     def forward(
         self,

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, FEATURE_MAP
-from polyhead.nn.attention.projections import Tie, build_projections, project_keys_values, reject_score_bias
+from polyhead.nn.attention.projections import (
+    SplitByHeads,
+    Tie,
+    build_projections,
+    project_keys_values,
+    reject_score_bias,
+)
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import WeightsHook, fold_groups, merge_heads, split_heads, unfold_groups
 from polyhead.nn.packed_rows import apply_per_document, has_several_documents
@@ -52,7 +58,7 @@ class LinearAttentionState(NamedTuple):
 
 
 @ATTENTION.register("linear")
-class LinearAttention(nn.Module):
+class LinearAttention(SplitByHeads, nn.Module):
     """A product of feature maps in place of exp(q . k): the past is summed into a state of constant size.
 
     Training cost is linear in the length; a decoding row stores n_kv_heads states of P x (v_head_dim + 1)

@@ -12,6 +12,7 @@ from polyhead.core.errors import UserError
 from polyhead.nn.kv import merge_heads, split_heads
 from polyhead.nn.norm import LayerNorm, RMSNorm
 from polyhead.nn.position.base import Position
+from polyhead.nn.tensor_split import TensorSplit, select_shard
 
 Tie = Literal["none", "kv", "qk", "qkv"]
 """Which projections are tied: keys and values, queries and keys, or all three."""
@@ -34,8 +35,34 @@ QK_EPS = 1e-6
 """Default epsilon, added to the mean square or variance."""
 
 
+class SplitByHeads:
+    """Mixin of the attentions with the four projections: tensor ranks split them by key/value heads."""
+
+    tensor_split = TensorSplit(
+        colwise=("q_proj", "k_proj", "v_proj"),
+        rowwise=("o_proj",),
+        partial_grads=("q_norm", "k_norm"),
+        parts=("position",),
+    )
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    head_dim: int
+
+    def find_split_obstacle(self, size: int) -> str | None:
+        """The number of query or key/value heads, if it is no multiple of ``size``."""
+        for name, proj in (("query", self.q_proj), ("key/value", self.k_proj)):
+            heads = len(proj.weight) // self.head_dim
+            if heads % size:
+                return f"{heads} {name} heads cannot be divided by {size}: tensor must divide their number"
+        return None
+
+
 class FullQKNorm(RMSNorm):
     """RMS norm of all heads of a token as one vector."""
+
+    def find_split_obstacle(self, size: int) -> str | None:
+        """The norm itself, which needs the heads of all ranks."""
+        return "qk_norm=all_heads takes the norm over the heads of all ranks"
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, H, T, D) -> (B, H, T, D)."""
@@ -49,10 +76,18 @@ class PerHeadLayerNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.heads = nn.ParameterList(torch.ones(head_dim) for _ in range(n_heads))
+        self.own_heads = slice(None)  # those that this rank computes
+
+    tensor_split = TensorSplit(partial_grads=("heads",))
+
+    def keep_shard(self, rank: int, size: int) -> None:
+        """Apply the weights of the heads of a rank."""
+        self.own_heads = select_shard(len(self.heads), rank, size)
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, H, T, D) -> (B, H, T, D)."""
-        return torch.layer_norm(x, x.shape[-1:], eps=self.eps) * torch.stack(list(self.heads))[:, None]
+        weight = torch.stack(list(self.heads))[self.own_heads, None]
+        return torch.layer_norm(x, x.shape[-1:], eps=self.eps) * weight
 
 
 def build_qk_norms(

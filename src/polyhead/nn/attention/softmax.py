@@ -14,17 +14,19 @@ from polyhead.nn.attention.projections import (
     QK_EPS,
     Bias,
     QKNorm,
+    SplitByHeads,
     Tie,
     build_projections,
     build_qk_norms,
 )
+from polyhead.nn.block_mask import HEAD_DIMS, Visibility, attend_blocks, find_block_mask
 from polyhead.nn.cache import LayerCache
-from polyhead.nn.kv import KV, WeightsHook, Window, attend, attention_mask, merge_heads, split_heads
+from polyhead.nn.kv import KV, GatherKV, WeightsHook, Window, attend, attention_mask, merge_heads, split_heads
 from polyhead.nn.position.base import Position
 
 
 @ATTENTION.register("softmax")
-class Attention(nn.Module):
+class Attention(SplitByHeads, nn.Module):
     """Multi-head attention: each query takes a mean of the values, weighted by the match of query and key.
 
     ``model.n_kv_heads`` is K: as many as heads is multi-head, 1 multi-query (Shazeer, 2019), a divisor
@@ -87,6 +89,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = build_qk_norms(shape, qk_norm, qk_eps)
         self.position = position
         self.weights_hooks: list[WeightsHook] = []
+        self.gather_kv: GatherKV | None = None  # of rows whose tokens are split over ranks
 
     state = None  # the cache holds keys and values
 
@@ -110,6 +113,11 @@ class Attention(nn.Module):
             kv = cache.update(kv)
             hooks += [] if cache.weights_hook is None else [cache.weights_hook]
         own_tokens_only, window = memory is None and cache is None, self.window if memory is None else None
+        blocks = find_block_mask(pos, self.visibility_in_blocks()) if own_tokens_only else None
+        if blocks is not None:
+            out = attend_blocks(q, kv, blocks, scale=self.scale, softcap=self.softcap)
+            in_blocks: Tensor = self.o_proj(merge_heads(out))
+            return in_blocks
         mask = attention_mask(pos, kv, x.size(1), self.causal, window, own_tokens_only=own_tokens_only)
         if position.kind == "scores":
             bias = position.scores(q, kv, pos, self.scale, self.project_qk)
@@ -131,13 +139,22 @@ class Attention(nn.Module):
         projected: Tensor = self.o_proj(merge_heads(out))
         return projected
 
+    def visibility_in_blocks(self) -> Visibility | None:
+        """Which keys a query sees, if attention can be computed in blocks; None if it needs all weights."""
+        has_dropout = self.training and self.dropout > 0
+        needs_weights = self.weights_hooks or self.position.kind == "scores" or has_dropout
+        has_own_keys = self.gather_kv is None  # else there are more keys than queries
+        fits = has_own_keys and self.head_dim in HEAD_DIMS and self.v_head_dim in HEAD_DIMS
+        return Visibility(self.causal, *(self.window or ())) if fits and not needs_weights else None
+
     def project_kv(self, x: Tensor, pos: Tensor | None, position: Position | None = None) -> KV:
         """(B, S, C), (B, S) -> keys and values. Called once by cross-attention, on the encoder's output."""
         position = self.position if position is None else position
         k = self.k_proj(x)
         v = k if self.v_proj is self.k_proj else self.v_proj(x)
         k = position.rotate(self.k_norm(split_heads(k, self.head_dim)), pos)
-        return KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
+        kv = KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
+        return kv if self.gather_kv is None else self.gather_kv(kv)
 
     def project_qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys of vectors of a position scheme, not of tokens: (R, C) -> (H, R, D), (K, R, D)."""

@@ -14,6 +14,7 @@ from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, has_several_documents
 from polyhead.nn.position.base import Position
+from polyhead.nn.tensor_split import TensorSplit
 
 
 @BLOCK.register("gated_conv")
@@ -33,6 +34,8 @@ class GatedConvBlock(nn.Module):
     Options:
       kernel: tokens that a layer sees, the token itself included; odd in an encoder
     """
+
+    tensor_split = TensorSplit(parts=("cross",))
 
     def __init__(
         self, config: ModelSpec, shape: AttentionShape, position: Position, cross: bool, *, kernel: int = 3

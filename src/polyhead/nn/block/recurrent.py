@@ -25,6 +25,7 @@ from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, first_and_last, has_several_documents
 from polyhead.nn.position.base import Position
+from polyhead.nn.tensor_split import TensorSplit
 
 RnnState = tuple[Tensor, ...]
 """The recurrent state after the tokens so far, (B, H) each."""
@@ -130,6 +131,8 @@ class RecurrentBlock(nn.Module):
     An encoder may have a second RNN in the reverse direction (``reverse``). A decoder starts from a
     projection of the source's first and last vector: the final states of such an encoder's two RNNs.
     """
+
+    tensor_split = TensorSplit(parts=("cross",))
 
     def __init__(
         self,

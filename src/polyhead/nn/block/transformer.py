@@ -13,6 +13,7 @@ from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.position.base import Position
 from polyhead.nn.residual import Residual
+from polyhead.nn.tensor_split import TensorSplit
 
 
 class Block(nn.Module):
@@ -20,6 +21,8 @@ class Block(nn.Module):
 
     A block without cross-attention has no module for it.
     """
+
+    tensor_split = TensorSplit(parts=("attn", "cross", "ffn"))
 
     def __init__(
         self,

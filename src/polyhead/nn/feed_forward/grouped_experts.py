@@ -69,5 +69,5 @@ def _grouped_linear(maps: Sequence[nn.Linear], x: Tensor, ends: Tensor, expert_i
     weight = F.pad(weight, (*pads[0], *pads[1])) if pads[0][1] or pads[1][1] else weight
     rows = F.pad(x.to(dtype), pads[0]) if pads[0][1] else x.to(dtype)
     out = F.grouped_mm(rows, weight.mT, offs=ends)[:, :d_out]
-    biases: list[Tensor] = [p for one in maps for name, p in one.named_parameters() if name == "bias"]
+    biases: list[Tensor] = [one.bias for one in maps if one.bias is not None]
     return out + torch.stack(biases).to(dtype).index_select(0, expert_ids) if biases else out

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polyhead.core.registry import FEED_FORWARD
 from polyhead.nn.dropout import Dropout
+from polyhead.nn.tensor_split import TensorSplit
 
 GateBias = bool | Literal["down"]
 """Which maps of a gated layer have a bias: all three, none, or only the down projection."""
@@ -20,6 +21,8 @@ SwishBeta = float | Literal["learned"]
 
 class FeedForward(nn.Module):
     """g(x W1 + b1) W2 + b2: the bias is inside the activation (Vaswani et al., 2017, eq. 2)."""
+
+    tensor_split = TensorSplit(colwise=("up_proj",), rowwise=("down_proj",), partial_grads=("activation",))
 
     def __init__(
         self, d_model: int, d_ff: int, activation: Callable[[Tensor], Tensor], bias: bool, dropout: float
@@ -37,6 +40,10 @@ class FeedForward(nn.Module):
 
 class GatedFeedForward(nn.Module):
     """(g(x W_gate) * x W_up) W_down: a gated product of two maps (Shazeer, 2020, eq. 5)."""
+
+    tensor_split = TensorSplit(
+        colwise=("gate_proj", "up_proj"), rowwise=("down_proj",), partial_grads=("activation",)
+    )
 
     def __init__(
         self, d_model: int, d_ff: int, activation: Callable[[Tensor], Tensor], bias: GateBias, dropout: float
@@ -100,6 +107,8 @@ def leaky_relu_mlp(
 
 class ChannelPReLU(nn.PReLU):
     """PReLU with a slope for each feature; that of PyTorch expects features before the tokens."""
+
+    tensor_split = TensorSplit(shard_dims={"weight": 0})
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., F) -> (..., F)."""
@@ -264,6 +273,8 @@ class ConvFeedForward(nn.Module):
     Options:
       activation: g, as in the part of that name with its own defaults
     """
+
+    tensor_split = TensorSplit(colwise=("up_proj",), rowwise=("down_proj",), partial_grads=("activation",))
 
     def __init__(
         self,

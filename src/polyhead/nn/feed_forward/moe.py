@@ -15,6 +15,7 @@ from polyhead.core.registry import FEED_FORWARD
 from polyhead.nn.export_guard import is_traced
 from polyhead.nn.feed_forward.grouped_experts import apply_all, apply_grouped, can_group
 from polyhead.nn.precision import at_least_fp32, no_autocast
+from polyhead.nn.tensor_split import TensorSplit
 
 MAX_EXPERTS = 10_000  # each is a module that takes a millisecond to build
 # Adam ignores the scale of the load's gradient; a small one keeps it out of train.clip_norm
@@ -56,6 +57,7 @@ class MixtureOfExperts(nn.Module):
     """
 
     needs_padding_mask = True  # loads exclude padding
+    tensor_split = TensorSplit(replicated_weights=("router", "balance"), parts=("experts",))
 
     def __init__(
         self,

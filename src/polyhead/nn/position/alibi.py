@@ -9,6 +9,7 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.registry import POSITION
 from polyhead.nn.kv import KV
 from polyhead.nn.position.relative_distance import PairPosition, ScoreShape, compute_distances
+from polyhead.nn.tensor_split import TensorSplit, select_shard
 
 
 @POSITION.register("alibi")
@@ -24,9 +25,15 @@ class Alibi(PairPosition):
     When: inputs may be longer than any in training
     """
 
+    tensor_split = TensorSplit()
+
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__(shape)
         self.slopes = get_alibi_slopes(shape.n_heads)
+
+    def keep_shard(self, rank: int, size: int) -> None:
+        """Keep the slopes of the heads of a rank."""
+        self.slopes = self.slopes[select_shard(len(self.slopes), rank, size)]
 
     def bias(self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None = None) -> Tensor:
         """(B, H, T, D) over kv -> (1|B, H, T, S). Causal queries see no later slot, so |q - k| is q - k."""

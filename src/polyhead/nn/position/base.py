@@ -13,6 +13,7 @@ from polyhead.core.registry import POSITION
 from polyhead.nn.device import host_copy
 from polyhead.nn.export_guard import is_traced
 from polyhead.nn.kv import KV
+from polyhead.nn.tensor_split import TensorSplit
 
 ProjectQK = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Attention's projection of arbitrary vectors to queries and keys: (R, C) -> (H, R, D), (K, R, D)."""
@@ -40,6 +41,7 @@ class Position(nn.Module):
     """
 
     kind: PositionKind = "nothing"
+    tensor_split: TensorSplit | None = TensorSplit()
     n_products = 1  # number of products summed in a score: more if the scheme adds its own
 
     def __init_subclass__(cls) -> None:
@@ -48,6 +50,9 @@ class Position(nn.Module):
         for method, kind in _METHOD_KINDS.items():
             if getattr(cls, method) is not getattr(Position, method):
                 cls.kind = kind
+        # one that acts on heads must declare for itself how it splits
+        if cls.kind in ("heads", "scores") and cls.tensor_split is Position.tensor_split:
+            cls.tensor_split = None
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__()

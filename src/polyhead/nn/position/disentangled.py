@@ -17,6 +17,7 @@ from polyhead.nn.kv import KV
 from polyhead.nn.norm import LayerNorm
 from polyhead.nn.position.base import ProjectQK
 from polyhead.nn.position.relative_distance import PairPosition, ScoreShape, compute_distances, look_up
+from polyhead.nn.tensor_split import TensorSplit
 
 
 @POSITION.register("disentangled")
@@ -41,6 +42,8 @@ class DisentangledPosition(PairPosition):
       norm_eps: epsilon of the layer norm on the vectors; without, there is no norm
       dropout: probability, on the vectors
     """
+
+    tensor_split = TensorSplit(partial_grads=("weight", "norm"))
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import POSITION
 from polyhead.nn.position.base import Position, exceeds_table
+from polyhead.nn.tensor_split import TensorSplit
 
 
 @POSITION.register("learned")
@@ -23,6 +24,8 @@ class LearnedPosition(Position):
     Options:
       offset: unused rows before that of the first position; 2 in OPT, BART and RoBERTa
     """
+
+    tensor_split = TensorSplit(replicated_weights=("weight",))
 
     def __init__(self, shape: AttentionShape, *, offset: int = 0) -> None:
         super().__init__(shape)

@@ -15,6 +15,7 @@ from polyhead.core.registry import POSITION
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.relative_distance import same_positions
 from polyhead.nn.position.rope_scaling import ROPE_SCALINGS, SCALING_OPTIONS, RopeFrequencies, Scaling
+from polyhead.nn.tensor_split import TensorSplit
 
 RopeLayout = Literal["half", "interleaved"]
 """Which features form a pair.
@@ -49,6 +50,8 @@ class Rope(Position):
       short: for longrope, factors by which each pair rotates more slowly if max_len is original_len at most
       long: the same for max_len above it
     """
+
+    tensor_split = TensorSplit()
 
     def __init__(
         self,
@@ -99,6 +102,10 @@ class Rope(Position):
         self.head_counts = {shape.n_heads, shape.n_kv_heads}
         self.tables: RotaryTables = {}  # of one forward pass, in a copy that ``prepare`` makes
         self.compute_buffers()
+
+    def keep_shard(self, rank: int, size: int) -> None:
+        """Prepare tables for as many heads as a rank has."""
+        self.head_counts = {heads // size for heads in self.head_counts}
 
     def compute_buffers(self) -> None:
         """Compute the rates on the default device."""

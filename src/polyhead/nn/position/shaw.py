@@ -16,6 +16,7 @@ from polyhead.nn.position.relative_distance import (
     look_up,
     sum_by_index,
 )
+from polyhead.nn.tensor_split import TensorSplit
 
 
 @POSITION.register("shaw")
@@ -33,6 +34,8 @@ class Shaw(PairPosition):
       clip: largest distance with its own vector, in tokens
       values: whether values have such vectors too; the paper found those of the keys to be enough
     """
+
+    tensor_split = TensorSplit(partial_grads=("key", "value"))
 
     def __init__(self, shape: AttentionShape, *, clip: int = 16, values: bool = True) -> None:
         super().__init__(shape)

@@ -12,6 +12,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import POSITION
 from polyhead.nn.kv import KV
 from polyhead.nn.position.relative_distance import PairPosition, ScoreShape, compute_distances, look_up
+from polyhead.nn.tensor_split import TensorSplit
 
 
 @POSITION.register("t5")
@@ -30,6 +31,8 @@ class T5Bias(PairPosition):
       buckets: number of distance buckets, both directions of an encoder together
       max_distance: tokens from which on all distances are equal
     """
+
+    tensor_split = TensorSplit(shard_dims={"weight": 1})
 
     def __init__(self, shape: AttentionShape, *, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(shape)

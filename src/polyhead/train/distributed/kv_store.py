@@ -23,8 +23,8 @@ CHUNK_CHARS = 2**20  # characters; a torch store accepts at most 8 MiB per value
 class KeyValueStore:
     """Store of texts by key, hosted by one of the processes or by their launcher.
 
-    Every request is answered within ``ANSWER_TIMEOUT`` seconds or raises a RuntimeError: the host process may
-    have died or be stopped, in which case the torch store itself would wait forever.
+    Every request is answered within ``ANSWER_TIMEOUT`` seconds or raises a RuntimeError. torch's store, to
+    which all requests go, would wait forever for a host process that is stopped, whatever its own timeout.
     """
 
     def __init__(self, store: Store) -> None:
@@ -66,7 +66,8 @@ class KeyValueStore:
 class Heartbeat:
     """A thread that increments a counter in the store; it stops when the process dies or is stopped.
 
-    At every beat it checks whether another process has requested an interrupt of all.
+    At every beat it checks whether another process has requested an interrupt of all. torch's monitored
+    barrier finds dead ranks only where all wait with a limit, and there is none for a long evaluation.
     """
 
     def __init__(self, store: Store, rank: int) -> None:

@@ -1,4 +1,8 @@
-"""Launch several processes of one training on this machine, with one exit code. Does not import torch."""
+"""Launch several processes of one training on this machine, with one exit code. Does not import torch.
+
+torchrun also starts them, but its exit code is 1 whatever failed, its report of a failure is a page long, and
+it waits without limit for a process that is stopped.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +71,14 @@ def launch(arguments: Sequence[str], n_processes: int, timeout: float) -> int:
                 child.wait()
 
 
+def hide_torch_warnings() -> None:
+    """Hide warnings of torch's C++ part, before torch is imported: of sockets that close, and of speed.
+
+    A failure that matters has a message of ours.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def die_with_launcher() -> None:
     """Save and end this process when its launcher has ended."""
     if LAUNCHED_ENV in os.environ:
@@ -81,9 +93,7 @@ def _start_process(
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1],
         LAUNCHED_ENV: 1, LISTENING_ENV: listener.fileno(),
     }  # fmt: skip
-    environment = (
-        {"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | {name: str(variables[name]) for name in variables}
-    )
+    environment = os.environ | {name: str(variables[name]) for name in variables}
     if LOOPBACK_INTERFACE in (name for _, name in socket.if_nameindex()):
         environment.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
     return subprocess.Popen(

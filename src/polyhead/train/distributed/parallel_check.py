@@ -5,7 +5,14 @@ from __future__ import annotations
 from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
+from polyhead.core.registry import TASK
+from polyhead.train.distributed.context_parallel import find_context_obstacle
 from polyhead.train.distributed.mesh import MeshShape
+
+_REPLICATED_REASON = (
+    "checkpoint=sharded saves the part of the model that each process has, and all have the whole: set "
+    "whole, or split the model with shard, tensor or pipeline"
+)
 
 
 def check_parallel(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> None:
@@ -16,9 +23,15 @@ def check_parallel(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> Non
 
 def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str | None:
     """Why a training cannot be split over a mesh of this shape; None if it can."""
-    if not shape.splits_model:
-        return None
+    if shape.context > 1:
+        reason = find_context_obstacle(config, TASK.get(recipe.task.name))
+        if recipe.distill:
+            reason = "a teacher of distill reads whole rows"
+        if reason:
+            return f"the tokens of a row cannot be split, since {reason}; set context=1"
     train = recipe.train
+    if not shape.splits_model:
+        return _REPLICATED_REASON if train.parallel.checkpoint == "sharded" else None
     if train.eval_bleu or train.best_metric in ("bleu", "chrf"):
         key = "eval_bleu" if train.eval_bleu else f"best_metric={train.best_metric}"
         return (
@@ -28,6 +41,10 @@ def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str 
         return reason
     if train.precision == "fp16":
         return "the loss scale of train.precision=fp16 is not known to all processes; set bf16 or fp32"
+    if shape.tensor > 1:
+        from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle  # DTensors load slowly
+
+        return find_tensor_obstacle(config, shape.tensor)
     return None
 
 

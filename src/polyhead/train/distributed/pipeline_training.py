@@ -61,7 +61,7 @@ class PipelineTraining:
     def forward_backward(self, batches: Sequence[Any], factor: float) -> list[Tensor]:
         """Gradients of losses times ``factor``, summed over ranks; returns total and NLL of each batch."""
         losses = self.model.forward_backward(batches, factor)
-        if self.ranks.place.reduce_size > 1 and not self.is_sharded:
+        if not self.is_sharded:
             with self.ranks.reduce_gradients(self.model.model):
                 pass  # the backward passes of a schedule are over
         return losses

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from polyhead.config.config_sections import ParallelConfig
 from polyhead.train.distributed.mesh import MeshShape, RankPlace, resolve_mesh_shape
+from polyhead.train.loss_module import LossModule
 
 T = TypeVar("T")
 MapFn = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
@@ -80,8 +81,15 @@ class ProcessGroup(Protocol):
         """
         ...
 
+    def replicate(self, root: LossModule) -> nn.Module:
+        """The module to call instead of ``root``: gradients of its backward pass are sums over all ranks."""
+        ...
+
     def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context for a backward pass, which overlaps with the sum of the gradients over all ranks."""
+        """Context for backward passes of a model of which this rank has a part.
+
+        At its end gradients are sums over the ranks that have the same part.
+        """
         ...
 
     def on_rank0(self, work: Callable[[], T]) -> T:
@@ -151,6 +159,9 @@ class SingleProcess:
 
     def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def replicate(self, root: LossModule) -> nn.Module:
+        return root
 
     def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()

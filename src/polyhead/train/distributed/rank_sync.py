@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import polyhead
 from polyhead.checkpoint.checkpoint import Checkpoint
+from polyhead.checkpoint.safetensors_io import TensorSpec, describe_tensors
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import fingerprint
@@ -21,42 +22,83 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import ProcessGroup
 
 
-def broadcast_checkpoint(checkpoint: Checkpoint | None, ranks: ProcessGroup) -> Checkpoint | None:
-    """Broadcast the checkpoint read by rank 0; the other ranks need no access to its files."""
-    if ranks.world_size == 1:
-        return checkpoint
+class SharedTensors(Mapping[str, Tensor]):
+    """Tensors of rank 0, each broadcast when it is looked up, which all ranks do in the same order.
 
-    def describe_checkpoint() -> dict[str, Any] | None:
+    So a rank needs memory for one of them at a time.
+    """
+
+    def __init__(
+        self, specs: Mapping[str, TensorSpec], source: Mapping[str, Tensor] | None, ranks: ProcessGroup
+    ) -> None:
+        self.specs, self._source, self._ranks = specs, source, ranks
+
+    def __getitem__(self, name: str) -> Tensor:
+        dtype, shape = self.specs[name]
+        tensor = torch.empty(shape, dtype=dtype) if self._source is None else self._source[name]
+        self._ranks.broadcast([tensor])
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+
+def share_tensors(
+    read: Callable[[], Mapping[str, Mapping[str, Tensor]]], ranks: ProcessGroup
+) -> dict[str, SharedTensors]:
+    """Groups of tensors that rank 0 reads, for all ranks; the others need no access to its files."""
+    groups: dict[str, Mapping[str, Tensor]] = {}
+
+    def describe_groups() -> dict[str, dict[str, list[Any]]]:
+        groups.update(read())
+        return {
+            group: {
+                name: [str(spec.dtype).removeprefix("torch."), *spec.shape]
+                for name, spec in describe_tensors(tensors).items()
+            }
+            for group, tensors in groups.items()
+        }
+
+    return {
+        group: SharedTensors(
+            {
+                name: TensorSpec(getattr(torch, dtype), tuple(shape))
+                for name, (dtype, *shape) in entries.items()
+            },
+            groups.get(group),
+            ranks,
+        )
+        for group, entries in ranks.on_rank0(describe_groups).items()
+    }
+
+
+def share_checkpoint(checkpoint: Checkpoint | None, ranks: ProcessGroup) -> Checkpoint | None:
+    """The checkpoint of rank 0 for all ranks, whose tensors are broadcast when they are looked up."""
+
+    def describe_checkpoint() -> list[Any] | None:
         if checkpoint is None:
             return None
-        shapes = {
-            group: {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in entries.items()}
-            for group, entries in checkpoint.tensors.items()
-        }
-        return {"step": checkpoint.step, "path": str(checkpoint.path), "shapes": shapes,
-            "state": checkpoint.state, "extra": checkpoint.extra}  # fmt: skip
+        return [checkpoint.step, str(checkpoint.path), checkpoint.state, checkpoint.extra]
 
     description = ranks.on_rank0(describe_checkpoint)
     if description is None:
         return None
-    if checkpoint is None:
-        tensors = {
-            group: {
-                name: torch.empty(shape, dtype=getattr(torch, dtype))
-                for name, (dtype, *shape) in entries.items()
-            }
-            for group, entries in description["shapes"].items()
-        }
-        checkpoint = Checkpoint(
-            description["step"],
-            Path(description["path"]),
-            tensors,
-            description["state"],
-            description["extra"],
-        )
-    for group in description["shapes"]:
-        ranks.broadcast(checkpoint.tensors[group].values())
-    return checkpoint
+    step, path, state, extra = description
+    tensors = share_tensors(lambda: checkpoint.tensors if checkpoint else {}, ranks)
+    return Checkpoint(step, Path(path), tensors, state, extra)
+
+
+def broadcast_checkpoint(checkpoint: Checkpoint | None, ranks: ProcessGroup) -> Checkpoint | None:
+    """Broadcast the checkpoint read by rank 0, whole, so that every rank has a copy in its memory."""
+    if ranks.world_size == 1:
+        return checkpoint
+    shared = share_checkpoint(checkpoint, ranks)
+    return shared and shared._replace(
+        tensors={group: dict(tensors) for group, tensors in shared.tensors.items()}
+    )
 
 
 def broadcast_tokenizer(ranks: ProcessGroup, make_tokenizer: Callable[[], Tokenizer]) -> Tokenizer:

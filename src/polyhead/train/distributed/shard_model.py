@@ -33,13 +33,12 @@ def shard_weights(
         register_fsdp_forward_method,
     )
 
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) if reduce_dtype == "bf16" else None
-    options = {"mesh": mesh} | ({"mp_policy": policy} if policy else {})
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if reduce_dtype == "bf16" else None)
     for block in list_blocks(root):
-        fully_shard(block, **options)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
         if hasattr(block, "project_kv"):  # the decoder reads the encoder's output before its forward pass
             register_fsdp_forward_method(block, "project_kv")
-    fully_shard(root, **options)
+    fully_shard(root, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(root, "run")
     for part in root.modules():
         if isinstance(part, FSDPModule):

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from polyhead.checkpoint.optimizer_state_io import flatten_optimizer, unflatten_optimizer
+from polyhead.checkpoint.safetensors_io import TensorSpec, describe_tensors
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.local_tensor import get_whole, split_like
 from polyhead.train.distributed.pipeline import PipelineModel
-
-ShapeSpec = tuple[torch.dtype, tuple[int, ...]]
 
 
 class OptimizerLayout(NamedTuple):
@@ -49,18 +48,21 @@ class StageTensors(Mapping[str, Tensor]):
 
     def __init__(
         self,
-        specs: Mapping[str, ShapeSpec],
+        specs: Mapping[str, TensorSpec],
         owners: Mapping[str, int],
-        tensors: Mapping[str, Tensor],
+        own_tensors: Mapping[str, Tensor],
         pipeline: PipelineModel,
     ) -> None:
-        self.shapes, self.owners, self.tensors, self.pipeline = specs, owners, tensors, pipeline
+        self.specs, self.owners, self.pipeline = specs, owners, pipeline
+        self.own_tensors = {
+            name: tensor for name, tensor in own_tensors.items() if owners[name] == pipeline.rank
+        }
 
     def __getitem__(self, name: str) -> Tensor:
-        (dtype, shape), owner, pipeline = self.shapes[name], self.owners[name], self.pipeline
+        (dtype, shape), owner, pipeline = self.specs[name], self.owners[name], self.pipeline
         found = torch.empty(shape, dtype=dtype, device="meta")
         if pipeline.rank == owner:
-            found = get_whole(self.tensors[name].detach())
+            found = get_whole(self.own_tensors[name].detach())
             if owner:
                 dist.send(found.contiguous(), group=pipeline.group, group_dst=0)
         elif pipeline.rank == 0:
@@ -69,10 +71,10 @@ class StageTensors(Mapping[str, Tensor]):
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
+        return iter(self.specs)
 
     def __len__(self) -> int:
-        return len(self.shapes)
+        return len(self.specs)
 
 
 class StageState:
@@ -84,8 +86,7 @@ class StageState:
 
     def collect(self, weights: Mapping[str, Tensor]) -> StageTensors:
         """Tensors by the names of weights: the weights of the model, or their moving averages."""
-        specs = {name: (w.dtype, tuple(w.shape)) for name, w in self.layout.weights.items()}
-        return StageTensors(specs, self.owners, weights, self.pipeline)
+        return StageTensors(describe_tensors(self.layout.weights), self.owners, weights, self.pipeline)
 
     def flatten_optimizers(self, optimizers: Sequence[Optimizer]) -> list[tuple[StageTensors, Any]]:
         """The tensors of each optimizer of the whole model by path, and its description in JSON."""
@@ -126,7 +127,7 @@ class StageState:
         tensors, description = flatten_optimizer({"state": state, "param_groups": groups})
         names = {path: layout.names[int(path.split("/")[1])] for path in tensors}
         return StageTensors(
-            {path: (tensor.dtype, tuple(tensor.shape)) for path, tensor in tensors.items()},
+            describe_tensors(tensors),
             {path: self.owners[name] for path, name in names.items()},
             {
                 path: own_entries[name][path.split("/")[2]]

@@ -5,7 +5,7 @@ All processes run the same parts in the same order, also one without rows, which
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
 from polyhead.nn.norm import BatchNorm
-from polyhead.train.distributed.bucketed_all_reduce import AsyncAllReduce
+
+AsyncAllReduce = Callable[[Tensor], Callable[[], None]]
+"""Starts an in-place sum of a tensor over ranks; returns a function that waits for it."""
 
 
 class SyncStatistics:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,17 +22,19 @@ from torch.distributed.rendezvous import rendezvous
 
 from polyhead.config.config_sections import ParallelConfig
 from polyhead.core.errors import UserError
-from polyhead.train.distributed.bucketed_all_reduce import BucketedAllReduce
 from polyhead.train.distributed.kv_store import ANSWER_TIMEOUT, HEARTBEAT_INTERVAL, Heartbeat, KeyValueStore
 from polyhead.train.distributed.launch import LAUNCHED_ENV, LISTENING_ENV, count_processes
 from polyhead.train.distributed.local_tensor import get_local, is_split
 from polyhead.train.distributed.mesh import MeshShape, RankPlace, resolve_mesh_shape
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup, Shardable, limit_threads
+from polyhead.train.distributed.replicate_model import replicate_weights
 from polyhead.train.distributed.sync_statistics import SyncStatistics
+from polyhead.train.loss_module import LossModule
 
 T = TypeVar("T")
 JOIN_TIMEOUT = 300.0  # seconds that ranks wait for all ranks to start
 POLL_INTERVAL = 0.02  # seconds between two requests to the store
+_TRANSPORT_ERROR = re.compile("gloo|nccl|connection|socket|broken pipe|timed out|timeout", re.IGNORECASE)
 
 
 class PeerLostError(RuntimeError):
@@ -54,7 +56,6 @@ class TorchProcessGroup:
         )
         self.n_broadcasts = self.n_turns = self.n_rounds = 0
         self.n_threads = torch.get_num_threads()
-        self.gradients: BucketedAllReduce | None = None
         self.statistics: SyncStatistics | None = None
         self.is_alone = False  # inside work of rank 0 alone
         # ranks that hold the same weights and sum their gradients: None means all
@@ -107,12 +108,24 @@ class TorchProcessGroup:
             self.statistics = SyncStatistics(model, self._start_side_all_reduce)
         return self.statistics.apply()
 
-    def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
-        if self.gradients is None or self.gradients.model is not model:
-            self.gradients = BucketedAllReduce(
-                model, partial(self._start_all_reduce, group=self.reduce_group)
-            )
-        return self.gradients.reduce_gradients()
+    def replicate(self, root: LossModule) -> nn.Module:
+        return replicate_weights(root, self.reduce_group or dist.group.WORLD)
+
+    @contextmanager
+    def reduce_gradients(self, model: nn.Module) -> Iterator[None]:
+        yield
+        if self.place.reduce_size == 1:
+            return
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        n_ranks_with_grad = torch.tensor([p.grad is not None for p in trainable], dtype=torch.int32)
+        self._start_all_reduce(n_ranks_with_grad, self.reduce_group)()
+        waits = []
+        for p, n_ranks in zip(trainable, n_ranks_with_grad.tolist(), strict=True):
+            if n_ranks:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                waits.append(self._start_all_reduce(get_local(p.grad), self.reduce_group))
+        for wait in waits:
+            wait()
 
     def on_rank0(self, work: Callable[[], T]) -> T:
         self.n_broadcasts += 1
@@ -182,14 +195,15 @@ class TorchProcessGroup:
 
     def broadcast_replicas(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            local, group = get_local(tensor.detach()), self.reduce_group
+            local, groups = get_local(tensor.detach()), [self.reduce_group]
             if is_split(tensor):
-                copies = [dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
-                if not copies:
-                    continue
-                group = tensor.device_mesh.get_group(copies[0])
-            with self._translate_errors(self.timeout):
-                dist.broadcast(local, group=group, group_src=0)
+                mesh, placements = tensor.device_mesh, enumerate(tensor.placements)
+                if mesh.mesh_dim_names != ("tensor",):  # then it has the dimensions of the data, too
+                    groups = []
+                groups += [mesh.get_group(dim) for dim, placement in placements if placement.is_replicate()]
+            for group in groups:
+                with self._translate_errors(self.timeout):
+                    dist.broadcast(local, group=group, group_src=0)
 
     def close(self, error: BaseException | None) -> None:
         """Leave the group: when all ranks have finished, or at once on an error, stored for the others."""
@@ -280,9 +294,11 @@ class TorchProcessGroup:
         except PeerLostError:
             raise
         except RuntimeError as error:
-            if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            # torch raises the errors of transports as RuntimeErrors
+            if not (isinstance(error, dist.DistError) or _TRANSPORT_ERROR.search(str(error))):
                 raise
-            raise self._explain_lost_peer(error, "timed out" in str(error).lower()) from None
+            is_late = re.search("timed out|timeout", str(error), re.IGNORECASE) is not None
+            raise self._explain_lost_peer(error, is_late) from None
 
     @contextmanager
     def _translate_errors(self, timeout: float) -> Iterator[None]:
@@ -363,5 +379,6 @@ def _format_no_answer(ranks: list[int], seconds: float) -> str:
 
 def _shorten_error(error: Exception) -> str:
     """The message of the transport, without source files and lines."""
-    words = str(error).split("] ", 1)[-1].split(". ")[0]
+    message = str(error).split("running the callback: RuntimeError: ")[-1].split("\n\nAt:")[0]
+    words = message.split("] ", 1)[-1].split(". ")[0]
     return " ".join(words.split())[:120]

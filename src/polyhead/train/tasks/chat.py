@@ -12,7 +12,8 @@ from polyhead.core.choice import Choice
 from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
-from polyhead.data.batching.token_windows import TokenWindows, make_dummy_windows
+from polyhead.data.batching.sequence_shards import SequenceShard
+from polyhead.data.batching.token_windows import TokenWindows, make_dummy_windows, split_windows
 from polyhead.data.readers.conversations import Conversations, open_conversations, read_conversation_texts
 from polyhead.data.stores.arrays import IdArray
 from polyhead.data.stores.conversation_store import ConversationStore
@@ -111,6 +112,10 @@ class ChatTask:
     def dummy_batch(self) -> TokenWindows:
         """A batch without tokens and labels."""
         return make_dummy_windows()
+
+    def split_sequence(self, batch: TokenWindows, shard: SequenceShard) -> TokenWindows:
+        """One rank's part of the tokens of each row."""
+        return split_windows(batch, shard)
 
     def count_labels(self, batch: TokenWindows) -> int:
         """Number of labels of a batch."""

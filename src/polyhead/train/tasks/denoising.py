@@ -13,7 +13,7 @@ from polyhead.config.data_config import DataConfig
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
-from polyhead.data.batching.collate import PairBatch, collate_pairs, make_dummy_pairs
+from polyhead.data.batching.collate import PairBatch, collate_pairs, make_dummy_pairs, split_pair_tokens
 from polyhead.data.batching.denoising import (
     corrupt_spans,
     even_spans,
@@ -25,6 +25,7 @@ from polyhead.data.batching.denoising import (
 from polyhead.data.batching.length_bucketing import LengthBucketSampler
 from polyhead.data.batching.masking import row_rng
 from polyhead.data.batching.packing import Segments, cut_segments, split_documents
+from polyhead.data.batching.sequence_shards import SequenceShard
 from polyhead.data.readers.plain_text import read_text_lines
 from polyhead.data.stores.arrays import IdArray
 from polyhead.data.stores.token_store import TokenStore
@@ -187,6 +188,10 @@ class DenoisingTask:
     def dummy_batch(self) -> PairBatch:
         """A batch without tokens and labels."""
         return make_dummy_pairs()
+
+    def split_sequence(self, batch: PairBatch, shard: SequenceShard) -> PairBatch:
+        """One rank's part of the tokens of both sides."""
+        return split_pair_tokens(batch, shard)
 
     def count_labels(self, batch: PairBatch) -> int:
         """Number of labels of a batch."""

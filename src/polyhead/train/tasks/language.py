@@ -11,11 +11,13 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import shard_rows
+from polyhead.data.batching.sequence_shards import SequenceShard
 from polyhead.data.batching.token_windows import (
     TokenWindows,
     collate_windows,
     make_dummy_windows,
     plan_windows,
+    split_windows,
 )
 from polyhead.data.readers.plain_text import read_text_lines
 from polyhead.data.stores.arrays import IdArray
@@ -111,6 +113,10 @@ class LanguageModelingTask:
     def dummy_batch(self) -> TokenWindows:
         """A batch without tokens and labels."""
         return make_dummy_windows(self.has_documents)
+
+    def split_sequence(self, batch: TokenWindows, shard: SequenceShard) -> TokenWindows:
+        """One rank's part of the tokens of each row."""
+        return split_windows(batch, shard)
 
     def count_labels(self, batch: TokenWindows) -> int:
         """Number of labels of a batch."""

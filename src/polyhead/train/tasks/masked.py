@@ -23,6 +23,7 @@ from polyhead.data.batching.packing import (
     plan_packed_rows,
     split_documents,
 )
+from polyhead.data.batching.sequence_shards import SequenceShard
 from polyhead.data.batching.token_windows import make_dummy_windows
 from polyhead.data.readers.plain_text import read_text_lines
 from polyhead.data.stores.arrays import IdArray
@@ -161,6 +162,14 @@ class MaskedLMTask:
     def dummy_batch(self) -> MaskedBatch:
         """A batch without tokens and labels."""
         return MaskedBatch(*make_dummy_windows()[:3])
+
+    def split_sequence(self, batch: MaskedBatch, shard: SequenceShard) -> MaskedBatch:
+        """One rank's part of the tokens of each row."""
+        return MaskedBatch(
+            shard.select(batch.tokens),
+            shard.select_positions(batch.pos, batch.tokens),
+            shard.select(batch.labels, IGNORE_INDEX),
+        )
 
     def count_labels(self, batch: MaskedBatch) -> int:
         """Number of tokens to predict."""

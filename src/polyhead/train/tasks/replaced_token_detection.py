@@ -16,6 +16,7 @@ from polyhead.core.option_types import NonNegativeFloat
 from polyhead.core.registry import TASK
 from polyhead.data.batching.masking import row_rng
 from polyhead.data.batching.packing import PackedRows
+from polyhead.data.batching.sequence_shards import SequenceShard
 from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baseline, Baselines
 from polyhead.evaluate.token_accuracy import loss_to_perplexity, token_losses
@@ -135,6 +136,11 @@ class ReplacedTokenDetectionTask:
     def dummy_batch(self) -> GeneratorBatch:
         """A batch without tokens and labels."""
         return GeneratorBatch(self.masked_lm.dummy_batch(), torch.zeros(1, 1))
+
+    def split_sequence(self, batch: GeneratorBatch, shard: SequenceShard) -> GeneratorBatch:
+        """One rank's part of the tokens of each row."""
+        masked = self.masked_lm.split_sequence(batch.masked, shard)
+        return GeneratorBatch(masked, shard.select(batch.uniform_draws))
 
     def count_labels(self, batch: GeneratorBatch) -> int:
         """Number of masked tokens to predict."""

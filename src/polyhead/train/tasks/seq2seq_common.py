@@ -20,7 +20,8 @@ from polyhead.train.tasks.base import TaskLogits
 def seq2seq_features(model: Seq2Seq | Ensemble, batch: PairBatch) -> Tensor:
     """Features that the LM head reads: (B, T, C)."""
     # causal attention never reaches padding on the right, so most models need no padding mask
-    target_pos = batch.target_pos if model.needs_padding_mask else None
+    needs_pos = model.needs_padding_mask or batch.shard_pos is not None
+    target_pos = batch.target_pos if needs_pos else None
     return model.features(batch.source, batch.target, batch.source_pos, target_pos)
 
 

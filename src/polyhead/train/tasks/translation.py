@@ -14,8 +14,15 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
 from polyhead.core.option_types import Fraction
 from polyhead.core.registry import TASK
-from polyhead.data.batching.collate import PairBatch, collate, collate_token_split, make_dummy_pairs
+from polyhead.data.batching.collate import (
+    PairBatch,
+    collate,
+    collate_token_split,
+    make_dummy_pairs,
+    split_pair_tokens,
+)
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
+from polyhead.data.batching.sequence_shards import SequenceShard
 from polyhead.data.readers.parallel_corpus import ParallelFiles, open_corpus, read_corpus_texts, read_pairs
 from polyhead.data.stores.arrays import IdArray
 from polyhead.data.stores.pair_store import PairStore
@@ -163,6 +170,10 @@ class TranslationTask:
     def dummy_batch(self) -> PairBatch:
         """A batch without tokens and labels."""
         return make_dummy_pairs()
+
+    def split_sequence(self, batch: PairBatch, shard: SequenceShard) -> PairBatch:
+        """One rank's part of the tokens of both sides."""
+        return split_pair_tokens(batch, shard)
 
     def count_labels(self, batch: PairBatch) -> int:
         """Number of labels of a batch."""

@@ -1,0 +1,33 @@
+"""Data parallelism by torch's DistributedDataParallel (Li et al., 2020): each rank has the whole model."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from polyhead.train.loss_module import LossModule
+
+
+def replicate_weights(root: LossModule, group: dist.ProcessGroup) -> DistributedDataParallel:
+    """The module to call instead of ``root``, on ranks that have the same weights.
+
+    Gradients of its backward pass are sums over the ranks of ``group``, reduced in buckets during the pass.
+    The gradient of a weight that no rank used is None, as in a single process.
+    """
+    # layers are compiled one by one, so that buckets leave between them without cuts inside
+    torch._dynamo.config.optimize_ddp = False
+    replica = DistributedDataParallel(
+        root,
+        process_group=group,
+        init_sync=False,  # weights are the same, and a wait for the other ranks belongs elsewhere
+        forward_sync_buffers=False,
+        find_unused_parameters=True,
+        gradient_as_bucket_view=True,
+    )
+    replica.register_comm_hook(group, sum_bucket)
+    return replica
+
+
+def sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Start the sum of a bucket over ranks; torch's own hook takes the mean."""
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])

@@ -1,0 +1,128 @@
+"""Tensors that are read one at a time, and those whose parts are in several files."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from polyhead.checkpoint.checkpoint import (
+    CheckpointDraft,
+    open_lazy_checkpoint,
+    read_checkpoint,
+    read_newest_checkpoint,
+    save_checkpoint,
+)
+from polyhead.checkpoint.lazy_tensors import LazyTensors
+from polyhead.checkpoint.manifest import hash_file
+from polyhead.core.errors import UserError
+
+WHOLE = torch.arange(35.0).reshape(7, 5)
+PARTS = [{"w": ((0, 0), WHOLE[:4]), "s": ((), torch.tensor(3))}, {"w": ((4, 0), WHOLE[4:, :2])}, {
+    "w": ((4, 2), WHOLE[4:, 2:]), "b": ((0,), torch.tensor([1.5, 2.5], dtype=torch.bfloat16))}]  # fmt: skip
+
+
+def write_parts(directory: Path, parts: list[dict[str, Any]]) -> list[Path]:
+    """Files as torch's HuggingFaceStorageWriter names and writes them."""
+    directory.mkdir(exist_ok=True)
+    paths = []
+    for i, tensors in enumerate(parts, 1):
+        paths.append(directory / f"shard-{i:05}-model-00001-of-00001.safetensors")
+        offsets = {name: {"saved_offsets": offset} for name, (offset, _) in tensors.items()}
+        metadata = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+        save_file({name: part.contiguous() for name, (_, part) in tensors.items()}, paths[-1], metadata)
+    return paths
+
+
+def test_parts_are_joined_where_they_belong(tmp_path: Path) -> None:
+    tensors = LazyTensors(write_parts(tmp_path, PARTS))
+    assert tensors.specs == {
+        "w": (torch.float32, (7, 5)),
+        "s": (torch.int64, ()),
+        "b": (torch.bfloat16, (2,)),
+    }
+    assert len(tensors) == 3 and list(tensors) == list(tensors.specs)
+    assert torch.equal(tensors["w"], WHOLE) and int(tensors["s"]) == 3
+    assert tensors["b"].dtype is torch.bfloat16 and tensors["b"].tolist() == [1.5, 2.5]
+
+
+def test_a_tensor_without_one_of_its_parts_is_refused(tmp_path: Path) -> None:
+    paths = write_parts(tmp_path, PARTS)
+    with pytest.raises(UserError, match=r"does not have all parts of 'w'"):
+        LazyTensors([paths[0], paths[2]])
+
+
+def test_tensors_of_one_file_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    table = torch.randn(4, 3)
+    content = {"w": table, "tied": table, "half": torch.randn(2).half(), "none": torch.empty(0, 3),
+        "flag": torch.tensor([True, False])}  # fmt: skip
+    path = save_checkpoint(tmp_path, 1, {"model": content}, {"note": 1}, extra={"x": "y"})
+    lazy, found = open_lazy_checkpoint(path), read_checkpoint(path)
+    assert lazy._replace(tensors={}) == found._replace(tensors={})
+    assert lazy.tensors["model"].keys() == found.tensors["model"].keys() == content.keys()
+    assert all(torch.equal(tensor, content[name]) for name, tensor in lazy.tensors["model"].items())
+
+
+HEADER = {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"no json", json.dumps([1]).encode(), json.dumps({"w": {**HEADER["w"], "dtype": "F3"}}).encode(),
+     json.dumps({"w": {**HEADER["w"], "shape": [3]}}).encode(), json.dumps({"w": {"dtype": "F32"}}).encode()],
+)  # fmt: skip
+def test_a_header_that_is_none_is_refused(header: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(UserError, match=r"x\.safetensors is not a safetensors file"):
+        LazyTensors([path])
+    path.write_bytes(struct.pack("<Q", 2**60))
+    with pytest.raises(UserError, match=r"declares a header of \d+ bytes"):
+        LazyTensors([path])
+    text = json.dumps(HEADER).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(7))
+    with pytest.raises(UserError, match="it ends within a tensor"):
+        LazyTensors([path])["w"]
+
+
+def save_parts(root: Path, step: int) -> Path:
+    """A checkpoint whose model was written by three processes."""
+    draft = CheckpointDraft(root, step, 0)
+    directory = draft.create()
+    for path in write_parts(directory / "model", PARTS):
+        draft.files[path.relative_to(directory).as_posix()] = hash_file(path)
+    return draft.commit(b"{}", {})
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: damage(path), "is damaged: its SHA-256"),
+        (lambda path: path.unlink(), "differs from its manifest: missing"),
+        (lambda path: (path.parent / "more").write_bytes(b""), "not listed ['model/more']"),
+        (lambda path: path.rename(path.parent.parent / path.name), "differs from its manifest"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes; expected"),
+        (lambda path: (path.parent.parent / "empty").mkdir(), "not listed ['empty']"),
+    ],
+)
+@pytest.mark.parametrize("read", [read_checkpoint, open_lazy_checkpoint])
+def test_damage_of_a_part_is_found(read: Any, change: Any, message: str, tmp_path: Path) -> None:
+    assert torch.equal(read(save_parts(tmp_path, 1)).tensors["model"]["w"], WHOLE)
+    path = save_parts(tmp_path, 2)
+    change(path / "model" / "shard-00002-model-00001-of-00001.safetensors")
+    with pytest.raises(UserError) as error:
+        read(path)
+    assert message in str(error.value)
+    newest = read_newest_checkpoint(tmp_path, read=read)
+    assert newest and newest.step == 1

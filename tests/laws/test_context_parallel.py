@@ -1,0 +1,222 @@
+"""Rows whose tokens are split over ranks: every registered part learns what it does in one process, or is
+refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from tests.laws.conftest import CASES, SIZES, VOCAB, choices
+from tests.train.several import together
+from torch import Tensor, nn
+
+from polyhead.config.model import AttentionShape, ModelConfig, ModelSpec
+from polyhead.core.registry import ATTENTION, FEED_FORWARD, NORM, POSITION
+from polyhead.data.batching.collate import PairBatch, split_pair_tokens
+from polyhead.data.batching.token_windows import TokenWindows, split_windows
+from polyhead.models import build
+from polyhead.nn.feed_forward.moe import MixtureOfExperts
+from polyhead.nn.position.base import Position
+from polyhead.nn.state import named_state
+from polyhead.train.distributed.context_parallel import ContextGather, find_context_obstacle
+from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.train.tasks.language import LanguageModelingTask
+
+Case = tuple[str, dict[str, Any]]
+KINDS = ("decoder", "encoder", "encoder-decoder")
+DESIGNS = list(CASES.values())
+DECODER_KEYS = {"decoder_block", "decoder_attention", "cross_attention", "n_decoder_layers", "tie_embeddings"}
+"""Keys of an encoder-decoder alone."""
+
+WINDOW = {"attention": {"name": "softmax", "window": 3, "sink": 1}, "n_kv_heads": 2}
+WHOLES: list[Case] = [
+    ("decoder", WINDOW | {"position": {"name": "rope"}, "norm": {"name": "batchnorm"}}),
+    ("encoder", WINDOW | {"position": {"name": "shaw"}, "feed_forward": {"name": "moe"}}),
+    ("encoder-decoder", {"position": {"name": "disentangled", "span": 4, "max_distance": 7}}),
+    ("decoder", {"layer_pattern": [{"attention": WINDOW["attention"]}, {}], "position": {"name": "t5"}}),
+    ("decoder", {"share_layers": True, "d_embedding": 6, "embedding_norm": True}),
+]
+"""What whole models are made of: windows, experts and statistics, layers in turn, shared layers."""
+
+STATES = {"linear", "rnn", "lstm", "gru", "gated_conv"}
+"""Parts that carry a state from token to token."""
+
+DOCUMENTS = torch.tensor([
+    [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1],
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+    [3, 4, 0, 0, 1, 2, 3, 4, -1, -1, -1],
+])  # fmt: skip
+PADDED = torch.arange(7).masked_fill(torch.arange(7) >= torch.tensor([[7], [3], [1]]), -1)
+
+
+class OwnAttention(nn.Module):
+    """A mean over all tokens, which knows nothing of ranks."""
+
+    state = None
+
+    def __init__(self, shape: AttentionShape, position: Position) -> None:
+        super().__init__()
+        self.position = position
+
+    def forward(self, x: Tensor, *_: Any) -> Tensor:
+        return x.mean(1, keepdim=True).expand_as(x)
+
+
+class OwnBlock(OwnAttention):
+    """The same as a block."""
+
+
+def own_block(config: ModelSpec, shape: AttentionShape, position: Position, cross: bool) -> OwnBlock:
+    return OwnBlock(shape, position)
+
+
+def make_batch(kind: str) -> TokenWindows | PairBatch:
+    """Rows of packed documents, or pairs of padded rows."""
+    rng = torch.Generator().manual_seed(3)
+    tokens, source = (torch.randint(5, VOCAB, pos.shape, generator=rng) for pos in (DOCUMENTS, PADDED))
+    if kind == "encoder-decoder":
+        labels = tokens.masked_fill(torch.arange(11) >= torch.tensor([[11], [2], [8]]), -100)
+        return PairBatch(source, PADDED, tokens, labels, 21)
+    without_label = (torch.rand(tokens.shape, generator=rng) < 0.3) | (DOCUMENTS < 0)
+    return TokenWindows(tokens, DOCUMENTS, tokens.roll(-1, 1).masked_fill(without_label, -100), True)
+
+
+def compute_loss(model: Any, batch: TokenWindows | PairBatch) -> Tensor:
+    """Cross-entropy in fp64, summed."""
+    inputs = (
+        (batch.source, batch.target, batch.source_pos, batch.target_pos)
+        if isinstance(batch, PairBatch)
+        else (batch.tokens, batch.pos)
+    )
+    logits = model.head(model.features(*inputs)).flatten(0, 1)
+    return F.cross_entropy(logits, batch.labels.flatten(), reduction="sum", ignore_index=-100)
+
+
+def make_model(config: ModelConfig) -> Any:
+    """In fp64, with weights that hide nothing."""
+    model = build(config, seed=1).double().train()
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype))
+            if config.norm.name == "none":
+                p.mul_(0.5)  # or the numbers of gated layers grow with those of the layer before
+    for part in model.modules():
+        if isinstance(part, MixtureOfExperts):
+            part.calls_idle_experts = True
+    return model
+
+
+def compute_split_loss(model: Any, context: ContextGather) -> Tensor:
+    """The loss of this rank's tokens."""
+    batch = make_batch(model.config.kind)
+    if isinstance(batch, PairBatch):
+        return compute_loss(model, split_pair_tokens(batch, context.shard))
+    return compute_loss(model, split_windows(batch, context.shard))
+
+
+def learn(config: ModelConfig, ranks: ProcessGroup | None = None) -> list[Tensor]:
+    """The losses of two steps, and all weights and statistics after them."""
+    model, losses = make_model(config), []
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for _ in range(2):
+        if ranks is None:
+            loss = compute_loss(model, make_batch(config.kind))
+            loss.backward()
+        else:
+            context = ContextGather(model, dist.group.WORLD)
+            with context.apply(), ranks.sync_statistics(model):
+                loss = compute_split_loss(model, context)
+                loss.backward()
+            sums = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+            dist.all_reduce(flat := torch.cat([x.flatten() for x in sums]))
+            for x, total in zip(sums, flat.split([x.numel() for x in sums]), strict=True):
+                x.copy_(total.view_as(x))
+        losses.append(loss.detach())
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [torch.stack(losses), *(x.detach() for x in named_state(model).values())]
+
+
+def make_config(kind: str, changes: dict[str, Any]) -> ModelConfig:
+    changes = {k: v for k, v in changes.items() if kind == "encoder-decoder" or k not in DECODER_KEYS}
+    return ModelConfig.model_validate({"vocab_size": VOCAB, "kind": kind, **SIZES, "dropout": 0.0, **changes})
+
+
+def find_obstacle(case: Case) -> str | None:
+    return find_context_obstacle(make_config(*case), LanguageModelingTask)
+
+
+def assert_same(world: int, cases: Iterable[Case]) -> None:
+    """Losses, weights and statistics of ``world`` ranks are those of one process, in fp64."""
+    cases = list(cases)
+
+    def work(ranks: ProcessGroup) -> list[float]:
+        differences = []
+        for config in itertools.starmap(make_config, cases):
+            pairs = zip(learn(config, ranks), learn(config), strict=True)
+            differences.append(max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs))
+        return differences
+
+    ends = together(world, work, timeout=60)
+    assert [end.code for end in ends] == [0] * world, ends
+    for case, *differences in zip(cases, *(end.said for end in ends), strict=True):
+        assert max(differences) <= 1e-10, case
+
+
+def each_part_once() -> Iterator[Case]:
+    """Every part that is not refused, several in a model."""
+    registries = {"attention": ATTENTION, "position": POSITION, "norm": NORM, "feed_forward": FEED_FORWARD}
+    parts = {key: choices(registry) for key, registry in registries.items()}
+    kernels = [part for part in parts["attention"] if part["name"] == "kernel"]
+    parts["attention"] = [part for part in parts["attention"] if part["name"] not in ("kernel", *STATES)]
+    for i in range(max(map(len, parts.values()))):
+        changes = {key: part[i % len(part)] for key, part in parts.items()}
+        yield KINDS[i % 3], changes | {"n_kv_heads": 4 if "tie" in changes["attention"] else 2}
+    for kernel in kernels:  # without scores to which some positions would be added
+        yield "decoder", {"attention": kernel, "position": {"name": "rope"}, "n_kv_heads": 2}
+
+
+def test_every_part_learns_the_same() -> None:
+    assert_same(2, [*WHOLES, *each_part_once()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_design_does(kind: str, part: int) -> None:
+    cases = [(kind, changes) for changes in DESIGNS if not find_obstacle((kind, changes))]
+    assert_same(2, cases[part::4])
+
+
+@pytest.mark.slow
+def test_four_ranks_do() -> None:
+    """Rows of 11 tokens are 8 chunks of 2, of which two have padding alone."""
+    assert_same(4, WHOLES[:2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_carries_a_state_from_token_to_token_is_refused_and_nothing_else(kind: str) -> None:
+    for changes in DESIGNS:
+        used = [part for key, part in changes.items() if kind == KINDS[2] or key not in DECODER_KEYS]
+        has_state = any(f'"{name}"' in json.dumps(used) for name in STATES)
+        assert (find_obstacle((kind, changes)) is not None) == has_state, changes
+
+
+@pytest.mark.parametrize(("changes", "obstacle"), [
+    ({"block": "gru", "position": "none"}, "block 'gru' passes a state along the row"),
+    ({"attention": "linear"}, "attention 'linear' passes a state along the row"),
+    ({"attention": f"{__name__}:OwnAttention", "position": "none"},
+     "attention 'OwnAttention' does not gather keys and values"),
+    ({"block": f"{__name__}:own_block"},
+     "block 'tests.laws.test_context_parallel:own_block' does not gather keys and values"),
+])  # fmt: skip
+def test_the_obstacle_is_named(changes: dict[str, Any], obstacle: str) -> None:
+    assert find_obstacle(("decoder", changes)) == obstacle

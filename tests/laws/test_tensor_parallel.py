@@ -1,0 +1,202 @@
+"""Every design split over tensor ranks learns as on one process, or is refused before the first step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.laws.conftest import CASES, SIZES, VOCAB
+from tests.train.several import together
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from polyhead.config.model import ModelConfig
+from polyhead.models import build
+from polyhead.nn.loss import Loss, cross_entropy
+from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, split_tensors
+from polyhead.train.loss_module import LossModule
+
+STEPS = 3
+TOLERANCE = 1e-10  # in fp64, where differences are faults and not rounding
+
+
+def design(case: dict[str, Any], **changes: Any) -> ModelConfig:
+    return ModelConfig.model_validate({"vocab_size": VOCAB, **SIZES, **case, **changes})
+
+
+def rows(config: ModelConfig) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Padded inputs and the labels of some tokens."""
+    rng = torch.Generator().manual_seed(3)
+    sides = []
+    for length in (5, 7) if config.kind == "encoder-decoder" else (7,):
+        pos = torch.arange(length).expand(3, -1)
+        pos = pos.masked_fill(pos >= torch.tensor([length, 2, 4])[:, None], -1)
+        sides.append((torch.randint(5, VOCAB, (3, length), generator=rng), pos))
+    labels = torch.randint(0, VOCAB, (3, 7), generator=rng).masked_fill(sides[-1][1] < 0, -100)
+    tokens, positions = zip(*sides, strict=True)
+    return (*tokens, *positions), labels
+
+
+class Labels:
+    """Inputs and labels, for any model with a head."""
+
+    def count_labels(self, batch: Any) -> int:
+        return int((batch[1] >= 0).sum())
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        inputs, labels = batch
+        return cross_entropy(model.features(*inputs), model.head, labels, 0.1, chunk=4)
+
+
+def learn(module: LossModule, steps: int = STEPS) -> list[float]:
+    """Losses of some steps with dropout in the residuals, which draws the same numbers on all ranks."""
+    batch, losses = rows(module.model.config), []
+    optimizer = torch.optim.SGD(module.parameters(), 0.01)
+    module.train()
+    for step in range(steps):
+        torch.manual_seed(step)
+        loss = module(batch)
+        (loss.total / loss.count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses += [float(loss.total.detach()), float(loss.nll)]
+    return losses
+
+
+def fresh(config: ModelConfig) -> nn.Module:
+    """A model in fp64 in which nothing hides: no bias is 0 and no gain 1."""
+    model = build(config, seed=1).double()
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+            if config.norm.name == "none":
+                p.mul_(0.5)  # or gated layers square the numbers of the layer before
+    return model
+
+
+def whole(weight: Tensor) -> Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def difference(one: LossModule, other: LossModule) -> float:
+    """The largest difference of a loss or a weight between two models after some steps."""
+    differences = [abs(a - b) for a, b in zip(learn(one), learn(other), strict=True)]
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(*differences, *(float((whole(a) - whole(b)).detach().abs().max()) for a, b in pairs))
+
+
+def difference_of_split(config: ModelConfig, ranks: ProcessGroup) -> float:
+    one = fresh(config)
+    other = copy.deepcopy(one)
+    split_tensors(other, init_device_mesh("cpu", (ranks.world_size,)))
+    assert [name for name, _ in other.named_parameters()] == [name for name, _ in one.named_parameters()]
+    return difference(LossModule(one, Labels()), LossModule(other, Labels()))
+
+
+def differences(designs: dict[str, ModelConfig], world: int) -> dict[str, float]:
+    """The largest difference on any rank, for each design."""
+
+    def work(ranks: ProcessGroup) -> dict[str, float]:
+        return {name: difference_of_split(config, ranks) for name, config in designs.items()}
+
+    ends = together(world, work, timeout=60)
+    assert [end.code for end in ends] == [0] * world, ends
+    return {name: max(end.said[name] for end in ends) for name in designs}
+
+
+def turn(attention: dict[str, Any], position: str) -> dict[str, Any]:
+    return {"attention": {"name": "softmax", **attention}, "position": {"name": position}}
+
+
+PATTERN = [
+    turn({"qk_norm": True, "window": 3, "sink": 1}, "rope"),
+    turn({"qk_norm": "per_head", "tie": "kv"}, "t5"),
+    turn({"qk_norm": "layernorm", "softcap": 2.0}, "disentangled"),
+    turn({"bias": "o"}, "alibi"),
+    turn({"tie": "kv", "bias": False}, "shaw"),
+    {"attention": {"name": "linear"}, "position": {"name": "rope"}},
+    {"attention": {"name": "kernel"}, "position": {"name": "none"}},
+    {"block": {"name": "lstm"}},
+]
+"""Layers of one decoder, with each attention and each position that acts on heads."""
+
+COMBINED: dict[str, dict[str, Any]] = {
+    "decoder": {
+        "kind": "decoder",
+        "layer_pattern": PATTERN,
+        "n_layers": len(PATTERN),
+        "n_kv_heads": 2,
+        "norm": {"name": "rmsnorm"},
+        "feed_forward": {"name": "prelu", "per_channel": True},
+        "lm_head_bias": True,
+        "logit_softcap": 5.0,
+        "logits_scale": 2.0,
+        "d_embedding": 6,
+    },
+    "encoder-decoder": {
+        "cross_attention": {"name": "linear"},
+        "n_kv_heads": 2,
+        "feed_forward": {"name": "moe", "n_experts": 3, "expert": "glu"},
+        "norm": {"name": "batchnorm"},
+        "position": {"name": "learned"},
+        "tie_embeddings": "target",
+        "share_layers": True,
+    },
+    "convolutions": {
+        "block": {"name": "gated_conv"},
+        "decoder_block": {"name": "gru"},
+        "position": {"name": "none"},
+        "tie_embeddings": "none",
+        "lm_head_bias": True,
+    },
+    "encoder": {
+        "kind": "encoder",
+        "block": {"name": "parallel", "one_norm": True},
+        "norm_first": True,
+        "n_kv_heads": 2,
+        "feed_forward": {"name": "swiglu", "beta": "learned", "bias": True},
+        "head_transform_activation": "gelu",
+    },
+}
+
+
+def test_designs_with_every_kind_of_split_learn_as_one_process() -> None:
+    designs = {name: design(case) for name, case in COMBINED.items()}
+    assert [find_tensor_obstacle(config, 2) for config in designs.values()] == [None] * len(designs)
+    found = differences(designs, 2)
+    assert {name: value for name, value in found.items() if not value <= TOLERANCE} == {}
+
+
+REASONS = (
+    "1 key/value heads cannot be divided by 2: tensor must divide their number",
+    "qk_norm=all_heads takes the norm over the heads of all ranks",
+)
+
+
+def test_every_registered_part_is_split_or_refused() -> None:
+    obstacles = {name: find_tensor_obstacle(design(case), 2) for name, case in CASES.items()}
+    assert {*obstacles.values()} == {None, *REASONS}
+    for name, obstacle in obstacles.items():
+        case = CASES[name]
+        assert (obstacle == REASONS[0]) == (case.get("n_kv_heads") == 1 and "all_heads" not in name)
+        assert (obstacle == REASONS[1]) == ("all_heads" in name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_every_design_learns_as_one_process(part: int) -> None:
+    designs = {name: design(case) for name, case in list(CASES.items())[part::8]}
+    designs = {name: config for name, config in designs.items() if find_tensor_obstacle(config, 2) is None}
+    found = differences(designs, 2)
+    assert {name: value for name, value in found.items() if not value <= TOLERANCE} == {}
+
+
+@pytest.mark.slow
+def test_four_ranks_learn_as_one_process() -> None:
+    found = differences({name: design({**case, "n_kv_heads": 4}) for name, case in COMBINED.items()}, 4)
+    assert {name: value for name, value in found.items() if not value <= TOLERANCE} == {}
