@@ -152,11 +152,11 @@ class EverySecond(Mapping[str, Tensor]):
     def __init__(self, tensors: Mapping[str, Tensor], rank: int) -> None:
         self.specs, self.rank = describe_tensors(tensors), rank
         self.owners = {name: i % 2 for i, name in enumerate(tensors)}
-        self.own = {name: tensor for name, tensor in tensors.items() if self.owners[name] == rank}
+        self.own_tensors = {name: tensor for name, tensor in tensors.items() if self.owners[name] == rank}
 
     def __getitem__(self, name: str) -> Tensor:
         dtype, shape = self.specs[name]
-        tensor = self.own[name] if name in self.own else torch.empty(shape, dtype=dtype)
+        tensor = self.own_tensors[name] if name in self.own_tensors else torch.empty(shape, dtype=dtype)
         if self.owners[name]:
             dist.send(tensor, 0) if self.rank else dist.recv(tensor, 1)
         return tensor
