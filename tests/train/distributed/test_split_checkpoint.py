@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from tests.train.conftest import Notes
 from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
 from tests.train.distributed.rank_runs import place as place
 from tests.train.several import together
@@ -36,19 +38,21 @@ from polyhead.checkpoint.checkpoint import (
 )
 from polyhead.checkpoint.safetensors_io import describe_tensors
 from polyhead.config.model import ModelConfig
-from polyhead.config.recipe import TrainConfig
+from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.atomic_io import HashingWriter
 from polyhead.core.errors import UserError
 from polyhead.models import build
 from polyhead.nn.state import named_state
 from polyhead.run.load import load
 from polyhead.run.verify_run import verify_run
+from polyhead.train import loop
 from polyhead.train.distributed import split_checkpoint
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.rank_sync import share_checkpoint
 from polyhead.train.distributed.split_checkpoint import _PartsWriter, check_shared_directory, save_split
 from polyhead.train.loss_module import LossModule
+from polyhead.train.run_training import run_training
 from polyhead.train.train_state import SavedState, TrainState
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -152,11 +156,11 @@ class EverySecond(Mapping[str, Tensor]):
     def __init__(self, tensors: Mapping[str, Tensor], rank: int) -> None:
         self.specs, self.rank = describe_tensors(tensors), rank
         self.owners = {name: i % 2 for i, name in enumerate(tensors)}
-        self.own = {name: tensor for name, tensor in tensors.items() if self.owners[name] == rank}
+        self.own_tensors = {name: tensor for name, tensor in tensors.items() if self.owners[name] == rank}
 
     def __getitem__(self, name: str) -> Tensor:
         dtype, shape = self.specs[name]
-        tensor = self.own[name] if name in self.own else torch.empty(shape, dtype=dtype)
+        tensor = self.own_tensors[name] if name in self.own_tensors else torch.empty(shape, dtype=dtype)
         if self.owners[name]:
             dist.send(tensor, 0) if self.rank else dist.recv(tensor, 1)
         return tensor
@@ -471,6 +475,40 @@ def test_a_sharded_run_is_read_like_any_other_and_goes_on_with_another_number(pl
     assert_same(one, trained(back, 1, resume=True))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["whole", "sharded"])
+def test_a_killed_training_goes_on_to_the_same_end(kind: str, place: Path) -> None:
+    """To the bit on as many processes; with the same curve on one."""
+
+    def recipe(name: str, **options: Any) -> Recipe:
+        parallel = {"parallel": {"shard": 2, "checkpoint": kind}} if name[-1] != "1" else {}
+        name = name.removesuffix("-1")
+        return recipe_of(
+            place, "language-model", f"{kind}-{name}", steps=12, save_every=3, **parallel, **options
+        )
+
+    def train(ranks: ProcessGroup, name: str, rank: int, call: int) -> None:
+        if ranks.rank == rank:
+            at_call(loop, "train_step", call, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        run_training(recipe(name), report=Notes(), ranks=ranks)
+
+    unbroken = trained(recipe("unbroken"), 2)
+    for rank, call in ((0, 5), (1, 7), (1, 12)):
+        name = f"killed-{rank}-{call}"
+        ends = together(2, partial(train, name=name, rank=rank, call=call), timeout=10)
+        assert ends[rank].code == -signal.SIGKILL and ends[1 - rank].code == RANK_LOST, ends
+        copy = recipe(f"{name}-one-1")
+        shutil.copytree(recipe(name).out, copy.out)
+        again = trained(recipe(name), 2, resume=True)
+        assert again["final"].keys() == unbroken["final"].keys()
+        assert all(torch.equal(again["final"][key], tensor) for key, tensor in unbroken["final"].items())
+        for group, tensors in unbroken["last"].tensors.items():
+            assert all(
+                torch.equal(again["last"].tensors[group][key], tensor) for key, tensor in tensors.items()
+            )
+        assert_same(unbroken, trained(copy, 1, resume=True))
+
+
 def memory(field: str) -> int:
     """Bytes of this process: resident now (VmRSS), or at most since the last ``forget_peak`` (VmHWM)."""
     status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
@@ -520,3 +558,12 @@ def test_a_save_and_a_restore_take_memory_for_few_tensors(sharded: bool, tmp_pat
     assert [end.code for end in ends] == [0, 0], ends
     for end in ends:
         assert end.said[0] < 40e6 and end.said[1] < 96e6 + 40e6, end.said
+
+
+def test_parts_of_a_model_that_is_whole_everywhere_are_refused(place: Path) -> None:
+    recipe = recipe_of(place, "language-model", "no-parts", parallel={"checkpoint": "sharded"})
+    with pytest.raises(
+        UserError, match=r"checkpoint=sharded saves the part .* set whole, or split the model"
+    ):
+        run_training(recipe, report=Notes())
+    assert not list(recipe.out.glob("checkpoints/*"))
