@@ -23,8 +23,8 @@ from polyhead.train.distributed.pipeline import (
     PipelineModel,
     assign_stages,
     count_micro_batches,
-    find_pipeline_obstacle,
     cut_micro_batches,
+    find_pipeline_obstacle,
 )
 from polyhead.train.distributed.pipeline_stages import CutModel, split_layers
 from polyhead.train.distributed.process_group import ProcessGroup
