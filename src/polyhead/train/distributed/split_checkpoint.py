@@ -54,7 +54,7 @@ class StagedTensors(Protocol):
     @property
     def specs(self) -> Mapping[str, TensorSpec]: ...
     @property
-    def own(self) -> Mapping[str, Tensor]: ...
+    def own_tensors(self) -> Mapping[str, Tensor]: ...
 
 
 class SplitState(Protocol):
@@ -211,7 +211,7 @@ class _PartsWriter:
         self.directory, self.planner = directory, DefaultSavePlanner()
         numbers = _number_files(describe_tensors(tensors), MAX_PART_BYTES * ranks.world_size)
         self.writer = HuggingFaceStorageWriter(str(directory), numbers, save_distributed=True)
-        own_tensors = tensors.own if isinstance(tensors, StagedTensors) else tensors
+        own_tensors = tensors.own_tensors if isinstance(tensors, StagedTensors) else tensors
         self.planner.set_up_planner(dict(own_tensors), is_coordinator=not ranks.rank)
         self.writer.set_up_storage_writer(is_coordinator=not ranks.rank)
         self.local_plan: SavePlan = self.planner.create_local_plan()
