@@ -331,7 +331,7 @@ def _clip_gradients(training: TrainState, max_norm: float, ranks: ProcessGroup) 
     """Limit the norm of the gradients of all ranks; returns what it was."""
     parameters = training.model.parameters()
     if training.is_split:
-        uncounted = training.pipeline.model.uncounted if training.pipeline else ()
+        uncounted = training.pipeline.model.uncounted_weights if training.pipeline else ()
         return clip_split_gradients(parameters, max_norm, ranks, uncounted)
     return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 

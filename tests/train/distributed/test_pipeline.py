@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.train.several import together
+from tests.train.several import ROOT, together
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -317,3 +319,20 @@ def test_parts_of_every_kind_learn_as_in_one_process(kind: str) -> None:
     cases |= {f"recompute, {name}": Case(name, kind, prepare=recompute_blocks) for name in names}
     cases |= {f"frozen, {name}": Case(name, kind, prepare=freeze_start) for name in names}
     assert_learned_alike(2, cases)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_waiting_is_that_of_the_formula() -> None:
+    """Four stages that sleep 200 ms in each pass; zero-bubble schedules wait less."""
+    command = [sys.executable, "benchmarks/pipeline.py", "--milliseconds", "200", "--schedules"]
+    table = subprocess.run([*command, "gpipe", "1f1b", "interleaved", "zero_bubble"], cwd=ROOT,
+        capture_output=True, text=True, check=True).stdout  # fmt: skip
+    print(table)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) == 12
+    for schedule, n, bubble, formula, _ in rows:
+        stages = {"interleaved": 2}.get(schedule, 1)
+        assert float(formula) == pytest.approx(3 / (int(n) * stages), abs=1e-3)
+        excess = float(bubble) - float(formula)
+        assert excess < 0.07 if schedule == "zero_bubble" else abs(excess) < 0.07, (schedule, n)

@@ -48,6 +48,21 @@ def test_a_translation_learns_the_same_and_resumes_on_any_number(place: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sizes", [{}, {"shard": 2}, {"replicate": 2}], ids=str)
+def test_parts_of_a_checkpoint_are_written_by_the_stages(sizes: dict[str, Any], place: Path) -> None:
+    """They are the whole state, and are read by any number of processes."""
+    world, name = 4 if sizes else 2, f"parts-{sizes}"
+    alone = trained(recipe_of(place, "translation", f"{name}-1"), 1)
+    assert_same(alone, piped(place, "translation", name, world, checkpoint="sharded", **sizes))
+    piped(place, "translation", f"{name}-cut", world, steps=4, checkpoint="sharded", **sizes)
+    resumed = trained(recipe_of(place, "translation", f"{name}-cut"), 1, resume=True)
+    assert_close(alone["final"], resumed["final"])
+    piped(place, "translation", f"{name}-on", world, steps=4, checkpoint="sharded", **sizes)
+    on = piped(place, "translation", f"{name}-on", world, resume=True, checkpoint="sharded", **sizes)
+    assert_close(alone["final"], on["final"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_every_task_learns_the_same(kind: str, place: Path) -> None:
     model = {"n_layers": 2}
@@ -105,7 +120,6 @@ def test_settings_of_a_training_are_those_of_one_process(
     [
         ({"parallel": {"schedule": "interleaved", "shard": 2}}, "set gpipe or 1f1b"),
         ({"parallel": {"tensor": 2}}, "can be combined with replicate and shard"),
-        ({"parallel": {"checkpoint": "sharded"}}, "the checkpoints of a pipeline are whole"),
         ({"parallel": {"schedule": "zbv"}, "compile": "layers"}, "set train.compile=none"),
         ({"eval_bleu": True}, "translates, which takes the whole model"),
         ({"model": {"norm": "batchnorm"}}, "needs the statistics of the whole batch"),

@@ -56,8 +56,6 @@ def _find_pipeline_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShap
         return "a pipeline can be combined with replicate and shard, not with context or tensor"
     if shape.shard > 1 and parallel.schedule not in ("gpipe", "1f1b"):
         return f"shard cannot be combined with schedule={parallel.schedule}; set gpipe or 1f1b"
-    if parallel.checkpoint == "sharded":
-        return "the checkpoints of a pipeline are whole; set checkpoint: whole"
     if parallel.schedule in ("zero_bubble", "zbv") and train.compile == "layers":
         return (
             f"schedule={parallel.schedule} splits the backward pass, which a compiled layer does not; set "

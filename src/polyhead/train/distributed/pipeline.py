@@ -62,6 +62,7 @@ SCHEDULES: dict[ScheduleName, PipelineSchedule] = {
 class MicroBatchTask(LossTask, Protocol):
     """What a pipeline needs of a task to cut a batch."""
 
+    def largest_batch(self) -> Any: ...
     def shard(self, rows: Any, n: int) -> list[Any]: ...
     def collate(self, rows: Any) -> Any: ...
     def dummy_batch(self) -> Any: ...
@@ -74,15 +75,15 @@ def assign_stages(schedule: ScheduleName, size: int) -> list[int]:
     return list(range(size)) * SCHEDULES[schedule].stages_per_rank
 
 
-def count_micro_batches(wanted: int | None, n_batches: int, size: int, schedule: ScheduleName) -> int:
-    """The number of micro-batches of an update of ``n_batches`` batches, at least ``wanted``.
+def count_micro_batches(minimum: int | None, n_batches: int, size: int, schedule: ScheduleName) -> int:
+    """The number of micro-batches of an update of ``n_batches`` batches, at least ``minimum``.
 
     Every batch is cut into the same number. There are as many as stages at least, so that none is idle
     throughout; schedules that loop over stages need a multiple of the processes.
     """
-    minimum = max(wanted or MICRO_BATCHES_PER_RANK * size, size * SCHEDULES[schedule].stages_per_rank)
+    needed = max(minimum or MICRO_BATCHES_PER_RANK * size, size * SCHEDULES[schedule].stages_per_rank)
     step = math.lcm(n_batches, size) if SCHEDULES[schedule].is_looped else n_batches
-    return math.ceil(minimum / step) * step
+    return math.ceil(needed / step) * step
 
 
 def cut_micro_batches(task: MicroBatchTask, rows: Any, n: int) -> list[Any]:
@@ -125,15 +126,16 @@ class StageModule(LossModule):
         context: Callable[[], AbstractContextManager[object]],
     ) -> None:
         super().__init__(model, task)
-        self.stage, self.config, self.context = stage, model.config, context
+        self.stage, self.context = stage, context
+        self.width: int = model.config.d_model  # type: ignore[union-attr, assignment]
         self.dtype = next(model.parameters()).dtype  # of hidden states between stages
         self.batches: Sequence[Any] = ()
         self.packed_size, self.factor = 0, 1.0
         self.losses: list[Tensor] = []
 
-    def forward(self, *packed: Tensor, index: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
         """The micro-batch of this index: packed hidden states (N,) -> those of the next stage, or (1,)."""
-        read_hidden = unpack(packed[0], self.config.d_model) if packed else _read_nothing
+        read_hidden = unpack(inputs[0], self.width) if inputs else _read_nothing
         with self.stage.run(read_hidden), self.context():
             try:
                 loss = self.task.loss(self.model, self.batches[int(index)])
@@ -167,6 +169,7 @@ class PipelineModel:
         self.cut = CutModel(model, self.ranks_of_stages, self.rank)
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype
+        self.width: int = model.config.d_model  # type: ignore[union-attr, assignment]
         self.modules = [StageModule(model, task, stage, context) for stage in self.cut.stages]
         self._schedule: Any = None
         self._capacities: list[int] = []
@@ -186,7 +189,7 @@ class PipelineModel:
         return self.cut.ranks_of_weights[name][0] == self.rank
 
     @cached_property
-    def uncounted(self) -> frozenset[nn.Parameter]:
+    def uncounted_weights(self) -> frozenset[nn.Parameter]:
         """The weights that count on another process."""
         return frozenset(p for name, p in self.model.named_parameters() if not self.owns(name))
 
@@ -257,7 +260,7 @@ class PipelineModel:
         return found[0]
 
     def _receiver(self, stage: Stage, local: list[Tensor] | None) -> ReadHidden:
-        width, dtype = self.model.config.d_model, self.dtype
+        width, dtype = self.width, self.dtype
 
         def read_hidden(shape: torch.Size) -> Tensor:
             if local is not None:
@@ -279,8 +282,9 @@ class PipelineModel:
     def _make_schedule(self, batches: Sequence[Any]) -> None:
         """Make stages and schedule, whose buffers have one size, unless the present ones fit the batches."""
         n_tokens = [self.cut.count_hidden(partial(self.task.loss, self.model, batch)) for batch in batches]
-        width = self.model.config.d_model
-        largest = [max(sum(counts[: t + 1]) for counts in n_tokens) * width for t in range(len(n_tokens[0]))]
+        largest = [
+            max(sum(counts[: t + 1]) for counts in n_tokens) * self.width for t in range(len(n_tokens[0]))
+        ]
         fits = self._capacities and all(
             size <= capacity <= 2 * size for size, capacity in zip(largest, self._capacities, strict=True)
         )

@@ -69,12 +69,14 @@ class AbsentPart(nn.Module):
 class StageStart(nn.Module):
     """In place of the embedding: the hidden states that the stage has received.
 
-    ``absent`` are the parts before the stage, with the weights that it uses elsewhere.
+    ``absent`` are the parts of other processes, with the weights in them that are used elsewhere.
     """
+
+    stage: Stage
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
-        self.__dict__["stage"] = stage
+        self.stage = stage
         self.absent = nn.ModuleList()
 
     def forward(self, tokens: Tensor, *inputs: Any) -> Tensor:
@@ -347,13 +349,13 @@ def pack(hidden_states: Sequence[Tensor], size: int, dtype: torch.dtype) -> Tens
     return packed if packed.requires_grad or not torch.is_grad_enabled() else packed.requires_grad_()
 
 
-def unpack(packed: Tensor, d_model: int) -> ReadHidden:
+def unpack(flat: Tensor, d_model: int) -> ReadHidden:
     """Reads the hidden states of ``pack`` one after the other."""
     start = 0
 
     def read_hidden(shape: torch.Size) -> Tensor:
         nonlocal start
         begin, start = start, start + shape.numel() * d_model
-        return packed[begin:start].view(*shape, d_model)
+        return flat[begin:start].view(*shape, d_model)
 
     return read_hidden

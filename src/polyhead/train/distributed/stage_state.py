@@ -50,16 +50,19 @@ class StageTensors(Mapping[str, Tensor]):
         self,
         specs: Mapping[str, TensorSpec],
         owners: Mapping[str, int],
-        own: Mapping[str, Tensor],
+        own_tensors: Mapping[str, Tensor],
         pipeline: PipelineModel,
     ) -> None:
-        self.specs, self.owners, self.own, self.pipeline = specs, owners, own, pipeline
+        self.specs, self.owners, self.pipeline = specs, owners, pipeline
+        self.own_tensors = {
+            name: tensor for name, tensor in own_tensors.items() if owners[name] == pipeline.rank
+        }
 
     def __getitem__(self, name: str) -> Tensor:
         (dtype, shape), owner, pipeline = self.specs[name], self.owners[name], self.pipeline
         found = torch.empty(shape, dtype=dtype, device="meta")
         if pipeline.rank == owner:
-            found = get_whole(self.own[name].detach())
+            found = get_whole(self.own_tensors[name].detach())
             if owner:
                 dist.send(found.contiguous(), group=pipeline.group, group_dst=0)
         elif pipeline.rank == 0:
@@ -108,7 +111,7 @@ class StageState:
         layout: OptimizerLayout,
         entries: Mapping[str, Mapping[str, Any]],
         rates: Mapping[float, float],
-        own: Mapping[str, Mapping[str, Any]],
+        own_entries: Mapping[str, Mapping[str, Any]],
     ) -> tuple[StageTensors, Any]:
         state = {
             i: {
@@ -126,7 +129,11 @@ class StageState:
         return StageTensors(
             describe_tensors(tensors),
             {path: self.owners[name] for path, name in names.items()},
-            {path: own[name][path.split("/")[2]] for path, name in names.items() if name in own},
+            {
+                path: own_entries[name][path.split("/")[2]]
+                for path, name in names.items()
+                if name in own_entries
+            },
             self.pipeline,
         ), description
 
@@ -144,13 +151,13 @@ class StageState:
     def load_optimizers(
         self,
         optimizers: Sequence[Optimizer],
-        saved: Sequence[tuple[Mapping[str, Tensor], Any]],
+        states: Sequence[tuple[Mapping[str, Tensor], Any]],
     ) -> None:
         """Load the state of this process's parameters from tensors and descriptions of a whole model."""
         entries: dict[str, dict[str, Any]] = {}
         groups: dict[str, dict[str, Any]] = {}
         own_names = {name for optimizer in optimizers for name in list_names(self.pipeline.model, optimizer)}
-        for layout, (tensors, description) in zip(self.layout.optimizers, saved, strict=True):
+        for layout, (tensors, description) in zip(self.layout.optimizers, states, strict=True):
             # looked up in order on all ranks, and kept where they are needed
             kept = {
                 path: tensor
