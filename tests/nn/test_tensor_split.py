@@ -1,4 +1,4 @@
-"""Shards of indices and of a vocabulary; tests/laws/test_tensor_parallel.py tests the models that use them."""
+"""Shards of indices and of a vocabulary; models with them are in tests/laws/test_tensor_parallel.py."""
 
 from __future__ import annotations
 
