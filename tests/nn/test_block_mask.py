@@ -196,7 +196,7 @@ def test_a_mask_is_made_once_where_blocks_can_be_skipped(monkeypatch: pytest.Mon
     one = packed(DOCUMENTS[:1])  # the same for all rows
     assert noted(one, x, wanted[0])[wanted[0]].kv_num_blocks.shape == (4, 1, 9)
     note_block_masks(x, None, wanted)
-    assert find_block_mask(pos, wanted[0]) is None  # outside of a graph
+    assert find_block_mask(noted(pos, x, *wanted), wanted[0]) is None  # outside of a graph
 
 
 def test_attention_that_needs_all_weights_has_no_blocks() -> None:

@@ -26,7 +26,7 @@ BLOCK_MASK_DTYPES = {torch.bfloat16, torch.float16}
 HEAD_DIMS = range(16, 257)
 """Widths of a head that these kernels take."""
 _DOCUMENT_BITS = 32  # the key of a token is the number of its document, then its position in these bits
-_FAR = 1 << 61
+_FAR_KEY = 1 << 61
 
 
 class Visibility(NamedTuple):
@@ -49,14 +49,14 @@ def note_block_masks(x: Tensor, pos: Tensor | None, visibilities: Iterable[Visib
         pos.block_masks = masks  # type: ignore[attr-defined]
 
 
-def find_block_mask(pos: Tensor | None, visibility: Visibility | None) -> BlockMask | None:
-    """In a graph, the block mask that is noted for ``pos``, if there is one.
+def find_block_mask(masks: dict[Visibility, BlockMask], visibility: Visibility | None) -> BlockMask | None:
+    """In a graph, the block mask of these that fits a layer, if there is one.
 
     Outside of graphs FlexAttention would compute all weights.
     """
     if visibility is None or not is_traced():
         return None
-    return getattr(pos, "block_masks", {}).get(visibility)
+    return masks.get(visibility)
 
 
 def make_block_mask(pos: Tensor, visibility: Visibility) -> BlockMask:
@@ -137,7 +137,7 @@ def _compare_blocks(pos: Tensor, document: Tensor, visibility: Visibility) -> tu
     key = (F.pad(document, pad).unflatten(1, (-1, BLOCK_SIZE)) << _DOCUMENT_BITS) + place
 
     def extent(tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return key.masked_fill(~tokens, _FAR).amin(-1), key.masked_fill(~tokens, -_FAR).amax(-1)
+        return key.masked_fill(~tokens, _FAR_KEY).amin(-1), key.masked_fill(~tokens, -_FAR_KEY).amax(-1)
 
     first, last = extent(place >= 0)
     q_first, q_last, k_first, k_last = first[:, :, None], last[:, :, None], first[:, None], last[:, None]

@@ -383,7 +383,7 @@ def _divergence_error(message: str, step: int, updated: int, checkpoints: Path) 
     checkpoint.delete_steps(
         checkpoints, [saved for saved in checkpoint.list_steps(checkpoints) if saved >= updated]
     )
-    newest = checkpoint.read_newest_checkpoint(checkpoints, before_step=updated)
+    newest = checkpoint.read_newest_checkpoint(checkpoints, updated, checkpoint.open_lazy_checkpoint)
     location = f"the last good checkpoint is {newest.path}" if newest else "no good checkpoint"
     return UserError(
         f"{message}, at step {step}; {location}; "

@@ -12,7 +12,7 @@ from polyhead.nn.device import prefetch_to_device
 from polyhead.train.progress import EpochBatches, Progress
 
 
-class _Prefetched(NamedTuple):
+class _PrefetchedBatches(NamedTuple):
     batches: list[Any]
     random_state: Tensor  # of torch's generator on the CPU, after collating
 
@@ -38,7 +38,7 @@ class BatchPrefetcher:
         self.collate, self.seed_step = collate, seed_step
         self._position = Progress(epoch=progress.epoch, index=progress.index)  # of the next batch to collate
         self._rows = self._position.iter_batches(epoch_batches)
-        self._next: _Prefetched | None = None
+        self._next: _PrefetchedBatches | None = None
 
     def take(self, step: int) -> list[Any]:
         """Seed a step and return its batches; the steps are taken in order."""
@@ -59,7 +59,7 @@ class BatchPrefetcher:
         random_state = torch.get_rng_state()
         torch.default_generator.manual_seed(self.seed_step(step))  # not those of the device, which are in use
         batches = self._collate()
-        self._next = _Prefetched(batches, torch.get_rng_state())
+        self._next = _PrefetchedBatches(batches, torch.get_rng_state())
         torch.set_rng_state(random_state)
         prefetch_to_device(batches, self.device)
 

@@ -126,13 +126,13 @@ class TrainState:
 
         After the last one gradients are sums over ranks, reduced during the backward pass.
         """
-        if not self.is_split:
-            adds_up = not is_last and isinstance(self.replica, DistributedDataParallel)
-            return self.replica.no_sync() if adds_up else nullcontext()  # type: ignore[union-attr]
-        if ranks.place.shape.shard > 1:
-            self.loss_module.set_requires_gradient_sync(is_last)  # type: ignore[operator, union-attr]
-            return nullcontext()
-        return ranks.reduce_gradients(self.model) if is_last else nullcontext()
+        if self.is_split and ranks.place.shape.shard > 1:
+            self.loss_module.set_requires_gradient_sync(is_last)  # type: ignore[union-attr, operator]
+        elif self.is_split and is_last:
+            return ranks.reduce_gradients(self.model)
+        elif isinstance(self.replica, DistributedDataParallel) and not is_last:
+            return self.replica.no_sync()
+        return nullcontext()
 
     def map_in_lockstep(self, ranks: ProcessGroup) -> MapFn:
         """``ranks.map_in_lockstep``, in which work can read the weights of a split model."""

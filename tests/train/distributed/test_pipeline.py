@@ -25,8 +25,8 @@ from polyhead.train.distributed.pipeline import (
     PipelineModel,
     assign_stages,
     count_micro_batches,
+    cut_micro_batches,
     find_pipeline_obstacle,
-    split_batch,
 )
 from polyhead.train.distributed.pipeline_stages import CutModel, split_layers
 from polyhead.train.distributed.process_group import ProcessGroup
@@ -248,7 +248,7 @@ def test_a_batch_of_few_rows_is_filled_up_with_dummies() -> None:
         def dummy_batch(self) -> str:
             return "dummy"
 
-    assert split_batch(Rows(), [1, 2, 3], 4) == [[1, 2], [3], "dummy", "dummy"]  # type: ignore[arg-type]
+    assert cut_micro_batches(Rows(), [1, 2, 3], 4) == [[1, 2], [3], "dummy", "dummy"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import shutil
-import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -21,126 +19,31 @@ from safetensors.torch import load_file
 from tests.train.conftest import Notes
 from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
 from tests.train.distributed.rank_runs import place as place
+from tests.train.distributed.split_runs import EXTRA, content, learn, made, restored, save
 from tests.train.several import together
-from tests.train.test_loss_module import NextTokens
 from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.checkpoint import (
-    CheckpointDraft,
     open_lazy_checkpoint,
     read_checkpoint,
-    read_newest_checkpoint,
 )
 from polyhead.checkpoint.safetensors_io import describe_tensors
-from polyhead.config.model import ModelConfig
-from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.config.recipe import TrainConfig
 from polyhead.core.atomic_io import HashingWriter
 from polyhead.core.errors import UserError
-from polyhead.models import build
 from polyhead.nn.state import named_state
 from polyhead.run.load import load
 from polyhead.run.verify_run import verify_run
-from polyhead.train import loop
 from polyhead.train.distributed import split_checkpoint
-from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.rank_sync import share_checkpoint
 from polyhead.train.distributed.split_checkpoint import _PartsWriter, check_shared_directory, save_split
-from polyhead.train.loss_module import LossModule
 from polyhead.train.run_training import run_training
 from polyhead.train.train_state import SavedState, TrainState
 
 pytestmark = pytest.mark.usefixtures("unsynced")
-TASK = NextTokens()
-EXTRA = {"tokenizer_sha256": "of the tokenizer"}
-# eps is large beside rounding, or Adam would make steps of gradients that are 0 but for it
-CONFIG: dict[str, Any] = {"steps": 9, "optimizer": {"name": "adamw", "eps": 1e-3}, "ema": 0.9,
-    "schedule": {"name": "constant"}}  # fmt: skip
-
-
-def made(world: int, optimizer: Any = None, form: str = "shard") -> TrainState:
-    """A state of sizes that no number of ranks divides, with tied weights, split over so many ranks.
-
-    Forms: fully sharded; in two groups of ranks; over tensor parallel ranks as well.
-    """
-    config = ModelConfig(kind="decoder", vocab_size=23, d_model=14, n_heads=2, n_layers=2,
-        d_ff=16 if form == "tensor" else 15, max_len=8,
-        dropout=0.0)  # fmt: skip
-    model = build(config, 1)
-    module = LossModule(model, TASK)
-    if world > 1:
-        mesh = init_device_mesh("cpu", (world,))
-        if form != "shard":
-            mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("outer", "inner"))
-        if form == "tensor":
-            for layer in model.stack.layers:
-                plan = {"ffn.up_proj": ColwiseParallel(), "ffn.down_proj": RowwiseParallel()}
-                parallelize_module(layer, mesh["inner"], plan)
-            mesh = mesh["outer"]
-        for layer in model.stack.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(module, mesh=mesh)
-        for part in module.modules():
-            if hasattr(part, "set_gradient_divide_factor"):
-                part.set_gradient_divide_factor(1.0)
-                part.set_force_sum_reduction_for_comms(True)
-    options = CONFIG | ({"optimizer": optimizer} if optimizer else {})
-    training = TrainState(model, TrainConfig.model_validate(options), config.d_model, 9)
-    training.is_split, training.loss_module = world > 1, module
-    return training
-
-
-def learn(training: TrainState, rank: int, world: int, steps: int = 2) -> list[float]:
-    """Losses of this rank's rows of a few steps."""
-    module, losses = training.bind_task(TASK), []
-    for _ in range(steps):
-        training.progress.step += 1
-        loss = module(TASK.collate(list(range(5))[rank::world]))
-        loss.total.backward()
-        losses.append(float(loss.total.detach()))
-        for optimizer in training.optimizers:
-            optimizer.step()
-        training.model.zero_grad(set_to_none=True)
-        assert training.ema
-        training.ema.update(training.model, training.progress.step)
-    return losses
-
-
-def save(training: TrainState, root: Path, ranks: ProcessGroup, sharded: bool = False) -> None:
-    if training.is_split:
-        save_split(root, training.export_state(), EXTRA, ranks, sharded)
-    else:
-        training.save(root, EXTRA)
-
-
-def restored(path: Path, ranks: ProcessGroup, *options: Any) -> TrainState:
-    training = made(ranks.world_size, *options)
-    found = share_checkpoint(None if ranks.rank else open_lazy_checkpoint(path), ranks)
-    assert found
-    training.restore(found)
-    return training
-
-
-def content(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-
-def assert_equal(path: Path, other: Path) -> None:
-    """Whether two checkpoints are of the same kind, and equal to the bit.
-
-    The order of the metadata in files of torch is accidental.
-    """
-    assert content(path).keys() == content(other).keys()
-    found, wanted = read_checkpoint(path), read_checkpoint(other)
-    assert found.state == wanted.state and found.extra == wanted.extra
-    for group, tensors in wanted.tensors.items():
-        assert found.tensors[group].keys() == tensors.keys()
-        assert all(torch.equal(found.tensors[group][name], tensor) for name, tensor in tensors.items())
 
 
 def loaded_by_torch(path: Path, like: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -346,119 +249,6 @@ def test_an_error_of_the_disk_on_any_rank_is_tried_again_or_ends_all(saved: Save
     assert [path.name for path in (tmp_path / "machine-0").iterdir()] == ["step-0"]
 
 
-def run(
-    root: Path, ranks: ProcessGroup, sharded: bool, before_save: Callable[[], None] = lambda: None
-) -> None:
-    """Train from the newest checkpoint to step 6, saving every second step; the one of step 4 can be hit."""
-    training = made(ranks.world_size)
-    newest = None if ranks.rank else read_newest_checkpoint(root, read=open_lazy_checkpoint)
-    if found := share_checkpoint(newest, ranks):
-        training.restore(found)
-    while training.progress.step < 6:
-        learn(training, ranks.rank, ranks.world_size)
-        if training.progress.step == 4:
-            before_save()
-        save(training, root, ranks, sharded)
-
-
-def at_call(owner: Any, name: str, call: int, action: Callable[[], None]) -> None:
-    """Let a call of a function do something else first."""
-    real, calls = getattr(owner, name), [0]
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == call:
-            action()
-        return real(*arguments, **options)
-
-    setattr(owner, name, counted)
-
-
-def run_until_killed(
-    root: Path, sharded: bool, victim: str, point: tuple[Any, str, int], ranks: ProcessGroup
-) -> None:
-    """Train; in the save of step 4 rank 0, rank 1 or all are killed, where rank 0, or rank 1, is then."""
-
-    def before_save() -> None:
-        pids = list(ranks.map(lambda _: os.getpid(), range(2)))
-        victims = {"0": pids[:1], "1": pids[1:], "all": pids[::-1]}[victim]
-        if ranks.rank == (victim == "1"):
-            at_call(*point, lambda: [os.kill(pid, signal.SIGKILL) for pid in victims])
-
-    run(root, ranks, sharded, before_save)
-
-
-# where a rank is killed in a save, and whether the checkpoint has got its name by then
-RANK_0_POINTS: dict[str, tuple[Any, str, int, bool]] = {
-    "makes directory": (CheckpointDraft, "create", 1, False),
-    "writes state": (CheckpointDraft, "commit", 1, False),
-    "renames": (checkpoint.os, "rename", 1, False),
-    "has renamed": (checkpoint, "replace_file", 1, True),
-    "has saved": (checkpoint, "remove_quietly", 1, True),
-}
-POINTS: dict[bool, dict[str, tuple[Any, str, int, bool]]] = {
-    False: {
-        "first tensor": (split_checkpoint, "get_whole", 1, False),
-        "late tensor": (split_checkpoint, "get_whole", 60, False),
-        "syncs": (HashingWriter, "__exit__", 2, False),
-    },
-    True: {
-        "writes parts": (_PartsWriter, "write", 2, False),
-        "hashes parts": (split_checkpoint, "hash_file", 1, False),
-        "plans": (split_checkpoint.dist, "all_gather_object", 1, False),
-    },
-}
-KILLS = {
-    (sharded, victim): [
-        (sharded, victim, point)
-        for point in (*POINTS[sharded], *(RANK_0_POINTS if victim != "1" else ()))
-        if (victim, point) != ("1", "syncs")
-    ]
-    for sharded in (False, True)
-    for victim in ("0", "1", "all")
-}
-QUICK_KILLS = [(True, "all", "writes parts")]
-
-
-@pytest.mark.acceptance("G1", "R1", "R11")
-@pytest.mark.parametrize(
-    "kills",
-    [
-        pytest.param(QUICK_KILLS, id="one"),
-        *(
-            pytest.param(kills, id=f"{'sharded' if sharded else 'whole'}-{victim}", marks=pytest.mark.slow)
-            for (sharded, victim), kills in KILLS.items()
-        ),
-    ],
-)
-def test_a_kill_at_any_point_of_a_save_leaves_the_newest_checkpoint_and_the_same_end(
-    kills: list[tuple[bool, str, str]], tmp_path: Path
-) -> None:
-    roots = {kill: tmp_path / "-".join(map(str, kill)) for kill in kills}
-    for (sharded, victim, point), root in roots.items():
-        owner, name, call, is_named = (RANK_0_POINTS | POINTS[sharded])[point]
-        work = partial(run_until_killed, root, sharded, victim, (owner, name, call))
-        # which passes where rank 0 waits for the files of a rank that is dead
-        ends = together(2, work, timeout=60 if kills is QUICK_KILLS else 10)
-        killed = {"0": {0}, "1": {1}, "all": {0, 1}}[victim]
-        codes = [-signal.SIGKILL if rank in killed else RANK_LOST for rank in (0, 1)]
-        assert [end.code for end in ends] == codes, (sharded, victim, point, ends)
-        found = read_newest_checkpoint(root)
-        assert found and found.step == (4 if is_named else 2), point
-
-    def finish(ranks: ProcessGroup) -> None:
-        for sharded in (False, True):
-            run(tmp_path / f"whole-run-{sharded}", ranks, sharded)
-        for (sharded, _, _), root in roots.items():
-            run(root, ranks, sharded)
-
-    ends = together(2, finish, timeout=60)
-    assert [end.code for end in ends] == [0, 0], ends
-    for (sharded, victim, point), root in roots.items():
-        assert_equal(root / "step-6", tmp_path / f"whole-run-{sharded}" / "step-6")
-        assert not [path for path in root.iterdir() if "." in path.name], (sharded, victim, point)
-
-
 def test_a_sharded_run_is_read_like_any_other_and_goes_on_with_another_number(place: Path) -> None:
     options: dict[str, Any] = {"average_checkpoints": 2, "parallel": {"shard": 2, "checkpoint": "sharded"}}
     one = trained(recipe_of(place, "language-model", "one", average_checkpoints=2), 1)
@@ -473,40 +263,6 @@ def test_a_sharded_run_is_read_like_any_other_and_goes_on_with_another_number(pl
     assert all(torch.equal(loaded[name], tensor) for name, tensor in final.items())
     back = recipe_of(place, "language-model", "parts", average_checkpoints=2)
     assert_same(one, trained(back, 1, resume=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["whole", "sharded"])
-def test_a_killed_training_goes_on_to_the_same_end(kind: str, place: Path) -> None:
-    """To the bit on as many processes; with the same curve on one."""
-
-    def recipe(name: str, **options: Any) -> Recipe:
-        parallel = {"parallel": {"shard": 2, "checkpoint": kind}} if name[-1] != "1" else {}
-        name = name.removesuffix("-1")
-        return recipe_of(
-            place, "language-model", f"{kind}-{name}", steps=12, save_every=3, **parallel, **options
-        )
-
-    def train(ranks: ProcessGroup, name: str, rank: int, call: int) -> None:
-        if ranks.rank == rank:
-            at_call(loop, "train_step", call, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        run_training(recipe(name), report=Notes(), ranks=ranks)
-
-    unbroken = trained(recipe("unbroken"), 2)
-    for rank, call in ((0, 5), (1, 7), (1, 12)):
-        name = f"killed-{rank}-{call}"
-        ends = together(2, partial(train, name=name, rank=rank, call=call), timeout=10)
-        assert ends[rank].code == -signal.SIGKILL and ends[1 - rank].code == RANK_LOST, ends
-        copy = recipe(f"{name}-one-1")
-        shutil.copytree(recipe(name).out, copy.out)
-        again = trained(recipe(name), 2, resume=True)
-        assert again["final"].keys() == unbroken["final"].keys()
-        assert all(torch.equal(again["final"][key], tensor) for key, tensor in unbroken["final"].items())
-        for group, tensors in unbroken["last"].tensors.items():
-            assert all(
-                torch.equal(again["last"].tensors[group][key], tensor) for key, tensor in tensors.items()
-            )
-        assert_same(unbroken, trained(copy, 1, resume=True))
 
 
 def memory(field: str) -> int:
@@ -563,7 +319,8 @@ def test_a_save_and_a_restore_take_memory_for_few_tensors(sharded: bool, tmp_pat
 def test_parts_of_a_model_that_is_whole_everywhere_are_refused(place: Path) -> None:
     recipe = recipe_of(place, "language-model", "no-parts", parallel={"checkpoint": "sharded"})
     with pytest.raises(
-        UserError, match=r"checkpoint=sharded saves the part .* set whole, or split the model"
+        UserError,
+        match=r"train.parallel \(one process\): checkpoint=sharded saves .* set whole, or split the model",
     ):
         run_training(recipe, report=Notes())
     assert not list(recipe.out.glob("checkpoints/*"))

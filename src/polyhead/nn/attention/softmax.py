@@ -113,8 +113,8 @@ class Attention(SplitByHeads, nn.Module):
             kv = cache.update(kv)
             hooks += [] if cache.weights_hook is None else [cache.weights_hook]
         own_tokens_only, window = memory is None and cache is None, self.window if memory is None else None
-        blocks = find_block_mask(pos, self.visibility_in_blocks()) if own_tokens_only else None
-        if blocks is not None:
+        masks = getattr(pos, "block_masks", None) if own_tokens_only else None  # noted for compiled layers
+        if masks and (blocks := find_block_mask(masks, self.visibility_in_blocks())) is not None:
             out = attend_blocks(q, kv, blocks, scale=self.scale, softcap=self.softcap)
             in_blocks: Tensor = self.o_proj(merge_heads(out))
             return in_blocks

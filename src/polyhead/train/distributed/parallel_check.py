@@ -18,7 +18,7 @@ _REPLICATED_REASON = (
 def check_parallel(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> None:
     """Raise a UserError with the reason if a training cannot be split over a mesh of this shape."""
     if reason := find_obstacle(recipe, config, shape):
-        raise UserError(f"train.parallel ({shape}): {reason}")
+        raise UserError(f"train.parallel ({str(shape) or 'one process'}): {reason}")
 
 
 def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str | None:

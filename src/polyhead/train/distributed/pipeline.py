@@ -87,7 +87,7 @@ def count_micro_batches(minimum: int | None, n_batches: int, size: int, schedule
     return math.ceil(needed / step) * step
 
 
-def split_batch(task: MicroBatchTask, rows: Any, n: int) -> list[Any]:
+def cut_micro_batches(task: MicroBatchTask, rows: Any, n: int) -> list[Any]:
     """The rows of a batch as ``n`` micro-batches; where rows are fewer, the last ones have no tokens."""
     parts = task.shard(rows, n)
     return [task.collate(part) for part in parts] + [task.dummy_batch() for _ in range(n - len(parts))]

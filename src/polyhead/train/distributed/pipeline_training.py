@@ -15,7 +15,7 @@ from polyhead.train.distributed.pipeline import (
     MicroBatchTask,
     PipelineModel,
     count_micro_batches,
-    split_batch,
+    cut_micro_batches,
 )
 from polyhead.train.distributed.pipeline_stages import replace_parts
 from polyhead.train.distributed.process_group import ProcessGroup
@@ -25,7 +25,7 @@ from polyhead.train.precision import ResolvedPrecision, autocast
 
 
 class PipelineTraining:
-    """The stages of this rank, cut out of a whole model, and sharded over the mesh's dimension for that."""
+    """The stages of this rank, cut out of a whole model, and sharded if the mesh has shards."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class PipelineTraining:
         """The micro-batches of a batch that this rank's pipeline works on."""
         shard = self.ranks.shard(self.task, rows)
         if shard:
-            return split_batch(self.task, shard[0], self.n_parts)
+            return cut_micro_batches(self.task, shard[0], self.n_parts)
         return [self.task.dummy_batch() for _ in range(self.n_parts)]
 
     def forward_backward(self, batches: Sequence[Any], factor: float) -> list[Tensor]:

@@ -1,13 +1,16 @@
 """Data parallelism by torch's DistributedDataParallel (Li et al., 2020): each rank has the whole model."""
 
+from __future__ import annotations
+
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from polyhead.train.loss_module import LossModule
 
 
-def replicate_weights(root: LossModule, group: dist.ProcessGroup) -> DistributedDataParallel:
+def replicate_weights(root: LossModule, group: dist.ProcessGroup | None) -> DistributedDataParallel:
     """The module to call instead of ``root``, on ranks that have the same weights.
 
     Gradients of its backward pass are sums over the ranks of ``group``, reduced in buckets during the pass.
@@ -27,7 +30,7 @@ def replicate_weights(root: LossModule, group: dist.ProcessGroup) -> Distributed
     return replica
 
 
-def sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def sum_bucket(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Start the sum of a bucket over ranks; torch's own hook takes the mean."""
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
