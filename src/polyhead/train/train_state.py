@@ -109,7 +109,7 @@ class TrainState:
         """
         if not self.is_split:
             adds_up = not is_last and isinstance(self.replica, DistributedDataParallel)
-            return self.replica.no_sync() if adds_up else nullcontext()  # type: ignore[union-attr]
+            return self.replica.no_sync() if adds_up else nullcontext()  # type: ignore[operator, union-attr]
         if ranks.place.shape.shard > 1:
             self.loss_module.set_requires_gradient_sync(is_last)  # type: ignore[operator, union-attr]
             return nullcontext()
