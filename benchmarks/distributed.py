@@ -34,6 +34,7 @@ from polyhead.train.loggers import Reporters
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_record import read_metrics
 
+
 class StoppedError(Exception):
     """The last line of a process that has failed."""
 

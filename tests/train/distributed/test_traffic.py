@@ -129,7 +129,12 @@ def count_step_bytes(case: Case, ranks: ProcessGroup) -> float:
 
 
 PAIR = {"kind": "encoder-decoder"}
-FORMS = [Case({"shard": 2}), Case({"tensor": 2}), Case({"context": 2}), Case({"pipeline": 2, "micro_batches": 4})]
+FORMS = [
+    Case({"shard": 2}),
+    Case({"tensor": 2}),
+    Case({"context": 2}),
+    Case({"pipeline": 2, "micro_batches": 4}),
+]
 VARIANTS = [
     *(form._replace(model=PAIR) for form in FORMS),
     *(form._replace(train={"precision": "bf16"}) for form in FORMS),
