@@ -324,8 +324,8 @@ def test_parts_of_every_kind_learn_as_in_one_process(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_waiting_is_that_of_the_formula() -> None:
-    """Four stages that sleep 200 ms in each pass; zero-bubble schedules wait less."""
-    command = [sys.executable, "benchmarks/pipeline.py", "--milliseconds", "200", "--schedules"]
+    """Four stages that sleep 100 ms in each pass; zero-bubble schedules wait less."""
+    command = [sys.executable, "benchmarks/pipeline.py", "--milliseconds", "100", "--schedules"]
     table = subprocess.run([*command, "gpipe", "1f1b", "interleaved", "zero_bubble"], cwd=ROOT,
         capture_output=True, text=True, check=True).stdout  # fmt: skip
     print(table)
