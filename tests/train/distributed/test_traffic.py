@@ -40,7 +40,7 @@ SIZES: dict[str, Any] = {
 
 
 class RandomRows:
-    """Rows of random tokens, all of which are labels; the first half of them is the source, if there is one."""
+    """Rows of random tokens, all of which are labels; the first of them are the source, if there is one."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -157,6 +157,8 @@ MESHES = [
     Case({"pipeline": 4, "micro_batches": 4}, {"n_layers": 5}),
     Case({"pipeline": 4, "micro_batches": 4}, PAIR),
     Case({"pipeline": 2, "micro_batches": 4}),
+    Case({"pipeline": 2, "shard": 2, "micro_batches": 4}, PAIR),
+    Case({"pipeline": 2, "shard": 2, "micro_batches": 4}, {}, {"recompute": "blocks"}),
 ]
 
 
@@ -180,10 +182,7 @@ def test_a_step_sends_the_bytes_that_a_plan_says(world: int, cases: list[Case]) 
     ends = together(world, work, timeout=60)
     assert [end.code for end in ends] == [0] * world, ends
     for i, case in enumerate(cases):
-        counts = [end.said[i] for end in ends]
-        print(f"{max(counts) / case.plan(world):.4f} {min(counts) / max(counts):.3f} {case}")
-    for i, case in enumerate(cases):
         counts, planned = [end.said[i] for end in ends], case.plan(world)
         assert max(counts) == pytest.approx(planned, rel=0.01), case
-        if case.parallel.get("pipeline", 1) < 4:  # the first and the last stage send one way
+        if world == 2 or "pipeline" not in case.parallel:  # the stages of larger meshes differ
             assert min(counts) == pytest.approx(planned, rel=0.01), case
