@@ -23,6 +23,7 @@ from torch import Tensor
 from polyhead.config.config_sections import DistillConfig
 from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
+from polyhead.core.choice import Choice
 from polyhead.core.registry import TASK
 from polyhead.cost.communication import ParallelLayout, estimate_traffic
 from polyhead.cost.workload import BatchShape
@@ -228,6 +229,17 @@ def test_a_run_goes_on_with_another_number(place: Path) -> None:
 def test_every_task_learns_the_same(kind: str, place: Path) -> None:
     alone = trained(recipe_of(place, kind, f"context-{kind}-1"), 1)
     assert_same(alone, trained(recipe_of(place, kind, f"context-{kind}-2", parallel={"context": 2}), 2))
+
+
+@pytest.mark.slow
+def test_tokens_are_split_at_random_alike_on_all_ranks(place: Path) -> None:
+    """They have parts of the same rows, and the rows of one process."""
+    recipes = []
+    for n in (1, 2):
+        recipe = recipe_of(place, "translation", f"random-{n}", parallel={"context": n})
+        task = Choice("translation", token_split=0.4)
+        recipes.append(Recipe.model_validate(recipe.model_dump(mode="json") | {"task": task}))
+    assert_same(trained(recipes[0], 1), trained(recipes[1], 2))
 
 
 @pytest.mark.slow
