@@ -243,7 +243,11 @@ def test_tokens_are_split_at_random_alike_on_all_ranks(place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", [{"context": 4}, {"context": 2}, {"context": 2, "shard": 2}], ids=str)
+@pytest.mark.parametrize(
+    "parallel",
+    [{"context": 4}, {"context": 2}, {"context": 2, "shard": 2}, {"context": 2, "tensor": 2}],
+    ids=str,
+)
 def test_four_ranks_train_as_one(parallel: dict[str, int], place: Path) -> None:
     """All split tokens, or two groups do, which share rows or weights too; with recomputation and experts."""
     name, model = (
