@@ -34,6 +34,11 @@ from polyhead.train.loggers import Reporters
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_record import read_metrics
 
+
+class StoppedError(Exception):
+    """The last line of a process that has failed."""
+
+
 FORMS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, train.parallel
     "replicate 2": (2, {}),
     "replicate 4": (4, {}),
@@ -144,8 +149,8 @@ def limit(parser: argparse.ArgumentParser) -> None:
         for world, parallel in ((1, {}), (4, {"shard": 4})):
             try:
                 ends = start(folder, model, train, world, parallel, options.megabytes * 2**20)
-            except subprocess.CalledProcessError as error:
-                print(f"{world} process: {str(error.stderr).strip().splitlines()[-1]}")
+            except StoppedError as error:
+                print(f"{world} process: {error}")
             else:
                 losses_ = ", ".join(f"{loss:.4f}" for loss in ends[0]["losses"])
                 print(f"{world} processes: trained, losses {losses_}; peak of a rank "
@@ -215,9 +220,9 @@ def start(
             )
         )
     ends = [(process, *process.communicate()) for process in processes]
-    for process, out_text, err_text in ends:
+    for process, _, err_text in ends:
         if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, process.args, out_text, err_text)
+            raise StoppedError(err_text.strip().splitlines()[-1])
     found: list[dict[str, Any]] = [json.loads((folder / f"rank-{r}.json").read_text()) for r in range(world)]
     rows = read_metrics(out / "metrics.jsonl")
     found[0]["losses"] = [row["loss"] for row in rows if row.get("split") == "train"]

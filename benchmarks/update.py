@@ -47,8 +47,6 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.torch_process_group import PeerLostError, init_process_group
 from polyhead.train.loop import collate_shard, train_step
-from polyhead.train.optim import set_rates
-from polyhead.train.precision import autocast, resolve_precision
 from polyhead.train.tasks.translation import TranslationTask
 from polyhead.train.train_state import TrainState
 from polyhead.train.trainable_parameters import prepare_trainable
@@ -57,11 +55,10 @@ from train import stepper as train_stepper
 
 
 def ranks(parser: argparse.ArgumentParser) -> None:
-    """An update of the weights in one process and in several, of Polyhead and of torch's
-    DistributedDataParallel, paired in one run.
+    """An update of the weights in one process and in several, paired in one run.
 
-    ./dev bench update ranks                           tiny sizes, embedded corpus: 1 process, 2 processes, 2
-    threads, DDP ./dev bench update ranks --processes 4 --preset base --precision bf16
+    ./dev bench update ranks               tiny sizes, embedded corpus: 1 process, 2 threads, 2 processes
+    ./dev bench update ranks --processes 4 --preset base --precision bf16
 
     Every contestant makes the same update of the same batches: counts summed, gradients summed, clipping,
       fused AdamW.
@@ -74,9 +71,9 @@ def ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sentences", type=int, default=6000, help="of the embedded corpus")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--other", choices=["ours", "ddp"], help=argparse.SUPPRESS)
+    parser.add_argument("--follow", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.other:
+    if options.follow:
         follow(options)
         return
     n = options.processes
@@ -87,8 +84,7 @@ def ranks(parser: argparse.ArgumentParser) -> None:
         contestants = {
             "1 process of 1 thread": partial(alone, threads=1),
             f"1 process of {n} threads": partial(alone, threads=n),
-            f"{n} processes of 1 thread": partial(lead, kind="ours"),
-            f"{n} processes of 1 thread, DDP": partial(lead, kind="ddp"),
+            f"{n} processes of 1 thread": lead,
         }
         with apart(contestants, options) as calls:
             for _ in range(2):
@@ -151,9 +147,7 @@ def settings(options: argparse.Namespace) -> TrainConfig:
     )
 
 
-def stepper(
-    options: argparse.Namespace, ranks: ProcessGroup, kind: str = "ours"
-) -> Callable[[], tuple[float, float]]:
+def stepper(options: argparse.Namespace, ranks: ProcessGroup) -> Callable[[], tuple[float, float]]:
     """Does a turn of updates; returns the seconds of one, and those of the processor for this process."""
     tune_malloc()
     task, plan = opened(options)
@@ -161,49 +155,16 @@ def stepper(
     model = build(preset_config(options.preset, options.vocab_size, dropout=0.1), seed=1)
     training = TrainState(model.train(), config, model.config.d_model, 10**6)
     parts = [[collate_shard(task, rows, ranks)] for rows in plan]
-    step = (
-        ddp(task, training, config, ranks) if kind == "ddp" else partial(ours, task, training, config, ranks)
-    )
 
     def turn() -> tuple[float, float]:
         ranks.all_reduce(0)
         start = time.perf_counter(), time.process_time()
         for _ in range(TURN):
             training.progress.step += 1
-            step(parts[training.progress.step % len(parts)])
+            train_step(training, task, parts[training.progress.step % len(parts)], config, ranks)
         return (time.perf_counter() - start[0]) / TURN, (time.process_time() - start[1]) / TURN
 
     return turn
-
-
-def ours(
-    task: TranslationTask, training: TrainState, config: TrainConfig, ranks: ProcessGroup, batches: list[Any]
-) -> None:
-    """An update as training makes it."""
-    train_step(training, task, batches, config, ranks)
-
-
-def ddp(
-    task: TranslationTask, training: TrainState, config: TrainConfig, ranks: ProcessGroup
-) -> Callable[[list[Any]], None]:
-    """The same update with torch's own wrapper, which averages over processes."""
-    wrapped = nn.parallel.DistributedDataParallel(training.bind_task(task), gradient_as_bucket_view=True)
-    device = torch.device("cpu")
-    precision = resolve_precision(config.precision, device)
-
-    def step(batches: list[Any]) -> None:
-        (count,) = ranks.all_reduce(task.count_labels(batches[0]))
-        with autocast(precision, device):
-            total = wrapped(batches[0]).total
-        (total * ranks.world_size / count).backward()
-        ranks.all_reduce(float(total.detach()))
-        nn.utils.clip_grad_norm_(training.model.parameters(), config.clip_norm)
-        set_rates(training.optimizers, training.schedule(training.progress.step))
-        for optimizer in training.optimizers:
-            optimizer.step()
-        training.model.zero_grad(set_to_none=True)
-
-    return step
 
 
 def alone(options: argparse.Namespace, threads: int) -> Callable[[], tuple[float, float]]:
@@ -212,7 +173,7 @@ def alone(options: argparse.Namespace, threads: int) -> Callable[[], tuple[float
     return stepper(options, SINGLE_PROCESS)
 
 
-def lead(options: argparse.Namespace, kind: str) -> Callable[[], tuple[float, float]]:
+def lead(options: argparse.Namespace) -> Callable[[], tuple[float, float]]:
     """The first of several processes; the others follow its steps until it is gone."""
     n = options.processes
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -229,11 +190,11 @@ def lead(options: argparse.Namespace, kind: str) -> Callable[[], tuple[float, fl
                  for item in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]  # fmt: skip
     for rank in range(1, n):
         environment = os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        subprocess.Popen([sys.executable, __file__, "ranks", *arguments, "--other", kind], env=environment)
+        subprocess.Popen([sys.executable, __file__, "ranks", *arguments, "--follow"], env=environment)
     os.environ.update(common | {"RANK": "0", "LOCAL_RANK": "0"})
     torch.set_num_threads(1)
     context = init_process_group(600.0)
-    turn = stepper(options, context.__enter__(), kind)
+    turn = stepper(options, context.__enter__())
     return lambda within=context: turn()  # type: ignore[misc]  # which ends when it is forgotten
 
 
@@ -242,7 +203,7 @@ def follow(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     try:
         with init_process_group(600.0) as ranks:
-            turn = stepper(options, ranks, options.other)
+            turn = stepper(options, ranks)
             while True:
                 turn()
     except (PeerLostError, RuntimeError):

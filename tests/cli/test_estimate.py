@@ -68,7 +68,7 @@ def test_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
         main(["estimate", "tiny", "--no-probe", "--seq-len", "32", "--context-len", "16", "--details"]) == 0
     )
     assert "floating-point operations" in capsys.readouterr().out
-    assert "data parallel" in out and "training here is data parallel only" in out
+    assert "data parallel" in out and "with nccl" in out
 
 
 def test_a_recipe_without_its_text(

@@ -61,7 +61,7 @@ def torchtitan_memory(row: TorchtitanRow) -> RankMemory:
     (torch/distributed/tensor/parallel/loss.py). The residual stream is bf16.
     """
     config = llama(row.size, row.length)
-    layout = row.layout._replace(activation_bytes=2)
+    layout = row.layout._replace(activation_bytes=2, state_bytes=2, shards_context=True)
     batch = BatchShape(row.rows, row.length)
     layout.check(config, batch)
     micro = micro_batch_shape(batch, layout)
@@ -92,7 +92,7 @@ def test_memory_of_a_rank_is_that_of_torchtitan(row: TorchtitanRow) -> None:
 def test_time_of_an_update_is_that_of_torchtitan(row: TorchtitanRow) -> None:
     config, batch = llama(row.size, row.length), BatchShape(row.rows, row.length)
     hardware = HARDWARE["h100"]._replace(memory_bandwidth=2.4e12)
-    layout = row.layout._replace(activation_bytes=2).with_hardware(hardware)
+    layout = row.layout._replace(activation_bytes=2, state_bytes=2).with_hardware(hardware)
     traffic = estimate_traffic(config, batch, count(config), layout, recompute=row.recompute)
     time = estimate_rank_time(
         config, count_forward(config, batch), batch, layout, traffic, torchtitan_memory(row), hardware,
@@ -111,7 +111,7 @@ def test_time_of_an_update_is_that_of_megatron(row: MegatronRow) -> None:
     replicas = row.ranks // (row.t * row.p)
     batch, hardware = BatchShape(row.batch // replicas, 2048), HARDWARE["a100"]
     layout = ParallelLayout(
-        replicas, row.t, row.p, row.micro_batches, activation_bytes=2, interleave=row.chunks
+        replicas, row.t, row.p, row.micro_batches, activation_bytes=2, interleave=row.chunks, state_bytes=2
     ).with_hardware(hardware)
     S, V, h, n = 2048, 51200, row.hidden, row.layers
     # Narayanan et al., 2021, eq. 2

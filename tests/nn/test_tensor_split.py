@@ -1,4 +1,4 @@
-"""Shards of indices and of a vocabulary; models with them are in tests/laws/test_tensor_parallel.py."""
+"""Shards of indices and of a vocabulary; the models that use them are tested in tests/laws."""
 
 from __future__ import annotations
 

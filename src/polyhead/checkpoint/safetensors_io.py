@@ -122,7 +122,10 @@ def write_stream(out: HashingWriter, specs: Mapping[str, TensorSpec], tensors: I
     does.
     """
     out.write(format_header(specs))
+    names = iter(sort_names(specs))
     for tensor in tensors:
+        name = next(names)
+        assert (tensor.dtype, tensor.shape) == specs[name], f"not the tensor {name!r}: {tensor.shape}"
         _write_data(out, tensor)
         del tensor  # before the next one is made
 

@@ -1,7 +1,7 @@
 """Communication between processes, from formulas.
 
-The bytes that ``train`` sends for its gradients are tested against the bytes of its sockets. The other forms
-are predictions.
+With gloo, the bytes that ``train`` sends in every form of parallelism are tested against the bytes of its
+sockets (tests/train/distributed/test_traffic.py). With NCCL they are predictions.
 
 n replicas of the model, f ranks that shard it (FSDP), c of context parallelism, t of tensor parallelism, p
 stages of a pipeline of v model chunks each, m micro-batches.
@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple, get_args
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
-from polyhead.cost.hardware import Hardware
+from polyhead.cost.hardware import Backend, Hardware
+from polyhead.cost.parameter_count import group_parameters
 from polyhead.cost.workload import BatchShape
 
 Recompute = Literal["none", "selective", "blocks"]
@@ -28,7 +29,7 @@ class ParallelLayout(NamedTuple):
 
     Ranks are numbered with tensor parallelism innermost, then context, shard, data and pipeline, so that the
     ranks that communicate most are on one machine (Narayanan et al., 2021, sec. 3.2). Weights, gradients and
-    optimizer state are sharded over ``shard`` x ``context_parallel`` ranks.
+    optimizer state are sharded over ``shard`` x ``context_parallel`` ranks if ``shard`` is more than 1.
     """
 
     data_parallel: int = 1
@@ -43,15 +44,29 @@ class ParallelLayout(NamedTuple):
     interleave: int = 1  # model chunks per pipeline stage
     intra_node_bandwidth: float | None = None  # within a machine; None: the same as ``bandwidth``
     nproc_per_node: int | None = None
+    backend: Backend | None = None  # None: NCCL
+    # per number of gathered weights, and of hidden states between parts; autocast leaves both in fp32
+    state_bytes: int = 4
+    shards_context: bool = False  # whether context ranks share the weights also if ``shard`` is 1
 
     @property
     def ranks(self) -> int:
-        return self.data_parallel * self.shards * self.tensor_parallel * self.pipeline
+        return self.stage_ranks * self.pipeline
+
+    @property
+    def stage_ranks(self) -> int:
+        """Number of ranks with the same layers."""
+        return self.data_parallel * self.shard * self.context_parallel * self.tensor_parallel
 
     @property
     def shards(self) -> int:
         """Number of ranks over which weights, gradients and optimizer state are sharded."""
-        return self.shard * self.context_parallel
+        return self.shard * self.context_parallel if self.shard > 1 or self.shards_context else 1
+
+    @property
+    def replicas(self) -> int:
+        """Number of ranks with the same shard, which sum its gradients."""
+        return self.data_parallel * self.shard * self.context_parallel // self.shards
 
     def with_hardware(self, hardware: Hardware) -> ParallelLayout:
         """The layout with the links of ``hardware`` where it does not define its own."""
@@ -59,6 +74,7 @@ class ParallelLayout(NamedTuple):
             bandwidth=self.bandwidth or hardware.inter_node_bandwidth,
             intra_node_bandwidth=self.intra_node_bandwidth or hardware.intra_node_bandwidth,
             nproc_per_node=self.nproc_per_node or hardware.nproc_per_node,
+            backend=self.backend or hardware.backend,
         )
 
     def link_bandwidth(self, stride: int, size: int) -> float | None:
@@ -70,7 +86,7 @@ class ParallelLayout(NamedTuple):
     def check(self, config: ModelConfig, batch_shape: BatchShape) -> ParallelLayout:
         """Return the layout, or raise a UserError if the model cannot be spread like this."""
         for name, value in self._asdict().items():
-            if value is not None and value <= 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise UserError(f"{name.replace('_', '-')} is {value}, expected more than 0")
         t, depth = self.tensor_parallel, count_layers(config)
         if config.n_heads % t:
@@ -111,13 +127,13 @@ class ParallelLayout(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes that a rank sends in one step, and its idle time."""
+    """Bytes that a rank sends in one step, the one that sends most, and its idle time."""
 
     ranks: int
     share: float  # fraction of the weights, gradients and optimizer state that a rank holds
     data: float  # sums of the gradients: all-reduce over replicas, reduce-scatter over shards
-    tensor: float  # all-reduce of partial products in every layer
-    pipeline: float  # outputs of a stage and gradients of its inputs
+    tensor: float  # all-reduce of partial products, in every layer, embedding and loss
+    pipeline: float  # outputs of a stage and gradients of its inputs and of tied weights
     bubble: float  # idle time of a pipeline / its working time
     idle: float  # idle time / total time
     held_gpipe: int  # micro-batches whose activations the first stage keeps at once, with GPipe
@@ -174,8 +190,13 @@ def held_micro_batches(stages: int, micro_batches: int, interleave: int = 1) -> 
 
 
 def shard_gather_bytes(nbytes: float, ranks: int) -> float:
-    """Bytes that each of n ranks sends in an all-gather or a reduce-scatter: (n - 1) / n of ``nbytes``."""
+    """Bytes that each of n ranks sends in an all-gather: (n - 1) / n of ``nbytes``."""
     return (ranks - 1) / ranks * nbytes
+
+
+def reduce_scatter_bytes(nbytes: float, ranks: int, backend: Backend | None = None) -> float:
+    """Bytes that each of n ranks sends in a reduce-scatter: as in an all-gather; gloo does an all-reduce."""
+    return ring_all_reduce_bytes(nbytes, ranks) if backend == "gloo" else shard_gather_bytes(nbytes, ranks)
 
 
 def point_to_point_bytes(rows: int, length: int, d_model: int, itemsize: int) -> int:
@@ -196,40 +217,22 @@ def estimate_traffic(
 
     ``batch_shape`` is the batch of each data-parallel rank. Gradients are sent once for the ``accumulate``
     batches of a step. ``n_trainable`` is the number of parameters with gradients, ``n_parameters`` that of
-    all, if they differ; stages and tensor-parallel ranks hold equal shares of them. Sharded weights are
-    gathered for the forward and for the backward pass of every micro-batch, in a pipeline once a step.
-    ``recompute`` of blocks repeats the communication of their forward pass.
+    all, if they differ; stages and tensor-parallel ranks hold equal shares of them. ``recompute`` of blocks
+    repeats the communication of their forward pass. Counts of labels, norms and flags are left out.
     """
     layout.check(config, batch_shape)
-    n, t, p, m, v = (
-        layout.data_parallel,
-        layout.tensor_parallel,
-        layout.pipeline,
-        layout.micro_batches,
-        layout.interleave,
-    )
-    c, shards, size = layout.context_parallel, layout.shards, layout.activation_bytes
-    gradients = n_trainable * layout.gradient_bytes / (t * p)
-    data = shard_gather_bytes(gradients, shards) + ring_all_reduce_bytes(gradients / shards, n)
-    gathers = 1 if p > 1 else 2 * m * accumulate
-    gather = gathers * shard_gather_bytes((n_parameters or n_trainable) * size / (t * p), shards)
-    passes = accumulate * (1.5 if recompute == "blocks" else 1.0)  # forward and backward, and forward again
-    tensor, context = 0.0, 0.0
-    for length, layers, sums, kv_rows in _count_sides(config, batch_shape):
-        tensor += (
-            passes
-            * tensor_parallel_bytes(batch_shape.rows, length // c, config.d_model, layers, t, size, sums)
-            / p
-        )
-        shape = config.attention_shape(causal=False)
-        kv_width = shape.n_kv_heads * (shape.head_dim + shape.v_head_dim)
-        kv_bytes = batch_shape.rows * kv_rows * kv_width * size * layers / (t * p)
-        context += passes * 2 * shard_gather_bytes(kv_bytes, c)
-    between = 0.0
-    if p > 1:
-        # after the encoder, its output is sent along with that of the decoder
-        widest = (batch_shape.length + batch_shape.source) // c
-        between = accumulate * v * point_to_point_bytes(batch_shape.rows, widest, config.d_model, size)
+    p, m, v = layout.pipeline, layout.micro_batches, layout.interleave
+    shards, split = layout.shards, layout.tensor_parallel * p
+    gradients = n_trainable * layout.gradient_bytes / split
+    data = reduce_scatter_bytes(gradients, shards, layout.backend)
+    data += ring_all_reduce_bytes(gradients / shards, layout.replicas)
+    gather = 0.0
+    if shards > 1:
+        weights = (n_parameters or n_trainable) * layout.state_bytes / split
+        gather = _count_gathers(config, layout, accumulate, recompute) * shard_gather_bytes(weights, shards)
+    tensor = accumulate * _count_tensor_bytes(config, batch_shape, layout, recompute == "blocks") / p
+    context = accumulate * _count_context_bytes(config, batch_shape, layout, recompute == "blocks") / p
+    between = _count_pipeline_bytes(config, batch_shape, layout, accumulate)
     bytes_by_kind = {
         "data": data,
         "gather": gather,
@@ -240,7 +243,7 @@ def estimate_traffic(
     seconds = _count_seconds(bytes_by_kind, layout)
     return Traffic(
         layout.ranks,
-        1 / (t * p * shards),
+        1 / (split * shards),
         data,
         tensor,
         between,
@@ -255,15 +258,130 @@ def estimate_traffic(
     )
 
 
+def _count_gathers(
+    config: ModelConfig, layout: ParallelLayout, accumulate: int, recompute: Recompute
+) -> float:
+    """Number of times that a weight is gathered in a step, the mean over all weights.
+
+    The weights of a block for its forward and again for its backward pass, and once more to recompute it; in
+    the blocks of a decoder with a source also for its keys and values, and their backward pass. All others
+    once, as they stay gathered in between. In a pipeline weights are kept after a backward pass: those of
+    blocks are gathered once for every micro-batch and once more, all others once in a step.
+    """
+    passes = accumulate * layout.micro_batches
+    total = gathered = 0
+    for group in group_parameters(config):
+        if layout.pipeline > 1:
+            times = passes + 1 if "layer" in group.name else 1
+        elif "layer" in group.name:
+            reads_source = config.kind == "encoder-decoder" and "decoder" in group.name
+            times = passes * ((4 if reads_source else 2) + (recompute == "blocks"))
+        else:
+            times = passes
+        total, gathered = total + group.total, gathered + times * group.total
+    return gathered / total
+
+
+def _count_tensor_bytes(
+    config: ModelConfig, batch_shape: BatchShape, layout: ParallelLayout, recomputes: bool
+) -> float:
+    """Bytes that a rank sends for the split products of one batch, in all stages.
+
+    Forward sums are those of products, in their precision; backward ones those of the gradients of hidden
+    states. Embeddings sum the vectors of tokens, and the loss two numbers of each label and the gradient of
+    the head's input.
+    """
+    t, rows, c = layout.tensor_parallel, batch_shape.rows, layout.context_parallel
+    state, width = layout.state_bytes, config.d_model
+    # without dropout and norm after the last sum of a block, nothing in its backward pass needs that sum
+    ends_early = config.norm_first and not config.sandwich_norm and not config.dropout
+    nbytes = 0.0
+    for length, layers, sums, _ in _count_sides(config, batch_shape):
+        repeated = sums - ends_early if recomputes else 0
+        tokens = rows * length // c
+        nbytes += layers * tokens * width * ((sums + repeated) * layout.activation_bytes + sums * state)
+        nbytes += tokens * config.embedding_width * state
+    if config.kind == "encoder-decoder":  # the gradient of the source, which every decoder layer reads
+        nbytes += config.decoder_layers * (rows * batch_shape.source // c) * width * state
+    if config.kind != "encoder" or (config.lm_head and not config.labels):
+        nbytes += batch_shape.labels / c * (config.embedding_width * state + 2 * 4)
+    return ring_all_reduce_bytes(nbytes, t)
+
+
+def _count_context_bytes(
+    config: ModelConfig, batch_shape: BatchShape, layout: ParallelLayout, recomputes: bool
+) -> float:
+    """Bytes that a rank sends for keys, values and positions of one batch, in all stages."""
+    c, shape = layout.context_parallel, config.attention_shape(causal=False)
+    kv_width = shape.n_kv_heads * (shape.head_dim + shape.v_head_dim)
+    nbytes = 0.0
+    for length, layers, _, kv_rows in _count_sides(config, batch_shape):
+        kv = layers * batch_shape.rows * kv_rows * kv_width * layout.activation_bytes / layout.tensor_parallel
+        nbytes += (2 if recomputes else 1) * shard_gather_bytes(kv, c)
+        nbytes += reduce_scatter_bytes(kv, c, layout.backend)
+        nbytes += shard_gather_bytes(batch_shape.rows * length * 8, c)  # positions, as int64
+    return nbytes
+
+
+def _count_pipeline_bytes(
+    config: ModelConfig, batch_shape: BatchShape, layout: ParallelLayout, accumulate: int
+) -> float:
+    """Bytes that the busiest stage sends in a step: hidden states, their gradients, and those of tied weights.
+
+    After the encoder its output is sent along with the states of the decoder. The first rank with a tied
+    weight adds up the gradients of the others and sends them the sum.
+    """
+    p, n_stages, c = layout.pipeline, layout.pipeline * layout.interleave, layout.context_parallel
+    if p == 1:
+        return 0.0
+    is_pair = config.kind == "encoder-decoder"
+    depth = count_layers(config)
+    ends = [depth // n_stages * (i + 1) + min(i + 1, depth % n_stages) for i in range(n_stages)]
+    sent = [0.0] * p
+    for i, end in enumerate(ends[:-1]):
+        tokens = batch_shape.length
+        if is_pair:
+            tokens = batch_shape.source + (tokens if end > config.n_layers else 0)
+        both_ways = point_to_point_bytes(
+            accumulate * batch_shape.rows, tokens // c, config.d_model, layout.state_bytes
+        )
+        sent[i % p] += both_ways / 2
+        sent[(i + 1) % p] += both_ways / 2
+    users = _find_tied_stages(config, ends)
+    ranks = sorted({i % p for i in users})
+    table = config.vocab_size * config.embedding_width * layout.gradient_bytes
+    for rank in ranks if len(ranks) > 1 else []:
+        times = len(ranks) - 1 if rank == ranks[0] else 1
+        sent[rank] += times * table / (layout.tensor_parallel * layout.shards)
+    return max(sent)
+
+
+def _find_tied_stages(config: ModelConfig, ends: list[int]) -> list[int]:
+    """The stages that use a tied embedding, of stages with layers up to these numbers."""
+    first, last = 0, len(ends) - 1
+    has_head = config.kind != "encoder" or (config.lm_head and not config.labels)
+    tied = config.tie_embeddings
+    if config.kind != "encoder-decoder":
+        return [first, last] if tied in ("all", "target") and has_head else []
+    decoder = next(i for i, end in enumerate(ends) if end > config.n_layers)
+    stages = {
+        "all": [first, decoder, last],
+        "target": [decoder, last],
+        "inputs": [first, decoder],
+        "none": [],
+    }
+    return stages[tied]
+
+
 def _count_seconds(bytes_by_kind: dict[str, float], layout: ParallelLayout) -> dict[str, float] | None:
     """Seconds to send the bytes of each kind over its link; None if a bandwidth is unknown."""
-    n, t, c, shards = layout.data_parallel, layout.tensor_parallel, layout.context_parallel, layout.shards
+    t, c = layout.tensor_parallel, layout.context_parallel
     links = {
         "tensor": layout.link_bandwidth(1, t),
         "context": layout.link_bandwidth(t, c),
-        "gather": layout.link_bandwidth(t, shards),
-        "data": layout.link_bandwidth(t, shards * n),
-        "pipeline": layout.link_bandwidth(t * shards * n, layout.pipeline),
+        "gather": layout.link_bandwidth(t, layout.shards),
+        "data": layout.link_bandwidth(t, layout.stage_ranks // t),
+        "pipeline": layout.link_bandwidth(layout.stage_ranks, layout.pipeline),
     }
     seconds = {}
     for kind, nbytes in bytes_by_kind.items():

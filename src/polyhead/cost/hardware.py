@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from polyhead.core.errors import unknown_name_error
+
+Backend = Literal["nccl", "gloo"]
 
 
 class Hardware(NamedTuple):
@@ -22,6 +24,7 @@ class Hardware(NamedTuple):
     inter_node_bandwidth: float  # what a rank sends to other machines
     nproc_per_node: int  # ranks per machine
     efficiency: float
+    backend: Backend = "nccl"  # what torch.distributed sends with
 
 
 _HOPPER = {"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12}  # fp32 without TF32, PyTorch's default
@@ -43,7 +46,7 @@ HARDWARE = {
         Hardware(
             "cpu",
             {"fp32": 7.37e12, "bf16": 14.7e12, "fp16": 7.37e12},
-            384e9, 460.8e9, 50e9, 3.125e9, 2, 0.5,
+            384e9, 460.8e9, 50e9, 3.125e9, 2, 0.5, "gloo",
         ),
     )
 }  # fmt: skip

@@ -242,7 +242,7 @@ def _gathered_bytes(
     A part is a layer, or the embeddings or the head if that is larger. In a pipeline it is the whole stage,
     which stays gathered between micro-batches.
     """
-    size, gradient = layout.activation_bytes, layout.gradient_bytes * has_gradients
+    size, gradient = layout.state_bytes, layout.gradient_bytes * has_gradients
     if layout.pipeline > 1:
         return stage_numbers * (size + gradient)
     return max(layer_numbers, edge_numbers) / layout.tensor_parallel * (2 * size + gradient)

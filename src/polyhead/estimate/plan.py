@@ -288,8 +288,9 @@ def _estimate_rank(
     memory = _estimate_memory(inputs, precision, micro, recompute == "blocks")
     if recompute == "selective":
         memory = with_selective_recompute(config, memory, micro, layout.activation_bytes)
+    n_parameters = parameter_count.count_model_parameters(config)
     traffic = estimate_traffic(
-        config, batch, memory.gradients // 4, links, accumulate, recompute, memory.weights // 4
+        config, batch, memory.gradients // 4, links, accumulate, recompute, n_parameters
     )
     rank_memory = estimate_rank_memory(config, memory, micro, layout, accumulate)
     rank_time = None

@@ -139,7 +139,8 @@ def _format_traffic(estimate: Estimate) -> Iterator[str]:
     traffic = estimate.traffic
     if traffic is None or traffic.ranks == 1:
         return
-    yield "sent per rank and update, predicted by formula (training here is data parallel only)"
+    backend = (estimate.rank.layout.backend if estimate.rank else None) or "nccl"
+    yield f"sent per rank and update, at most, with {backend}, predicted by formula"
     memory = estimate.memory
     model = memory.weights + memory.gradients + memory.optimizer + memory.average
     yield (

@@ -100,6 +100,8 @@ def saved(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Saved:
             save(training, root / f"{source}-on", ranks)
         found = read_checkpoint(root / "one" / "step-2")
         stages = {group: EverySecond(tensors, ranks.rank) for group, tensors in found.tensors.items()}
+        mixed = {name: torch.ones(3, dtype=getattr(torch, name)) for name in ("bfloat16", "float64", "int8")}
+        save_split(root / "mixed", SavedState(2, {"model": mixed}, {}), {}, ranks, is_sharded=False)
         for kind in ("whole", "sharded"):
             saved_state = SavedState(2, stages, found.state)
             save_split(root / f"stages-{kind}", saved_state, EXTRA, ranks, kind == "sharded")
@@ -115,6 +117,11 @@ def test_two_ranks_save_and_restore_what_one_process_does(saved: Saved) -> None:
     files = content(tmp_path / "one" / "step-2")
     assert content(tmp_path / "whole" / "step-2") == files  # to the bit, with manifest and state
     assert content(tmp_path / "stages-whole" / "step-2") == files
+    mixed = read_checkpoint(tmp_path / "mixed" / "step-2").tensors["model"]
+    assert {name: str(tensor.dtype) for name, tensor in mixed.items()} == {
+        name: f"torch.{name}" for name in ("bfloat16", "float64", "int8")
+    }
+    assert all(tensor.tolist() == [1, 1, 1] for tensor in mixed.values())
     found = read_checkpoint(tmp_path / "stages-sharded" / "step-2")
     for group, tensors in read_checkpoint(tmp_path / "one" / "step-2").tensors.items():
         assert found.tensors[group].keys() == tensors.keys()

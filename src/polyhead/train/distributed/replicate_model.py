@@ -3,7 +3,6 @@
 # no annotations from __future__: torch compares that of ``bucket`` with its class
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from polyhead.train.loss_module import LossModule
@@ -12,10 +11,10 @@ from polyhead.train.loss_module import LossModule
 def replicate_weights(root: LossModule, group: dist.ProcessGroup | None) -> DistributedDataParallel:
     """The module to call instead of ``root``, on ranks that have the same weights.
 
-    Gradients of its backward pass are sums over the ranks of ``group``, reduced in buckets during the pass.
-    The gradient of a weight that no rank used is None, as in a single process.
+    Gradients of its backward pass are sums over the ranks of ``group`` (None: all), reduced in buckets during
+    the pass. The gradient of a weight that no rank used is None, as in a single process.
     """
-    # layers are compiled one by one, so that buckets leave between them without cuts inside
+    # layers are compiled one by one; torch would cut each where a bucket ends, and refuses flex attention
     torch._dynamo.config.optimize_ddp = False
     replica = DistributedDataParallel(
         root,
@@ -29,7 +28,11 @@ def replicate_weights(root: LossModule, group: dist.ProcessGroup | None) -> Dist
     return replica
 
 
-def sum_bucket(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+# DistributedDataParallel compares these annotations with the types, so that they cannot be strings
+def sum_bucket(
+    group: dist.ProcessGroup | None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
     """Start the sum of a bucket over ranks; torch's own hook takes the mean."""
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

@@ -109,7 +109,7 @@ class TorchProcessGroup:
         return self.statistics.apply()
 
     def replicate(self, root: LossModule) -> nn.Module:
-        return replicate_weights(root, self.reduce_group or dist.group.WORLD)
+        return replicate_weights(root, self.reduce_group)
 
     @contextmanager
     def reduce_gradients(self, model: nn.Module) -> Iterator[None]:

@@ -1,0 +1,189 @@
+"""The bytes that every form of parallel training sends are those of a plan: counted at the sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tests.train.distributed.test_process_group import sent
+from tests.train.several import together
+from torch import Tensor, nn
+
+from polyhead.config.model import ModelConfig
+from polyhead.config.recipe import TrainConfig
+from polyhead.cost.communication import ParallelLayout, estimate_traffic
+from polyhead.cost.parameter_count import count_model_parameters
+from polyhead.cost.workload import BatchShape
+from polyhead.data.batching.collate import PairBatch, split_pair_tokens
+from polyhead.data.batching.sequence_shards import SequenceShard
+from polyhead.data.batching.token_windows import TokenWindows, split_windows
+from polyhead.models import build
+from polyhead.nn.loss import Loss
+from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.train.loop import collate_shard, train_step
+from polyhead.train.tasks.causal_lm_common import causal_lm_loss
+from polyhead.train.tasks.seq2seq_common import seq2seq_loss
+from polyhead.train.train_state import TrainState
+
+pytestmark = [
+    pytest.mark.usefixtures("unsynced"),
+    pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux"),
+]
+ROWS, LENGTH, SOURCE, STEPS = 8, 64, 32, 2
+SIZES: dict[str, Any] = {
+    "kind": "decoder", "vocab_size": 512, "d_model": 128, "n_heads": 4, "n_layers": 3, "d_ff": 512,
+    "max_len": LENGTH, "dropout": 0.0,
+}  # fmt: skip
+
+
+class RandomRows:
+    """Rows of random tokens, all of which are labels; the first half of them is the source, if there is one."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.is_pair = config.kind == "encoder-decoder"
+
+    def shard(self, rows: Tensor, n: int) -> list[Tensor]:
+        return list(rows.chunk(n))
+
+    def collate(self, rows: Tensor) -> Any:
+        if self.is_pair:
+            pos = torch.arange(SOURCE).expand(len(rows), -1)
+            return PairBatch(rows[:, :SOURCE], pos, rows, rows, rows.numel())
+        return TokenWindows(rows, None, rows)
+
+    def dummy_batch(self) -> Any:
+        raise AssertionError("every rank has rows")
+
+    def split_sequence(self, batch: Any, shard: SequenceShard) -> Any:
+        return (split_pair_tokens if self.is_pair else split_windows)(batch, shard)
+
+    def count_labels(self, batch: Any) -> int:
+        return batch.labels.numel()
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        return (seq2seq_loss if self.is_pair else causal_lm_loss)(model, batch, 0.1)
+
+
+class Case(NamedTuple):
+    """A form of parallelism, and what of the model and the training differs from the default."""
+
+    parallel: dict[str, Any]
+    model: dict[str, Any] = {}  # noqa: RUF012
+    train: dict[str, Any] = {}  # noqa: RUF012
+
+    @property
+    def config(self) -> ModelConfig:
+        return ModelConfig.model_validate(SIZES | self.model)
+
+    @property
+    def training(self) -> TrainConfig:
+        settings = {"steps": 9, "precision": "fp32", "parallel": self.parallel}
+        return TrainConfig.model_validate(settings | self.train)
+
+    def plan(self, world: int) -> float:
+        """Bytes that the rank sends that sends most."""
+        sizes = {name: self.parallel.get(name, 1) for name in ("shard", "context", "tensor", "pipeline")}
+        layout = ParallelLayout(
+            world // int(np.prod(list(sizes.values()))),
+            sizes["tensor"],
+            sizes["pipeline"],
+            self.parallel.get("micro_batches", 1),
+            activation_bytes=2 if self.training.precision == "bf16" else 4,
+            shard=sizes["shard"],
+            context_parallel=sizes["context"],
+            interleave=2 if self.parallel.get("schedule") == "interleaved" else 1,
+            backend="gloo",
+        )
+        source = SOURCE if self.config.kind == "encoder-decoder" else 0
+        return estimate_traffic(
+            self.config,
+            BatchShape(ROWS, LENGTH, source),
+            count_model_parameters(self.config),
+            layout,
+            self.training.accumulate,
+            self.training.recompute,
+        ).total
+
+
+def count_step_bytes(case: Case, ranks: ProcessGroup) -> float:
+    """Bytes that this rank sends in a step, the mean over some after the first."""
+    config, train = case.config, case.training
+    training, task = TrainState(build(config, 1), train, config.d_model, 9), RandomRows(config)
+    training.split(task, ranks, train)
+    counts = []
+    for _ in range(STEPS + 1):
+        training.progress.step += 1
+        batches = []
+        for _ in range(train.accumulate):
+            rows = torch.randint(config.vocab_size, (ROWS * ranks.place.data_size, LENGTH))
+            pipeline = training.pipeline
+            batches += pipeline.collate(rows) if pipeline else [collate_shard(task, rows, ranks)]  # type: ignore[arg-type]
+        assert not train_step(training, task, batches, train, ranks)
+        ranks.all_reduce(0)
+        counts.append(sent())
+    return float(np.diff(counts).mean())
+
+
+PAIR = {"kind": "encoder-decoder"}
+FORMS = [
+    Case({"shard": 2}),
+    Case({"tensor": 2}),
+    Case({"context": 2}),
+    Case({"pipeline": 2, "micro_batches": 4}),
+]
+VARIANTS = [
+    *(form._replace(model=PAIR) for form in FORMS),
+    *(form._replace(train={"precision": "bf16"}) for form in FORMS),
+    *(form._replace(train={"recompute": "blocks"}) for form in FORMS),
+    *(form._replace(model=PAIR, train={"recompute": "blocks"}) for form in FORMS),
+    *(form._replace(model={"tie_embeddings": "none", "norm_first": True}) for form in FORMS),
+    FORMS[0]._replace(train={"accumulate": 2}),
+    FORMS[1]._replace(model={"norm_first": True}, train={"recompute": "blocks"}),
+    FORMS[2]._replace(model={"n_kv_heads": 1}, train={"accumulate": 2}),
+    Case({"pipeline": 2, "micro_batches": 4, "schedule": "interleaved"}, {"n_layers": 5}),
+]
+MESHES = [
+    Case({"shard": 4}),
+    Case({"shard": 2, "replicate": 2}),
+    Case({"shard": 2, "context": 2}),
+    Case({"shard": 2, "tensor": 2}),
+    Case({"shard": 2, "pipeline": 2, "micro_batches": 4}),
+    Case({"tensor": 4}),
+    Case({"context": 4}),
+    Case({"pipeline": 4, "micro_batches": 4}, {"n_layers": 5}),
+    Case({"pipeline": 4, "micro_batches": 4}, PAIR),
+    Case({"pipeline": 2, "micro_batches": 4}),
+]
+
+
+@pytest.mark.parametrize(
+    ("world", "cases"),
+    [
+        (2, FORMS),
+        pytest.param(2, VARIANTS, marks=pytest.mark.slow),
+        pytest.param(4, MESHES, marks=pytest.mark.slow),
+    ],
+    ids=["forms", "variants", "meshes"],
+)
+def test_a_step_sends_the_bytes_that_a_plan_says(world: int, cases: list[Case]) -> None:
+    def work(ranks: ProcessGroup) -> list[float]:
+        counts = []
+        for case in cases:
+            ranks.form_mesh(case.training.parallel, "cpu")
+            counts.append(count_step_bytes(case, ranks))
+        return counts
+
+    ends = together(world, work, timeout=60)
+    assert [end.code for end in ends] == [0] * world, ends
+    for i, case in enumerate(cases):
+        counts = [end.said[i] for end in ends]
+        print(f"{max(counts) / case.plan(world):.4f} {min(counts) / max(counts):.3f} {case}")
+    for i, case in enumerate(cases):
+        counts, planned = [end.said[i] for end in ends], case.plan(world)
+        assert max(counts) == pytest.approx(planned, rel=0.01), case
+        if case.parallel.get("pipeline", 1) < 4:  # the first and the last stage send one way
+            assert min(counts) == pytest.approx(planned, rel=0.01), case
