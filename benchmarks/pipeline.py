@@ -31,7 +31,7 @@ from polyhead.nn.loss import Loss
 from polyhead.train.distributed.pipeline import SCHEDULES, PipelineModel
 from polyhead.train.tasks.causal_lm_common import causal_lm_loss, count_causal_lm_labels
 
-REPEATS = 2
+REPEATS = 3
 
 
 class Sleep(torch.autograd.Function):

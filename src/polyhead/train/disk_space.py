@@ -63,7 +63,9 @@ def checkpoint_bytes(training: TrainState, config: ModelConfig, train_config: Tr
 
 def weight_bytes(training: TrainState) -> int:
     """Bytes of the saved weights."""
-    return sum(tensor.nbytes for tensor in named_state(training.model).values())
+    stages = training.pipeline.state if training.pipeline else None
+    weights = stages.layout.weights if stages else named_state(training.model)
+    return sum(tensor.nbytes for tensor in weights.values())
 
 
 def count_checkpoints(train_config: TrainConfig, steps: int) -> int:

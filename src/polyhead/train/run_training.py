@@ -138,6 +138,7 @@ def run_training(
             use_tf32(recipe.train.precision, device)
             if recipe.train.recompute == "none":
                 compile_model(run.model, recipe.train.compile, device)
+            summary = parameter_summary(run.model)
             training.split(task, ranks, recipe.train)
             if saved_checkpoint:
                 if old_recipe:
@@ -160,7 +161,6 @@ def run_training(
                 )  # slow to import
 
                 check_shared_directory(out, ranks)
-            summary = parameter_summary(run.model)
             reporter.info(
                 tr(
                     "{size}, {steps:,} steps on {n} processes, to {out}",

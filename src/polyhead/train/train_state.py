@@ -277,9 +277,9 @@ def list_candidates(training: TrainState, config: TrainConfig, checkpoints: Path
     """
     progress = training.progress
     best = progress.best_step or progress.step
-    steps = [best, progress.step] if training.ema and best != progress.step else [best]
+    steps = [best, progress.step] if config.ema and best != progress.step else [best]
     candidates = [WeightSelection([step]) for step in steps]
-    if training.ema:
+    if config.ema:
         candidates.append(WeightSelection([best], "ema"))
     if config.average_checkpoints:
         saved_steps = [step for step in checkpoint.list_steps(checkpoints) if step <= progress.step]

@@ -40,6 +40,9 @@ def test_a_translation_learns_the_same_and_resumes_on_any_number(place: Path) ->
     """Four steps in a pipeline, then to the end in one process, and the other way round."""
     alone = trained(recipe_of(place, "translation", "piped-1"), 1)
     assert_same(alone, piped(place, "translation", "piped-2"))
+    readme = [(place / run / "README.md").read_text() for run in ("piped-1", "piped-2")]
+    weights = [line for text in readme for line in text.splitlines() if "EMA at step" in line]
+    assert len(weights) == 2 and len(set(weights)) == 1, "the same candidates for the final weights"
     piped(place, "translation", "piped-2-1", steps=4)
     resumed = trained(recipe_of(place, "translation", "piped-2-1"), 1, resume=True)
     assert_close(alone["final"], resumed["final"])

@@ -27,6 +27,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 
 from polyhead.config.model import ModelConfig
+from polyhead.nn.precision import at_least_fp32
 from polyhead.train.distributed.pipeline_stages import (
     CutModel,
     ReadHidden,
@@ -141,8 +142,8 @@ class StageModule(LossModule):
                 loss = self.task.loss(self.model, self.batches[int(index)])
             except StageOutput as output:
                 return pack(output.hidden_states, self.packed_size, self.dtype)
-        self.losses += [loss.total.detach(), loss.nll.detach()]
-        return torch.stack([loss.total.float() * self.factor])
+        self.losses += [loss.total.detach(), loss.nll]
+        return torch.stack([at_least_fp32(loss.total) * self.factor])  # fp16 would overflow
 
 
 class PipelineModel:
@@ -204,9 +205,9 @@ class PipelineModel:
         with _unwrap_errors():
             self._schedule.step(index=numbers, target=target, return_outputs=False)
         self.sum_shared_gradients()
-        losses = torch.zeros(2 * len(batches), device=self.device)
+        losses = torch.zeros(2 * len(batches), dtype=torch.float64, device=self.device)
         if self.has_loss:
-            losses = torch.stack(self.modules[-1].losses)
+            losses.copy_(torch.stack(self.modules[-1].losses))
         dist.broadcast(losses, group=self.group, group_src=self.ranks_of_stages[-1])
         return list(losses)
 
