@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
-from polyhead.cost.hardware import Backend, Hardware
+from polyhead.cost.hardware import CollectiveBackend, Hardware
 from polyhead.cost.parameter_count import group_parameters
 from polyhead.cost.workload import BatchShape
 
@@ -44,7 +44,7 @@ class ParallelLayout(NamedTuple):
     interleave: int = 1  # model chunks per pipeline stage
     intra_node_bandwidth: float | None = None  # within a machine; None: the same as ``bandwidth``
     nproc_per_node: int | None = None
-    backend: Backend | None = None  # None: NCCL
+    backend: CollectiveBackend | None = None  # None: NCCL
     # per number of gathered weights, and of hidden states between parts; autocast leaves both in fp32
     state_bytes: int = 4
     shards_context: bool = False  # whether context ranks share the weights also if ``shard`` is 1
@@ -194,7 +194,7 @@ def shard_gather_bytes(nbytes: float, ranks: int) -> float:
     return (ranks - 1) / ranks * nbytes
 
 
-def reduce_scatter_bytes(nbytes: float, ranks: int, backend: Backend | None = None) -> float:
+def reduce_scatter_bytes(nbytes: float, ranks: int, backend: CollectiveBackend | None = None) -> float:
     """Bytes that each of n ranks sends in a reduce-scatter: as in an all-gather; gloo does an all-reduce."""
     return ring_all_reduce_bytes(nbytes, ranks) if backend == "gloo" else shard_gather_bytes(nbytes, ranks)
 
@@ -225,8 +225,8 @@ def estimate_traffic(
     shards, split = layout.shards, layout.tensor_parallel
     stages = _list_stage_parts(config, layout)
     total = sum(group.total for group in group_parameters(config))
-    held = max(sum(part.numbers for part in parts) for parts in stages) / total
-    gradients = n_trainable * held * layout.gradient_bytes / split
+    stage_share = max(sum(part.numbers for part in parts) for parts in stages) / total
+    gradients = n_trainable * stage_share * layout.gradient_bytes / split
     data = reduce_scatter_bytes(gradients, shards, layout.backend)
     data += ring_all_reduce_bytes(gradients / shards, layout.replicas)
     gather = 0.0
