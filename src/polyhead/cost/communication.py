@@ -225,8 +225,8 @@ def estimate_traffic(
     shards, split = layout.shards, layout.tensor_parallel
     stages = _list_stage_parts(config, layout)
     total = sum(group.total for group in group_parameters(config))
-    held = max(sum(part.numbers for part in parts) for parts in stages) / total
-    gradients = n_trainable * held * layout.gradient_bytes / split
+    stage_share = max(sum(part.numbers for part in parts) for parts in stages) / total
+    gradients = n_trainable * stage_share * layout.gradient_bytes / split
     data = reduce_scatter_bytes(gradients, shards, layout.backend)
     data += ring_all_reduce_bytes(gradients / shards, layout.replicas)
     gather = 0.0
