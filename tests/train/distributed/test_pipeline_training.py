@@ -36,18 +36,27 @@ def piped(
     return trained(recipe, world, resume)
 
 
-def test_a_translation_learns_the_same_and_resumes_on_any_number(place: Path) -> None:
-    """Four steps in a pipeline, then to the end in one process, and the other way round."""
+def test_a_translation_learns_the_same(place: Path) -> None:
     alone = trained(recipe_of(place, "translation", "piped-1"), 1)
     assert_same(alone, piped(place, "translation", "piped-2"))
     readme = [(place / run / "README.md").read_text() for run in ("piped-1", "piped-2")]
     weights = [line for text in readme for line in text.splitlines() if "EMA at step" in line]
     assert len(weights) == 2 and len(set(weights)) == 1, "the same candidates for the final weights"
-    piped(place, "translation", "piped-2-1", steps=4)
-    resumed = trained(recipe_of(place, "translation", "piped-2-1"), 1, resume=True)
-    assert_close(alone["final"], resumed["final"])
-    trained(recipe_of(place, "translation", "piped-1-2", steps=4), 1)
-    assert_close(alone["final"], piped(place, "translation", "piped-1-2", resume=True)["final"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [("2", "1"), ("1", "2"), ("2", "2")])
+def test_a_run_resumes_with_and_without_a_pipeline(first: str, then: str, place: Path) -> None:
+    alone = trained(recipe_of(place, "translation", f"resumed-{first}-{then}-whole"), 1)
+
+    def run(processes: str, resume: bool = False, **train: Any) -> dict[str, Any]:
+        name = f"resumed-{first}-{then}"
+        if processes == "2":
+            return piped(place, "translation", name, resume=resume, **train)
+        return trained(recipe_of(place, "translation", name, **train), 1, resume)
+
+    run(first, steps=4)
+    assert_same(alone, run(then, resume=True))
 
 
 @pytest.mark.slow
