@@ -99,29 +99,79 @@ def test_half_a_ring_scatters_the_sums(n: int) -> None:
     assert 2 * shard_gather_bytes(24, n) == walked(numbers)[1]
 
 
+H, VOCABULARY = 16, 50
+LAYER = 12 * H * H + 13 * H  # numbers of one: Narayanan et al., 2021, eq. 2
+TABLE = VOCABULARY * H  # of the embedding, which is the head as well
+NUMBERS = 4 * LAYER + TABLE
+
+
 def test_what_a_rank_of_a_sharded_model_sends() -> None:
-    # 2 replicas of 4 shards: 1000 gradients of 4 bytes are scattered, and each quarter is summed with the
-    # other replica's; 1200 weights of 2 bytes are gathered for both passes of 3 batches
-    layout = ParallelLayout(data_parallel=2, shard=4, activation_bytes=2)
-    sent = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout, accumulate=3, n_parameters=1200)
-    assert sent.data == 3 / 4 * 4000 + 2 * (1 / 2) * 1000
-    assert sent.gather == 2 * 3 * (3 / 4) * 2400
+    # 2 replicas of 4 shards: gradients of 4 bytes are scattered, and each quarter is summed with the other
+    # replica's; weights of 2 bytes are gathered for both passes of 3 batches, those outside of blocks for one
+    layout = ParallelLayout(data_parallel=2, shard=4, state_bytes=2)
+    sent = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout, accumulate=3)
+    assert sent.data == 3 / 4 * 4 * NUMBERS + 2 * (1 / 2) * NUMBERS
+    assert sent.gather == 3 * (3 / 4) * 2 * (2 * 4 * LAYER + TABLE)
     assert (sent.ranks, sent.share) == (8, 1 / 4)
-    stages = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout._replace(pipeline=2, micro_batches=4))
-    assert stages.gather == 3 / 4 * 2000 / 2  # once: a pipeline's stage stays gathered
+    again = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout, 3, "blocks")
+    assert again.gather == 3 * (3 / 4) * 2 * (3 * 4 * LAYER + TABLE)
+    frozen = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout, 3, n_parameters=NUMBERS)
+    assert (frozen.data, frozen.gather) == (3 / 4 * 4000 + 1000, sent.gather)
+
+
+def test_a_stage_of_a_sharded_model_stays_gathered_after_a_backward_pass() -> None:
+    layout = ParallelLayout(shard=4, pipeline=2, micro_batches=3, state_bytes=2)
+    sent = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout)
+    assert sent.gather == 3 / 4 * 2 * (4 * 2 * LAYER + TABLE)
+    assert sent.data == 3 / 4 * 4 * (2 * LAYER + TABLE)  # both stages have the table
+    # half of the hidden states' traffic, and the gradients of the shard of the table
+    assert sent.pipeline == 8 * 10 * H * 2 + TABLE / 4 * 4
+
+
+def test_gloo_reduces_and_scatters_by_an_all_reduce() -> None:
+    layout = ParallelLayout(shard=4, backend="gloo")
+    one, other = (
+        estimate_traffic(CONFIG, BatchShape(8, 12), NUMBERS, layout._replace(context_parallel=c))
+        for c in (1, 2)
+    )
+    assert one.data == 2 * (3 / 4) * 4 * NUMBERS
+    assert ParallelLayout().with_hardware(HARDWARE["cpu"]).backend == "gloo"
+    assert ParallelLayout().with_hardware(HARDWARE["h100"]).backend == "nccl"
+    keys_and_values = 4 * 8 * 12 * 2 * H * 4
+    assert other.context == (1 / 2 + 2 * 1 / 2) * keys_and_values + 1 / 2 * 8 * 12 * 8  # and positions
+    assert other.data == 2 * (7 / 8) * 4 * NUMBERS
 
 
 def test_context_parallelism_gathers_keys_and_values() -> None:
     config = ModelConfig(kind="decoder", vocab_size=50, d_model=16, n_layers=4, n_heads=4, n_kv_heads=2)
     layout = ParallelLayout(context_parallel=2, activation_bytes=2)
     sent = estimate_traffic(config, BatchShape(8, 10), 1000, layout)
-    # 4 layers, half of 8 x 10 keys and values of 2 heads of 4 numbers, and as many gradients
-    assert sent.context == 2 * 4 * (1 / 2) * (8 * 10 * 2 * 2 * 4 * 2)
-    assert sent.gather == 2 * (1 / 2) * 1000 * 2  # weights are sharded over these ranks too
+    # 4 layers, half of 8 x 10 keys and values of 2 heads of 4 numbers, and as many gradients; positions of 8
+    # bytes
+    gathered, positions = 4 * (1 / 2) * (8 * 10 * 2 * 2 * 4 * 2), 1 / 2 * 8 * 10 * 8
+    assert sent.context == 2 * gathered + positions
+    assert (sent.gather, sent.data) == (0, 4000)  # whole weights, whose gradients are summed
     again = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
-    assert again.context == 1.5 * sent.context
-    parts = layout._replace(tensor_parallel=2)
-    assert estimate_traffic(config, BatchShape(8, 10), 1000, parts).tensor == 4 * 4 * (8 * 5 * 16 * 2)
+    assert again.context == 3 * gathered + positions
+    shared = estimate_traffic(config, BatchShape(8, 10), 1000, layout._replace(shards_context=True))
+    assert (shared.data, shared.share) == (2000, 1 / 2) and shared.gather > 0
+    parts = layout._replace(tensor_parallel=2, activation_bytes=4)
+    assert estimate_traffic(config, BatchShape(8, 10), 1000, parts).tensor == tensor_bytes(4, 8 * 5)
+
+
+def tensor_bytes(layers: int, tokens: int, recomputed: int = 0, size: int = 4) -> float:
+    """What each of two ranks sends: products forward, hidden states backward, and outside of the layers the
+    embedding, the gradient of the head's input, and two numbers a label.
+    """
+    return layers * tokens * H * (2 * 4 + (2 + recomputed) * size) + 2 * tokens * H * 4 + tokens * 2 * 4
+
+
+def test_recomputation_sums_again_but_for_what_nothing_needs() -> None:
+    layout = ParallelLayout(tensor_parallel=2, activation_bytes=2)
+    for changes, n in (({}, 2), ({"norm_first": True}, 2), ({"norm_first": True, "dropout": 0.0}, 1)):
+        config = CONFIG.model_copy(update=changes)
+        sent = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
+        assert sent.tensor == tensor_bytes(4, 80, n, 2)
 
 
 def test_traffic_within_a_machine_takes_its_own_link() -> None:
@@ -147,9 +197,11 @@ def test_tensor_parallel_sums_twice_a_layer_each_way() -> None:
 
 def test_what_a_rank_sends() -> None:
     sent = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, ParallelLayout(4, 2, 2, 4, 2, 2, bandwidth=1e6))
-    assert sent.data == 2 * 3 / 4 * 1000 * 2 / 4
-    assert sent.tensor == 4 * (4 / 2) * (8 * 10 * 16 * 2)
-    assert sent.pipeline == point_to_point_bytes(8, 10, 16, 2) == 2 * 8 * 10 * 16 * 2
+    assert sent.data == pytest.approx(2 * 3 / 4 * 1000 * 2 / 2 * (2 * LAYER + TABLE) / NUMBERS)
+    assert sent.tensor == tensor_bytes(4, 8 * 10, size=2) / 2
+    # forward from one stage and backward from the other, and the gradients of the common table
+    assert point_to_point_bytes(8, 10, 16, 4) == 2 * 8 * 10 * 16 * 4
+    assert sent.pipeline == 8 * 10 * 16 * 4 + TABLE * 2 / 2
     assert (sent.bubble, sent.idle) == (1 / 4, 1 / 5)
     assert (sent.ranks, sent.share) == (16, 1 / 4)
     assert (sent.held_gpipe, sent.held_1f1b) == (4, 2)
@@ -157,7 +209,8 @@ def test_what_a_rank_sends() -> None:
     more = estimate_traffic(
         CONFIG, BatchShape(8, 10), 1000, ParallelLayout(4, 2, 2, 4, 2, 2, bandwidth=1e6), accumulate=3
     )
-    assert (more.data, more.tensor, more.pipeline) == (sent.data, 3 * sent.tensor, 3 * sent.pipeline)
+    assert (more.data, more.tensor) == (sent.data, 3 * sent.tensor)
+    assert more.pipeline == 3 * 8 * 10 * 16 * 4 + TABLE
     alone = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, ParallelLayout())
     assert alone.total == alone.bubble == 0
 
@@ -165,7 +218,8 @@ def test_what_a_rank_sends() -> None:
 def test_a_decoder_with_a_source_sums_three_times() -> None:
     config = preset_config("tiny", 50)
     sent = estimate_traffic(config, BatchShape(2, 5, 7), 1000, ParallelLayout(tensor_parallel=2))
-    assert sent.tensor == 4 * (2 * 2 * 2 * 7 + 2 * 3 * 2 * 5) * 128 * 4
+    layers = 4 * (2 * 2 * 2 * 7 + 2 * 3 * 2 * 5) + 4 * 2 * 7  # and the source's gradient in decoder layers
+    assert sent.tensor == (layers + 2 * 7 + 2 * 5 + 2 * 5) * 128 * 4 + 2 * 5 * 8
 
 
 @pytest.mark.parametrize(

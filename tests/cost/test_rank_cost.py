@@ -227,8 +227,10 @@ def test_time_is_operations_and_what_nothing_hides() -> None:
     visible = 64 * 65 // 2 * 8  # causal pairs
     forward = 4 * (24 * tokens * H * H + 4 * visible * H) + 2 * tokens * H * 100
     assert time.compute == pytest.approx(3 * forward / 4 / (1e6 * 0.57))
-    # 4 all-reduces a layer, of tokens x H numbers of 2 bytes, among 2 ranks: sent once each; half the layers
-    assert time.tensor == pytest.approx(4 * 2 * tokens * H * 2 / 300e9)
+    # 4 all-reduces a layer, of tokens x H numbers of 2 bytes forward and 4 backward, among 2 ranks: sent once
+    # each; 2 more for embedding and head, of 4 bytes, and 2 numbers a label; half of all
+    sums = 4 * 2 * tokens * H * (2 + 4) + 2 * tokens * H * 4 + 2 * tokens * 4
+    assert time.tensor == pytest.approx(sums / 2 / 300e9)
     assert (time.data, time.pipeline, time.context) == (0, 0, 0)  # hidden
     assert time.bubble == pytest.approx((time.compute + time.tensor) / 4)
     assert time.total == pytest.approx((time.compute + time.tensor) * 5 / 4 + time.optimizer)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
-from polyhead.cost.hardware import Backend, Hardware
+from polyhead.cost.hardware import CollectiveBackend, Hardware
 from polyhead.cost.parameter_count import group_parameters
 from polyhead.cost.workload import BatchShape
 
@@ -44,7 +44,7 @@ class ParallelLayout(NamedTuple):
     interleave: int = 1  # model chunks per pipeline stage
     intra_node_bandwidth: float | None = None  # within a machine; None: the same as ``bandwidth``
     nproc_per_node: int | None = None
-    backend: Backend | None = None  # None: NCCL
+    backend: CollectiveBackend | None = None  # None: NCCL
     # per number of gathered weights, and of hidden states between parts; autocast leaves both in fp32
     state_bytes: int = 4
     shards_context: bool = False  # whether context ranks share the weights also if ``shard`` is 1
@@ -194,7 +194,7 @@ def shard_gather_bytes(nbytes: float, ranks: int) -> float:
     return (ranks - 1) / ranks * nbytes
 
 
-def reduce_scatter_bytes(nbytes: float, ranks: int, backend: Backend | None = None) -> float:
+def reduce_scatter_bytes(nbytes: float, ranks: int, backend: CollectiveBackend | None = None) -> float:
     """Bytes that each of n ranks sends in a reduce-scatter: as in an all-gather; gloo does an all-reduce."""
     return ring_all_reduce_bytes(nbytes, ranks) if backend == "gloo" else shard_gather_bytes(nbytes, ranks)
 
@@ -217,19 +217,23 @@ def estimate_traffic(
 
     ``batch_shape`` is the batch of each data-parallel rank. Gradients are sent once for the ``accumulate``
     batches of a step. ``n_trainable`` is the number of parameters with gradients, ``n_parameters`` that of
-    all, if they differ; stages and tensor-parallel ranks hold equal shares of them. ``recompute`` of blocks
-    repeats the communication of their forward pass. Counts of labels, norms and flags are left out.
+    all, if they differ; tensor-parallel ranks hold equal shares of them. ``recompute`` of blocks repeats the
+    communication of their forward pass. Counts of labels, norms and flags are left out.
     """
     layout.check(config, batch_shape)
     p, m, v = layout.pipeline, layout.micro_batches, layout.interleave
-    shards, split = layout.shards, layout.tensor_parallel * p
-    gradients = n_trainable * layout.gradient_bytes / split
+    shards, split = layout.shards, layout.tensor_parallel
+    stages = _list_stage_parts(config, layout)
+    total = sum(group.total for group in group_parameters(config))
+    stage_share = max(sum(part.numbers for part in parts) for parts in stages) / total
+    gradients = n_trainable * stage_share * layout.gradient_bytes / split
     data = reduce_scatter_bytes(gradients, shards, layout.backend)
     data += ring_all_reduce_bytes(gradients / shards, layout.replicas)
     gather = 0.0
     if shards > 1:
+        gathers = max(_count_gathers(parts, layout, accumulate, recompute) for parts in stages) / total
         weights = (n_parameters or n_trainable) * layout.state_bytes / split
-        gather = _count_gathers(config, layout, accumulate, recompute) * shard_gather_bytes(weights, shards)
+        gather = gathers * shard_gather_bytes(weights, shards)
     tensor = accumulate * _count_tensor_bytes(config, batch_shape, layout, recompute == "blocks") / p
     context = accumulate * _count_context_bytes(config, batch_shape, layout, recompute == "blocks") / p
     between = _count_pipeline_bytes(config, batch_shape, layout, accumulate)
@@ -243,7 +247,7 @@ def estimate_traffic(
     seconds = _count_seconds(bytes_by_kind, layout)
     return Traffic(
         layout.ranks,
-        1 / (split * shards),
+        1 / (split * p * shards),
         data,
         tensor,
         between,
@@ -258,28 +262,63 @@ def estimate_traffic(
     )
 
 
+class _StagePart(NamedTuple):
+    """Weights of a stage: of blocks, of blocks that read a source, or of the other parts."""
+
+    kind: Literal["block", "source block", "other"]
+    numbers: float
+
+
+def _list_stage_parts(config: ModelConfig, layout: ParallelLayout) -> list[list[_StagePart]]:
+    """The weights of each rank of a pipeline; tied ones are copies where several use them."""
+    p, ends = layout.pipeline, _split_layers(config, layout)
+    stages: list[list[_StagePart]] = [[] for _ in range(p)]
+    depth, n_encoder = ends[-1], config.n_layers if config.kind == "encoder-decoder" else 0
+    decoder_stage = next(i for i, end in enumerate(ends) if end > n_encoder)
+    for group in group_parameters(config):
+        if "layer" in group.name:
+            reads_source = config.kind == "encoder-decoder" and "decoder" in group.name
+            low, high = (0, n_encoder) if n_encoder and not reads_source else (n_encoder, depth)
+            for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+                n_layers = max(0, min(end, high) - max(start, low))
+                numbers = group.total * n_layers / (high - low)
+                stages[i % p].append(_StagePart("source block" if reads_source else "block", numbers))
+        else:
+            i = (
+                decoder_stage
+                if "decoder" in group.name
+                else 0
+                if "embedding" in group.name
+                else len(ends) - 1
+            )
+            stages[i % p].append(_StagePart("other", group.total))
+    table = config.vocab_size * config.embedding_width
+    for rank in sorted({i % p for i in _find_tied_stages(config, ends)})[1:]:
+        stages[rank].append(_StagePart("other", table))
+    return stages
+
+
+def _split_layers(config: ModelConfig, layout: ParallelLayout) -> list[int]:
+    """The number of layers up to the end of each stage; the first stages have one more."""
+    depth, n_stages = count_layers(config), layout.pipeline * layout.interleave
+    return [depth // n_stages * (i + 1) + min(i + 1, depth % n_stages) for i in range(n_stages)]
+
+
 def _count_gathers(
-    config: ModelConfig, layout: ParallelLayout, accumulate: int, recompute: Recompute
+    parts: list[_StagePart], layout: ParallelLayout, accumulate: int, recompute: Recompute
 ) -> float:
-    """Number of times that a weight is gathered in a step, the mean over all weights.
+    """Sum of the weights of a stage, each as often as it is gathered in a step.
 
     The weights of a block for its forward and again for its backward pass, and once more to recompute it; in
     the blocks of a decoder with a source also for its keys and values, and their backward pass. All others
-    once, as they stay gathered in between. In a pipeline weights are kept after a backward pass: those of
-    blocks are gathered once for every micro-batch and once more, all others once in a step.
+    once, as they stay gathered in between. In a pipeline weights stay gathered after a backward pass, until
+    the next forward pass has used them, and all but those of blocks the whole step.
     """
-    passes = accumulate * layout.micro_batches
-    total = gathered = 0
-    for group in group_parameters(config):
-        if layout.pipeline > 1:
-            times = passes + 1 if "layer" in group.name else 1
-        elif "layer" in group.name:
-            reads_source = config.kind == "encoder-decoder" and "decoder" in group.name
-            times = passes * ((4 if reads_source else 2) + (recompute == "blocks"))
-        else:
-            times = passes
-        total, gathered = total + group.total, gathered + times * group.total
-    return gathered / total
+    passes, repeats = accumulate * layout.micro_batches, recompute == "blocks"
+    times = {"block": (2 + repeats) * passes, "source block": (4 + repeats) * passes, "other": passes}
+    if layout.pipeline > 1:
+        times = {"block": (1 + repeats) * passes + 1, "source block": (2 + repeats) * passes + 1, "other": 1}
+    return sum(times[part.kind] * part.numbers for part in parts)
 
 
 def _count_tensor_bytes(
@@ -326,17 +365,15 @@ def _count_context_bytes(
 def _count_pipeline_bytes(
     config: ModelConfig, batch_shape: BatchShape, layout: ParallelLayout, accumulate: int
 ) -> float:
-    """Bytes that the busiest stage sends in a step: hidden states, their gradients, and those of tied weights.
+    """Bytes that the busiest rank of a pipeline sends: hidden states, their gradients, those of tied weights.
 
     After the encoder its output is sent along with the states of the decoder. The first rank with a tied
     weight adds up the gradients of the others and sends them the sum.
     """
-    p, n_stages, c = layout.pipeline, layout.pipeline * layout.interleave, layout.context_parallel
+    p, c = layout.pipeline, layout.context_parallel
     if p == 1:
         return 0.0
-    is_pair = config.kind == "encoder-decoder"
-    depth = count_layers(config)
-    ends = [depth // n_stages * (i + 1) + min(i + 1, depth % n_stages) for i in range(n_stages)]
+    is_pair, ends = config.kind == "encoder-decoder", _split_layers(config, layout)
     sent = [0.0] * p
     for i, end in enumerate(ends[:-1]):
         tokens = batch_shape.length

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from polyhead.core.errors import unknown_name_error
 
-Backend = Literal["nccl", "gloo"]
+CollectiveBackend = Literal["nccl", "gloo"]
 
 
 class Hardware(NamedTuple):
@@ -24,7 +24,7 @@ class Hardware(NamedTuple):
     inter_node_bandwidth: float  # what a rank sends to other machines
     nproc_per_node: int  # ranks per machine
     efficiency: float
-    backend: Backend = "nccl"  # what torch.distributed sends with
+    backend: CollectiveBackend = "nccl"  # what torch.distributed sends with
 
 
 _HOPPER = {"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12}  # fp32 without TF32, PyTorch's default

@@ -23,6 +23,7 @@ from torch import Tensor
 from polyhead.config.config_sections import DistillConfig
 from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
+from polyhead.core.choice import Choice
 from polyhead.core.registry import TASK
 from polyhead.cost.communication import ParallelLayout, estimate_traffic
 from polyhead.cost.workload import BatchShape
@@ -231,7 +232,22 @@ def test_every_task_learns_the_same(kind: str, place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", [{"context": 4}, {"context": 2}, {"context": 2, "shard": 2}], ids=str)
+def test_tokens_are_split_at_random_alike_on_all_ranks(place: Path) -> None:
+    """They have parts of the same rows, and the rows of one process."""
+    recipes = []
+    for n in (1, 2):
+        recipe = recipe_of(place, "translation", f"random-{n}", parallel={"context": n})
+        task = Choice("translation", token_split=0.4)
+        recipes.append(Recipe.model_validate(recipe.model_dump(mode="json") | {"task": task}))
+    assert_same(trained(recipes[0], 1), trained(recipes[1], 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parallel",
+    [{"context": 4}, {"context": 2}, {"context": 2, "shard": 2}, {"context": 2, "tensor": 2}],
+    ids=str,
+)
 def test_four_ranks_train_as_one(parallel: dict[str, int], place: Path) -> None:
     """All split tokens, or two groups do, which share rows or weights too; with recomputation and experts."""
     name, model = (

@@ -40,7 +40,7 @@ SIZES: dict[str, Any] = {
 
 
 class RandomRows:
-    """Rows of random tokens, all of which are labels; the first half of them is the source, if there is one."""
+    """Rows of random tokens, all of which are labels; the first of them are the source, if there is one."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -129,22 +129,28 @@ def count_step_bytes(case: Case, ranks: ProcessGroup) -> float:
 
 
 PAIR = {"kind": "encoder-decoder"}
-FORMS = [
+SHARD, TENSOR, CONTEXT, PIPELINE = SPLIT_FORMS = [
     Case({"shard": 2}),
     Case({"tensor": 2}),
     Case({"context": 2}),
     Case({"pipeline": 2, "micro_batches": 4}),
 ]
+FORMS = [Case({"replicate": 2}), *SPLIT_FORMS]  # the first one forms no mesh, and would keep the one before
 VARIANTS = [
-    *(form._replace(model=PAIR) for form in FORMS),
-    *(form._replace(train={"precision": "bf16"}) for form in FORMS),
-    *(form._replace(train={"recompute": "blocks"}) for form in FORMS),
-    *(form._replace(model=PAIR, train={"recompute": "blocks"}) for form in FORMS),
-    *(form._replace(model={"tie_embeddings": "none", "norm_first": True}) for form in FORMS),
-    FORMS[0]._replace(train={"accumulate": 2}),
-    FORMS[1]._replace(model={"norm_first": True}, train={"recompute": "blocks"}),
-    FORMS[2]._replace(model={"n_kv_heads": 1}, train={"accumulate": 2}),
-    Case({"pipeline": 2, "micro_batches": 4, "schedule": "interleaved"}, {"n_layers": 5}),
+    form._replace(model=model, train=train)
+    for form in SPLIT_FORMS
+    for model, train in (
+        (PAIR, {}),
+        ({}, {"precision": "bf16"}),
+        ({}, {"recompute": "blocks"}),
+        (PAIR, {"recompute": "blocks"}),
+        ({"tie_embeddings": "none", "norm_first": True}, {}),
+    )
+] + [
+    SHARD._replace(train={"accumulate": 2}),
+    TENSOR._replace(model={"norm_first": True}, train={"recompute": "blocks"}),
+    CONTEXT._replace(model={"n_kv_heads": 1}, train={"accumulate": 2}),
+    Case({**PIPELINE.parallel, "schedule": "interleaved"}, {"n_layers": 5}),
 ]
 MESHES = [
     Case({"shard": 4}),
@@ -157,6 +163,8 @@ MESHES = [
     Case({"pipeline": 4, "micro_batches": 4}, {"n_layers": 5}),
     Case({"pipeline": 4, "micro_batches": 4}, PAIR),
     Case({"pipeline": 2, "micro_batches": 4}),
+    Case({"pipeline": 2, "shard": 2, "micro_batches": 4}, PAIR),
+    Case({"pipeline": 2, "shard": 2, "micro_batches": 4}, {}, {"recompute": "blocks"}),
 ]
 
 
@@ -180,10 +188,8 @@ def test_a_step_sends_the_bytes_that_a_plan_says(world: int, cases: list[Case]) 
     ends = together(world, work, timeout=60)
     assert [end.code for end in ends] == [0] * world, ends
     for i, case in enumerate(cases):
-        counts = [end.said[i] for end in ends]
-        print(f"{max(counts) / case.plan(world):.4f} {min(counts) / max(counts):.3f} {case}")
-    for i, case in enumerate(cases):
         counts, planned = [end.said[i] for end in ends], case.plan(world)
+        print(f"{max(counts) / planned:.3f} of {planned / 1e6:.3f} MB on {world} ranks: {case}")
         assert max(counts) == pytest.approx(planned, rel=0.01), case
-        if case.parallel.get("pipeline", 1) < 4:  # the first and the last stage send one way
+        if world == 2 or "pipeline" not in case.parallel:  # the stages of larger meshes differ
             assert min(counts) == pytest.approx(planned, rel=0.01), case

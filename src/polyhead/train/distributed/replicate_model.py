@@ -1,5 +1,6 @@
 """Data parallelism by torch's DistributedDataParallel (Li et al., 2020): each rank has the whole model."""
 
+# no annotations from __future__: torch compares that of ``bucket`` with its class
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
