@@ -93,13 +93,10 @@ def resolve_mesh_shape(parallel: ParallelConfig, world_size: int) -> MeshShape:
     if parallel.replicate is None:
         sizes["replicate"] = max(1, world_size // needed)
     if prod(sizes.values()) != world_size:
-        wanted = f"train.parallel ({MeshShape(**sizes) if parallel.replicate else _format_sizes(parallel)})"
-        multiple = "" if parallel.replicate else "a multiple of "
-        running = "one process runs" if world_size == 1 else f"{world_size} processes run"
-        raise UserError(f"{wanted} needs {multiple}{needed} processes, and {running}: start with --processes "
-            f"{needed}")  # fmt: skip
+        shape = MeshShape(**{name: getattr(parallel, name) or 1 for name in sizes})
+        count = f"{needed}" if parallel.replicate else f"a multiple of {needed}"
+        raise UserError(
+            f"train.parallel ({shape}) needs {count} processes, but the number of processes is {world_size}; "
+            f"start with --processes {needed}"
+        )
     return MeshShape(**sizes)
-
-
-def _format_sizes(parallel: ParallelConfig) -> str:
-    return str(MeshShape(**{name: getattr(parallel, name) or 1 for name in MeshShape._fields}))
