@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyhead.cli import main
-from polyhead.config.config_sections import DistillConfig, InitFromConfig, LoraConfig
+from polyhead.config.config_sections import DistillConfig, InitFromConfig, LoraConfig, ParallelConfig
 from polyhead.config.recipe import Recipe
 
 
@@ -25,5 +25,6 @@ def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> 
     )
     maybe = {"init_from": InitFromConfig, "distill": DistillConfig}
     sections = [maybe.get(name, field.annotation) for name, field in Recipe.model_fields.items()]
-    within = len(LoraConfig.model_fields) - 1  # in the place of train.lora itself
+    # in the place of train.lora and train.parallel themselves
+    within = len(LoraConfig.model_fields) - 1 + len(ParallelConfig.model_fields) - 1
     assert len(lines) == sum(len(getattr(kind, "model_fields", [0])) for kind in sections) + within
