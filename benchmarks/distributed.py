@@ -230,11 +230,8 @@ def start(
     return found
 
 
-def rank(parser: argparse.ArgumentParser) -> None:
-    """One process of the other measurements."""
-    parser.add_argument("recipe", type=Path)
-    parser.add_argument("result", type=Path)
-    options = parser.parse_args()
+def train_rank(recipe_file: Path, result_file: Path) -> None:
+    """Train as one of the processes, and write what it saw."""
     torch.set_num_threads(1)
     seen: dict[str, Any] = {}
     real_step = loop.train_step
@@ -247,7 +244,7 @@ def rank(parser: argparse.ArgumentParser) -> None:
         return reason
 
     loop.train_step = count_step  # type: ignore[assignment]
-    recipe = Recipe.model_validate_json(options.recipe.read_text())
+    recipe = Recipe.model_validate_json(recipe_file.read_text())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         with init_process_group(recipe.train.timeout) as ranks:
@@ -255,7 +252,7 @@ def rank(parser: argparse.ArgumentParser) -> None:
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")
     seen["peak"] = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    options.result.write_text(json.dumps(seen))
+    result_file.write_text(json.dumps(seen))
 
 
 def count_numbers(tensors: Iterator[Any]) -> int:
@@ -265,4 +262,7 @@ def count_numbers(tensors: Iterator[Any]) -> int:
 
 if __name__ == "__main__":
     with suppress(KeyboardInterrupt):
-        run_measurement(__doc__ or "", losses, memory, limit, rank)
+        if sys.argv[1:2] == ["rank"]:
+            train_rank(*map(Path, sys.argv[2:]))
+        else:
+            run_measurement(__doc__ or "", losses, memory, limit)

@@ -5,6 +5,7 @@ run.
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -34,6 +35,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SMALLEST = """
 decode overhead --rounds 1 --batches 1 --new-tokens 4
 decode peers --models base --batches 1 --beams 1 --layers 1 --rounds 1 --new-tokens 2
+distributed limit --megabytes 9000 --d-model 32 --layers 1
+distributed losses "shard 2" --steps 2
+distributed memory --d-model 32 --layers 1
 export --models language --layers 1 --batches 1 --rounds 1 --new-tokens 2
 gpu decode --device cpu --d-model 64 --layers 1 --heads 2 --vocab-size 100 --length 32 --rounds 1
 gpu train --device cpu --d-model 64 --layers 1 --heads 2 --vocab-size 100 --length 32 --rounds 1 --documents 8
@@ -44,6 +48,7 @@ paging lengths --text {en}
 paging sharing --run {run} --text {en} --limit 3
 paging steps --rounds 1 --batches 1 --past 128 --layers 1 --width 64
 parts norm --rounds 2 --rows 2
+pipeline --micro-batches 4 --milliseconds 5 --schedules 1f1b
 plan {run}/recipe.yaml --rounds 1 --seconds 2
 serving http --models tiny --clients 2 --rounds 1
 serving load --held 3 --beyond 2 --streams 2
@@ -59,7 +64,7 @@ update adapters --preset tiny --vocabulary 100 --rows 1 --length 16 --updates 1
 update products --models tiny --rounds 1
 update ranks --rounds 2 --sentences 1500 --vocab-size 500
 """
-CASES = [line.split() for line in SMALLEST.strip().splitlines()]
+CASES = [shlex.split(line) for line in SMALLEST.strip().splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -53,13 +53,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The models of recipes that are checked; families of published models are configs with a vocabulary."""
     checked: list[Any] = []
-    build_layers = validate_model._build_layers
+    build_layers = validate_model.build_sample_layers
 
     def count_and_build(config: ModelSpec) -> Any:
         checked.extend([config] if type(config) is ModelSpec else [])
         return build_layers(config)
 
-    monkeypatch.setattr(validate_model, "_build_layers", count_and_build)
+    monkeypatch.setattr(validate_model, "build_sample_layers", count_and_build)
     return checked
 
 

@@ -21,7 +21,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.nn.stack import Stack
 from polyhead.train import loop
-from polyhead.train.distributed import replicate_model
+from polyhead.train.distributed import replicate_model, split_checkpoint
 from polyhead.train.distributed.kv_store import HEARTBEAT_INTERVAL
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.process_group import ProcessGroup
@@ -91,7 +91,11 @@ def sabotage(where: str, ranks: ProcessGroup, action: Callable[[], None]) -> Non
     elif ranks.rank:
         others.on_rank0 = at(FIRST_SAVE, others.on_rank0, action)
     else:
-        checkpoint.safetensors.write_safetensors = at(1, checkpoint.safetensors.write_safetensors, action)  # type: ignore[assignment]
+        for module, name in (
+            (checkpoint.safetensors, "write_safetensors"),
+            (split_checkpoint, "write_stream"),
+        ):
+            setattr(module, name, at(1, getattr(module, name), action))
 
 
 def sabotaged(recipe: Recipe, rank: int, where: str, what: str, world: int = 2) -> list[End]:
