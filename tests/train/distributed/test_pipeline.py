@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -336,3 +337,40 @@ def test_waiting_is_that_of_the_formula() -> None:
         assert float(formula) == pytest.approx(3 / (int(n) * stages), abs=1e-3)
         excess = float(bubble) - float(formula)
         assert excess < 0.07 if schedule == "zero_bubble" else abs(excess) < 0.07, (schedule, n)
+
+
+def test_gradients_are_laid_out_as_their_weights() -> None:
+    """Fused optimizers read them as if they were, and a backward pass of weights alone may transpose them."""
+
+    def work(ranks: ProcessGroup) -> list[Any]:
+        mesh = init_device_mesh("cpu", (ranks.world_size,), mesh_dim_names=("pipeline",))
+        case = Case("zero_bubble", "decoder")
+        model, toy, found = case.build(), Toy(case.kind), []
+        pipeline = PipelineModel(model, toy, mesh, case.schedule, MICRO_BATCHES)
+        make_schedule = pipeline._make_schedule
+
+        def make_transposing_schedule(batches: Any) -> None:
+            make_schedule(batches)
+            step = pipeline._schedule.step
+
+            def step_and_transpose(**options: Any) -> None:
+                step(**options)
+                for p in model.parameters():
+                    if p.grad is not None and p.ndim == 2:
+                        p.grad = p.grad.t().contiguous().t()
+
+            pipeline._schedule = SimpleNamespace(step=step_and_transpose)  # type: ignore[assignment]
+
+        for transposes in (False, True):
+            if transposes:
+                pipeline._make_schedule = make_transposing_schedule  # type: ignore[method-assign]
+            pipeline.forward_backward(toy.batches(0), 0.1)
+            found.append([p.grad.tolist() for p in model.parameters() if p.grad is not None])
+            assert all(p.grad is None or p.grad.stride() == p.stride() for p in model.parameters())
+            model.zero_grad()
+        return found
+
+    for end in together(2, work, timeout=60):
+        assert end.code == 0, end
+        plain, transposed = end.said
+        assert plain == transposed

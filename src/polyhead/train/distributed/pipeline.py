@@ -204,6 +204,10 @@ class PipelineModel:
         target = numbers if self.has_loss else None
         with _unwrap_errors():
             self._schedule.step(index=numbers, target=target, return_outputs=False)
+        for parameter in self.model.parameters():
+            # a backward pass of weights alone leaves transposed gradients, which fused optimizers misread
+            if parameter.grad is not None and not parameter.grad.is_contiguous():
+                parameter.grad = parameter.grad.contiguous()
         self.sum_shared_gradients()
         losses = torch.zeros(2 * len(batches), dtype=torch.float64, device=self.device)
         if self.has_loss:
