@@ -9,6 +9,7 @@ from contextlib import suppress
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _MAX_MMAP_THRESHOLD = 2**25  # bytes: the largest mmap threshold that glibc accepts
+_RETURNED_BYTES = 2**18  # tensors of this size and more are returned when freed, without reuse
 # compiled oneDNN kernels in its cache; the default of 1,024 takes a gigabyte, as every batch length has its
 # own kernels
 _ONEDNN_CACHE_CAPACITY = 64
@@ -26,8 +27,12 @@ def trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def tune_malloc() -> None:
+def tune_malloc(reuse: bool = True) -> None:
     """Tune memory reuse in this process; call it before the first matrix product.
+
+    With ``reuse=False`` tensors of a quarter of a megabyte or more are returned to the system when they are
+    freed. Where each process holds a part of a model, its peak is then that of the tensors in use: weights
+    that are gathered and dropped would otherwise stay in a heap with gaps.
 
     glibc reuses freed memory instead of returning it: a step allocates what the last one freed, and new
     memory costs as much as filling it twice (otherwise a training step of the tiny preset takes 1.13 times as
@@ -41,5 +46,5 @@ def tune_malloc() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc
         return
-    mallopt(M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
-    mallopt(M_TRIM_THRESHOLD, 2**30)
+    mallopt(M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD if reuse else _RETURNED_BYTES)
+    mallopt(M_TRIM_THRESHOLD, 2**30 if reuse else _RETURNED_BYTES)

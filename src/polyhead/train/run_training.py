@@ -83,8 +83,7 @@ def run_training(
     """
     device = resolve_device(recipe.train.device)
     ranks.form_mesh(recipe.train.parallel, device.type)
-    if not ranks.place.shape.splits_model:  # reused memory would hide what sharding saves
-        tune_malloc()
+    tune_malloc(reuse=not ranks.place.shape.splits_model)
     ranks.use_threads(recipe.train.threads)
     out, checkpoints, is_rank0 = recipe.out, recipe.out / "checkpoints", not ranks.rank
     is_resume_requested, resume = resume, ranks.on_rank0(lambda: resume and is_started(out))
