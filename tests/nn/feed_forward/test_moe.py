@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
@@ -11,7 +12,9 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import FEED_FORWARD
 from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.models import build
+from polyhead.nn.feed_forward.grouped_experts import can_group
 from polyhead.nn.feed_forward.moe import BALANCE_GRAD_SCALE, MixtureOfExperts, Router
+from polyhead.nn.lora import LoraLinear
 
 
 def experts(**options):
@@ -211,3 +214,18 @@ def test_dropout_reaches_every_expert():
 def test_what_cannot_be_is_refused(options, said):
     with pytest.raises(UserError, match=said):
         experts(**options)
+
+
+def test_adapters_of_experts_count_in_bf16() -> None:
+    """Grouped products read the weights of the maps alone."""
+    torch.manual_seed(0)
+    mixture = FEED_FORWARD.build(Choice("moe", n_experts=4), 16, 32).bfloat16()
+    x = torch.randn(6, 16, dtype=torch.bfloat16)
+    assert can_group(list(mixture.experts), x)
+    for expert in mixture.experts:
+        adapter = LoraLinear(expert.up_proj, 2, alpha=8.0, dropout=0.0, generator=torch.Generator())
+        nn.init.normal_(adapter.lora_b)
+        expert.up_proj = adapter
+    assert not can_group(list(mixture.experts), x)
+    found, wanted = mixture._apply_unread(x, None), mixture.apply_experts(x)
+    assert (found - wanted).norm() < 0.02 * wanted.norm()

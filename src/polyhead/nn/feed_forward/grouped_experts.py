@@ -26,8 +26,14 @@ def can_group(experts: Sequence[nn.Module], x: Tensor) -> bool:
     return (
         product_dtype(x) == torch.bfloat16
         and isinstance(first, FeedForward | GatedFeedForward)
+        and all(isinstance(part, nn.Linear) for part in list_maps(experts))  # and without adapters
         and not (isinstance(first.activation, nn.Module) and any(True for _ in first.activation.parameters()))
     )
+
+
+def list_maps(experts: Sequence[nn.Module]) -> list[nn.Module]:
+    """The linear maps of feed-forward experts, with or without adapters."""
+    return [part for expert in experts for name, part in expert.named_children() if name.endswith("_proj")]
 
 
 def apply_grouped(experts: Sequence[nn.Module], x: Tensor, loads: Tensor) -> Tensor:
