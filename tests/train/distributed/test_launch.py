@@ -236,3 +236,11 @@ def test_torchrun_starts_two_machines_and_starts_them_again(here: Path) -> None:
     assert [code for code, _ in ends] == [0, 0], ends
     assert any("resumed at step" in said for _, said in ends)
     assert checkpoint.list_steps(Path("mine/checkpoints"))[-1] == 60
+
+
+def test_processes_speak_the_language_of_the_command(here: Path) -> None:
+    """Also where an option of the command chose it; refused by the processes, not by the launcher."""
+    command = [sys.executable, "-m", "polyhead", "--lang", "zh", "train", recipe_file(), "--processes", "2"]
+    done = subprocess.run([*command, "train.parallel.shard=3"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "polyhead: train.parallel（shard 3）需要的进程数是 3 的倍数，而进程数是 2" in done.stderr

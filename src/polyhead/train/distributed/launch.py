@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from polyhead.core.errors import UserError
-from polyhead.core.i18n import tr
+from polyhead.core.i18n import get_language, tr
 from polyhead.train.signals import die_with, handle_signals
 
 # environment variables of the launched processes
@@ -91,7 +91,7 @@ def _start_process(
     variables = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n_processes, "LOCAL_WORLD_SIZE": n_processes,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1],
-        LAUNCHED_ENV: 1, LISTENING_ENV: listener.fileno(),
+        LAUNCHED_ENV: 1, LISTENING_ENV: listener.fileno(), "POLYHEAD_LANG": get_language(),
     }  # fmt: skip
     environment = os.environ | {name: str(variables[name]) for name in variables}
     if LOOPBACK_INTERFACE in (name for _, name in socket.if_nameindex()):
