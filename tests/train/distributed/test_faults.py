@@ -127,7 +127,7 @@ def test_all_end_when_one_fails_and_the_run_goes_on(what: str, rank: int, where:
     check_all_end(what, rank, where, recipe_of(place, "translation", name, steps=20))
 
 
-FORMS = {"shard": {"shard": 2}}
+FORMS = {"shard": {"shard": 2}, "tensor": {"tensor": 2}, "context": {"context": 2}}
 SPLIT_QUICK = {("kill", 1, "first step"), ("stop", 1, "in the model"), ("raise", 1, "in the model"),
     ("kill", 0, "save")}  # fmt: skip
 SPLIT_CASES = [
@@ -140,7 +140,9 @@ SPLIT_CASES = [
 
 
 @pytest.mark.acceptance("G1", "R11")
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", ["shard", *(pytest.param(form, marks=pytest.mark.slow) for form in ("tensor", "context"))]
+)
 @pytest.mark.parametrize(
     ("what", "rank", "where"),
     [pytest.param(*case, marks=[] if case in SPLIT_QUICK else pytest.mark.slow) for case in SPLIT_CASES],
