@@ -117,6 +117,16 @@ def test_malformed_data_behind_a_request_is_answered_in_json(speaker):
     assert b"application/json" in head and json.loads(body)["error"]["code"] == "bad_http"
 
 
+def test_a_body_that_is_too_large_in_its_last_piece_keeps_the_connection(runs, serving):
+    """Nothing of it is left to discard: the next request is answered."""
+    with serving(runs["decoder"], limits=Limits(max_body=1000)) as live, live.raw() as sock:
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (2000, b" " * 2000)
+        sock.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+        assert read_answer(sock).startswith(b"HTTP/1.1 413 ")
+        sock.sendall(LIVE)
+        assert read_answer(sock).startswith(b"HTTP/1.1 200 ")
+
+
 def test_malformed_data_after_an_answer_closes_the_connection(runs, serving, caplog):
     caplog.set_level(logging.WARNING, "asyncio")
     with serving(runs["decoder"], keys=ApiKeys(["k" * 20])) as live:

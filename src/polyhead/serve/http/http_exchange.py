@@ -12,7 +12,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from polyhead.serve.http.errors import ApiError, head_too_large_error, too_many_connections_error
 from polyhead.serve.http.limits import Limits
@@ -24,6 +24,20 @@ MAX_WARNINGS = 4  # maximum number of warnings in the header
 STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
+class _RequestBody:
+    """What is left to receive of a request's body."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self.is_unread = receive, False
+
+    async def receive(self) -> Message:
+        """Receive a part of the body; after the last one there is nothing left to discard."""
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self.is_unread = False
+        return message
+
+
 class HttpExchange:
     """A request, and the methods to answer it.
 
@@ -31,14 +45,16 @@ class HttpExchange:
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
-        self.request, self._receive, self._send, self._limits = Request(scope, receive), receive, send, limits
+        self._receive, self._send, self._limits = receive, send, limits
+        self._body = _RequestBody(receive)
+        self.request = Request(scope, self._body.receive)
         self._connection = scope["state"]["connection"]
         self._connection.start_request()
         headers = self.request.headers
         client_id = headers.get("x-request-id", "")
         self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
         # a connection beyond the limit is closed at once
-        self._has_unread_body = not self._connection.is_reserved and (
+        self._body.is_unread = not self._connection.is_reserved and (
             "content-length" in headers or "transfer-encoding" in headers
         )
         self.status = 0  # of the response; 0 before it has started
@@ -81,7 +97,6 @@ class HttpExchange:
             raise ApiError(
                 408, "body_too_slow", f"the body was not received within {limits.body_timeout:g} s"
             ) from None
-        self._has_unread_body = False
         return bytes(content)
 
     def _check_body_size(self, size: int) -> None:
@@ -141,13 +156,12 @@ class HttpExchange:
         Closing a socket with unread data resets the connection, and the client would lose the response. If
         the body does not end in time, the response stays unfinished, so that uvicorn closes the connection.
         """
-        if not self._has_unread_body:
+        if not self._body.is_unread:
             return
         with suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(self._limits.body_timeout):
                 async for _ in self.request.stream():
                     pass
-            self._has_unread_body = False
             await self._finish(b"")
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -165,9 +179,9 @@ class HttpExchange:
 
     async def _finish(self, content: bytes) -> None:
         """Send the end of the response; ``discard_body`` finishes it if the request body was not read."""
-        await self._write(content, has_more=self._has_unread_body)
+        await self._write(content, has_more=self._body.is_unread)
         self.is_complete = not self.is_disconnected  # writes after a disconnect are dropped silently
-        if not self._has_unread_body:
+        if not self._body.is_unread:
             self._connection.finish_request()
 
 
