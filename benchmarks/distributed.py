@@ -103,12 +103,7 @@ def memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--d-model", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     options = parser.parse_args()
-    model = {
-        "d_model": options.d_model,
-        "n_heads": 8,
-        "n_layers": options.layers,
-        "d_ff": 4 * options.d_model,
-    }
+    model = sizes(options.d_model, options.layers)
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -136,12 +131,7 @@ def limit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--d-model", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=6)
     options = parser.parse_args()
-    model = {
-        "d_model": options.d_model,
-        "n_heads": 8,
-        "n_layers": options.layers,
-        "d_ff": 4 * options.d_model,
-    }
+    model = sizes(options.d_model, options.layers)
     train = {"steps": 3, "eval_every": 3, "save_every": 3, "recompute": "blocks"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -324,6 +324,7 @@ def _forward_backward(
                 share = loss.total.float() / count  # fp16 would overflow with the loss scale
                 (share * scale.value if scale else share).backward()
                 losses += [loss.total.detach(), loss.nll]
+    training.sum_gradients(ranks)
     return losses
 
 

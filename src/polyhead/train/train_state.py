@@ -124,15 +124,19 @@ class TrainState:
     def reduce_gradients(self, ranks: ProcessGroup, is_last: bool) -> AbstractContextManager[None]:
         """Context for the forward and backward pass of a batch; ``is_last``: of the last one of a step.
 
-        After the last one gradients are sums over ranks, reduced during the backward pass.
+        Gradients are summed over ranks during the last pass, by torch's wrappers of the model; where there is
+        none, ``sum_gradients`` does it after the pass.
         """
         if self.is_split and ranks.place.shape.shard > 1:
             self.loss_module.set_requires_gradient_sync(is_last)  # type: ignore[union-attr, operator]
-        elif self.is_split and is_last:
-            return ranks.reduce_gradients(self.model)
         elif isinstance(self.replica, DistributedDataParallel) and not is_last:
             return self.replica.no_sync()
         return nullcontext()
+
+    def sum_gradients(self, ranks: ProcessGroup) -> None:
+        """Sum the gradients of a step over ranks, if no wrapper of the model has."""
+        if self.is_split and ranks.place.shape.shard == 1:
+            ranks.sum_gradients(self.model)
 
     def map_in_lockstep(self, ranks: ProcessGroup) -> MapFn:
         """``ranks.map_in_lockstep``, in which work can read the weights of a split model."""

@@ -84,7 +84,11 @@ def sabotage(where: str, ranks: ProcessGroup, action: Callable[[], None]) -> Non
     elif where == "between buckets":
         replicate_model.sum_bucket = at(40, replicate_model.sum_bucket, action)
     elif where == "in the model":
-        Stack.forward = at(20, Stack.forward, action)  # type: ignore[method-assign]
+        # in a step before the first samples of the report, whose errors would not end a training
+        Stack.forward = at(3, Stack.forward, action)  # type: ignore[method-assign]
+    elif where == "lock step":  # in an evaluation between steps, in which every rank has work
+        in_lock_step = others.map_in_lockstep
+        others.map_in_lockstep = lambda work, items: in_lock_step(at(1, work, action), items)
     elif where == "evaluation":
         real = others.map
         others.map = lambda work, items: real(at(1, work, action), items)
@@ -134,8 +138,8 @@ SPLIT_CASES = [
     (what, rank, where)
     for what in ACTIONS
     for rank in (0, 1)
-    for where in (*WHERE, "in the model")
-    if where != "between buckets"
+    for where in (*WHERE, "in the model", "lock step")
+    if where not in ("between buckets", "evaluation")  # of the whole model, as without a split
 ]
 
 
@@ -166,6 +170,10 @@ def check_all_end(what: str, rank: int, where: str, recipe: Recipe) -> None:
         assert other.said == "" or other.said.startswith("the connection to another rank was lost (")
     elif rank == 1 and (what == "stop" or where == "evaluation"):  # where no connection waits for it
         assert other.said == "rank 1 has not answered for 5 s"
+    elif rank == 1 and where == "lock step" and what in ("kill", "exit"):
+        # rank 0 waits for it in a collective of the model, or for its results
+        lost = "the connection to another rank was lost ("
+        assert other.said == "rank 1 has not answered for 5 s" or other.said.startswith(lost)
     elif what == "stop":
         assert other.said.startswith("the other ranks have not answered for")
     else:

@@ -23,20 +23,6 @@ def get_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_split(tensor) else tensor
 
 
-def replace_local(tensor: Tensor, local: Tensor) -> Tensor:
-    """A tensor split as ``tensor``, with another part of this rank."""
-    if not is_split(tensor):
-        return local
-    return type(tensor).from_local(
-        local,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
-
-
 def get_whole(tensor: Tensor) -> Tensor:
     """The whole of a split tensor; a collective of the ranks that hold its parts."""
     return tensor.full_tensor() if is_split(tensor) else tensor

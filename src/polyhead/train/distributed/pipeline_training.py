@@ -62,8 +62,7 @@ class PipelineTraining:
         """Gradients of losses times ``factor``, summed over ranks; returns total and NLL of each batch."""
         losses = self.model.forward_backward(batches, factor)
         if not self.is_sharded:
-            with self.ranks.reduce_gradients(self.model.model):
-                pass  # the backward passes of a schedule are over
+            self.ranks.sum_gradients(self.model.model)
         return losses
 
     def check_memory(self) -> None:

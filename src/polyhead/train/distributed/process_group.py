@@ -85,11 +85,8 @@ class ProcessGroup(Protocol):
         """The module to call instead of ``root``: gradients of its backward pass are sums over all ranks."""
         ...
 
-    def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context for backward passes of a model of which this rank has a part.
-
-        At its end gradients are sums over the ranks that have the same part.
-        """
+    def sum_gradients(self, model: nn.Module) -> None:
+        """Sum the gradients of a model of which this rank has a part, over the ranks with the same part."""
         ...
 
     def on_rank0(self, work: Callable[[], T]) -> T:
@@ -163,8 +160,8 @@ class SingleProcess:
     def replicate(self, root: LossModule) -> nn.Module:
         return root
 
-    def reduce_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
-        return nullcontext()
+    def sum_gradients(self, model: nn.Module) -> None:
+        pass
 
     def on_rank0(self, work: Callable[[], T]) -> T:
         return work()

@@ -111,9 +111,7 @@ class TorchProcessGroup:
     def replicate(self, root: LossModule) -> nn.Module:
         return replicate_weights(root, self.reduce_group)
 
-    @contextmanager
-    def reduce_gradients(self, model: nn.Module) -> Iterator[None]:
-        yield
+    def sum_gradients(self, model: nn.Module) -> None:
         if self.place.reduce_size == 1:
             return
         trainable = [p for p in model.parameters() if p.requires_grad]
