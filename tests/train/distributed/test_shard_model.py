@@ -13,6 +13,7 @@ from tests.train.distributed.test_process_group import KINDS
 from tests.train.several import together
 from tests.train.test_loss_module import NextTokens
 
+from polyhead.config.config_sections import ParallelConfig
 from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.models import build
@@ -70,7 +71,7 @@ def learned(name: str, ranks: ProcessGroup, parallel: dict[str, Any]) -> dict[st
         train_step(training, task, [task.collate(part) for part in parts], config, ranks)
         sums = training.progress.sums
         found.append([sums.total, sums.norm])
-    weights = named_state(training.model)
+    weights, averages = named_state(training.model), training.ema.weights if training.ema else {}
     states = [
         [value for value in entry.values() if value.ndim]
         for optimizer in training.optimizers
@@ -79,26 +80,27 @@ def learned(name: str, ranks: ProcessGroup, parallel: dict[str, Any]) -> dict[st
     return {
         "losses": found,
         "weights": {key: get_whole(w.detach()).flatten().tolist() for key, w in weights.items()},
-        "ema": {
-            key: get_whole(w).flatten().tolist()
-            for key, w in (training.ema or SINGLE_PROCESS).__dict__.get("weights", {}).items()
-        },
+        "ema": {key: get_whole(w).flatten().tolist() for key, w in averages.items()},
         "size": sum(get_local(p).numel() for p in training.model.parameters()),
         "state": sum(get_local(value).numel() for values in states for value in values),
     }
 
 
-def compare(names: list[str], world: int, parallel: dict[str, Any], near: float = 1e-6) -> None:
+def assert_learned_alike(
+    names: list[str], world: int, parallel: dict[str, Any], near: float = 1e-6
+) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Losses, norms, weights and averages are those of one process; what that and each rank learned."""
+
     def work(ranks: ProcessGroup) -> list[dict[str, Any]]:
-        ranks.form_mesh(TrainConfig.model_validate({"steps": 1, "parallel": parallel}).parallel, "cpu")
+        ranks.form_mesh(ParallelConfig.model_validate(parallel), "cpu")
         return [learned(name, ranks, parallel) for name in names]
 
     ends = together(world, work, timeout=60)
     assert [end.code for end in ends] == [0] * world, ends
-    for i, name in enumerate(names):
-        alone = learned(name, SINGLE_PROCESS, {})
-        for end in ends:
-            ours = end.said[i]
+    found = {name: (learned(name, SINGLE_PROCESS, {}), [end.said[i] for end in ends])
+        for i, name in enumerate(names)}  # fmt: skip
+    for name, (alone, ranks) in found.items():
+        for ours in ranks:
             assert len(ours["losses"]) == STEPS and min(map(min, ours["losses"])) > 0
             for pair, wanted in zip(ours["losses"], alone["losses"], strict=True):
                 assert pair == pytest.approx(wanted, rel=near), name
@@ -106,14 +108,20 @@ def compare(names: list[str], world: int, parallel: dict[str, Any], near: float 
                 assert ours[group].keys() == alone[group].keys()
                 for key, weight in alone[group].items():
                     assert ours[group][key] == pytest.approx(weight, abs=near), (name, group, key)
-        shards = parallel["shard"]
-        sizes = [end.said[i]["size"] for end in ends]
+    return found
+
+
+def compare(names: list[str], world: int, parallel: dict[str, Any], near: float = 1e-6) -> None:
+    """All that is learned, and that each rank has its share."""
+    shards = parallel["shard"]
+    for name, (alone, ranks) in assert_learned_alike(names, world, parallel, near).items():
+        sizes = [rank["size"] for rank in ranks]
         assert sum(sizes) == alone["size"] * world // shards, name
         # every dimension of these models can be divided by the ranks, but those of LoRA
         if name != "lora":
             assert max(sizes) == pytest.approx(alone["size"] / shards, rel=0.01), name
             if name not in ("adafactor", "frozen"):
-                states = [end.said[i]["state"] for end in ends]
+                states = [rank["state"] for rank in ranks]
                 assert max(states) == pytest.approx(alone["state"] / shards, rel=0.01), name
 
 

@@ -9,12 +9,11 @@ import pytest
 from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
 from tests.train.distributed.rank_runs import place as place
 from tests.train.distributed.test_process_group import KINDS
-from tests.train.distributed.test_shard_model import DESIGNS, learned
+from tests.train.distributed.test_shard_model import DESIGNS, assert_learned_alike
 from tests.train.several import together
 
-from polyhead.config.config_sections import ParallelConfig
 from polyhead.train.distributed.launch import RANK_LOST
-from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.run_training import run_training
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -48,35 +47,16 @@ def test_a_design_that_cannot_be_split_is_refused(place: Path) -> None:
     assert (first.code, first.said) == (2, message) and other.code in (2, RANK_LOST)
 
 
-def compare(names: list[str], world: int, parallel: dict[str, Any]) -> None:
-    """Losses, norms, weights and averages of the same steps, with clipping as the design has it."""
-
-    def work(ranks: ProcessGroup) -> list[dict[str, Any]]:
-        ranks.form_mesh(ParallelConfig.model_validate(parallel), "cpu")
-        return [learned(name, ranks, parallel) for name in names]
-
-    ends = together(world, work, timeout=60)
-    assert [end.code for end in ends] == [0] * world, ends
-    for i, name in enumerate(names):
-        one = learned(name, SINGLE_PROCESS, {})
-        for end in ends:
-            ours = end.said[i]
-            for pair, expected in zip(ours["losses"], one["losses"], strict=True):
-                assert pair == pytest.approx(expected, rel=1e-7), name
-            for group in ("weights", "ema"):
-                for key, weight in one[group].items():
-                    assert ours[group][key] == pytest.approx(weight, abs=1e-7), (name, group, key)
-
-
 def test_optimizers_and_other_meshes_learn_as_one_process() -> None:
-    compare([name for name in DESIGNS if name != "modern"], 2, {"tensor": 2})  # that has one key/value head
+    names = [name for name in DESIGNS if name != "modern"]  # that has one key/value head
+    assert_learned_alike(names, 2, {"tensor": 2}, near=1e-7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [{"shard": 2}, {"replicate": 2}], ids=str)
 def test_two_dimensions_learn_as_one_process(data: dict[str, int]) -> None:
     names = [name for name in DESIGNS if name != "modern"]
-    compare(names, 4, data | {"tensor": 2})
+    assert_learned_alike(names, 4, data | {"tensor": 2}, near=1e-7)
 
 
 @pytest.mark.slow
