@@ -158,17 +158,13 @@ def noise(place: Path, kind: str, world: int, seed: int = 7) -> list[list[list[A
         module = importlib.import_module(f"polyhead.train.tasks.{kind.removesuffix('-lm')}")
         new: list[Any] = []
         steps: list[list[Any]] = []
-        rehearse, update, drawn, rand = (
-            loop.check_memory,
-            loop.train_step,
-            module.__dict__.get("drawn"),
-            torch.rand,
-        )
+        rehearse, update, rand = loop.check_memory, loop.train_step, torch.rand
+        row_rng = getattr(module, "row_rng", None)  # of the tasks whose noise belongs to a row
 
         def noting(key: list[int]) -> np.random.Generator:
             if len(key) == 4:  # what is drawn, seed, epoch, row: a plan has no row
-                new.append([*key[2:], drawn(key).bytes(8).hex()])
-            return drawn(key)
+                new.append([*key[2:], row_rng(key).bytes(8).hex()])
+            return row_rng(key)
 
         def drawing(*shape: Any, **kind: Any) -> Tensor:
             found = rand(*shape, **kind)
@@ -185,16 +181,16 @@ def noise(place: Path, kind: str, world: int, seed: int = 7) -> list[list[list[A
             return update(*given)
 
         loop.check_memory, loop.train_step = rehearsed, updated  # type: ignore[assignment]
-        if drawn is not None:
-            module.drawn = noting
+        if row_rng is not None:
+            module.row_rng = noting
         else:
             torch.rand = drawing  # type: ignore[assignment]
         try:
             run_training(recipe, report=Notes(), ranks=ranks)
         finally:
             loop.check_memory, loop.train_step, torch.rand = rehearse, update, rand
-            if drawn is not None:
-                module.drawn = drawn
+            if row_rng is not None:
+                module.row_rng = row_rng
         return steps
 
     ends = together(world, work)
