@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyhead.kernels import logits as parts
-from polyhead.kernels.logits import MAX_K, topk_rows
+from polyhead.kernels.logits import MAX_K, topk_log_softmax, topk_rows
 
 
 @pytest.fixture(params=["kernel", "torch"])
@@ -62,3 +62,15 @@ def test_rows_that_do_not_lie_together_and_other_precisions(way):
     x = torch.randn(4, 3, 90)
     for given in (x[:, -1], x[:, 0].double(), x[:, 1].bfloat16().float()[:, ::2]):
         assert torch.equal(topk_rows(given, 3)[0], given.topk(3).values)
+
+
+@pytest.mark.parametrize("width", [5, 577, 8000])
+def test_log_probabilities_of_the_best_are_those_of_double_precision(width):
+    if parts.load_kernels() is None:
+        pytest.skip("torch computes them in another place")
+    x = 4 * torch.randn(7, width, generator=torch.Generator().manual_seed(width))
+    values, ids = topk_log_softmax(x, 3, [2])
+    expected = x.double().log_softmax(1)
+    # the sum of 8,000 numbers in registers of 4 rounds most
+    torch.testing.assert_close(values.double(), expected.gather(1, ids), atol=1e-5, rtol=1e-6)
+    assert torch.equal(ids, x.index_fill(1, torch.tensor([2]), -torch.inf).topk(3).indices)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyhead.kernels import cpu_features
-from polyhead.kernels.onednn_matmul import OneDnnMatmul, mkl_without_avx512, onednn_matmuls
+from polyhead.kernels.onednn_matmul import mkl_without_avx512
+from polyhead.kernels.training.mode import TrainingKernels, training_kernels
 from polyhead.train.precision import autocast
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -61,7 +62,7 @@ def test_products_and_their_gradients_are_those_of_torch(name: str) -> None:
     weights = torch.randn(exact.shape, generator=drawn)
     wanted = torch.autograd.grad((exact * weights.double()).sum(), (a, b))
     with Calls() as calls:
-        with OneDnnMatmul():
+        with TrainingKernels():
             out = product(a, b)
         found = torch.autograd.grad((out * weights).sum(), (a, b))
     assert calls.wide == 3
@@ -73,7 +74,7 @@ def test_products_and_their_gradients_are_those_of_torch(name: str) -> None:
 def test_the_bias_learns_too_and_what_is_frozen_costs_nothing() -> None:
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
     bias = torch.randn(128, requires_grad=True)
-    with Calls() as calls, OneDnnMatmul():
+    with Calls() as calls, TrainingKernels():
         out = F.linear(x, weight, bias)
         out.sum().backward()  # a gradient of ones that lie in one place
     assert calls.wide == 1
@@ -83,7 +84,7 @@ def test_the_bias_learns_too_and_what_is_frozen_costs_nothing() -> None:
 
 def test_gradients_of_ones_that_lie_in_one_place() -> None:
     x, weight = torch.randn(512, 64, requires_grad=True), torch.randn(128, 64, requires_grad=True)
-    with OneDnnMatmul():
+    with TrainingKernels():
         F.linear(x, weight).sum().backward()
     torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(512, 64), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(128, 64), rtol=1e-5, atol=1e-4)
@@ -99,7 +100,7 @@ def test_gradients_have_gradients() -> None:
             slope = torch.autograd.grad(F.linear(a, b).square().sum(), (a, b), create_graph=True)
         return torch.autograd.grad(sum(one.square().sum() for one in slope), (a, b))  # type: ignore[arg-type]
 
-    for own, other in zip(second(OneDnnMatmul()), second(nullcontext()), strict=True):
+    for own, other in zip(second(TrainingKernels()), second(nullcontext()), strict=True):
         assert (own - other).norm() < 1e-5 * other.norm()
 
 
@@ -116,14 +117,14 @@ def test_gradients_have_gradients() -> None:
     ids=["small", "fp64", "bf16", "batches", "vectors", "no numbers"],
 )
 def test_other_products_stay_torchs(a: Tensor, b: Tensor) -> None:
-    with Calls() as calls, OneDnnMatmul():
+    with Calls() as calls, TrainingKernels():
         a @ b
     assert calls.wide == 0
 
 
 def test_any_other_form_of_a_product_is_torchs() -> None:
     (a, b), out = torch.randn(2, 1024, 1024).unbind(), torch.zeros(1024, 1024)
-    with Calls() as calls, OneDnnMatmul():
+    with Calls() as calls, TrainingKernels():
         torch.matmul(a, b, out=out)
         named = torch.matmul(a, other=b), F.linear(input=a, weight=b.T)
         vectors = F.linear(a[0], b.T), F.linear(a, b[:, 0])
@@ -136,7 +137,7 @@ def test_any_other_form_of_a_product_is_torchs() -> None:
 
 def test_autocast_goes_before() -> None:
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
-    with Calls() as calls, torch.autocast("cpu", torch.bfloat16), OneDnnMatmul():
+    with Calls() as calls, torch.autocast("cpu", torch.bfloat16), TrainingKernels():
         assert F.linear(x, weight).dtype is torch.bfloat16
     assert calls.wide == 0
 
@@ -153,7 +154,7 @@ def test_where_it_is_done(vendor: str, known: str, wanted: bool, monkeypatch: py
     monkeypatch.setattr(cpu_features, "cpu_info", lambda: {"vendor_id": vendor, "flags": known})
     assert mkl_without_avx512() is wanted
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
-    for mode in (onednn_matmuls(), autocast("fp32", torch.device("cpu"))):
+    for mode in (training_kernels(), autocast("fp32", torch.device("cpu"))):
         with Calls() as calls, mode:
             F.linear(x, weight)
         assert calls.wide == wanted

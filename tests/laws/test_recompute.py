@@ -24,7 +24,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POSITION, TASK
 from polyhead.cost.memory import estimate_training_memory
 from polyhead.cost.workload import BatchShape
-from polyhead.kernels.onednn_matmul import OneDnnMatmul
+from polyhead.kernels.training.mode import TrainingKernels
 from polyhead.models import build
 from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
@@ -66,7 +66,7 @@ Context = Callable[[], AbstractContextManager[object]]
 CONTEXTS: dict[str, Context] = {
     "bf16": lambda: torch.autocast("cpu", torch.bfloat16),
     "fp16": lambda: torch.autocast("cpu", torch.float16),
-    "onednn": OneDnnMatmul,
+    "onednn": TrainingKernels,
 }
 
 

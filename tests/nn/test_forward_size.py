@@ -54,7 +54,7 @@ def check(calls, functions, total):
 def test_a_forward_pass_of_two_layers(design):
     model, tokens = build(ModelConfig(**SIZES, **design), seed=1).eval(), torch.randint(0, 50, (2, 6))
     with torch.no_grad():
-        check(count_functions(lambda: model(tokens)), 25, 70)
+        check(count_functions(lambda: model(tokens)), 26, 70)
 
 
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
@@ -70,4 +70,4 @@ def test_a_cached_step_of_one_attention(design):
             calls = count_functions(
                 lambda x=x, layer=layer, pos=pos, position=position: attention(x, pos, layer, None, position)
             )
-    check(calls, 15, 25)
+    check(calls, 16, 26)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from polyhead.cache.paged_view import PagedView, SlotMapping
 from polyhead.cache.row_cache import RowCache, RowLayer, check_cache_len, select_rows
+from polyhead.cache.row_history import RowHistory
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
@@ -66,6 +68,8 @@ class StaticCache(RowCache):
         self.slot_bytes = 8 + shape.n_layers * shape.token_bytes
         self.preallocate = preallocate
         self.fixed_layout: StaticStepLayout | None = None  # of steps with one token for each row
+        # of reordered rows that were not moved; kernels read them in place
+        self.history: RowHistory | None = None
         if preallocate:
             self._grow(max_len)
         self.peak_bytes = self.nbytes
@@ -80,16 +84,22 @@ class StaticCache(RowCache):
         ends = [max(self.lengths[row], 1 + max(at)) for row, at in zip(rows, host, strict=True)]
         longest = max(ends, default=0)
         check_cache_len(longest, self.max_len)
+        rewrites = any(min(at) < self.lengths[row] for row, at in zip(rows, host, strict=True))
         for row, end in zip(rows, ends, strict=True):
             self.lengths[row] = end
         if longest >= self.pos.size(1):
             self._grow(longest)
+        if self.history is not None and self.history.is_shared and rewrites:
+            self._move_rows()
         self.used_slots = max(self.used_slots, longest)
         step = self._build_layout(rows, pos, host)
+        if self.history is not None and self.layers[0].history is None:
+            self.history = None  # the last step moved the rows of each layer
         for layer in self.layers:
             layer.step, layer.used_slots = step, self.used_slots
 
     def import_rows(self, tensors: Mapping[str, Tensor]) -> None:
+        self._move_rows()
         super().import_rows(tensors)
         self.used_slots = max(self.used_slots, self.pos.size(1) - 1)
         for layer in self.layers:
@@ -145,10 +155,26 @@ class StaticCache(RowCache):
         return layout
 
     def append_rows(self, n: int) -> None:
+        self._move_rows()
         super().append_rows(n)
         self.fixed_layout = None
 
+    def fork(self, src: int, dst: int) -> None:
+        self._move_rows()
+        super().fork(src, dst)
+
+    def release(self, row: int) -> None:
+        self._move_rows()
+        super().release(row)
+
+    def export_rows(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        self._move_rows()
+        return super().export_rows(rows)
+
     def select(self, rows: Sequence[int]) -> None:
+        if not self.preallocate and self._select_in_place([int(row) for row in rows]):
+            return
+        self._move_rows()
         if not self.preallocate or len(rows) != len(self.lengths):
             super().select(rows)
             self.fixed_layout = None
@@ -159,6 +185,29 @@ class StaticCache(RowCache):
             for x in (self.pos, *(x for layer in self.layers for x in (layer.k, layer.v))):
                 x.copy_(x.index_select(0, index))
 
+    def _select_in_place(self, rows: list[int]) -> bool:
+        """Reorder the rows without moving keys and values, if their storage has room and kernels read it."""
+        n_storage_rows = self.layers[0].k.size(0) if self.layers else 0
+        if self.device.type != "cpu" or not self.layers or not self.layers[0].is_read_in_place:
+            return False
+        if not n_storage_rows // 2 < len(rows) <= n_storage_rows:  # storage shrinks with the rows
+            return False
+        lengths = [self.lengths[row] for row in rows]
+        history = self.history or RowHistory(len(self.lengths), self.pos.size(1))
+        if not history.select(rows, lengths):
+            return False
+        self.history, self.lengths = history, lengths
+        self.pos = self.pos.index_select(0, torch.tensor(rows, dtype=torch.int64))
+        for layer in self.layers:
+            layer.history, layer.step = history, None
+        return True
+
+    def _move_rows(self) -> None:
+        """Move the slots of reordered rows into one storage row each."""
+        self.history = None
+        for layer in self.layers:
+            layer.move_rows()
+
     def _grow(self, n_slots: int) -> None:
         """Grow storage to at least ``n_slots`` slots; the spare slot stays last."""
         n_old_slots = self.pos.size(1) - 1
@@ -166,6 +215,8 @@ class StaticCache(RowCache):
             min(max(n_slots, n_old_slots + max(self.chunk, n_old_slots // 8)), self.max_len) - n_old_slots
         )
         self.pos = torch.cat([self.pos, self.pos.new_full((len(self.pos), n_new_slots), -1)], 1)
+        if self.history is not None:
+            self.history.grow(n_new_slots)
         for layer in self.layers:
             layer.grow(n_new_slots)
         self.peak_bytes = max(self.peak_bytes, self.nbytes)
@@ -183,6 +234,8 @@ class StaticLayer(RowLayer):
         self.k, self.v = shape.make_storage(n_rows, 1)
         self.spare_storage: list[Tensor] = []  # target of the next select, after the first one
         self.used_slots = 0  # slots that any row has used; the others are not copied
+        self.history: RowHistory | None = None  # of reordered rows that were not moved
+        self.is_read_in_place = False  # whether kernels read the last step
 
     @property
     def nbytes(self) -> int:
@@ -191,6 +244,8 @@ class StaticLayer(RowLayer):
     def update(self, kv: KV) -> KV:
         """(B, K, T, D) in, (B, K, S, D) out: all slots."""
         assert self.step is not None, "prepare_step() must be called before update()"
+        self.move_rows()
+        self.is_read_in_place = False
         rows, write, pos, mask, padding, _ = self.step
         for x, values in ((self.k, kv.k), (self.v, kv.v)):
             values = values.to(x.dtype) if padding is None else values.to(x.dtype).masked_fill(padding, 0)
@@ -206,13 +261,36 @@ class StaticLayer(RowLayer):
         _, write_slots, pos, mask, padding, slots = self.step
         if padding is not None:
             return None
+        self.is_read_in_place = True
         if isinstance(write_slots, slice):
-            row, slot = torch.arange(len(self.k))[:, None], torch.arange(write_slots.start, write_slots.stop)
+            row, slot = torch.arange(len(mask))[:, None], torch.arange(write_slots.start, write_slots.stop)
         else:
             row, slot = write_slots
-        pages = PagedView(self.k, self.v, row, lambda x: x.index_select(0, row[:, 0]))
-        first_head_slots = (row * (self.k.size(1) * self.k.size(2)) + slot).flatten()
-        return SlotMapping(pages, first_head_slots, pos[..., :slots], mask[..., :slots].contiguous())
+        (_, K, S, _), row_ids = self.k.shape, row[:, 0]
+        pos, mask = pos[..., :slots], mask[..., :slots].contiguous()
+        if self.history is None:
+            pages = PagedView(self.k, self.v, row, lambda x: x.index_select(0, row_ids))
+            return SlotMapping(pages, (row * (K * S) + slot).flatten(), pos, mask)
+        # pages of one slot, which starts in its first head
+        table = torch.from_numpy(self.history.origins[row_ids, :slots] * (K * S) + np.arange(slots))
+        n_pages = self.k.size(0) * K * S - (K - 1) * S
+        k, v = (
+            x.as_strided((n_pages, K, 1, x.size(3)), (x.size(3), S * x.size(3), x.size(3), 1))
+            for x in (self.k, self.v)
+        )
+        homes = torch.from_numpy(self.history.homes)[row_ids][:, None]
+        pages = PagedView(k, v, table, lambda x: x.squeeze(2)[table].transpose(1, 2))
+        return SlotMapping(pages, (homes * (K * S) + slot).flatten(), pos, mask)
+
+    def move_rows(self) -> None:
+        """Move the slots of reordered rows into one storage row each."""
+        if self.history is None:
+            return
+        rows, slots = torch.from_numpy(self.history.origins), torch.arange(self.history.origins.shape[1])
+        self.k, self.v = (
+            x.transpose(1, 2)[rows, slots].transpose(1, 2).contiguous() for x in (self.k, self.v)
+        )
+        self.history, self.spare_storage = None, []
 
     def select(self, rows: Tensor) -> None:
         targets = [x[: len(rows)] for x in self.spare_storage if x.size(0) >= len(rows)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from polyhead.config.generation_config import GenerationConfig
@@ -15,6 +16,7 @@ from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
 from polyhead.generation.engine.interface import Decoder, Hypothesis
 from polyhead.generation.engine.request import DecodingState, Request
+from polyhead.generation.engine.workers import Workers, count_workers
 from polyhead.generation.shortlist.shortlist import Shortlist
 from polyhead.grammar.grammar_constraint import GrammarConstraint
 from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
@@ -93,16 +95,20 @@ def decode_sources(
         for line, row_prefix, constraint in zip(lines, prefix, constraints, strict=True)
     ]
     longest = max(limits, default=1)
-    engine = Engine(
-        model,
-        max_len=longest,
-        cache=config.cache,
-        max_batch_tokens=config.batch_tokens,
-        refill_threshold=1,
-        shortlist=shortlist,
+    width = strategy.beam_size if sampling_request is None else sampling_request.n
+    n_workers = count_workers(model, width * sum(map(bool, lines)))
+    workers = Workers(
+        lambda: Engine(
+            model,
+            max_len=longest,
+            cache=config.cache,
+            max_batch_tokens=max(1, config.batch_tokens // n_workers),
+            refill_threshold=1,
+            shortlist=shortlist,
+        ),
+        n_workers,
     )
     order = sorted(range(len(lines)), key=lambda row: -len(lines[row]))
-    requests = {}
     for row in (row for row in order if lines[row]):
         decoder_ids, forced_ids = [seq2seq_template.decoder_start_id], [*opening_ids, *prefix[row]]
         if sampling_request is None or sampling_strategy is None:
@@ -121,10 +127,10 @@ def decode_sources(
                 first_row,
             )
         cost = state.width * (len(lines[row]) + 1)
-        requests[row] = engine.submit(
-            decoder_ids, state, source=seq2seq_template.encoder_input(lines[row]), cost=cost
-        )
-    for row, hypotheses in _run_requests(engine, requests):
+        source = seq2seq_template.encoder_input(lines[row])
+        workers.add(row, partial(Engine.submit, prompt=decoder_ids, state=state, source=source, cost=cost))
+    for row, request in workers.run():
+        hypotheses = request.result()
         prefix_ids = [*opening_ids, *prefix[row]] if sampling_request else []
         yield (
             row,

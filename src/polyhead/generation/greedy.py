@@ -12,6 +12,7 @@ import torch
 from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.generation.engine.interface import Decoder
+from polyhead.nn.kv import EncoderMemory
 
 
 @torch.inference_mode()
@@ -22,10 +23,12 @@ def greedy_decode(
     max_new_tokens: int,
     eos_id: int | None = None,
     cache: Choice | None = None,
+    memory: list[EncoderMemory] | None = None,
 ) -> list[int]:
     """Continue a prompt with the most likely token at each step; ``eos_id`` ends the output and is not in it.
 
     The first step reads the whole prompt (prefill), each later one the newest token; the cache has the rest.
+    ``memory`` is the source of an encoder-decoder, as its ``encode`` returns it.
     """
     device = next(model.parameters()).device  # type: ignore[attr-defined]
     kv_cache = make_cache(cache, model.cache_shape, n_rows=1, max_len=len(prompt) + max_new_tokens)
@@ -35,7 +38,7 @@ def greedy_decode(
         tokens = torch.tensor([unread], device=device)
         pos = torch.arange(position, position + len(unread), device=device)[None]
         kv_cache.prepare_step([0], pos)
-        logits = model.decode(tokens, pos, kv_cache, None)
+        logits = model.decode(tokens, pos, kv_cache, memory)
         next_id = int(logits[0, -1].argmax())
         if next_id == eos_id:
             break

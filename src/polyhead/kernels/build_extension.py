@@ -32,7 +32,7 @@ COMPILER_FLAGS = [
     "-fPIC",
     "-Wno-psabi",
 ]
-_COMPILE_TIMEOUT = 120  # seconds; compiling takes 3
+_COMPILE_TIMEOUT = 120  # seconds; compiling takes 10
 POINTER, INT64 = ctypes.c_void_p, ctypes.c_int64
 DTYPE_SUFFIX = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
@@ -53,6 +53,17 @@ class AttentionSizes(ctypes.Structure):
     ]
 
 
+def user_cache_dir() -> Path:
+    """The user's cache directory of this package, which may not exist; a RuntimeError without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyhead"
+
+
+def processor_name() -> list[str]:
+    """What tells this machine's processor from others: its model and its instruction sets."""
+    cpu = cpu_info()
+    return [cpu.get("model name") or platform.processor(), cpu.get("CPU part", ""), *cpu_flags()]
+
+
 @cache
 def load_kernels() -> ctypes.CDLL | None:
     """The compiled kernels, from the user's cache directory if present; None if they cannot be built."""
@@ -60,11 +71,9 @@ def load_kernels() -> ctypes.CDLL | None:
     if compiler is None:
         return None
     sources = [source.read_text(encoding="utf-8") for source in sorted(SOURCE_DIR.glob("*.[ch]pp"))]
-    cpu = cpu_info()
-    cpu_features = [cpu.get("model name") or platform.processor(), cpu.get("CPU part", ""), *cpu_flags()]
-    build_key = "\n".join([*sources, *COMPILER_FLAGS, compiler, *cpu_features])
+    build_key = "\n".join([*sources, *COMPILER_FLAGS, compiler, *processor_name()])
     try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyhead"
+        home = user_cache_dir()
         library = home / f"kernels-{hashlib.sha256(build_key.encode()).hexdigest()[:16]}.so"
         if not library.exists():
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,10 +91,12 @@ def load_kernels() -> ctypes.CDLL | None:
         kernels = ctypes.CDLL(str(library))
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return None
+    kernels.limit_threads.argtypes = [INT64]
     kernels.pack.argtypes = [POINTER, POINTER, INT64, INT64]
     kernels.pack_int4.argtypes = [POINTER, POINTER, POINTER, INT64, INT64]
     kernels.log_sums.argtypes = [POINTER, POINTER, INT64, INT64]
-    kernels.best_of.argtypes = [POINTER, *[INT64] * 3, POINTER, INT64, POINTER, POINTER]
+    for name in ("best_of", "best_log_probs"):
+        getattr(kernels, name).argtypes = [POINTER, *[INT64] * 3, POINTER, INT64, POINTER, POINTER]
     kernels.step_of.argtypes = [POINTER, INT64, POINTER, POINTER]
     for suffix in DTYPE_SUFFIX.values():
         getattr(kernels, f"linear_{suffix}").argtypes = [*[POINTER] * 4, *[INT64] * 3]

@@ -23,7 +23,7 @@ from polyhead.kernels.attention import (
     score_bias,
 )
 from polyhead.kernels.build_extension import INT64, POINTER, AttentionSizes, load_kernels
-from polyhead.kernels.program import Instruction, compile_stack
+from polyhead.kernels.program import Instruction, ProgramBuilder, compile_stack
 from polyhead.nn.cache import Cache
 from polyhead.nn.kv import KV, EncoderMemory, arange_positions, mask_other_documents, visible
 from polyhead.nn.stack import EncoderOutput, Stack
@@ -41,7 +41,9 @@ class StepArguments(ctypes.Structure):
         *((name, POINTER) for name in ("pos", "write")),
         *((name, POINTER * 2) for name in ("kept", "table", "seen", "bias")),
         ("sizes", AttentionSizes * 2),
-        ("strange", INT64),
+        *((name, INT64) for name in ("strange", "steps")),
+        *((name, POINTER) for name in ("tokens", "log_probs", "positions", "banned", "ends")),
+        *((name, INT64) for name in ("n_banned", "n_ends", "done", "steps_end")),
     ]
 
 
@@ -77,7 +79,11 @@ class FusedSteps:
     """
 
     def __init__(self, stack: Stack) -> None:
-        self.builder, self.out_offset = compile_stack(list(stack.layers), stack.final_norm)
+        builder, self.out_offset = compile_stack(list(stack.layers), stack.final_norm)
+        self._set_program(builder)
+
+    def _set_program(self, builder: ProgramBuilder) -> None:
+        self.builder = builder
         self.instructions = (Instruction * len(self.builder.instructions))(*self.builder.instructions)
         self.group = max(op.heads // op.kv_heads for op in self.instructions if op.kv_heads)
         self.has_cross_attention = any(op.source for op in self.instructions)
@@ -92,7 +98,7 @@ class FusedSteps:
             attn.weights_hooks for attn in self.builder.attentions
         ):
             return None
-        slot_mapping = None if cache is None else _slot_mapping(cache)
+        slot_mapping = None if cache is None else slot_mapping_of(cache)
         views = self._kv_views(B, T, pos, cache, slot_mapping, memory)
         if views is None or any(view.layer_kv and view.layer_kv[0].dtype != x.dtype for view in views):
             return None
@@ -102,6 +108,19 @@ class FusedSteps:
         args = StepArguments(
             M, x.dtype == torch.bfloat16, pos.data_ptr(), slot_mapping and slot_mapping.slots.data_ptr()
         )
+        self._run(args, views, buffer, cache, slot_mapping)
+        out = buffer[self.out_offset * M :][: M * C].view(B, T, C)
+        return out if x.dtype == out.dtype else out.to(x.dtype)
+
+    def _run(
+        self,
+        args: StepArguments,
+        views: Sequence[KVView],
+        buffer: Tensor,
+        cache: Cache | None,
+        slot_mapping: SlotMapping | None,
+    ) -> None:
+        """Execute the program; the cache records keys and values that are not finite."""
         # referenced until the call returns
         live_pointers = [view.write_pointers(args, i) for i, view in enumerate(views)]
         kernels = load_kernels()
@@ -110,8 +129,6 @@ class FusedSteps:
         del live_pointers
         if slot_mapping and args.strange and (mark := getattr(cache.layers[0], "mark_nonfinite", None)):  # type: ignore[union-attr]
             mark(slot_mapping.slots)
-        out = buffer[self.out_offset * M :][: M * C].view(B, T, C)
-        return out if x.dtype == out.dtype else out.to(x.dtype)
 
     def _kv_views(
         self,
@@ -121,8 +138,13 @@ class FusedSteps:
         cache: Cache | None,
         slot_mapping: SlotMapping | None,
         memory: Sequence[EncoderMemory] | None,
+        *,
+        several_steps: bool = False,
     ) -> list[KVView] | None:
-        """Inputs of attention; None if their layout or size is not supported by the kernels."""
+        """Inputs of attention; None if their layout or size is not supported by the kernels.
+
+        With ``several_steps`` the ``length`` tokens of a row are those of so many steps.
+        """
         if cache is None:
             if not self._fits_kernels(length, length):
                 return None
@@ -133,13 +155,10 @@ class FusedSteps:
             layer_kv = [part for layer in cache.layers for part in (layer.k, layer.v)]  # type: ignore[attr-defined]
             masks = self._attention_masks(pos, slot_mapping.pos, slot_mapping.mask)
             sizes = attention_sizes(slot_mapping.pages, rows, length, masks[0])
-            own_view = KVView(
-                layer_kv,
-                slot_mapping.pages.table,
-                masks,
-                self._score_biases(sizes, pos, slot_mapping.pos),
-                sizes,
-            )
+            biases = self._score_biases(sizes, pos, slot_mapping.pos)
+            own_view = KVView(layer_kv, slot_mapping.pages.table, masks, biases, sizes)
+        if several_steps:
+            own_view.sizes.queries = length = 1
         if not self.has_cross_attention:
             return [own_view]
         source_view = _source_view(memory, rows, length)
@@ -192,7 +211,7 @@ class FusedSteps:
         return self  # immutable
 
 
-def _slot_mapping(cache: Cache) -> SlotMapping | None:
+def slot_mapping_of(cache: Cache) -> SlotMapping | None:
     """Slot mapping of the step; None for caches that have none."""
     get_mapping = getattr(cache.layers[0], "slot_mapping", None)
     return None if get_mapping is None else get_mapping()

@@ -17,15 +17,27 @@ def topk_rows(x: Tensor, k: int, banned_ids: Sequence[int] = ()) -> tuple[Tensor
 
     Numbers that are -inf or NaN are returned as -inf, with an arbitrary column id.
     """
+    found = _run_topk("best_of", x, k, banned_ids)
+    if found is not None:
+        return found
+    x = x.index_fill(1, torch.tensor(banned_ids, device=x.device), float("-inf")) if banned_ids else x
+    values, ids = x.topk(k)
+    return values, ids
+
+
+def topk_log_softmax(x: Tensor, k: int, banned_ids: Sequence[int] = ()) -> tuple[Tensor, Tensor] | None:
+    """``topk_rows`` with the numbers' log softmax over the whole row; None without kernels."""
+    return _run_topk("best_log_probs", x, k, banned_ids)
+
+
+def _run_topk(kernel: str, x: Tensor, k: int, banned_ids: Sequence[int]) -> tuple[Tensor, Tensor] | None:
     on_cpu = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
     kernels = load_kernels() if on_cpu and k <= MAX_K else None
     if kernels is None:
-        x = x.index_fill(1, torch.tensor(banned_ids, device=x.device), float("-inf")) if banned_ids else x
-        values, ids = x.topk(k)
-        return values, ids
+        return None
     values, ids = x.new_empty(len(x), k), torch.empty(len(x), k, dtype=torch.int64)
     banned_array = (INT64 * len(banned_ids))(*banned_ids)
-    kernels.best_of(
+    getattr(kernels, kernel)(
         x.data_ptr(), *x.shape, k, banned_array, len(banned_ids), values.data_ptr(), ids.data_ptr()
     )
     return values, ids

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from polyhead.kernels.cpu_features import cpu_flags, is_amd
 
 _MIN_MULTIPLICATIONS = 2**20  # smallest product for which the Python overhead pays off
 _MATMULS = (Tensor.__matmul__, Tensor.matmul, torch.matmul)
-
-
-def onednn_matmuls() -> AbstractContextManager[object]:
-    """Context in which fp32 matmuls run in oneDNN where MKL uses half the vector width; else null context."""
-    return OneDnnMatmul() if mkl_without_avx512() else nullcontext()
 
 
 def mkl_without_avx512() -> bool:
@@ -28,20 +21,17 @@ def mkl_without_avx512() -> bool:
     return is_mkl_and_onednn and is_amd() and "avx512f" in cpu_flags()
 
 
-class OneDnnMatmul(TorchFunctionMode):
-    """Runs fp32 ``F.linear`` and ``matrix @ matrix`` on the CPU in oneDNN; rounding differs by about 1e-6."""
+def run_in_onednn(function: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
+    """fp32 ``F.linear`` or ``matrix @ matrix`` on the CPU in oneDNN; None if the call is another one.
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if kwargs:
-            return func(*args, **kwargs)
-        if func is F.linear and args[0].dim() > 1 and args[1].dim() == 2 and _use_onednn(*args[:2]):
-            x, weight, *bias = args
-            return _onednn_linear(x.flatten(0, -2), weight, *bias).unflatten(0, x.shape[:-1])
-        if func in _MATMULS and args[0].dim() == args[1].dim() == 2 and _use_onednn(args[0], args[1].T):
-            return _onednn_linear(args[0], args[1].T)
-        return func(*args)
+    Rounding differs from MKL's by about 1e-6.
+    """
+    if function is F.linear and args[0].dim() > 1 and args[1].dim() == 2 and _use_onednn(*args[:2]):
+        x, weight, *bias = args
+        return _onednn_linear(x.flatten(0, -2), weight, *bias).unflatten(0, x.shape[:-1])
+    if function in _MATMULS and args[0].dim() == args[1].dim() == 2 and _use_onednn(args[0], args[1].T):
+        return _onednn_linear(args[0], args[1].T)
+    return None
 
 
 def _use_onednn(x: Tensor, weight: Tensor) -> bool:

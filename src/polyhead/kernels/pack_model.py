@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from polyhead.kernels.attention import PackedAttention, can_fuse
 from polyhead.kernels.build_extension import DTYPE_SUFFIX, load_kernels
 from polyhead.kernels.fused_step import PackedStack
+from polyhead.kernels.greedy_steps import GreedySteps
 from polyhead.kernels.int4 import make_int4_linear
 from polyhead.kernels.int8 import make_int8_linear
 from polyhead.kernels.int_linear import Int8Linear, Int8LinearFallback
@@ -37,6 +39,7 @@ def pack_model(model: nn.Module, factory: LinearFactory = make_linear) -> nn.Mod
     if is_supported and weight.device.type == "cpu" and not model.training and weight.dtype in DTYPE_SUFFIX:
         # most of the loss of int4 is in the head, so the head uses int8
         _pack_modules(model, factory, make_int8_linear if factory is make_int4_linear else factory)
+        _add_greedy_steps(model)
         for part in model.modules():
             _bypass_module_call(part)
         trim_heap()
@@ -96,6 +99,15 @@ def _fuse_stack(stack: Stack) -> Stack:
         return stack if has_hooks or load_kernels() is None else PackedStack(stack)
     except UnsupportedLayerError:
         return stack
+
+
+def _add_greedy_steps(model: nn.Module) -> None:
+    """Set ``decode_greedy`` of a decoder whose parts can all be compiled."""
+    parts = getattr(model, "decoder_parts", None)
+    if parts is None or not isinstance(parts[2], PackedHead):
+        return
+    with suppress(UnsupportedLayerError):
+        model.decode_greedy = GreedySteps(*parts)  # type: ignore[assignment]
 
 
 def _bypass_module_call(module: nn.Module) -> None:

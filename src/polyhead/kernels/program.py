@@ -18,20 +18,24 @@ from polyhead.kernels.linear import NativeLinear
 from polyhead.nn.attention.projections import FullQKNorm
 from polyhead.nn.block.parallel import ParallelBlock
 from polyhead.nn.block.transformer import Block
+from polyhead.nn.embedding import Embedding
 from polyhead.nn.feed_forward.mlp import FeedForward, GatedFeedForward, relu_squared
 from polyhead.nn.kv import Window
 from polyhead.nn.norm import LayerNorm, NoNorm, RMSNorm
 from polyhead.nn.position.base import Position
+from polyhead.nn.position.learned import LearnedPosition
 from polyhead.nn.position.rope import Rope
+from polyhead.nn.position.sinusoidal import SinusoidalPosition
 from polyhead.nn.residual import Residual
 
 # the enums of step.hpp and activations.hpp, in the same order
-NORM_OP, ROUND_OP, ANGLES_OP, HEADS_OP, PRODUCT_OP, ATTEND_OP = range(6)
+EMBED_OP, NORM_OP, ROUND_OP, ANGLES_OP, HEADS_OP, PRODUCT_OP, ATTEND_OP, CHOOSE_OP = range(8)
 LAYER, RMS = range(2)
 FP32, BF16, INT8, INT4 = range(4)
 REPLACE, ADD, MULTIPLY = range(3)
-NO_ACTIVATION, RELU, LEAKY, GELU, GELU_TANH, SILU, SIGMOID, TANH, SQUARE = range(9)
+NO_ACTIVATION, RELU, LEAKY, GELU, GELU_TANH, SILU, SIGMOID, TANH, SQUARE, ROUND_BF16 = range(10)
 NO_OFFSET = -1
+LOGITS_PER_PART, PART_FLOATS = 4096, 4  # of the parts of logits.hpp
 _PRECISIONS = {"int8": INT8, "int4": INT4}
 
 _ACTIVATION_CODES: dict[Any, int] = {
@@ -229,6 +233,34 @@ class ProgramBuilder:
         self.emit(ROUND_OP, x, out, width=layer.steps, inner=layer.in_features, way=precision)
         return out
 
+    def add_embedding(self, embedding: Embedding) -> Tensor | None:
+        """Add the embedding of a token as ``x``; return the table of positions that is added to it."""
+        token, position, norm = embedding.token.weight, embedding.position, embedding.norm
+        table = _position_table(position)
+        extra_parts = embedding.token_proj, embedding.segment, embedding.proj
+        is_rounded = token.dtype != torch.float32  # a norm's result would be, too
+        if any(part is not None for part in extra_parts) or (norm is not None and is_rounded):
+            raise UnsupportedLayerError
+        self.emit(
+            EMBED_OP, 0, self.x, width=token.size(1), way=BF16 if is_rounded else FP32,
+            joins=table is not None and table.dtype == torch.bfloat16, weight=token.data_ptr(),
+            number=embedding.scale,
+        )  # fmt: skip
+        if norm is not None and not isinstance(norm, NoNorm):
+            self.add_norm(norm, self.x, "x")
+        return table
+
+    def add_choice(self, head: nn.Module, x: int, dtype: torch.dtype) -> None:
+        """Add the logits of rows x, rounded to ``dtype``, and the choice of the most likely token."""
+        layer = _require_linear(head)
+        if dtype != torch.float32 and _precision(layer) != BF16:
+            raise UnsupportedLayerError  # the input of an integer product would be rounded first
+        logits, V = self.buffer_offset("logits", layer.out_features), layer.out_features
+        activation = NO_ACTIVATION if dtype == torch.float32 else ROUND_BF16
+        self.add_linear(layer, self.add_rounding(layer, x), logits, activation=activation)
+        width = PART_FLOATS * -(-V // LOGITS_PER_PART)
+        self.emit(CHOOSE_OP, logits, self.buffer_offset("choice", width), width=width, inner=V)
+
     def add_linear(
         self,
         layer: nn.Module,
@@ -236,16 +268,13 @@ class ProgramBuilder:
         out: int,
         width: int | None = None,
         *,
-        activation: Callable[[Tensor], Tensor] | None = None,
+        activation: Callable[[Tensor], Tensor] | int | None = None,
         combine: int = REPLACE,
         operand: int = 0,
     ) -> None:
         """Add the first ``width`` outputs of a linear layer, activated, then combined with other rows."""
-        layer, precision, (kind, slope) = (
-            _require_linear(layer),
-            _precision(layer),
-            _activation_code(activation),
-        )
+        layer, precision = _require_linear(layer), _precision(layer)
+        kind, slope = (activation, 0.0) if isinstance(activation, int) else activation_code(activation)
         panels, *quantization, bias = layer.pointers
         self.emit(
             PRODUCT_OP, x, out, with_=operand, width=width or layer.out_features, inner=layer.steps,
@@ -266,15 +295,49 @@ class ProgramBuilder:
 
 def compile_stack(layers: Sequence[nn.Module], final_norm: nn.Module | None) -> tuple[ProgramBuilder, int]:
     """Compile a stack of packed layers -> builder, offset of the result; raises UnsupportedLayerError."""
+    builder = _builder_for(layers)
+    return builder, _add_stack(builder, layers, final_norm)
+
+
+def compile_greedy(
+    embedding: Embedding, layers: Sequence[nn.Module], final_norm: nn.Module | None, head: nn.Module
+) -> tuple[ProgramBuilder, Tensor | None]:
+    """Compile a whole decoder, from the token to the most likely next one -> builder, table of positions.
+
+    Raises UnsupportedLayerError.
+    """
+    builder = _builder_for(layers)
+    table = builder.add_embedding(embedding)
+    features = _add_stack(builder, layers, final_norm)
+    builder.add_choice(head, features, embedding.token.weight.dtype)
+    return builder, table
+
+
+def _builder_for(layers: Sequence[nn.Module]) -> ProgramBuilder:
     first_attn = getattr(layers[0], "attn", None)
     if type(first_attn) is not PackedAttention:
         raise UnsupportedLayerError
-    builder = ProgramBuilder(_require_linear(first_attn.o_proj).out_features)
+    return ProgramBuilder(_require_linear(first_attn.o_proj).out_features)
+
+
+def _add_stack(builder: ProgramBuilder, layers: Sequence[nn.Module], final_norm: nn.Module | None) -> int:
+    """Add layers and the final norm; return the offset of the result."""
     for number, layer in enumerate(layers):
         builder.add_layer(layer, number)
     if final_norm is None or isinstance(final_norm, NoNorm):
-        return builder, builder.x
-    return builder, builder.add_norm(final_norm, builder.x, "out")
+        return builder.x
+    return builder.add_norm(final_norm, builder.x, "out")
+
+
+def _position_table(position: Position) -> Tensor | None:
+    """The rows that a position scheme adds to embeddings; None if it adds nothing."""
+    if type(position) is SinusoidalPosition:
+        return position.table
+    if type(position) is LearnedPosition:
+        return position.weight[position.offset :]
+    if type(position).embed is not Position.embed:
+        raise UnsupportedLayerError
+    return None
 
 
 def _norm_weight(norm: nn.Module) -> Tensor:
@@ -295,7 +358,7 @@ def _precision(layer: nn.Module) -> int:
     return FP32 if _require_linear(layer).dtype == torch.float32 else BF16
 
 
-def _activation_code(activation: Callable[[Tensor], Tensor] | None) -> tuple[int, float]:
+def activation_code(activation: Callable[[Tensor], Tensor] | None) -> tuple[int, float]:
     """Code of an activation, and its slope below 0 (leaky ReLU)."""
     if activation is None:
         return NO_ACTIVATION, 0.0

@@ -11,7 +11,7 @@ from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.lm_head import Head
-from polyhead.nn.stack import build_common_position, build_stack
+from polyhead.nn.stack import Stack, build_common_position, build_stack
 
 
 class CausalLM(nn.Module):
@@ -63,6 +63,11 @@ class CausalLM(nn.Module):
         """Like ``decode``, but returns the LM head's input, (N, T, E): for tokens with known successors."""
         x: Tensor = self.stack(self.embedding(tokens, pos), pos, cache)
         return x if self.out_proj is None else self.out_proj(x)
+
+    @property
+    def decoder_parts(self) -> tuple[Embedding, Stack, Head] | None:
+        """The parts that a decoding step runs, in their order; None if there are others."""
+        return (self.embedding, self.stack, self.head) if self.out_proj is None else None
 
     @property
     def vocab_size(self) -> int:

@@ -11,7 +11,7 @@ from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.lm_head import Head
-from polyhead.nn.stack import build_common_position, build_stack
+from polyhead.nn.stack import Stack, build_common_position, build_stack
 
 
 class Seq2Seq(nn.Module):
@@ -80,6 +80,11 @@ class Seq2Seq(nn.Module):
         """Like ``decode``, but returns the LM head's input, (N, T, C): for tokens with known successors."""
         out: Tensor = self.decoder(self.decoder_embedding(tokens, pos), pos, cache, memory)
         return out
+
+    @property
+    def decoder_parts(self) -> tuple[Embedding, Stack, Head]:
+        """The parts that a decoding step runs, in their order."""
+        return self.decoder_embedding, self.decoder, self.head
 
     @property
     def vocab_size(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,16 +33,31 @@ class Dropout(nn.Module):
         """Any shape -> the same."""
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu" or min(self.p, 1 - self.p) < _MIN_BYTE_RATE:
+        if x.device.type != "cpu" or not self.draws_bytes:
             return F.dropout(x, self.p)
-        threshold = round(self.p * 256)
-        words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)
-        # random_() with no bounds leaves the sign bit 0, so draw from the full range
-        random_bytes = words.random_(-(2**63), None).view(torch.uint8)[: x.numel()].view(x.shape)
-        return _DropoutFunction.apply(x, random_bytes >= threshold, 256 / (256 - threshold))
+        keep_mask = draw_bytes(x.shape) >= self.threshold
+        return _DropoutFunction.apply(x, keep_mask, 256 / (256 - self.threshold))
+
+    @property
+    def draws_bytes(self) -> bool:
+        """Whether a byte per element is precise enough for the rate."""
+        return min(self.p, 1 - self.p) >= _MIN_BYTE_RATE
+
+    @property
+    def threshold(self) -> int:
+        """The number of values of a byte, of 256, for which an element is dropped."""
+        return round(self.p * 256)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def draw_bytes(shape: Sequence[int]) -> Tensor:
+    """Random bytes on the CPU, uint8."""
+    n = math.prod(shape)
+    # random_() with no bounds leaves the sign bit 0, so draw from the full range
+    words = torch.empty((n + 7) // 8, dtype=torch.int64, device="cpu").random_(-(2**63), None)
+    return words.view(torch.uint8)[:n].view(shape)
 
 
 class _DropoutFunction(torch.autograd.Function):

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from polyhead.nn.export_guard import known_true
+from polyhead.nn.override import overridable
 from polyhead.nn.packed_rows import may_have_several_documents
 
 WeightsHook = Callable[[Tensor], None]
@@ -179,6 +180,7 @@ def mask_other_documents(mask: Tensor | None, pos: Tensor | None) -> Tensor | No
     return mask & (document[..., :, None] == document[..., None, :])
 
 
+@overridable
 def attend(
     q: Tensor,
     kv: KV,

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from polyhead.nn.device import host_copy, move_tensor, true_indices
 from polyhead.nn.lm_head import Head
+from polyhead.nn.override import overridable
 from polyhead.nn.precision import at_least_fp32, product_dtype
 from polyhead.nn.tensor_split import VocabularyShard
 
@@ -25,6 +26,7 @@ class Loss(NamedTuple):
     count: int  # type: ignore[assignment]  # rather than tuple's method of that name
 
 
+@overridable
 def cross_entropy(
     features: Tensor, head: Head, labels: Tensor, smoothing: float = 0.0, chunk: int = LOGITS_CHUNK
 ) -> Loss:

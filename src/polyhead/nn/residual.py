@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from polyhead.nn.dropout import Dropout
+from polyhead.nn.override import overridable
 
 
 class Residual(nn.Module):
@@ -30,6 +31,7 @@ class Residual(nn.Module):
         self.norm, self.norm_first, self.sandwich_norm = norm, norm_first, sandwich_norm
         self.dropout, self.scale = Dropout(dropout), scale
 
+    @overridable
     def forward(
         self, x: Tensor, sublayer: Callable[..., Tensor], pos: Tensor | None = None, *inputs: Any
     ) -> Tensor:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from polyhead.kernels.cpu_features import is_amd
-from polyhead.kernels.onednn_matmul import onednn_matmuls
+from polyhead.kernels.training.mode import training_kernels
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
 from polyhead.nn.stack import Stack
 
@@ -37,11 +38,12 @@ def resolve_precision(precision: Precision, device: torch.device) -> ResolvedPre
     return "bf16" if is_fast else "fp32"
 
 
-def autocast(precision: ResolvedPrecision, device: torch.device) -> AbstractContextManager[object]:
-    """Run matmuls inside the context in ``precision``; weights stay fp32."""
-    if precision in HALF_DTYPES:
-        return torch.autocast(device.type, HALF_DTYPES[precision])
-    return onednn_matmuls() if device.type == "cpu" else nullcontext()
+@contextmanager
+def autocast(precision: ResolvedPrecision, device: torch.device) -> Iterator[None]:
+    """Run matmuls inside the context in ``precision``, on a CPU in fused kernels; weights stay fp32."""
+    half = torch.autocast(device.type, HALF_DTYPES[precision]) if precision in HALF_DTYPES else nullcontext()
+    with half, training_kernels() if device.type == "cpu" else nullcontext():
+        yield
 
 
 def use_tf32(precision: Precision, device: torch.device) -> None:

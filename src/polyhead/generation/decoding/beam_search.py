@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate
 from math import isnan
 from typing import Literal, NamedTuple, cast
@@ -22,8 +23,9 @@ from polyhead.generation.constraints.lexical_constraints import (
 from polyhead.generation.decoding.no_repeat_ngram import banned_ngrams
 from polyhead.generation.decoding.topk import topk_log_probs
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Decoder, Hypothesis, TokenOutput, normalize_score
+from polyhead.generation.engine.interface import Decoder, GreedyPlan, Hypothesis, TokenOutput, normalize_score
 from polyhead.generation.engine.request import DecodingState
+from polyhead.generation.engine.workers import Workers, count_workers
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 from polyhead.grammar.grammar_constraint import DEAD_END_ERROR, GrammarConstraint
 
@@ -124,6 +126,33 @@ class BeamSearchStrategy:
                 group_logits = logits[torch.tensor(rows, device=logits.device)]
             banned = [*self.bad_token_ids, *(self.eos_ids if bans_eos else ())]
             self._advance_group([beams[i] for i in members], group_logits, width, banned, shortlist_head)
+
+    def plan_greedy(self, states: Sequence[DecodingState]) -> GreedyPlan | None:
+        """The next steps with one beam, as long as nothing but its tokens decides about them."""
+        beams = cast("Sequence[BeamState]", states)
+        has_rules = self.no_repeat_ngram_size > 0 or self.grammar is not None
+        if self.num_candidates > 1 or has_rules or any(beam.constraints is not None for beam in beams):
+            return None
+        lengths = [len(beam.rows[0]) for beam in beams]
+        bans_eos = {length < self.min_new_tokens for length in lengths}
+        has_prefix = any(
+            length < len(beam.request.prefix) for beam, length in zip(beams, lengths, strict=True)
+        )
+        if has_prefix or len(bans_eos) > 1:
+            return None
+        limits = [beam.max_new_tokens - length for beam, length in zip(beams, lengths, strict=True)]
+        if not bans_eos.pop():
+            return GreedyPlan(min(limits), self.bad_token_ids, [*self.eos_ids])
+        n_steps = min(*limits, self.min_new_tokens - max(lengths))
+        return GreedyPlan(n_steps, [*self.bad_token_ids, *self.eos_ids], [])
+
+    def extend_greedy(self, states: Sequence[DecodingState], ids: Tensor, log_probs: Tensor) -> None:
+        """Extend the only row of each state."""
+        columns = zip(states, ids.T.tolist(), log_probs.T.tolist(), strict=True)
+        for beam, tokens, values in columns:
+            assert isinstance(beam, BeamState)
+            for token, value in zip(tokens, values, strict=True):
+                beam.extend([beam.log_probs[0] + value], [0], [token])
 
     def _advance_group(
         self,
@@ -335,14 +364,15 @@ def beam_search(
     longest = max(
         (1 if has_encoder else len(row)) + spec.max_new_tokens for row, spec in zip(rows, specs, strict=True)
     )
-    engine = Engine(model, max_len=longest, cache=cache)
-    requests = [
-        engine.submit([bos_id], BeamState(strategy, spec._replace(context_ids=[bos_id])), source=row)
-        if has_encoder and bos_id is not None
-        else engine.submit(row, BeamState(strategy, spec._replace(context_ids=row)))
-        for row, spec in zip(rows, specs, strict=True)
-    ]
-    return [request.result() for request in requests]
+    n_workers = count_workers(model, beam_size * len(rows))
+    workers = Workers(lambda: Engine(model, max_len=longest, cache=cache), n_workers)
+    for i, (row, spec) in enumerate(zip(rows, specs, strict=True)):
+        prompt = [bos_id] if has_encoder and bos_id is not None else row
+        state = BeamState(strategy, spec._replace(context_ids=prompt))
+        source_row = row if has_encoder and bos_id is not None else None
+        workers.add(i, partial(Engine.submit, prompt=prompt, state=state, source=source_row))
+    results = {i: request.result() for i, request in workers.run()}
+    return [results[i] for i in range(len(rows))]
 
 
 def _next_forced_tokens(beams: Sequence[BeamState]) -> list[int]:

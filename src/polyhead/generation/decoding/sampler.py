@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyhead.core.errors import NOT_FINITE
 from polyhead.generation.decoding.sampling import RandomStreams, Sampling
-from polyhead.generation.engine.interface import Hypothesis, TokenOutput, TopLogprobs
+from polyhead.generation.engine.interface import GreedyPlan, Hypothesis, TokenOutput, TopLogprobs
 from polyhead.generation.engine.request import DecodingState
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 from polyhead.grammar.grammar_constraint import DEAD_END_ERROR, GrammarConstraint
@@ -65,6 +65,13 @@ class SamplingStrategy:
             else:
                 state.extend(tokens[start:end], log_probs[start:end], self.eos_ids, top)
             start = end
+
+    def plan_greedy(self, states: Sequence[DecodingState]) -> GreedyPlan | None:
+        """None: each token is returned before the next one is computed."""
+        return None
+
+    def extend_greedy(self, states: Sequence[DecodingState], ids: Tensor, log_probs: Tensor) -> None:
+        raise AssertionError("no greedy steps are planned")
 
 
 def get_top_logprobs(log_probs: Tensor, k: int) -> list[TopLogprobs]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyhead.generation.decoding.no_repeat_ngram import ban_tokens
-from polyhead.kernels.logits import max_and_logsumexp, topk_rows
+from polyhead.kernels.logits import max_and_logsumexp, topk_log_softmax, topk_rows
 
 _CHUNK_LOGITS = 2**19  # logits per chunk: they stay in the processor's cache
 
@@ -28,6 +28,10 @@ def topk_log_probs(
     none. Banned tokens get -inf; the others keep their probability under the model. At most V tokens are
     returned. Logits may have any precision; probabilities are fp32.
     """
+    if forced_ids is None and masked_logits is None and not any(repeated_ids):
+        found = topk_log_softmax(logits, min(k, logits.size(1)), banned_ids)
+        if found is not None:
+            return found
     rows = max(1, _CHUNK_LOGITS // logits.size(1))
     if len(logits) > rows:
         parts = logits.split(rows)

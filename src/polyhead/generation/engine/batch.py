@@ -20,6 +20,7 @@ from polyhead.nn.cache import Cache, PrefixCache
 from polyhead.nn.device import move_tensor
 from polyhead.nn.kv import EncoderMemory
 
+MAX_GREEDY_STEPS, MAX_GREEDY_TOKENS = 16, 256  # of one call, during which no request joins or is cancelled
 MAX_SPECULATIVE_ROWS = 4  # with more rows each draft token costs more time than the accepted ones save
 
 
@@ -216,16 +217,18 @@ class DecodingBatch:
         return list(groups.values())
 
     def step(self, group: Sequence[SequenceGroup]) -> list[SequenceGroup]:
-        """Decode one token for each row of a group; remove and return the members that have ended."""
+        """Decode one token for each row of a group; remove and return the members that have ended.
+
+        Where the rows only continue with their most likely tokens, several steps are one call.
+        """
         selected = set(group)
         group = [member for member in self.members if member in selected]
         if group[0].has_features:
-            logits = self._logits_after_prefill(group)
+            self._sample(group, self._logits_after_prefill(group))
         elif drafts := self._draft_tokens(group):
             return self._step_with_drafts(group, drafts)
-        else:
-            logits = self._decode(group)
-        self._sample(group, logits)
+        elif not self._decode_greedy(group):
+            self._sample(group, self._decode(group))
         ended_members = [member for member in group if self._has_ended(member)]
         self._reorder_rows(
             {member: [] if member in ended_members else member.request.state.parent_rows for member in group}
@@ -263,6 +266,46 @@ class DecodingBatch:
             if self.prefix_cache is not None and member.cached_lens[i] % self.cache.block_size == 0:
                 self.prefix_cache.insert_prefix(row, member.request.visible_tokens(i))
         return logits
+
+    def _decode_greedy(self, group: Sequence[SequenceGroup]) -> bool:
+        """Decode several greedy tokens for each row of a group in one call; False if that is impossible."""
+        decode_greedy = getattr(self.model, "decode_greedy", None)
+        strategy = group[0].request.state.strategy
+        if decode_greedy is None or not self.cache.rewinds or self.shortlist_head is not None:
+            return False
+        if not hasattr(self.cache.layers[0], "slot_mapping"):  # slots that the kernels can address
+            return False
+        states = [member.request.state for member in group]
+        if any(state.strategy is not strategy or len(state.rows) > 1 for state in states):
+            return False
+        plan = strategy.plan_greedy(states)
+        if plan is None:
+            return False
+        cached_lens = [member.cached_lens[0] for member in group]
+        n_steps = min(
+            plan.n_steps, self.max_len - max(cached_lens), MAX_GREEDY_STEPS, MAX_GREEDY_TOKENS // len(group)
+        )
+        if n_steps < 2:
+            return False
+        tokens = torch.tensor([member.last_token(0) for member in group])
+        pos = torch.tensor(cached_lens)[:, None] + torch.arange(n_steps)
+        selected = set(group)
+        rows = [row for row, (member, _) in enumerate(self._row_owners()) if member in selected]
+        self.cache.prepare_step(rows, pos)
+        result = decode_greedy(tokens, pos, self.cache, self._memory_of(group), plan.banned_ids, plan.eos_ids)
+        if result is None:
+            return False
+        ids, log_probs = result
+        for row, member, new_ids in zip(rows, group, ids.T.tolist(), strict=True):
+            old_len = member.cached_lens[0]
+            member.cached_lens[0] += len(new_ids)
+            if self.prefix_cache is not None:
+                block_size = self.cache.block_size
+                if member.cached_lens[0] // block_size > old_len // block_size:
+                    text = [*member.request.visible_tokens(0), *new_ids[:-1]]
+                    self.prefix_cache.insert_prefix(row, text)
+        strategy.extend_greedy(states, ids, log_probs)
+        return True
 
     def _draft_tokens(self, group: Sequence[SequenceGroup]) -> dict[SequenceGroup, Sequence[int]]:
         """Draft tokens of the members that have a drafter, in a small batch."""

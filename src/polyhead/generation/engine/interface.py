@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -35,6 +35,14 @@ class Decoder(Protocol):
     def decode_features(
         self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None
     ) -> Tensor: ...
+
+
+class GreedyPlan(NamedTuple):
+    """Steps that some requests would take alike: each row continues with its most likely allowed token."""
+
+    n_steps: int  # maximum number of steps
+    banned_ids: Sequence[int]
+    eos_ids: Sequence[int]  # tokens after which the steps end
 
 
 class Hypothesis(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from polyhead.core.errors import UserError
-from polyhead.generation.engine.interface import Decoder, Hypothesis, TokenOutput
+from polyhead.generation.engine.interface import Decoder, GreedyPlan, Hypothesis, TokenOutput
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 
 
@@ -60,6 +60,14 @@ class DecodingStrategy(Protocol):
 
         ``shortlist_head`` maps the columns to tokens, where they are not the whole vocabulary.
         """
+        ...
+
+    def plan_greedy(self, states: Sequence[DecodingState]) -> GreedyPlan | None:
+        """The next steps of states with one row, if only the most likely tokens matter; else None."""
+        ...
+
+    def extend_greedy(self, states: Sequence[DecodingState], ids: Tensor, log_probs: Tensor) -> None:
+        """Advance each state by the tokens of planned steps and their log-probabilities, (N, B) each."""
         ...
 
 

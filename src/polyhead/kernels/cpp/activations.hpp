@@ -4,7 +4,7 @@
 
 namespace {
 
-enum Activation : int64_t { PLAIN, RELU, LEAKY, GELU, GELU_TANH, SILU, SIGMOID, TANH, SQUARED };
+enum Activation : int64_t { PLAIN, RELU, LEAKY, GELU, GELU_TANH, SILU, SIGMOID, TANH, SQUARED, ROUNDED };
 
 Floats size_of(Floats x) { return x < 0 ? -x : x; }
 
@@ -36,6 +36,11 @@ Floats activated(Floats x, int64_t which, float slope) {
         case SIGMOID: return logistic(x);
         case TANH: return tangent(x);
         case SQUARED: return x < 0 ? Floats{} : x * x;
+        case ROUNDED: {  // to bf16
+            bf16 out[LANES];
+            store(x, out);
+            return load(out);
+        }
         default: return x;
     }
 }

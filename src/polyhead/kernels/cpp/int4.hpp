@@ -13,9 +13,16 @@ constexpr long GROUP = 8, GROUP_FLOATS = GROUP / 2 * PANEL + PANEL / 4;  // step
 
 using Factors = int8_t __attribute__((vector_size(LANES)));
 Ints factors(const float* group, long j) {  // scales of output vector j
-    Factors few;
-    std::memcpy(&few, reinterpret_cast<const int8_t*>(group + GROUP / 2 * PANEL) + j * LANES, LANES);
-    return __builtin_convertvector(few, Ints);
+    const auto* few = reinterpret_cast<const int8_t*>(group + GROUP / 2 * PANEL) + j * LANES;
+#if defined(__AVX512F__)  // GCC converts numbers of 8 bits one by one
+    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(few)));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(few)));
+#else
+    Factors all;
+    std::memcpy(&all, few, LANES);
+    return __builtin_convertvector(all, Ints);
+#endif
 }
 
 // 16 times the weights of a step: signed, and without a shift of bytes, which does not exist
@@ -25,29 +32,27 @@ Floats upper(Floats both) { return (Floats)((Bits)both & 0xf0f0f0f0u); }
 // R rows of x, `steps` apart, times a panel -> sums (R, 64)
 template <long R>
 void multiply_fours(const float* panel, const float* x, long steps, float* sums) {
-    constexpr long SOME = at_once(R);
+    constexpr long SOME = at_once(2 * R);  // the sums of a group and of all groups are in registers
     for (long part = 0; part < WIDE; part += SOME) {
-        for (long g = 0; g < steps / GROUP; g++) {
-            const float* group = panel + g * GROUP_FLOATS;
+        Ints all[R][SOME] = {};
+        for (long g = 0; g < steps; g += GROUP) {
+            const float* group = panel + g / GROUP * GROUP_FLOATS + part * LANES;
             Floats sum[R][SOME] = {};
             for (long k = 0; k < GROUP / 2; k++)
                 for (long j = 0; j < SOME; j++) {
-                    const Floats both = load(group + k * PANEL + (part + j) * LANES);
+                    const Floats both = load(group + k * PANEL + j * LANES), low = lower(both), high = upper(both);
                     for (long r = 0; r < R; r++) {
-                        const float* here = x + r * steps + g * GROUP + k;
-                        sum[r][j] = product(sum[r][j], lower(both), here[0], int8_t());
-                        sum[r][j] = product(sum[r][j], upper(both), here[GROUP / 2], int8_t());
+                        sum[r][j] = product(sum[r][j], low, x[r * steps + g + k], int8_t());
+                        sum[r][j] = product(sum[r][j], high, x[r * steps + g + k + GROUP / 2], int8_t());
                     }
                 }
             for (long j = 0; j < SOME; j++) {
-                const Ints factor = factors(group, part + j);
-                for (long r = 0; r < R; r++) {
-                    float* at = sums + r * PANEL + (part + j) * LANES;
-                    const Ints before = g ? (Ints)load(at) : Ints{};
-                    store((Floats)(before + ((Ints)sum[r][j] >> 4) * factor), at);
-                }
+                const Ints factor = factors(group - part * LANES, part + j);
+                for (long r = 0; r < R; r++) all[r][j] += ((Ints)sum[r][j] >> 4) * factor;
             }
         }
+        for (long r = 0; r < R; r++)
+            for (long j = 0; j < SOME; j++) store((Floats)all[r][j], sums + r * PANEL + (part + j) * LANES);
     }
 }
 

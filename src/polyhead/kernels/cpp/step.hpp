@@ -1,13 +1,15 @@
 // A decoding step of all layers: a list of instructions on rows of numbers, executed in order by all threads together, with only
-// a barrier between two of them.
+// a barrier between two of them. With the embedding and the choice of a token it may be repeated: greedy steps in one call.
 #pragma once
 #include <cmath>
 
 #include "attention.hpp"
+#include "barrier.hpp"
+#include "logits.hpp"
 
 namespace {
 
-enum What : int64_t { NORM, ROUND, ANGLES, HEADS, PRODUCT, ATTEND };  // those up to HEADS process each row separately
+enum What : int64_t { EMBED, NORM, ROUND, ANGLES, HEADS, PRODUCT, ATTEND, CHOOSE };  // those up to HEADS process each row separately
 enum Norm : int64_t { LAYER, RMS };
 enum Kept : int64_t { FP32, BF16, INT8, INT4 };
 enum Joins : int64_t { ALONE, ADDED, MULTIPLIED };
@@ -33,21 +35,35 @@ struct Call {
     const float* const* bias[2];
     Sizes sizes[2];
     int64_t strange;                  // output: whether a key or value was not finite
+    int64_t steps;                    // maximum number of greedy steps, each with one token of a row; 0: one step of embedded tokens
+    int64_t *tokens;                  // (steps + 1, rows): the first row is input, the others are output
+    float *log_probs;                 // output (steps, rows): log-probabilities of the tokens
+    const void* positions;            // table that is added to the embeddings, or null
+    const int64_t *banned, *ends;     // tokens that are not chosen, and those after which the steps end
+    int64_t n_banned, n_ends;
+    int64_t done, steps_end;          // output: number of valid steps; whether no more follow
+
+    long at(long m, long t) const { return steps ? m * steps + t : m; }  // place of the token of row m at step t
 };
 
-// Sums over a row, sixteen numbers at a time.
+// Sums over a row of at(i, there), whose numbers from `there` on do not count.
 template <class F>
 float sum_of(long n, F at) {
+    const long whole = n / LANES * LANES;
     Floats sum = {};
-    for (long i = 0; i < n; i += LANES) sum += at(i, std::min(LANES, n - i));
+    for (long i = 0; i < whole; i += LANES) sum += at(i, LANES);
+    if (whole < n) {
+        Floats rest = at(whole, n - whole);
+        for (long j = n - whole; j < LANES; j++) rest[j] = 0;
+        sum += rest;
+    }
     return total(sum);
 }
 
 void norm(const float* x, float* out, const float* weight, const float* bias, const float* added, long n, int64_t way, double eps) {
     const float mean = way == RMS ? 0 : sum_of(n, [&](long i, long there) { return load(x + i, there); }) / n;
     const float square = sum_of(n, [&](long i, long there) {
-        Floats off = load(x + i, there) - mean;
-        for (long j = there; j < LANES; j++) off[j] = 0;
+        const Floats off = load(x + i, there) - mean;
         return off * off;
     });
     const float scale = 1 / std::sqrt(square / n + float(eps));
@@ -81,7 +97,7 @@ void keep(const float* x, T* to, long n, Floats& strange) {
 
 // Norm and rotate the queries and keys of a token in place; write keys and values to the cache.
 template <class T>
-void heads_of(float* x, const float* angles, const Op& op, Call& call, long m) {
+void heads_of(float* x, const float* angles, const Op& op, Call& call, long m, long t) {
     const Sizes& z = call.sizes[0];
     const long half = op.inner / 2;
     const auto ready = [&](float* y, long heads, const void* weight) {
@@ -95,11 +111,12 @@ void heads_of(float* x, const float* angles, const Op& op, Call& call, long m) {
     float *k = x + op.heads * op.dim, *v = k + op.kv_heads * op.dim;
     ready(k, op.kv_heads, op.bias);
     if (!call.kept[0]) return;
+    const int64_t slot = call.write[call.at(m, t)];
     Floats strange = {};
     for (long h = 0; h < op.kv_heads; h++) {
         auto *to_k = static_cast<T*>(call.kept[0][2 * op.layer]), *to_v = static_cast<T*>(call.kept[0][2 * op.layer + 1]);
-        keep(k + h * op.dim, to_k + call.write[m] * z.k_slot + h * z.k_head, op.dim, strange);
-        keep(v + h * op.v_dim, to_v + call.write[m] * z.v_slot + h * z.v_head, op.v_dim, strange);
+        keep(k + h * op.dim, to_k + slot * z.k_slot + h * z.k_head, op.dim, strange);
+        keep(v + h * op.v_dim, to_v + slot * z.v_slot + h * z.v_head, op.v_dim, strange);
     }
     if (!(total(strange) == 0)) call.strange = 1;
 }
@@ -113,15 +130,36 @@ void angles_of(float* out, const Op& op, int64_t pos) {
     }
 }
 
+// The embedding of a token, scaled, plus the row of its position; rounded after each if the table is in T.
+template <class T, class P>
+void embed(float* out, const Op& op, const Call& call, long m, long t) {
+    const T* token = static_cast<const T*>(op.weight) + call.tokens[t * call.rows + m] * op.width;
+    const P* row = call.positions ? static_cast<const P*>(call.positions) + call.pos[call.at(m, t)] * op.width : nullptr;
+    const auto to_precision = [](Floats x) {
+        T all[LANES];
+        store(x, all);
+        return load(all);
+    };
+    for (long i = 0; i < op.width; i += LANES) {
+        const long there = std::min(LANES, op.width - i);
+        Floats x = to_precision(load(token + i, there) * float(op.number));
+        if (row) x = to_precision(x + to_precision(load(row + i, there)));
+        store(x, out + i, there);
+    }
+}
+
 // Instructions that process each token separately.
-void of_row(const Op& op, Call& call, float* room, long m) {
+void of_row(const Op& op, Call& call, float* room, long m, long t) {
     const long M = call.rows;
     const float *in = room + op.in * M + m * op.inner, *with = op.with < 0 ? nullptr : room + op.with * M + m * op.inner;
     float* out = room + op.out * M + m * op.width;
     switch (op.what) {
+        case EMBED:
+            if (op.way == FP32) return embed<float, float>(out, op, call, m, t);
+            return op.joins ? embed<bf16, bf16>(out, op, call, m, t) : embed<bf16, float>(out, op, call, m, t);
         case NORM: return norm(in, out, static_cast<const float*>(op.weight), static_cast<const float*>(op.bias), with, op.width, op.way, op.number);
-        case ANGLES: return angles_of(out, op, call.pos[m]);
-        case HEADS: return call.bf16 ? heads_of<bf16>(out, with, op, call, m) : heads_of<float>(out, with, op, call, m);
+        case ANGLES: return angles_of(out, op, call.pos[call.at(m, t)]);
+        case HEADS: return call.bf16 ? heads_of<bf16>(out, with, op, call, m, t) : heads_of<float>(out, with, op, call, m, t);
         case ROUND:
             if (op.way >= INT8) {  // the scales are stored after all rows
                 room[(op.out + op.width) * M + m] = rounded(in, reinterpret_cast<uint8_t*>(out), op.inner);
@@ -158,7 +196,7 @@ void product_of(const Op& op, const Call& call, float* room) {
 }
 
 template <class T>
-void attention_of(const Op& op, const Call& call, float* room) {
+void attention_of(const Op& op, const Call& call, float* room, long t) {
     Sizes z = call.sizes[op.source];
     z.heads = op.kv_heads, z.group = op.heads / op.kv_heads, z.dim = op.dim, z.v_dim = op.v_dim, z.q_token = op.inner;
     z.scale = op.number, z.softcap = op.bound;
@@ -166,6 +204,8 @@ void attention_of(const Op& op, const Call& call, float* room) {
     float* out = room + op.out * call.rows;
     const bool* seen = call.seen[op.source][op.mask];
     const float* bias = op.with < 0 ? nullptr : call.bias[op.source][op.with];
+    if (seen) seen += t * z.seen_query;  // queries of further steps
+    if (bias) bias += t * z.bias_query;
     if (const auto* kept = call.kept[op.source])
         return attend(q, static_cast<const T*>(kept[2 * op.layer]), static_cast<const T*>(kept[2 * op.layer + 1]), out, seen, bias, call.table[op.source], z);
     z.k_head = op.dim, z.v_head = op.v_dim, z.k_slot = z.v_slot = op.inner, z.k_page = z.v_page = z.slots * op.inner;
@@ -173,23 +213,55 @@ void attention_of(const Op& op, const Call& call, float* room) {
     attend(q, k, v, out, seen, bias, call.table[op.source], z);
 }
 
-void step(const Op* ops, long count, Call& call, float* room) {
-#pragma omp parallel
-    for (long i = 0; i < count;) {
+// Choose the most likely token of each row; run by all threads.
+void choose(const Op& op, Call& call, float* room, long t, Barrier& barrier) {
+    const long M = call.rows, parts = (op.inner + PART - 1) / PART;
+    auto* found = reinterpret_cast<LogitPart*>(room + op.out * M);
+#pragma omp for schedule(static) nowait
+    for (long unit = 0; unit < M * parts; unit++)
+        found[unit] = part_of(room + op.in * M + unit / parts * op.inner, op.inner, unit % parts, call.banned, call.n_banned);
+    barrier.wait();
+#pragma omp master
+    {
+        bool end = t + 1 == call.steps, strange = false;
+        for (long m = 0; m < M; m++) {
+            const int64_t token = choice_of(found + m * parts, parts, call.log_probs[t * M + m]);
+            call.tokens[(t + 1) * M + m] = token;
+            strange |= !std::isfinite(call.log_probs[t * M + m]);
+            end |= std::find(call.ends, call.ends + call.n_ends, token) != call.ends + call.n_ends;
+        }
+        call.done = strange ? t : t + 1;
+        call.steps_end = end || strange;
+    }
+    barrier.wait();
+}
+
+// Execute the instructions for step t; run by all threads.
+void step(const Op* ops, long count, Call& call, float* room, long t, Barrier& barrier) {
+    for (long i = 0; i < count; i++) {
         long end = i;
         while (end < count && ops[end].what <= HEADS) end++;
         if (end > i) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
             for (long m = 0; m < call.rows; m++)
-                for (long j = i; j < end; j++) of_row(ops[j], call, room, m);
-            i = end;
-            continue;
-        }
-        if (ops[i].what == PRODUCT) product_of(ops[i], call, room);
-        else if (call.bf16) attention_of<bf16>(ops[i], call, room);
-        else attention_of<float>(ops[i], call, room);
-#pragma omp barrier
-        i++;
+                for (long j = i; j < end; j++) of_row(ops[j], call, room, m, t);
+            i = end - 1;
+        } else if (ops[i].what == PRODUCT) product_of(ops[i], call, room);
+        else if (ops[i].what == CHOOSE) choose(ops[i], call, room, t, barrier);
+        else if (call.bf16) attention_of<bf16>(ops[i], call, room, t);
+        else attention_of<float>(ops[i], call, room, t);
+        barrier.wait();
+    }
+}
+
+void steps(const Op* ops, long count, Call& call, float* room) {
+    Barrier barrier;
+#pragma omp parallel
+    {
+#pragma omp single
+        barrier.threads = omp_get_num_threads();
+        step(ops, count, call, room, 0, barrier);
+        for (long t = 1; t < call.steps && !call.steps_end; t++) step(ops, count, call, room, t, barrier);
     }
 }
 

@@ -38,15 +38,33 @@ Floats load(const float* x) {
     std::memcpy(&out, x, sizeof out);
     return out;
 }
+// Compilers convert vectors in halves and by the piece, so the conversions that are frequent are written out.
 Floats load(const bf16* x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))), 16);
+#else
     Halves halves;
     std::memcpy(&halves, x, sizeof halves);
     return (Floats)(__builtin_convertvector(halves, Bits) << 16);
+#endif
+}
+Ints load_bytes(const uint8_t* x) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+#else
+    Bytes bytes;
+    std::memcpy(&bytes, x, sizeof bytes);
+    return __builtin_convertvector(bytes, Ints);
+#endif
 }
 void store(Floats x, float* out) { std::memcpy(out, &x, sizeof x); }
 void store(Floats x, bf16* out) {  // to the nearest, ties to even
+#if defined(__AVX512BF16__)
+    const __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
+#else
     const Bits bits = (Bits)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const Halves halves = __builtin_convertvector(x == x ? rounded : rounded * 0 + 0x7fc0, Halves);
+#endif
     std::memcpy(out, &halves, sizeof halves);
 }
 
@@ -81,6 +99,21 @@ float total(Floats x) {
     x += __builtin_shufflevector(x, x, 2, 3, 0, 1);
 #endif
     return x[0] + x[1];
+}
+
+// The totals of four vectors, in the order of their adds whatever the vectors are.
+[[maybe_unused]] void totals(Floats a, Floats b, Floats c, Floats d, float* out) {
+#if defined(__AVX512F__)
+    const auto low = [](Floats x, Floats y) { return (Floats)_mm512_unpacklo_ps((__m512)x, (__m512)y); };
+    const auto high = [](Floats x, Floats y) { return (Floats)_mm512_unpackhi_ps((__m512)x, (__m512)y); };
+    const __m512d ab = (__m512d)(low(a, b) + high(a, b)), cd = (__m512d)(low(c, d) + high(c, d));
+    Floats x = (Floats)_mm512_unpacklo_pd(ab, cd) + (Floats)_mm512_unpackhi_pd(ab, cd);  // a, b, c and d in each quarter
+    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    std::memcpy(out, &x, 4 * sizeof(float));
+#else
+    out[0] = total(a), out[1] = total(b), out[2] = total(c), out[3] = total(d);
+#endif
 }
 
 // Whether any element is not 0; of a comparison, whether it is true anywhere.

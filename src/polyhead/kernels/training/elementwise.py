@@ -1,0 +1,174 @@
+"""The passes between the products of a training step, in C++: norms, activations, dropout and residuals.
+
+Rows (R, C) are contiguous; the residual stream, statistics and sums over rows are fp32. Sums have the same
+bits for any number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, load_kernels
+from polyhead.kernels.program import UnsupportedLayerError, activation_code
+from polyhead.nn.dropout import Dropout, draw_bytes
+from polyhead.nn.norm import LayerNorm, NoNorm, RMSNorm
+
+FLOAT, BOOL = ctypes.c_float, ctypes.c_bool
+_DROP = [POINTER, INT64, FLOAT]  # bytes, threshold, scale
+_ARGUMENTS: dict[str, list[Any]] = {
+    "norm": [*[POINTER] * 3, FLOAT, *[POINTER] * 2, *[INT64] * 2, FLOAT, BOOL],
+    "norm_gradient": [*[POINTER] * 4, FLOAT, *[POINTER] * 3, *[INT64] * 2, BOOL],
+    "activate": [POINTER, *_DROP, POINTER, *[INT64] * 3, FLOAT, BOOL],
+    "activate_gradient": [*[POINTER] * 2, *_DROP, *[POINTER] * 3, *[INT64] * 3, FLOAT, BOOL],
+    "add_dropped": [*[POINTER] * 3, *_DROP, POINTER, *[INT64] * 2],
+    "linear_activation": [*[POINTER] * 3, *_DROP, *[POINTER] * 2, *[INT64] * 4, FLOAT],
+    "linear_residual": [*[POINTER] * 4, *_DROP, POINTER, *[INT64] * 3],
+    "drop_gradient": [POINTER, *_DROP, *[POINTER] * 2, *[INT64] * 2],
+}
+
+
+@cache
+def find_kernel(name: str, dtype: torch.dtype) -> Any:
+    """The kernel of a name for rows of a dtype."""
+    kernel = getattr(load_kernels(), f"{name}_{DTYPE_SUFFIX[dtype]}")
+    kernel.argtypes, kernel.restype = _ARGUMENTS[name], None
+    return kernel
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """A tensor as a kernel takes it."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+class Norm(NamedTuple):
+    """A layer norm, an RMS norm or none (``is_centred`` is None); a factor is ``weight + shift``."""
+
+    is_centred: bool | None
+    eps: float = 0.0
+    shift: float = 0.0
+    has_weight: bool = False
+
+    @classmethod
+    def of(cls, norm: nn.Module) -> Norm | None:
+        """The norm of a module; None if it is another one."""
+        if type(norm) is LayerNorm:
+            return cls(True, norm.eps, has_weight=True)
+        if type(norm) is RMSNorm:
+            return cls(False, norm.eps, float(norm.zero_centered), isinstance(norm.weight, nn.Parameter))
+        return cls(None) if type(norm) is NoNorm else None
+
+    def forward(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """x (R, C) in fp32 -> the normed rows in ``dtype``, and statistics (R, 2)."""
+        if self.is_centred is None:
+            return x.to(dtype), x.new_empty(0)
+        (rows, width), out = x.shape, torch.empty(x.shape, dtype=dtype)
+        stats = x.new_empty(rows, 2)
+        find_kernel("norm", dtype)(
+            x.data_ptr(), address(weight), address(bias), self.shift, out.data_ptr(), stats.data_ptr(),
+            rows, width, self.eps, self.is_centred,
+        )  # fmt: skip
+        return out, stats
+
+    def backward(
+        self, grad: Tensor, x: Tensor, stats: Tensor, weight: Tensor | None, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Gradients of x, plus ``residual`` (R, C) in fp32 if given, of the weight and of the bias."""
+        if self.is_centred is None:
+            return grad.float() if residual is None else residual + grad, None, None
+        (rows, width), out = x.shape, torch.empty_like(x)
+        sums = x.new_empty(2, width)
+        find_kernel("norm_gradient", grad.dtype)(
+            grad.data_ptr(), x.data_ptr(), stats.data_ptr(), address(weight), self.shift, address(residual),
+            out.data_ptr(), sums.data_ptr(), rows, width, self.is_centred,
+        )  # fmt: skip
+        return out, sums[0], sums[1]
+
+
+class Drop(NamedTuple):
+    """A dropout whose bytes are drawn, times a factor; without bytes nothing is dropped."""
+
+    bytes_: Tensor | None
+    threshold: int = 0
+    scale: float = 1.0
+
+    @classmethod
+    def draw(cls, dropout: Dropout, shape: tuple[int, ...], factor: float = 1.0) -> Drop:
+        """Draw the bytes that the module itself would draw for elements of this shape."""
+        if not dropout.training or dropout.p == 0:
+            return cls(None, scale=factor)
+        threshold = dropout.threshold
+        return cls(draw_bytes(shape), threshold, factor * 256 / (256 - threshold))
+
+    def without_bytes(self) -> Drop:
+        """The same, of which the bytes are kept elsewhere."""
+        return self._replace(bytes_=None)
+
+    def with_bytes(self, bytes_: Tensor | None) -> Drop:
+        """The same with its bytes."""
+        return self._replace(bytes_=bytes_)
+
+    def __call__(self, x: Tensor, y: Tensor, bias: Tensor | None) -> Tensor:
+        """x + dropout(y + bias) in fp32: x (R, C) in fp32, y (R, C), bias (C,)."""
+        out = torch.empty_like(x)
+        find_kernel("add_dropped", y.dtype)(
+            x.data_ptr(), y.data_ptr(), address(bias), *self.pointers, out.data_ptr(), *x.shape
+        )
+        return out
+
+    def backward(self, grad: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The gradient of y in ``dtype``, from that of the sum in fp32, and of the bias."""
+        out, sums = torch.empty(grad.shape, dtype=dtype), grad.new_empty(grad.size(1))
+        find_kernel("drop_gradient", dtype)(
+            grad.data_ptr(), *self.pointers, out.data_ptr(), sums.data_ptr(), *grad.shape
+        )
+        return out, sums
+
+    @property
+    def pointers(self) -> tuple[int | None, int, float]:
+        """As a kernel takes them."""
+        return address(self.bytes_), self.threshold, self.scale
+
+
+class Activation(NamedTuple):
+    """An activation, or a gated one: of the first half of the features, times the other half."""
+
+    code: int
+    slope: float
+    is_gated: bool
+
+    @classmethod
+    def of(cls, activation: Any, is_gated: bool) -> Activation | None:
+        """The activation of a layer; None if there is no kernel for it, as for learned slopes."""
+        if isinstance(activation, nn.Module) and (activation._parameters or activation._forward_hooks):
+            return None
+        try:
+            return cls(*activation_code(activation), is_gated)
+        except UnsupportedLayerError:
+            return None
+
+    def forward(self, x: Tensor, drop: Drop) -> Tensor:
+        """x (R, F) or (R, 2F) -> the activation after dropout, (R, F)."""
+        rows, width = len(x), x.size(1) // (2 if self.is_gated else 1)
+        out = x.new_empty(rows, width)
+        find_kernel("activate", x.dtype)(
+            x.data_ptr(), *drop.pointers, out.data_ptr(), rows, width, self.code, self.slope, self.is_gated,
+        )  # fmt: skip
+        return out
+
+    def backward(self, grad: Tensor, x: Tensor, drop: Drop) -> tuple[Tensor, Tensor, Tensor]:
+        """The result of ``forward``, the gradient of x and its sum over rows. Overwrites grad (R, F)."""
+        rows, width = grad.shape
+        again, dx = torch.empty_like(grad), torch.empty_like(x) if self.is_gated else grad
+        sums = torch.empty(x.size(1))
+        find_kernel("activate_gradient", x.dtype)(
+            grad.data_ptr(), x.data_ptr(), *drop.pointers, again.data_ptr(), dx.data_ptr(),
+            sums.data_ptr(), rows, width, self.code, self.slope, self.is_gated,
+        )  # fmt: skip
+        return again, dx, sums

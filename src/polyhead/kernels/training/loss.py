@@ -1,0 +1,140 @@
+"""Cross-entropy of a head's logits in training: one pass over the logits that turns them into gradients."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, load_kernels
+from polyhead.kernels.training.weights import WeightCopies
+from polyhead.nn.lm_head import Head
+from polyhead.nn.loss import LOGITS_CHUNK, Loss, labeled_rows
+from polyhead.nn.precision import product_dtype
+
+LOGITS_BYTES = 2**26  # of logits stored at a time
+
+
+class LossOptions(ctypes.Structure):
+    """The struct of the same layout in train_loss.hpp."""
+
+    _fields_ = [("softcap", ctypes.c_float), ("smoothing", ctypes.c_float), ("gradient", ctypes.c_bool)]
+
+
+@cache
+def load_loss_kernels() -> ctypes.CDLL | None:
+    """The compiled kernels, with the argument types of this file's; None if they cannot be built."""
+    kernels = load_kernels()
+    if kernels is not None:
+        arguments = [*[POINTER] * 3, INT64, INT64, ctypes.POINTER(LossOptions), POINTER, POINTER]
+        for suffix in DTYPE_SUFFIX.values():
+            getattr(kernels, f"cross_entropy_{suffix}").argtypes = arguments
+        kernels.add_bf16.argtypes = [POINTER, POINTER, INT64, ctypes.c_bool]
+    return kernels
+
+
+class FusedCrossEntropy(torch.autograd.Function):
+    """Sums of ``nn.loss.cross_entropy`` over rows that have labels.
+
+    features (M, C) and weight (V, C) fp32, labels (M,) -> total, nll. ``w`` is the weight in the dtype of
+    products; sums are fp32. Gradients are computed in the forward pass, where the probabilities are.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        softcap: float | None,
+        smoothing: float,
+        w: Tensor,
+        needs_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        features_need_grad, weight_needs_grad = (needs_grad and needed for needed in ctx.needs_input_grad[:2])
+        gradient = features_need_grad or weight_needs_grad
+        x = features.to(w.dtype)
+        d_features = torch.empty_like(features) if features_need_grad else None
+        d_weight = torch.empty_like(weight) if weight_needs_grad else None
+        d_bias = torch.zeros_like(bias) if bias is not None and gradient else None
+        options, sums = LossOptions(softcap or 0.0, smoothing, gradient), torch.zeros(2, dtype=torch.float64)
+        chunk = max(1, LOGITS_BYTES // (len(w) * w.itemsize))
+        buffer = x.new_empty(min(chunk, len(labels)), len(weight))
+        for at in range(0, len(labels), chunk):
+            rows = x[at : at + chunk]
+            scores = torch.mm(rows, w.T, out=buffer[: len(rows)])
+            add_cross_entropy(scores, bias, labels[at : at + chunk], options, d_bias, sums)
+            if d_features is not None:
+                d_features[at : at + chunk] = scores @ w
+            if d_weight is not None:
+                add_product(d_weight, scores.T @ rows, first=at == 0)
+        if d_weight is not None and not len(labels):
+            d_weight.zero_()
+        ctx.save_for_backward(d_features, d_weight, d_bias)
+        total, nll = sums.float().unbind()
+        ctx.mark_non_differentiable(nll)
+        return total, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return *[None if d is None else d * grad for d in ctx.saved_tensors], *[None] * 5
+
+
+def add_cross_entropy(
+    scores: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    options: LossOptions,
+    d_bias: Tensor | None,
+    sums: Tensor,
+) -> None:
+    """Add the losses of rows of logits (M, V) to ``sums``, total and nll in fp64.
+
+    With ``options.gradient`` the gradients of total replace the logits, and are added to ``d_bias`` (V,).
+    """
+    kernels = load_loss_kernels()
+    assert kernels is not None and scores.is_contiguous() and labels.is_contiguous()
+    pointers = [None if x is None else x.data_ptr() for x in (scores, bias, labels, d_bias, sums)]
+    run = getattr(kernels, f"cross_entropy_{DTYPE_SUFFIX[scores.dtype]}")
+    run(*pointers[:3], *scores.shape, options, *pointers[3:])
+
+
+def add_product(sums: Tensor, term: Tensor, *, first: bool) -> None:
+    """sums += term, or = term if it is the first: fp32, and fp32 or bf16, of one shape."""
+    kernels = load_loss_kernels()
+    if term.dtype == torch.bfloat16 and kernels is not None and term.is_contiguous():
+        kernels.add_bf16(sums.data_ptr(), term.data_ptr(), sums.numel(), first)
+    elif first:
+        sums.copy_(term)
+    else:
+        sums += term
+
+
+def fuse_cross_entropy(
+    copies: WeightCopies,
+    features: Tensor,
+    head: Head,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    chunk: int = LOGITS_CHUNK,
+) -> Loss | None:
+    """``nn.loss.cross_entropy`` by the kernel; None if these tensors or this machine have no fused form."""
+    weight = head.weight
+    is_plain = all(type(x) in (Tensor, nn.Parameter) and x.is_cpu for x in (features, weight, labels))
+    if not is_plain or head.vocabulary is not None or load_loss_kernels() is None:
+        return None
+    if product_dtype(features) not in DTYPE_SUFFIX or not features.dtype == weight.dtype == torch.float32:
+        return None
+    rows = labeled_rows(labels)
+    x = head.scale_input(features.flatten(0, -2).index_select(0, rows))
+    labels = labels.flatten().index_select(0, rows)
+    total, nll = FusedCrossEntropy.apply(
+        x, weight, head.bias, labels, head.softcap, smoothing, copies.get(weight), torch.is_grad_enabled()
+    )
+    return Loss(total, nll, len(labels))

@@ -1,0 +1,101 @@
+"""The mode of training on a CPU: which calls of a forward pass run in fused kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from polyhead.kernels.build_extension import load_kernels
+from polyhead.kernels.onednn_matmul import mkl_without_avx512, run_in_onednn
+from polyhead.kernels.training.attention import fuse_attend
+from polyhead.kernels.training.attention_residual import fuse_attention
+from polyhead.kernels.training.feed_forward import fuse_feed_forward, fuse_gated_feed_forward
+from polyhead.kernels.training.loss import fuse_cross_entropy
+from polyhead.kernels.training.weights import WeightCopies
+from polyhead.nn.attention.softmax import Attention
+from polyhead.nn.feed_forward.mlp import FeedForward, GatedFeedForward
+from polyhead.nn.kv import attend
+from polyhead.nn.loss import cross_entropy
+from polyhead.nn.override import replace_calls
+from polyhead.nn.residual import Residual
+
+Fusion = Callable[..., Any]
+"""A faster form: takes the copies of weights and the arguments of the call; None if it does not apply."""
+
+SUBLAYER_FUSIONS: Mapping[type[nn.Module], Fusion] = {
+    Attention: fuse_attention,
+    FeedForward: fuse_feed_forward,
+    GatedFeedForward: fuse_gated_feed_forward,
+}
+"""The fused residuals by type of sub-layer: (copies, residual, x, sublayer, pos, *inputs) -> (B, T, C)."""
+
+
+def training_kernels() -> AbstractContextManager[object]:
+    """Context of a forward pass with gradients on the CPU; a null context where there are no kernels."""
+    has_kernels = load_kernels() is not None or mkl_without_avx512()
+    return TrainingKernels() if has_kernels else nullcontext()
+
+
+class TrainingKernels(TorchFunctionMode):
+    """Runs sub-layers, losses and fp32 products in their fused form, where there is one.
+
+    Everything else runs as it would without the mode: layers that are compiled or exported, other devices and
+    dtypes, passes without gradients, modules with hooks and weights that are no plain parameters. The mode
+    keeps one copy of each weight in the dtype of the products, and so is entered anew for each batch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies = WeightCopies()
+        self.contexts: list[AbstractContextManager[None]] = []
+        self.use_onednn = mkl_without_avx512()
+
+    def __enter__(self) -> TrainingKernels:
+        context = replace_calls(self.replace_call)
+        context.__enter__()
+        self.contexts.append(context)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.contexts.pop().__exit__(*error)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        is_replaced = self.use_onednn and not kwargs and not torch.compiler.is_compiling()
+        product = run_in_onednn(func, args) if is_replaced else None
+        return func(*args, **kwargs) if product is None else product
+
+    def replace_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The call of an overridable function in its fused form, or as it is if it has none."""
+        fusion = FUSIONS.get(function)
+        if fusion is not None and torch.is_grad_enabled():
+            with torch._C.DisableTorchFunction():  # its products are chosen already
+                fused = fusion(self.copies, *args, **kwargs)
+            if fused is not None:
+                return fused
+        return function.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+def fuse_residual(
+    copies: WeightCopies, residual: Residual, x: Tensor, sublayer: Any, *inputs: Any
+) -> Tensor | None:
+    """A residual and its sub-layer in one function: (B, T, C) -> (B, T, C); None without such a form."""
+    fusion = SUBLAYER_FUSIONS.get(type(sublayer))
+    return None if fusion is None else fusion(copies, residual, x, sublayer, *inputs)
+
+
+FUSIONS: Mapping[Any, Fusion] = {
+    Residual.forward: fuse_residual,
+    attend: fuse_attend,
+    cross_entropy: fuse_cross_entropy,
+}
+"""The fused forms of functions that are overridable."""

@@ -1,0 +1,47 @@
+"""Functions that a context can replace by a faster form."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+CallHandler = Callable[[Callable[..., Any], Any, Any], Any]
+"""Called with an overridable function, its arguments and its keyword arguments; returns its result."""
+
+
+class _Active(threading.local):
+    handler: CallHandler | None = None
+
+
+_active = _Active()
+
+
+def overridable(function: Function) -> Function:
+    """The function, whose calls the active handler of this thread receives; compiled graphs have none.
+
+    ``__wrapped__`` is the function itself.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or _active.handler is None:
+            return function(*args, **kwargs)
+        return _active.handler(call, args, kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+@contextmanager
+def replace_calls(handler: CallHandler) -> Iterator[None]:
+    """Context in which ``handler`` receives the calls of overridable functions in this thread."""
+    previous, _active.handler = _active.handler, handler
+    try:
+        yield
+    finally:
+        _active.handler = previous

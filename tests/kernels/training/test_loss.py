@@ -1,0 +1,117 @@
+"""The fused loss against cross-entropy in fp64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.kernels.training import loss as fused
+from polyhead.kernels.training.loss import fuse_cross_entropy
+from polyhead.kernels.training.weights import WeightCopies
+from polyhead.nn.lm_head import Head
+from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
+
+pytestmark = pytest.mark.skipif(fused.load_loss_kernels() is None, reason="no compiler")
+CASES = [  # rows, vocabulary, width, bias, softcap, smoothing, scale
+    (1, 1, 1, False, None, 0.0, 1.0),
+    (7, 5, 3, True, None, 0.1, 1.0),
+    (40, 65, 16, False, None, 0.0, 0.25),
+    (33, 1003, 24, True, 5.0, 0.1, 1.0),
+    (64, 96, 48, False, 2.0, 0.3, 2.0),
+]
+
+
+def make_case(rows: int, vocab: int, width: int, has_bias: bool, softcap: float | None, scale: float) -> Any:
+    torch.manual_seed(rows)
+    bias = nn.Parameter(torch.randn(vocab)) if has_bias else None
+    head = Head(nn.Parameter(torch.randn(vocab, width)), bias, scale, softcap)
+    labels = torch.randint(0, vocab, (rows, 2))
+    labels[:: max(2, rows // 3), 0] = IGNORE_INDEX
+    return torch.randn(rows, 2, width, requires_grad=True), head, labels
+
+
+def expected_loss(x: Tensor, head: Head, labels: Tensor, smoothing: float) -> tuple[Tensor, ...]:
+    """Total, nll and all gradients of 0.3 total by torch's loss in fp64."""
+    x, weight = (value.detach().double().requires_grad_() for value in (x, head.weight))
+    bias = None if head.bias is None else head.bias.detach().double().requires_grad_()
+    logits = F.linear(x * head.scale, weight, bias).flatten(0, 1)
+    logits = logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
+    options: dict[str, Any] = {"ignore_index": IGNORE_INDEX, "reduction": "sum"}
+    total = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, **options)
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    return (
+        total,
+        F.cross_entropy(logits, labels.flatten(), **options),
+        *torch.autograd.grad(0.3 * total, inputs),
+    )
+
+
+def fused_loss(x: Tensor, head: Head, labels: Tensor, smoothing: float) -> tuple[Tensor, ...]:
+    found = fuse_cross_entropy(WeightCopies(), x, head, labels, smoothing)
+    assert found is not None and found.count == int((labels != IGNORE_INDEX).sum())
+    inputs = [x, head.weight] if head.bias is None else [x, head.weight, head.bias]
+    return found.total, found.nll, *torch.autograd.grad(0.3 * found.total, inputs)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a.detach().double() - b.detach()).norm() / (b.detach().norm() + 1e-12))
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**26])
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradients_in_fp32(case: Any, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "LOGITS_BYTES", chunk_bytes)
+    *sizes, smoothing, scale = case
+    x, head, labels = make_case(*sizes, scale)
+    for ours, expected in zip(
+        fused_loss(x, head, labels, smoothing), expected_loss(x, head, labels, smoothing), strict=True
+    ):
+        assert distance(ours, expected) < 2e-6 or float(expected.detach().norm()) < 1e-6
+
+
+@pytest.mark.parametrize("case", CASES[1:])
+def test_loss_and_gradients_in_bf16_err_as_the_plain_ones_do(case: Any) -> None:
+    *sizes, smoothing, scale = case
+    x, head, labels = make_case(*sizes, scale)
+    expected = expected_loss(x, head, labels, smoothing)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, plain = fused_loss(x, head, labels, smoothing), cross_entropy(x, head, labels, smoothing)
+    inputs = [x, head.weight] if head.bias is None else [x, head.weight, head.bias]
+    plains = (plain.total, plain.nll, *torch.autograd.grad(0.3 * plain.total, inputs))
+    for a, b, c in zip(ours, plains, expected, strict=True):
+        assert distance(a, c) < 1.2 * distance(b, c) + 1e-5
+
+
+def test_rows_that_are_not_finite_give_a_loss_that_is_not() -> None:
+    x, head, labels = make_case(7, 40, 3, False, None, 1.0)
+    for value in (math.nan, math.inf):
+        with torch.no_grad():
+            x[1, 1, 0] = value
+        total, nll, d_x, _ = fused_loss(x, head, labels, 0.1)
+        assert not total.isfinite() and not nll.isfinite() and d_x[1, 1].isnan().all()
+        assert d_x[2].isfinite().all()
+
+
+def test_no_labels_and_frozen_weights() -> None:
+    x, head, labels = make_case(7, 40, 3, True, None, 1.0)
+    total, nll, *gradients = fused_loss(x, head, torch.full_like(labels, IGNORE_INDEX), 0.1)
+    assert total.item() == nll.item() == 0 and not any(float(d.norm()) for d in gradients)
+    frozen = Head(head.weight.detach(), None)
+    found = fuse_cross_entropy(WeightCopies(), x, frozen, labels)
+    assert found is not None
+    expected = expected_loss(x, frozen, labels, 0.0)
+    assert distance(torch.autograd.grad(0.3 * found.total, x)[0], expected[2]) < 2e-6
+    with torch.no_grad():
+        quiet = fuse_cross_entropy(WeightCopies(), x, frozen, labels)
+    assert quiet is not None and float(quiet.total) == pytest.approx(expected[0].item(), rel=1e-6)
+
+
+def test_other_tensors_have_no_fused_form() -> None:
+    x, head, labels = make_case(7, 40, 3, False, None, 1.0)
+    assert fuse_cross_entropy(WeightCopies(), x.double(), head, labels) is None
+    assert fuse_cross_entropy(WeightCopies(), x.to("meta"), head, labels) is None

@@ -1,0 +1,165 @@
+"""Where the fused forms run, and where the modules themselves do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.kernels.build_extension import load_kernels
+from polyhead.kernels.training import mode
+from polyhead.kernels.training.mode import SUBLAYER_FUSIONS, TrainingKernels
+from polyhead.models import build
+from polyhead.nn.feed_forward.mlp import FeedForward
+from polyhead.nn.lora import LoraLinear
+from polyhead.nn.norm import LayerNorm
+from polyhead.nn.residual import Residual
+from polyhead.nn.stack import recompute_blocks
+
+pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
+
+WIDTH = 32
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each sub-layer that has a fused form, whether it was used."""
+    record: list[bool] = []
+
+    def record_use(fusion: Any) -> Any:
+        def call(*args: Any) -> Any:
+            record.append(True)  # before the call, which a recomputation leaves by an exception
+            out = fusion(*args)
+            record[-1] = out is not None
+            return out
+
+        return call
+
+    fusions = {kind: record_use(fusion) for kind, fusion in SUBLAYER_FUSIONS.items()}
+    monkeypatch.setattr(mode, "SUBLAYER_FUSIONS", fusions)
+    return record
+
+
+def make_sublayer(**options: Any) -> tuple[Residual, FeedForward]:
+    torch.manual_seed(1)
+    return Residual(LayerNorm(WIDTH), True, **options), FeedForward(WIDTH, 48, torch.relu, True, 0.0)
+
+
+class OwnLinear(nn.Linear):
+    """A linear map that could compute anything."""
+
+
+CHANGES: dict[str, Callable[[Residual, FeedForward], Any]] = {
+    "hook": lambda residual, layer: layer.register_forward_hook(lambda *_: None),
+    "hook of a map": lambda residual, layer: layer.up_proj.register_forward_pre_hook(lambda *_: None),
+    "hook of the norm": lambda residual, layer: residual.norm.register_full_backward_hook(lambda *_: None),
+    "subclass": lambda residual, layer: setattr(layer, "up_proj", OwnLinear(WIDTH, 48)),
+    "adapter": lambda residual, layer: setattr(
+        layer,
+        "up_proj",
+        LoraLinear(layer.up_proj, 2, alpha=2.0, dropout=0.0, generator=torch.Generator()),
+    ),
+    "reparametrized": lambda residual, layer: nn.utils.parametrizations.weight_norm(layer.up_proj),
+    "rare dropout": lambda residual, layer: setattr(residual.dropout, "p", 0.01),
+    "another activation": lambda residual, layer: setattr(layer, "activation", torch.sin),
+    "another norm": lambda residual, layer: setattr(residual, "norm", nn.Identity()),
+    "fp64": lambda residual, layer: (residual.double(), layer.double()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_has_no_fused_form_runs_as_it_is(change: str, fused: list[bool]) -> None:
+    residual, layer = make_sublayer()
+    CHANGES[change](residual, layer)
+    x = torch.randn(2, 5, WIDTH, dtype=layer.down_proj.weight.dtype)
+    if change == "another norm":
+        residual.norm.forward = lambda x, pos=None: x  # type: ignore[method-assign]
+    state = torch.get_rng_state()
+    with TrainingKernels():
+        out = residual(x, layer)
+    torch.set_rng_state(state)
+    assert fused == [False]
+    assert torch.equal(out, residual(x, layer))
+
+
+def test_a_hook_on_all_modules(fused: list[bool]) -> None:
+    residual, layer = make_sublayer()
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with TrainingKernels():
+            residual(torch.randn(2, 5, WIDTH), layer)
+    finally:
+        hook.remove()
+    assert fused == [False]
+
+
+def test_passes_without_gradients_are_plain(fused: list[bool]) -> None:
+    residual, layer = make_sublayer()
+    with TrainingKernels(), torch.no_grad():
+        residual(torch.randn(2, 5, WIDTH), layer)
+    assert not fused
+
+
+def test_parts_of_a_plain_residual_may_be_fused(fused: list[bool]) -> None:
+    """The mode is active in what a residual without a fused form calls."""
+    outer, _ = make_sublayer()
+    residual, layer = make_sublayer()
+    with TrainingKernels():
+        outer(torch.randn(2, 5, WIDTH), lambda x, pos: residual(x, layer, pos))
+    assert fused == [True]
+
+
+@pytest.mark.parametrize("frozen", ["up_proj.weight", "down_proj.weight", "all but the norm"])
+def test_frozen_weights_have_no_gradient(frozen: str, fused: list[bool]) -> None:
+    residual, layer = make_sublayer()
+    for name, weight in layer.named_parameters():
+        weight.requires_grad_(name != frozen and frozen != "all but the norm")
+    x = torch.randn(2, 5, WIDTH)
+    grads = []
+    for context in (TrainingKernels(), torch.autocast("cpu", enabled=False)):
+        residual.zero_grad(), layer.zero_grad()
+        with context:
+            residual(x, layer).square().sum().backward()
+        grads.append([weight.grad for weight in (*layer.parameters(), *residual.parameters())])
+    assert fused == [True]
+    for ours, plain in zip(*grads, strict=True):
+        assert (ours is None) == (plain is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recomputation_is_fused_and_has_the_same_bits(precision: str, fused: list[bool]) -> None:
+    config = ModelConfig(
+        kind="decoder", vocab_size=50, d_model=WIDTH, n_heads=4, head_dim=16, n_layers=2, dropout=0.1,
+        feed_forward=Choice("swiglu"),
+    )  # fmt: skip
+    tokens, results = torch.randint(0, 50, (2, 9)), []
+    for recompute in (False, True):
+        model = build(config, seed=1).train()
+        recompute_blocks(model, recompute)
+        torch.manual_seed(2)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"), TrainingKernels():
+            loss = model(tokens).float().square().mean()
+        loss.backward()
+        results.append([loss.detach(), *(weight.grad for weight in model.parameters())])
+    assert (
+        fused == [True] * 12
+    )  # two sub-layers of two layers three times: the recomputation is in the backward pass
+    assert all(map(torch.equal, *results))
+
+
+def test_weights_that_change_between_batches_are_copied_anew() -> None:
+    residual, layer = make_sublayer()
+    x, outputs = torch.randn(2, 5, WIDTH), []
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16), TrainingKernels():
+            outputs.append(residual(x, layer))
+        layer.up_proj.weight.data.mul_(2)  # without a new version, as a sharded weight is gathered
+    with torch.autocast("cpu", torch.bfloat16):
+        layer.up_proj.weight.data.div_(2)
+        plain: Tensor = residual(x, layer)
+    assert (outputs[1] - plain).norm() < 0.01 * plain.norm() < (outputs[0] - plain).norm()
