@@ -54,6 +54,7 @@ def peers(parser: argparse.ArgumentParser) -> None:
 
     CTranslate2 and llama.cpp take part where they are installed (pip install ctranslate2 llama-cpp-python);
     the latter with decoders, one text and one beam, in the file that `polyhead export --to gguf` writes.
+    CTranslate2 runs with all threads in one worker, and with several threads also as one worker a thread.
     """
     parser.add_argument(
         "--models", nargs="+", choices=["gpt2", "gpt2-large", "base"], default=["gpt2", "base"]
@@ -88,7 +89,11 @@ def peers(parser: argparse.ArgumentParser) -> None:
     ]
     for model, batch, beam in product(options.models, options.batches, options.beams):
         whole = model != "base" and (batch, beam) == (1, 1)
-        systems = [name for name in options.systems if whole or "llama.cpp" not in name]
+        systems = [
+            name
+            for name in options.systems
+            if (whole or "llama.cpp" not in name) and (options.threads > 1 or "workers" not in name)
+        ]
         given = vars(options) | {"systems": systems, "model": model, "batch": batch, "beam": beam}
         rows += case(argparse.Namespace(**given))
         print("\n".join(map(" | ".join, rows[-len(systems) :])), flush=True)
@@ -97,15 +102,10 @@ def peers(parser: argparse.ArgumentParser) -> None:
 
 def case(options: argparse.Namespace) -> list[list[str]]:
     """The rows of one model, batch and beam."""
-    with apart({name: SYSTEMS[name] for name in options.systems}, options) as calls:
-        outputs = {name: call() for name, call in calls.items()}
-        seconds = interleaved(calls, options.rounds, warmup=0)
+    outputs, seconds = time_systems(options)
     tokens = options.batch * options.new_tokens
     rows = []
     for name, times in seconds.items():
-        assert all(len(ids) == options.new_tokens for ids in outputs[name]), (
-            f"{name} does not make {options.new_tokens} tokens a row"
-        )
         faster = [
             f"{ratio(seconds[peer], times):.2f}" if peer in seconds else "-"
             for peer in ("Hugging Face fp32", "Hugging Face bf16")
@@ -116,6 +116,20 @@ def case(options: argparse.Namespace) -> list[list[str]]:
             f"{tokens / statistics.median(times):,.0f}", *faster,
                      f"{same} of {options.batch}"])  # fmt: skip
     return rows
+
+
+def time_systems(
+    options: argparse.Namespace,
+) -> tuple[dict[str, list[list[int]]], dict[str, list[float]]]:
+    """Outputs of each system, and the seconds of its calls, in turns."""
+    with apart({name: SYSTEMS[name] for name in options.systems}, options) as calls:
+        outputs: dict[str, list[list[int]]] = {name: call() for name, call in calls.items()}
+        seconds = interleaved(calls, options.rounds, warmup=0)
+    for name, rows in outputs.items():
+        assert all(len(ids) == options.new_tokens for ids in rows), (
+            f"{name} does not make {options.new_tokens} tokens a row"
+        )
+    return outputs, seconds
 
 
 def prepare(options: argparse.Namespace) -> tuple[CausalLM | Seq2Seq, Tensor]:
@@ -166,17 +180,18 @@ def hugging_face_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
     return decode
 
 
-def ctranslate2_of(options: argparse.Namespace, precision: str) -> Outputs:
-    """The same of CTranslate2, on the weights of Hugging Face's model."""
+def ctranslate2_of(options: argparse.Namespace, precision: str, workers: int = 1) -> Outputs:
+    """The same of CTranslate2, on Hugging Face's weights; ``workers`` share the texts and the threads."""
     import ctranslate2
 
     model, source = prepare(options)
     given, n = [[str(i) for i in row] for row in source.tolist()], options.new_tokens
-    shared = {"beam_size": options.beam, "max_batch_size": 0}
+    shared = {"beam_size": options.beam, "max_batch_size": -(-options.batch // workers)}
+    threads = {"inter_threads": workers, "intra_threads": options.threads // workers}
     with tempfile.TemporaryDirectory() as folder:
         converter(peer(model), model.config.vocab_size).convert(folder, force=True)
         kind = ctranslate2.Translator if isinstance(model, Seq2Seq) else ctranslate2.Generator
-        made = kind(folder, device="cpu", compute_type=precision, intra_threads=options.threads)
+        made = kind(folder, device="cpu", compute_type=precision, **threads)
 
     def decode() -> list[list[int]]:
         if isinstance(model, Seq2Seq):
@@ -302,6 +317,16 @@ def ctranslate2_int8(options: argparse.Namespace) -> Outputs:
     return ctranslate2_of(options, "int8")
 
 
+def ctranslate2_workers_fp32(options: argparse.Namespace) -> Outputs:
+    """CTranslate2 with fp32 weights and a worker for each thread."""
+    return ctranslate2_of(options, "float32", options.threads)
+
+
+def ctranslate2_workers_int8(options: argparse.Namespace) -> Outputs:
+    """CTranslate2 with int8 weights and a worker for each thread."""
+    return ctranslate2_of(options, "int8", options.threads)
+
+
 def llama_cpp_fp32(options: argparse.Namespace) -> Outputs:
     """llama.cpp with fp32 weights."""
     return llama_cpp_of(options, "fp32")
@@ -326,6 +351,8 @@ SYSTEMS = {
     "Polyhead int4": polyhead_int4,
     "CTranslate2 fp32": ctranslate2_fp32,
     "CTranslate2 int8": ctranslate2_int8,
+    "CTranslate2 workers fp32": ctranslate2_workers_fp32,
+    "CTranslate2 workers int8": ctranslate2_workers_int8,
     "llama.cpp fp32": llama_cpp_fp32,
     "llama.cpp int8": llama_cpp_int8,
     "llama.cpp int4": llama_cpp_int4,
@@ -349,7 +376,10 @@ class Nothing:
     def decode_features(
         self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None
     ) -> Tensor:
-        return self.logits[:0]
+        return torch.zeros(*tokens.shape, 1)
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.logits[: len(features), 0]
 
     def decode(
         self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None

@@ -22,6 +22,7 @@ from polyhead.cache.factory import make_cache
 from polyhead.config.model import AttentionShape
 from polyhead.core.registry import ATTENTION
 from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.kernels.training.attention import AttentionCall, attend_in_training, can_attend
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
@@ -170,7 +171,8 @@ CASES = [
 
 
 def attention(parser: argparse.ArgumentParser) -> None:
-    """Where two plain products beat the fused attention kernel of this CPU: what nn/kv.py decides by.
+    """Where two plain products beat torch's fused attention of this CPU, which nn/kv.py decides by; and our
+    kernel of training.
 
     ./dev bench kernels attention
     """
@@ -178,7 +180,7 @@ def attention(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = [["rows x heads x queries x slots", "pass", "precision", "fused ms", "products ms"]]
+    rows = [["rows x heads x queries x slots", "pass", "precision", "fused ms", "products ms", "ours ms"]]
     for B, H, T, S, D, learns in CASES:
         for dtype in (torch.float32, torch.bfloat16):
             q, k, v = (torch.randn(B, H, n, D).to(dtype).requires_grad_(learns) for n in (T, S, S))
@@ -189,10 +191,15 @@ def attention(parser: argparse.ArgumentParser) -> None:
                 ),
                 "products": lambda q=q, k=k, v=v, mask=mask: products(q, k, v, mask),
             }
+            if learns and can_attend(*(x.transpose(1, 2) for x in (q, k, v))):
+                ways["ours"] = lambda q=q, k=k, v=v, mask=mask: attend_in_training(
+                    q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), AttentionCall(mask == 0)
+                )
             seconds = interleaved(
                 {name: learning(way) if learns else way for name, way in ways.items()}, options.rounds
             )
             times = [f"{1e3 * statistics.median(seconds[name]):.3f}" for name in ways]
+            times += ["-"] * (3 - len(times))
             rows.append([f"{B} x {H} x {T} x {S}", "both" if learns else "forward", str(dtype)[6:], *times])
     print(table(rows))
 

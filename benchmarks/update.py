@@ -39,7 +39,7 @@ from polyhead.data.stores.pair_store import PairStore
 from polyhead.data.synthetic.synthetic_cldr import write_corpus
 from polyhead.estimate.benchmark import RandomTokenTask
 from polyhead.kernels.malloc_tuning import tune_malloc
-from polyhead.kernels.onednn_matmul import OneDnnMatmul
+from polyhead.kernels.training.mode import TrainingKernels
 from polyhead.models import CausalLM, Seq2Seq, build, preset_config
 from polyhead.nn.loss import cross_entropy
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -280,7 +280,7 @@ def measured(options: dict[str, Any], changes: dict[str, Any]) -> Seen:
 
 INSIDE = {
     "fp32, MKL": nullcontext,
-    "fp32, oneDNN": OneDnnMatmul,
+    "fp32, oneDNN": TrainingKernels,
     "bf16": lambda: torch.autocast("cpu", torch.bfloat16),
 }
 

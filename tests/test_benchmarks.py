@@ -53,10 +53,11 @@ plan {run}/recipe.yaml --rounds 1 --seconds 2
 serving http --models tiny --clients 2 --rounds 1
 serving load --held 3 --beyond 2 --streams 2
 soak --minutes 0.5 --turn 0.2
+speed tables --training nanogpt --decoding base-1 --layers 1 --rounds 1 --steps 1 --modes eager --new-tokens 2
 speculative steps --rounds 1 --batches 1 --new-tokens 4 --layers 1 --width 64
-train language --text {en} --rounds 1
+train language --text {en} --rounds 1 --steps 1 --modes eager compile+bf16 --systems torch.nn
 train optimizers --presets tiny --rounds 1
-train peers --rounds 1 --max-tokens 300
+train peers --rounds 1 --max-tokens 300 --modes eager bf16
 translate peers --preset tiny --vocab-size 200 --batch 2 --new-tokens 4 --rounds 1
 translate shortlist {en} {zh} --preset tiny --vocab-size 400 --lines 4 --rounds 1
 translate terms {run} {en} {zh} --lines 3
@@ -174,3 +175,56 @@ def test_the_peer_of_a_language_model_gives_the_same_logits(monkeypatch):
         torch.nn.init.normal_(parameter, std=0.3)
     tokens = torch.randint(3, 50, (3, 9))
     torch.testing.assert_close(model(tokens), decode.peer(model).eval()(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module("_train_steps")
+
+
+@pytest.mark.parametrize("kind", ["pairs", "rows"])
+def test_a_training_step_of_each_library_has_the_same_loss(steps, kind):
+    if kind == "pairs":
+        workload = steps.pair_workload("tiny", 60, 2, 7, layers=1)
+        config = workload.config.model_copy(update={"dropout": 0.0})
+        workload = workload._replace(config=config, smoothing=0.0)
+        systems = ("Polyhead", "Hugging Face")  # torch.nn's layers have weights of their own
+    else:
+        workload = steps.language_workload({"d_model": 16, "n_layers": 2, "n_heads": 2}, 60, 2, 7)
+        systems = ("Polyhead", "Hugging Face", "torch.nn")
+    losses = {}
+    for system in systems:
+        model = build(workload.config, seed=1).train()
+        if system == "Polyhead":
+            step = steps._our_step(model, workload, "fp32")
+        else:
+            step = steps._peer_step(system, "eager", model, workload, None)
+        # the second loss shows that the same gradients were taken
+        losses[system] = [step(workload.batches[0]) for _ in range(2)]
+    for system, values in losses.items():
+        assert values == pytest.approx(losses["Hugging Face"], rel=1e-4), system
+
+
+def test_the_operations_of_a_training_step_are_three_forward_passes(steps):
+    """Of one layer and the head, without the pairs of tokens that a causal mask hides."""
+    workload = steps.language_workload({"d_model": 16, "n_layers": 1, "n_heads": 2}, 60, 2, 7)
+    tokens, width = 2 * 7, 16
+    layer = 2 * tokens * (4 * width**2 + 8 * width**2)
+    attention = 2 * 2 * 2 * (7 * 8 // 2) * width
+    head = 2 * tokens * width * 60
+    assert workload.count_flops() == 3 * (layer + attention + head)
+
+
+def test_a_step_of_decoding_reads_the_decoder_and_the_head(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    speed = import_module("speed")
+    d, layers, vocabulary = 16, 2, 60
+    config = preset_config(
+        "base", vocabulary, d_model=d, d_ff=64, n_heads=2, n_layers=3, n_decoder_layers=layers
+    )
+    matrices = (
+        4 * d * d + 2 * d * d + 2 * d * 64
+    )  # self-attention, queries and outputs of the other, feed-forward
+    vectors = 6 * d + 64 + d + 3 * 2 * d  # biases, and norms
+    assert speed.count_read_weights(config) == (layers * (matrices + vectors), d * vocabulary)

@@ -1,0 +1,312 @@
+"""Speed beside the fastest peers: training and decoding, with the limits of the processor.
+
+./dev bench speed tables [...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from _roofline import Roofline
+from _shared import ratio, run_measurement, table
+from _train_steps import (
+    ANCHOR,
+    OURS,
+    PEERS,
+    Speed,
+    Workload,
+    add_options,
+    language_workload,
+    pair_workload,
+    peers_of,
+    time_contestants,
+)
+from decode import time_systems
+
+from polyhead.config.model import ModelConfig
+from polyhead.cost.decoding import token_flops
+from polyhead.cost.fake_tensors import fake_mode
+from polyhead.cost.flops import count_forward
+from polyhead.cost.workload import BatchShape
+from polyhead.models import CausalLM, Seq2Seq, preset_config
+from polyhead.models.build import model_class
+
+WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 4.25 / 8}
+POLYHEAD = tuple(f"Polyhead {precision}" for precision in WEIGHT_BYTES)
+CTRANSLATE2 = tuple(f"CTranslate2 {kind}" for kind in ("fp32", "workers fp32", "int8", "workers int8"))
+
+
+START, END = "<!-- ./dev bench speed tables -->", "<!-- end of the tables -->"
+Report = dict[str, dict[str, dict[str, str]]]
+"""Cells by table, row and column."""
+
+
+class Training(NamedTuple):
+    """A row of the table of training."""
+
+    title: str
+    workload: Callable[[int | None], Workload]  # of the number of layers; None: as the model has
+    rounds: int
+    steps: int  # of a turn
+
+
+class Decoding(NamedTuple):
+    """A row of the table of decoding."""
+
+    title: str
+    model: str
+    batch: int
+    beam: int
+
+
+TRAINING = {
+    "tiny": Training(
+        "tiny: 4 + 4 layers, d 128, V 10k, 100 pairs of 32",
+        partial(pair_workload, "tiny", 10_000, 100, 32), 7, 1,
+    ),
+    "base": Training(
+        "base: 6 + 6 layers, d 512, V 32k, 64 pairs of 32",
+        partial(pair_workload, "base", 32_000, 64, 32), 3, 1,
+    ),
+    "nanogpt": Training(
+        "nanoGPT for CPUs: 4 layers, d 128, V 65, 12 rows of 64",
+        partial(language_workload, {"d_model": 128, "n_layers": 4, "n_heads": 4}, 65, 12, 64), 7, 20,
+    ),
+    "gpt2": Training(
+        "GPT-2 small: 12 layers, d 768, V 50,304, 2 rows of 512",
+        partial(language_workload, {"d_model": 768, "n_layers": 12, "n_heads": 12}, 50_304, 2, 512), 3, 1,
+    ),
+}  # fmt: skip
+DECODING = {
+    "base-1": Decoding("base, 1 text, greedy", "base", 1, 1),
+    "gpt2-1": Decoding("GPT-2 small, 1 text, greedy", "gpt2", 1, 1),
+    "base-32": Decoding("base, 32 texts, greedy", "base", 32, 1),
+    "base-32-beam": Decoding("base, 32 texts, beam 5", "base", 32, 5),
+}
+
+
+def tables(parser: argparse.ArgumentParser) -> None:
+    """Training and decoding beside the fastest setting of each peer, and shares of the processor's limits.
+
+    ./dev bench speed tables                                 all rows; an hour with torch.compile
+    ./dev bench speed tables --training gpt2 --decoding      one row of training, none of decoding
+    ./dev bench speed tables --decoding --rounds 0           compile only: the next call starts faster
+    ./dev bench speed tables --training tiny --json rows.json   one row, printed with those of earlier calls
+    ./dev bench speed tables --training --decoding --json rows.json --into docs/results.md   no measurement
+
+    Training: labels a second of whole steps (forward, loss, backward, clipping, AdamW) with random batches
+    without padding; Polyhead's steps are those of its training loop. Decoding: new tokens a second of whole
+    calls, 26 tokens in, 32 out. A share of the limit is the time that the operations, or the reads of
+    weights, need at the measured peak over the time that they take.
+    """
+    add_options(parser, rounds=None, steps=None)
+    parser.add_argument("--training", nargs="*", choices=list(TRAINING), default=list(TRAINING))
+    parser.add_argument("--decoding", nargs="*", choices=list(DECODING), default=list(DECODING))
+    parser.add_argument("--layers", type=int, help="of each stack (default: as many as the model has)")
+    parser.add_argument("--given", type=int, default=26, help="tokens of each prompt or source")
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--json", type=Path, help="keeps rows; those of earlier calls are printed too")
+    parser.add_argument("--into", type=Path, help="page whose tables are replaced, between two comments")
+    options = parser.parse_args()
+    report: Report = {part: {} for part in ("training", "contestants", "decoding", "limits")}
+    if options.json and options.json.exists():
+        report = json.loads(options.json.read_text(encoding="utf-8"))
+    if options.training or (options.decoding and options.rounds != 0):
+        measure_rows(report, options)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    text = format_report(report)
+    print("\n" + text)
+    if options.into:
+        page = options.into.read_text(encoding="utf-8")
+        before, rest = page.split(START)
+        after = rest.split(END)[1]
+        options.into.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def measure_rows(report: Report, options: argparse.Namespace) -> None:
+    """Measure the limits of the processor and the chosen rows, and put them into the report."""
+    roofline = Roofline(options.threads)
+    report["processor"] = {"": {"": roofline.describe()}}
+    print(roofline.describe(), flush=True)
+    for name in options.training:
+        speeds = time_training(TRAINING[name], options)
+        if speeds:
+            report["training"][name] = training_cells(TRAINING[name], speeds, options, roofline)
+            report["contestants"][name] = {
+                system: f"{speed.tokens_per_s:,.0f} ({speed.anchor_ratio:.2f})"
+                for system, speed in speeds.items()
+            }
+    for name in options.decoding if options.rounds != 0 else ():
+        seconds = time_decoding(DECODING[name], options)
+        report["decoding"][name] = decoding_cells(DECODING[name], seconds, options)
+        report["limits"][name] = limit_cells(DECODING[name], seconds, options, roofline)
+
+
+def format_report(report: Report) -> str:
+    """The processor, and the tables that have rows, as Markdown."""
+    parts = [text for cells in report.get("processor", {}).values() for text in cells.values()]
+    for part, title in (
+        ("training", "training step, labels/s"),
+        ("contestants", "labels/s (Polyhead bf16 is faster by)"),
+        ("decoding", "decoding, new tokens/s"),
+        ("limits", "decoding, share of the limit"),
+    ):
+        known = TRAINING if part in ("training", "contestants") else DECODING
+        rows = [(name, report[part][name]) for name in known if name in report[part]]
+        columns = dict.fromkeys(column for _, cells in rows for column in cells)
+        if part == "contestants":  # a row for each contestant
+            grid = [[system, *(cells.get(system, "-") for _, cells in rows)] for system in columns]
+            grid.insert(0, [title, *(name for name, _ in rows)])
+        else:
+            grid = [[known[name].title, *(cells.get(c, "-") for c in columns)] for name, cells in rows]
+            grid.insert(0, [title, *columns])
+        if rows:
+            parts.append(table(grid))
+    return "\n\n".join(parts)
+
+
+def time_training(row: Training, options: argparse.Namespace) -> dict[str, Speed]:
+    """The speed of every contestant of a row."""
+    print(f"\n{row.title}", flush=True)
+    changes = {
+        "rounds": row.rounds if options.rounds is None else options.rounds,
+        "steps": options.steps or row.steps,
+    }
+    workload = row.workload(options.layers)
+    speeds = time_contestants(
+        workload, argparse.Namespace(**vars(options) | changes), peers_of(workload, options)
+    )
+    for name, speed in speeds.items():
+        print(f"  {name}: {speed.tokens_per_s:,.0f} labels/s, {speed.anchor_ratio:.2f}", flush=True)
+    return speeds
+
+
+def training_cells(
+    row: Training, speeds: dict[str, Speed], options: argparse.Namespace, roofline: Roofline
+) -> dict[str, str]:
+    """The cells of a row of training, with its fastest peer."""
+    workload = row.workload(options.layers)
+    flops_of_label = workload.count_flops() / workload.labels
+    peers = {name: speed for name, speed in speeds.items() if name not in OURS}
+    eager = {name: speed for name, speed in peers.items() if name.endswith(" eager")}
+    best = fastest(peers)
+    return {
+        **{f"{peer}, eager": rate_of(speeds, f"{peer} eager") for peer in PEERS},
+        "fastest peer": f"{best}, {rate_of(peers, best)}" if best else "-",
+        **{name: rate_of(speeds, name) for name in OURS},
+        "fp32 over the fastest eager peer": over(eager, speeds["Polyhead fp32"]),
+        "bf16 over the fastest peer": over(peers, speeds[ANCHOR]),
+        **{
+            f"share of the limit, {precision}": (
+                f"{100 * flops_of_label * speeds[name].tokens_per_s / roofline.peak(precision):.0f} %"
+            )
+            for name, precision in OURS.items()
+        },
+    }
+
+
+def fastest(speeds: dict[str, Speed]) -> str:
+    """The name of the fastest contestant; "" of none."""
+    return min(speeds, key=lambda name: speeds[name].anchor_ratio, default="")
+
+
+def rate_of(speeds: dict[str, Speed], name: str) -> str:
+    """The labels a second of a contestant, if it took part."""
+    return f"{speeds[name].tokens_per_s:,.0f}" if name in speeds else "-"
+
+
+def over(peers: dict[str, Speed], ours: Speed) -> str:
+    """How many times as fast as the fastest peer we are."""
+    return f"{peers[fastest(peers)].anchor_ratio / ours.anchor_ratio:.2f}" if peers else "-"
+
+
+def decoding_options(row: Decoding, options: argparse.Namespace) -> argparse.Namespace:
+    """The options of one case of `decode peers`."""
+    systems = ["Hugging Face fp32"]
+    if find_spec("ctranslate2") is not None:
+        # one thread can be faster than two even for one text, which only one of the workers translates
+        systems += [name for name in CTRANSLATE2 if options.threads > 1 or "workers" not in name]
+    changes = {"systems": [*systems, *POLYHEAD], "model": row.model, "batch": row.batch, "beam": row.beam}
+    return argparse.Namespace(**vars(options) | changes | {"rounds": options.rounds or 7})
+
+
+def time_decoding(row: Decoding, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of the calls of each system of a row."""
+    print(f"\n{row.title}", flush=True)
+    case = decoding_options(row, options)
+    _, seconds = time_systems(case)
+    for name, times in seconds.items():
+        rate = row.batch * options.new_tokens / statistics.median(times)
+        print(f"  {name}: {rate:,.0f} tokens/s", flush=True)
+    return seconds
+
+
+def decoding_cells(
+    row: Decoding, seconds: dict[str, list[float]], options: argparse.Namespace
+) -> dict[str, str]:
+    """The cells of a row of decoding, beside the best setting of CTranslate2."""
+    theirs = {system: statistics.median(seconds[system]) for system in CTRANSLATE2 if system in seconds}
+    best = min(theirs, key=lambda system: theirs[system], default="")
+    gain = f"{ratio(seconds[best], seconds['Polyhead int8']):.2f}" if best else "-"
+    tokens = row.batch * options.new_tokens
+    rates = {system: f"{tokens / statistics.median(times):,.0f}" for system, times in seconds.items()}
+    return {**rates, "int8 over CTranslate2's best": gain}
+
+
+def limit_cells(
+    row: Decoding, seconds: dict[str, list[float]], options: argparse.Namespace, roofline: Roofline
+) -> dict[str, str]:
+    """Shares of the limit of each of our precisions."""
+    case = decoding_options(row, options)
+    return {
+        system: f"{100 * least_seconds(case, precision, roofline) / statistics.median(seconds[system]):.0f} %"
+        for system, precision in zip(POLYHEAD, WEIGHT_BYTES, strict=True)
+    }
+
+
+def least_seconds(case: argparse.Namespace, precision: str, roofline: Roofline) -> float:
+    """The time of a call at the limit: the source or prompt, then each step's weights or operations."""
+    config = decoding_config(case)
+    is_pair, rows = config.kind == "encoder-decoder", case.batch * case.beam
+    if is_pair:
+        first = count_forward(config, BatchShape(case.batch, 1, source=case.given))
+    else:
+        first = count_forward(config, BatchShape(case.batch, case.given, label_count=case.batch))
+    middle = case.new_tokens // 2 + (0 if is_pair else case.given)
+    step = rows * token_flops(config, middle, case.given if is_pair else 0)
+    layers, head = count_read_weights(config)
+    nbytes = int(
+        layers * WEIGHT_BYTES[precision] + head * max(1.0, WEIGHT_BYTES[precision])
+    )  # 8 bits at least
+    peak = roofline.peak("int8" if precision == "int4" else precision)
+    each = max(step / peak, nbytes / roofline.bandwidth(nbytes))
+    return sum(work.total for work in first) / peak + (case.new_tokens - 1) * each
+
+
+def decoding_config(case: argparse.Namespace) -> ModelConfig:
+    """The config that `decode peers` builds."""
+    sizes = {} if case.layers is None else {"n_layers": case.layers, "n_decoder_layers": case.layers}
+    return preset_config(case.model, 10_000 if case.model == "base" else 50_257, **sizes)
+
+
+def count_read_weights(config: ModelConfig) -> tuple[int, int]:
+    """Weights that a step of decoding reads: the decoder without what reads the source, and the head."""
+    with fake_mode():
+        model = model_class(config)(config)
+    assert isinstance(model, Seq2Seq | CausalLM)
+    stack = model.decoder if isinstance(model, Seq2Seq) else model.stack
+    once = ("cross.k_proj", "cross.v_proj")
+    layers = sum(p.numel() for name, p in stack.named_parameters() if not any(part in name for part in once))
+    return layers, model.head.weight.numel()
+
+
+if __name__ == "__main__":
+    run_measurement(__doc__ or "", tables)
