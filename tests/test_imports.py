@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "introspect": "core tokenizers nn models data generation evaluate",
     "viz": "core config nn models evaluate introspect",
     "run": "core tokenizers checkpoint config nn chat models kernels data generation hf evaluate introspect",
-    "serve": "core tokenizers config chat models kernels data generation evaluate introspect viz run",
+    "explain": "core tokenizers config nn cache models kernels data cost generation introspect viz run",
+    "serve": "core tokenizers config chat models kernels data generation evaluate introspect viz run explain",
     "export": "core tokenizers config nn chat models cost hf run",
     "train": "core tokenizers checkpoint config grammar nn cache chat models kernels data cost generation "
     "evaluate introspect viz run export",
@@ -47,7 +48,7 @@ MAY_IMPORT = {
     "api": "core config run train autoconfig compare",
     "lab": "core tokenizers config nn cache models kernels data generation evaluate viz run train",
     "cli": "core tokenizers checkpoint config chat models kernels data cost generation hf evaluate "
-    "introspect viz run serve export train autoconfig estimate compare lab",
+    "introspect viz run explain serve export train autoconfig estimate compare lab",
 }
 PUBLIC_FACE = {
     "core",

@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 
 from polyhead import Choice
+from polyhead.cache.policies import Policy
 from polyhead.lab.cache_claims import format_change, loss_changes, make_cache_claims
-from polyhead.lab.cache_policies import Policy
 from polyhead.lab.divergence import Divergence
 
 ONE = Fraction(1)

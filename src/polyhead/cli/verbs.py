@@ -17,6 +17,7 @@ VERBS = {
     "fill-mask": ("fill_mask", "Predict masked tokens."),
     "embed": ("embed", "Compute an embedding of each text."),
     "attention": ("attention", "Show the attention of every head: a page, and a map in the terminal."),
+    "explain": ("explain", "Walk a text through a model, number by number: a page."),
     "serve": ("serve", "Serve a model over HTTP, with a demo page."),
     "visualize": ("visualize", "Plot the position scheme and the token embeddings of a model: a page."),
     "import": ("import_", "Convert a published checkpoint, such as GPT-2, to a run."),

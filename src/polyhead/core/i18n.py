@@ -79,24 +79,27 @@ def format_english(text: str, /, **values: Any) -> str:
     return text.format(**values) if values else text
 
 
-def translate_message(message: str, subject: str | None = None) -> str:
-    """Translate a finished English message to the current language; unchanged if no catalog entry matches.
+def translate_message(message: str, subject: str | None = None, language: str | None = None) -> str:
+    """Translate a finished English message to a language, by default the current one.
+
+    Unchanged if no catalog entry matches.
 
     An entry matches if it equals the message with ``{name}`` in place of the varying parts. The entry with
     the most literal text wins. A placeholder's value is translated too if it is itself an entry of the errors
     catalog, such as "a classifier". ``subject`` restricts the lookup to one catalog, also for unquoted
     placeholder values; without it whole messages are looked up in all catalogs, patterns in ``MESSAGES``.
     """
-    catalog = load_catalog(get_language(), subject)
+    language = language or get_language()
+    catalog = load_catalog(language, subject)
     if message in catalog:
         return catalog[message]
-    for pattern, translated in _patterns(get_language(), subject):
+    for pattern, translated in _patterns(language, subject):
         if (match := pattern.fullmatch(message)) and all(map(is_balanced, match.groups())):
-            words = load_catalog(get_language(), "errors")
+            words = load_catalog(language, "errors")
             fields = {name: words.get(word, word) for name, word in match.groupdict().items()}
             if subject:
                 fields = {
-                    name: word if word[0] in _QUOTES else translate_message(word, subject)
+                    name: word if word[0] in _QUOTES else translate_message(word, subject, language)
                     for name, word in fields.items()
                 }
             return translated.format(**fields)

@@ -155,15 +155,15 @@ def build_attention_maps(
             raise UserError("this model takes one text")
         if target is not None:
             pair = build_encoder_input(tokenizer.encode([text, target]), tokenizer, MAX_INT)
-            _check_length("pair, including special tokens,", pair.ids, max_len)
+            check_length("pair, including special tokens,", pair.ids, max_len)
             return self_maps(model, tokenizer, pair.ids, f"{text} | {target}", pair.second_start)
-        ids = _encode_text(model, tokenizer, template, text)
-        _check_length("text, including special tokens,", ids, max_len)
+        ids = encode_text(model, tokenizer, template, text)
+        check_length("text, including special tokens,", ids, max_len)
         return self_maps(model, tokenizer, ids, text, len(ids))
     (ids,) = tokenizer.encode([text])
-    _check_length("text", ids, max_len - tokenizer.seq2seq_template.max_special)
+    check_length("text", ids, max_len - tokenizer.seq2seq_template.max_special)
     target_ids = generate_target() if target is None else tokenizer.target_tokenizer.encode([target])[0]
-    _check_length("target", target_ids, max_len - tokenizer.seq2seq_template.max_special)
+    check_length("target", target_ids, max_len - tokenizer.seq2seq_template.max_special)
     return pair_maps(model, tokenizer, ids, target_ids, text)
 
 
@@ -193,7 +193,7 @@ def build_beam_attention(
     ]
 
 
-def _encode_text(model: Model, tokenizer: Tokenizer, template: PromptTemplate, text: str) -> list[int]:
+def encode_text(model: Model, tokenizer: Tokenizer, template: PromptTemplate, text: str) -> list[int]:
     """The tokens of a text with special tokens, for an encoder or a decoder alone."""
     if isinstance(model, CausalLM):
         return template.build_prompt(tokenizer.encode([text])[0])
@@ -205,7 +205,8 @@ def _encode_text(model: Model, tokenizer: Tokenizer, template: PromptTemplate, t
     return [*special_tokens.prefix_ids, *ids, *special_tokens.suffix_ids]
 
 
-def _check_length(name: str, tokens: list[int], max_len: int) -> None:
+def check_length(name: str, tokens: list[int], max_len: int) -> None:
+    """Raise a UserError if a text has more tokens than the model can read."""
     if len(tokens) > max_len:
         raise UserError(f"the {name} has {len(tokens)} tokens; the model's maximum is {max_len}")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from polyhead.lab.cache_policies import EXACT_FAMILIES, H2O_SHARE, Policy
+from polyhead.cache.policies import EXACT_FAMILIES, H2O_SHARE, Policy
 from polyhead.lab.divergence import Divergence
 from polyhead.lab.interleaved_timing import time_ratios
 from polyhead.lab.result import Claim

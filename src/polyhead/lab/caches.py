@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from polyhead.cache.low_rank import fit_low_rank
+from polyhead.cache.policies import Policy, select_policies
 from polyhead.evaluate.translation_metrics import bleu
 from polyhead.lab.cache_claims import (
     KL_ROUNDING,
@@ -21,7 +22,6 @@ from polyhead.lab.cache_claims import (
     make_cache_claims,
     peak_bytes,
 )
-from polyhead.lab.cache_policies import Policy, select_policies
 from polyhead.lab.divergence import BATCH_ROWS, Divergence, decode_greedy, measure_divergence, token_agreement
 from polyhead.lab.eval_rows import EvalRows, make_eval_rows
 from polyhead.lab.interleaved_timing import time_ratios

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from polyhead.cache.factory import make_cache
+from polyhead.cache.policies import Policy
 from polyhead.core.choice import Choice
-from polyhead.lab.cache_policies import Policy
 from polyhead.lab.eval_rows import EvalRows
 from polyhead.lab.interleaved_timing import pick_clock
 from polyhead.nn.cache import Cache, CacheMemory

@@ -1,4 +1,4 @@
-"""Tests of lab/cache_policies.py."""
+"""Tests of cache/policies.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from tests.lab.caches_helpers import model
 
 from polyhead import Choice
-from polyhead.lab.cache_policies import make_window_choice, select_policies
+from polyhead.cache.policies import make_window_choice, select_policies
 
 
 def test_a_model_that_keeps_a_state_has_one_cache():

@@ -1,0 +1,78 @@
+"""``polyhead explain``: walk a text through a model, number by number, on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyhead.core.blank_text import is_blank
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import get_language, tr
+from polyhead.core.output_paths import check_output_file, run_artifacts
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEXT", help="source text; for a model other than an encoder-decoder, the text"
+        ),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="translation of the source text; for a classifier, second text of a pair; default: "
+            "the run's own translation",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="path of the page", show_default="RUN/explain.html"),
+    ] = None,
+    first: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="first token that the page shows of a long text",
+            show_default="such that the end of a language model's text is shown, else the beginning",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="tokens that the page shows of each text",
+            show_default="as many as keep it below 5 MB, at most 64",
+        ),
+    ] = None,
+) -> None:
+    """Walk a text through a model, number by number: one page that works offline.
+
+    The page shows every step of the forward pass in order, from tokens to the probabilities of the next one,
+    with every number that the model computes, and what its search or sampling considered.
+
+    \b
+    polyhead explain runs/multi30k "A dog barks."
+    polyhead explain runs/multi30k "A dog barks." "Ein Hund bellt." --out dog.html
+    polyhead explain runs/shakespeare "To be, or not to be" --lang zh
+    """
+    for name, text in (("TEXT", source), ("TARGET", target)):
+        if text is not None and is_blank(text):
+            raise UserError(f"{name} is empty: expected text")
+    from polyhead.explain.chapters import load_chapters
+    from polyhead.explain.document import explain
+    from polyhead.explain.walk_page import render_walk_page
+    from polyhead.run.load import load
+    from polyhead.viz.html_page import save_page
+
+    path = check_output_file(out or directory / "explain.html", inputs=run_artifacts(directory))
+    loaded = load(directory, device="cpu")
+    document = explain(loaded, source, target, first=None if first is None else first - 1, n_shown=tokens)
+    chapters = {language: load_chapters(language) for language in ("en", "zh")}
+    save_page(path, render_walk_page(document, language=get_language(), chapters=chapters))
+    counts = {"steps": len(document["walk"]), "layers": len(document["layers"])}
+    print(tr("{steps} steps in {layers} layers: {path}", **counts, path=path))

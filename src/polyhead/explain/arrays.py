@@ -1,0 +1,249 @@
+"""The arrays of an explanation: stored compactly, or derived from others by a formula.
+
+A stored array is a row of integers times one step, fine enough for the numbers of the model to 1e-6 of their
+usual size. The integers are zigzag coded, and the lowest bytes of all arrays come first, then all second
+bytes, and so on: zlib compresses similar bytes best. A derived array is an operation
+on others, computed by the reader.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyhead.core.errors import NotFiniteError
+
+Array = NDArray[Any]
+Values = dict[str, dict[str, Any]]
+"""Name of an array -> how to read it: where it is stored, or what it is derived from."""
+
+STEP_OF_MEDIAN = 2.0**-20  # of the median magnitude: an error of at most half of it
+_LARGEST = 2**31 - 1  # with a sign, in 32 bits
+
+
+class ArrayStore:
+    """Arrays by name. Stored ones are written by ``pack``, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.values: Values = {}
+        self._arrays: dict[str, Array] = {}
+        self._sums: dict[str, Array] = {}  # the exact sum that a derived sum should give
+
+    def store(self, name: str, array: Tensor | Array) -> str:
+        """Store an array of floats or integers; return its name. NaN and infinity are a NotFiniteError."""
+        host = to_numpy(array)
+        if not np.isfinite(host).all():
+            raise NotFiniteError
+        self._arrays[name] = host
+        self.values[name] = {"shape": list(host.shape)}
+        return name
+
+    def derive(self, name: str, shape: tuple[int, ...], op: str, **inputs: Any) -> str:
+        """Add an array that the reader computes from others; return its name."""
+        self.values[name] = {"shape": list(shape), "op": op, **inputs}
+        return name
+
+    def shape(self, name: str) -> list[int]:
+        """The shape of an array."""
+        shape: list[int] = self.values[name]["shape"]
+        return shape
+
+    def derive_sum(self, name: str, terms: list[str], total: Tensor) -> str:
+        """Add a sum of arrays, and store the last term so that it equals ``total``.
+
+        Without it the rounding errors of all branches of a stack would add up. If the last term is derived,
+        the sum itself is stored.
+        """
+        if terms[-1] not in self._arrays:
+            return self.store(name, total)
+        self._sums[name] = to_numpy(total)
+        return self.derive(name, self._sums[name].shape, "add", args=terms)
+
+    def pack(self) -> str:
+        """Write all stored arrays as one text, and where each is into ``values``."""
+        planes: list[bytearray] = [bytearray() for _ in range(4)]
+        corrected = self._correct_branches()
+        for name, array in self._arrays.items():
+            steps, scale = quantize(corrected.get(name, array), array)
+            zigzag = ((steps << 1) ^ (steps >> 63)).astype("<u4").ravel()
+            n_planes = max(1, (int(zigzag.max(initial=0)).bit_length() + 7) // 8)
+            self.values[name] |= {"at": [len(plane) for plane in planes[:n_planes]], "scale": scale}
+            for plane, column in zip(planes, zigzag.view(np.uint8).reshape(-1, 4).T[:n_planes], strict=False):
+                plane += column.tobytes()
+        starts = np.cumsum([0, *map(len, planes)]).tolist()
+        for name in self._arrays:
+            at = self.values[name]["at"]
+            self.values[name]["at"] = [start + offset for start, offset in zip(starts, at, strict=False)]
+        return base64.b64encode(zlib.compress(b"".join(planes), 9)).decode()
+
+    def _correct_branches(self) -> dict[str, Array]:
+        """The branch of each sum that makes the sum exact, given how the reader gets the rest of it."""
+        corrected: dict[str, Array] = {}
+        read = ArrayReader(self.values, self._read_rounded(corrected))
+        for name, total in self._sums.items():
+            *rest, branch = self.values[name]["args"]
+            if branch not in corrected:
+                corrected[branch] = total.astype(np.float64) - sum(read(term) for term in rest)
+        return corrected
+
+    def _read_rounded(self, branches: Mapping[str, Array]) -> Callable[[str], Array]:
+        def read(name: str) -> Array:
+            steps, scale = quantize(branches.get(name, self._arrays[name]), self._arrays[name])
+            return steps * scale
+
+        return read
+
+
+def to_numpy(array: Tensor | Array) -> Array:
+    """A tensor as an array of numpy; half precision becomes float32, which numpy knows."""
+    if not isinstance(array, Tensor):
+        return array
+    is_low = array.is_floating_point() and array.element_size() < 4
+    host: Array = (array.float() if is_low else array).detach().cpu().numpy()
+    return host
+
+
+def quantize(array: Array, reference: Array) -> tuple[NDArray[np.int64], float]:
+    """An array as integers and their step, which the magnitudes of ``reference`` determine."""
+    if reference.dtype.kind in "iub":
+        return array.astype(np.int64), 1.0
+    magnitudes = np.abs(reference[reference != 0]).astype(np.float64)
+    if not magnitudes.size:
+        return np.zeros(array.shape, np.int64), 1.0
+    scale = float(magnitudes.max()) / _LARGEST
+    if reference.ndim > 1:  # vectors are weights, slopes and rates: few numbers, of any size
+        scale = max(float(np.median(magnitudes)) * STEP_OF_MEDIAN, scale)
+    return np.rint(array.astype(np.float64) / scale).astype(np.int64), scale
+
+
+class ArrayReader:
+    """Reads arrays by name, in float64, and computes the derived ones."""
+
+    def __init__(self, values: Values, read_stored: Callable[[str], Array]) -> None:
+        self._values, self._read_stored = values, read_stored
+        self._cache: dict[str, Array] = {}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> ArrayReader:
+        """A reader of the arrays of an explanation."""
+        values, blob = document["values"], zlib.decompress(base64.b64decode(document["data"]))
+
+        def read_stored(name: str) -> Array:
+            value = values[name]
+            size = int(np.prod(value["shape"]))
+            zigzag = np.zeros(size, np.int64)
+            for i, start in enumerate(value["at"]):
+                zigzag |= np.frombuffer(blob, np.uint8, size, start).astype(np.int64) << 8 * i
+            steps: Array = (zigzag >> 1) ^ -(zigzag & 1)
+            return (steps * value["scale"]).reshape(value["shape"])
+
+        return cls(values, read_stored)
+
+    def __call__(self, name: str) -> Array:
+        """The array of that name."""
+        if name not in self._cache:
+            value = self._values[name]
+            self._cache[name] = (
+                OPERATIONS[value["op"]](self, value) if "op" in value else self._read_stored(name)
+            )
+        return self._cache[name]
+
+
+def _add(read: ArrayReader, value: dict[str, Any]) -> Array:
+    total = read(value["args"][0])
+    for name in value["args"][1:]:
+        total = total + read(name)
+    return total
+
+
+def _scale(read: ArrayReader, value: dict[str, Any]) -> Array:
+    return np.asarray(read(value["x"]) * value["by"])
+
+
+def _mean(read: ArrayReader, value: dict[str, Any]) -> Array:
+    return np.asarray(read(value["x"]).mean(-1))
+
+
+def _variance(read: ArrayReader, value: dict[str, Any]) -> Array:
+    return np.asarray(read(value["x"]).var(-1))
+
+
+def _mean_square(read: ArrayReader, value: dict[str, Any]) -> Array:
+    return np.asarray(np.square(read(value["x"])).mean(-1))
+
+
+def _normalize(read: ArrayReader, value: dict[str, Any]) -> Array:
+    x, spread = read(value["x"]), read(value["spread"])
+    mean = read(value["mean"]) if value["mean"] else np.zeros_like(spread)
+    if value["by"] == "token":
+        mean, spread = mean[:, None], spread[:, None]
+    y = (x - mean) / np.sqrt(spread + value["eps"])
+    if value["weight"]:
+        y = y * (read(value["weight"]) + (1 if value["plus_one"] else 0))
+    return np.asarray(y + read(value["bias"]) if value["bias"] else y)
+
+
+def _softmax(read: ArrayReader, value: dict[str, Any]) -> Array:
+    scores, hidden = read(value["x"]), read(value["hidden"]) != 0
+    masked = np.where(hidden, -np.inf, scores)
+    outside = (
+        read(value["outside"])[..., None] if value["outside"] else np.full((*scores.shape[:-1], 1), -np.inf)
+    )
+    top = np.maximum(masked.max(-1, keepdims=True), outside)
+    top = np.where(np.isfinite(top), top, 0.0)
+    exps = np.exp(masked - top)
+    total = exps.sum(-1, keepdims=True) + np.exp(outside - top)
+    return np.asarray(exps / np.where(total > 0, total, 1.0))
+
+
+def _ratio(read: ArrayReader, value: dict[str, Any]) -> Array:
+    x = read(value["x"])
+    total = x.sum(-1, keepdims=True) + value["eps"]
+    total = total + read(value["outside"])[..., None] if value["outside"] else total
+    return np.asarray(x / total)
+
+
+def _mix(read: ArrayReader, value: dict[str, Any]) -> Array:
+    weights, v = read(value["weights"]), read(value["v"])
+    out = weights @ v.repeat(len(weights) // len(v), 0)
+    for name in value["plus"]:
+        out = out + read(name)
+    return np.asarray(out)
+
+
+def _join(read: ArrayReader, value: dict[str, Any]) -> Array:
+    x = read(value["x"])
+    return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
+
+
+def _rotate(read: ArrayReader, value: dict[str, Any]) -> Array:
+    x, cos, sin = read(value["x"]), read(value["cos"]), read(value["sin"])
+    pairs = cos.shape[-1]
+    is_half = value["layout"] == "half"
+    turned = x[..., : 2 * pairs]
+    a, b = (turned[..., :pairs], turned[..., pairs:]) if is_half else (turned[..., ::2], turned[..., 1::2])
+    both = a * cos - b * sin, b * cos + a * sin
+    joined = np.concatenate(both, -1) if is_half else np.stack(both, -1).reshape(turned.shape)
+    return np.concatenate([joined, x[..., 2 * pairs :]], -1)
+
+
+OPERATIONS: dict[str, Callable[[ArrayReader, dict[str, Any]], Array]] = {
+    "add": _add,
+    "scale": _scale,
+    "mean": _mean,
+    "variance": _variance,
+    "mean_square": _mean_square,
+    "norm": _normalize,
+    "softmax": _softmax,
+    "ratio": _ratio,
+    "mix": _mix,
+    "join": _join,
+    "rotate": _rotate,
+}
+"""What a derived array may be; arrays.js has the same."""

@@ -1,0 +1,196 @@
+"""The lesson of the page: fourteen chapters in Markdown, checked and split into spans.
+
+A chapter is a file ``chapters/LANGUAGE/NN-name.md``: front matter in YAML, then paragraphs. The front matter
+binds it to states of the page (``look``), to levers, to claims of ``polyhead experiments`` and to papers.
+``look`` and ``lever`` are lists of alternatives: the page offers the first one that the model has. A
+paragraph that begins with ``{if NAME}`` or ``{if not NAME}`` is shown only if the condition holds for the
+model. Paragraphs have ``code``, **strong** and *emphasised* words, and links: ``#step=...`` to a state of the
+page, ``#lever=...`` to a lever, ``https://...`` to a page elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypedDict
+from urllib.parse import parse_qsl
+
+from polyhead.config.yaml_io import parse_yaml
+from polyhead.core.i18n import load_catalog
+
+# step of the page -> the values of it that a chapter can point at
+STEPS: dict[str, frozenset[str]] = {
+    "tokens": frozenset(),
+    "embedding": frozenset({"rows", "scaled"}),
+    "position": frozenset({"rows", "cos", "sin", "slopes"}),
+    "norm": frozenset({"mean", "variance", "mean_square"}),
+    "attention": frozenset({"q", "k", "v", "scores", "hidden", "weights", "mix", "joined"}),
+    "cross_attention": frozenset({"q", "k", "v", "scores", "hidden", "weights", "mix", "joined"}),
+    "linear_attention": frozenset({"phi_q", "phi_k", "v", "weights", "state"}),
+    "feed_forward": frozenset({"pre", "act", "up", "hidden"}),
+    "moe": frozenset({"expert", "weight", "probability"}),
+    "recurrent": frozenset({"state", "cell"}),
+    "conv": frozenset({"value", "gate"}),
+    "residual": frozenset({"branch"}),
+    "output": frozenset(),
+    "generation": frozenset(),
+    "cost": frozenset(),
+}
+# properties of a model that a paragraph can depend on, besides having a step
+PROPERTIES = frozenset(
+    {"decoder_only", "encoder_decoder", "encoder", "bidirectional"}
+    | {"causal", "grouped", "gated", "pre_norm", "post_norm", "rope"}
+)
+_KEYS = ["title", "look", "lever", "experiment", "papers"]
+_LOOK_KEYS = {"step", "value", "stack", "layer", "head", "side"}
+_FILE = re.compile(r"(\d\d)-([a-z-]+)\.md")
+_CONDITION = re.compile(r"\{if (not )?(\w+)\}\s*")
+_MARKUP = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\*([^*]+)\*|\[([^\]]+)\]\(([^)]+)\)")
+_STYLES = ("code", "strong", "emphasis")
+
+
+class Span(TypedDict, total=False):
+    """A piece of a paragraph: its text, and its style or the target of its link."""
+
+    text: str
+    style: str  # code, strong or emphasis
+    look: dict[str, Any]
+    lever: dict[str, Any]
+    href: str
+
+
+# "if" is a keyword of Python: the condition of a paragraph, None if it is always shown
+Paragraph = TypedDict("Paragraph", {"if": str | None, "not": bool, "spans": list[Span]})
+
+
+class Chapter(TypedDict):
+    """A chapter of the lesson, as the page gets it."""
+
+    number: int
+    name: str
+    title: str
+    look: list[dict[str, Any]]
+    lever: list[dict[str, Any]]
+    experiment: list[dict[str, str]]
+    papers: list[str]
+    paragraphs: list[Paragraph]
+
+
+@cache
+def load_chapters(language: str) -> list[Chapter]:
+    """The chapters in English ("en") or Chinese ("zh"), in order; ValueError names the file of a mistake."""
+    directory = files(__package__ or "polyhead.explain").joinpath("chapters", language)
+    texts = {file.name: file.read_text(encoding="utf-8") for file in directory.iterdir()}
+    return [parse_chapter(name, texts[name], language) for name in sorted(texts)]
+
+
+def parse_chapter(file_name: str, text: str, language: str) -> Chapter:
+    """A chapter from the text of its file; ValueError if its front matter or a link is wrong."""
+    named = _FILE.fullmatch(file_name)
+    parts = text.split("---\n", 2)
+    if named is None or len(parts) != 3 or parts[0]:
+        raise ValueError(
+            f"{file_name}: expected NN-name.md that begins with front matter between lines of ---"
+        )
+    front = parse_yaml(parts[1])
+    if list(front) != _KEYS:
+        keys = ", ".join(_KEYS)
+        raise ValueError(f"{file_name}: front matter must have the keys {keys}, got {', '.join(front)}")
+    try:
+        for look in front["look"]:
+            _check_look({key: value for key, value in look.items() if key != "label"})
+        for lever in front["lever"]:
+            if set(lever) != {"name", "setting", "label"}:
+                raise ValueError(f"a lever must have name, setting and label, got {lever}")
+        if unlabelled := [entry for entry in (*front["look"], *front["lever"]) if not entry.get("label")]:
+            raise ValueError(f"no label: {unlabelled[0]}")
+        claims = load_catalog(language, "lab")
+        experiments = [
+            {
+                "name": entry["name"],
+                "claim": claims.get(entry["claim"], entry["claim"]),
+                "command": f"polyhead experiments {entry['name']}",
+            }
+            for entry in front["experiment"]
+        ]
+        paragraphs = [_parse_paragraph(block, language) for block in re.split(r"\n{2,}", parts[2].strip())]
+    except ValueError as error:
+        raise ValueError(f"{file_name}: {error}") from None
+    return Chapter(
+        number=int(named[1]),
+        name=named[2],
+        title=front["title"],
+        look=front["look"],
+        lever=front["lever"],
+        experiment=experiments,
+        papers=front["papers"],
+        paragraphs=paragraphs,
+    )
+
+
+def _check_look(look: dict[str, Any]) -> None:
+    """Check a target on the page: a known step, a value of that step, a layer and a head."""
+    if look.get("step") not in STEPS:
+        raise ValueError(f"unknown step {look.get('step')!r}; known: {', '.join(STEPS)}")
+    if surplus := set(look) - _LOOK_KEYS:
+        raise ValueError(f"unknown key {min(surplus)!r} of a step; known: {', '.join(sorted(_LOOK_KEYS))}")
+    if "value" in look and look["value"] not in STEPS[look["step"]]:
+        known = ", ".join(sorted(STEPS[look["step"]])) or "none"
+        raise ValueError(f"unknown value {look['value']!r} of the step {look['step']}; known: {known}")
+    for key in ("layer", "head"):
+        place = look.get(key, 1)
+        if place not in ("first", "last") and not (isinstance(place, int) and place >= 1):
+            raise ValueError(f"{key} must be first, last or a number from 1, got {place!r}")
+
+
+def _parse_paragraph(block: str, language: str) -> Paragraph:
+    """A paragraph of spans, with its condition."""
+    condition = _CONDITION.match(block)
+    if condition and condition[2] not in STEPS.keys() | PROPERTIES:
+        raise ValueError(f"unknown condition {condition[2]!r}")
+    body = block[condition.end() :] if condition else block
+    space = "" if language == "zh" else " "  # at the end of a line of the file
+    return {
+        "if": condition[2] if condition else None,
+        "not": bool(condition and condition[1]),
+        "spans": list(_parse_spans(space.join(body.split("\n")))),
+    }
+
+
+def _parse_spans(text: str) -> Iterator[Span]:
+    """Plain text, styled words and links, in order."""
+    end = 0
+    for found in _MARKUP.finditer(text):
+        if found.start() > end:
+            yield {"text": text[end : found.start()]}
+        end = found.end()
+        if found[4] is not None:
+            yield _parse_link(found[4], found[5])
+        else:
+            style, words = next((s, w) for s, w in zip(_STYLES, found.groups()[:3], strict=True) if w)
+            yield {"text": words, "style": style}
+    if end < len(text):
+        yield {"text": text[end:]}
+
+
+def _parse_link(text: str, target: str) -> Span:
+    """A link to a step or a lever of the page, or to a page elsewhere."""
+    if target.startswith("https://"):
+        return {"text": text, "href": target}
+    pairs = {key: parse_yaml(value) for key, value in parse_qsl(target.removeprefix("#"))}
+    if "step" in pairs:
+        _check_look(pairs)
+        return {"text": text, "look": pairs}
+    if "lever" in pairs:
+        name = pairs.pop("lever")
+        setting: dict[str, Any] = {}
+        for key, value in pairs.items():
+            outer, _, inner = key.partition(".")
+            if inner:
+                setting.setdefault(outer, {})[inner] = value
+            else:
+                setting[key] = value
+        return {"text": text, "lever": {"name": name, "setting": setting}}
+    raise ValueError(f"a link must begin with #step=, #lever= or https://, got {target!r}")

@@ -1,0 +1,206 @@
+"""The explanation of a text: its tokens, the walk through the model, its output and how it was chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from polyhead.config.model import ModelConfig
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import get_language
+from polyhead.explain.costs import count_costs, count_step, count_weight_bytes
+from polyhead.explain.inputs import ModelInputs, choose_windows, describe_side, read_inputs
+from polyhead.explain.levers.explain_levers import explain_levers
+from polyhead.explain.part_notes import describe_part
+from polyhead.explain.predictions import describe_logits, describe_predictions
+from polyhead.explain.record_parts import SHOWN_UNITS
+from polyhead.explain.search import explain_search
+from polyhead.explain.trace import Trace
+from polyhead.explain.watch import watch_model
+from polyhead.kernels.pack_model import is_packed
+from polyhead.models import SentenceEncoder
+from polyhead.run.run import Run
+from polyhead.tokenizers.languages import with_languages
+
+SCHEMA = 1
+MAX_NUMBERS = 1_050_000  # stored of one pass: with them a page is below 5 MB
+MIN_SHOWN, MAX_SHOWN = 12, 64  # tokens of a text
+
+
+def explain(
+    run: Run,
+    text: str,
+    target: str | None = None,
+    *,
+    first: int | None = None,
+    n_shown: int | None = None,
+    has_lever_cases: bool = True,
+) -> dict[str, Any]:
+    """Walk a text through the model of a run; the result is JSON, with all arrays in one text.
+
+    ``target`` is the target of an encoder-decoder, by default its own output, or the second text of a pair
+    for a classifier. Of a long text ``n_shown`` tokens are shown, from token ``first``.
+    Without ``has_lever_cases`` the levers have their fields alone, for a page that asks for each case.
+    """
+    check_explainable(run)
+    inputs = read_inputs(run, text, target)
+    lengths = [len(side.ids) for side in inputs.sides]
+    windows = choose_shown(run.config, inputs, first, n_shown)
+    with torch.inference_mode(), watch_model(run.model, lengths, windows) as trace:
+        output = run_model(run, inputs)
+    steps, layers = _order_steps(trace)
+    itemsize = next(run.model.parameters()).element_size()
+    walk = []
+    for step in steps:
+        notes = describe_part(run.config, step)
+        walk.append(step.to_json() | notes | {"cost": count_step(run.config, step, lengths, itemsize)})
+    costs = count_costs(run.config, lengths)
+    total = {
+        "flops": costs["flops"],
+        "weight_bytes": count_weight_bytes(run.model),
+        "activation_bytes": sum(step["cost"]["activation_bytes"] for step in walk),
+    }
+    data = trace.store.pack()
+    return {
+        "schema": SCHEMA,
+        "run": describe_run(run),
+        "lang": get_language(),
+        "inputs": {
+            "text": text,
+            "target": inputs.target,
+            "target_is": None if inputs.target is None else "output" if inputs.is_own_output else "text",
+        },
+        "sides": [
+            describe_side(side, window, run.tokenizer if not i else run.tokenizer.target_tokenizer)
+            for i, (side, window) in enumerate(zip(inputs.sides, windows, strict=True))
+        ],
+        "walk": walk,
+        "layers": layers,
+        "output": describe_predictions(run.model, run.tokenizer, output, inputs.sides, windows[-1]),
+        "generation": describe_generation(run, inputs),
+        "costs": {
+            "total": total,
+            "decode_step": None if costs["decode_step"] is None else {"flops": costs["decode_step"]},
+            "prefill": {"flops": costs["flops"]},
+        },
+        "levers": explain_levers(run, inputs, windows[-1], has_cases=has_lever_cases),
+        "values": trace.store.values,
+        "data": data,
+    }
+
+
+def check_explainable(run: Run) -> None:
+    """Raise a UserError for an ensemble, and for a model whose weights are packed for inference."""
+    if len(run.members) > 1:
+        raise UserError(
+            f"an explanation is supported for a single run only, and this is an ensemble of "
+            f"{len(run.members)}: load one"
+        )
+    if is_packed(run.model):
+        raise UserError("a model with packed weights cannot be explained; load it in fp32 without fast")
+
+
+@torch.inference_mode()
+def run_model(run: Run, inputs: ModelInputs) -> torch.Tensor:
+    """The output of the model for the texts; of a sentence encoder the vector of the text, if it has one."""
+    model = run.model
+    output: torch.Tensor = model(*inputs.args)
+    if isinstance(model, SentenceEncoder) and model.pooler is not None:
+        output = model.pooler(output, inputs.args[1])
+        for dense in model.dense:
+            output = dense(output)
+    return output
+
+
+def choose_shown(
+    config: ModelConfig, inputs: ModelInputs, first: int | None, n_shown: int | None
+) -> list[tuple[int, int]]:
+    """The tokens of each text that are shown, by default as many as keep the page small."""
+    longest = max(len(side.ids) for side in inputs.sides)
+    return choose_windows(inputs.sides, n_shown or count_shown(config, longest), first)
+
+
+def count_shown(config: ModelConfig, longest: int) -> int:
+    """How many tokens of texts of at most ``longest`` tokens are shown, so that the page stays small."""
+    heads = config.attention_shape(causal=False)
+    mix = heads.n_heads * heads.v_head_dim
+    projections = heads.n_heads * heads.head_dim + heads.n_kv_heads * (heads.head_dim + heads.v_head_dim)
+    layer = projections + 2 * config.d_model + 4 * SHOWN_UNITS
+    n_attentions, numbers = config.n_layers, config.n_layers * layer
+    if config.kind == "encoder-decoder":
+        n_attentions += 2 * config.decoder_layers
+        numbers += config.decoder_layers * (layer + projections + config.d_model)
+    if longest > min(MAX_SHOWN, MAX_NUMBERS // numbers):
+        numbers += n_attentions * mix  # what the tokens that are not shown add to each query
+    return max(MIN_SHOWN, min(MAX_SHOWN, MAX_NUMBERS // numbers))
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    """The run and the config of its model, as far as a reader of the page needs it."""
+    config, model = run.config, run.model
+    names = (
+        "d_model", "d_embedding", "n_layers", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "d_ff",
+        "vocab_size", "max_len", "norm_first", "sandwich_norm", "share_layers", "tie_embeddings", "causal",
+    )  # fmt: skip
+    parts = ("attention", "decoder_attention", "cross_attention", "position", "norm", "feed_forward", "block",
+             "decoder_block", "pooling")  # fmt: skip
+    values: dict[str, Any] = {name: getattr(config, name) for name in names}
+    values["decoder_layers"] = config.decoder_layers if config.kind == "encoder-decoder" else None
+    for name in parts:
+        choice = getattr(config, name)
+        values[name] = None if choice is None else {"name": choice.name, **choice.options}
+    return {
+        "name": run.directory.name if run.directory is not None else "",
+        "kind": run.kind,
+        "class": type(model).__name__,
+        "family": run.family,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "config": values,
+    }
+
+
+def describe_generation(run: Run, inputs: ModelInputs) -> dict[str, Any] | None:
+    """How the run chooses its own output, and the probabilities of its tokens; None for an encoder."""
+    if run.kind not in ("encoder-decoder", "decoder"):
+        return None
+    (ids,) = run.tokenizer.encode([inputs.text])
+    generation = explain_search(run, ids) if ids else None
+    if generation is None:
+        return None
+    best = generation["outputs"][0]["ids"]
+    return generation | {"free": score_output(run, inputs, best)}
+
+
+@torch.inference_mode()
+def score_output(run: Run, inputs: ModelInputs, output: list[int]) -> list[dict[str, Any]]:
+    """Each token of an output given the tokens before it: probability and rank."""
+    if run.kind == "decoder":
+        prompt = inputs.sides[0].ids
+        tokens, start, labels = [*prompt, *output], len(prompt) - 1, output
+        logits = run.model(torch.tensor([tokens[:-1] if output else tokens], device=run.device))[0]
+    else:
+        template = with_languages(run.tokenizer)
+        most = run.config.max_len  # an output may be longer by its start token
+        labels, start = template.labels(output)[:most], 0
+        target = torch.tensor([template.decoder_input(output)[:most]], device=run.device)
+        logits = run.model(inputs.args[0], target)[0]
+    rows = [
+        describe_logits(run.tokenizer, logits[start + i].float().cpu(), token, 1)
+        for i, token in enumerate(labels)
+    ]
+    return [row["expected"] for row in rows]
+
+
+def _order_steps(trace: Trace) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The steps with those of the source first, and the layers with the steps that belong to them."""
+    steps = sorted(trace.steps, key=lambda step: step.place.side)
+    layers = []
+    for layer in trace.layers:
+        inside = [
+            i for i, step in enumerate(steps)
+            if (step.place.stack, step.place.layer) == (layer["stack"], layer["index"])
+        ]  # fmt: skip
+        layers.append(layer | {"steps": [inside[0], inside[-1] + 1] if inside else [0, 0]})
+    return steps, layers

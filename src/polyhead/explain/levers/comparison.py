@@ -1,0 +1,97 @@
+"""Compare the output of a changed model with that of the plain one, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOP_K = 10  # tokens that are listed of each row
+
+
+def compute_kl(logits: Tensor, baseline: Tensor) -> Tensor:
+    """KL(q || p) in nats of each row, q = softmax(logits) and p = softmax(baseline): (R, V) -> (R,) fp64.
+
+    Equation: Σ_v q_v (ln q_v - ln p_v). Tokens that q excludes (logit -inf) add 0, so top-k and top-p give
+    the logarithm of 1 over the mass that they keep.
+    """
+    return _sum_kl(logits.double().log_softmax(-1), baseline.double().log_softmax(-1))
+
+
+def _sum_kl(log_q: Tensor, log_p: Tensor) -> Tensor:
+    terms = log_q.exp() * (log_q - log_p)
+    return terms.where(log_q > -torch.inf, 0.0).sum(-1)
+
+
+def rank_references(logits: Tensor, references: Sequence[int]) -> list[int]:
+    """The rank of a token in each row, 1 for the most likely; of equal logits all have the best rank."""
+    own = logits.gather(-1, torch.tensor(references)[:, None])
+    ranks: list[int] = ((logits > own).sum(-1) + 1).tolist()
+    return ranks
+
+
+def describe_output(logits: Tensor, references: Sequence[int], top_k: int = TOP_K) -> dict[str, Any]:
+    """The most likely tokens of each row of (R, V), and rank and probability of its reference."""
+    return _describe_log_probs(logits, logits.double().log_softmax(-1), references, top_k)
+
+
+def _describe_log_probs(
+    logits: Tensor, log_p: Tensor, references: Sequence[int], top_k: int
+) -> dict[str, Any]:
+    top, ids = log_p.topk(min(top_k, log_p.size(-1)))
+    own = log_p.gather(-1, torch.tensor(references)[:, None])[:, 0]
+    return {
+        "top": {"ids": ids.tolist(), "p": [round_numbers(row) for row in top.exp().tolist()]},
+        "rank": rank_references(logits, references),
+        "p": round_numbers(own.exp().tolist()),
+    }
+
+
+def compare_outputs(
+    logits: Tensor,
+    baseline: Tensor,
+    references: Sequence[int],
+    is_comparable: Sequence[bool] | None = None,
+    top_k: int = TOP_K,
+) -> dict[str, Any]:
+    """``describe_output`` of the changed logits (R, V), with their KL divergence from the baseline (R, V).
+
+    Rows that are not comparable have None in every list and do not count in the mean.
+    """
+    rows = (
+        list(range(len(logits))) if is_comparable is None else [i for i, x in enumerate(is_comparable) if x]
+    )
+    kept_logits, kept_baseline = logits[rows], baseline[rows]
+    log_q, log_p = (x.double().log_softmax(-1) for x in (kept_logits, kept_baseline))
+    result = _describe_log_probs(kept_logits, log_q, [references[i] for i in rows], top_k)
+    kl = _sum_kl(log_q, log_p)
+    is_changed = (kept_logits.argmax(-1) != kept_baseline.argmax(-1)).tolist()
+    result |= {
+        "kl": round_numbers(kl.tolist()),
+        "mean_kl": round_number(float(kl.mean())) if rows else None,
+        "changed": [row for row, changes in zip(rows, is_changed, strict=True) if changes],
+    }
+    if len(rows) < len(logits):
+        for part, names in ((result, ("rank", "p", "kl")), (result["top"], ("ids", "p"))):
+            part |= {name: _spread_rows(part[name], rows, len(logits)) for name in names}
+    return result
+
+
+def round_number(x: float) -> float:
+    """Six significant digits."""
+    return float(f"{x:.6g}")
+
+
+def round_numbers(numbers: Sequence[float]) -> list[float]:
+    """Six significant digits of each number."""
+    return [round_number(x) for x in numbers]
+
+
+def _spread_rows(values: Sequence[Any], rows: Sequence[int], n: int) -> list[Any]:
+    """Values of some of ``n`` rows, with None in the others."""
+    spread: list[Any] = [None] * n
+    for row, value in zip(rows, values, strict=True):
+        spread[row] = value
+    return spread

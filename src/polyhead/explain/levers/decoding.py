@@ -1,0 +1,132 @@
+"""Levers on decoding: the model's own output for the true one, and single steps for one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.cost.decoding import token_flops
+from polyhead.cost.flops import count_forward
+from polyhead.cost.workload import BatchShape, UnknownFormulaError
+from polyhead.explain.levers.comparison import round_number, round_numbers
+from polyhead.explain.levers.interface import Field, Lever, LeverOutput, Setting
+from polyhead.explain.levers.lever_input import LeverInput
+from polyhead.explain.levers.stepwise import find_stepwise_obstacle, read_stepwise
+from polyhead.generation.greedy import greedy_decode
+from polyhead.models import CausalLM, Seq2Seq
+
+
+def run_freely(lever_input: LeverInput, setting: Setting) -> LeverOutput:
+    """Greedy decoding after the first tokens: each row follows the output, not the true text.
+
+    ``prompt`` tokens are read as they are. Rows after the end of the output are not compared.
+    """
+    n, total = setting["prompt"], len(lever_input.tokens)
+    model: Any = lever_input.model
+    memory = None
+    if lever_input.source is not None:
+        source = torch.tensor([lever_input.source], device=next(model.parameters()).device)
+        with torch.inference_mode():
+            memory = [layer.contiguous_for_decoding() for layer in model.encode(source)]
+    prompt, eos_id, n_new = lever_input.tokens[:n], lever_input.eos_id, total - n + 1
+    output = greedy_decode(model, prompt, max_new_tokens=n_new, eos_id=eos_id, memory=memory)
+    output += [eos_id] if len(output) < n_new else []
+    tokens = [*prompt, *output[:-1]]  # what is read to predict the output
+    whole = lever_input.replace(rows=[*range(total)])
+    free_logits = whole.replace(tokens=tokens, rows=[*range(len(tokens))]).compute_logits(model)
+    forced_logits = whole.compute_logits(model)
+    logits = torch.cat([free_logits, forced_logits[len(tokens) :]])
+    first = n - 1  # the row of the first token of the output
+    best, targets = forced_logits[first:].argmax(-1).tolist(), whole.tokens[n:]
+    differences = [
+        first + i for i, pair in enumerate(zip(output, targets, strict=False)) if len(set(pair)) > 1
+    ]
+    detail = {
+        "prompt": n,
+        "first_row": first,
+        "forced": {"ids": best, "p": probabilities_of(forced_logits[first:], best), "target": targets},
+        "free": {"ids": output, "p": probabilities_of(free_logits[first:], output)},
+        "first_difference": differences[0] if differences else None,
+    }
+    is_comparable = [i is not None and i < len(tokens) for i in lever_input.rows]
+    return LeverOutput(lever_input.select_rows(logits), is_comparable=is_comparable, detail=detail)
+
+
+def probabilities_of(logits: Tensor, tokens: list[int]) -> list[float]:
+    """The probability of one token in each row of (R, V)."""
+    p = logits.double().softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+    return round_numbers(p.tolist())
+
+
+def _find_free_obstacle(lever_input: LeverInput) -> str:
+    if not isinstance(lever_input.model, CausalLM | Seq2Seq):
+        return "this model generates no text"
+    return find_stepwise_obstacle(lever_input) if len(lever_input.tokens) > 1 else "the text has one token"
+
+
+def _list_free_fields(lever_input: LeverInput) -> list[Field]:
+    """The number of tokens that are read as they are: half of a language model's text, else the opening."""
+    n = len(lever_input.tokens)
+    default = max(1, n // 2) if lever_input.source is None else 1
+    return [Field("prompt", "integer", default, 1, n)]
+
+
+FREE_RUNNING_LEVER = Lever(
+    "free_running",
+    "decoding",
+    _find_free_obstacle,
+    _list_free_fields,
+    lambda _: [{}],
+    run_freely,
+)
+
+
+def compare_prefill(lever_input: LeverInput, setting: Setting) -> LeverOutput:
+    """The text in single steps through the cache, and the operations of steps with and without a cache."""
+    reading = read_stepwise(lever_input, None)
+    detail: dict[str, Any] = {"prompt": len(lever_input.tokens), "cache_bytes": reading.used_bytes}
+    try:
+        detail |= count_operations(lever_input)
+    except UnknownFormulaError as error:
+        detail |= {"unknown_part": str(error)}
+    return LeverOutput(lever_input.select_rows(reading.logits), detail=detail)
+
+
+def count_operations(lever_input: LeverInput) -> dict[str, Any]:
+    """Operations of the prefill, of each step with a cache, and of each step that reads the row again.
+
+    Without a cache the encoder is not computed again, but the keys and values of its output are.
+    """
+    config, n = lever_input.model.config, len(lever_input.tokens)
+    source = len(lever_input.source or ())
+    prefill = sum(work.total for work in count_forward(config, BatchShape(1, n, source)))
+    steps = [token_flops(config, t + 1, source) for t in range(n)]
+    again = [
+        sum(
+            work.total
+            for work in count_forward(config, BatchShape(1, t + 1, source, 1))
+            if not work.name.startswith("encoder ")
+        )
+        for t in range(n)
+    ]
+    return {
+        "prefill_flops": prefill,
+        "step_flops": steps,
+        "recompute_flops": again,
+        "sum_step": sum(steps),
+        "sum_recompute": sum(again),
+        "saved": round_number(1 - sum(steps) / sum(again)),
+    }
+
+
+def _find_prefill_obstacle(lever_input: LeverInput) -> str:
+    if not isinstance(lever_input.model, CausalLM | Seq2Seq):
+        return "this model has no decoder, so it has no cache"
+    return find_stepwise_obstacle(lever_input)
+
+
+PREFILL_LEVER = Lever(
+    "prefill", "decoding", _find_prefill_obstacle, lambda _: [], lambda _: [{}], compare_prefill
+)

@@ -1,0 +1,175 @@
+"""The input of one text for the levers: token ids, the rows of output that are compared, and their tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyhead.core.errors import UserError
+from polyhead.explain.inputs import ModelInputs
+from polyhead.generation.engine.interface import require_finite
+from polyhead.models import (
+    CausalLM,
+    Classifier,
+    MaskedLM,
+    Model,
+    ReplacedTokenDetector,
+    SentenceEncoder,
+    Seq2Seq,
+)
+from polyhead.nn.stack import Stack
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.word_boundaries import find_word_boundaries
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class LeverInput:
+    """One text as a model reads it. ``tokens`` is the decoder's input, or the only one.
+
+    ``rows`` are the indices of the compared outputs in ``tokens``; a classifier has the row None.
+    ``labels`` has the true token or class of each row, None where it is unknown. ``words`` has the indices of
+    the tokens of each word of the source, or of ``tokens`` if there is no source, without special tokens.
+    """
+
+    model: Model
+    tokens: list[int]
+    rows: list[int | None]
+    labels: list[int | None]
+    words: list[list[int]]
+    eos_id: int
+    source: list[int] | None = None
+    segments: list[int] | None = None
+
+    @cached_property
+    def plain_logits(self) -> Tensor:
+        """The logits of the unchanged model: (R, V)."""
+        return self.compute_logits(self.model)
+
+    @cached_property
+    def references(self) -> list[int]:
+        """The token whose rank is followed: the true one, or the plain model's most likely one."""
+        best: list[int] = self.plain_logits.argmax(-1).tolist()
+        return [guess if label is None else label for guess, label in zip(best, self.labels, strict=True)]
+
+    @torch.inference_mode()
+    def compute_logits(self, model: Any) -> Tensor:
+        """The logits of one forward pass of ``model``, a changed copy: (R, V) in fp32.
+
+        A model with one logit, a replaced-token detector or a reranker, has the classes no and yes, with
+        logits 0 and its output.
+        """
+        device = next(self.model.parameters()).device
+        sides = [self.tokens] if self.source is None else [self.source, self.tokens]
+        args: list[Tensor | None] = [torch.tensor([ids], device=device) for ids in sides]
+        if self.segments is not None:
+            args += [None, torch.tensor([self.segments], device=device)]
+        logits: Tensor = require_finite(model(*args)[0].float().cpu())
+        if isinstance(model, Classifier):
+            return logits[None] if len(logits) > 1 else torch.cat([torch.zeros(1), logits])[None]
+        if isinstance(model, ReplacedTokenDetector):
+            logits = torch.stack([torch.zeros_like(logits), logits], -1)
+        return self.select_rows(logits)
+
+    def select_rows(self, logits: Tensor) -> Tensor:
+        """The compared rows of the logits of all tokens: (T, V) -> (R, V)."""
+        return logits[torch.tensor(self.rows)]
+
+    def replace(self, **changes: Any) -> LeverInput:
+        """A copy with other fields."""
+        return replace(self, **changes)
+
+    @property
+    def side(self) -> int:
+        """The index of the text whose outputs are compared: 0, or 1 for the target of an encoder-decoder."""
+        return 0 if self.source is None else 1
+
+
+def copy_modules(module: ModuleT) -> ModuleT:
+    """A copy of the modules that shares their parameters and buffers: a change leaves the original alone.
+
+    Modules that occur in several places do so in the copy. ``deepcopy`` takes as long as a forward pass.
+    """
+    copies: dict[int, nn.Module] = {}
+
+    def copy_part(part: nn.Module) -> nn.Module:
+        if id(part) not in copies:
+            copies[id(part)] = copied = part.__class__.__new__(part.__class__)
+            for name, value in vars(part).items():
+                vars(copied)[name] = copy.copy(value) if isinstance(value, dict | list | set) else value
+            for name, child in part._modules.items():
+                copied._modules[name] = None if child is None else copy_part(child)
+        return copies[id(part)]
+
+    return cast(ModuleT, copy_part(module))
+
+
+def list_stacks(model: Model) -> dict[str, Stack]:
+    """The stacks of a model by name, in order of computation: "encoder" and "decoder", or "stack"."""
+    if isinstance(model, Seq2Seq):
+        return {"encoder": model.encoder, "decoder": model.decoder}
+    return {"stack": model.stack if isinstance(model, CausalLM) else model.encoder.stack}
+
+
+def read_lever_input(run: Run, inputs: ModelInputs, window: tuple[int, int]) -> LeverInput:
+    """What the levers compare of a text: the outputs of ``window`` of its last side.
+
+    A masked language model predicts its masks, or every token if there is none. UserError for an encoder
+    without a head.
+    """
+    model, tokenizer, side = run.model, run.tokenizer, inputs.sides[-1]
+    if isinstance(model, SentenceEncoder):
+        raise UserError("an encoder without a head has no output whose change could be measured")
+    rows: list[int | None] = [*range(*window)]
+    labels = side.next_ids[slice(*window)]
+    if isinstance(model, Classifier):
+        rows, labels = [None], [None]
+    elif isinstance(model, MaskedLM):
+        rows, labels = _read_masks(side.ids, tokenizer, window)
+    source = inputs.sides[0].ids if len(inputs.sides) > 1 else None
+    segments = inputs.args[2] if source is None and len(inputs.args) == 3 else None
+    return LeverInput(
+        model,
+        side.ids,
+        rows,
+        labels,
+        list_words(tokenizer, inputs.sides[0].ids),
+        tokenizer.seq2seq_template.eos_id if source else tokenizer.eos_id,
+        source,
+        None if segments is None else segments[0].tolist(),
+    )
+
+
+def _read_masks(
+    ids: list[int], tokenizer: Tokenizer, window: tuple[int, int]
+) -> tuple[list[int | None], list[int | None]]:
+    """The rows and labels of a masked language model: its masks, else every token of the window as it is."""
+    mask_id = tokenizer.role_ids.get("mask_token")
+    if mask_id in ids:
+        masks: list[int | None] = [i for i, token in enumerate(ids) if token == mask_id]
+        return masks, [None] * len(masks)
+    return [*range(*window)], [*ids[slice(*window)]]
+
+
+def list_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[list[int]]:
+    """The indices of the tokens of each word, without special tokens other than a mask."""
+    special = set(tokenizer.special_ids) - {tokenizer.role_ids.get("mask_token")}
+    words: list[list[int]] = []
+    starts = find_word_boundaries(tokenizer).find_word_starts(np.array(ids, dtype=np.int64))
+    is_apart = True  # whether a special token is before this one
+    for i, (token, is_start) in enumerate(zip(ids, starts, strict=True)):
+        if token not in special:
+            if is_start or is_apart:
+                words.append([])
+            words[-1].append(i)
+        is_apart = token in special
+    return words

@@ -1,0 +1,187 @@
+"""Levers on weights: a head knocked out, a layer skipped, fewer key/value heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from polyhead.core.errors import UserError
+from polyhead.cost.decoding import bytes_by_kv_heads
+from polyhead.explain.levers.interface import Field, Lever, LeverOutput, Setting, run_changed
+from polyhead.explain.levers.lever_input import LeverInput, copy_modules, list_stacks
+from polyhead.models import Model
+from polyhead.models.pool_kv_heads import pool_kv_heads, pooled_config
+
+_ATTENTION_NAMES = {"self": "attn", "cross": "cross"}
+_MAX_CASES, _MAX_CASE_TOKENS = 256, 2**14  # heads, or layers, that a file has; their tokens together
+_SHORT_TOP = 3  # tokens listed of each row where there are many cases
+
+
+class HeadAddress(NamedTuple):
+    """One head of a model; layers and heads count from 0."""
+
+    stack: str
+    attention: str  # "self" or "cross"
+    layer: int
+    head: int
+
+
+def list_heads(model: Model) -> Iterator[HeadAddress]:
+    """Every head of every attention that projects its joined heads."""
+    for stack, module in list_stacks(model).items():
+        for i, layer in enumerate(module.layers):
+            for name, attribute in _ATTENTION_NAMES.items():
+                attention: Any = getattr(layer, attribute, None)
+                if hasattr(attention, "o_proj") and hasattr(attention, "v_head_dim"):
+                    n_heads = attention.o_proj.in_features // attention.v_head_dim
+                    yield from (HeadAddress(stack, name, i, head) for head in range(n_heads))
+
+
+def _max_cases(lever_input: LeverInput) -> int:
+    """How many cases a file has: fewer of a long text."""
+    return max(1, min(_MAX_CASES, _MAX_CASE_TOKENS // len(lever_input.tokens)))
+
+
+def knock_out_head(model: Model, lever_input: LeverInput, setting: Setting) -> None:
+    """Set the output of one head to 0 before the output projection."""
+    address = HeadAddress(**setting)
+    layers = list_stacks(model)[address.stack].layers
+    # a layer whose weights are shared by all is a module in several places
+    layers[address.layer] = layer = copy_modules(layers[address.layer])
+    attention: Any = getattr(layer, _ATTENTION_NAMES[address.attention])
+    start, width = address.head * attention.v_head_dim, attention.v_head_dim
+
+    def zero_head(module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        joined = args[0].clone()
+        joined[..., start : start + width] = 0
+        return (joined,)
+
+    attention.o_proj.register_forward_pre_hook(zero_head)
+
+
+def _find_head_obstacle(lever_input: LeverInput) -> str:
+    return "" if any(True for _ in list_heads(lever_input.model)) else "this model has no attention heads"
+
+
+def _list_head_fields(lever_input: LeverInput) -> list[Field]:
+    heads = [*list_heads(lever_input.model)]
+    first = heads[0]
+    stacks, attentions = dict.fromkeys(h.stack for h in heads), dict.fromkeys(h.attention for h in heads)
+    return [
+        Field("stack", "choice", first.stack, values=tuple(stacks)),
+        Field("attention", "choice", first.attention, values=tuple(attentions)),
+        Field("layer", "integer", first.layer, 0, max(h.layer for h in heads)),
+        Field("head", "integer", 0, 0, max(h.head for h in heads)),
+    ]
+
+
+def _compute_head(lever_input: LeverInput, setting: Setting) -> LeverOutput:
+    address = HeadAddress(**setting)
+    if address not in set(list_heads(lever_input.model)):
+        raise UserError(
+            f"there is no head {address.head} in {address.attention}-attention of layer {address.layer} of "
+            f"the {address.stack}; layers and heads count from 0"
+        )
+    return run_changed(knock_out_head)(lever_input, setting)
+
+
+HEAD_LEVER = Lever(
+    "head",
+    "weights",
+    _find_head_obstacle,
+    _list_head_fields,
+    lambda lever_input: [head._asdict() for head in list_heads(lever_input.model)][: _max_cases(lever_input)],
+    _compute_head,
+    _SHORT_TOP,
+)
+
+
+def skip_layer(model: Model, lever_input: LeverInput, setting: Setting) -> None:
+    """Remove one layer of a stack; its input is that of the next layer."""
+    stack = list_stacks(model)[setting["stack"]]
+    stack.layers = nn.ModuleList(layer for i, layer in enumerate(stack.layers) if i != setting["layer"])
+
+
+def _find_layer_obstacle(lever_input: LeverInput) -> str:
+    return "" if _list_layer_cases(lever_input) else "every stack of this model has one layer"
+
+
+def _list_layer_fields(lever_input: LeverInput) -> list[Field]:
+    cases = _list_layer_cases(lever_input)
+    stacks = tuple(dict.fromkeys(case["stack"] for case in cases))
+    return [
+        Field("stack", "choice", stacks[0], values=stacks),
+        Field("layer", "integer", 0, 0, max(case["layer"] for case in cases)),
+    ]
+
+
+def _list_layer_cases(lever_input: LeverInput) -> list[Setting]:
+    stacks = list_stacks(lever_input.model).items()
+    cases = [
+        {"stack": name, "layer": i}
+        for name, stack in stacks
+        if len(stack.layers) > 1
+        for i in range(len(stack.layers))
+    ]
+    return cases[: _max_cases(lever_input)]
+
+
+def _compute_layer(lever_input: LeverInput, setting: Setting) -> LeverOutput:
+    n_layers = len(list_stacks(lever_input.model)[setting["stack"]].layers)
+    if setting["layer"] >= n_layers:
+        raise UserError(
+            f"the {setting['stack']} has {n_layers} layers, which count from 0; there is no layer "
+            f"{setting['layer']}"
+        )
+    return run_changed(skip_layer)(lever_input, setting)
+
+
+LAYER_LEVER = Lever(
+    "layer",
+    "weights",
+    _find_layer_obstacle,
+    _list_layer_fields,
+    _list_layer_cases,
+    _compute_layer,
+    _SHORT_TOP,
+)
+
+
+def _list_kv_heads(lever_input: LeverInput) -> list[int]:
+    """The numbers of key/value heads that the model's own can be pooled to, the largest first."""
+    n = lever_input.model.config.kv_heads
+    return [k for k in range(n - 1, 0, -1) if n % k == 0]
+
+
+def _find_kv_obstacle(lever_input: LeverInput) -> str:
+    if not any(True for _ in list_heads(lever_input.model)):
+        return "this model has no attention heads"
+    if not _list_kv_heads(lever_input):
+        return "this model has one key/value head"
+    try:
+        pooled_config(lever_input.model.config, 1)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _compute_kv_heads(lever_input: LeverInput, setting: Setting) -> LeverOutput:
+    """The model with fewer key/value heads, each the mean of a group of the old ones."""
+    n, config = setting["n_kv_heads"], lever_input.model.config
+    pooled = pool_kv_heads(lever_input.model, n)
+    stacks = list_stacks(lever_input.model)
+    sizes = bytes_by_kv_heads(config, len([*stacks.values()][-1].layers))
+    detail = {"bytes_per_token": {"before": sizes[config.kv_heads], "after": sizes[n]}}
+    return LeverOutput(lever_input.compute_logits(pooled), detail=detail)
+
+
+KV_HEADS_LEVER = Lever(
+    "kv_heads",
+    "weights",
+    _find_kv_obstacle,
+    lambda lever_input: [Field("n_kv_heads", "integer", 1, 1, lever_input.model.config.kv_heads - 1)],
+    lambda lever_input: [{"n_kv_heads": n} for n in _list_kv_heads(lever_input)],
+    _compute_kv_heads,
+)

@@ -1,0 +1,124 @@
+/* ---- levers: what changes if one thing about the model is changed ---- */
+const LEVER_NAMES = {
+  sampling: () => t("Temperature, top-k, top-p"), scale: () => t("Without the scale"), causal_mask: () => t("Without the causal mask"), positions: () => t("Without positions"), shuffle: () => t("Words in another order"),
+  head: () => t("One head knocked out"), layer: () => t("One layer skipped"), kv_heads: () => t("Fewer key/value heads"), cache: () => t("Another cache"), free_running: () => t("Free running"), prefill: () => t("Prefill and steps"),
+};
+const LEVER_LEADS = {
+  sampling: () => t("The probabilities are sharpened, flattened or cut before a token is sampled."), scale: () => t("The scores are not divided by the root of the head's width: softmax gets larger numbers and its rows get sharper."),
+  causal_mask: () => t("Every token also sees those after it, which the model never did in training."), positions: () => t("The model no longer knows the position of a token."), shuffle: () => t("The words of the input come in another order; each row is compared with itself."),
+  head: () => t("The result of one head is set to zero."), layer: () => t("The path skips one layer."), kv_heads: () => t("Key and value heads are averaged in groups, as grouped-query and multi-query attention share them."),
+  cache: () => t("The text is read through a cache that forgets or rounds: what is lost in the output?"), free_running: () => t("The model reads its own tokens instead of the true ones."), prefill: () => t("Reading all at once, or token by token with a cache: the same result at another price."),
+};
+const SETTING_NAMES = { temperature: () => t("temperature"), top_k: () => "top-k", top_p: () => "top-p", scale: () => t("scale"), positions: () => t("positions"), seed: () => t("seed"), layer: () => t("layer"), head: () => t("head"), 
+  n_kv_heads: () => t("key/value heads"), cache: () => t("cache"), prompt: () => t("prompt"), budget: () => t("budget"), bits: () => t("bits per number"), window: () => t("window"), sink: () => t("sink") };
+const WORDS = { kept: () => t("kept"), none: () => t("none"), encoder: () => t("Encoder"), decoder: () => t("Decoder"), stack: () => t("Layers"), self: () => t("self-attention"), cross: () => t("cross-attention") };
+
+function settingText(setting) {
+  const parts = Object.entries(setting).filter(([, value]) => value !== undefined).map(([name, value]) => {
+    if (value !== null && typeof value === "object") return `${value.name ?? ""} ${Object.entries(value).filter(([key]) => key !== "name").map(([key, one]) => `${SETTING_NAMES[key]?.() ?? key} ${one}`).join(", ")}`.trim();
+    if (name === "stack" || name === "attention") return WORDS[value]?.() ?? value;
+    const counted = name === "layer" || name === "head" ? Number(value) + 1 : value;
+    return `${SETTING_NAMES[name]?.() ?? name} ${typeof counted === "number" ? formatNumber(counted) : WORDS[counted]?.() ?? counted}`;
+  });
+  return parts.join(", ") || t("on");
+}
+
+const isSubset = (part, whole) => Object.entries(part).every(([key, value]) => value !== null && typeof value === "object" ? whole[key] !== null && typeof whole[key] === "object" && isSubset(value, whole[key]) : whole[key] === value);
+/* Where a lever of a chapter is found; null if it does not apply to the model. */
+function findLever({ name, setting = {} }) {
+  const lever = page.data.levers?.levers.find((one) => one.name === name && !one.reason);
+  if (!lever) return null;
+  const at = lever.cases.findIndex((one) => isSubset(setting, one.setting));
+  return at < 0 && !page.live ? null : { station: "levers", card: "lever", lever: name, leverCase: Math.max(at, 0) };
+}
+
+function showLevers() {
+  const part = page.data.levers, levers = part.levers, lever = levers.find((one) => one.name === state.lever) ?? levers.find((one) => !one.reason) ?? levers[0];
+  const list = h("div", { class: "lever-list", role: "group", "aria-label": t("Levers") }, levers.map((one) => h("button", { type: "button", class: one.reason ? "lever-name off" : "lever-name", "aria-pressed": String(one === lever), "data-focus": `lever-${one.name}`, onclick: () => go({ lever: one.name, leverCase: 0 }) }, LEVER_NAMES[one.name]?.() ?? one.name)));
+  const cards = [card("levers", t("Change one thing"), t("Choose a lever: the page shows how far the output moves, and how the true token fares."), list)];
+  const title = LEVER_NAMES[lever.name]?.() ?? lever.name;
+  if (lever.reason) return [...cards, card("lever", title, lever.reason[page.language] ?? lever.reason.en)];
+  const cases = lever.cases, at = keepIn(state.leverCase ?? 0, Math.max(cases.length, 1)), chosen = cases[at];
+  const select = lever.name === "head" && cases.length > 1 ? headGrid(cases, at) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => go({ leverCase: Number(event.target.value) }) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(one.result.mean_kl, 2)})`))))
+    : cases.length > 1 ? picker(t("Setting"), cases.map((one, i) => [i, settingText(one.setting)]), at, (i) => go({ leverCase: i }), { kind: "cases", focus: "case" }) : null;
+  return [...cards, card("lever", title, LEVER_LEADS[lever.name]?.(), select, page.live ? leverForm(lever, chosen?.setting ?? {}) : null, chosen ? caseResult(part, lever, chosen) : null)];
+}
+
+/* Every head as a cell: the darker, the more the output moves without it. */
+function headGrid(cases, chosen) {
+  const top = Math.max(...cases.map((one) => one.result.mean_kl), 1e-9), groups = new Map();
+  cases.forEach((one, i) => {
+    const name = settingText({ ...one.setting, head: undefined });
+    groups.set(name, [...(groups.get(name) ?? []), i]);
+  });
+  const cell = (i) => h("button", { type: "button", class: "head-cell", "aria-pressed": String(i === chosen), "data-focus": `case-${i}`, style: `--share: ${Math.round(80 * shade(cases[i].result.mean_kl, top))}%`,
+    "aria-label": `${settingText(cases[i].setting)}, ${t("mean KL")} ${formatNumber(cases[i].result.mean_kl, 2)}`, title: formatNumber(cases[i].result.mean_kl, 2), onclick: () => go({ leverCase: i }) }, String(cases[i].setting.head + 1));
+  const rows = [...groups].map(([name, members]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, h("div", { class: "head-row" }, members.map(cell)))));
+  return h("div", { class: "block" }, h("p", { class: "note" }, t("The darker a head, the further the output moves without it.")), scrollRegion(t("One head knocked out"), h("table", { class: "bars heads" }, h("caption", { class: "unseen" }, t("One head knocked out")), h("tbody", {}, rows))));
+}
+
+function caseResult(part, lever, chosen) {
+  const plain = chosen.baseline_result ?? part.plain, result = chosen.result, { side } = part.rows;
+  const kl = (result.kl ?? []).filter((one) => one !== null), top = Math.max(...kl, 1e-6), text = (id) => id === undefined || id === null ? "–" : showToken(part.tokens[id] ?? String(id));
+  const facts = [[t("mean KL"), `${formatNumber(result.mean_kl, 3)} ${t("nats")}`], [t("changed guesses"), t("{n} of {all}", { n: result.changed.length, all: kl.length })]];
+  const rows = part.rows.index.map((position, r) => {
+    if (result.rank[r] === null) return null;
+    const known = part.rows.is_true[r], changed = result.changed.includes(r);
+    return h("tr", { class: changed ? "on" : null }, h("th", { scope: "row" }, position === null ? t("the text") : tokenText(side, position)), h("td", {}, text(plain.top.ids[r]?.[0]), " ", h("span", { class: "soft" }, formatPercent(plain.top.p[r]?.[0] ?? 0))),
+      h("td", {}, text(result.top.ids[r]?.[0]), " ", h("span", { class: "soft" }, formatPercent(result.top.p[r]?.[0] ?? 0))), h("td", { class: "bar-cell" }, result.kl ? bar(result.kl[r] / top) : null), h("td", { class: "number" }, result.kl ? formatNumber(result.kl[r], 2) : ""),
+      h("td", { class: "number wide-only" }, known ? `${plain.rank[r]} → ${result.rank[r]}` : ""));
+  }).filter(Boolean);
+  const table = h("table", { class: "bars" }, h("caption", { class: "unseen" }, LEVER_NAMES[lever.name]?.() ?? lever.name), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("after")), h("th", { scope: "col" }, chosen.baseline ? settingText(chosen.baseline) : t("unchanged")), h("th", { scope: "col" }, t("changed")), h("td", {}), h("th", { scope: "col", class: "number" }, "KL"), h("th", { scope: "col", class: "number wide-only" }, t("rank of the true token")))), h("tbody", {}, rows));
+  return h("div", {}, factRow(facts), caseDetail(lever.name, chosen.detail ?? {}, part, side), scrollRegion(LEVER_NAMES[lever.name]?.() ?? lever.name, table));
+}
+
+/* What only some levers show. */
+function caseDetail(name, detail, part, side) {
+  if (name === "scale" && detail.plain_scale) return h("p", { class: "note" }, t("The model's own scale is {s}.", { s: formatNumber(detail.plain_scale) }));
+  if (name === "kv_heads" && detail.bytes_per_token) return factRow([[t("cache per token, before"), formatBytes(detail.bytes_per_token.before)], [t("cache per token, after"), formatBytes(detail.bytes_per_token.after)]]);
+  if (name === "shuffle" && detail.order) {
+    return h("p", { class: "sentence-text" }, detail.order.map((i) => showToken(sideOf(detail.side).tokens[i]?.text ?? "")).join(" "));
+  }
+  if (name === "cache" && detail.visible) return cacheDetail(detail, side);
+  if (name === "free_running" && detail.forced) return freeDetail(detail, part);
+  if (name === "prefill" && detail.step_flops) return prefillDetail(detail);
+  return null;
+}
+
+function cacheDetail(detail, side) {
+  const steps = detail.visible[0], names = d3.range(steps.length).map((i) => part_text(side, i));
+  const facts = factRow([[t("bytes"), formatBytes(detail.bytes)], [t("bytes without"), formatBytes(detail.bytes_static)], [t("kept"), formatPercent(detail.bytes / detail.bytes_static)]]);
+  if (detail.lossless) return facts;
+  return h("div", {}, facts, detail.visible.map((layer, l) => h("div", { class: "block" }, h("h4", {}, t("layer {n}: what is still kept at each step", { n: detail.layers[l] + 1 })), keptMatrix(layer, names), detail.key_error ? errorRow(detail.key_error[l], names) : null)));
+}
+const part_text = (side, i) => sideOf(side).tokens[i] ? tokenText(side, i) : String(i + 1);
+
+function keptMatrix(steps, names) {
+  const size = Math.min(Math.max(Math.floor((page.width - 120) / steps.length), 8), 20), left = 110, w = left + size * steps.length + 2, down = size * steps.length + 2;
+  const cells = steps.flatMap((text, r) => [...text].map((mark, c) => ({ r, c, mark })));
+  const svg = d3.create("svg").attr("class", "heat").attr("viewBox", `0 0 ${w} ${down}`).attr("width", w).attr("height", down).attr("role", "img").attr("aria-label", t("Kept keys: {n} at the last step of {all}", { n: [...steps[steps.length - 1]].filter((mark) => mark !== "0").length, all: steps.length }));
+  svg.selectAll("rect").data(cells).join("rect").attr("class", (d) => d.mark === "0" ? "gone" : "cell").attr("fill-opacity", (d) => d.mark === "+" ? 0.35 : d.mark === "1" ? 0.75 : 1).attr("x", (d) => left + size * d.c).attr("y", (d) => size * d.r).attr("width", size - 1.5).attr("height", size - 1.5).attr("rx", 2);
+  if (size >= 12) svg.append("g").selectAll("text").data(names).join("text").attr("class", "label").attr("x", left - 6).attr("y", (_, i) => size * (i + 0.5)).attr("dy", ".35em").text((text) => clipText(text));
+  return scrollRegion(t("Kept keys"), svg.node());
+}
+function errorRow(errors, names) {
+  const known = errors.filter((one) => one !== null), most = Math.max(...known, 1e-9);
+  if (!known.some((one) => one > 0)) return null;
+  return h("details", { class: "numbers" }, h("summary", {}, t("Error of each key")), h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Error of each key")), h("tbody", {}, errors.map((one, i) => h("tr", {}, h("th", { scope: "row" }, names[i] ?? String(i + 1)), h("td", { class: "bar-cell" }, one === null ? t("gone") : bar(one / most)), h("td", { class: "number" }, one === null ? "" : formatNumber(one, 2)))))));
+}
+function freeDetail(detail, part) {
+  const text = (id) => part.tokens[id] ?? String(id), line = (ids, p) => ids.map((id, i) => ({ text: text(id), p: p[i] ?? 0, rank: "–" }));
+  const first = detail.first_difference === null || detail.first_difference === undefined ? t("The free output is the text itself.") : t("They part at token {n}.", { n: detail.first_difference + 1 });
+  return h("div", {}, tokenRun(t("teacher forcing"), line(detail.forced.ids, detail.forced.p)), tokenRun(t("free running"), line(detail.free.ids, detail.free.p)), h("p", { class: "note" }, first));
+}
+function prefillDetail(detail) {
+  const width = Math.min(page.width, 560), down = 190, left = 56, n = detail.step_flops.length, x = d3.scaleLinear().domain([1, Math.max(n, 2)]).range([left, width - 10]), y = d3.scaleLinear().domain([0, d3.max(detail.recompute_flops)]).nice().range([down - 22, 10]);
+  const svg = d3.create("svg").attr("class", "curve-plot").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img").attr("aria-label", t("Operations per token, with the cache and without"));
+  for (const tick of y.ticks(4)) { svg.append("line").attr("class", "grid").attr("x1", left).attr("x2", width - 10).attr("y1", y(tick)).attr("y2", y(tick)); svg.append("text").attr("class", "tick end").attr("x", left - 6).attr("y", y(tick)).attr("dy", ".35em").text(formatLarge(tick)); }
+  for (const tick of x.ticks(6).filter(Number.isInteger)) svg.append("text").attr("class", "tick middle").attr("x", x(tick)).attr("y", down - 5).text(tick);
+  const curve = d3.line().x((_, i) => x(i + 1)).y((d) => y(d)).curve(d3.curveMonotoneX);
+  svg.append("path").attr("class", "curve second").attr("d", curve(detail.recompute_flops));
+  svg.append("path").attr("class", "curve").attr("d", curve(detail.step_flops));
+  const facts = factRow([[t("with the cache"), formatLarge(detail.sum_step)], [t("without"), formatLarge(detail.sum_recompute)], [t("saved"), formatPercent(detail.saved)], [t("all at once"), formatLarge(detail.prefill_flops)]]);
+  return h("div", {}, facts, h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, h("span", { class: "key" }, t("with the cache")), " ", h("span", { class: "key second" }, t("without")))));
+}

@@ -1,0 +1,87 @@
+/* ---- live: a form for any text, and the service that answers with the document of it ---- */
+let serviceKey = ""; // kept here alone, until the page is closed
+
+async function askService(body) {
+  const headers = { "Content-Type": "application/json", ...(serviceKey && { Authorization: `Bearer ${serviceKey}` }) };
+  const answer = await fetch(page.live.endpoint, { method: "POST", headers, body: JSON.stringify(body) });
+  const found = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(found.error?.message ?? `${answer.status} ${answer.statusText}`);
+  return found;
+}
+
+/* What the service is asked for the text on the page, and what of it is asked again for a lever. */
+const askedText = () => ({ text: page.asked.text, ...(page.asked.target && { target: page.asked.target }) });
+
+function drawForm() {
+  const { live } = page, field = (name, label, value, type = "text") => h("label", {}, h("span", {}, label), h("input", { name, type, value, autocomplete: "off", required: name === "text", "data-focus": `form-${name}` }));
+  const message = h("p", { class: "note", role: "status" }, page.formMessage?.() ?? "");
+  const form = h("form", { class: "ask", onsubmit: submitText }, field("text", t("Text to explain"), page.asked.text ?? ""),
+    live.has_target === false ? null : field("target", t("Second text (may stay empty)"), page.asked.target ?? ""), live.needs_key ? field("key", t("Key of the service"), serviceKey, "password") : null,
+    h("button", { type: "submit", class: "action", "data-focus": "form-submit" }, t("Explain")), message);
+  redraw(document.getElementById("ask"), form);
+}
+
+function submitText(event) {
+  event.preventDefault();
+  const fields = new FormData(event.target);
+  serviceKey = fields.get("key") ?? "";
+  page.asked = { text: fields.get("text"), target: fields.get("target") || null };
+  explainText();
+}
+
+/* Ask for the document of the text and draw it; of two requests the later one counts. */
+async function explainText() {
+  const asked = page.asked, show = (text) => { page.formMessage = text; drawForm(); };
+  show(() => t("Computing …"));
+  try {
+    const found = await askService(askedText());
+    if (asked !== page.asked) return;
+    page.formMessage = null;
+    await showDocument(found);
+  } catch (error) { if (asked === page.asked) show(() => error.message); }
+}
+
+async function startLive() {
+  if (page.asked.text && !page.live.needs_key) await explainText();
+}
+
+/* Any setting of a lever, computed by the service. */
+function leverForm(lever, setting) {
+  const inputs = lever.fields.map((field) => [field, fieldInput(lever, field, setting[field.name]?.name ?? setting[field.name] ?? field.default)]), message = h("p", { class: "note", role: "status" }, page.leverMessage ?? "");
+  const form = h("form", { class: "live" }, inputs.map(([field, input]) => h("label", { class: "choice" }, SETTING_NAMES[field.name]?.() ?? field.name, input)), inputs.length ? h("button", { type: "submit", class: "action", "data-focus": "lever-submit" }, t("Compute")) : null, message);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    askLever(lever, readSetting());
+  });
+  const readSetting = () => Object.fromEntries(inputs.filter(([, input]) => input.value !== "").map(([field, input]) => [field.name, readField(field, input.value)]));
+  if (!lever.cases.length && !lever.isAsked) { lever.isAsked = true; queueMicrotask(() => askLever(lever, readSetting())); }
+  return form;
+}
+
+async function askLever(lever, setting) {
+  const known = lever.cases.findIndex((one) => JSON.stringify(one.setting) === JSON.stringify(setting));
+  if (known >= 0) { go({ leverCase: known }); return; }
+  const show = (text) => { page.leverMessage = text; if (currentStation().kind === "levers") drawStage(); };
+  show(t("Computing …"));
+  try {
+    const answer = await askService({ ...askedText(), lever: lever.name, setting });
+    Object.assign(page.data.levers.tokens, answer.tokens);
+    lever.cases.push(answer.case);
+    page.leverMessage = "";
+    go({ leverCase: lever.cases.length - 1 });
+  } catch (error) { show(error.message); }
+}
+
+/* Layers and heads count from 0 in settings, and from 1 on the page. */
+const offsetOf = (field) => field.name === "layer" || field.name === "head" ? 1 : 0;
+function readField(field, text) {
+  if (field.type === "number" || field.type === "integer") return Number(text) - offsetOf(field);
+  if (field.type === "boolean") return text === "true";
+  return field.type === "part" ? { name: text } : text;
+}
+function fieldInput(lever, field, current) {
+  const values = field.values?.length ? field.values : field.type === "boolean" ? [true, false] : null, focus = `field-${lever.name}-${field.name}`;
+  if (values) return h("select", { "data-focus": focus }, values.map((value) => h("option", { value, selected: value === current }, WORDS[value]?.() ?? String(value))));
+  const shift = (number) => typeof number === "number" ? number + offsetOf(field) : null;
+  return h("input", { type: "number", min: shift(field.min), max: shift(field.max), step: field.type === "integer" ? 1 : "any", value: shift(current) ?? "", "data-focus": focus });
+}

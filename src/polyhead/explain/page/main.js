@@ -1,0 +1,55 @@
+/* ---- start ---- */
+const embedded = (id) => { const element = document.getElementById(id); return element ? JSON.parse(element.textContent) : null; };
+
+async function start() {
+  page.chapters = embedded("explain-chapters");
+  page.live = embedded("explain-live");
+  page.language = stored("language") ?? (document.documentElement.lang.startsWith("zh") ? "zh" : "en");
+  page.theme = stored("theme") ?? "";
+  document.documentElement.lang = page.language === "zh" ? "zh-CN" : "en";
+  if (page.theme) document.documentElement.dataset.theme = page.theme;
+  document.body.append(hatchPatterns());
+  const data = embedded("explain-data");
+  page.asked = { text: page.live?.text ?? "", target: page.live?.target ?? null };
+  drawAll();
+  if (data) await showDocument(data);
+  else await startLive();
+  listeners.push((options) => drawAll(options));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll());
+  addEventListener("hashchange", () => { if (page.data) go(readAddress(), { scroll: true }); });
+  let width = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });
+  addEventListener("keydown", moveToken);
+  document.documentElement.dataset.ready = "";
+}
+
+/* Draw a document from its first station, or from where the address says. */
+async function showDocument(data) {
+  const arrays = await openArrays(data);
+  Object.assign(page, { data, arrays, stations: listStations(data) });
+  Object.assign(state, { station: page.stations[0].id, card: "", key: null, tokens: data.sides.map(middleToken), layers: {} }, readAddress());
+  const chosen = currentStation();
+  if (chosen.layer) state.layers[chosen.layer.stack] = chosen.layer.index;
+  if (!new URLSearchParams(location.hash.slice(1)).has("chapter")) state.chapter = chapterOf(chosen);
+  drawAll({ scroll: Boolean(state.card) });
+}
+
+/* The token of a side to begin with: its mask, else a piece of the text in the middle. */
+function middleToken(side) {
+  const pieces = d3.range(...side.window).filter((position) => !side.tokens[position].special);
+  const mask = d3.range(...side.window).find((position) => side.tokens[position].mark === "mask");
+  return mask ?? pieces[Math.floor(pieces.length / 2)] ?? side.window[0];
+}
+
+/* Left and right choose the token before and after, where nothing else listens to the arrow keys. */
+function moveToken(event) {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!step || event.defaultPrevented || event.target.closest("input, select, textarea, [role=radiogroup], svg, .scroll") || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (!page.data) return;
+  const side = currentStation().side, [first, stop] = windowOf(side);
+  chooseToken(side, first + keepIn(state.tokens[side] + step - first, stop - first));
+}
+
+/* What tests and curious readers ask: the numbers as the page has them. */
+window.explain = { page, state, go, find: (look) => findTarget(look), value: (name) => page.arrays.get(name), score: (path, q, k) => scoreParts(page.data.walk.find((step) => step.path === path), q, k) };
+start();

@@ -1,0 +1,175 @@
+/* ---- attention: queries, keys and values of a head, scores, weights, the weighted sum, the heads joined ---- */
+
+const kvHead = (step) => Math.floor(state.head * step.facts.kv_heads / step.facts.heads);
+const queryNames = (step) => shownPositions(step.side).map((p) => tokenText(step.side, p));
+const keyNames = (step) => shownPositions(keySide(step)).map((p) => tokenText(keySide(step), p));
+const hiddenCode = (step, q, k) => {
+  if (!hasValue(step.values.hidden)) return 0;
+  const heads = shapeOf(step.values.hidden)[0];
+  return valueAt(step.values.hidden, Math.min(state.head, heads - 1), q, k);
+};
+/* The chosen key: the one that the reader pointed at, else that with the largest weight. */
+function chosenKey(step, weights) {
+  const keys = weights.length;
+  return state.key !== null && state.key < keys ? state.key : weights.indexOf(Math.max(...weights));
+}
+function chooseCell(step, q, k) {
+  const tokens = [...state.tokens];
+  tokens[step.side] = windowOf(step.side)[0] + q;
+  go({ tokens, key: k });
+}
+
+function showAttention(step) {
+  const q = rowOf(step.side), weights = row(step.values.weights, state.head, q), k = chosenKey(step, weights);
+  return [vectorsCard(step, q), scoresCard(step, q, k), weightsCard(step, q, k, weights), mixCard(step, q, k, weights), headsCard(step, q)].filter(Boolean);
+}
+
+function vectorsCard(step, q) {
+  const { values, facts } = step, head = state.head, kv = kvHead(step), other = keySide(step), three = page.width >= 540 && facts.head_dim <= 64, narrow = { width: three ? (page.width - 56) / 3 : halfWidth() };
+  const project = t("sum over the {n} features of x times a row of the matrix", { n: page.data.run.config.d_model });
+  const tell = (letter, value, index, side) => (r, c) => ({
+    title: t("{letter} of “{token}”, head {h}, feature {n}", { letter, token: tokenText(side, windowOf(side)[0] + r), h: index + 1, n: c + 1 }),
+    value: row(value, index, r)[c], lines: [`${letter} = x · W${letter}`, project], shape: shapeOf(value), step, flops: 2 * page.data.run.config.d_model, bytes: 4 * page.data.run.config.d_model });
+  const block = (letter, about, value, index, side) => h("div", { class: "block" }, h("h4", {}, h("b", {}, letter), " ", about), drawStrips({ name: `${letter}, ${about}`, focus: `vector-${letter}`, ...narrow,
+    rows: shownPositions(side).map((p, i) => ({ label: tokenText(side, p), values: row(value, index, i), on: letter === "Q" ? i === q : side === step.side && i === q && !facts.cross })),
+    tell: tell(letter, value, index, side), choose: (r) => chooseToken(side, windowOf(side)[0] + r) }));
+  const shared = facts.heads / facts.kv_heads;
+  const note = shared > 1 ? h("p", { class: "note" }, t("{n} query heads share the keys and values of key/value head {k} of {all}.", { n: shared, k: kv + 1, all: facts.kv_heads })) : null;
+  const lead = facts.cross ? t("Each token of the target makes a query; each token of the source makes a key and a value.")
+    : t("Each token makes three vectors: a query (what it looks for), a key (what it offers) and a value (what it hands over).");
+  return card("qkv", t("Q, K and V of head {h}", { h: head + 1 }), lead, note, h("div", { class: three ? "columns three" : "columns" },
+    block("Q", t("queries"), values.q, head, step.side), block("K", t("keys"), values.k, kv, other), block("V", t("values"), values.v, kv, other)), turnedBlock(step, q));
+}
+
+/* With rotary positions: the query before and after its pairs are turned. */
+function turnedBlock(step, q) {
+  const { values } = step;
+  if (!hasValue(values.q_raw)) return null;
+  const rows = [{ label: t("before"), values: row(values.q_raw, state.head, q) }, { label: t("after"), values: row(values.q, state.head, q), on: true }];
+  return h("div", { class: "block" }, h("h4", {}, h("b", {}, "Q"), " ", t("turned by its position")), drawStrips({ name: t("Query before and after the rotation"), focus: "turned", rows,
+    tell: (i, c) => ({ title: t("{name}, feature {n}", { name: rows[i].label, n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.q), step, flops: 3, bytes: 16, lines: ["x′ = x·cos θ − y·sin θ", "y′ = x·sin θ + y·cos θ"] }) }));
+}
+
+/* How a score came about: q · k, scaled, capped, with its bias; or why it is hidden. */
+function scoreParts(step, q, k) {
+  const { values, facts } = step, a = row(values.q, state.head, q), b = row(values.k, kvHead(step), k);
+  const product = dot(a, b), bias = hasValue(values.bias) ? valueAt(values.bias, Math.min(state.head, shapeOf(values.bias)[0] - 1), q, k) : 0;
+  const scaled = product * facts.scale, capped = facts.softcap ? facts.softcap * Math.tanh(scaled / facts.softcap) : scaled;
+  return { a, b, product, scaled, capped, bias, score: capped + bias, code: hiddenCode(step, q, k) };
+}
+function tellScore(step, q, k) {
+  const { a, b, product, scaled, bias, code } = scoreParts(step, q, k), { facts, values } = step, stored = values.scores ?? values.similarity;
+  const title = t("Score of “{q}” for “{k}”, head {h}", { q: queryNames(step)[q], k: keyNames(step)[k], h: state.head + 1 });
+  const lines = [`s = q · k × ${formatNumber(facts.scale)}${bias ? " + b" : ""}`, `q · k = ${sumText(a, b)} = ${formatNumber(product)}`, `${formatNumber(product)} × ${formatNumber(facts.scale)} = ${formatNumber(scaled)}`];
+  if (facts.softcap) lines.push(`${facts.softcap} · tanh(s / ${facts.softcap})`);
+  if (bias) lines.push(`${formatNumber(scaled)} + ${bracket(bias)} = ${formatNumber(scaled + bias)}`);
+  if (code) lines.push({ soft: t("Hidden: {why}. It counts as minus infinity.", { why: HIDDEN[code]() }) });
+  return { title, value: code ? `${MINUS}∞` : valueAt(stored, state.head, q, k), lines, shape: shapeOf(stored), step, flops: 2 * a.length + 1, bytes: 8 * a.length };
+}
+
+function scoresCard(step, q, k) {
+  const { values, facts } = step, stored = values.scores ?? values.similarity, parts = scoreParts(step, q, k);
+  if (!hasValue(stored)) return null;
+  const matrix = drawMatrix({ name: t("Scores of head {h}", { h: state.head + 1 }), rows: queryNames(step), columns: keyNames(step), value: (r, c) => valueAt(stored, state.head, r, c), code: (r, c) => hiddenCode(step, r, c),
+    chosen: [q, k], focus: "scores", tell: (r, c) => tellScore(step, r, c), choose: (r, c) => chooseCell(step, r, c) });
+  const names = { q: queryNames(step)[q], k: keyNames(step)[k] }, product = parts.a.map((value, i) => value * parts.b[i]);
+  const rows = [{ label: `q ${names.q}`, values: parts.a }, { label: `k ${names.k}`, values: parts.b }, { label: "q × k", values: product, most: largest(product), on: true }];
+  const strips = drawStrips({ name: t("Query times key"), focus: "score-product", legend: false, rows, height: 20, width: page.width - 40 * keyNames(step).length > 480 ? 270 : page.width, tell: (i, c) => i < 2 ? { title: t("{name}, feature {n}", { name: rows[i].label, n: c + 1 }), value: rows[i].values[c], step }
+    : { title: t("Product of feature {n}", { n: c + 1 }), value: product[c], lines: [`${formatNumber(parts.a[c])} · ${bracket(parts.b[c])} = ${formatNumber(product[c])}`], step, flops: 1, bytes: 8 } });
+  const about = tellScore(step, q, k), chain = [[t("sum of the products"), parts.product], [`× ${formatNumber(facts.scale)}`, parts.scaled], facts.softcap ? [t("capped"), parts.capped] : null, parts.bias ? [t("with bias"), parts.score] : null].filter(Boolean)
+    .map(([name, value]) => [name, value, { lines: about.lines, shape: about.shape, flops: about.flops, bytes: about.bytes, step }]);
+  const hidden = parts.code ? h("p", { class: "note" }, t("This cell is hidden: {why}. It counts as minus infinity, so its weight is 0.", { why: HIDDEN[parts.code]() })) : null;
+  return card("scores", t("Scores"), t("The query of a row meets the key of each column: the products of their features are summed and scaled. Hatched cells are hidden by the mask."),
+    h("div", { class: "beside-each" }, matrix, h("div", { class: "block" }, h("h4", {}, t("“{q}” looks at “{k}”", names)), strips, factRow(chain), hidden)));
+}
+
+function tellWeight(step, q, k) {
+  const weights = row(step.values.weights, state.head, q), shape = shapeOf(step.values.weights), spec = { shape, step, value: weights[k],
+    title: t("Weight of “{k}” for “{q}”, head {h}", { q: queryNames(step)[q], k: keyNames(step)[k], h: state.head + 1 }), flops: 4, bytes: 4 * weights.length };
+  const code = hiddenCode(step, q, k);
+  if (code) return { ...spec, lines: [{ soft: t("Hidden: {why}.", { why: HIDDEN[code]() }) }] };
+  if (!hasValue(step.values.scores)) return { ...spec, lines: ["w = s / (Σ s + ε)"] };
+  const { scores, most, total } = softmaxParts(step, q);
+  return { ...spec, lines: ["w = exp(s − max) / Σ exp(s − max)", `exp(${formatNumber(scores[k])} − ${bracket(most)}) / ${formatNumber(total)} = ${formatNumber(weights[k])}`] };
+}
+function softmaxParts(step, q) {
+  const scores = row(step.values.scores, state.head, q), visible = d3.range(scores.length).filter((k) => !hiddenCode(step, q, k));
+  const outside = hasValue(step.values.outside) ? valueAt(step.values.outside, state.head, q) : -Infinity;
+  const most = Math.max(outside, ...visible.map((k) => scores[k])), total = d3.sum(visible, (k) => Math.exp(scores[k] - most)) + Math.exp(outside - most);
+  return { scores, most, total, outside };
+}
+
+function weightsCard(step, q, k, weights) {
+  const names = keyNames(step), matrix = drawMatrix({ name: t("Weights of head {h}", { h: state.head + 1 }), rows: queryNames(step), columns: names, value: (r, c) => valueAt(step.values.weights, state.head, r, c), code: (r, c) => hiddenCode(step, r, c),
+    share: true, chosen: [q, k], focus: "weights", tell: (r, c) => tellWeight(step, r, c), choose: (r, c) => chooseCell(step, r, c) });
+  const softmax = hasValue(step.values.scores) ? softmaxParts(step, q) : null;
+  const rows = names.map((name, i) => {
+    const code = hiddenCode(step, q, i);
+    return h("tr", { class: [i === k ? "on" : "", code ? "faint" : ""].join(" ").trim() || null, onpointerenter: () => inspect(tellWeight(step, q, i)) }, h("th", { scope: "row" }, pointable(name, () => tellWeight(step, q, i), () => chooseCell(step, q, i), `key-${i}`)),
+      softmax ? h("td", { class: "number" }, code ? `${MINUS}∞` : formatNumber(softmax.scores[i])) : null, softmax ? h("td", { class: "number wide-only" }, code ? "0" : formatNumber(Math.exp(softmax.scores[i] - softmax.most))) : null,
+      h("td", { class: "bar-cell" }, bar(weights[i])), h("td", { class: "number", "data-value": weights[i] }, formatPercent(weights[i])));
+  });
+  const outside = softmax && softmax.outside > -Infinity ? h("tr", { class: "faint" }, h("th", { scope: "row" }, t("not shown")), h("td", { class: "number" }, formatNumber(softmax.outside)), h("td", { class: "number wide-only" }, formatNumber(Math.exp(softmax.outside - softmax.most))),
+    h("td", { class: "bar-cell" }, bar(Math.exp(softmax.outside - softmax.most) / softmax.total)), h("td", { class: "number" }, formatPercent(Math.exp(softmax.outside - softmax.most) / softmax.total))) : null;
+  const head = h("tr", {}, h("th", { scope: "col" }, t("key token")), softmax ? h("th", { scope: "col", class: "number" }, t("score")) : null, softmax ? h("th", { scope: "col", class: "number wide-only" }, "exp(s − max)") : null, h("td", {}), h("th", { scope: "col", class: "number" }, t("weight")));
+  const table = h("table", { class: "bars" }, h("caption", {}, t("What “{q}” looks at", { q: queryNames(step)[q] })), h("thead", {}, head), h("tbody", {}, rows, outside));
+  const links = drawLinks({ name: t("Weights of head {h}", { h: state.head + 1 }), queries: queryNames(step), keys: names, weight: (r, c) => hiddenCode(step, r, c) ? 0 : valueAt(step.values.weights, state.head, r, c), chosen: q, choose: (r) => chooseCell(step, r, null) });
+  const lead = softmax ? t("Softmax turns each row of scores into shares that sum to 1.") : t("Each row of similarities is divided by its sum.");
+  return card("softmax", softmax ? t("Softmax: the weights") : t("The weights"), lead,
+    h("div", { class: "beside-each" }, matrix, h("div", { class: "block" }, table)), h("div", { class: "block" }, h("h4", {}, t("From each query to its keys")), scrollRegion(t("Links"), links)));
+}
+
+function mixCard(step, q, k, weights) {
+  const { values } = step, kv = kvHead(step), names = keyNames(step), mix = row(values.mix, state.head, q);
+  const order = d3.range(weights.length).filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]).slice(0, 8).sort((a, b) => a - b);
+  const rows = order.map((i) => ({ label: `${formatPercent(weights[i])} ${names[i]}`, values: row(values.v, kv, i), opacity: 0.25 + 0.75 * Math.sqrt(weights[i]), key: i }));
+  const sum = { label: t("sum"), values: mix, on: true, most: largest(mix) };
+  const tell = (i, c) => {
+    if (i < rows.length) return { title: t("V of “{token}”, feature {n}", { token: names[rows[i].key], n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.v), step, lines: [`${formatNumber(weights[rows[i].key])} · ${bracket(rows[i].values[c])} = ${formatNumber(weights[rows[i].key] * rows[i].values[c])}`] };
+    const column = d3.range(weights.length).map((s) => row(values.v, kv, s)[c]);
+    return { title: t("Weighted sum, feature {n}", { n: c + 1 }), value: mix[c], shape: shapeOf(values.mix), step, flops: 2 * weights.length, bytes: 8 * weights.length, lines: ["o = Σ w · v", `${order.slice(0, 4).map((s) => `${formatNumber(weights[s], 3)}·${bracket(column[s])}`).join(" + ")}${weights.length > 4 ? " + …" : ""} = ${formatNumber(mix[c])}`] };
+  };
+  return card("mix", t("Weighted sum of the values"), t("The value of each key, as strong as its weight; their sum is what this head hands on."),
+    drawStrips({ name: t("Values and their sum"), focus: "mix", rows: [...rows, sum], height: 18, tell, start: 0 }));
+}
+
+function headsCard(step, q) {
+  const { values, facts } = step, width = hasValue(values.mix) ? shapeOf(values.mix)[2] : facts.v_head_dim, joined = hasValue(values.joined) ? row(values.joined, q) : null;
+  const buttons = d3.range(facts.heads).map((head) => h("button", { type: "button", class: "thumb", "aria-pressed": String(head === state.head), "aria-label": t("head {n}", { n: head + 1 }), title: t("head {n}", { n: head + 1 }), "data-focus": `thumb-${head}`, onclick: () => go({ head, key: null }) }, thumbOf(values.weights, head)));
+  const tell = (i, c) => i === 0 ? { title: t("Head {h}, feature {n}", { h: Math.floor(c / width) + 1, n: c % width + 1 }), value: joined[c], shape: shapeOf(values.joined), step }
+    : { title: t("{name}, feature {n}", { name: t("out"), n: c + 1 }), value: row(step.out, q)[c], shape: shapeOf(step.out), step, flops: 2 * (joined?.length ?? width), bytes: 4 * (joined?.length ?? width), lines: ["y = o · Wo", t("sum over the {n} features of the joined heads", { n: joined?.length ?? width })] };
+  const strips = [];
+  if (joined) strips.push(drawStrips({ name: t("All heads side by side"), focus: "joined", groups: width, rows: [{ label: t("joined"), values: joined, on: true }], tell }));
+  if (hasValue(step.out)) strips.push(drawStrips({ name: t("After the output matrix"), focus: "heads-out", rows: [{ label: t("out"), values: row(step.out, q), on: true }], tell: (_, c) => tell(1, c) }));
+  return card("heads", t("Heads joined"), t("All heads work at once, each with its own queries, keys and values. Their results are joined side by side and pass one more matrix."),
+    facts.heads > 1 ? h("div", { class: "thumbs", role: "group", "aria-label": t("All heads at a glance") }, buttons) : null, ...strips);
+}
+
+/* The weights of a head as a small picture. */
+function thumbOf(weights, head) {
+  const [, queries, keys] = shapeOf(weights), canvas = h("canvas", { width: keys, height: queries }), brush = canvas.getContext("2d"), [red, green, blue] = page.accent;
+  const image = brush.createImageData(keys, queries);
+  for (let q = 0; q < queries; q++) row(weights, head, q).forEach((w, k) => image.data.set([red, green, blue, Math.round(255 * shade(w, 1))], 4 * (q * keys + k)));
+  brush.putImageData(image, 0, 0);
+  return canvas;
+}
+
+/* Linear attention keeps a state of fixed size in place of a matrix of weights. */
+function showLinearAttention(step) {
+  const { values, facts } = step, side = step.side, kv = kvHead(step), q = rowOf(side), other = keySide(step), names = queryNames(step);
+  const strip = (name, value, head, s) => h("div", { class: "block" }, h("h4", {}, name), drawStrips({ name, focus: `linear-${name}`, rows: shownPositions(s).map((p, i) => ({ label: tokenText(s, p), values: row(value, head, i), on: s === side && i === q })),
+    width: halfWidth(), tell: plainHeadTell(name, value, head, step), choose: (r) => chooseToken(s, windowOf(s)[0] + r) }));
+  const cards = [card("qkv", t("Features of Q and K, and V, of head {h}", { h: state.head + 1 }), t("The map {name} makes queries and keys positive, so that no softmax is needed.", { name: facts.feature_map ?? "φ" }),
+    h("div", { class: "columns" }, strip("φ(Q)", values.phi_q, state.head, side), strip("φ(K)", values.phi_k, kv, other), strip("V", values.v, kv, other)))];
+  if (hasValue(values.state)) {
+    const [, height, width] = shapeOf(values.state);
+    cards.push(card("state", t("State after the last token"), t("All keys and values so far are summed into a state of {a} by {b} numbers, however long the text is. The last column is the normaliser.", { a: height, b: width }),
+      drawStrips({ name: t("State after the last token"), focus: "linear-state", rows: d3.range(height).map((i) => ({ label: `φ ${i + 1}`, values: row(values.state, kv, i) })), tell: (r, c) => ({ title: t("State, row {r}, column {c}", { r: r + 1, c: c + 1 }), value: row(values.state, kv, r)[c], shape: shapeOf(values.state), step, lines: ["S = Σ φ(k) · vᵀ"] }) })));
+  }
+  if (hasValue(values.weights)) cards.push(card("softmax", t("The weights that it amounts to"), t("The same result, written as weights: no such matrix is ever built."), drawMatrix({ name: t("Weights of head {h}", { h: state.head + 1 }), rows: names, columns: keyNames(step), value: (r, c) => valueAt(values.weights, state.head, r, c), code: (r, c) => hiddenCode(step, r, c),
+    share: true, chosen: [q, state.key], focus: "weights", tell: (r, c) => ({ title: t("Weight of “{k}” for “{q}”, head {h}", { q: names[r], k: keyNames(step)[c], h: state.head + 1 }), value: valueAt(values.weights, state.head, r, c), shape: shapeOf(values.weights), step, lines: ["w = φ(q) · φ(k) / (φ(q) · Σ φ(k) + ε)"] }), choose: (r, c) => chooseCell(step, r, c) })));
+  if (hasValue(values.mix)) cards.push(card("mix", t("What the head hands on"), null, drawStrips({ name: t("What the head hands on"), focus: "mix", rows: [{ label: names[q], values: row(values.mix, state.head, q), on: true }], tell: plainHeadTell("o", values.mix, state.head, step, q) })));
+  if (hasValue(values.weights)) cards.push(headsCard(step, q));
+  return cards;
+}
+const plainHeadTell = (name, value, head, step, fixed = null) => (r, c) => ({ title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, head, fixed ?? r)[c], shape: shapeOf(value), step });

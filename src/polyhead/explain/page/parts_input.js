@@ -1,0 +1,161 @@
+/* ---- stations before the first layer: tokens, embedding, position ---- */
+
+/* A part of a station: a heading, a sentence in plain words, drawings. */
+function card(id, title, lead, ...children) {
+  const heading = `title-${id}`;
+  return h("section", { class: "card", id: `card-${id}`, "aria-labelledby": heading },
+    h("h3", { id: heading }, title), lead ? h("p", { class: "about" }, lead) : null, ...children);
+}
+
+/* The stage of a rotation of words: all rows of an array with the tokens of a side as labels; a click chooses the token. */
+function tokenStrips({ name, value, side, tell, focus, ...options }) {
+  const rows = shownPositions(side).map((position, i) => ({ label: tokenText(side, position), values: row(value, i), on: i === rowOf(side) }));
+  return drawStrips({ name, rows, tell, focus, choose: (r) => chooseToken(side, windowOf(side)[0] + r), ...options });
+}
+
+function chooseToken(side, position) {
+  const tokens = [...state.tokens];
+  tokens[side] = position;
+  go({ tokens, key: null });
+}
+
+function showTokens(station) {
+  const side = station.side, { tokens, window } = sideOf(side), [first, stop] = window;
+  const text = side === 0 ? page.data.inputs.text : page.data.inputs.target;
+  const lead = side > 0 && page.data.inputs.target_is === "output"
+    ? t("The model's own output, read again as the decoder reads it.") : t("The text as it was given.");
+  const chips = tokens.slice(first, stop).map((token, i) => {
+    const position = first + i, on = position === state.tokens[side];
+    return h("button", { class: "token-card", type: "button", "aria-pressed": String(on), "data-focus": `token-card-${position}`, onclick: () => chooseToken(side, position) },
+      h("span", { class: token.special ? "piece special" : "piece" }, showToken(token.text)),
+      h("span", { class: "id" }, formatCount(token.id)),
+      h("span", { class: "bytes" }, token.bytes ? token.bytes.map((byte) => byte.toString(16).padStart(2, "0")).join(" ") : t("special")));
+  });
+  const windowed = stop - first < tokens.length
+    ? h("p", { class: "note" }, t("Tokens {a} to {b} of {n} are shown.", { a: first + 1, b: stop, n: tokens.length })) : null;
+  return [
+    card("text", t("Text"), lead, h("p", { class: "sentence-text" }, text ?? "")),
+    card("tokens", t("Tokens"), t("The tokenizer cuts the text into pieces of its vocabulary. Below each piece: its number (id) and its bytes."),
+      h("div", { class: "token-cards" }, chips), windowed),
+  ];
+}
+
+function showEmbedding(station) {
+  const side = station.side, cards = [];
+  for (const step of station.steps) {
+    const { values } = step, scale = step.facts?.scale ?? 1, r = rowOf(side);
+    const title = values.rows ? t("Rows of the embedding table") : t("Embedding");
+    if (values.rows) {
+      cards.push(card("embedding", title, t("Each id picks one row of a table of {v} by {n} learned numbers.", { v: formatCount(page.data.run.config.vocab_size), n: shapeOf(values.rows)[1] }),
+        tokenStrips({ name: title, value: values.rows, side, focus: "embedding-rows", tell: (i, c) => ({
+          title: t("Embedding of “{token}”, feature {n}", { token: tokenText(side, windowOf(side)[0] + i), n: c + 1 }), value: row(values.rows, i)[c],
+          lines: [`E[${sideOf(side).tokens[windowOf(side)[0] + i].id}, ${c + 1}]`], shape: shapeOf(values.rows), flops: 0, bytes: 4, step }) })));
+    }
+    if (values.scaled && scale !== 1) {
+      const name = t("Times {s}", { s: formatNumber(scale) });
+      cards.push(card("scaled", name, t("The rows are multiplied by √d, so that they are as large as what is added to them."),
+        drawStrips({ name, focus: "embedding-scaled", rows: [
+          { label: t("row"), values: row(values.rows, r) }, { label: `× ${formatNumber(scale, 3)}`, values: row(values.scaled, r), on: true }],
+        tell: (i, c) => ({ title: t("Feature {n}", { n: c + 1 }), value: row(i ? values.scaled : values.rows, r)[c], step, flops: i ? 1 : 0, bytes: 4, shape: shapeOf(values.scaled),
+          lines: [`${formatNumber(row(values.rows, r)[c])} × ${formatNumber(scale)} = ${formatNumber(row(values.scaled, r)[c])}`] }) })));
+    }
+    if (values.segment) cards.push(card("segment", t("Segment"), t("A vector for the text, of the two, that a token belongs to."),
+      tokenStrips({ name: t("Segment"), value: values.segment, side, focus: "segment", tell: plainTell(t("Segment"), values.segment, step) })));
+    if (hasValue(step.out)) cards.push(card("out", t("What enters the layers"), null,
+      tokenStrips({ name: t("What enters the layers"), value: step.out, side, focus: "embedding-out", tell: plainTell(t("What enters the layers"), step.out, step) })));
+  }
+  return cards;
+}
+
+/* What the inspector says of a number without a formula of its own. */
+const plainTell = (name, value, step, lines = []) => (r, c) => ({
+  title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, r)[c], shape: shapeOf(value), step, lines: typeof lines === "function" ? lines(r, c) : lines,
+});
+
+function showPosition(station) {
+  const side = station.side;
+  return station.steps.flatMap((step) => {
+    const { values, facts = {} } = step, r = rowOf(side), position = state.tokens[side];
+    if (values.rows) return addedPosition(step, side, r, position);
+    if (values.rate) return [rotationCard(step, side, r)];
+    if (values.slopes) return [slopesCard(step)];
+    const tables = Object.entries(values).filter(([role, name]) => role !== "index" && shapeOf(name).length === 2);
+    return [card("position", t("Position"), t("The scheme {name} acts inside of attention: it changes nothing here.", { name: facts.scheme ?? step.part ?? "" }),
+      ...tables.map(([role, name]) => h("div", { class: "block" }, h("h4", {}, role), drawStrips({ name: role, focus: `position-${role}`,
+        rows: d3.range(shapeOf(name)[0]).map((i) => ({ label: String(i + 1), values: row(name, i) })), tell: plainTell(role, name, step) })))), ];
+  });
+}
+
+function addedPosition(step, side, r, position) {
+  const { values, facts = {} } = step, base = facts.base;
+  const sinusoid = base !== undefined && base !== null;
+  const line = (c, p) => {
+    if (!sinusoid) return [`P[${p}, ${c + 1}]`];
+    const width = shapeOf(values.rows)[1], pair = facts.layout === "half" ? c % (width / 2) : Math.floor(c / 2);
+    const wave = (facts.layout === "half" ? c < width / 2 : c % 2 === 0) ? "sin" : "cos";
+    return [`${wave}(p / b^(2i/d))`, `${wave}(${p + (facts.offset ?? 0)} / ${formatNumber(base)}^(${2 * pair}/${facts.endpoint ? width - 2 : width})) = ${formatNumber(row(values.rows, p - windowOf(side)[0])[c])}`];
+  };
+  const about = sinusoid ? t("Each position has a row of sines and cosines, fast waves first. The row is added to the token's vector.")
+    : t("Each position has a learned row, which is added to the token's vector.");
+  const cards = [card("position", t("Rows of the positions"), about,
+    tokenStrips({ name: t("Rows of the positions"), value: values.rows, side, focus: "position-rows", tell: (i, c) => ({
+      title: t("Position {p}, feature {n}", { p: windowOf(side)[0] + i, n: c + 1 }), value: row(values.rows, i)[c], lines: line(c, windowOf(side)[0] + i), shape: shapeOf(values.rows), step, bytes: 4, flops: sinusoid ? 3 : 0 }) }))];
+  if (sinusoid) cards.push(wavesCard(shapeOf(values.rows)[1], facts, position));
+  if (hasValue(step.in) && hasValue(step.out)) cards.push(sumCard("added", t("Token plus position"), t("For “{token}” at position {p}.", { token: tokenText(side, position), p: position }),
+    [[t("token"), step.in], [t("position"), values.rows], [t("sum"), step.out]], r, step));
+  return cards;
+}
+
+/* The sines of four features over the positions; where the chosen token is, they are read off. */
+function wavesCard(width, facts, position) {
+  const pairs = [0, 1, 2, 3].map((n) => Math.min(Math.round(n * width / 16), width / 2 - 1)), across = Math.min(page.width, 600), size = 42, left = 84, last = Math.max(40, position + 8);
+  const x = d3.scaleLinear().domain([0, last]).range([left, across - 8]), rate = (pair) => facts.base ** (-2 * pair / (facts.endpoint ? width - 2 : width));
+  const column = (pair) => facts.layout === "half" ? pair + 1 : 2 * pair + 1, wave = (pair, p) => Math.sin((p + (facts.offset ?? 0)) * rate(pair));
+  const svg = d3.create("svg").attr("class", "curve-plot").attr("viewBox", `0 0 ${across} ${size * 4 + 22}`).attr("width", across).attr("height", size * 4 + 22).attr("role", "img")
+    .attr("aria-label", t("Sines of four features over the positions 0 to {n}", { n: last }));
+  svg.append("line").attr("class", "marker").attr("x1", x(position)).attr("x2", x(position)).attr("y1", 0).attr("y2", size * 4);
+  pairs.forEach((pair, i) => {
+    const y = d3.scaleLinear().domain([-1, 1]).range([size * (i + 1) - 6, size * i + 6]), points = d3.range(0, last + 0.01, last / 400);
+    svg.append("text").attr("class", "tick").attr("x", 0).attr("y", y(0)).attr("dy", ".35em").text(t("feature {n}", { n: column(pair) }));
+    svg.append("path").attr("class", "curve").attr("d", d3.line().x(x).y((p) => y(wave(pair, p)))(points));
+    svg.append("circle").attr("class", "spot on").attr("cx", x(position)).attr("cy", y(wave(pair, position))).attr("r", 4.5);
+  });
+  for (const tick of x.ticks(8)) svg.append("text").attr("class", "tick middle").attr("x", x(tick)).attr("y", size * 4 + 14).text(tick);
+  return card("waves", t("The waves of the rows"), t("Each pair of features is a wave of its own length. Read off at position {p}, the waves give the row of the token.", { p: position }), svg.node());
+}
+
+/* a + b = c for one token as three strips. */
+function sumCard(id, title, lead, [a, b, c], r, step, scale = 1, extra = null) {
+  const parts = [a, b, c].map(([label, name], i) => ({ label, values: row(name, r), on: i === 2 }));
+  const by = scale === 1 ? "" : `${formatNumber(scale)} · `;
+  return card(id, title, lead, drawStrips({ name: title, rows: parts, focus: id, tell: (i, n) => ({
+    title: t("{name}, feature {n}", { name: parts[i].label, n: n + 1 }), value: parts[i].values[n], shape: shapeOf(c[1]), step, flops: 1, bytes: 12,
+    lines: [`${formatNumber(parts[0].values[n])} + ${by}${bracket(parts[1].values[n])} = ${formatNumber(parts[2].values[n])}`] }) }), extra);
+}
+
+/* Rotary positions: the hands of clocks, one for each pair of features. */
+function rotationCard(step, side, r) {
+  const rates = page.arrays.get(step.values.rate).data, position = state.tokens[side], angles = rates.map((rate) => rate * position), shown = Math.min(angles.length, 16), size = 46;
+  const dials = d3.range(shown).map((i) => {
+    const svg = d3.create("svg").attr("class", "dial").attr("viewBox", "-23 -23 46 46").attr("width", size).attr("height", size).attr("aria-hidden", "true");
+    svg.append("circle").attr("r", 19).attr("class", "rim");
+    svg.append("line").attr("x2", 17 * Math.cos(angles[i])).attr("y2", -17 * Math.sin(angles[i])).attr("class", "hand");
+    svg.append("circle").attr("r", 2).attr("class", "hub");
+    return h("figure", { class: "dial-box" }, svg.node(), h("figcaption", {}, formatNumber(angles[i] % (2 * Math.PI), 3)));
+  });
+  const tell = (name, value) => (i, c) => ({ title: t("{name} of pair {n} at position {p}", { name, n: c + 1, p: windowOf(side)[0] + i }), value: row(value, i)[c], shape: shapeOf(value), step, flops: 2, bytes: 4,
+    lines: [`${name}(p · r)`, `${name}(${windowOf(side)[0] + i} · ${formatNumber(rates[c])}) = ${formatNumber(row(value, i)[c])}`] });
+  return card("position", t("Rotations"), t("Nothing is added. In each attention, every pair of features of q and k is turned by an angle that grows with the position: fast hands first. These are the hands at position {p}.", { p: position }),
+    h("div", { class: "dials", role: "img", "aria-label": t("Angles of {n} pairs at position {p}, in radians; the table has the numbers", { n: shown, p: position }) }, dials),
+    h("div", { class: "columns" }, ["cos", "sin"].map((name) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value: step.values[name], side, focus: `angle-${name}`, width: halfWidth(), tell: tell(name, step.values[name]) })))));
+}
+
+/* ALiBi: each head has a slope; the further a key, the lower its score. */
+function slopesCard(step) {
+  const slopes = page.arrays.get(step.values.slopes).data, top = largest(slopes);
+  const rows = [...slopes].map((slope, i) => h("tr", { class: i === state.head ? "on" : null }, h("th", { scope: "row" }, t("head {n}", { n: i + 1 })),
+    h("td", { class: "number" }, formatNumber(slope)), h("td", { class: "bar-cell" }, bar(Math.abs(slope) / top))));
+  return card("position", t("Slopes"), t("Nothing is added to the vectors. Each head lowers the score of a key by its slope times the distance."),
+    h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Slopes")), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("head")), h("th", { scope: "col" }, t("slope")), h("td", {}))), h("tbody", {}, rows)));
+}
+const bar = (share, kind = "") => h("span", { class: `bar ${kind}`, style: `width: ${(100 * Math.min(Math.max(share, 0), 1)).toFixed(2)}%` });

@@ -1,0 +1,129 @@
+/* ---- norm, residual and the parts of a layer but attention ---- */
+
+function showLayerSteps(station) {
+  return station.steps.flatMap((step, i) => {
+    const tag = step.kind === "norm" ? `norm${i}` : step.kind;
+    if (step.kind === "norm") return [normCard(step, i === 0 || station.kind === "norm" ? "norm" : tag)];
+    if (step.kind === "residual") return [residualCard(step)];
+    const draw = { attention: showAttention, linear_attention: showLinearAttention, feed_forward: showFeedForward, moe: showExperts, recurrent: showRecurrent, conv: showConvolution }[step.kind];
+    return draw ? draw(step) : [plainCard(step)];
+  });
+}
+
+function normCard(step, id) {
+  const { values, facts = {} } = step, side = step.side, r = rowOf(side);
+  if (!hasValue(step.in) || !hasValue(step.out)) return plainCard(step);
+  const x = row(step.in, r), y = row(step.out, r), perToken = (name) => hasValue(name) && shapeOf(name).length === 1 && shapeOf(name)[0] === shapeOf(step.in)[0] && facts.by !== "feature";
+  const mean = perToken(values.mean) ? valueAt(values.mean, r) : null;
+  const spread = values.mean_square ?? values.variance, variance = perToken(spread) ? valueAt(spread, r) : null;
+  const rms = values.mean_square !== undefined;
+  const get = (name, c) => hasValue(name) ? page.arrays.get(name).data[c] : null;
+  const tell = (i, c) => {
+    const m = mean ?? (values.mean && !rms ? get(values.mean, c) : 0) ?? 0, v = variance ?? get(spread, c), w = get(values.weight, c), b = get(values.bias, c);
+    const gain = w === null ? "" : ` · ${facts.zero_centered ? `(1 + ${bracket(w)})` : bracket(w)}`, shift = b === null ? "" : ` + ${bracket(b)}`;
+    const above = rms ? formatNumber(x[c]) : `(${formatNumber(x[c])} − ${bracket(m)})`;
+    return { title: t("{name}, feature {n}", { name: i ? t("after") : t("before"), n: c + 1 }), value: (i ? y : x)[c], shape: shapeOf(step.out), step, flops: rms ? 4 : 6, bytes: 4 * (rms ? 3 : 4),
+      lines: [rms ? "x / √(mean(x²) + ε) · g" : "(x − μ) / √(σ² + ε) · g + b", v === null ? null : `${above} / √(${formatNumber(v)} + ${formatNumber(facts.eps)})${gain}${shift} = ${formatNumber(y[c])}`].filter(Boolean) };
+  };
+  const facts_ = [mean !== null && !rms ? [t("mean"), mean, { step, lines: ["μ = Σ x / d", `${formatNumber(d3.sum(x))} / ${x.length} = ${formatNumber(mean)}`], flops: x.length, bytes: 4 * x.length, shape: [shapeOf(step.in)[0]] }] : null, variance !== null ? [rms ? t("mean square") : t("variance"), variance, { step, lines: [rms ? "Σ x² / d" : "σ² = Σ (x − μ)² / d", `${formatNumber(variance * x.length)} / ${x.length} = ${formatNumber(variance)}`], flops: 2 * x.length, bytes: 4 * x.length, shape: [shapeOf(step.in)[0]] }] : null,
+    variance !== null ? [rms ? "RMS" : t("standard deviation"), Math.sqrt(variance), { step, lines: [`√${formatNumber(variance)} = ${formatNumber(Math.sqrt(variance))}`], flops: 1 }] : null].filter(Boolean);
+  const lead = rms ? t("The vector is divided by the root of its mean square, so that it always has the same size.")
+    : t("The mean is taken away and the spread is made 1, so that the vector always has the same size.");
+  return card(id, t("Norm"), lead, factRow(facts_, side),
+    drawStrips({ name: t("Norm: before and after"), focus: id, legend: false, rows: [{ label: t("before"), values: x, most: largest(x) }, { label: t("after"), values: y, most: largest(y), on: true }], tell }));
+}
+
+/* Numbers of the chosen token in a row: [name, number, what the inspector shows of it]. */
+function factRow(facts, side = null) {
+  const whose = side === null ? null : h("div", {}, h("dt", {}, t("token")), h("dd", { class: "word" }, tokenText(side, windowOf(side)[0] + rowOf(side))));
+  return h("dl", { class: "fact-row" }, whose, facts.map(([name, value, tell], i) => {
+    const text = typeof value === "number" ? formatNumber(value) : value;
+    return h("div", {}, h("dt", {}, name), h("dd", { "data-value": value }, tell ? pointable(text, () => ({ title: name, value, ...tell }), null, `fact-${name}-${i}`) : text));
+  }));
+}
+
+const length = (values) => Math.sqrt(dot(values, values));
+function residualCard(step) {
+  const side = step.side, r = rowOf(side), { x, branch } = step.values, scale = step.facts?.scale ?? 1;
+  const a = row(x, r), b = row(branch, r), c = row(step.out, r);
+  const size = (values) => ({ step, lines: ["|x| = √Σ x²", `√${formatNumber(dot(values, values))} = ${formatNumber(length(values))}`] }), cosine = dot(a, b) / (length(a) * length(b) || 1);
+  const facts = [[t("length before"), length(a), size(a)], [t("length of what is added"), Math.abs(scale) * length(b), size(b)], [t("length after"), length(c), size(c)],
+    [t("cosine of the two"), cosine, { step, lines: ["a · b / (|a| |b|)", `${formatNumber(dot(a, b))} / (${formatNumber(length(a))} · ${formatNumber(length(b))}) = ${formatNumber(cosine)}`] }]];
+  return sumCard("residual", t("Residual"), t("What the part computed is added to what came in: the path runs on, and each part only writes a change to it."),
+    [[t("came in"), x], [t("computed"), branch], [t("runs on"), step.out]], r, step, scale, factRow(facts, side));
+}
+
+/* A part without a drawing of its own: what goes in and what comes out. */
+function plainCard(step) {
+  const side = step.side ?? 0, rows = [[t("in"), step.in], [t("out"), step.out]].filter(([, name]) => hasValue(name) && shapeOf(name).length === 2);
+  const r = rowOf(side), title = step.part ? `${KIND_NAMES[step.kind]?.() ?? t("Other part")}: ${step.part}` : KIND_NAMES[step.kind]?.() ?? t("Other part");
+  const blocks = rows.map(([label, name]) => h("div", { class: "block" }, drawStrips({ name: label, focus: `${step.path}-${label}`, rows: [{ label, values: row(name, keepIn(r, shapeOf(name)[0])), on: label === t("out") }],
+    tell: plainTell(label, name, step) })));
+  const leads = { projection: t("A learned matrix maps the vector of each token to another."), activation: t("Each number of the vector passes an activation."), pooling: t("The token vectors are pooled into a vector of the text.") };
+  const about = step.about ? h("p", { class: "note", lang: "en" }, step.about) : null;
+  return card("part", title, leads[step.kind] ?? t("This part has no drawing of its own: here is what goes in and what comes out."), about, ...blocks);
+}
+
+function showFeedForward(step) {
+  const side = step.side, r = rowOf(side), { values, facts = {} } = step, n = shapeOf(values.act)[1];
+  const unit = (c) => values.unit ? Math.round(row(values.unit, r)[c]) + 1 : c + 1;
+  const pre = row(values.pre, r), act = row(values.act, r), up = values.up ? row(values.up, r) : null, hidden = values.hidden ? row(values.hidden, r) : null;
+  const name = facts.activation ?? "f";
+  const rows = [[up ? t("gate, before") : t("before"), pre], [name, act], up && [t("up"), up], hidden && [t("product"), hidden]].filter(Boolean)
+    .map(([label, numbers], i, all) => ({ label, values: numbers, on: i === all.length - 1, most: largest(numbers) }));
+  const tell = (i, c) => ({ title: t("{name}, unit {n}", { name: rows[i].label, n: formatCount(unit(c)) }), value: rows[i].values[c], shape: [shapeOf(step.in ?? values.act)[0], facts.units ?? n], step,
+    flops: i === 0 || rows[i].values === up ? 2 * page.data.run.config.d_model : 1, bytes: i === 0 ? 4 * page.data.run.config.d_model : 4,
+    lines: i === 0 || rows[i].values === up ? [t("sum over the {n} features of x times a row of the matrix", { n: page.data.run.config.d_model })]
+      : rows[i].values === act ? [`${name}(${formatNumber(pre[c])}) = ${formatNumber(act[c])}`] : [`${formatNumber(act[c])} · ${bracket(up[c])} = ${formatNumber(hidden[c])}`] });
+  const active = Array.isArray(facts.active) ? facts.active[r] : null;
+  const about = up ? t("Every unit looks for one thing in the token's vector. A gate decides how much of each unit passes.")
+    : t("Every unit looks for one thing in the token's vector; what it finds passes an activation.");
+  const cards = [card("feed-forward", t("Units"), about,
+    factRow([[t("units"), facts.units ?? n], active === null ? null : [t("active"), formatPercent(active)]].filter(Boolean), side),
+    n < (facts.units ?? n) ? h("p", { class: "note" }, t("The {n} units that write most are shown, strongest first.", { n })) : null,
+    drawStrips({ name: t("Units of the feed-forward layer"), focus: "units", legend: false, rows, tell, columnName: (c) => `${unit(c)}` }),
+    curveOf(values.pre, values.act, name, r))];
+  if (hasValue(step.out) && shapeOf(step.out).length === 2) cards.push(card("feed-forward-out", t("What the units write"), t("Each active unit adds its own vector; the sum is what this layer writes to the path."),
+    drawStrips({ name: t("What the units write"), focus: "ffn-out", rows: [{ label: t("out"), values: row(step.out, r), on: true }], tell: plainTell(t("out"), step.out, step, [t("sum over the {n} units", { n: formatCount(facts.units ?? n) })]) })));
+  return cards;
+}
+
+/* The activation as the dots (before, after) of all shown units; those of the chosen token stand out. */
+function curveOf(pre, act, name, chosen) {
+  const width = Math.min(page.width, 380), down = 190, left = 34, below = 22;
+  const dots = d3.range(shapeOf(pre)[0]).flatMap((i) => [...row(pre, i)].map((x, c) => ({ x, y: row(act, i)[c], on: i === chosen }))).slice(0, 1500);
+  const x = d3.scaleLinear().domain(d3.extent(dots, (d) => d.x)).nice().range([left, width - 8]), y = d3.scaleLinear().domain(d3.extent(dots, (d) => d.y)).nice().range([down - below, 8]);
+  const svg = d3.create("svg").attr("class", "curve-plot").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img")
+    .attr("aria-label", t("Activation {name}: each dot is a unit, before (across) and after (up)", { name }));
+  for (const tick of x.ticks(5)) svg.append("text").attr("class", "tick middle").attr("x", x(tick)).attr("y", down - 6).text(formatNumber(tick));
+  for (const tick of y.ticks(4)) {
+    svg.append("line").attr("class", "grid").attr("x1", left).attr("x2", width - 8).attr("y1", y(tick)).attr("y2", y(tick));
+    svg.append("text").attr("class", "tick end").attr("x", left - 6).attr("y", y(tick)).attr("dy", ".35em").text(formatNumber(tick));
+  }
+  svg.append("g").selectAll("circle").data(dots.sort((a, b) => a.on - b.on)).join("circle").attr("class", (d) => d.on ? "spot on" : "spot").attr("cx", (d) => x(d.x)).attr("cy", (d) => y(d.y)).attr("r", (d) => d.on ? 3 : 1.8);
+  return h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, t("{name}: before (across) and after (up)", { name })));
+}
+
+function showExperts(step) {
+  const side = step.side, r = rowOf(side), { values, facts = {} } = step;
+  const p = row(values.probability, r), chosen = [...row(values.expert, r)].map(Math.round), weights = row(values.weight, r), top = largest(p);
+  const rows = [...p].map((share, e) => h("tr", { class: chosen.includes(e) ? "on" : null }, h("th", { scope: "row" }, t("expert {n}", { n: e + 1 })), h("td", { class: "number" }, formatPercent(share)),
+    h("td", { class: "bar-cell" }, bar(share / top)), h("td", { class: "number" }, chosen.includes(e) ? formatNumber(weights[chosen.indexOf(e)]) : "")));
+  return [card("experts", t("Experts"), t("A router gives each token to {k} of {n} experts; each is a feed-forward layer.", { k: facts.top_k, n: facts.experts }), factRow([], side),
+    h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Experts")), h("thead", {}, h("tr", {}, [t("expert"), t("probability"), "", t("weight")].map((text) => text ? h("th", { scope: "col" }, text) : h("td", {})))), h("tbody", {}, rows))), ...outCard(step)];
+}
+
+function showRecurrent(step) {
+  const { values, facts = {} } = step, side = step.side;
+  const parts = [[t("state"), values.state], [t("cell"), values.cell], [t("state, read backwards"), values.reverse]].filter(([, name]) => hasValue(name));
+  return [card("state", t("State after each token"), t("There is no matrix of weights: {name} reads one token after the other and keeps what it needs in a state of {n} numbers.", { name: facts.network ?? t("the network"), n: facts.units }),
+    ...parts.map(([name, value]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `recurrent-${value}`, tell: plainTell(name, value, step) })))), ...outCard(step)];
+}
+function showConvolution(step) {
+  const { values, facts = {} } = step, side = step.side;
+  const parts = [[t("values"), values.value], [t("gate"), values.gate]].filter(([, name]) => hasValue(name));
+  return [card("convolution", t("Convolution"), t("Each token mixes the {n} tokens of a window around it; a gate decides what passes.", { n: facts.kernel }),
+    ...parts.map(([name, value]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `conv-${value}`, tell: plainTell(name, value, step) })))), ...outCard(step)];
+}
+const outCard = (step) => hasValue(step.out) && shapeOf(step.out).length === 2 ? [card("out", t("What this part writes"), null,
+  drawStrips({ name: t("What this part writes"), focus: "part-out", rows: [{ label: t("out"), values: row(step.out, rowOf(step.side)), on: true }], tell: plainTell(t("out"), step.out, step) }))] : [];

@@ -1,0 +1,119 @@
+/* ---- stations after the last layer: probabilities, the steps of decoding, the cost ---- */
+
+function showOutput() {
+  const { output } = page.data, cards = [];
+  if (output.positions?.length) cards.push(...positionCards(output));
+  if (output.classes?.length) cards.push(classesCard(output));
+  if (output.replaced?.length) cards.push(replacedCard(output));
+  if (output.vector?.length) cards.push(card("vector", t("The vector of the text"), t("The text as one vector: texts of like meaning have vectors that point the same way."),
+    drawStrips({ name: t("The vector of the text"), focus: "vector", rows: [{ label: t("vector"), values: Float64Array.from(output.vector), on: true }], tell: (_, c) => ({ title: t("Feature {n}", { n: c + 1 }), value: output.vector[c], shape: [output.vector.length] }) })));
+  return cards;
+}
+
+/* The position of the output that the chosen token predicts, else the last one. */
+function chosenOutput(output) {
+  const at = output.positions.findIndex((one) => one.position === state.tokens[output.side]);
+  return at >= 0 ? at : output.positions.length - 1;
+}
+
+function tellProbability(one, top, step) {
+  return { title: t("Probability of “{token}”", { token: showToken(top.text) }), value: top.p, shape: [page.data.run.config.vocab_size], step, flops: 3 * page.data.run.config.vocab_size, bytes: 4 * page.data.run.config.vocab_size,
+    lines: one.logsumexp === undefined ? [] : ["p = exp(z − ln Σ exp(z))", `exp(${formatNumber(top.logit, 5)} − ${bracket(one.logsumexp)}) = ${formatNumber(Math.exp(top.logit - one.logsumexp))}`] };
+}
+
+function positionCards(output) {
+  const side = output.side, one = output.positions[chosenOutput(output)], head = currentStation().steps[0], masked = output.kind === "masked token";
+  const expected = one.expected, best = one.top[0].p;
+  const rows = one.top.map((top, i) => h("tr", { class: expected?.id === top.id ? "on" : null, onpointerenter: () => inspect(tellProbability(one, top, head)) },
+    h("td", { class: "number soft" }, String(i + 1)), h("th", { scope: "row" }, pointable(showToken(top.text), () => tellProbability(one, top, head), null, `top-${i}`)), h("td", { class: "number wide-only" }, formatNumber(top.logit)), h("td", { class: "bar-cell" }, bar(top.p / Math.max(best, 0.001))), h("td", { class: "number", "data-value": top.p }, formatPercent(top.p))));
+  const table = h("table", { class: "bars" }, h("caption", {}, masked ? t("What belongs at “{token}”", { token: tokenText(side, one.position) }) : t("What comes after “{token}”", { token: tokenText(side, one.position) })),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "#"), h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "number wide-only" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows));
+  const facts = [[t("spread (entropy)"), t("{n} bits", { n: formatNumber(one.entropy, 3) })]];
+  if (expected) facts.push([t("expected"), `${showToken(expected.text)} · ${formatPercent(expected.p)} · ${t("rank {n}", { n: expected.rank })}`]);
+  const cards = [card("probabilities", t("Probabilities"), t("The last vector meets the vector of each of the {n} tokens of the vocabulary: one number each, the logit. Softmax makes them probabilities.", { n: formatCount(page.data.run.config.vocab_size) }), factRow(facts), table)];
+  if (hasValue(head?.in)) cards.unshift(card("last", t("The last vector"), masked ? t("All that the model knows about this place of the text is in this vector.") : t("All that the model knows about the next token is in this vector."),
+    drawStrips({ name: t("The last vector"), focus: "last-vector", rows: [{ label: tokenText(side, one.position), values: row(head.in, keepIn(one.position - windowOf(side)[0], shapeOf(head.in)[0])), on: true }], tell: plainTell(t("The last vector"), head.in, head) })));
+  if (output.positions.length > 1) cards.push(allPositionsCard(output, side));
+  return cards;
+}
+
+function allPositionsCard(output, side) {
+  const rows = output.positions.map((one) => {
+    const on = one.position === output.positions[chosenOutput(output)].position, right = one.expected && one.expected.rank === 1;
+    return h("tr", { class: on ? "on" : null }, h("th", { scope: "row" }, h("button", { class: "link-button", type: "button", "data-focus": `output-${one.position}`, onclick: () => chooseToken(side, one.position) }, tokenText(side, one.position))),
+      h("td", {}, showToken(one.top[0].text)), h("td", { class: "number" }, formatPercent(one.top[0].p)),
+      one.expected ? h("td", {}, h("span", { class: right ? "yes" : "no" }, right ? "✓ " : "✗ "), showToken(one.expected.text)) : h("td", {}), one.expected ? h("td", { class: "number" }, formatPercent(one.expected.p)) : h("td", {}));
+  });
+  return card("all-positions", t("At every position"), output.kind === "masked token" ? t("Each position gets its own guess, from the tokens on both sides.") : t("Each position makes its own guess, all at once: this is how the model learns."), scrollRegion(t("At every position"), h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("At every position")),
+    h("thead", {}, h("tr", {}, [output.kind === "masked token" ? t("token") : t("after"), t("best guess"), t("probability"), t("expected"), t("its probability")].map((text, i) => h("th", { scope: "col", class: i === 2 || i === 4 ? "number" : null }, text)))), h("tbody", {}, rows))));
+}
+
+function classesCard(output) {
+  const best = Math.max(...output.classes.map((one) => one.p));
+  const rows = [...output.classes].sort((a, b) => b.p - a.p).map((one) => h("tr", { class: one.p === best ? "on" : null }, h("th", { scope: "row" }, one.label), h("td", { class: "number" }, formatNumber(one.logit)), h("td", { class: "bar-cell" }, bar(one.p)), h("td", { class: "number", "data-value": one.p }, formatPercent(one.p))));
+  return card("probabilities", t("Classes"), t("One number for each class, and as probabilities."), h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Classes")),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("class")), h("th", { scope: "col", class: "number" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows)));
+}
+
+function replacedCard(output) {
+  const first = windowOf(output.side)[0], rows = output.replaced.map((p, i) => h("tr", {}, h("th", { scope: "row" }, tokenText(output.side, first + i)), h("td", { class: "bar-cell" }, bar(p)), h("td", { class: "number", "data-value": p }, formatPercent(p))));
+  return card("probabilities", t("Was this token replaced?"), null, h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Was this token replaced?")), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows)));
+}
+
+/* ---- decoding, step by step ---- */
+function showGeneration() {
+  const generation = page.data.generation, chosen = keepIn(state.step ?? 0, generation.steps.length);
+  const names = { greedy: t("greedy decoding"), beam: t("beam search"), sampling: t("sampling") };
+  const settings = Object.entries(generation.settings ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [name, typeof value === "number" ? formatNumber(value) : value === true ? t("on") : value === false ? t("off") : String(value)]);
+  const outputs = h("ol", { class: "outputs" }, generation.outputs.map((one) => h("li", {}, h("span", { class: "sentence-text" }, one.text), h("span", { class: "soft" }, ` ln p = ${formatNumber(one.log_prob)}`))));
+  const cards = [card("outputs", t("What the model writes"), t("Written by {method}: one token after the other, each given those before it.", { method: names[generation.method] ?? generation.method }), outputs, factRow(settings))];
+  if (generation.steps.length) cards.push(card("beams", t("The choices at each step"), t("Choose a step. Marked candidates were kept."), beamTree(generation, chosen), stepPicker(generation, chosen), candidateTables(generation.steps[chosen])));
+  if (generation.free?.length) cards.push(card("teacher", t("Own tokens, true tokens"), generation.teacher ? t("Above: each token given the model's own tokens before it. Below: each true token given the true ones before it (teacher forcing). The darker, the more probable.") : t("Each token given the model's own tokens before it. The darker, the more probable."),
+    tokenRun(t("free running"), generation.free), generation.teacher ? tokenRun(t("teacher forcing"), generation.teacher) : null));
+  return cards;
+}
+const stepPicker = (generation, chosen) => h("div", { class: "picker", role: "group", "aria-label": t("Step") }, generation.steps.map((_, i) =>
+  h("button", { type: "button", "aria-pressed": String(i === chosen), "data-focus": `step-${i}`, onclick: () => go({ step: i }) }, String(i + 1))));
+
+const tokenRun = (name, tokens) => h("div", { class: "token-run" }, h("b", {}, name), h("ol", {}, tokens.map((one) => h("li", { style: `--share: ${Math.round(45 * one.p)}%`, title: t("{p}, rank {rank}", { p: formatPercent(one.p), rank: one.rank }) }, showToken(one.text), h("small", {}, formatPercent(one.p))))));
+
+function candidateTables(step) {
+  return h("div", { class: "columns" }, step.beams.map((beam, b) => h("table", { class: "bars" }, h("caption", {}, step.beams.length > 1 ? `${t("beam {n}", { n: b + 1 })}: ` : "", h("span", { class: "soft" }, clipText(beam.text || "∅", 40))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), h("td", {}), h("th", { scope: "col", class: "number" }, "p"), h("th", { scope: "col", class: "number" }, t("sum of ln p")))),
+    h("tbody", {}, beam.candidates.map((one) => h("tr", { class: one.kept ? "on" : "faint" }, h("th", { scope: "row" }, showToken(one.text), one.ends ? h("span", { class: "soft" }, ` ${t("(end)")}`) : null), h("td", { class: "bar-cell" }, bar(one.p)), h("td", { class: "number" }, formatPercent(one.p)), h("td", { class: "number" }, formatNumber(one.total))))))));
+}
+
+/* The beams of all steps as a tree: a column for each step, a line from each beam to those that go on from it. */
+function beamTree(generation, chosen) {
+  const steps = generation.steps, beams = Math.max(...steps.map((step) => step.chosen.length));
+  const across = 118, size = 28, width = across * (steps.length + 0.4), down = beams * size + 26, y = (b) => 26 + size * (b + 0.5), x = (s) => across * s + 10;
+  const svg = d3.create("svg").attr("class", "tree").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img").attr("aria-label", t("Tree of the beams over {n} steps; the tables below have the numbers", { n: steps.length }));
+  const path = d3.linkHorizontal();
+  const text = (step, id) => step.beams.flatMap((beam) => beam.candidates).find((one) => one.id === id)?.text ?? String(id);
+  steps.forEach((step, s) => {
+    svg.append("text").attr("class", s === chosen ? "tick on" : "tick").attr("x", x(s)).attr("y", 14).text(String(s + 1));
+    step.chosen.forEach(({ beam }, b) => { if (s > 0) svg.append("path").attr("class", "link on").attr("stroke-width", 1.5).attr("d", path({ source: [x(s - 1) + 66, y(beam)], target: [x(s) - 6, y(b)] })); });
+  });
+  steps.forEach((step, s) => step.chosen.forEach(({ id }, b) => {
+    svg.append("text").attr("class", s === chosen ? "token on" : "token").attr("x", x(s)).attr("y", y(b)).attr("dy", ".35em").style("cursor", "pointer").text(clipText(showToken(text(step, id)), 8)).on("click", () => go({ step: s }));
+  }));
+  return scrollRegion(t("The choices at each step"), svg.node());
+}
+
+/* ---- cost ---- */
+function showCost() {
+  const { costs, walk } = page.data, groups = new Map();
+  for (const step of walk) {
+    if (!step.cost) continue;
+    const name = step.layer === null || step.layer === undefined ? KIND_NAMES[step.kind]?.() ?? step.kind : `${stackName(step.stack)}: ${isCross(step) ? t("Cross-attention") : KIND_NAMES[step.kind]?.() ?? step.kind}`;
+    const sum = groups.get(name) ?? { flops: 0, weights: 0, activations: 0 };
+    groups.set(name, { flops: sum.flops + (step.cost.flops ?? 0), weights: sum.weights + (step.cost.weight_bytes ?? 0), activations: sum.activations + (step.cost.activation_bytes ?? 0) });
+  }
+  const top = Math.max(...[...groups.values()].map((sum) => sum.flops), 1);
+  const rows = [...groups].map(([name, sum]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, bar(sum.flops / top)), h("td", { class: "number", "data-value": sum.flops }, formatLarge(sum.flops)), h("td", { class: "number" }, formatBytes(sum.weights)), h("td", { class: "number wide-only" }, formatBytes(sum.activations))));
+  const facts = [[t("operations"), formatLarge(costs.total.flops)], [t("weights"), formatBytes(costs.total.weight_bytes)], [t("activations"), formatBytes(costs.total.activation_bytes)]];
+  if (costs.prefill) facts.push([t("reading the text (prefill)"), formatLarge(costs.prefill.flops)]);
+  if (costs.decode_step) facts.push([t("one more token, with the cache"), formatLarge(costs.decode_step.flops)]);
+  return [card("cost", t("What it costs"), t("Operations are multiplications and additions of one pass over this text."), factRow(facts), scrollRegion(t("What it costs"), h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("What it costs")),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("part")), h("td", {}), h("th", { scope: "col", class: "number" }, t("operations")), h("th", { scope: "col", class: "number" }, t("weights")), h("th", { scope: "col", class: "number wide-only" }, t("activations")))), h("tbody", {}, rows))))];
+}

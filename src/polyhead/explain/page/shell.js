@@ -1,0 +1,135 @@
+/* ---- the page around the stage: header, path, pickers, stage ---- */
+
+/* A group of buttons of which one is chosen; the arrow keys move the choice. */
+function picker(name, options, chosen, choose, { kind = "", focus }) {
+  const buttons = options.map(([value, text, label], i) => h("button", { type: "button", role: "radio", "aria-checked": String(value === chosen), tabindex: value === chosen || (i === 0 && !options.some(([one]) => one === chosen)) ? 0 : -1,
+    "aria-label": label ?? null, "data-focus": `${focus}-${value === chosen ? "chosen" : value}`, onclick: () => choose(value) }, text));
+  const group = h("div", { class: `picker ${kind}`.trim(), role: "radiogroup", "aria-label": name }, buttons);
+  group.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -options.length, End: options.length }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const at = options.findIndex(([value]) => value === chosen);
+    choose(options[keepIn(at + step, options.length)][0]);
+  });
+  return group;
+}
+
+function describeModel() {
+  const { run } = page.data, config = run.config, word = (part) => typeof part === "string" ? part : part?.name;
+  const kinds = { decoder: t("language model"), "encoder-decoder": t("encoder-decoder"), encoder: t("encoder"), classifier: t("classifier"), "sentence-encoder": t("sentence encoder"), "replaced-token-detection": t("detector of replaced tokens") };
+  return [kinds[run.kind] ?? run.kind, t("{n} parameters", { n: formatLarge(run.parameters) }), t("{n} layers", { n: config.n_layers }), config.n_heads && t("{n} heads", { n: config.n_heads }),
+    config.n_kv_heads && config.n_kv_heads !== config.n_heads && t("{n} key/value heads", { n: config.n_kv_heads }), `d = ${config.d_model}`, word(config.attention), word(config.position), word(config.norm), word(config.feed_forward) && t("{name} feed-forward", { name: word(config.feed_forward) })].filter(Boolean).join(" · ");
+}
+
+function drawHeader() {
+  const title = (n) => page.data ? t("How {name} reads “{text}”", { name: page.data.run.name || t("the model"), text: clipText(page.data.inputs.text, n) }) : t("See a model read a text");
+  document.title = `${title(40)} · Polyhead`;
+  const language = h("button", { type: "button", class: "switch", lang: page.language === "zh" ? "en" : "zh-CN", "data-focus": "language", onclick: () => setLanguage(page.language === "zh" ? "en" : "zh") }, page.language === "zh" ? "English" : "中文");
+  const dark = isDark(), theme = h("button", { type: "button", class: "switch", "data-focus": "theme", onclick: () => setTheme(dark ? "light" : "dark") }, dark ? t("Light") : t("Dark"));
+  redraw(document.getElementById("top"), h("div", { class: "top-line" }, h("p", { class: "brand" }, "Polyhead"), h("div", { class: "switches" }, language, theme)), h("h1", {}, title(60)), page.data ? h("p", { class: "lead" }, describeModel()) : null);
+}
+const isDark = () => page.theme ? page.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+
+function setLanguage(language) { page.language = language; store("language", language); document.documentElement.lang = language === "zh" ? "zh-CN" : "en"; drawAll(); }
+function setTheme(theme) { page.theme = theme; store("theme", theme); document.documentElement.dataset.theme = theme; drawAll(); }
+
+/* The path: all stations in order, the layers of a stack folded into the chosen one. */
+function drawPath() {
+  const chosen = currentStation(), items = [];
+  let group = null;
+  for (const station of page.stations) {
+    const key = station.layer ? `stack-${station.layer.stack}` : station.kind === "tokens" ? `side-${station.side}` : null;
+    if (station.layer && station.layer.index !== layerOf(station.layer.stack)) continue;
+    if (key !== null && key !== group) {
+      group = key;
+      items.push(station.layer ? layerHeading(station.layer.stack) : h("li", { class: "heading" }, page.data.sides.length > 1 ? sideName(station.side) : t("Input")));
+    } else if (key === null && ["output", "generation", "levers", "cost"].includes(station.kind) && group !== "end") {
+      group = "end";
+      items.push(h("li", { class: "heading" }, t("Output")));
+    }
+    items.push(h("li", { class: station === chosen ? "stop on" : "stop" }, h("button", { type: "button", "aria-current": station === chosen ? "step" : null, "data-focus": `station-${station.id}`, onclick: () => walkTo(station) },
+      stationName(station))));
+  }
+  redraw(document.getElementById("path"), h("ol", {}, items));
+  const current = document.querySelector("#path [aria-current]");
+  const list = document.querySelector("#path ol");
+  if (current) centre(list, current);
+}
+/* Scroll a row sideways so that one of its elements is in the middle. */
+function centre(list, element) {
+  const box = element.getBoundingClientRect(), frame = list.getBoundingClientRect();
+  if (list.scrollWidth > list.clientWidth) list.scrollLeft += box.left + box.width / 2 - frame.left - frame.width / 2;
+}
+
+/* To another station; the lesson turns to the chapter about it. */
+const walkTo = (station) => go({ station: station.id, card: "", key: null, chapter: chapterOf(station) }, { scroll: true });
+const layerOf = (stack) => state.layers[stack] ?? Math.min(...page.data.layers.filter((layer) => layer.stack === stack).map((layer) => layer.index));
+
+function layerHeading(stack) {
+  const layers = page.data.layers.filter((layer) => layer.stack === stack).map((layer) => layer.index), index = layerOf(stack);
+  return h("li", { class: "heading" }, h("span", {}, stackName(stack)), layers.length > 1
+    ? picker(t("{stack}: layer", { stack: stackName(stack) }), layers.map((one) => [one, String(one + 1), t("layer {n}", { n: one + 1 })]), index, (one) => chooseLayer(stack, one), { kind: "layers", focus: `layer-${stack}` }) : null);
+}
+function chooseLayer(stack, index) {
+  const here = currentStation(), target = here.layer?.stack === stack ? sameInLayer(here, stack, index) : null;
+  state.layers[stack] = index;
+  go(target ? { station: target.id, key: null } : {});
+}
+
+/* Tokens of each side and heads: they stay in view. */
+function drawPickers() {
+  const station = currentStation(), rows = [], cross = station.core && isCross(station.core);
+  const sides = cross ? [keySide(station.core), station.side] : [station.side];
+  for (const side of sides) {
+    const options = shownPositions(side).map((position) => [position, clipText(tokenText(side, position)), t("token {n}: {text}", { n: position + 1, text: tokenText(side, position) })]);
+    rows.push(h("div", { class: "picker-row" }, h("span", { class: "picker-name" }, sideName(side)), picker(t("{side}: token", { side: sideName(side) }), options, state.tokens[side], (position) => chooseToken(side, position), { kind: "tokens", focus: `token-${side}` })));
+  }
+  const heads = headsOf(station);
+  if (heads > 1) rows.push(h("div", { class: "picker-row" }, h("span", { class: "picker-name" }, t("Head")), picker(t("Head"), d3.range(heads).map((n) => [n, String(n + 1), t("head {n}", { n: n + 1 })]), state.head, (head) => go({ head, key: null }), { kind: "heads", focus: "head" })));
+  redraw(document.getElementById("pickers"), rows);
+  for (const chosen of document.querySelectorAll("#pickers [aria-checked=true]")) {
+    centre(chosen.parentElement, chosen);
+  }
+}
+
+const SHOW = { tokens: showTokens, embedding: showEmbedding, position: showPosition, output: showOutput, generation: showGeneration, levers: showLevers, cost: showCost };
+
+function drawStage({ scroll = false } = {}) {
+  const station = currentStation(), stage = document.getElementById("stage");
+  page.width = Math.max(stage.clientWidth - (stage.clientWidth < 560 ? 30 : 46), 220);
+  page.accent = readColor("--accent");
+  if (headsOf(station)) state.head = keepIn(state.head, headsOf(station));
+  const where = station.layer ? `${stackName(station.layer.stack)} · ${t("layer {n} of {all}", { n: station.layer.index + 1, all: page.data.layers.filter((layer) => layer.stack === station.layer.stack).length })}` : page.data.sides.length > 1 && station.side !== undefined ? sideName(station.side) : "";
+  const core = station.core ?? station.steps[0];
+  const facts = core ? [h("code", {}, core.path), core.part ? h("span", {}, core.part) : null, core.paper ? h("span", {}, core.paper) : null].filter(Boolean) : [];
+  const at = page.stations.indexOf(station), neighbour = (step, text) => {
+    const other = page.stations[at + step];
+    return other ? h("button", { type: "button", class: "walk", "data-focus": `walk${step}`, onclick: () => walkTo(other) }, h("small", {}, text), h("span", {}, fullName(other))) : h("span", {});
+  };
+  const cards = (SHOW[station.kind] ?? showLayerSteps)(station);
+  redraw(stage, h("div", { class: "stage-head" }, where ? h("p", { class: "where" }, where) : null, h("h2", {}, stationName(station)), facts.length ? h("p", { class: "module" }, facts) : null), ...cards,
+    h("nav", { class: "walk-on", "aria-label": t("Along the path") }, neighbour(-1, t("Back")), neighbour(1, t("Forward"))));
+  if (scroll) scrollToCard();
+}
+const fullName = (station) => station.layer ? `${stackName(station.layer.stack)} ${station.layer.index + 1}: ${stationName(station)}` : page.data.sides.length > 1 && ["tokens", "embedding", "position"].includes(station.kind) ? `${sideName(station.side)}: ${stationName(station)}` : stationName(station);
+
+/* Scroll to the chosen card below the pickers, which stay in view; without one to the top of the stage if it is above. */
+function scrollToCard() {
+  const stage = document.getElementById("stage"), card = state.card && document.getElementById(`card-${state.card}`);
+  const pinned = document.getElementById("pickers").offsetHeight, top = (card || stage).getBoundingClientRect().top - pinned - (card ? 12 : 0);
+  const behavior = card && !matchMedia("(prefers-reduced-motion: reduce)").matches ? "smooth" : "instant";
+  if (card || top < 0) scrollBy({ top, behavior });
+}
+
+function drawAll(options) {
+  drawHeader();
+  if (page.live) drawForm();
+  if (page.data) { drawPath(); drawPickers(); drawStage(options); drawLesson(); }
+  inspect(null);
+  document.getElementById("skip").textContent = t("Skip to the stage");
+  document.getElementById("path").setAttribute("aria-label", t("The path through the model"));
+  document.getElementById("pickers").setAttribute("aria-label", t("Tokens and heads"));
+  document.getElementById("inspector").setAttribute("aria-label", t("The number under the pointer"));
+  document.getElementById("lesson").setAttribute("aria-label", t("Lesson"));
+}

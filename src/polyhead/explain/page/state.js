@@ -1,0 +1,52 @@
+/* ---- what the reader looks at: one state, kept in the address, and what is drawn again when it changes ---- */
+const page = { language: "en", theme: "", data: null, arrays: null };
+
+/* station: a step of the path; card: a part of it to scroll to; tokens: the chosen token of each side; key: the chosen
+   key of an attention; layer: the chosen layer of each stack; head: the chosen query head. */
+const state = { station: "", card: "", tokens: [0, 0], key: null, layers: {}, head: 0, chapter: 0 };
+const listeners = [];
+
+/* Change the state, and draw again what follows from it. */
+function go(changes, { scroll = false } = {}) {
+  Object.assign(state, changes);
+  const chosen = page.stations?.find((station) => station.id === state.station);
+  if (chosen?.layer) state.layers[chosen.layer.stack] = chosen.layer.index;
+  writeAddress();
+  for (const listener of listeners) listener({ scroll });
+}
+
+function writeAddress() {
+  const parts = { at: state.station, head: state.head + 1, tokens: state.tokens.map((n) => n + 1).join("-"), chapter: state.chapter + 1 };
+  if (state.card) parts.card = state.card;
+  const hash = `#${new URLSearchParams(parts)}`;
+  try { history.replaceState(null, "", hash); } catch { /* some viewers of files refuse it */ }
+}
+
+function readAddress() {
+  const parts = new URLSearchParams(location.hash.slice(1)), found = {};
+  const station = page.stations.find(({ id }) => id === parts.get("at"));
+  if (station) found.station = station.id;
+  if (parts.get("card")) found.card = parts.get("card");
+  if (parts.has("head")) found.head = Math.max(Number(parts.get("head")) - 1, 0) || 0;
+  if (parts.has("chapter")) found.chapter = Math.max(Number(parts.get("chapter")) - 1, 0) || 0;
+  if (parts.has("tokens")) {
+    found.tokens = parts.get("tokens").split("-").map((text, side) => keepIn((Number(text) || 1) - 1, page.data.sides[side]?.tokens.length ?? 1));
+  }
+  return found;
+}
+
+/* What a setting of the reader is kept under in this browser; nothing is kept where that is refused. */
+const stored = (key) => { try { return localStorage.getItem(`polyhead-explain-${key}`); } catch { return null; } };
+const store = (key, value) => { try { localStorage.setItem(`polyhead-explain-${key}`, value); } catch { /* a file may not */ } };
+
+/* Replace the children of an element; what had the focus gets it again if a new child has the same data-focus. */
+function redraw(element, ...children) {
+  const focused = element.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
+  const offsets = new Map([...element.querySelectorAll(".scroll")].map((region) => [region.getAttribute("aria-label"), region.scrollLeft]));
+  element.replaceChildren(...children.flat().filter(Boolean));
+  for (const region of element.querySelectorAll(".scroll")) {
+    const left = offsets.get(region.getAttribute("aria-label"));
+    if (left) region.scrollLeft = left;
+  }
+  if (focused) element.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}

@@ -1,0 +1,195 @@
+"""How a run chooses its output: what every step of its search or sampling considers, and what it keeps.
+
+The strategies of the engine do the work; they are advance_and_record while they advance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.explain.predictions import SHOWN_TOKENS, round_float
+from polyhead.generation.batch_decode import beam_state_for, beam_strategy, max_output_len
+from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
+from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
+from polyhead.generation.engine.engine import Engine
+from polyhead.generation.engine.interface import Decoder, Hypothesis
+from polyhead.generation.engine.request import DecodingState
+from polyhead.generation.settings import eos_ids_for, sampling_from_config
+from polyhead.generation.shortlist.shortlist import ShortlistHead
+from polyhead.run.run import Run
+from polyhead.tokenizers.display import spell_token, tokens_to_text
+from polyhead.tokenizers.languages import with_languages
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+MAX_SHOWN_STEPS = 48  # of a long output
+MAX_NEW_TOKENS = 16  # of the continuation of a text
+
+Steps = list[dict[str, Any]]
+
+
+def explain_search(run: Run, ids: Sequence[int]) -> dict[str, Any] | None:
+    """The output of a run for the tokens of a text, without special tokens, and how it came about.
+
+    A language model continues them by its sampling settings with seed 0, at most ``MAX_NEW_TOKENS`` tokens
+    and what fits; an encoder-decoder translates them by beam search. None if there is no room.
+    """
+    if run.kind == "encoder-decoder":
+        return _explain_translation(run, ids)
+    return _explain_continuation(run, ids)
+
+
+def _explain_translation(run: Run, ids: Sequence[int]) -> dict[str, Any]:
+    config, tokenizer = run.generation, run.tokenizer.target_tokenizer
+    template = with_languages(run.tokenizer)
+    eos_ids = eos_ids_for(config, tokenizer, template.eos_id)
+    bad_ids = [run.tokenizer.token_to_id(token) for token in config.bad_words]
+    strategy = beam_strategy(config, template.eos_id, bad_ids, extra_eos_ids=eos_ids[1:])
+    opening = list(template.opening_ids) if template.opening_forced else []
+    limit = min(run.config.max_len, max(max_output_len(len(ids), config), len(opening) + 1))
+    start = [template.decoder_start_id]
+    state = beam_state_for(strategy, BeamRequest(limit, opening, len(opening), start))
+    steps = _watch_beams(strategy, tokenizer)
+    engine = Engine(cast(Decoder, run.model), max_len=limit, cache=config.cache)
+    hypotheses = engine.submit(start, state, source=template.encoder_input(ids)).result()
+    hypotheses = [one._replace(tokens=template.strip_opening(one.tokens)) for one in hypotheses]
+    settings = {
+        name: getattr(config, name)
+        for name in (
+            "beam_size",
+            "length_penalty",
+            "early_stopping",
+            "min_new_tokens",
+            "no_repeat_ngram_size",
+        )
+    }
+    return {
+        "method": "greedy" if config.beam_size == 1 else "beam",
+        "settings": settings,
+        "prompt": None,
+        "steps": steps[:MAX_SHOWN_STEPS],
+        "outputs": [_describe_hypothesis(tokenizer, one) for one in hypotheses],
+    }
+
+
+def _explain_continuation(run: Run, ids: Sequence[int]) -> dict[str, Any] | None:
+    config, tokenizer = run.generation, run.tokenizer
+    prompt = run.prompt_template.build_prompt(list(ids))
+    limit = min(MAX_NEW_TOKENS, config.max_new_tokens, run.config.max_len - len(prompt))
+    if limit < 1:
+        return None
+    eos_ids = eos_ids_for(config, tokenizer)
+    strategy = SamplingStrategy(sampling_from_config(config, tokenizer.vocab_size), *eos_ids)
+    state = SampledSequences(strategy, prompt, limit)
+    steps = _watch_samples(strategy, tokenizer)
+    engine = Engine(cast(Decoder, run.model), max_len=len(prompt) + limit, cache=config.cache)
+    hypotheses = engine.submit(prompt, state).result()
+    return {
+        "method": "greedy" if config.temperature == 0 else "sampling",
+        "settings": _sampling_settings(config),
+        "prompt": prompt,
+        "steps": steps,
+        "outputs": [_describe_hypothesis(tokenizer, one) for one in hypotheses],
+    }
+
+
+def _sampling_settings(config: GenerationConfig) -> dict[str, Any]:
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+    return {name: getattr(config, name) for name in names} | {"seed": 0}
+
+
+def _watch_beams(strategy: BeamSearchStrategy, tokenizer: Tokenizer) -> Steps:
+    """Write every step of one beam search into the list that is returned."""
+    steps: Steps = []
+    advance = strategy.advance
+
+    def advance_and_record(
+        states: Sequence[DecodingState], logits: Tensor, shortlist_head: ShortlistHead | None = None
+    ) -> None:
+        (beam,) = states
+        assert isinstance(beam, BeamState)
+        rows, log_probs = [list(row) for row in beam.rows], list(beam.log_probs)
+        log_p = logits.float().log_softmax(-1)
+        advance(states, logits, shortlist_head)
+        kept = [(origin, row[-1]) for origin, row in zip(beam.parent_rows, beam.rows, strict=True)]
+        beams = [
+            {
+                "tokens": row,
+                "text": tokens_to_text(tokenizer, row),
+                "log_prob": round_float(log_prob),
+                "candidates": _describe_candidates(
+                    tokenizer,
+                    log_p[i],
+                    max(SHOWN_TOKENS, strategy.num_candidates),
+                    {token for origin, token in kept if origin == i},
+                    strategy.eos_ids,
+                    log_prob,
+                ),
+            }
+            for i, (row, log_prob) in enumerate(zip(rows, log_probs, strict=True))
+        ]
+        steps.append({"beams": beams, "chosen": [{"beam": beam, "id": token} for beam, token in kept]})
+
+    strategy.advance = advance_and_record  # type: ignore[method-assign]
+    return steps
+
+
+def _watch_samples(strategy: SamplingStrategy, tokenizer: Tokenizer) -> Steps:
+    """Write every step of one sampled sequence into the list that is returned."""
+    steps: Steps = []
+    advance = strategy.advance
+
+    def advance_and_record(
+        states: Sequence[DecodingState], logits: Tensor, shortlist_head: ShortlistHead | None = None
+    ) -> None:
+        (state,) = states
+        assert isinstance(state, SampledSequences)
+        row, log_prob = list(state.rows[0]), state.outputs[0][1]
+        log_p = logits.float().log_softmax(-1)[0]
+        histories = [[*state.prompt, *row]]
+        drawn = strategy.sampling.apply(logits, histories, strategy.eos_ids, [row]).double().softmax(-1)[0]
+        advance(states, logits, shortlist_head)
+        chosen = state.new_tokens[-1].id
+        eos_ids = set(strategy.eos_ids)
+        candidates = _describe_candidates(tokenizer, log_p, SHOWN_TOKENS, {chosen}, eos_ids, log_prob)
+        for candidate in candidates:
+            candidate["q"] = round_float(float(drawn[candidate["id"]]))
+        text = tokens_to_text(tokenizer, row)
+        beam = {"tokens": row, "text": text, "log_prob": round_float(log_prob), "candidates": candidates}
+        steps.append({"beams": [beam], "chosen": [{"beam": 0, "id": chosen}]})
+
+    strategy.advance = advance_and_record  # type: ignore[method-assign]
+    return steps
+
+
+def _describe_candidates(
+    tokenizer: Tokenizer, log_p: Tensor, k: int, kept_ids: set[int], eos_ids: set[int], log_prob: float
+) -> list[dict[str, Any]]:
+    """The k most likely extensions of a row, and those that were kept, by their log-probabilities (V,)."""
+    ids = log_p.topk(min(k, len(log_p))).indices.tolist()
+    ids += sorted(kept_ids - set(ids), key=lambda i: -float(log_p[i]))
+    return [
+        {
+            "id": i,
+            "text": spell_token(tokenizer, i) if i <= tokenizer.max_id else f"<{i}>",
+            "p": round_float(float(torch.exp(log_p[i]))),
+            "log_prob": round_float(float(log_p[i])),
+            "total": round_float(log_prob + float(log_p[i])),
+            "kept": i in kept_ids,
+            "ends": i in eos_ids,
+        }
+        for i in ids
+    ]
+
+
+def _describe_hypothesis(tokenizer: Tokenizer, hypothesis: Hypothesis) -> dict[str, Any]:
+    return {
+        "ids": hypothesis.tokens,
+        "text": tokens_to_text(tokenizer, hypothesis.tokens),
+        "score": round_float(hypothesis.score),
+        "log_prob": round_float(hypothesis.log_prob),
+    }

@@ -1,0 +1,181 @@
+"""What is written down of one forward pass: the steps in order, and the arrays that they name.
+
+Shapes: T tokens shown, S keys shown, H query heads, K key/value heads, D width of a head, C d_model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+import polyhead.core
+from polyhead.explain.arrays import ArrayStore
+from polyhead.nn.position.base import Position
+
+_PACKAGE = Path(polyhead.core.__path__[0]).parent
+_POSITION_METHODS = ("scores", "bias", "rotate", "embed")  # where a position scheme acts
+
+
+class Place(NamedTuple):
+    """Where a part is in the model: its path, its stack and layer, and the text that it reads."""
+
+    path: str
+    role: str  # the name under which its parent has it: attn, cross, ffn, norm
+    stack: str = ""
+    layer: int | None = None
+    side: int = 0  # index of the text
+
+
+class Call(NamedTuple):
+    """One call of a part: what it was called with, and what it returned."""
+
+    module: nn.Module
+    place: Place
+    inputs: dict[str, Any]  # the arguments of forward() by name
+    output: Any
+
+
+@dataclass
+class Step:
+    """One step of the walk: a part of the model, with the names of its arrays."""
+
+    place: Place
+    kind: str
+    module: nn.Module | None
+    x: str | None
+    out: str | None = None
+    values: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    memory_side: int | None = None
+    shape_in: Sequence[int] = ()
+    shape_out: Sequence[int] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The step for the page, without what the config and the cost model know of it."""
+        place = self.place
+        return {
+            "path": place.path,
+            "kind": self.kind,
+            "class": type(self.module).__name__ if self.module is not None else None,
+            "role": place.role,
+            "stack": place.stack,
+            "layer": place.layer,
+            "side": place.side,
+            "memory_side": self.memory_side,
+            "shape": {"in": list(self.shape_in), "out": list(self.shape_out)},
+            "source": find_source(self.module),
+            "in": self.x,
+            "out": self.out,
+            "values": self.values,
+            "facts": self.facts,
+        }
+
+
+class Trace:
+    """The record of one forward pass over one row of each text.
+
+    ``lengths`` are the numbers of tokens of each text, ``windows`` those that arrays cover: (first, stop).
+    """
+
+    def __init__(self, lengths: Sequence[int], windows: Sequence[tuple[int, int]]) -> None:
+        self.store, self.lengths, self.windows = ArrayStore(), list(lengths), list(windows)
+        self.layers: list[dict[str, Any]] = []
+        self.steps: list[Step] = []
+        self.schemes: dict[str, dict[str, str]] = {}  # arrays of the position schemes of attention
+        self._names: dict[int, tuple[Tensor, str]] = {}  # kept, so that no id is used again
+        self._counts: dict[str, int] = {}
+
+    def window(self, side: int) -> slice:
+        """The tokens of a text that are shown."""
+        return slice(*self.windows[side])
+
+    def is_cut(self, side: int, length: int) -> bool:
+        """Whether some of the ``length`` tokens of a text are not shown."""
+        return self.windows[side] != (0, length)
+
+    def unique_path(self, path: str) -> str:
+        """The path, with a number if a part is called again."""
+        self._counts[path] = self._counts.get(path, 0) + 1
+        return path if self._counts[path] == 1 else f"{path}#{self._counts[path]}"
+
+    def bind(self, tensor: Tensor, name: str) -> str:
+        """Note that a tensor of the model is the array of that name."""
+        self._names[id(tensor)] = tensor, name
+        return name
+
+    def find(self, tensor: Any) -> str | None:
+        """The name of the array of a tensor, if it is known."""
+        return self._names.get(id(tensor), (None, None))[1]
+
+    def name_tokens(self, tensor: Tensor, name: str, side: int) -> str:
+        """The array of a tensor (1, T, C): known, or stored now under that name as [T shown, C]."""
+        known = self.find(tensor)
+        return known or self.bind(tensor, self.store.store(name, tensor[0, self.window(side)]))
+
+    def store_all(self, path: str, arrays: dict[str, Tensor | None]) -> dict[str, str]:
+        """Store arrays under ``path.role``; None is left out."""
+        return {
+            role: self.store.store(f"{path}.{role}", array)
+            for role, array in arrays.items()
+            if array is not None
+        }
+
+    def record(self, call: Call) -> None:
+        """Write one call by the recorder of its class; of a class without one, its input and output."""
+        path = self.unique_path(call.place.path)
+        find_recorder(call.module)(self, call._replace(place=call.place._replace(path=path)))
+
+    def add(self, step: Step) -> Step:
+        """Append a step."""
+        self.steps.append(step)
+        return step
+
+
+Recorder = Callable[[Trace, Call], None]
+"""Writes one call of a part into a trace."""
+
+RECORDERS: dict[type, Recorder] = {}
+"""How a part is written down, by its class; a part without one has its inputs and outputs."""
+
+
+def records(*kinds: type) -> Callable[[Recorder], Recorder]:
+    """Decorator that registers a recorder for classes of parts and their subclasses."""
+
+    def register(recorder: Recorder) -> Recorder:
+        RECORDERS.update(dict.fromkeys(kinds, recorder))
+        return recorder
+
+    return register
+
+
+def find_recorder(module: nn.Module) -> Recorder:
+    """The recorder of a part: that of its nearest class, at last that of any module."""
+    return next(RECORDERS[kind] for kind in type(module).__mro__ if kind in RECORDERS)
+
+
+def find_source(module: nn.Module | None) -> dict[str, Any] | None:
+    """File, relative to the package, and first line of a part's forward pass; None if it has no source."""
+    if module is None:
+        return None
+    kind = type(module)
+    names = _POSITION_METHODS if isinstance(module, Position) else ("forward",)
+    try:
+        forward = inspect.unwrap(
+            next(vars(base)[name] for base in kind.__mro__ for name in names if name in vars(base))
+        )
+        file, (lines, start) = Path(inspect.getsourcefile(forward) or ""), inspect.getsourcelines(forward)
+    except (TypeError, OSError, StopIteration):
+        return None
+    name = file.relative_to(_PACKAGE).as_posix() if file.is_relative_to(_PACKAGE) else file.name
+    decorators = next((i for i, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
+    return {"file": name, "line": start + decorators}
+
+
+def sizes(value: Any) -> list[int]:
+    """The shape of a tensor without its batch of one row; empty for anything else."""
+    return list(value.shape[1:]) if isinstance(value, Tensor) else []

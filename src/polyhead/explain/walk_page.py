@@ -1,0 +1,111 @@
+"""The page that walks a text through a model: one HTML file with its data, its script and its texts inline.
+
+The script is the files of ``page/`` in the order of ``PAGE_SCRIPTS``, after d3.
+Its texts are English in the script; the page carries the Chinese of all of them, so that a reader can switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from polyhead.core.i18n import load_catalog
+from polyhead.viz.html_page import csp_hash, json_script, read_asset, script_texts
+
+PAGE_SCRIPTS = (
+    "page/vendor/d3.min.js",
+    "page/base.js",
+    "page/state.js",
+    "arrays.js",
+    "page/model.js",
+    "page/draw.js",
+    "page/inspector.js",
+    "page/parts_input.js",
+    "page/parts_layer.js",
+    "page/parts_attention.js",
+    "page/parts_output.js",
+    "page/levers.js",
+    "page/live.js",
+    "page/lesson.js",
+    "page/shell.js",
+    "page/main.js",
+)
+
+
+def render_walk_page(
+    document: Mapping[str, Any] | None,
+    *,
+    language: str = "en",
+    live: Mapping[str, Any] | None = None,
+    chapters: Mapping[str, Any] | None = None,
+) -> str:
+    """The complete HTML document.
+
+    ``document`` is what ``explain`` returns, None on a live page, which asks the service for it; ``live`` is
+    what such a page starts from: endpoint, text, target, has_target, needs_key. ``chapters`` is the lesson
+    as language -> list of chapters.
+    """
+    script, style = load_walk_script(), read_asset("page/page.css", "polyhead.explain")
+    title = escape(f"{document['run']['name']} · Polyhead" if document else "Polyhead")
+    tag = "zh-CN" if language == "zh" else "en"
+    data = [
+        (' id="explain-data"', document),
+        (' id="explain-live"', live),
+        (' id="explain-chapters"', chapters),
+    ]
+    elements = "\n".join(json_script(value, attributes) for attributes, value in data if value is not None)
+    return f"""<!DOCTYPE html>
+<html lang="{tag}">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{walk_page_policy(live is not None)}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="Polyhead">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<a id="skip" href="#stage">Skip to the stage</a>
+<header id="top"></header>
+<div id="ask"{"" if live else " hidden"}></div>
+<div class="frame">
+<nav id="path"></nav>
+<main>
+<div id="pickers" role="group"></div>
+<div id="stage" tabindex="-1"></div>
+</main>
+<aside id="aside">
+<div class="beside">
+<section id="inspector" aria-live="polite"></section>
+<section id="lesson"></section>
+</div>
+</aside>
+</div>
+{json_script(chinese_texts(script), ' id="catalog"')}
+{elements}
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def walk_page_policy(is_live: bool) -> str:
+    """The content security policy of the page: its own script and style; only a live page sends requests."""
+    style = csp_hash(read_asset("page/page.css", "polyhead.explain"))
+    policy = (
+        f"default-src 'none'; style-src {style}; script-src {csp_hash(load_walk_script())}; img-src data:"
+    )
+    return policy + ("; connect-src 'self'" if is_live else "")
+
+
+def load_walk_script() -> str:
+    """The script of the page: all of ``PAGE_SCRIPTS``, one after the other."""
+    return "\n".join(read_asset(name, "polyhead.explain") for name in PAGE_SCRIPTS)
+
+
+def chinese_texts(script: str) -> dict[str, str]:
+    """English text -> Chinese, of the texts that the script shows."""
+    catalog = load_catalog("zh")
+    return {text: catalog[text] for text in script_texts(script) if text in catalog}

@@ -1,0 +1,117 @@
+"""Levers on weights against models whose weights were changed by hand."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.explain.levers.levers_helpers import make_input, make_model, run_model
+from torch import nn
+
+from polyhead.core.errors import UserError
+from polyhead.explain.levers.table import compute_case
+from polyhead.explain.levers.weight_changes import HEAD_LEVER, KV_HEADS_LEVER, LAYER_LEVER, list_heads
+from polyhead.models.pool_kv_heads import pool_kv_heads
+
+DESIGNS = [
+    ("decoder", {"position": "rope", "norm_first": True, "n_kv_heads": 2}),
+    ("decoder", {"attention": {"name": "linear"}, "position": "none"}),
+    ("encoder-decoder", {}),
+    ("encoder", {"block": "parallel", "norm_first": True}),
+    ("encoder", {"labels": ["a", "b"]}),
+]
+
+
+def stack_of(model, name):
+    if name != "stack":
+        return getattr(model, name)
+    return model.stack if model.config.kind == "decoder" else model.encoder.stack
+
+
+@pytest.mark.parametrize(("kind", "changes"), DESIGNS)
+def test_a_head_knocked_out_has_output_weights_of_zero(kind, changes):
+    model = make_model(kind, **changes)
+    lever_input = make_input(model)
+    heads = [*list_heads(model)]
+    assert len(heads) == 4 * 2 * (3 if kind == "encoder-decoder" else 1)
+    for address in heads[1::3]:
+        other = copy.deepcopy(model)
+        layer = stack_of(other, address.stack).layers[address.layer]
+        o_proj = (layer.attn if address.attention == "self" else layer.cross).o_proj
+        with torch.no_grad():
+            o_proj.weight[:, 4 * address.head : 4 * address.head + 4] = 0
+        expected = run_model(other, lever_input)
+        torch.testing.assert_close(HEAD_LEVER.compute(lever_input, address._asdict()).logits, expected)
+        assert not torch.allclose(expected, lever_input.plain_logits)
+    torch.testing.assert_close(run_model(model, lever_input), lever_input.plain_logits)  # as it was
+
+
+def test_a_head_of_one_layer_of_shared_weights_is_knocked_out_alone():
+    model = make_model("encoder", share_layers=True)
+    lever_input = make_input(model)
+    separate = copy.deepcopy(model)
+    stack = separate.encoder.stack
+    stack.layers = nn.ModuleList([copy.deepcopy(stack.layers[0]), stack.layers[0]])
+    with torch.no_grad():
+        stack.layers[0].attn.o_proj.weight[:, :4] = 0
+    output = HEAD_LEVER.compute(lever_input, {"stack": "stack", "attention": "self", "layer": 0, "head": 0})
+    torch.testing.assert_close(output.logits, run_model(separate, lever_input))
+
+
+@pytest.mark.parametrize(("kind", "changes"), DESIGNS)
+def test_a_skipped_layer_is_a_stack_without_it(kind, changes):
+    model = make_model(kind, **changes)
+    lever_input = make_input(model)
+    for setting in LAYER_LEVER.list_cases(lever_input):
+        other = copy.deepcopy(model)
+        del stack_of(other, setting["stack"]).layers[setting["layer"]]
+        expected = run_model(other, lever_input)
+        torch.testing.assert_close(LAYER_LEVER.compute(lever_input, setting).logits, expected)
+        assert not torch.allclose(expected, lever_input.plain_logits)
+
+
+def test_recurrent_models_have_layers_but_no_heads():
+    lever_input = make_input(make_model(block="gru", position="none"))
+    assert HEAD_LEVER.find_obstacle(lever_input) == "this model has no attention heads"
+    assert KV_HEADS_LEVER.find_obstacle(lever_input) == "this model has no attention heads"
+    assert LAYER_LEVER.list_cases(lever_input) == [{"stack": "stack", "layer": i} for i in (0, 1)]
+
+
+@pytest.mark.parametrize(("kind", "changes"), [DESIGNS[0], *DESIGNS[2:]])
+def test_fewer_key_value_heads_are_the_converted_model(kind, changes):
+    model = make_model(kind, **changes)
+    lever_input = make_input(model)
+    cases = KV_HEADS_LEVER.list_cases(lever_input)
+    assert [case["n_kv_heads"] for case in cases] == ([1] if changes.get("n_kv_heads") else [2, 1])
+    for case in cases:
+        output = KV_HEADS_LEVER.compute(lever_input, case)
+        expected = run_model(pool_kv_heads(model, case["n_kv_heads"]), lever_input)
+        torch.testing.assert_close(output.logits, expected)
+        before, after = (2 * 2 * 4 * 4 * n for n in (model.config.kv_heads, case["n_kv_heads"]))
+        assert output.detail["bytes_per_token"] == {"before": before, "after": after}
+
+
+def test_what_has_no_fewer_heads_gives_the_reason():
+    assert "one key/value head" in KV_HEADS_LEVER.find_obstacle(make_input(make_model(n_kv_heads=1)))
+    tied = make_model(attention={"name": "softmax", "tie": "qk"})
+    assert "share one projection" in KV_HEADS_LEVER.find_obstacle(make_input(tied))
+    assert "one layer" in LAYER_LEVER.find_obstacle(make_input(make_model(n_layers=1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "message"),
+    [
+        ("head", {"head": 4}, "head of lever 'head' must be an integer from 0 to 3, got 4"),
+        ("head", {"stack": "decoder", "attention": "cross", "layer": True}, "got true"),
+        ("head", {"stack": "encoder", "attention": "cross"}, "no head 0 in cross-attention of layer 0"),
+        ("layer", {"stack": "middle"}, "unknown stack of lever 'layer' 'middle'"),
+        ("layer", {"stack": "decoder", "layer": 2}, "must be an integer from 0 to 1, got 2"),
+        ("kv_heads", {"n_kv_heads": 3}, "must be less than 4 and divide it"),
+        ("kv_heads", {"heads": 3}, "unknown field of lever 'kv_heads' 'heads'"),
+        ("knob", {}, "unknown lever 'knob'"),
+    ],
+)
+def test_a_wrong_setting_is_one_message(name, setting, message):
+    with pytest.raises(UserError, match=message.replace("/", ".")):
+        compute_case(make_input(make_model("encoder-decoder")), name, setting)
