@@ -19,6 +19,7 @@ from polyhead.models.build import CAPABILITIES
 from polyhead.run.run import Run
 from polyhead.serve.client_stream import ClientStream, ClientStreams, to_api_error
 from polyhead.serve.engine_thread import EngineThread
+from polyhead.serve.explainer import Explainer
 from polyhead.serve.http.auth import ApiKeys
 from polyhead.serve.http.cors import check_origins
 from polyhead.serve.http.errors import ApiError, user_error
@@ -80,6 +81,7 @@ class Service:
                 f"{name} cannot be served: embeddings require a single run, not an ensemble of "
                 f"{len(run.members)}"
             )
+        self.explainer = Explainer(run)
         self.card = Card.from_run(run, use_own_samples=not api_keys)
         self.metrics = Metrics()
         self.engine_thread: EngineThread | None = None
@@ -125,6 +127,7 @@ class Service:
         if self.engine_thread is not None:
             self.engine_thread.close()
         self.tokenizer_pool.shutdown(wait=False, cancel_futures=True)
+        self.explainer.close()
 
     @property
     def num_waiting(self) -> int:

@@ -103,7 +103,7 @@ def test_of_many_mistakes_in_a_body_few_are_looked_into(speaker, canary, monkeyp
 
 
 REQUIRED = {"prompt": "a", "input": "a", "messages": [{"role": "user", "content": "a"}], "tokens": [5],
-    "query": "a", "documents": ["b"]}  # fmt: skip
+    "query": "a", "documents": ["b"], "text": "a"}  # fmt: skip
 
 
 @pytest.mark.acceptance("E6")

@@ -42,7 +42,8 @@ def render_page(language: str) -> bytes:
 <div id="tools"></div>
 <details class="program" hidden><summary></summary><pre tabindex="0" role="region"></pre></details>
 <p id="announcement" class="unseen" role="status"></p>
-<footer><nav hidden><a href="/openapi.json"></a><a href="/metrics"></a></nav></footer>
+<footer><p hidden><a href="explain"></a></p>
+<nav hidden><a href="/openapi.json"></a><a href="/metrics"></a></nav></footer>
 </main>
 {json_script(_chinese_catalog(), ' id="catalog"')}
 <script>{_load_script()}</script>

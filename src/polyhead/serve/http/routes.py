@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, NamedTuple, get_type_hints
 
 from starlette.responses import HTMLResponse, Response
 
+from polyhead.core.i18n import UI_LANGUAGES
 from polyhead.evaluate.embed import token_limit
+from polyhead.explain.chapters import load_chapters
+from polyhead.explain.walk_page import render_walk_page, walk_page_policy
 from polyhead.introspect.compute_attention import has_cross_attention
 from polyhead.kernels.pack_model import packed_dtype
 from polyhead.run.run_directory import MODEL_TYPE
 from polyhead.serve.http.errors import ApiError, not_found_error
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.http.page import choose_page_language, content_security_policy, render_page
+from polyhead.serve.http.strict_json import dump_json
 from polyhead.serve.model_card import reads_pairs
 from polyhead.serve.openai.chat_completions import create_chat_completion
 from polyhead.serve.openai.completions import create_completions, create_translations
+from polyhead.serve.openai.explanations import create_explanation
 from polyhead.serve.openai.pooling_endpoints import (
     create_classifications,
     create_embeddings,
@@ -83,7 +91,8 @@ def describe_model(service: Service) -> dict[str, Any]:
         "vocab_size": run.tokenizer.vocab_size,
         "dtype": packed_dtype(run.model), "labels": list(config.labels),
             "text_limit": service.card.limit._asdict(),
-        "examples": service.card.examples, "nsp_head": reads_pairs(run),
+        "examples": service.card.examples, "explain": not service.explainer.obstacle,
+        "nsp_head": reads_pairs(run),
         "limits": {"texts": limits.max_batch, "n": limits.max_n, "beams": limits.max_beams,
             "max_tokens": limits.max_tokens},
     }  # fmt: skip
@@ -177,8 +186,40 @@ async def index(service: Service, exchange: HttpExchange) -> None:
     await exchange.send(HTMLResponse(render_page(language), headers=headers))
 
 
+async def explain_page(service: Service, exchange: HttpExchange) -> None:
+    """Return the page that walks a text through the model; it asks /v1/explain for the numbers."""
+    if service.explainer.obstacle:
+        raise not_found_error()
+    language = choose_page_language(exchange.request.headers.get("accept-language", ""))
+    example = service.card.examples[0] if service.card.examples else ""
+    text, target = (example, None) if isinstance(example, str) else (example[0], example[1])
+    live = {
+        "endpoint": "v1/explain",
+        "text": text,
+        "target": target,
+        "has_target": service.kind == "encoder-decoder" or reads_pairs(service.run) or target is not None,
+        "needs_key": bool(service.api_keys),
+    }
+    # 300 kB of script and lesson take a quarter of a second the first time
+    page, policy = await service.run_in_executor(
+        lambda: _render_live_page(language, dump_json(live)), math.inf
+    )
+    headers = {"content-security-policy": policy, "content-language": language, "vary": "accept-language"}
+    await exchange.send(HTMLResponse(page, headers=headers))
+
+
+@lru_cache(maxsize=8)
+def _render_live_page(language: str, live: bytes) -> tuple[bytes, str]:
+    """The page that asks the service with the settings ``live`` (JSON), and its content security policy."""
+    chapters = {name: load_chapters(name) for name in UI_LANGUAGES}
+    page = render_walk_page(None, language=language, live=json.loads(live), chapters=chapters)
+    policy = f"{walk_page_policy(True)}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return page.encode(), policy
+
+
 ROUTES = [
     ApiRoute("GET", "/", index, "demo page", is_public=True),
+    ApiRoute("GET", "/explain", explain_page, "page that walks a text through the model", is_public=True),
     ApiRoute("GET", "/v1/models", list_models, "list the served model"),
     ApiRoute("GET", "/v1/models/{id}", retrieve_model, "get a model by id"),
     ApiRoute("POST", "/v1/completions", create_completions, "continue a text"),
@@ -190,6 +231,7 @@ ROUTES = [
     ApiRoute("POST", "/v1/rerank", create_reranking, "order documents by their relevance to a query"),
     ApiRoute("POST", "/v1/fill-mask", create_mask_predictions, "predict masked tokens"),
     ApiRoute("POST", "/v1/score", create_scores, "compute the log-probability of texts"),
+    ApiRoute("POST", "/v1/explain", create_explanation, "walk a text through the model"),
     ApiRoute("POST", "/tokenize", tokenize, "convert text to tokens"),
     ApiRoute("POST", "/detokenize", detokenize, "convert tokens to text"),
     ApiRoute("GET", "/model_info", get_model_info, "files and length of the model, for routers"),
@@ -249,7 +291,7 @@ ERROR_SCHEMA = {
         }
     },
 }  # fmt: skip
-CONTENT_TYPES = {"/": "text/html", "/metrics": "text/plain"}
+CONTENT_TYPES = {"/": "text/html", "/explain": "text/html", "/metrics": "text/plain"}
 ERROR_DESCRIPTIONS = {
     "400": "invalid field, or not supported by the model", "401": "no valid key",
     "404": "unknown model or path", "405": "the path has other methods",

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+from pydantic import BaseModel
+
 from polyhead.chat.base import Message
 from polyhead.chat.tools import Tool
 from polyhead.serve.http.errors import ApiError
@@ -17,6 +19,7 @@ SIZED_FIELDS = {
     "input",
     "instructions",
     "target",
+    "text",
     "tokens",
     "messages",
     "terminology",
@@ -51,7 +54,8 @@ def check_input_size(body: Any, limits: Limits) -> None:
     )
     for name in sorted(SIZED_FIELDS & body.model_fields_set):
         value: Any = getattr(body, name)
-        if isinstance(value, bool):  # tokens of an embeddings request
+        # tokens of an embeddings request, text of a response
+        if isinstance(value, bool | BaseModel):
             continue
         if isinstance(value, SizedMessages):
             with_tools = tool_chars > 0 and value.num_chars <= limits.max_chars

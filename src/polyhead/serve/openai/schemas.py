@@ -370,6 +370,25 @@ class ScoreBody(RequestBody):
     target: TextList = Field(["-"], description="translations of the source texts, one each")
 
 
+class ExplainBody(RequestBody):
+    """A text to walk through the model, number by number, and a lever to pull."""
+
+    text: str = Field(description="text, or source text of an encoder-decoder")
+    target: str = Field(
+        "",
+        description="target of an encoder-decoder, or second text of a pair; default: the model's own output",
+    )
+    first: int = int_field(
+        0, 0, description="first token, from 0, that is shown of a long text", is_fixed=True
+    )
+    n_shown: int = int_field(
+        64, 1, maximum=64, description="tokens that are shown of each text; default: as many as are useful",
+        is_fixed=True,
+    )  # fmt: skip
+    lever: str = Field("", description="name of a lever: what one setting of it changes is returned")
+    setting: dict[str, Any] = Field({}, description="fields of the lever; a missing field has its default")
+
+
 class TokenizeBody(RequestBody):
     """POST /tokenize."""
 

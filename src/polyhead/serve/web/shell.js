@@ -85,6 +85,7 @@ async function enter() {
     model = { id: found.id, ...found.polyhead };
     show();
     document.querySelector("footer nav").hidden = Boolean(key); // a link cannot carry it
+    document.querySelector("footer p").hidden = !model.explain;
   } catch (error) {
     const locked = error.status === 401;
     setText(document.querySelector("h1"), () => locked ? t("A key is required") : t("The service does not answer"));
@@ -115,6 +116,7 @@ setAttribute(document.querySelector(".languages"), "aria-label", () => t("Langua
 const [routes, metrics] = document.querySelectorAll("footer nav a");
 setText(routes, () => t("routes"));
 setText(metrics, () => t("metrics"));
+setText(document.querySelector("footer p a"), () => t("Walk a text through the model, number by number"));
 chooseLanguage(localStorage.getItem("language") ?? document.documentElement.lang);
 enter();
 pulse();

@@ -1,0 +1,129 @@
+"""Explanations of the served model: a copy with plain weights, and a thread that computes one at a time.
+
+The engine's model is packed for inference, which hides what its parts compute. The copy is loaded from the
+same directory in fp32 when the first explanation is requested, so its thread never waits for the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from polyhead.core.blank_text import is_blank
+from polyhead.core.errors import UserError
+from polyhead.explain.document import check_explainable, choose_shown, explain
+from polyhead.explain.inputs import read_inputs
+from polyhead.explain.levers.explain_levers import explain_case
+from polyhead.explain.levers.lever_input import copy_modules
+from polyhead.kernels.pack_model import is_packed
+from polyhead.run.load import load
+from polyhead.run.run import Run
+from polyhead.serve.http.errors import ApiError, invalid_value_error, user_error
+
+T = TypeVar("T")
+MAX_PENDING = 8  # explanations that are computed or wait
+MAX_EXPLAINED_TOKENS = 512  # of a text; attention of all heads is kept in memory
+
+
+class Explainer:
+    """Computes explanations of a run, one after the other, in a thread of its own."""
+
+    def __init__(self, run: Run) -> None:
+        self._served_run = run
+        # recording hooks must not see what the engine computes
+        self._run = None if is_packed(run.model) else _copy_run(run)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="polyhead-explain")
+        self._num_pending = 0
+
+    @property
+    def obstacle(self) -> str:
+        """Why the run cannot be explained: an ensemble, or packed weights from nowhere; "" if it can."""
+        run = self._served_run
+        if is_packed(run.model) and run.directory is not None and len(run.members) == 1:
+            return ""  # loaded again in fp32
+        try:
+            check_explainable(run)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    async def explain_text(
+        self, text: str, target: str | None, first: int | None, n_shown: int | None
+    ) -> dict[str, Any]:
+        """The whole document, with levers that have no cases."""
+
+        def work(run: Run) -> dict[str, Any]:
+            _check_length(run, text, target)
+            return explain(run, text, target, first=first, n_shown=n_shown, has_lever_cases=False)
+
+        return await self._compute(work)
+
+    async def explain_lever(
+        self,
+        text: str,
+        target: str | None,
+        first: int | None,
+        n_shown: int | None,
+        *,
+        name: str,
+        setting: dict[str, Any],
+    ) -> dict[str, Any]:
+        """One setting of one lever."""
+
+        def work(run: Run) -> dict[str, Any]:
+            _check_length(run, text, target)
+            inputs = read_inputs(run, text, target)
+            window = choose_shown(run.config, inputs, first, n_shown)[-1]
+            return explain_case(run, inputs, window, name, setting)
+
+        return await self._compute(work)
+
+    def close(self) -> None:
+        """Stop the thread; an explanation that is being computed is finished first."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _compute(self, work: Callable[[Run], T]) -> T:
+        """Run ``work`` in the thread; 429 if too many explanations wait."""
+        if self._num_pending >= MAX_PENDING:
+            message = f"{self._num_pending} explanations are already queued: try again later"
+            raise ApiError(429, "overloaded", message, headers={"retry-after": "1"})
+        self._num_pending += 1
+        future = self._pool.submit(lambda: work(self._load_run()))
+        future.add_done_callback(lambda _: self._count_finished())
+        try:
+            return await asyncio.wrap_future(future)
+        except UserError as error:
+            raise user_error(error) from None
+        finally:
+            del future  # breaks the reference cycle future -> error -> frame
+
+    def _count_finished(self) -> None:
+        self._num_pending -= 1
+
+    def _load_run(self) -> Run:
+        if self._run is None:
+            assert self._served_run.directory is not None
+            self._run = load(self._served_run.directory, device=str(self._served_run.device))
+        return self._run
+
+
+def _copy_run(run: Run) -> Run:
+    """The run with a copy of its modules, which share the weights."""
+    copied = copy.copy(run)
+    if len(run.members) == 1:
+        copied.replace_model(copy_modules(run.model))
+    return copied
+
+
+def _check_length(run: Run, text: str, target: str | None) -> None:
+    """400 for a text of more tokens than are explained, or an empty one."""
+    for name, value in (("text", text), ("target", target)):
+        if value is not None and is_blank(value):
+            raise invalid_value_error(name, f"{name} is empty: expected text")
+    longest = max(map(len, run.tokenizer.encode([text] if target is None else [text, target])))
+    if longest > MAX_EXPLAINED_TOKENS:
+        message = f"the text has {longest} tokens; at most {MAX_EXPLAINED_TOKENS} are explained"
+        raise ApiError(400, "text_too_long", message, "text")
