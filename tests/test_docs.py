@@ -40,7 +40,9 @@ PAGES = sorted(
         *(ROOT / "notebooks").glob("*.md"),
     ]
 )
-TRANSLATED = ("guide", "serving", "other_engines", "compare", "cost", "distributed", "checkpoints")
+TRANSLATED = (
+    "guide", "explain", "serving", "other_engines", "compare", "cost", "distributed", "checkpoints",
+)  # fmt: skip
 PAIRS = [
     ("README.md", "README.zh-CN.md"),
     *((f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED),
