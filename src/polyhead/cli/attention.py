@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.line_io import escape_terminal, to_one_line
+from polyhead.cli.options import ShownRun, ShownTarget, ShownText
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
@@ -20,21 +21,9 @@ MEAN = "mean"
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="TEXT", help="source text; for a model other than an encoder-decoder, the text"
-        ),
-    ],
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="translation of the source text; for a classifier, second text of a pair; default: "
-            "the run's own translation",
-        ),
-    ] = None,
+    directory: ShownRun,
+    source: ShownText,
+    target: ShownTarget = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="path of the page", show_default="RUN/attention.html"),

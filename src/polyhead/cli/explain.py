@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from polyhead.cli.options import ShownRun, ShownTarget, ShownText
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language, tr
@@ -14,21 +15,9 @@ from polyhead.core.output_paths import check_output_file, run_artifacts
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="TEXT", help="source text; for a model other than an encoder-decoder, the text"
-        ),
-    ],
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="translation of the source text; for a classifier, second text of a pair; default: "
-            "the run's own translation",
-        ),
-    ] = None,
+    directory: ShownRun,
+    source: ShownText,
+    target: ShownTarget = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="path of the page", show_default="RUN/explain.html"),

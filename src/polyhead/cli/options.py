@@ -20,6 +20,19 @@ TextSource = Annotated[
         metavar="FILE|TEXT", help="path of a file with one text per line, or a text, or - for standard input"
     ),
 ]
+ShownRun = Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")]
+ShownText = Annotated[
+    str,
+    typer.Argument(metavar="TEXT", help="source text; for a model other than an encoder-decoder, the text"),
+]
+ShownTarget = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TARGET",
+        help="translation of the source text; for a classifier, second text of a pair; default: "
+        "the run's own translation",
+    ),
+]
 ReadBatch = Annotated[
     int,
     typer.Option(
