@@ -10,6 +10,7 @@ from polyhead.lab.result import Claim, ExperimentResult
 NAMES = (
     "activations",
     "caches",
+    "embedding",
     "heads",
     "linear",
     "norms",
@@ -20,6 +21,7 @@ NAMES = (
     "recurrence",
     "scaling",
     "tied-qkv",
+    "tokens",
 )
 
 

@@ -14,7 +14,10 @@ from tests.lab.run_helpers import toy as toy
 
 from polyhead.cli import main
 
-LONGER = {"activations", "caches", "heads", "norms", "paging", "positions", "recurrence", "tied-qkv"}
+LONGER = {
+    "activations", "caches", "embedding", "heads", "norms", "paging", "positions", "recurrence", "tied-qkv",
+    "tokens",
+}  # fmt: skip
 
 
 def test_a_run_prints_claim_source_measurement_and_verdict_and_writes_both_files(toy, tmp_path, capsys):
