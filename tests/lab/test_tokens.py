@@ -67,8 +67,8 @@ def test_docstrings_of_a_source_are_found():
 
 def test_a_tenth_of_the_documents_is_held_out():
     documents = [str(n) for n in range(40)]
-    train, held_out = tokens.split_documents(documents, 3)
+    train, held_out = tokens.hold_out_documents(documents, 3)
     assert (len(train), len(held_out)) == (36, 4)
     assert sorted(train + held_out) == sorted(documents)
-    assert tokens.split_documents(documents, 3) == (train, held_out)
-    assert tokens.split_documents(documents, 4) != (train, held_out)
+    assert tokens.hold_out_documents(documents, 3) == (train, held_out)
+    assert tokens.hold_out_documents(documents, 4) != (train, held_out)

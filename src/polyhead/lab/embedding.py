@@ -32,21 +32,21 @@ from polyhead.lab.tasks import COPY_AND_RECALL, make_copy_task
 from polyhead.models.build import build
 from polyhead.viz.plot import Curve
 
-VASWANI = "Vaswani et al., 2017, section 3.4"
+_SOURCE = "Vaswani et al., 2017, section 3.4"
 _TASK = make_copy_task(64, 256)  # positions and tokens whose vectors are measured
-_SCALED, _PLAIN = "sinusoidal, times sqrt(d_model)", "sinusoidal, no factor"
-_LEARNED_SCALED, _LEARNED = "learned, times sqrt(d_model)", "learned, no factor"
+_WITH_FACTOR, _NO_FACTOR = "sinusoidal, times sqrt(d_model)", "sinusoidal, no factor"
+_LEARNED_FACTOR, _LEARNED_ROWS = "learned, times sqrt(d_model)", "learned, no factor"
 _DESIGNS: dict[str, dict[str, Any]] = {
-    _SCALED: {"position": "sinusoidal", "scale_embedding": True},
-    _PLAIN: {"position": "sinusoidal", "scale_embedding": False},
-    _LEARNED_SCALED: {"position": "learned", "scale_embedding": True},
-    _LEARNED: {"position": "learned", "scale_embedding": False},
+    _WITH_FACTOR: {"position": "sinusoidal", "scale_embedding": True},
+    _NO_FACTOR: {"position": "sinusoidal", "scale_embedding": False},
+    _LEARNED_FACTOR: {"position": "learned", "scale_embedding": True},
+    _LEARNED_ROWS: {"position": "learned", "scale_embedding": False},
 }
 _WORSE_MARGIN = 0.1  # difference in nats per token that counts as worse
 
 
 @EXPERIMENTS.register("embedding")
-def measure_embedding(lab: LabContext) -> ExperimentResult:
+def measure_embedding_scale(lab: LabContext) -> ExperimentResult:
     """The factor sqrt(d_model): size of embeddings against positions, and training with it and without."""
     widths = lab.pick_size([16, 32, 64, 128, 256, 512, 1024], [16, 64])
     inputs = {
@@ -62,7 +62,8 @@ def measure_embedding(lab: LabContext) -> ExperimentResult:
     first, last = widths[0], widths[-1]
     growth = math.log(last / first)
     exponents = [
-        math.log(b / a) / growth for a, b in zip(ratios[_PLAIN][first], ratios[_PLAIN][last], strict=True)
+        math.log(b / a) / growth
+        for a, b in zip(ratios[_NO_FACTOR][first], ratios[_NO_FACTOR][last], strict=True)
     ]
 
     def compare_losses(a: str, b: str) -> str:
@@ -77,48 +78,50 @@ def measure_embedding(lab: LabContext) -> ExperimentResult:
         Claim(
             "Times sqrt(d_model), the row of a token is about as large as a sinusoidal position, whatever "
             "d_model.",
-            f"{VASWANI}, where no reason is given; this is the usual one",
+            f"{_SOURCE}, where no reason is given; this is the usual one",
             f"Norm of the row over norm of the position: between "
-            f"{min(map(fmean, ratios[_SCALED].values())):.3f} and "
-            f"{max(map(fmean, ratios[_SCALED].values())):.3f} for d_model from {first} to {last}; in closed "
-            f"form sqrt(2) = 1.414 (about as large: within a factor of 2).",
+            f"{min(map(fmean, ratios[_WITH_FACTOR].values())):.3f} and "
+            f"{max(map(fmean, ratios[_WITH_FACTOR].values())):.3f} for d_model from {first} to {last}; in "
+            f"closed form sqrt(2) = 1.414 (about as large: within a factor of 2).",
             verdict_all(
                 verdict
-                for values in ratios[_SCALED].values()
+                for values in ratios[_WITH_FACTOR].values()
                 for verdict in (verdict_above(values, 0.5), verdict_below(values, 2.0))
             ),
         ),
         Claim(
             "Without the factor positions drown the tokens, and the more so the wider the model.",
-            f"the usual reason for the factor of {VASWANI}",
-            f"The same ratio falls from {fmean(ratios[_PLAIN][first]):.3f} to "
-            f"{fmean(ratios[_PLAIN][last]):.3f}, as d_model^{format_mean(exponents)}. The cosine of two "
-            f"tokens at the same position is {format_mean(cosines[_PLAIN][last])} without the factor and "
-            f"{format_mean(cosines[_SCALED][last])} with it (drown: below a tenth at d_model = {last}; "
+            f"the usual reason for the factor of {_SOURCE}",
+            f"The same ratio falls from {fmean(ratios[_NO_FACTOR][first]):.3f} to "
+            f"{fmean(ratios[_NO_FACTOR][last]):.3f}, as d_model^{format_mean(exponents)}. The cosine of two "
+            f"tokens at the same position is {format_mean(cosines[_NO_FACTOR][last])} without the factor and "
+            f"{format_mean(cosines[_WITH_FACTOR][last])} with it (drown: below a tenth at d_model = {last}; "
             "exponent: -0.5 ± 0.05).",
-            verdict_all([verdict_below(ratios[_PLAIN][last], 0.1), verdict_within(exponents, -0.5, 0.05)]),
+            verdict_all(
+                [verdict_below(ratios[_NO_FACTOR][last], 0.1), verdict_within(exponents, -0.5, 0.05)]
+            ),
         ),
         Claim(
             "With sinusoidal positions a model learns faster with the factor than without.",
-            f"implied where the factor is used; not measured in {VASWANI}",
-            f"Loss, {compare_losses(_SCALED, _PLAIN)} (faster: less on average over training).",
-            verdict_all(verdict_less(of[_SCALED], of[_PLAIN]) for of in mean_loss.values()),
+            f"implied where the factor is used; not measured in {_SOURCE}",
+            f"Loss, {compare_losses(_WITH_FACTOR, _NO_FACTOR)} (faster: less on average over training).",
+            verdict_all(verdict_less(of[_WITH_FACTOR], of[_NO_FACTOR]) for of in mean_loss.values()),
         ),
         Claim(
             "Learned positions are as small as the rows of tokens without any factor.",
             "Radford et al., 2019 (GPT-2) and Devlin et al., 2018 (BERT): no factor, one standard deviation",
             f"Norm of the row over norm of the position at d_model = {last}: "
-            f"{format_mean(ratios[_LEARNED][last])} without the factor, "
-            f"{format_mean(ratios[_LEARNED_SCALED][last])} with it (as small: within 10 %).",
-            verdict_all(verdict_within(values, 1.0, 0.1) for values in ratios[_LEARNED].values()),
+            f"{format_mean(ratios[_LEARNED_ROWS][last])} without the factor, "
+            f"{format_mean(ratios[_LEARNED_FACTOR][last])} with it (as small: within 10 %).",
+            verdict_all(verdict_within(values, 1.0, 0.1) for values in ratios[_LEARNED_ROWS].values()),
         ),
         Claim(
             "With learned positions a model learns as well without the factor.",
             "Radford et al., 2019 (GPT-2) and Devlin et al., 2018 (BERT) do without",
-            f"Loss, {compare_losses(_LEARNED, _LEARNED_SCALED)} (as well: at most {_WORSE_MARGIN} nats "
+            f"Loss, {compare_losses(_LEARNED_ROWS, _LEARNED_FACTOR)} (as well: at most {_WORSE_MARGIN} nats "
             "worse).",
             verdict_all(
-                verdict_less(of[task][_LEARNED], of[task][_LEARNED_SCALED], -_WORSE_MARGIN)
+                verdict_less(of[task][_LEARNED_ROWS], of[task][_LEARNED_FACTOR], -_WORSE_MARGIN)
                 for of in (loss, mean_loss)
                 for task in COPY_AND_RECALL
             ),

@@ -35,7 +35,7 @@ N_BASE_TOKENS = len(SPECIAL_TOKENS) + 256  # tokens without any merge: special t
 GROUPS = (("never", 0, 1), ("once", 1, 2), ("2 to 9 times", 2, 10), ("10 to 99 times", 10, 100),
           ("100 times or more", 100, 10**9))  # fmt: skip
 _RARE, _FREQUENT = ("never", "once"), "100 times or more"
-_MOST = 0.9  # share of words that counts as most of them
+_BULK = 0.9  # share of words that counts as most of them
 _FEW_EXAMPLES = 100  # a token with fewer is rare (Gowda & May, 2020)
 _WIDTH = 512  # of the embeddings, to give a size of their table
 _WORD = re.compile("[A-Za-z]+")
@@ -48,7 +48,7 @@ def measure_tokens(lab: LabContext) -> ExperimentResult:
     documents = read_docstrings()[:: lab.pick_size(1, 10)]
     fits: dict[int, list[VocabularyFit]] = {size: [] for size in sizes}
     for seed in lab.make_seeds(5):
-        train, held_out = split_documents(documents, seed)
+        train, held_out = hold_out_documents(documents, seed)
         for size in sizes:
             fits[size].append(fit_vocabulary(train, held_out, size))
         lab.info(f"seed {seed}: {fits[sizes[-1]][-1].tokens_per_word:.2f} tokens per word of {sizes[-1]:,}")
@@ -72,12 +72,12 @@ def measure_tokens(lab: LabContext) -> ExperimentResult:
             f"With {last:,} tokens, one token each: {format_mean_percent(single[_FREQUENT])} of the words "
             f"that the training text has 100 times or more, {format_mean_percent(single['once'])} of those "
             f"that it has once, {format_mean_percent(single['never'])} of those that it lacks (target: most, "
-            f"at least {100 * _MOST:.0f} %, of the frequent ones, at most {100 - 100 * _MOST:.0f} % of the "
+            f"at least {100 * _BULK:.0f} %, of the frequent ones, at most {100 - 100 * _BULK:.0f} % of the "
             "others).",
             verdict_all(
                 [
-                    verdict_above(single[_FREQUENT], _MOST),
-                    *(verdict_below(single[name], 1 - _MOST) for name in _RARE),
+                    verdict_above(single[_FREQUENT], _BULK),
+                    *(verdict_below(single[name], 1 - _BULK) for name in _RARE),
                 ]
             ),
         ),
@@ -205,14 +205,14 @@ def fit_vocabulary(train: Sequence[str], held_out: Sequence[str], size: int) -> 
     decoded = tokenizer.decode(list(encoded.values()))
     messages = load_catalog("zh", "lab")
     return VocabularyFit(
-        count_tokens(tokenizer, held_out) / len(running),
+        count_encoded(tokenizer, held_out) / len(running),
         {name: fmean(lengths) for name, lengths in groups.items()},
         {name: lengths.count(1) / len(lengths) for name, lengths in groups.items()},
         len(groups["never"]),
         sum(text != f" {word}" for word, text in zip(words, decoded, strict=True)),
         sum(word not in listed for word in running) / len(running),
         measure_rare_tokens(tokenizer, train),
-        count_tokens(tokenizer, list(messages.values())) / count_tokens(tokenizer, list(messages)),
+        count_encoded(tokenizer, list(messages.values())) / count_encoded(tokenizer, list(messages)),
     )
 
 
@@ -223,12 +223,12 @@ def measure_rare_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
     return sum(counts[token] < _FEW_EXAMPLES for token in merged) / max(1, len(merged))
 
 
-def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> int:
+def count_encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> int:
     """Number of tokens of all texts."""
     return sum(map(len, tokenizer.encode(texts)))
 
 
-def split_documents(documents: Sequence[str], seed: int) -> tuple[list[str], list[str]]:
+def hold_out_documents(documents: Sequence[str], seed: int) -> tuple[list[str], list[str]]:
     """Training documents, and a random tenth that is held out."""
     shuffled = random.Random(seed).sample(documents, len(documents))
     n_held_out = len(documents) // 10
