@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from polyhead.kernels.build_extension import COMPILER_FLAGS
 from polyhead.kernels.cpu_features import cpu_info
+from polyhead.kernels.training.products import has_onednn
 from polyhead.train.precision import resolve_precision
 
 _REPEATS = 5  # the best counts: a limit is what the processor can do when nothing disturbs it
@@ -38,14 +39,18 @@ class Roofline:
         }
         self.in_matrices = {
             "fp32": _matrix_rate(torch.float32),
-            "bf16": _matrix_rate(torch.bfloat16),
+            "bf16": _matrix_rate(torch.bfloat16) if has_onednn(torch.bfloat16) else 0.0,
             "int8": 0.0,
         }
         self._buffer = torch.zeros(2**28, dtype=torch.float32)
 
     def peak(self, precision: str) -> float:
-        """Operations a second: the better of products in registers and of large matrices."""
-        return max(self.in_registers[precision], self.in_matrices[precision])
+        """Operations a second: the better of products in registers and of large matrices.
+
+        A precision without products of its own is computed in fp32.
+        """
+        rate = max(self.in_registers[precision], self.in_matrices[precision])
+        return rate or self.peak("fp32")
 
     def bandwidth(self, nbytes: int) -> float:
         """Bytes a second at which ``nbytes`` are read again and again, from caches if they fit."""

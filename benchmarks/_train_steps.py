@@ -35,6 +35,7 @@ from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.models import CausalLM, Seq2Seq, build, preset_config
 from polyhead.nn.loss import IGNORE_INDEX, Loss
 from polyhead.train.loop import train_step
+from polyhead.train.precision import resolve_precision
 from polyhead.train.tasks.causal_lm_common import causal_lm_loss
 from polyhead.train.tasks.seq2seq_common import seq2seq_loss
 from polyhead.train.train_state import TrainState
@@ -47,8 +48,9 @@ MODES = {
 }
 """Whether a peer's forward pass with its loss is compiled, and its precision (autocast)."""
 PEERS = ("torch.nn", "Hugging Face", "nanoGPT")
-OURS = {"Polyhead fp32": "fp32", "Polyhead bf16": "bf16"}
-ANCHOR = "Polyhead bf16"  # takes part in every group, so that groups can be compared
+HAS_BF16 = resolve_precision("auto", torch.device("cpu")) == "bf16"  # others emulate it, slower than fp32
+OURS = {"Polyhead fp32": "fp32"} | ({"Polyhead bf16": "bf16"} if HAS_BF16 else {})
+ANCHOR = list(OURS)[-1]  # takes part in every group, so that groups can be compared
 LR, CLIP, WEIGHT_DECAY = 1e-3, 1.0, 0.1
 _LOSS_TOLERANCE = 0.02  # of one model in fp32 and bf16, in nats a label
 
@@ -414,7 +416,8 @@ def add_options(parser: argparse.ArgumentParser, rounds: int | None, steps: int 
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each; 0: compile only")
     parser.add_argument("--steps", type=int, default=steps, help="training steps of a turn")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--modes", nargs="*", choices=list(MODES), default=list(MODES), help="of the peers")
+    modes = [mode for mode, (_, precision) in MODES.items() if HAS_BF16 or precision == "fp32"]
+    parser.add_argument("--modes", nargs="*", choices=list(MODES), default=modes, help="of the peers")
     parser.add_argument("--systems", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument(
         "--nanogpt", type=Path, help="a clone of nanoGPT, as a further peer of language models"

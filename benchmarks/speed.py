@@ -155,7 +155,7 @@ def format_report(report: Report) -> str:
     parts = [text for cells in report.get("processor", {}).values() for text in cells.values()]
     for part, title in (
         ("training", "training step, labels/s"),
-        ("contestants", "labels/s (Polyhead bf16 is faster by)"),
+        ("contestants", f"labels/s ({ANCHOR} is faster by)"),
         ("decoding", "decoding, new tokens/s"),
         ("limits", "decoding, share of the limit"),
     ):
@@ -203,7 +203,7 @@ def training_cells(
         "fastest peer": f"{best}, {rate_of(peers, best)}" if best else "-",
         **{name: rate_of(speeds, name) for name in OURS},
         "fp32 over the fastest eager peer": over(eager, speeds["Polyhead fp32"]),
-        "bf16 over the fastest peer": over(peers, speeds[ANCHOR]),
+        f"{OURS[ANCHOR]} over the fastest peer": over(peers, speeds[ANCHOR]),
         **{
             f"share of the limit, {precision}": (
                 f"{100 * flops_of_label * speeds[name].tokens_per_s / roofline.peak(precision):.0f} %"
