@@ -36,8 +36,10 @@ def test_operations_of_the_steps_add_up(config: dict[str, Any]) -> None:
     assert document["costs"]["total"]["flops"] == total
     assert sum(step["cost"]["flops"] for step in document["walk"]) == total
     if run.kind in ("decoder", "encoder-decoder"):
-        step = sum(work.total for work in count_token(run.config, lengths[-1] + 1, shape.source))
+        works = count_token(run.config, lengths[-1] + 1, shape.source)
+        step = sum(work.total for work in works)
         assert document["costs"]["decode_step"]["flops"] == step < total
+        assert document["costs"]["decode_step"]["parts"] == {work.name: work.total for work in works}
     for step in document["walk"]:
         assert sum(step["cost"]["parts"].values()) == step["cost"]["flops"]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.explain.explain_helpers import TARGET, TEXT, explain_walk, make_run, t5_bucket
 
 from polyhead.explain.arrays import ArrayReader
@@ -43,6 +44,29 @@ def test_the_buckets_of_t5_in_a_window() -> None:
     step, _, read = find_scheme({"kind": "encoder", "position": "t5"}, first=2, n_shown=5)
     index = read(step["values"]["index"])
     assert index.tolist() == [[t5_bucket(s - t) for s in range(5)] for t in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_every_attention_has_the_bucket_of_each_pair_as_in_transformers(kind: str) -> None:
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    position = {"name": "t5", "buckets": 8, "max_distance": 9}
+    _, document, read = find_scheme({"kind": kind, "position": position}, first=2, n_shown=9)
+    distance = torch.arange(9) - torch.arange(9)[:, None]
+    expected = t5.T5Attention._relative_position_bucket(distance, kind == "encoder", 8, 9).tolist()
+    attentions = [step for step in document["walk"] if step["kind"] == "attention"]
+    assert [read(step["values"]["index"]).tolist() for step in attentions] == [expected] * 2
+
+
+def test_every_attention_has_the_clipped_distance_of_each_pair_of_shaw() -> None:
+    config = {"kind": "encoder", "position": {"name": "shaw", "clip": 3}}
+    _, document, read = find_scheme(config, first=2, n_shown=9)
+    expected = [[min(max(s - t, -3), 3) + 3 for s in range(9)] for t in range(9)]
+    attentions = [step for step in document["walk"] if step["kind"] == "attention"]
+    assert [read(step["values"]["index"]).tolist() for step in attentions] == [expected] * 2
+    values, scale = attentions[0]["values"], attentions[0]["facts"]["scale"]
+    key = read(next(step for step in document["walk"] if step["kind"] == "position")["values"]["key"])
+    bias = np.einsum("htd,tsd->hts", read(values["q"]), key[np.array(expected)]) * scale
+    assert read(values["bias"]) == pytest.approx(bias, abs=1e-5)
 
 
 def test_a_scheme_is_shown_once_for_each_stack() -> None:

@@ -30,6 +30,12 @@ def test_a_translation_is_that_of_the_run(settings: dict[str, Any]) -> None:
     assert [one["ids"] for one in shown["outputs"]] == [one.tokens for one in hypotheses]
     assert [one["score"] for one in shown["outputs"]] == pytest.approx([one.score for one in hypotheses])
     assert shown["method"] == ("greedy" if settings["beam_size"] == 1 else "beam")
+    for one in shown["outputs"]:
+        length = len(one["ids"]) + (
+            len(one["ids"]) < 6
+        )  # six tokens are the most: then there is no end token
+        assert one["length"] == length
+        assert one["score"] == pytest.approx(one["log_prob"] / length ** shown["settings"]["length_penalty"])
 
 
 def test_every_step_of_a_beam_search_follows_from_the_one_before() -> None:

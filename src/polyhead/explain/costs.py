@@ -33,14 +33,14 @@ _ENDS = {
 
 def count_costs(config: ModelConfig, lengths: list[int]) -> dict[str, Any]:
     """Operations of the whole pass, and of one decoding step after it; None where a part has no formula."""
-    batch = _batch_shape(lengths)
+    batch, step = _batch_shape(lengths), None
     try:
         total = sum(work.total for work in count_forward(config, batch))
-        is_decoder = config.kind in ("decoder", "encoder-decoder")
-        context = lengths[-1] + 1
-        step = sum(w.total for w in count_token(config, context, batch.source)) if is_decoder else None
+        if config.kind in ("decoder", "encoder-decoder"):
+            parts = {work.name: work.total for work in count_token(config, lengths[-1] + 1, batch.source)}
+            step = {"flops": sum(parts.values()), "parts": parts}
     except UnknownFormulaError:
-        total, step = None, None
+        total = None
     return {"flops": total, "decode_step": step}
 
 

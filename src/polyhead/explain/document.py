@@ -16,6 +16,7 @@ from polyhead.explain.part_notes import describe_part
 from polyhead.explain.predictions import describe_logits, describe_predictions
 from polyhead.explain.record_parts import SHOWN_UNITS
 from polyhead.explain.search import explain_search
+from polyhead.explain.sources import list_sources
 from polyhead.explain.trace import Trace
 from polyhead.explain.watch import watch_model
 from polyhead.kernels.pack_model import is_packed
@@ -81,10 +82,11 @@ def explain(
         "generation": describe_generation(run, inputs),
         "costs": {
             "total": total,
-            "decode_step": None if costs["decode_step"] is None else {"flops": costs["decode_step"]},
+            "decode_step": costs["decode_step"],
             "prefill": {"flops": costs["flops"]},
         },
         "levers": explain_levers(run, inputs, windows[-1], has_cases=has_lever_cases),
+        "sources": list_sources(),
         "values": trace.store.values,
         "data": data,
     }
@@ -175,7 +177,7 @@ def describe_generation(run: Run, inputs: ModelInputs) -> dict[str, Any] | None:
 
 @torch.inference_mode()
 def score_output(run: Run, inputs: ModelInputs, output: list[int]) -> list[dict[str, Any]]:
-    """Each token of an output given the tokens before it: probability and rank."""
+    """Each token of an output given those before it: probability, rank and log of the sum of exp(logit)."""
     if run.kind == "decoder":
         prompt = inputs.sides[0].ids
         tokens, start, labels = [*prompt, *output], len(prompt) - 1, output
@@ -190,7 +192,7 @@ def score_output(run: Run, inputs: ModelInputs, output: list[int]) -> list[dict[
         describe_logits(run.tokenizer, logits[start + i].float().cpu(), token, 1)
         for i, token in enumerate(labels)
     ]
-    return [row["expected"] for row in rows]
+    return [row["expected"] | {"logsumexp": row["logsumexp"]} for row in rows]
 
 
 def _order_steps(trace: Trace) -> tuple[list[Any], list[dict[str, Any]]]:

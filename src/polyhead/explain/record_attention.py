@@ -189,6 +189,8 @@ def _record_projections(
     values = trace.store_all(path, {"v": kv.v[0, :, at.keys]})
     if at.memory is None:
         tables = record_position(trace, call.place, attn.position, at.pos, at.x.size(1))
+        if "index" in tables:  # the row of the scheme's table that each pair of tokens uses
+            values["index"] = tables["index"]
     if at.memory is not None or at.position.kind != "heads":
         return values | trace.store_all(path, {"q": q[0, :, at.queries], "k": kv.k[0, :, at.keys]})
     k_norm = getattr(attn, "k_norm", nn.Identity())

@@ -17,7 +17,7 @@ from polyhead.generation.batch_decode import beam_state_for, beam_strategy, max_
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Decoder, Hypothesis
+from polyhead.generation.engine.interface import Decoder, Hypothesis, normalize_score
 from polyhead.generation.engine.request import DecodingState
 from polyhead.generation.settings import eos_ids_for, sampling_from_config
 from polyhead.generation.shortlist.shortlist import ShortlistHead
@@ -56,7 +56,11 @@ def _explain_translation(run: Run, ids: Sequence[int]) -> dict[str, Any]:
     steps = _watch_beams(strategy, tokenizer)
     engine = Engine(cast(Decoder, run.model), max_len=limit, cache=config.cache)
     hypotheses = engine.submit(start, state, source=template.encoder_input(ids)).result()
-    hypotheses = [one._replace(tokens=template.strip_opening(one.tokens)) for one in hypotheses]
+    outputs = [
+        _describe_hypothesis(tokenizer, one._replace(tokens=template.strip_opening(one.tokens)))
+        | {"length": find_scored_length(one, config.length_penalty)}
+        for one in hypotheses
+    ]
     settings = {
         name: getattr(config, name)
         for name in (
@@ -72,7 +76,7 @@ def _explain_translation(run: Run, ids: Sequence[int]) -> dict[str, Any]:
         "settings": settings,
         "prompt": None,
         "steps": steps[:MAX_SHOWN_STEPS],
-        "outputs": [_describe_hypothesis(tokenizer, one) for one in hypotheses],
+        "outputs": outputs,
     }
 
 
@@ -184,6 +188,14 @@ def _describe_candidates(
         }
         for i in ids
     ]
+
+
+def find_scored_length(hypothesis: Hypothesis, length_penalty: float) -> int:
+    """The length that divides the score of a hypothesis: with the end token, unless it was cut before it."""
+    n = len(hypothesis.tokens)
+    lengths = (n + 1, max(1, n))
+    scores = [normalize_score(hypothesis.log_prob, length, length_penalty) for length in lengths]
+    return lengths[scores.index(hypothesis.score)]
 
 
 def _describe_hypothesis(tokenizer: Tokenizer, hypothesis: Hypothesis) -> dict[str, Any]:

@@ -162,14 +162,17 @@ def find_source(module: nn.Module | None) -> dict[str, Any] | None:
     """File, relative to the package, and first line of a part's forward pass; None if it has no source."""
     if module is None:
         return None
-    kind = type(module)
     names = _POSITION_METHODS if isinstance(module, Position) else ("forward",)
+    methods = (vars(base)[name] for base in type(module).__mro__ for name in names if name in vars(base))
+    return locate_function(next(methods, None))
+
+
+def locate_function(function: Any) -> dict[str, Any] | None:
+    """File, relative to the package, and first line of a function; None if it has no source."""
     try:
-        forward = inspect.unwrap(
-            next(vars(base)[name] for base in kind.__mro__ for name in names if name in vars(base))
-        )
-        file, (lines, start) = Path(inspect.getsourcefile(forward) or ""), inspect.getsourcelines(forward)
-    except (TypeError, OSError, StopIteration):
+        plain = inspect.unwrap(function)
+        file, (lines, start) = Path(inspect.getsourcefile(plain) or ""), inspect.getsourcelines(plain)
+    except (TypeError, OSError):
         return None
     name = file.relative_to(_PACKAGE).as_posix() if file.is_relative_to(_PACKAGE) else file.name
     decorators = next((i for i, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)

@@ -21,6 +21,7 @@ PAGE_SCRIPTS = (
     "page/model.js",
     "page/draw.js",
     "page/inspector.js",
+    "page/formulas.js",
     "page/parts_input.js",
     "page/parts_layer.js",
     "page/parts_attention.js",

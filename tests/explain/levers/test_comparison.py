@@ -48,6 +48,7 @@ def test_an_output_lists_its_most_likely_tokens_and_follows_one():
     assert output["top"]["ids"] == [[1, 2]]
     assert output["top"]["p"][0] == pytest.approx(p[:2], rel=1e-5)
     assert (output["rank"], output["p"]) == ([3], [pytest.approx(p[2], rel=1e-5)])
+    assert output["logsumexp"] == [pytest.approx(math.log(sum(map(math.exp, (3, 5, 4)))), rel=1e-5)]
     assert len(describe_output(logits, [0])["top"]["ids"][0]) == 3  # the vocabulary has no more
 
 
@@ -56,12 +57,19 @@ def test_a_comparison_names_the_rows_whose_best_token_changed():
     result = compare_outputs(changed, plain, [0, 0])
     assert (result["changed"], result["rank"]) == ([1], [1, 2])
     assert result["mean_kl"] == pytest.approx(kl_written_out([0, 1], [1, 0]) / 2, rel=1e-5)
+    p = math.e / (1 + math.e)
+    assert result["top"]["ids"] == [[0, 1], [1, 0]]
+    assert result["top"]["before"] == [
+        pytest.approx([p, 1 - p], rel=1e-5),
+        pytest.approx([1 - p, p], rel=1e-5),
+    ]
 
 
 def test_rows_that_cannot_be_compared_are_none_and_do_not_count():
     changed, plain = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[9.0, 0.0], [1.0, 0.0]])
     result = compare_outputs(changed, plain, [0, 0], [False, True])
-    assert result["kl"][0] is result["rank"][0] is result["p"][0] is None
+    assert result["kl"][0] is result["rank"][0] is result["p"][0] is result["logsumexp"][0] is None
+    assert result["top"]["before"][0] is None
     assert result["top"]["ids"] == [None, [1, 0]]
     assert result["mean_kl"] == result["kl"][1]
     assert result["changed"] == [1]

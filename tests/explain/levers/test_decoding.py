@@ -30,6 +30,14 @@ def test_free_running_continues_with_its_own_tokens(kind, prompt):
     assert forced["p"] == pytest.approx(
         lever_input.plain_logits.softmax(-1).amax(-1).tolist()[prompt - 1 :], rel=1e-5
     )
+    assert forced["logsumexp"] == pytest.approx(
+        lever_input.plain_logits.logsumexp(-1).tolist()[prompt - 1 :], rel=1e-5
+    )
+    chosen = logits[prompt - 1 :].softmax(-1).gather(-1, torch.tensor(tokens[prompt:])[:, None])[:, 0]
+    assert output.detail["free"]["p"] == pytest.approx(chosen.tolist(), rel=1e-5)
+    assert output.detail["free"]["logsumexp"] == pytest.approx(
+        logits[prompt - 1 :].logsumexp(-1).tolist(), rel=1e-5
+    )
     assert (forced["target"], output.detail["first_row"]) == (lever_input.tokens[prompt:], prompt - 1)
     different = [t for t in range(prompt - 1, 8) if lever_input.tokens[t + 1] != tokens[t + 1]]
     assert output.detail["first_difference"] == different[0]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 TOP_K = 10  # tokens that are listed of each row
+SHOWN_TERMS = 3  # of the sum of a KL divergence: those of the most likely tokens
 
 
 def compute_kl(logits: Tensor, baseline: Tensor) -> Tensor:
@@ -33,20 +34,27 @@ def rank_references(logits: Tensor, references: Sequence[int]) -> list[int]:
 
 
 def describe_output(logits: Tensor, references: Sequence[int], top_k: int = TOP_K) -> dict[str, Any]:
-    """The most likely tokens of each row of (R, V), and rank and probability of its reference."""
-    return _describe_log_probs(logits, logits.double().log_softmax(-1), references, top_k)
+    """The most likely tokens of each row of (R, V), and rank and probability of its reference.
+
+    ``logsumexp`` is the logarithm of the sum of exp(logit), which with a probability gives its logit.
+    """
+    return _describe_log_probs(logits, logits.double().log_softmax(-1), references, top_k)[0]
 
 
 def _describe_log_probs(
     logits: Tensor, log_p: Tensor, references: Sequence[int], top_k: int
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Tensor]:
+    """The description, and the ids of the most likely tokens (R, k)."""
     top, ids = log_p.topk(min(top_k, log_p.size(-1)))
     own = log_p.gather(-1, torch.tensor(references)[:, None])[:, 0]
-    return {
+    log_sum = logits.gather(-1, ids[:, :1])[:, 0] - top[:, 0]
+    description = {
         "top": {"ids": ids.tolist(), "p": [round_numbers(row) for row in top.exp().tolist()]},
         "rank": rank_references(logits, references),
         "p": round_numbers(own.exp().tolist()),
+        "logsumexp": round_numbers(log_sum.tolist()),
     }
+    return description, ids
 
 
 def compare_outputs(
@@ -58,14 +66,17 @@ def compare_outputs(
 ) -> dict[str, Any]:
     """``describe_output`` of the changed logits (R, V), with their KL divergence from the baseline (R, V).
 
-    Rows that are not comparable have None in every list and do not count in the mean.
+    ``top.before`` has the probabilities of the first ``SHOWN_TERMS`` listed tokens in the baseline. Rows
+    that are not comparable have None in every list and do not count in the mean.
     """
     rows = (
         list(range(len(logits))) if is_comparable is None else [i for i, x in enumerate(is_comparable) if x]
     )
     kept_logits, kept_baseline = logits[rows], baseline[rows]
     log_q, log_p = (x.double().log_softmax(-1) for x in (kept_logits, kept_baseline))
-    result = _describe_log_probs(kept_logits, log_q, [references[i] for i in rows], top_k)
+    result, ids = _describe_log_probs(kept_logits, log_q, [references[i] for i in rows], top_k)
+    before = log_p.gather(-1, ids[:, :SHOWN_TERMS]).exp()
+    result["top"]["before"] = [round_numbers(row) for row in before.tolist()]
     kl = _sum_kl(log_q, log_p)
     is_changed = (kept_logits.argmax(-1) != kept_baseline.argmax(-1)).tolist()
     result |= {
@@ -74,7 +85,10 @@ def compare_outputs(
         "changed": [row for row, changes in zip(rows, is_changed, strict=True) if changes],
     }
     if len(rows) < len(logits):
-        for part, names in ((result, ("rank", "p", "kl")), (result["top"], ("ids", "p"))):
+        for part, names in (
+            (result, ("rank", "p", "kl", "logsumexp")),
+            (result["top"], ("ids", "p", "before")),
+        ):
             part |= {name: _spread_rows(part[name], rows, len(logits)) for name in names}
     return result
 

@@ -46,18 +46,25 @@ def run_freely(lever_input: LeverInput, setting: Setting) -> LeverOutput:
     detail = {
         "prompt": n,
         "first_row": first,
-        "forced": {"ids": best, "p": probabilities_of(forced_logits[first:], best), "target": targets},
-        "free": {"ids": output, "p": probabilities_of(free_logits[first:], output)},
+        "forced": describe_choices(forced_logits[first:], best) | {"target": targets},
+        "free": describe_choices(free_logits[first:], output),
         "first_difference": differences[0] if differences else None,
     }
     is_comparable = [i is not None and i < len(tokens) for i in lever_input.rows]
     return LeverOutput(lever_input.select_rows(logits), is_comparable=is_comparable, detail=detail)
 
 
-def probabilities_of(logits: Tensor, tokens: list[int]) -> list[float]:
-    """The probability of one token in each row of (R, V)."""
-    p = logits.double().softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
-    return round_numbers(p.tolist())
+def describe_choices(logits: Tensor, tokens: list[int]) -> dict[str, Any]:
+    """One token in each row of (R, V), with its probability and the log of the sum of exp(logit)."""
+    own, log_sum = (
+        logits.double().gather(-1, torch.tensor(tokens)[:, None])[:, 0],
+        logits.double().logsumexp(-1),
+    )
+    return {
+        "ids": tokens,
+        "p": round_numbers((own - log_sum).exp().tolist()),
+        "logsumexp": round_numbers(log_sum.tolist()),
+    }
 
 
 def _find_free_obstacle(lever_input: LeverInput) -> str:

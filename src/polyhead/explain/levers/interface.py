@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -105,6 +106,7 @@ def run_changed(
 ) -> Callable[[LeverInput, Setting], LeverOutput]:
     """The ``compute`` of a lever that changes a copy of the model, which shares the weights."""
 
+    @wraps(change)
     def compute(lever_input: LeverInput, setting: Setting) -> LeverOutput:
         model = copy_modules(lever_input.model)
         change(model, lever_input, setting)

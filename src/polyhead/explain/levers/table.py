@@ -20,6 +20,7 @@ from polyhead.explain.levers.interface import Lever
 from polyhead.explain.levers.lever_input import LeverInput
 from polyhead.explain.levers.sampling_settings import SAMPLING_LEVER
 from polyhead.explain.levers.weight_changes import HEAD_LEVER, KV_HEADS_LEVER, LAYER_LEVER
+from polyhead.explain.trace import locate_function
 
 LEVERS = {
     lever.name: lever
@@ -73,7 +74,8 @@ def describe_lever(lever_input: LeverInput, lever: Lever, has_cases: bool) -> di
 
     A lever that parts of another package do not support does not apply either.
     """
-    entry: dict[str, Any] = {"name": lever.name, "group": lever.group, "reason": None}
+    source = locate_function(lever.compute)
+    entry: dict[str, Any] = {"name": lever.name, "group": lever.group, "source": source, "reason": None}
     try:
         obstacle = lever.find_obstacle(lever_input)
         cases = [] if obstacle or not has_cases else _compute_cases(lever_input, lever)

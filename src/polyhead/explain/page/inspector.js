@@ -1,6 +1,7 @@
 /* ---- the inspector: one number with its formula, the numbers put in, its shape, its cost and its line of source ---- */
 
-/* spec = {title, value, lines: [{text, code}], shape, flops, bytes, step}; null empties it. */
+/* spec = {title, value, lines: [formula or {soft: words}], shape, flops, bytes, step, source}; null empties it. The source
+   is by default that of the step. */
 function inspect(spec) {
   const place = document.getElementById("inspector");
   page.inspected = spec;
@@ -10,16 +11,16 @@ function inspect(spec) {
     return;
   }
   place.classList.remove("idle");
-  const step = spec.step;
+  const step = spec.step, source = spec.source ?? step?.source;
   const facts = [
     spec.shape && [t("shape"), `(${spec.shape.map(formatCount).join(", ")})`],
     spec.flops !== undefined && [t("this number"), `${formatLarge(spec.flops)} ${t("operations")}${spec.bytes ? ` · ${formatBytes(spec.bytes)}` : ""}`],
     step?.cost && [t("this part"), `${formatLarge(step.cost.flops)} ${t("operations")} · ${formatBytes(step.cost.weight_bytes)} ${t("of weights")}`],
-    step?.source && [t("line of source"), `${step.source.file}:${step.source.line}`],
+    source && [t("line of source"), `${source.file}:${source.line}`],
   ].filter(Boolean);
   place.replaceChildren(...[
     h("h2", {}, spec.title),
-    h("p", { class: "value" }, h("output", { "data-value": spec.value }, typeof spec.value === "number" ? formatNumber(spec.value, 6) : spec.value)),
+    h("p", { class: "value" }, h("output", { "data-value": spec.value }, typeof spec.value !== "number" ? spec.value : Number.isInteger(spec.value) ? formatCount(spec.value) : formatNumber(spec.value, 6))),
     ...(spec.lines ?? []).map((line) => h("p", { class: line.soft ? "soft" : "formula" }, line.soft ?? line)),
     h("dl", {}, facts.map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)))),
     h("button", { type: "button", class: "close", "aria-label": t("Close"), onclick: () => inspect(null) }, "×"),
@@ -29,10 +30,28 @@ function inspect(spec) {
 /* A number or a name as a button: the inspector shows what `tell` says of it under the pointer and in focus. */
 const pointable = (text, tell, choose = null, focus = null) => h("button", { type: "button", class: "pointable", "data-focus": focus, onpointerenter: () => inspect(tell()), onfocus: () => inspect(tell()), onclick: choose ?? (() => inspect(tell())) }, text);
 
+/* A number of a table. */
+const numberCell = (text, tell, kind = "number") => h("td", { class: kind }, pointable(text, tell));
+
+/* The numbers of a table have one stop of the Tab key; the arrow keys move among them. */
+function moveInTable(table) {
+  const rows = [...table.rows].map((row) => [...row.querySelectorAll(".pointable")]).filter((row) => row.length);
+  rows.flat().forEach((one, i) => { one.tabIndex = i ? -1 : 0; });
+  table.addEventListener("keydown", (event) => {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key], r = rows.findIndex((row) => row.includes(event.target));
+    if (!step || r < 0) return;
+    event.preventDefault();
+    const shown = (row) => row.filter((one) => one.offsetParent), next = shown(rows[keepIn(r + step[0], rows.length)]);
+    next[keepIn(shown(rows[r]).indexOf(event.target) + step[1], next.length)]?.focus();
+  });
+  return table;
+}
+
 /* The first terms of a sum and its total as text: "0.2·1.1 + 0.3·−0.4 + … (64 terms)". */
 function sumText(a, b, n = 3) {
-  const terms = d3.range(Math.min(n, a.length)).map((i) => `${formatNumber(a[i], 3)}·${bracket(b[i])}`);
-  return a.length > n ? `${terms.join(" + ")} + … (${t("{n} terms", { n: formatCount(a.length) })})` : terms.join(" + ");
+  return addedText(d3.range(Math.min(n, a.length)).map((i) => `${formatNumber(a[i], 3)}·${bracket(b[i])}`), a.length);
 }
-const bracket = (value) => value < 0 ? `(${formatNumber(value, 3)})` : formatNumber(value, 3);
+/* Terms as a sum, of which there are `all`. */
+const addedText = (terms, all) => terms.join(" + ") + (all > terms.length ? ` + … (${t("{n} terms", { n: formatCount(all) })})` : "");
+const bracket = (value, digits = 3) => value < 0 ? `(${formatNumber(value, digits)})` : formatNumber(value, digits);
 const dot = (a, b) => { let sum = 0; for (let i = 0; i < a.length; i++) sum += a[i] * b[i]; return sum; };

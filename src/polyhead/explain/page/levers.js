@@ -51,74 +51,99 @@ function headGrid(cases, chosen) {
     const name = settingText({ ...one.setting, head: undefined });
     groups.set(name, [...(groups.get(name) ?? []), i]);
   });
+  const tell = (i) => tellMeanKl(cases[i].result, `${settingText(cases[i].setting)}: ${t("mean KL")}`);
   const cell = (i) => h("button", { type: "button", class: "head-cell", "aria-pressed": String(i === chosen), "data-focus": `case-${i}`, style: `--share: ${Math.round(80 * shade(cases[i].result.mean_kl, top))}%`,
-    "aria-label": `${settingText(cases[i].setting)}, ${t("mean KL")} ${formatNumber(cases[i].result.mean_kl, 2)}`, title: formatNumber(cases[i].result.mean_kl, 2), onclick: () => go({ leverCase: i }) }, String(cases[i].setting.head + 1));
+    "aria-label": `${settingText(cases[i].setting)}, ${t("mean KL")} ${formatNumber(cases[i].result.mean_kl, 2)}`, title: formatNumber(cases[i].result.mean_kl, 2), onpointerenter: () => inspect(tell(i)), onfocus: () => inspect(tell(i)), onclick: () => go({ leverCase: i }) }, String(cases[i].setting.head + 1));
   const rows = [...groups].map(([name, members]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, h("div", { class: "head-row" }, members.map(cell)))));
   return h("div", { class: "block" }, h("p", { class: "note" }, t("The darker a head, the further the output moves without it.")), scrollRegion(t("One head knocked out"), h("table", { class: "bars heads" }, h("caption", { class: "unseen" }, t("One head knocked out")), h("tbody", {}, rows))));
 }
 
 function caseResult(part, lever, chosen) {
   const plain = chosen.baseline_result ?? part.plain, result = chosen.result, { side } = part.rows;
-  const kl = (result.kl ?? []).filter((one) => one !== null), top = Math.max(...kl, 1e-6), text = (id) => id === undefined || id === null ? "–" : showToken(part.tokens[id] ?? String(id));
-  const facts = [[t("mean KL"), `${formatNumber(result.mean_kl, 3)} ${t("nats")}`], [t("changed guesses"), t("{n} of {all}", { n: result.changed.length, all: kl.length })]];
-  const rows = part.rows.index.map((position, r) => {
+  const kl = result.kl.filter((one) => one !== null), top = Math.max(...kl, 1e-6), text = (id) => id === undefined || id === null ? "–" : showToken(part.tokens[id] ?? String(id));
+  const nameOf = (r) => part.rows.index[r] === null ? t("the text") : tokenText(side, part.rows.index[r]), guess = (one, r) => text(one.top.ids[r]?.[0]);
+  const facts = [[t("mean KL"), `${formatNumber(result.mean_kl, 3)} ${t("nats")}`, tellMeanKl(result)],
+    [t("changed guesses"), t("{n} of {all}", { n: result.changed.length, all: kl.length }), tellChanged(result, (r) => `${nameOf(r)}: ${guess(plain, r)} → ${guess(result, r)}`, kl.length)]];
+  const best = (one, r) => h("td", {}, guess(one, r), " ", h("span", { class: "soft" }, pointable(formatPercent(one.top.p[r][0]), () => tellListed(one, r, 0, guess(one, r)))));
+  const rows = part.rows.index.map((_, r) => {
     if (result.rank[r] === null) return null;
-    const known = part.rows.is_true[r], changed = result.changed.includes(r);
-    return h("tr", { class: changed ? "on" : null }, h("th", { scope: "row" }, position === null ? t("the text") : tokenText(side, position)), h("td", {}, text(plain.top.ids[r]?.[0]), " ", h("span", { class: "soft" }, formatPercent(plain.top.p[r]?.[0] ?? 0))),
-      h("td", {}, text(result.top.ids[r]?.[0]), " ", h("span", { class: "soft" }, formatPercent(result.top.p[r]?.[0] ?? 0))), h("td", { class: "bar-cell" }, result.kl ? bar(result.kl[r] / top) : null), h("td", { class: "number" }, result.kl ? formatNumber(result.kl[r], 2) : ""),
-      h("td", { class: "number wide-only" }, known ? `${plain.rank[r]} → ${result.rank[r]}` : ""));
+    const known = part.rows.is_true[r], changed = result.changed.includes(r), rank = (one) => pointable(String(one.rank[r]), () => tellRank(one, r, nameOf(r)));
+    return h("tr", { class: changed ? "on" : null }, h("th", { scope: "row" }, nameOf(r)), best(plain, r), best(result, r), h("td", { class: "bar-cell" }, bar(result.kl[r] / top)), numberCell(formatNumber(result.kl[r], 2), () => tellKl(result, r, nameOf(r))),
+      h("td", { class: "number wide-only" }, known ? [rank(plain), " → ", rank(result)] : ""));
   }).filter(Boolean);
   const table = h("table", { class: "bars" }, h("caption", { class: "unseen" }, LEVER_NAMES[lever.name]?.() ?? lever.name), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("after")), h("th", { scope: "col" }, chosen.baseline ? settingText(chosen.baseline) : t("unchanged")), h("th", { scope: "col" }, t("changed")), h("td", {}), h("th", { scope: "col", class: "number" }, "KL"), h("th", { scope: "col", class: "number wide-only" }, t("rank of the true token")))), h("tbody", {}, rows));
-  return h("div", {}, factRow(facts), caseDetail(lever.name, chosen.detail ?? {}, part, side), scrollRegion(LEVER_NAMES[lever.name]?.() ?? lever.name, table));
+  return h("div", {}, factRow(facts), caseDetail(lever, chosen.detail ?? {}, part, side), scrollRegion(LEVER_NAMES[lever.name]?.() ?? lever.name, moveInTable(table)));
 }
 
 /* What only some levers show. */
-function caseDetail(name, detail, part, side) {
-  if (name === "scale" && detail.plain_scale) return h("p", { class: "note" }, t("The model's own scale is {s}.", { s: formatNumber(detail.plain_scale) }));
-  if (name === "kv_heads" && detail.bytes_per_token) return factRow([[t("cache per token, before"), formatBytes(detail.bytes_per_token.before)], [t("cache per token, after"), formatBytes(detail.bytes_per_token.after)]]);
+function caseDetail({ name, source }, detail, part, side) {
+  const { config } = page.data.run;
+  if (name === "scale" && detail.plain_scale) {
+    const isRoot = Math.abs(config.head_dim ** -0.5 - detail.plain_scale) < 1e-6;
+    return factRow([[t("the model's own scale"), detail.plain_scale, { lines: isRoot ? ["1 / √D", `1 / √${config.head_dim} = ${formatNumber(detail.plain_scale)}`] : [], shape: [], source }]]);
+  }
+  if (name === "kv_heads" && detail.bytes_per_token) {
+    const { before, after } = detail.bytes_per_token, layers = config.decoder_layers ?? config.n_layers, heads = config.n_kv_heads;
+    return factRow([[t("cache per token, before"), formatBytes(before), tellCacheBytes(before, { layers, heads }, source)], [t("cache per token, after"), formatBytes(after), tellCacheBytes(after, { layers, heads: heads * after / before }, source)]]);
+  }
   if (name === "shuffle" && detail.order) {
     return h("p", { class: "sentence-text" }, detail.order.map((i) => showToken(sideOf(detail.side).tokens[i]?.text ?? "")).join(" "));
   }
-  if (name === "cache" && detail.visible) return cacheDetail(detail, side);
-  if (name === "free_running" && detail.forced) return freeDetail(detail, part);
-  if (name === "prefill" && detail.step_flops) return prefillDetail(detail);
+  if (name === "cache" && detail.visible) return cacheDetail(detail, side, source);
+  if (name === "free_running" && detail.forced) return freeDetail(detail, part, source);
+  if (name === "prefill" && detail.step_flops) return prefillDetail(detail, source);
   return null;
 }
 
-function cacheDetail(detail, side) {
-  const steps = detail.visible[0], names = d3.range(steps.length).map((i) => part_text(side, i));
-  const facts = factRow([[t("bytes"), formatBytes(detail.bytes)], [t("bytes without"), formatBytes(detail.bytes_static)], [t("kept"), formatPercent(detail.bytes / detail.bytes_static)]]);
+function cacheDetail(detail, side, source) {
+  const steps = detail.visible[0], names = d3.range(steps.length).map((i) => part_text(side, i)), sizes = { tokens: steps.length, layers: detail.layers.length };
+  const facts = factRow([[t("bytes"), formatBytes(detail.bytes), tellCacheBytes(detail.bytes, sizes, source)], [t("bytes without"), formatBytes(detail.bytes_static), tellCacheBytes(detail.bytes_static, sizes, source)],
+    [t("kept"), formatPercent(detail.bytes / detail.bytes_static), ratioTell(detail.bytes, detail.bytes_static, detail.bytes / detail.bytes_static, source, formatCount)]]);
   if (detail.lossless) return facts;
-  return h("div", {}, facts, detail.visible.map((layer, l) => h("div", { class: "block" }, h("h4", {}, t("layer {n}: what is still kept at each step", { n: detail.layers[l] + 1 })), keptMatrix(layer, names), detail.key_error ? errorRow(detail.key_error[l], names) : null)));
+  return h("div", {}, facts, detail.visible.map((layer, l) => h("div", { class: "block" }, h("h4", {}, t("layer {n}: what is still kept at each step", { n: detail.layers[l] + 1 })), keptMatrix(layer, names, detail.layers[l] + 1, source), errorTable(detail, l, names, source))));
 }
 const part_text = (side, i) => sideOf(side).tokens[i] ? tokenText(side, i) : String(i + 1);
 
-function keptMatrix(steps, names) {
+function keptMatrix(steps, names, layer, source) {
   const size = Math.min(Math.max(Math.floor((page.width - 120) / steps.length), 8), 20), left = 110, w = left + size * steps.length + 2, down = size * steps.length + 2;
   const cells = steps.flatMap((text, r) => [...text].map((mark, c) => ({ r, c, mark })));
-  const svg = d3.create("svg").attr("class", "heat").attr("viewBox", `0 0 ${w} ${down}`).attr("width", w).attr("height", down).attr("role", "img").attr("aria-label", t("Kept keys: {n} at the last step of {all}", { n: [...steps[steps.length - 1]].filter((mark) => mark !== "0").length, all: steps.length }));
+  const svg = d3.create("svg").attr("class", "heat").attr("viewBox", `0 0 ${w} ${down}`).attr("width", w).attr("height", down).attr("role", "img").attr("tabindex", 0).attr("data-focus", `kept-${layer}`).attr("aria-label", t("Kept keys: {n} at the last step of {all}; arrow keys move", { n: [...steps[steps.length - 1]].filter((mark) => mark !== "0").length, all: steps.length }));
   svg.selectAll("rect").data(cells).join("rect").attr("class", (d) => d.mark === "0" ? "gone" : "cell").attr("fill-opacity", (d) => d.mark === "+" ? 0.35 : d.mark === "1" ? 0.75 : 1).attr("x", (d) => left + size * d.c).attr("y", (d) => size * d.r).attr("width", size - 1.5).attr("height", size - 1.5).attr("rx", 2);
   if (size >= 12) svg.append("g").selectAll("text").data(names).join("text").attr("class", "label").attr("x", left - 6).attr("y", (_, i) => size * (i + 0.5)).attr("dy", ".35em").text((text) => clipText(text));
+  const here = svg.append("rect").attr("class", "here").attr("width", size - 1.5).attr("height", size - 1.5).attr("rx", 2).attr("visibility", "hidden"), last = steps.length - 1;
+  const show = (r, c) => { here.attr("visibility", "visible").attr("x", left + size * c).attr("y", size * r); inspect(tellKept(steps, r, c, names, layer, source)); };
+  const at = (px, py) => px < left || px >= left + size * steps.length || py >= size * steps.length ? null : [keepIn(Math.floor(py / size), steps.length), keepIn(Math.floor((px - left) / size), steps.length)];
+  pointAtCells(svg.node(), [steps.length, steps.length], at, show, null, [last, last]);
+  svg.node().addEventListener("pointerleave", () => here.attr("visibility", "hidden"));
   return scrollRegion(t("Kept keys"), svg.node());
 }
-function errorRow(errors, names) {
-  const known = errors.filter((one) => one !== null), most = Math.max(...known, 1e-9);
-  if (!known.some((one) => one > 0)) return null;
-  return h("details", { class: "numbers" }, h("summary", {}, t("Error of each key")), h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Error of each key")), h("tbody", {}, errors.map((one, i) => h("tr", {}, h("th", { scope: "row" }, names[i] ?? String(i + 1)), h("td", { class: "bar-cell" }, one === null ? t("gone") : bar(one / most)), h("td", { class: "number" }, one === null ? "" : formatNumber(one, 2)))))));
+/* Errors of keys and values at the last step, for a cache that rounds. */
+function errorTable(detail, l, names, source) {
+  const errors = [["K", detail.key_error[l]], ["V", detail.value_error[l]]], most = Math.max(...errors.flatMap(([, one]) => one), 1e-9), steps = detail.visible[l], marks = [...steps[steps.length - 1]];
+  if (!errors.some(([, one]) => one.some((error) => error > 0))) return null;
+  const cells = ([letter, one], i) => one[i] === null ? [h("td", { class: "bar-cell" }, t("gone")), h("td", {})] : [h("td", { class: "bar-cell" }, bar(one[i] / most)), numberCell(formatNumber(one[i], 2), () => tellError(letter, one[i], marks[i], names[i], source))];
+  const rows = names.map((name, i) => h("tr", {}, h("th", { scope: "row" }, name), errors.flatMap((one) => cells(one, i))));
+  const head = h("tr", {}, h("td", {}), errors.flatMap(([letter]) => [h("td", {}), h("th", { scope: "col", class: "number" }, letter)]));
+  return h("details", { class: "numbers" }, h("summary", {}, t("Error of each key and value")), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Error of each key and value")), h("thead", {}, head), h("tbody", {}, rows))));
 }
-function freeDetail(detail, part) {
-  const text = (id) => part.tokens[id] ?? String(id), line = (ids, p) => ids.map((id, i) => ({ text: text(id), p: p[i] ?? 0, rank: "–" }));
+function freeDetail(detail, part, source) {
+  const line = ({ ids, p, logsumexp }) => ids.map((id, i) => ({ text: part.tokens[id] ?? String(id), p: p[i], logsumexp: logsumexp[i], logit: Math.log(p[i]) + logsumexp[i] }));
   const first = detail.first_difference === null || detail.first_difference === undefined ? t("The free output is the text itself.") : t("They part at token {n}.", { n: detail.first_difference + 1 });
-  return h("div", {}, tokenRun(t("teacher forcing"), line(detail.forced.ids, detail.forced.p)), tokenRun(t("free running"), line(detail.free.ids, detail.free.p)), h("p", { class: "note" }, first));
+  return h("div", {}, tokenRun(t("teacher forcing"), line(detail.forced), source), tokenRun(t("free running"), line(detail.free), source), h("p", { class: "note" }, first));
 }
-function prefillDetail(detail) {
+function prefillDetail(detail, source) {
   const width = Math.min(page.width, 560), down = 190, left = 56, n = detail.step_flops.length, x = d3.scaleLinear().domain([1, Math.max(n, 2)]).range([left, width - 10]), y = d3.scaleLinear().domain([0, d3.max(detail.recompute_flops)]).nice().range([down - 22, 10]);
-  const svg = d3.create("svg").attr("class", "curve-plot").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img").attr("aria-label", t("Operations per token, with the cache and without"));
+  const svg = d3.create("svg").attr("class", "curve-plot").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img").attr("aria-label", t("Operations per token, with the cache and without; arrow keys move"));
   for (const tick of y.ticks(4)) { svg.append("line").attr("class", "grid").attr("x1", left).attr("x2", width - 10).attr("y1", y(tick)).attr("y2", y(tick)); svg.append("text").attr("class", "tick end").attr("x", left - 6).attr("y", y(tick)).attr("dy", ".35em").text(formatLarge(tick)); }
   for (const tick of x.ticks(6).filter(Number.isInteger)) svg.append("text").attr("class", "tick middle").attr("x", x(tick)).attr("y", down - 5).text(tick);
   const curve = d3.line().x((_, i) => x(i + 1)).y((d) => y(d)).curve(d3.curveMonotoneX);
   svg.append("path").attr("class", "curve second").attr("d", curve(detail.recompute_flops));
   svg.append("path").attr("class", "curve").attr("d", curve(detail.step_flops));
-  const facts = factRow([[t("with the cache"), formatLarge(detail.sum_step)], [t("without"), formatLarge(detail.sum_recompute)], [t("saved"), formatPercent(detail.saved)], [t("all at once"), formatLarge(detail.prefill_flops)]]);
+  const curves = [[t("with the cache"), detail.step_flops], [t("without"), detail.recompute_flops]], here = svg.append("circle").attr("class", "spot on").attr("r", 4.5).attr("visibility", "hidden");
+  const show = (r, c) => { const [name, flops] = curves[r]; here.attr("visibility", "visible").attr("cx", x(c + 1)).attr("cy", y(flops[c])); inspect(tellStepFlops(flops, c, t("Operations of token {n}, {name}", { n: c + 1, name }), source)); };
+  const at = (px, py) => { const c = keepIn(Math.round(x.invert(px)) - 1, n); return [d3.leastIndex(curves, ([, flops]) => Math.abs(y(flops[c]) - py)), c]; };
+  pointAtCells(svg.attr("tabindex", 0).attr("data-focus", "step-flops").node(), [2, n], at, show, null, [0, n - 1]);
+  const facts = factRow([[t("with the cache"), formatLarge(detail.sum_step), tellSum(detail.step_flops, detail.sum_step, source)], [t("without"), formatLarge(detail.sum_recompute), tellSum(detail.recompute_flops, detail.sum_recompute, source)],
+    [t("saved"), formatPercent(detail.saved), ratioTell(detail.sum_step, detail.sum_recompute, detail.saved, source, formatLarge, "1 − a / b")], [t("all at once"), formatLarge(detail.prefill_flops), tellPass(groupCosts())]]);
   return h("div", {}, facts, h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, h("span", { class: "key" }, t("with the cache")), " ", h("span", { class: "key second" }, t("without")))));
 }

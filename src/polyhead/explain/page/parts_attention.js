@@ -62,6 +62,7 @@ function tellScore(step, q, k) {
   const title = t("Score of “{q}” for “{k}”, head {h}", { q: queryNames(step)[q], k: keyNames(step)[k], h: state.head + 1 });
   const lines = [`s = q · k × ${formatNumber(facts.scale)}${bias ? " + b" : ""}`, `q · k = ${sumText(a, b)} = ${formatNumber(product)}`, `${formatNumber(product)} × ${formatNumber(facts.scale)} = ${formatNumber(scaled)}`];
   if (facts.softcap) lines.push(`${facts.softcap} · tanh(s / ${facts.softcap})`);
+  lines.push(...biasLines(step, q, k));
   if (bias) lines.push(`${formatNumber(scaled)} + ${bracket(bias)} = ${formatNumber(scaled + bias)}`);
   if (code) lines.push({ soft: t("Hidden: {why}. It counts as minus infinity.", { why: HIDDEN[code]() }) });
   return { title, value: code ? `${MINUS}∞` : valueAt(stored, state.head, q, k), lines, shape: shapeOf(stored), step, flops: 2 * a.length + 1, bytes: 8 * a.length };

@@ -82,8 +82,15 @@ function showPosition(station) {
     const tables = Object.entries(values).filter(([role, name]) => role !== "index" && shapeOf(name).length === 2);
     return [card("position", t("Position"), t("The scheme {name} acts inside of attention: it changes nothing here.", { name: facts.scheme ?? step.part ?? "" }),
       ...tables.map(([role, name]) => h("div", { class: "block" }, h("h4", {}, role), drawStrips({ name: role, focus: `position-${role}`,
-        rows: d3.range(shapeOf(name)[0]).map((i) => ({ label: String(i + 1), values: row(name, i) })), tell: plainTell(role, name, step) })))), ];
+        rows: d3.range(shapeOf(name)[0]).map((i) => ({ label: String(i + 1), values: row(name, i) })), tell: plainTell(role, name, step) }))), hasValue(values.index) ? pairsBlock(step, side) : null)];
   });
+}
+
+/* With a table of distances: its row for each pair of tokens. */
+function pairsBlock(step, side) {
+  const names = shownPositions(side).map((position) => tokenText(side, position)), name = step.facts.clip ? t("Row of each pair") : t("Bucket of each pair"), first = windowOf(side)[0];
+  return h("div", { class: "block" }, h("h4", {}, name), drawMatrix({ name, rows: names, columns: names, value: (q, k) => valueAt(step.values.index, q, k), chosen: [rowOf(side), null], focus: "pairs",
+    tell: (q, k) => tellPair(step, side, q, k), choose: (q) => chooseToken(side, first + q) }));
 }
 
 function addedPosition(step, side, r, position) {

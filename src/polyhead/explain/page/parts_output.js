@@ -16,20 +16,15 @@ function chosenOutput(output) {
   return at >= 0 ? at : output.positions.length - 1;
 }
 
-function tellProbability(one, top, step) {
-  return { title: t("Probability of “{token}”", { token: showToken(top.text) }), value: top.p, shape: [page.data.run.config.vocab_size], step, flops: 3 * page.data.run.config.vocab_size, bytes: 4 * page.data.run.config.vocab_size,
-    lines: one.logsumexp === undefined ? [] : ["p = exp(z − ln Σ exp(z))", `exp(${formatNumber(top.logit, 5)} − ${bracket(one.logsumexp)}) = ${formatNumber(Math.exp(top.logit - one.logsumexp))}`] };
-}
-
 function positionCards(output) {
   const side = output.side, one = output.positions[chosenOutput(output)], head = currentStation().steps[0], masked = output.kind === "masked token";
-  const expected = one.expected, best = one.top[0].p;
-  const rows = one.top.map((top, i) => h("tr", { class: expected?.id === top.id ? "on" : null, onpointerenter: () => inspect(tellProbability(one, top, head)) },
-    h("td", { class: "number soft" }, String(i + 1)), h("th", { scope: "row" }, pointable(showToken(top.text), () => tellProbability(one, top, head), null, `top-${i}`)), h("td", { class: "number wide-only" }, formatNumber(top.logit)), h("td", { class: "bar-cell" }, bar(top.p / Math.max(best, 0.001))), h("td", { class: "number", "data-value": top.p }, formatPercent(top.p))));
+  const expected = one.expected, best = one.top[0].p, tell = (token) => tellProbability({ ...token, text: showToken(token.text) }, one.logsumexp, { step: head });
+  const rows = one.top.map((top, i) => h("tr", { class: expected?.id === top.id ? "on" : null, onpointerenter: () => inspect(tell(top)) },
+    h("td", { class: "number soft" }, String(i + 1)), h("th", { scope: "row" }, pointable(showToken(top.text), () => tell(top), null, `top-${i}`)), h("td", { class: "number wide-only" }, formatNumber(top.logit)), h("td", { class: "bar-cell" }, bar(top.p / Math.max(best, 0.001))), h("td", { class: "number", "data-value": top.p }, formatPercent(top.p))));
   const table = h("table", { class: "bars" }, h("caption", {}, masked ? t("What belongs at “{token}”", { token: tokenText(side, one.position) }) : t("What comes after “{token}”", { token: tokenText(side, one.position) })),
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "#"), h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "number wide-only" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows));
-  const facts = [[t("spread (entropy)"), t("{n} bits", { n: formatNumber(one.entropy, 3) })]];
-  if (expected) facts.push([t("expected"), `${showToken(expected.text)} · ${formatPercent(expected.p)} · ${t("rank {n}", { n: expected.rank })}`]);
+  const facts = [[t("spread (entropy)"), t("{n} bits", { n: formatNumber(one.entropy, 3) }), tellEntropy(one, head)]];
+  if (expected) facts.push([t("expected"), `${showToken(expected.text)} · ${formatPercent(expected.p)} · ${t("rank {n}", { n: expected.rank })}`, tell(expected)]);
   const cards = [card("probabilities", t("Probabilities"), t("The last vector meets the vector of each of the {n} tokens of the vocabulary: one number each, the logit. Softmax makes them probabilities.", { n: formatCount(page.data.run.config.vocab_size) }), factRow(facts), table)];
   if (hasValue(head?.in)) cards.unshift(card("last", t("The last vector"), masked ? t("All that the model knows about this place of the text is in this vector.") : t("All that the model knows about the next token is in this vector."),
     drawStrips({ name: t("The last vector"), focus: "last-vector", rows: [{ label: tokenText(side, one.position), values: row(head.in, keepIn(one.position - windowOf(side)[0], shapeOf(head.in)[0])), on: true }], tell: plainTell(t("The last vector"), head.in, head) })));
@@ -49,10 +44,11 @@ function allPositionsCard(output, side) {
 }
 
 function classesCard(output) {
-  const best = Math.max(...output.classes.map((one) => one.p));
-  const rows = [...output.classes].sort((a, b) => b.p - a.p).map((one) => h("tr", { class: one.p === best ? "on" : null }, h("th", { scope: "row" }, one.label), h("td", { class: "number" }, formatNumber(one.logit)), h("td", { class: "bar-cell" }, bar(one.p)), h("td", { class: "number", "data-value": one.p }, formatPercent(one.p))));
-  return card("probabilities", t("Classes"), t("One number for each class, and as probabilities."), h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Classes")),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("class")), h("th", { scope: "col", class: "number" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows)));
+  const best = Math.max(...output.classes.map((one) => one.p)), logSum = Math.log(d3.sum(output.classes.length > 1 ? output.classes.map(({ logit }) => Math.exp(logit)) : [1, Math.exp(output.classes[0].logit)]));
+  const tell = (one) => tellProbability({ ...one, text: one.label }, logSum, { source: sourceOf("logits") });
+  const rows = [...output.classes].sort((a, b) => b.p - a.p).map((one) => h("tr", { class: one.p === best ? "on" : null }, h("th", { scope: "row" }, one.label), h("td", { class: "number" }, formatNumber(one.logit)), h("td", { class: "bar-cell" }, bar(one.p)), h("td", { class: "number", "data-value": one.p }, pointable(formatPercent(one.p), () => tell(one)))));
+  return card("probabilities", t("Classes"), t("One number for each class, and as probabilities."), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Classes")),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("class")), h("th", { scope: "col", class: "number" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows))));
 }
 
 function replacedCard(output) {
@@ -65,22 +61,25 @@ function showGeneration() {
   const generation = page.data.generation, chosen = keepIn(state.step ?? 0, generation.steps.length);
   const names = { greedy: t("greedy decoding"), beam: t("beam search"), sampling: t("sampling") };
   const settings = Object.entries(generation.settings ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [name, typeof value === "number" ? formatNumber(value) : value === true ? t("on") : value === false ? t("off") : String(value)]);
-  const outputs = h("ol", { class: "outputs" }, generation.outputs.map((one) => h("li", {}, h("span", { class: "sentence-text" }, one.text), h("span", { class: "soft" }, ` ln p = ${formatNumber(one.log_prob)}`))));
+  const penalty = generation.settings.length_penalty, score = (one) => one.length ? [` · ${t("score")} = `, pointable(formatNumber(one.score), () => tellScored(one, penalty))] : [];
+  const outputs = h("ol", { class: "outputs" }, generation.outputs.map((one) => h("li", {}, h("span", { class: "sentence-text" }, one.text), h("span", { class: "soft" }, " ln p = ", pointable(formatNumber(one.log_prob), () => tellOutputSum(generation, one)), score(one)))));
   const cards = [card("outputs", t("What the model writes"), t("Written by {method}: one token after the other, each given those before it.", { method: names[generation.method] ?? generation.method }), outputs, factRow(settings))];
-  if (generation.steps.length) cards.push(card("beams", t("The choices at each step"), t("Choose a step. Marked candidates were kept."), beamTree(generation, chosen), stepPicker(generation, chosen), candidateTables(generation.steps[chosen])));
+  if (generation.steps.length) cards.push(card("beams", t("The choices at each step"), t("Choose a step. Marked candidates were kept."), beamTree(generation, chosen), stepPicker(generation, chosen), candidateTables(generation, generation.steps[chosen])));
   if (generation.free?.length) cards.push(card("teacher", t("Own tokens, true tokens"), generation.teacher ? t("Above: each token given the model's own tokens before it. Below: each true token given the true ones before it (teacher forcing). The darker, the more probable.") : t("Each token given the model's own tokens before it. The darker, the more probable."),
-    tokenRun(t("free running"), generation.free), generation.teacher ? tokenRun(t("teacher forcing"), generation.teacher) : null));
+    tokenRun(t("free running"), generation.free, sourceOf("logits")), generation.teacher ? tokenRun(t("teacher forcing"), generation.teacher, sourceOf("logits")) : null));
   return cards;
 }
 const stepPicker = (generation, chosen) => h("div", { class: "picker", role: "group", "aria-label": t("Step") }, generation.steps.map((_, i) =>
   h("button", { type: "button", "aria-pressed": String(i === chosen), "data-focus": `step-${i}`, onclick: () => go({ step: i }) }, String(i + 1))));
 
-const tokenRun = (name, tokens) => h("div", { class: "token-run" }, h("b", {}, name), h("ol", {}, tokens.map((one) => h("li", { style: `--share: ${Math.round(45 * one.p)}%`, title: t("{p}, rank {rank}", { p: formatPercent(one.p), rank: one.rank }) }, showToken(one.text), h("small", {}, formatPercent(one.p))))));
+const tokenRun = (name, tokens, source) => h("div", { class: "token-run" }, h("b", {}, name), h("ol", {}, tokens.map((one) => h("li", { style: `--share: ${Math.round(45 * one.p)}%` }, showToken(one.text),
+  h("small", {}, pointable(formatPercent(one.p), () => tellProbability({ ...one, text: showToken(one.text) }, one.logsumexp, { source })))))));
 
-function candidateTables(step) {
-  return h("div", { class: "columns" }, step.beams.map((beam, b) => h("table", { class: "bars" }, h("caption", {}, step.beams.length > 1 ? `${t("beam {n}", { n: b + 1 })}: ` : "", h("span", { class: "soft" }, clipText(beam.text || "∅", 40))),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), h("td", {}), h("th", { scope: "col", class: "number" }, "p"), h("th", { scope: "col", class: "number" }, t("sum of ln p")))),
-    h("tbody", {}, beam.candidates.map((one) => h("tr", { class: one.kept ? "on" : "faint" }, h("th", { scope: "row" }, showToken(one.text), one.ends ? h("span", { class: "soft" }, ` ${t("(end)")}`) : null), h("td", { class: "bar-cell" }, bar(one.p)), h("td", { class: "number" }, formatPercent(one.p)), h("td", { class: "number" }, formatNumber(one.total))))))));
+function candidateTables(generation, step) {
+  const isDrawn = step.beams[0]?.candidates[0].q !== undefined;
+  return h("div", { class: "columns" }, step.beams.map((beam, b) => moveInTable(h("table", { class: "bars" }, h("caption", {}, step.beams.length > 1 ? `${t("beam {n}", { n: b + 1 })}: ` : "", h("span", { class: "soft" }, clipText(beam.text || "∅", 40))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), h("td", {}), h("th", { scope: "col", class: "number" }, "p"), isDrawn ? h("th", { scope: "col", class: "number" }, "q") : null, h("th", { scope: "col", class: "number" }, t("sum of ln p")))),
+    h("tbody", {}, beam.candidates.map((one) => h("tr", { class: one.kept ? "on" : "faint" }, h("th", { scope: "row" }, showToken(one.text), one.ends ? h("span", { class: "soft" }, ` ${t("(end)")}`) : null), h("td", { class: "bar-cell" }, bar(one.p)), numberCell(formatPercent(one.p), () => tellCandidate(one)), isDrawn ? numberCell(formatPercent(one.q), () => tellDrawn(beam.candidates, one, generation.settings)) : null, numberCell(formatNumber(one.total), () => tellTotal(beam, one)))))))));
 }
 
 /* The beams of all steps as a tree: a column for each step, a line from each beam to those that go on from it. */
@@ -101,19 +100,34 @@ function beamTree(generation, chosen) {
 }
 
 /* ---- cost ---- */
-function showCost() {
-  const { costs, walk } = page.data, groups = new Map();
-  for (const step of walk) {
-    if (!step.cost) continue;
-    const name = step.layer === null || step.layer === undefined ? KIND_NAMES[step.kind]?.() ?? step.kind : `${stackName(step.stack)}: ${isCross(step) ? t("Cross-attention") : KIND_NAMES[step.kind]?.() ?? step.kind}`;
-    const sum = groups.get(name) ?? { flops: 0, weights: 0, activations: 0 };
-    groups.set(name, { flops: sum.flops + (step.cost.flops ?? 0), weights: sum.weights + (step.cost.weight_bytes ?? 0), activations: sum.activations + (step.cost.activation_bytes ?? 0) });
+/* The steps of each part of the path with their sums, by its name. */
+function groupCosts() {
+  const groups = new Map();
+  for (const step of page.data.walk) {
+    const kind = isCross(step) ? t("Cross-attention") : KIND_NAMES[step.kind]?.() ?? step.kind, name = step.layer === null ? kind : `${stackName(step.stack)}: ${kind}`;
+    const group = groups.get(name) ?? { steps: [], flops: 0 };
+    group.steps.push(step);
+    group.flops = step.cost.flops === null || group.flops === null ? null : group.flops + step.cost.flops;
+    groups.set(name, group);
   }
-  const top = Math.max(...[...groups.values()].map((sum) => sum.flops), 1);
-  const rows = [...groups].map(([name, sum]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, bar(sum.flops / top)), h("td", { class: "number", "data-value": sum.flops }, formatLarge(sum.flops)), h("td", { class: "number" }, formatBytes(sum.weights)), h("td", { class: "number wide-only" }, formatBytes(sum.activations))));
-  const facts = [[t("operations"), formatLarge(costs.total.flops)], [t("weights"), formatBytes(costs.total.weight_bytes)], [t("activations"), formatBytes(costs.total.activation_bytes)]];
-  if (costs.prefill) facts.push([t("reading the text (prefill)"), formatLarge(costs.prefill.flops)]);
-  if (costs.decode_step) facts.push([t("one more token, with the cache"), formatLarge(costs.decode_step.flops)]);
-  return [card("cost", t("What it costs"), t("Operations are multiplications and additions of one pass over this text."), factRow(facts), scrollRegion(t("What it costs"), h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("What it costs")),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("part")), h("td", {}), h("th", { scope: "col", class: "number" }, t("operations")), h("th", { scope: "col", class: "number" }, t("weights")), h("th", { scope: "col", class: "number wide-only" }, t("activations")))), h("tbody", {}, rows))))];
+  return groups;
+}
+
+function showCost() {
+  const { costs, run } = page.data, groups = groupCosts(), top = Math.max(...[...groups.values()].map(({ flops }) => flops), 1), { total } = costs;
+  const rows = [...groups].map(([name, { steps, flops }]) => {
+    const tells = { flops: () => tellGroup(name, t("operations"), steps, ({ cost }) => cost.flops, partLines, "step"), weights: () => tellGroup(name, t("weights"), steps, ({ cost }) => cost.weight_bytes, weightLines, "step"),
+      activations: () => tellGroup(name, t("activations"), steps, ({ cost }) => cost.activation_bytes, activationLines, "step") };
+    return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, bar(flops / top)), h("td", { class: "number", "data-value": flops }, flops === null ? formatLarge(flops) : pointable(formatLarge(flops), tells.flops)),
+      numberCell(formatBytes(tells.weights().value), tells.weights), numberCell(formatBytes(tells.activations().value), tells.activations, "number wide-only"));
+  });
+  const pass = total.flops === null ? null : tellPass(groups), bytes = numberBytes(), isProduct = run.parameters * bytes === total.weight_bytes, activations = [...groups].map(([, { steps }]) => d3.sum(steps, ({ cost }) => cost.activation_bytes));
+  const facts = [[t("operations"), formatLarge(total.flops), pass],
+    [t("weights"), formatBytes(total.weight_bytes), { value: total.weight_bytes, shape: [], source: sourceOf("weights"), lines: [t("numbers · bytes of each"), ...(isProduct ? [`${formatCount(run.parameters)} · ${bytes} = ${formatCount(total.weight_bytes)}`] : [])] }],
+    [t("activations"), formatBytes(total.activation_bytes), tellSum(activations, total.activation_bytes, sourceOf("step"), formatBytes)]];
+  if (costs.prefill) facts.push([t("reading the text (prefill)"), formatLarge(costs.prefill.flops), pass]);
+  if (costs.decode_step) facts.push([t("one more token, with the cache"), formatLarge(costs.decode_step.flops), tellDecodeStep(costs.decode_step)]);
+  const head = h("tr", {}, h("th", { scope: "col" }, t("part")), h("td", {}), h("th", { scope: "col", class: "number" }, t("operations")), h("th", { scope: "col", class: "number" }, t("weights")), h("th", { scope: "col", class: "number wide-only" }, t("activations")));
+  const table = moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("What it costs")), h("thead", {}, head), h("tbody", {}, rows)));
+  return [card("cost", t("What it costs"), t("Operations are multiplications and additions of one pass over this text."), factRow(facts), scrollRegion(t("What it costs"), table))];
 }

@@ -1,0 +1,176 @@
+/* ---- what the inspector shows of the numbers of outputs, levers, decoding and cost ---- */
+
+const sourceOf = (name) => page.data.sources[name];
+const formatShort = (value) => formatNumber(value, 3);
+/* How many tokens or classes an output chooses from. */
+const outputWidth = () => page.data.output.classes ? Math.max(page.data.output.classes.length, 2) : page.data.output.replaced ? 2 : page.data.run.config.vocab_size;
+const numberBytes = () => ({ float64: 8, float32: 4 })[page.data.run.dtype] ?? 2;
+
+/* A probability from its logit and the log of the sum of all exp(logit). */
+function tellProbability({ text, p, logit, rank }, logSum, about) {
+  const n = outputWidth(), lines = ["p = exp(z − ln Σ exp(z))", `exp(${formatNumber(logit, 5)} − ${bracket(logSum)}) = ${formatNumber(p)}`];
+  if (rank) lines.push({ soft: `${t("rank {n}", { n: formatCount(rank) })}: 1 + #{v: z(v) > z} = 1 + ${formatCount(rank - 1)}` });
+  return { title: t("Probability of “{token}”", { token: text }), value: p, lines, shape: [n], flops: 3 * n, bytes: 4 * n, ...about };
+}
+
+/* The token with index i of those that are listed of row r of an output. */
+function tellListed(one, r, i, text) {
+  const p = one.top.p[r][i], logSum = one.logsumexp[r];
+  return tellProbability({ text, p, logit: Math.log(p) + logSum }, logSum, { source: sourceOf("probability") });
+}
+
+function tellEntropy(one, step) {
+  const terms = one.top.slice(0, 3).map(({ p }) => `${formatShort(p)}·${formatShort(-Math.log2(p))}`), n = outputWidth();
+  return { lines: ["H = −Σ p · log₂ p", `${addedText(terms, n)} = ${formatNumber(one.entropy)}`], value: one.entropy, shape: [], flops: 3 * n, bytes: 4 * n, source: step?.source ?? sourceOf("logits") };
+}
+
+/* ---- pairs of tokens: the row of a table of distances that they use ---- */
+const schemeOf = (step) => page.data.walk.find((one) => one.kind === "position" && hasValue(one.values.index) && one.values.index === step.values.index);
+
+/* The bucket of T5, or the row of Shaw's tables, of query q and key k, from their distance. */
+function pairLines({ values, facts }, side, q, k) {
+  const index = valueAt(values.index, q, k), distance = k - q, { buckets, max_distance, causal, clip } = facts, name = `j − i = ${windowOf(side)[0] + k} − ${windowOf(side)[0] + q} = ${formatNumber(distance)}`;
+  if (clip) return [name, `clip(j − i, ±${clip}) + ${clip} = ${index}`];
+  const half = causal ? buckets : buckets / 2, exact = Math.floor(half / 2), size = causal ? Math.max(-distance, 0) : Math.abs(distance), start = !causal && distance > 0 ? `${half} + ` : "";
+  if (size < exact) return [name, `${start}${size} = ${index}`];
+  return [name, `${start}min(${exact} + ⌊${half - exact} · ln(${size}/${exact}) / ln(${max_distance}/${exact})⌋, ${half - 1}) = ${index}`];
+}
+const tellPair = (scheme, side, q, k) => ({ title: t("Row of the table for “{q}” and “{k}”", { q: tokenText(side, windowOf(side)[0] + q), k: tokenText(side, windowOf(side)[0] + k) }), value: valueAt(scheme.values.index, q, k), shape: shapeOf(scheme.values.index), step: scheme, flops: 3, bytes: 8, lines: pairLines(scheme, side, q, k) });
+
+/* The bias of a score as it follows from the row of the pair. */
+function biasLines(step, q, k) {
+  const scheme = schemeOf(step);
+  if (!scheme) return [];
+  const index = valueAt(step.values.index, q, k), pair = pairLines(scheme, step.side, q, k);
+  if (scheme.values.table) return [...pair, `b = B[${index}, ${state.head + 1}] = ${formatNumber(row(scheme.values.table, index)[state.head])}`];
+  return [...pair, `b = q · a[${index}] × ${formatNumber(step.facts.scale)} = ${formatNumber(dot(row(step.values.q, state.head, q), row(scheme.values.key, index)) * step.facts.scale)}`];
+}
+
+/* ---- levers ---- */
+function tellKl(result, r, name) {
+  const { p, before } = result.top, n = outputWidth(), kl = result.kl[r];
+  const terms = d3.range(before[r].length).filter((i) => p[r][i] > 0).map((i) => `${formatShort(p[r][i])}·ln(${formatShort(p[r][i])}/${formatShort(before[r][i])})`);
+  return { title: t("KL after “{token}”", { token: name }), value: kl, shape: [result.kl.length], flops: 4 * n, bytes: 16 * n, source: sourceOf("kl"),
+    lines: ["KL = Σ q · ln(q / p)", `${addedText(terms, n)} = ${formatNumber(kl)}`, { soft: t("q: with the change; p: without") }] };
+}
+
+function tellMeanKl(result, title = t("mean KL")) {
+  const kl = result.kl.filter((one) => one !== null);
+  return { title, value: result.mean_kl, shape: [], flops: kl.length, bytes: 8 * kl.length, source: sourceOf("comparison"),
+    lines: ["Σ KL / n", `(${addedText(kl.slice(0, 4).map(formatShort), kl.length)}) / ${kl.length} = ${formatNumber(result.mean_kl)}`] };
+}
+
+/* At how many of n positions the most likely token is another one: names has the tokens before and after. */
+const tellChanged = (result, names, n) => ({ value: result.changed.length, shape: [n], flops: 2 * n * outputWidth(), bytes: 8 * n * outputWidth(), source: sourceOf("comparison"),
+  lines: ["#{argmax q ≠ argmax p}", ...result.changed.slice(0, 3).map((r) => names(r))] });
+
+function tellRank(one, r, name, n = outputWidth()) {
+  const rank = one.rank[r];
+  return { title: t("Rank of the true token after “{token}”", { token: name }), value: rank, shape: [one.rank.length], flops: n, bytes: 4 * n, source: sourceOf("rank"),
+    lines: ["1 + #{v: z(v) > z(true)}", `1 + ${formatCount(rank - 1)} = ${formatCount(rank)}`, { soft: t("its probability: {p}", { p: formatPercent(one.p[r]) }) }] };
+}
+
+/* Bytes of keys and values: numbers of a token in all layers, times tokens; only if that is what was measured. */
+function tellCacheBytes(bytes, { tokens = 1, layers, heads = page.data.run.config.n_kv_heads }, source) {
+  const { head_dim, v_head_dim } = page.data.run.config, each = layers * heads * (head_dim + v_head_dim) * numberBytes(), kept = bytes / each;
+  const product = `${layers} · ${heads} · (${head_dim} + ${v_head_dim}) · ${numberBytes()}`;
+  const lines = Number.isInteger(kept) && kept <= tokens ? [t("layers · heads · (D of K + D of V) · bytes"), `${tokens > 1 ? `${kept} · ` : ""}${product} = ${formatCount(bytes)}`]
+    : [{ soft: t("Measured: the bytes of all arrays of the cache that hold tokens.") }];
+  return { value: bytes, lines, shape: [], source };
+}
+const ratioTell = (a, b, value, source, format = formatLarge, formula = "a / b") => ({ value, lines: [formula, `${formula.startsWith("1") ? "1 − " : ""}${format(a)} / ${format(b)} = ${formatNumber(value)}`], shape: [], flops: 1, source });
+
+/* Keys that are still kept after step r, of which column c is one. */
+function tellKept(steps, r, c, names, layer, source) {
+  const marks = [...steps[r]], kept = marks.filter((mark) => mark !== "0").length, why = { 0: t("evicted"), "+": t("kept by some heads"), 1: t("kept by all heads") };
+  return { title: t("Keys that are kept at step {n}, layer {layer}", { n: r + 1, layer }), value: kept, shape: [steps.length, steps.length], source,
+    lines: [t("read − evicted"), `${marks.length} − ${marks.length - kept} = ${kept}`, c < marks.length ? { soft: `“${names[c]}”: ${why[marks[c]]}` } : null].filter(Boolean) };
+}
+
+function tellError(letter, error, mark, name, source) {
+  const { n_kv_heads: heads, head_dim } = page.data.run.config, formula = `Σ |${letter}′ − ${letter}| / |${letter}| / n`;
+  const lines = mark === "+" ? [formula] : [formula, `${formatNumber(error * heads)} / ${heads} = ${formatNumber(error)}`];
+  return { title: t("Error of {letter} of “{token}”", { letter, token: name }), value: error, shape: [heads], flops: 5 * heads * head_dim, bytes: 8 * heads * head_dim, source,
+    lines: [...lines, { soft: t("{letter}′ is read from the cache, {letter} was written to it; the mean is over the heads that keep it.", { letter }) }] };
+}
+
+/* Operations of one more token: the matrices, and what grows with each token before it. */
+function tellStepFlops(flops, i, title, source) {
+  const growth = flops[1] - flops[0], fixed = flops[0] - growth, isLine = flops.length > 1 && flops[i] === fixed + growth * (i + 1);
+  return { title, value: flops[i], shape: [flops.length], source,
+    lines: isLine ? ["a + b · t", `${formatCount(fixed)} + ${formatCount(growth)} · ${i + 1} = ${formatCount(flops[i])}`, { soft: t("a: products with the matrices; b: scores and values of each key") }] : [{ soft: t("All tokens so far are read again.") }] };
+}
+const tellSum = (numbers, total, source, format = formatLarge) => ({ value: total, lines: [`${addedText(numbers.slice(0, 4).map((one) => format(one)), numbers.length)} = ${format(total)}`], shape: [], source });
+
+/* ---- decoding ---- */
+function tellTotal(beam, one) {
+  return { title: t("Sum of ln p with “{token}”", { token: showToken(one.text) }), value: one.total, shape: [], flops: 1, bytes: 8, source: sourceOf("beams"),
+    lines: ["Σ ln p", `${formatNumber(beam.log_prob)} + ${bracket(one.log_prob, 4)} = ${formatNumber(one.total)}`] };
+}
+
+function tellCandidate(one) {
+  const n = outputWidth();
+  return { title: t("Probability of “{token}”", { token: showToken(one.text) }), value: one.p, shape: [n], flops: 3 * n, bytes: 4 * n, source: sourceOf(one.q === undefined ? "beams" : "sampling"),
+    lines: ["p = exp(z − ln Σ exp(z))", `exp(${formatNumber(one.log_prob)}) = ${formatNumber(one.p)}`] };
+}
+
+/* The probability that a token is drawn with, from p; its sum is known if all tokens that can be drawn are listed. */
+function tellDrawn(candidates, one, { temperature }) {
+  const power = (p) => p ** (1 / temperature), drawn = candidates.filter(({ q }) => q > 0), sum = d3.sum(drawn, ({ p }) => power(p)) / d3.sum(drawn, ({ q }) => q);
+  const isPower = temperature > 0 && one.q > 0 && Math.abs(power(one.p) / sum - one.q) < 1e-4 * one.q;
+  return { title: t("Probability of drawing “{token}”", { token: showToken(one.text) }), value: one.q, shape: [outputWidth()], flops: 5 * outputWidth(), bytes: 4 * outputWidth(), source: sourceOf("sampling"),
+    lines: isPower ? ["q = p^(1/T) / Σ p^(1/T)", `${formatNumber(one.p)}^(1/${formatNumber(temperature)}) / ${formatNumber(sum)} = ${formatNumber(one.q)}`]
+      : [{ soft: one.q > 0 ? t("After temperature, top-k, top-p and penalties.") : t("Cut by top-k, top-p, min-p or a penalty.") }] };
+}
+
+/* The ln p of an output: that of the beam that it ended, plus that of its last token. */
+function tellOutputSum(generation, output) {
+  const ends = (beam, one) => String(one.ends ? beam.tokens : [...beam.tokens, one.id]) === String(output.ids);
+  const [beam, last] = generation.steps.flatMap((step) => step.beams.flatMap((beam) => beam.candidates.filter((one) => ends(beam, one) && Math.abs(one.total - output.log_prob) < 1e-4).map((one) => [beam, one])))[0] ?? [];
+  return { title: t("Sum of ln p of “{text}”", { text: clipText(output.text, 24) }), value: output.log_prob, shape: [], flops: output.ids.length, source: sourceOf("beams"),
+    lines: ["Σ ln p", beam ? `${formatNumber(beam.log_prob)} + ${bracket(last.log_prob, 4)} = ${formatNumber(output.log_prob)}` : { soft: t("{n} terms", { n: output.ids.length }) }] };
+}
+const tellScored = (output, penalty) => ({ title: t("Score of “{text}”", { text: clipText(output.text, 24) }), value: output.score, shape: [], flops: 2, bytes: 8, source: sourceOf("score"),
+  lines: ["Σ ln p / n^α", `${formatNumber(output.log_prob)} / ${output.length}^${formatNumber(penalty)} = ${formatNumber(output.score)}`, { soft: t("n: tokens with the end token; α: the length penalty") }] });
+
+/* ---- cost ---- */
+const PART_NAMES = {
+  projections: () => t("projections"), "scores and values": () => t("scores and values"), "features and sums": () => t("features and sums"), "feed-forward": () => t("Feed-forward"), recurrence: () => t("Recurrence"), convolution: () => t("Convolution"),
+  embeddings: () => t("embeddings"), transform: () => t("transform"), head: () => t("Output head"), "pooler and classes": () => t("pooler and classes"), "replaced or not": () => t("replaced or not"),
+};
+const partName = (name) => name.startsWith("cross ") ? `${t("Cross-attention")}, ${partName(name.slice(6))}` : PART_NAMES[name]?.() ?? name;
+
+/* Products of sizes that are the operations of a part: [letters, numbers of each term]. */
+function productsOf(step, part) {
+  const [T] = step.shape.in, { d_model: C, d_embedding, vocab_size } = page.data.run.config, E = d_embedding ?? C;
+  const { heads: H, kv_heads: K, head_dim, v_head_dim, units, is_gated } = step.facts, S = isCross(step) ? sideOf(keySide(step)).tokens.length : T, D = head_dim + v_head_dim;
+  return {
+    projections: ["2·T·C·H·(D + Dᵥ) + 2·S·C·K·(D + Dᵥ)", [2, T, C, H, D], [2, S, C, K, D]],
+    "scores and values": ["2·H·T·S·(D + Dᵥ)", [2, H, T, S, D]],
+    "feed-forward": is_gated ? ["3 · 2·T·C·F", [3, 2, T, C, units]] : ["2 · 2·T·C·F", [2, 2, T, C, units]],
+    head: ["2·T·E·V", [2, T, E, vocab_size]],
+  }[part];
+}
+function partLines(step) {
+  return Object.entries(step.cost.parts).flatMap(([part, flops]) => {
+    const [letters, ...products] = productsOf(step, part) ?? [], isKnown = letters && d3.sum(products, (sizes) => sizes.reduce((a, b) => a * b)) === flops;
+    const numbers = isKnown ? `${products.map((sizes) => sizes.map(formatCount).join("·")).join(" + ")} = ` : "";
+    return [{ soft: `${partName(part)}${isKnown ? `: ${letters}` : ""}` }, `${numbers}${formatCount(flops)}`];
+  });
+}
+
+/* A number of a group of steps: how it comes about in the first that has it, and the sum over all. */
+function tellGroup(name, of, steps, read, lines, source) {
+  const counted = steps.filter((step) => read(step) > 0), numbers = counted.map(read), total = d3.sum(numbers), isSame = new Set(numbers).size === 1;
+  const sum = counted.length < 2 ? null : isSame ? `${numbers.length} · ${formatCount(numbers[0])} = ${formatCount(total)}` : `${addedText(numbers.slice(0, 4).map(formatCount), numbers.length)} = ${formatCount(total)}`;
+  return { title: `${name}: ${of}`, value: total, shape: (counted[0] ?? steps[0]).shape.out, source: sourceOf(source), lines: [...(counted.length ? lines(counted[0]) : [{ soft: t("Only products of matrices are counted.") }]), sum].filter(Boolean) };
+}
+const sizeText = (shape) => shape.map(formatCount).join("·");
+const weightLines = ({ cost }) => [t("numbers · bytes of each"), `${formatCount(cost.weight_bytes / numberBytes())} · ${numberBytes()} = ${formatCount(cost.weight_bytes)}`];
+const activationLines = ({ shape, cost }) => [t("(in + out) · bytes of each"), `(${[shape.in, shape.out].filter((one) => one.length).map(sizeText).join(" + ")}) · ${numberBytes()} = ${formatCount(cost.activation_bytes)}`];
+
+/* A sum over named parts. */
+const tellParts = (parts, total, source) => ({ value: total, shape: [], source: sourceOf(source),
+  lines: [...parts.map(([name, number]) => ({ soft: `${name}: ${formatCount(number)}` })), `${addedText(parts.slice(0, 8).map(([, number]) => formatCount(number)), parts.length)} = ${formatCount(total)}`] });
+const tellPass = (groups) => tellParts([...groups].map(([name, { flops }]) => [name, flops]).filter(([, flops]) => flops > 0), page.data.costs.total.flops, "pass");
+const tellDecodeStep = ({ flops, parts }) => tellParts(Object.entries(parts).map(([name, number]) => [partName(name), number]), flops, "decode_step");
