@@ -11,7 +11,12 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.explain.inputs import read_inputs
-from polyhead.explain.levers.lever_input import copy_modules, list_stacks, read_lever_input
+from polyhead.explain.levers.lever_input import (
+    copy_modules,
+    list_stacks,
+    read_lever_input,
+    reuse_layers,
+)
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
@@ -103,6 +108,18 @@ def test_one_logit_is_a_choice_between_no_and_yes(tokenizer):
 def test_an_encoder_without_a_head_has_nothing_to_compare(tokenizer):
     with pytest.raises(UserError, match="without a head has no output"):
         read(make_run(tokenizer, "encoder", lm_head=False), "the dog")
+
+
+def test_what_comes_before_a_layer_is_not_computed_again(tokenizer):
+    lever_input = read(make_run(tokenizer, "encoder-decoder"), "the dog barks", "a cat barks")
+    model, called = copy_modules(lever_input.model), []
+    parts = dict(model.named_modules())
+    for name in ("encoder", "encoder.layers.0", "decoder.layers.0", "decoder.layers.1"):
+        parts[name].register_forward_hook(lambda *args, name=name: called.append(name))
+    reuse_layers(model, lever_input.plain_states, "decoder", 1)
+    logits = lever_input.compute_logits(model)
+    assert called == ["decoder.layers.1"]
+    assert torch.equal(logits, lever_input.plain_logits)
 
 
 def test_a_copy_of_the_modules_shares_the_weights(tokenizer):

@@ -25,13 +25,8 @@ def run_freely(lever_input: LeverInput, setting: Setting) -> LeverOutput:
     """
     n, total = setting["prompt"], len(lever_input.tokens)
     model: Any = lever_input.model
-    memory = None
-    if lever_input.source is not None:
-        source = torch.tensor([lever_input.source], device=next(model.parameters()).device)
-        with torch.inference_mode():
-            memory = [layer.contiguous_for_decoding() for layer in model.encode(source)]
     prompt, eos_id, n_new = lever_input.tokens[:n], lever_input.eos_id, total - n + 1
-    output = greedy_decode(model, prompt, max_new_tokens=n_new, eos_id=eos_id, memory=memory)
+    output = greedy_decode(model, prompt, max_new_tokens=n_new, eos_id=eos_id, memory=lever_input.memory)
     output += [eos_id] if len(output) < n_new else []
     tokens = [*prompt, *output[:-1]]  # what is read to predict the output
     whole = lever_input.replace(rows=[*range(total)])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -24,6 +23,7 @@ from polyhead.models import (
     SentenceEncoder,
     Seq2Seq,
 )
+from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.stack import Stack
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -54,6 +54,24 @@ class LeverInput:
     def plain_logits(self) -> Tensor:
         """The logits of the unchanged model: (R, V)."""
         return self.compute_logits(self.model)
+
+    @cached_property
+    def plain_states(self) -> dict[str, list[Tensor]]:
+        """The output of each layer of the unchanged model by stack, and last that of the stack: (1, T, C)."""
+        model = copy_modules(self.model)
+        states = {name: record_layers(stack) for name, stack in list_stacks(model).items()}
+        self.compute_logits(model)
+        return states
+
+    @cached_property
+    def memory(self) -> list[EncoderMemory] | None:
+        """The source as the layers of the decoder read it; None without a source."""
+        if self.source is None:
+            return None
+        source = torch.tensor([self.source], device=next(self.model.parameters()).device)
+        with torch.inference_mode():
+            layers = cast(Seq2Seq, self.model).encode(source)
+            return [layer.contiguous_for_decoding() for layer in layers]
 
     @cached_property
     def references(self) -> list[int]:
@@ -105,12 +123,47 @@ def copy_modules(module: ModuleT) -> ModuleT:
         if id(part) not in copies:
             copies[id(part)] = copied = part.__class__.__new__(part.__class__)
             for name, value in vars(part).items():
-                vars(copied)[name] = copy.copy(value) if isinstance(value, dict | list | set) else value
+                vars(copied)[name] = value.copy() if isinstance(value, dict | list | set) else value
             for name, child in part._modules.items():
                 copied._modules[name] = None if child is None else copy_part(child)
         return copies[id(part)]
 
     return cast(ModuleT, copy_part(module))
+
+
+class RecordedOutput(nn.Module):
+    """A module, or a layer, that returns a recorded output, whatever it is called with."""
+
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, *args: Any) -> Tensor:
+        """The recorded output."""
+        return self.output
+
+    def project_kv(self, *args: Any) -> None:
+        """Nothing, as it reads no memory."""
+
+
+def record_layers(stack: Stack) -> list[Tensor]:
+    """The list to which a stack will append the output of each of its layers, and at last its own."""
+    states: list[Tensor] = []
+    stack.register_forward_pre_hook(
+        lambda module, args, options: (args, options | {"states": states}), with_kwargs=True
+    )
+    stack.register_forward_hook(lambda module, args, output: states.append(output))
+    return states
+
+
+def reuse_layers(model: Model, states: Mapping[str, Sequence[Tensor]], stack: str, layer: int) -> None:
+    """Replace all that a model computes before a layer of a stack by its recorded ``states``."""
+    parts = list_stacks(model)
+    if stack == "decoder":
+        cast(Any, model).encoder = RecordedOutput(states["encoder"][-1])
+    if layer > 0:
+        before, layers = RecordedOutput(states[stack][layer - 1]), parts[stack].layers
+        parts[stack].layers = nn.ModuleList([before, *layers[layer:]])
 
 
 def list_stacks(model: Model) -> dict[str, Stack]:

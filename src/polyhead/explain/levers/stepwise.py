@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.explain.levers.lever_input import LeverInput
 from polyhead.nn.cache import Cache
-from polyhead.nn.kv import KV, EncoderMemory
+from polyhead.nn.kv import KV
 
 MAX_STEPS = 256  # tokens that are read one by one
 
@@ -90,20 +90,17 @@ def read_stepwise(lever_input: LeverInput, choice: Choice | None, prefill: int =
     """Feed the decoder's input to a cache: ``prefill`` tokens at once, then one token per step."""
     model: Any = lever_input.model
     device, n = next(model.parameters()).device, len(lever_input.tokens)
-    memory: Sequence[EncoderMemory] | None = None
-    if lever_input.source is not None:
-        source = torch.tensor([lever_input.source], device=device)
-        memory = [layer.contiguous_for_decoding() for layer in model.encode(source)]
     cache = make_cache(choice, model.cache_shape, 1, n)
     numbers = model.cache_shape.kv_layers
     records = [LayerRecord(cache.layers[i]) for i in numbers]
-    logits, used_bytes = [], list[int]()
+    features, used_bytes = [], list[int]()
     for start, stop in [(0, prefill), *((t, t + 1) for t in range(prefill, n))]:
         tokens = torch.tensor([lever_input.tokens[start:stop]], device=device)
         pos = torch.arange(start, stop, device=device)[None]
         cache.prepare_step([0], pos)
-        logits.append(model.decode(tokens, pos, cache, memory)[0].float().cpu())
+        features.append(model.decode_features(tokens, pos, cache, lever_input.memory))
         used_bytes += [cache.memory_usage().used_bytes] * (stop - start)
         if any(record.last is None for record in records):
             raise UserError("attention of this model does not write to its cache")
-    return StepwiseReading(torch.cat(logits), cache, used_bytes, records, numbers)
+    logits = model.head(torch.cat(features, 1))[0].float().cpu()  # of all tokens at once, which is faster
+    return StepwiseReading(logits, cache, used_bytes, records, numbers)

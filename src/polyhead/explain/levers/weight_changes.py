@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from polyhead.core.errors import UserError
 from polyhead.cost.decoding import bytes_by_kv_heads
 from polyhead.explain.levers.interface import Field, Lever, LeverOutput, Setting, run_changed
-from polyhead.explain.levers.lever_input import LeverInput, copy_modules, list_stacks
+from polyhead.explain.levers.lever_input import LeverInput, copy_modules, list_stacks, reuse_layers
 from polyhead.models import Model
 from polyhead.models.pool_kv_heads import pool_kv_heads, pooled_config
 
@@ -59,6 +59,7 @@ def knock_out_head(model: Model, lever_input: LeverInput, setting: Setting) -> N
         return (joined,)
 
     attention.o_proj.register_forward_pre_hook(zero_head)
+    reuse_layers(model, lever_input.plain_states, address.stack, address.layer)
 
 
 def _find_head_obstacle(lever_input: LeverInput) -> str:
@@ -102,6 +103,7 @@ def skip_layer(model: Model, lever_input: LeverInput, setting: Setting) -> None:
     """Remove one layer of a stack; its input is that of the next layer."""
     stack = list_stacks(model)[setting["stack"]]
     stack.layers = nn.ModuleList(layer for i, layer in enumerate(stack.layers) if i != setting["layer"])
+    reuse_layers(model, lever_input.plain_states, setting["stack"], setting["layer"])
 
 
 def _find_layer_obstacle(lever_input: LeverInput) -> str:

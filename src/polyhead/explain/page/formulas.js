@@ -31,8 +31,8 @@ const schemeOf = (step) => page.data.walk.find((one) => one.kind === "position" 
 function pairLines({ values, facts }, side, q, k) {
   const index = valueAt(values.index, q, k), distance = k - q, { buckets, max_distance, causal, clip } = facts, name = `j − i = ${windowOf(side)[0] + k} − ${windowOf(side)[0] + q} = ${formatNumber(distance)}`;
   if (clip) return [name, `clip(j − i, ±${clip}) + ${clip} = ${index}`];
-  const half = causal ? buckets : buckets / 2, exact = Math.floor(half / 2), size = causal ? Math.max(-distance, 0) : Math.abs(distance), start = !causal && distance > 0 ? `${half} + ` : "";
-  if (size < exact) return [name, `${start}${size} = ${index}`];
+  const half = causal ? buckets : buckets / 2, exact = Math.floor(half / 2), size = causal ? Math.max(-distance, 0) : Math.abs(distance), start = !causal && distance > 0 ? `${half} + ` : "", letters = causal ? "max(i − j, 0)" : "|j − i|";
+  if (size < exact) return [name, `${start}${letters} = ${start ? `${start}${size} = ` : ""}${index}`];
   return [name, `${start}min(${exact} + ⌊${half - exact} · ln(${size}/${exact}) / ln(${max_distance}/${exact})⌋, ${half - 1}) = ${index}`];
 }
 const tellPair = (scheme, side, q, k) => ({ title: t("Row of the table for “{q}” and “{k}”", { q: tokenText(side, windowOf(side)[0] + q), k: tokenText(side, windowOf(side)[0] + k) }), value: valueAt(scheme.values.index, q, k), shape: shapeOf(scheme.values.index), step: scheme, flops: 3, bytes: 8, lines: pairLines(scheme, side, q, k) });
@@ -160,10 +160,10 @@ function partLines(step) {
 }
 
 /* A number of a group of steps: how it comes about in the first that has it, and the sum over all. */
-function tellGroup(name, of, steps, read, lines, source) {
+function tellGroup(name, of, steps, read, lines, none) {
   const counted = steps.filter((step) => read(step) > 0), numbers = counted.map(read), total = d3.sum(numbers), isSame = new Set(numbers).size === 1;
   const sum = counted.length < 2 ? null : isSame ? `${numbers.length} · ${formatCount(numbers[0])} = ${formatCount(total)}` : `${addedText(numbers.slice(0, 4).map(formatCount), numbers.length)} = ${formatCount(total)}`;
-  return { title: `${name}: ${of}`, value: total, shape: (counted[0] ?? steps[0]).shape.out, source: sourceOf(source), lines: [...(counted.length ? lines(counted[0]) : [{ soft: t("Only products of matrices are counted.") }]), sum].filter(Boolean) };
+  return { title: `${name}: ${of}`, value: total, shape: (counted[0] ?? steps[0]).shape.out, source: sourceOf("step"), lines: [...(counted.length ? lines(counted[0]) : [{ soft: none }]), sum].filter(Boolean) };
 }
 const sizeText = (shape) => shape.map(formatCount).join("·");
 const weightLines = ({ cost }) => [t("numbers · bytes of each"), `${formatCount(cost.weight_bytes / numberBytes())} · ${numberBytes()} = ${formatCount(cost.weight_bytes)}`];

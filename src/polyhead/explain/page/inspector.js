@@ -33,19 +33,20 @@ const pointable = (text, tell, choose = null, focus = null) => h("button", { typ
 /* A number of a table. */
 const numberCell = (text, tell, kind = "number") => h("td", { class: kind }, pointable(text, tell));
 
-/* The numbers of a table have one stop of the Tab key; the arrow keys move among them. */
-function moveInTable(table) {
-  const rows = [...table.rows].map((row) => [...row.querySelectorAll(".pointable")]).filter((row) => row.length);
+/* The numbers of the rows of an element have one stop of the Tab key; the arrow keys move among them. */
+function moveInRows(element, of) {
+  const rows = of.map((row) => [...row.querySelectorAll(".pointable")]).filter((row) => row.length);
   rows.flat().forEach((one, i) => { one.tabIndex = i ? -1 : 0; });
-  table.addEventListener("keydown", (event) => {
+  element.addEventListener("keydown", (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key], r = rows.findIndex((row) => row.includes(event.target));
     if (!step || r < 0) return;
     event.preventDefault();
     const shown = (row) => row.filter((one) => one.offsetParent), next = shown(rows[keepIn(r + step[0], rows.length)]);
     next[keepIn(shown(rows[r]).indexOf(event.target) + step[1], next.length)]?.focus();
   });
-  return table;
+  return element;
 }
+const moveInTable = (table) => moveInRows(table, [...table.rows]);
 
 /* The first terms of a sum and its total as text: "0.2·1.1 + 0.3·−0.4 + … (64 terms)". */
 function sumText(a, b, n = 3) {

@@ -72,8 +72,11 @@ function showGeneration() {
 const stepPicker = (generation, chosen) => h("div", { class: "picker", role: "group", "aria-label": t("Step") }, generation.steps.map((_, i) =>
   h("button", { type: "button", "aria-pressed": String(i === chosen), "data-focus": `step-${i}`, onclick: () => go({ step: i }) }, String(i + 1))));
 
-const tokenRun = (name, tokens, source) => h("div", { class: "token-run" }, h("b", {}, name), h("ol", {}, tokens.map((one) => h("li", { style: `--share: ${Math.round(45 * one.p)}%` }, showToken(one.text),
-  h("small", {}, pointable(formatPercent(one.p), () => tellProbability({ ...one, text: showToken(one.text) }, one.logsumexp, { source })))))));
+function tokenRun(name, tokens, source) {
+  const tell = (one) => tellProbability({ ...one, text: showToken(one.text) }, one.logsumexp, { source });
+  const list = h("ol", {}, tokens.map((one) => h("li", { style: `--share: ${Math.round(45 * one.p)}%` }, showToken(one.text), h("small", {}, pointable(formatPercent(one.p), () => tell(one))))));
+  return h("div", { class: "token-run" }, h("b", {}, name), moveInRows(list, [list]));
+}
 
 function candidateTables(generation, step) {
   const isDrawn = step.beams[0]?.candidates[0].q !== undefined;
@@ -116,8 +119,8 @@ function groupCosts() {
 function showCost() {
   const { costs, run } = page.data, groups = groupCosts(), top = Math.max(...[...groups.values()].map(({ flops }) => flops), 1), { total } = costs;
   const rows = [...groups].map(([name, { steps, flops }]) => {
-    const tells = { flops: () => tellGroup(name, t("operations"), steps, ({ cost }) => cost.flops, partLines, "step"), weights: () => tellGroup(name, t("weights"), steps, ({ cost }) => cost.weight_bytes, weightLines, "step"),
-      activations: () => tellGroup(name, t("activations"), steps, ({ cost }) => cost.activation_bytes, activationLines, "step") };
+    const tells = { flops: () => tellGroup(name, t("operations"), steps, ({ cost }) => cost.flops, partLines, t("Only products of matrices are counted.")), weights: () => tellGroup(name, t("weights"), steps, ({ cost }) => cost.weight_bytes, weightLines, t("This part has no weights of its own.")),
+      activations: () => tellGroup(name, t("activations"), steps, ({ cost }) => cost.activation_bytes, activationLines) };
     return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, bar(flops / top)), h("td", { class: "number", "data-value": flops }, flops === null ? formatLarge(flops) : pointable(formatLarge(flops), tells.flops)),
       numberCell(formatBytes(tells.weights().value), tells.weights), numberCell(formatBytes(tells.activations().value), tells.activations, "number wide-only"));
   });
