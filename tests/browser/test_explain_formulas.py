@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.browser.conftest import CORNERS, check_accessibility
-from tests.browser.test_explain_page import find_station, open_walk
+from tests.browser.test_explain_page import READ_NUMBERS, find_station, open_walk
 from tests.explain.explain_helpers import TARGET, TEXT, make_run
 
 from polyhead.explain.document import explain
@@ -26,14 +26,6 @@ DESIGNS: dict[str, dict[str, Any]] = {
     "samples": {"kind": "decoder", "generation": {"temperature": 0.7, "top_k": 5, "max_new_tokens": 6}},
     "classes": {"kind": "encoder", "labels": ["bad", "good", "fair"]},
 }
-READ_NUMBERS = """root => [...document.querySelectorAll(`${root} .pointable, ${root} .head-cell`)]
-  .filter((one) => one.offsetParent).map((one) => { one.focus(); return read(); });
-function read() {
-  const place = document.getElementById("inspector");
-  return { title: place.querySelector("h2").textContent, value: place.querySelector("output").dataset.value,
-    lines: [...place.querySelectorAll("p.formula")].map((line) => line.textContent), words: place.querySelectorAll("p.soft").length,
-    facts: [...place.querySelectorAll("dt")].map((name) => name.textContent) };
-}"""  # noqa: E501
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 FUNCTIONS = {"exp": math.exp, "ln": math.log, "min": min, "floor": math.floor}
 

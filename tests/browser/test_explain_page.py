@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from tests.browser.conftest import CORNERS, SCREENS, check_accessibility
 from tests.browser.reading import find_english
 from tests.explain.explain_helpers import TARGET, TEXT, PlainWalk, make_run
 from tests.explain.test_document import DESIGNS, walk_plainly
+from tests.serve.conftest import living
+from tests.serve.conftest import make as make_served
 
 from polyhead.explain.chapters import load_chapters
 from polyhead.explain.document import explain
@@ -26,6 +29,15 @@ DATA_VALUES = "elements => elements.map((element) => element.dataset.value)"
 READY = "html[data-ready]"
 TOLERANCE = 1e-6  # of the largest number of an array, or of 1
 NAMES_OF_THE_FIELD = {"English id softmax logit RMS exp max ln KL top sum kB MB GB"}
+# the inspector at every number of a part of the page
+READ_NUMBERS = """root => [...document.querySelectorAll(`${root} .pointable, ${root} .head-cell`)]
+  .filter((one) => one.offsetParent).map((one) => { one.focus(); return read(); });
+function read() {
+  const place = document.getElementById("inspector");
+  return { title: place.querySelector("h2").textContent, value: place.querySelector("output").dataset.value,
+    lines: [...place.querySelectorAll("p.formula")].map((line) => line.textContent), words: place.querySelectorAll("p.soft").length,
+    facts: [...place.querySelectorAll("dt")].map((name) => name.textContent) };
+}"""  # noqa: E501
 OTHER_DESIGNS: dict[str, dict[str, Any]] = {
     "linear attention": {"kind": "decoder", "attention": "linear", "position": "sinusoidal"},
     "recurrent": {"kind": "decoder", "block": "lstm"},
@@ -234,6 +246,70 @@ def test_no_barrier_stands_in_the_page(
         kinds.add(station[1])
         find_station(page, station[0])
         check_accessibility(page, *(SCREENS if language == "en" and design == "Vaswani et al." else CORNERS))
+
+
+def wait_until(page: Any, expression: str) -> None:
+    """Wait for 20 seconds at most; the policy of the page refuses the function of playwright for this."""
+    for _ in range(400):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(expression)
+
+
+@torch.no_grad()
+def change_logits(model: Any, ids: torch.Tensor, lever: str, setting: dict[str, float]) -> torch.Tensor:
+    """The logits of a language model with one lever, computed here."""
+    model, layers = copy.deepcopy(model), model.stack.layers
+    if lever == "scale":
+        for layer in model.stack.layers:
+            layer.attn.scale = setting["scale"]
+    elif lever == "layer":
+        model.stack.layers = torch.nn.ModuleList(
+            layer for i, layer in enumerate(layers, 1) if i != setting["layer"]
+        )
+    elif lever == "head":
+        width, head = layers[0].attn.v_head_dim, int(setting["head"])
+        o_proj = model.stack.layers[int(setting["layer"]) - 1].attn.o_proj
+        o_proj.weight[:, width * (head - 1) : width * head] = 0
+    return model(ids)[0].double() / setting.get("temperature", 1)
+
+
+@pytest.mark.slow
+def test_the_forms_of_levers_are_computed_by_the_service(open_page: Open) -> None:
+    """A text of the reader, and settings of four levers, against the model changed here."""
+    with living(make_served("decoder", n_layers=2)) as live:
+        page = open_walk(open_page, f"{live.url}/explain")
+        page.get_by_label("Text to explain").fill("two dogs bark .")
+        page.get_by_role("button", name="Explain", exact=True).click()
+        wait_until(page, "explain.page.data?.inputs.text === 'two dogs bark .'")
+        ids = torch.tensor([page.evaluate("explain.page.data.sides[0].tokens.map((token) => token.id)")])
+        plain = change_logits(live.run.model, ids, "", {}).log_softmax(-1)
+        find_station(page, "levers")
+        for lever, setting in (
+            ("sampling", {"temperature": 0.5}),
+            ("scale", {"scale": 0.9}),
+            ("layer", {"layer": 2}),
+            ("head", {"layer": 1, "head": 2}),
+        ):
+            page.locator(f"[data-focus='lever-{lever}']").click()
+            found = f"explain.page.data.levers.levers.find((one) => one.name === '{lever}').cases"
+            wait_until(page, f"{found}.length === 1")  # the defaults, which it asks for itself
+            for field, value in setting.items():
+                page.locator(f"[data-focus='field-{lever}-{field}']").fill(str(value))
+            page.get_by_role("button", name="Compute").click()
+            wait_until(page, f"{found}.length === 2")
+            changed = change_logits(live.run.model, ids, lever, setting).log_softmax(-1)
+            kl = (changed.exp() * (changed - plain)).sum(-1)
+            shown = page.evaluate(READ_NUMBERS, "#card-lever")
+            values = [float(one["value"]) for one in shown if one["title"].startswith("KL")]
+            assert values == pytest.approx(kl.tolist(), rel=1e-3, abs=1e-9), lever
+            (mean,) = [one["value"] for one in shown if one["title"] == "mean KL"]
+            assert float(mean) == pytest.approx(float(kl.mean()), rel=1e-3)
+            best = torch.stack([plain, changed], 1).amax(-1).exp().flatten().tolist()
+            p = [float(one["value"]) for one in shown if one["title"].startswith("Probability")]
+            assert p == pytest.approx(best, rel=1e-4), lever
+            assert kl.max() > 1e-4
 
 
 @pytest.mark.slow
