@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyhead.kernels.training import product_choice
-from polyhead.kernels.training.product_choice import fastest_product
+from polyhead.kernels.training.product_choice import Product, fastest_product
 from polyhead.kernels.training.products import grad_input, grad_weight, linear_output
 
 
@@ -43,36 +43,40 @@ class Clock:
 X, WEIGHT = torch.randn(256, 64), torch.randn(128, 64)
 
 
+def choose(kind: str, candidates: dict[str, Product], x: Tensor = X) -> Product:
+    return fastest_product(kind, candidates, (*x.shape, len(WEIGHT)), x, WEIGHT)
+
+
 def test_the_fastest_is_measured_once_and_kept_for_other_processes(
     cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
     candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
-    assert fastest_product("linear", candidates, X, WEIGHT) is candidates["fast"]
+    assert choose("linear", candidates) is candidates["fast"]
     calls = clock.calls
-    assert fastest_product("linear", candidates, X[:200], WEIGHT) is candidates["fast"]
+    assert choose("linear", candidates, X[:200]) is candidates["fast"]
     assert clock.calls == calls
     assert [path.read_text() for path in cache_home.glob("polyhead/products-*/*")] == ["fast"]
     forget_choices()  # as in the next process, where now the other one would be faster
     later = {"slow": clock.product(1.0), "fast": clock.product(2.0)}
-    assert fastest_product("linear", later, X, WEIGHT) is later["fast"]
+    assert choose("linear", later) is later["fast"]
     assert clock.calls == calls
 
 
 def test_another_shape_or_kind_is_another_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
-    fastest_product("linear", candidates, X, WEIGHT)
+    choose("linear", candidates)
     calls = clock.calls
-    fastest_product("weight", candidates, X, WEIGHT)
-    fastest_product("linear", candidates, torch.randn(300, 64), WEIGHT)
+    choose("weight", candidates)
+    choose("linear", candidates, torch.randn(300, 64))
     assert clock.calls == 3 * calls
 
 
 def test_small_products_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     candidates = {"first": clock.product(2.0), "second": clock.product(1.0)}
-    assert fastest_product("linear", candidates, X[:8], WEIGHT) is candidates["first"]
+    assert choose("linear", candidates, X[:8]) is candidates["first"]
     assert not clock.calls
 
 
@@ -83,15 +87,15 @@ def test_a_choice_that_cannot_be_kept_holds_for_the_process(
     clock = Clock(monkeypatch)
     candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
     if damage == "unknown":
-        fastest_product("linear", candidates, X, WEIGHT)
+        choose("linear", candidates)
         [path] = cache_home.glob("polyhead/products-*/*")
         path.write_text("gone")
         forget_choices()
     else:
         (cache_home / "polyhead").write_text("a file")
-    assert fastest_product("linear", candidates, X, WEIGHT) is candidates["fast"]
+    assert choose("linear", candidates) is candidates["fast"]
     calls = clock.calls
-    assert fastest_product("linear", candidates, X, WEIGHT) is candidates["fast"]
+    assert choose("linear", candidates) is candidates["fast"]
     assert clock.calls == calls
 
 

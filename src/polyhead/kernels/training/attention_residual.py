@@ -112,7 +112,7 @@ def _describe_call(
     x: Tensor, layer: Attention, pos: Tensor | None, memory: KV | None, position: Position
 ) -> AttentionCall:
     """The visible keys, biases and rotations."""
-    length, heads = x.size(1), len(layer.q_proj.weight) // layer.head_dim
+    length, heads = x.size(1), layer.q_proj.weight.size(0) // layer.head_dim
     own_tokens = x.new_empty(1, 1, length, 0)
     kv = KV(own_tokens, own_tokens, None if pos is None else pos[:, None]) if memory is None else memory
     window = layer.window if memory is None else None
@@ -152,7 +152,7 @@ class _AttentionResidual(torch.autograd.Function):
             h, stats = norm.forward(rows, norm_weight, norm_bias, parts.dtype)
         else:
             h = kept = rows.to(parts.dtype)
-        ctx.widths = [len(weight) for weight in weights[:-2:2] if weight is not None]
+        ctx.widths = [weight.size(0) for weight in weights[:-2:2] if weight is not None]
         projected = linear_output(h, in_weight, in_bias).view(B, T, -1)
         qkv = _split_heads(projected, ctx.widths, parts.head_dims, k, v)
         heads, log_sums = parts.attention.forward(*qkv)
@@ -181,15 +181,15 @@ class _AttentionResidual(torch.autograd.Function):
         if total is not None:
             rows, *d_norm = norm.backward(rows, total, stats, norm_weight, None)
         d_out, d_out_bias = parts.drop.with_bytes(drop_bytes).backward(rows, parts.dtype)
-        d_out_weight = grad_weight(d_out, heads.view(len(d_out), -1)) if needs_weight[-1] else None
+        d_out_weight = grad_weight(d_out, heads.view(d_out.size(0), -1)) if needs_weight[-1] else None
         d_heads = grad_input(d_out, out_weight).view(heads.shape)
         d_projected = torch.empty_like(projected)
         dk, dv = (None if x is None else torch.empty_like(x) for x in (k, v))
         qkv = _split_heads(projected, widths, parts.head_dims, k, v)
         d_qkv = _split_heads(d_projected, widths, parts.head_dims, dk, dv)
-        sums = [stats.new_empty(len(grad), *x.shape[2:], dtype=torch.float32) for x in qkv[: len(widths)]]
+        sums = [stats.new_empty(grad.size(0), *x.shape[2:], dtype=torch.float32) for x in qkv[: len(widths)]]
         parts.attention.with_tensors(*tensors).backward(qkv, heads, log_sums, d_heads, d_qkv, sums)
-        d_rows = d_projected.view(len(rows), -1)
+        d_rows = d_projected.view(rows.size(0), -1)
         d_h = grad_input(d_rows, in_weight)
         if total is None:
             h, _ = norm.forward(kept, norm_weight, norm_bias, parts.dtype)
@@ -219,9 +219,9 @@ def _split_heads(
     """Queries, keys and values (B, T, H, D) of one projection; k and v (B, K, S, D) are given separately
     where it has only queries.
     """
-    parts = [
-        part.unflatten(2, (-1, n)) for part, n in zip(projection.split(widths, 2), head_dims, strict=True)
-    ]
+    B, T, _ = projection.shape
+    split = projection.split_with_sizes(widths, 2)
+    parts = [part.view(B, T, -1, n) for part, n in zip(split, head_dims, strict=True)]
     if k is not None and v is not None:
         parts += [k.transpose(1, 2), v.transpose(1, 2)]
     q, k, v = parts

@@ -155,7 +155,7 @@ class Activation(NamedTuple):
 
     def forward(self, x: Tensor, drop: Drop) -> Tensor:
         """x (R, F) or (R, 2F) -> the activation after dropout, (R, F)."""
-        rows, width = len(x), x.size(1) // (2 if self.is_gated else 1)
+        rows, width = x.size(0), x.size(1) // (2 if self.is_gated else 1)
         out = x.new_empty(rows, width)
         find_kernel("activate", x.dtype)(
             x.data_ptr(), *drop.pointers, out.data_ptr(), rows, width, self.code, self.slope, self.is_gated,

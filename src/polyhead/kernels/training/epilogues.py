@@ -25,7 +25,8 @@ def linear_activation(
     choice = _pass_activation
     if not activation.is_gated and _can_pack(weight):
         kind = f"activation{activation.code}-{DTYPE_SUFFIX[x.dtype]}"
-        choice = fastest_product(kind, _ACTIVATION, x, weight, bias, activation, drop)
+        sizes = (*x.shape, weight.size(0))
+        choice = fastest_product(kind, _ACTIVATION, sizes, x, weight, bias, activation, drop)
     return choice(x, weight, bias, activation, drop)
 
 
@@ -34,7 +35,8 @@ def linear_residual(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Te
     choice = _pass_residual
     if _can_pack(weight):
         kind = f"residual-{DTYPE_SUFFIX[x.dtype]}"
-        choice = fastest_product(kind, _RESIDUAL, x, weight, bias, residual, drop)
+        sizes = (*x.shape, weight.size(0))
+        choice = fastest_product(kind, _RESIDUAL, sizes, x, weight, bias, residual, drop)
     return choice(x, weight, bias, residual, drop)
 
 
@@ -49,7 +51,7 @@ def _end_in_activation(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation, drop: Drop
 ) -> tuple[Tensor, Tensor]:
     packed = _pack(weight)
-    hidden, active = (x.new_empty(len(x), len(weight)) for _ in range(2))
+    hidden, active = (x.new_empty(x.size(0), weight.size(0)) for _ in range(2))
     find_kernel("linear_activation", x.dtype)(
         x.data_ptr(), packed.data_ptr(), address(bias), *drop.pointers, hidden.data_ptr(), active.data_ptr(),
         *hidden.shape, _count_steps(weight), activation.code, activation.slope,

@@ -122,7 +122,7 @@ class _FeedForwardResidual(torch.autograd.Function):
             inner.bytes_, outer.bytes_,
         )  # fmt: skip
         ctx.parts = parts._replace(inner=inner.without_bytes(), outer=outer.without_bytes())
-        ctx.widths = [len(weight) for weight in weights[:-2:2] if weight is not None]
+        ctx.widths = [weight.size(0) for weight in weights[:-2:2] if weight is not None]
         ctx.has_bias = weights[1] is not None, weights[-1] is not None
         return out.view(x.shape)
 

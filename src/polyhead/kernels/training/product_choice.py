@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import tempfile
 import time
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from polyhead.kernels.build_extension import processor_name, user_cache_dir
 
@@ -30,25 +30,22 @@ _choices: dict[tuple[Any, ...], str] = {}
 
 
 def fastest_product(
-    kind: str, candidates: Mapping[str, Product], x: Tensor, weight: Tensor, *others: Any
+    kind: str, candidates: Mapping[str, Product], sizes: tuple[int, ...], *inputs: Any
 ) -> Product:
-    """The fastest of the candidates, which all compute ``kind``, a product of x (R, K) and weight (N, K).
+    """The fastest of the candidates, which all compute ``kind``, a product of matrices, from the inputs.
 
-    It is the first one if the product is small. Sizes within a power of two share a choice: batches differ in
-    their length.
+    ``sizes`` are its rows, the length of its sums and its columns. It is the first candidate if the product
+    is small. Sizes within a power of two share a choice: batches differ in their length.
     """
-    if x.numel() * len(weight) < _MIN_MULTIPLICATIONS:
+    if math.prod(sizes) < _MIN_MULTIPLICATIONS:
         return next(iter(candidates.values()))
-    sizes = ((size - 1).bit_length() for size in (*x.shape, len(weight)))
-    shape = kind, *sizes, torch.get_num_threads()
+    shape = kind, *((size - 1).bit_length() for size in sizes), torch.get_num_threads()
     if shape not in _choices:
         path = _choice_path("-".join(map(str, shape)))
         if _read_choice(path) not in candidates:
-            _keep_choice(path, _measure(candidates, (x, weight, *others)))
+            _keep_choice(path, _measure(candidates, inputs))
         kept = _read_choice(path)  # that of the process that was first
-        _choices[shape] = (
-            kept if kept is not None and kept in candidates else _measure(candidates, (x, weight, *others))
-        )
+        _choices[shape] = kept if kept is not None and kept in candidates else _measure(candidates, inputs)
     return candidates[_choices[shape]]
 
 

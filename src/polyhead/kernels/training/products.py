@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.kernels.build_extension import DTYPE_SUFFIX
@@ -18,25 +19,35 @@ from polyhead.kernels.training.product_choice import Product, fastest_product
 
 def linear_output(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b: (R, K), (N, K), (N,) -> (R, N)."""
-    return _multiply("linear" if bias is None else "biased", x, weight, bias)
+    sizes = (*x.shape, weight.size(0))
+    return _multiply("linear" if bias is None else "biased", _LINEAR, sizes, x, weight, bias)
 
 
 def grad_input(grad: Tensor, weight: Tensor) -> Tensor:
     """The gradient of x: (R, N), (N, K) -> (R, K)."""
-    return _multiply("input", grad, weight.T, None)
+    return _multiply("input", _GRAD_INPUT, (*grad.shape, weight.size(1)), grad, weight)
 
 
 def grad_weight(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of W in fp32: (R, N), (R, K) -> (N, K)."""
-    return _multiply("weight", grad.T, x.T, None).float()
+    R, N = grad.shape
+    return _multiply("weight", _GRAD_WEIGHT, (N, R, x.size(1)), grad, x).float()
 
 
-def _multiply(kind: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b in the way that is fastest for the shapes."""
-    if not has_onednn(x.dtype):
-        return _torch_linear(x, weight, bias)
-    product = fastest_product(f"{kind}-{DTYPE_SUFFIX[x.dtype]}", _PRODUCTS, x, weight, bias)
-    return product(x, weight, bias)
+def _multiply(
+    kind: str,
+    candidates: Mapping[str, Product],
+    sizes: tuple[int, ...],
+    x: Tensor,
+    other: Tensor,
+    *bias: Tensor | None,
+) -> Tensor:
+    """The product of x and another matrix by the candidate that is fastest for the sizes."""
+    product = candidates["torch"]
+    if has_onednn(x.dtype):
+        product = fastest_product(f"{kind}-{DTYPE_SUFFIX[x.dtype]}", candidates, sizes, x, other, *bias)
+    out: Tensor = product(x, other, *bias)
+    return out
 
 
 @cache
@@ -46,13 +57,17 @@ def has_onednn(dtype: torch.dtype) -> bool:
     return is_available and (dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(x, weight.T) if bias is None else torch.addmm(bias, x, weight.T)
-
-
-def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out
 
 
-_PRODUCTS: Mapping[str, Product] = {"torch": _torch_linear, "onednn": _onednn_linear}
+_LINEAR: Mapping[str, Product] = {"torch": F.linear, "onednn": _onednn_linear}
+_GRAD_INPUT: Mapping[str, Product] = {
+    "torch": torch.mm,
+    "onednn": lambda grad, weight: _onednn_linear(grad, weight.T),
+}
+_GRAD_WEIGHT: Mapping[str, Product] = {
+    "torch": lambda grad, x: torch.mm(grad.t(), x),
+    "onednn": lambda grad, x: _onednn_linear(grad.T, x.T),
+}

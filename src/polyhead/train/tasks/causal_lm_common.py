@@ -40,7 +40,7 @@ def count_causal_lm_labels(batch: TokenWindows) -> int:
 def causal_lm_features(model: CausalLM | Ensemble, batch: TokenWindows) -> Tensor:
     """Features that the LM head reads: (B, T, C)."""
     # causal attention never reaches padding on the right, so most models need no padding mask
-    needs_pos = batch.has_documents or model.needs_padding_mask
+    needs_pos = batch.has_documents or (batch.pos is not None and model.needs_padding_mask)
     return model.features(batch.tokens, batch.pos if needs_pos else None)
 
 
