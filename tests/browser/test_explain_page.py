@@ -313,6 +313,23 @@ def test_the_forms_of_levers_are_computed_by_the_service(open_page: Open) -> Non
 
 
 @pytest.mark.slow
+def test_a_setting_that_the_service_refuses_is_explained(open_page: Open) -> None:
+    with living(make_served("decoder", n_layers=2)) as live:
+        page = open_walk(open_page, f"{live.url}/explain", expected="400")
+        page.get_by_label("Text to explain").fill("two dogs bark .")
+        page.get_by_role("button", name="Explain", exact=True).click()
+        wait_until(page, "explain.page.data?.inputs.text === 'two dogs bark .'")
+        find_station(page, "levers")
+        page.locator("[data-focus='lever-cache']").click()
+        lever = "explain.page.data.levers.levers.find((one) => one.name === 'cache')"
+        wait_until(page, f"{lever}.cases.length === 1")  # the defaults, which it asks for itself
+        page.locator("[data-focus='field-cache-cache']").select_option("low_rank")
+        page.get_by_role("button", name="Compute").click()
+        message = "document.querySelector('form.live [role=status]').textContent"
+        wait_until(page, f"/rank is 32, but the text has/.test({message})")
+
+
+@pytest.mark.slow
 def test_the_chinese_page_has_no_english_but_names(
     make: Callable[..., Any], open_page: Open, tmp_path: Path
 ) -> None:
