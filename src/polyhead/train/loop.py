@@ -275,13 +275,13 @@ def train_step(
     )
     prefetch()
     if training.reads_late and count:
-        numbers = [*losses, nn.utils.clip_grad_norm_(training.parameters, config.clip_norm or math.inf)]
+        numbers = [*losses, nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)]
         set_rates(training.optimizers, training.schedule(progress.step))
         skipped = step_if_finite(training.optimizers, numbers)
         if training.ema:
             training.ema.update(model, progress.step, skipped)
         training.unread = UnreadStep(progress.step, count, NumbersInFlight(numbers))
-        training.zero_grad()
+        model.zero_grad(set_to_none=True)
         return ""
     total, nll = ranks.sum_counted(*sum_losses(losses))
     if scale:
@@ -294,7 +294,7 @@ def train_step(
             optimizer.step()
         if training.ema:
             training.ema.update(model, progress.step)
-    training.zero_grad()
+    model.zero_grad(set_to_none=True)
     if scale and count and math.isfinite(total) and scale.update(is_finite):
         progress.skipped += 1
         return tr(
@@ -330,7 +330,7 @@ def _forward_backward(
 
 def _clip_gradients(training: TrainState, max_norm: float, ranks: ProcessGroup) -> float:
     """Limit the norm of the gradients of all ranks; returns what it was."""
-    parameters = training.parameters
+    parameters = training.model.parameters()
     if training.is_split:
         uncounted = training.pipeline.model.uncounted_weights if training.pipeline else ()
         return clip_split_gradients(parameters, max_norm, ranks, uncounted)

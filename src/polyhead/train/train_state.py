@@ -60,7 +60,6 @@ class TrainState:
         prepare_trainable(model, config)
         recompute_blocks(model, config.recompute == "blocks")
         self.optimizers, self.ema = _build_optimizers(model, config)
-        self.parameters = list(model.parameters())  # a walk over all modules at each step takes long
         self.schedule: Schedule = SCHEDULE.build(config.schedule, d_model, steps)
         self.is_split = False  # whether this rank holds only a part of the model
         self.pipeline: PipelineTraining | None = None  # if that part is some of the layers
@@ -73,11 +72,6 @@ class TrainState:
     def is_finite(self) -> bool:
         """Whether all weights are finite. A weight that is NaN or infinite never becomes finite again."""
         return all(bool(torch.isfinite(get_local(w)).all()) for w in named_state(self.model).values())
-
-    def zero_grad(self) -> None:
-        """Drop the gradients of all parameters."""
-        for parameter in self.parameters:
-            parameter.grad = None
 
     def bind_task(self, task: LossTask) -> LossModule:
         """The module that computes the loss of a task with the model; the same object for the same task."""
@@ -119,13 +113,11 @@ class TrainState:
         if shape.shard > 1 and not self.pipeline:
             shard_weights(self.bind_task(task), get_sharding_mesh(mesh, shape), config.parallel.reduce_dtype)
         self.optimizers, self.ema = _build_optimizers(self.model, config, bool(self.pipeline))
-        self.parameters = list(self.model.parameters())
 
     def join(self, model: nn.Module, config: TrainConfig) -> None:
         """Continue with a whole model, newly built, after the last step; nothing else is kept."""
         prepare_trainable(model, config)
         self.model, self.is_split, self.pipeline = model, False, None
-        self.parameters = list(model.parameters())
         self.loss_module = self.replica = None
         self.optimizers, self.ema = [], None
 

@@ -13,6 +13,12 @@ from polyhead.nn.norm import LayerNorm, RMSNorm
 from polyhead.nn.precision import product_dtype
 from polyhead.nn.residual import Residual
 
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 _WEIGHTED_TYPES = (nn.Linear, LayerNorm, RMSNorm)  # with weights: of any other it is not known what it does
 
 
@@ -42,13 +48,9 @@ def list_modules(residual: Residual) -> tuple[nn.Module, ...]:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    has_hooks = (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
-    if has_hooks or (module._parameters and type(module) not in _WEIGHTED_TYPES):
+    if any(module.__dict__[name] for name in _HOOKS):
+        return False
+    if module._parameters and type(module) not in _WEIGHTED_TYPES:
         return False
     if isinstance(module, Dropout):
         return type(module) is Dropout and (not module.training or module.p == 0 or module.draws_bytes)
@@ -64,9 +66,4 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _has_global_hooks() -> bool:
-    return bool(
-        torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
-    )
+    return any(getattr(torch_module, f"_global{name}") for name in _HOOKS)
