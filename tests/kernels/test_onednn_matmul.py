@@ -21,6 +21,13 @@ from polyhead.train.precision import autocast
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
+@pytest.fixture(autouse=True)
+def avx512_of_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor whose products run in oneDNN, whatever runs the tests."""
+    cpu = {"vendor_id": "AuthenticAMD", "flags": "avx512f"}
+    monkeypatch.setattr(cpu_features, "cpu_info", lambda: cpu)
+
+
 class Calls(TorchDispatchMode):
     """Counts what torch is asked for."""
 

@@ -179,6 +179,7 @@ def test_the_recomputation_multiplies_as_the_forward_pass_does(
     kind: str, context: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("polyhead.kernels.onednn_matmul._MIN_MULTIPLICATIONS", 1)
+    monkeypatch.setattr("polyhead.kernels.training.mode.mkl_without_avx512", lambda: True)
     config = make_config(kind, {"feed_forward": {"name": "moe"}, "position": {"name": "t5"}})
     plain, recomputed = (run(config, enabled, CONTEXTS[context]) for enabled in (False, True))
     assert_same_bits(plain, recomputed)
