@@ -232,6 +232,32 @@ def test_the_switches_change_language_and_theme(make: Callable[..., Any], open_p
     assert page.locator("#stage h2").inner_text() == "从文本到词元"
 
 
+# what the sheet of the inspector covers, and what is outside of the window, of the number that is chosen
+COVERED = """number => {
+  const { top, bottom, left, right } = number.getBoundingClientRect(), sheet = document.getElementById("inspector").getBoundingClientRect();
+  const isHidden = bottom > sheet.top + 1 && top < sheet.bottom - 1 || top < -1 || bottom > innerHeight + 1 || left < -1 || right > innerWidth + 1;
+  return isHidden ? [`${number.className} ${number.textContent}`, top, bottom, left, right, sheet.top, sheet.bottom] : null;
+}"""  # noqa: E501
+
+
+@pytest.mark.parametrize("station", ["decoder.layers.0.cross", "output", "levers", "cost"])
+def test_the_sheet_of_a_phone_does_not_cover_the_number_that_it_explains(
+    station: str, make: Callable[..., Any], open_page: Open
+) -> None:
+    page = open_walk(open_page, make("Vaswani et al.")[2], screen=SCREENS[0])
+    page.set_viewport_size({"width": 390, "height": 844})
+    find_station(page, station)
+    numbers = page.locator("#stage .pointable:visible, #stage .head-cell:visible").element_handles()
+    for number in [*numbers[:: max(len(numbers) // 20, 1)], numbers[-1]]:
+        number.focus()
+        assert number.evaluate(COVERED) is None
+    for drawing in page.locator("#stage svg[tabindex]").all()[:6]:
+        drawing.focus()
+        for key in ("Home", *["ArrowDown"] * 12, "End"):
+            page.keyboard.press(key)
+            assert drawing.locator(".here").evaluate(COVERED) is None, key
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("design", ["Vaswani et al.", "Llama", "linear attention"])

@@ -71,7 +71,7 @@ function drawStrips({ name, rows, tell, choose = null, groups = 0, height = 0, m
   const here = svg.append("rect").attr("class", "here").attr("width", Math.max(cell, 3)).attr("height", size).attr("visibility", "hidden");
   const show = (r, c) => {
     here.attr("visibility", "visible").attr("x", left + c * cell - (cell < 3 ? (3 - cell) / 2 : 0)).attr("y", y(r));
-    inspect(tell(r, c));
+    inspect(tell(r, c), here.node());
   };
   const at = (px, py) => px < left || px >= left + across || py < 0 || py >= down ? null : [keepIn(Math.floor(py / (size + gap)), rows.length), keepIn(Math.floor((px - left) / cell), n)];
   pointAtCells(svg.node(), [rows.length, n], at, show, choose, [Math.max(rows.findIndex((one) => one.on), 0), start]);
@@ -108,7 +108,7 @@ function drawMatrix({ name, rows, columns, value, code = () => 0, share = false,
   }
   if (chosen[1] !== null && chosen[0] !== null) svg.append("rect").attr("class", "cross").attr("x", x(chosen[1])).attr("y", y(chosen[0])).attr("width", size - 2).attr("height", size - 2).attr("rx", 3);
   const here = svg.append("rect").attr("class", "here").attr("width", size - 2).attr("height", size - 2).attr("rx", 3).attr("visibility", "hidden");
-  const show = (r, c) => { here.attr("visibility", "visible").attr("x", x(c)).attr("y", y(r)); inspect(tell(r, c)); };
+  const show = (r, c) => { here.attr("visibility", "visible").attr("x", x(c)).attr("y", y(r)); inspect(tell(r, c), here.node()); };
   const at = (px, py) => px < left || py < top || px >= x(columns.length) || py >= y(rows.length) ? null : [Math.floor((py - top) / size), Math.floor((px - left) / size)];
   pointAtCells(svg.node(), [rows.length, columns.length], at, show, choose, [chosen[0] ?? 0, chosen[1] ?? 0]);
   svg.node().addEventListener("pointerleave", () => here.attr("visibility", "hidden"));

@@ -1,13 +1,14 @@
 /* ---- the inspector: one number with its formula, the numbers put in, its shape, its cost and its line of source ---- */
 
 /* spec = {title, value, lines: [formula or {soft: words}], shape, flops, bytes, step, source}; null empties it. The source
-   is by default that of the step. */
-function inspect(spec) {
+   is by default that of the step. `at` is the element of the number. */
+function inspect(spec, at = null) {
   const place = document.getElementById("inspector");
   page.inspected = spec;
   if (!spec) {
     place.replaceChildren(h("h2", {}, t("A number")), h("p", { class: "soft" }, t("Point at any number, or move there with the arrow keys, to see its formula here.")));
     place.classList.add("idle");
+    place.classList.remove("above");
     return;
   }
   place.classList.remove("idle");
@@ -25,10 +26,26 @@ function inspect(spec) {
     h("dl", {}, facts.map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)))),
     h("button", { type: "button", class: "close", "aria-label": t("Close"), onclick: () => inspect(null) }, "×"),
   ]);
+  if (at) keepInSight(at, place);
+}
+
+/* Scroll to the number that the keyboard reaches. On a small screen the inspector is a sheet over one end of the window,
+   which moves to the other end before it covers the number. */
+function keepInSight(at, sheet) {
+  if (at.closest(":focus-visible")) at.scrollIntoView({ block: "nearest", inline: "nearest" });
+  if (getComputedStyle(sheet).position !== "fixed") return;
+  const number = at.getBoundingClientRect(), { top, bottom } = sheet.getBoundingClientRect();
+  if (number.bottom > top && number.top < bottom) sheet.classList.toggle("above");
 }
 
 /* A number or a name as a button: the inspector shows what `tell` says of it under the pointer and in focus. */
-const pointable = (text, tell, choose = null, focus = null) => h("button", { type: "button", class: "pointable", "data-focus": focus, onpointerenter: () => inspect(tell()), onfocus: () => inspect(tell()), onclick: choose ?? (() => inspect(tell())) }, text);
+const pointable = (text, tell, choose = null, focus = null) => h("button", { type: "button", class: "pointable", "data-focus": focus, ...inspected(tell), ...(choose && { onclick: choose }) }, text);
+
+/* The listeners of an element whose number the inspector shows: under the pointer, in focus and after a click. */
+function inspected(tell) {
+  const show = (event) => inspect(tell(), event.currentTarget);
+  return { onpointerenter: show, onfocus: show, onclick: show };
+}
 
 /* A number of a table. */
 const numberCell = (text, tell, kind = "number") => h("td", { class: kind }, pointable(text, tell));

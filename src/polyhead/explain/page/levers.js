@@ -32,28 +32,35 @@ function findLever({ name, setting = {} }) {
   return at < 0 && !page.live ? null : { station: "levers", card: "lever", lever: name, leverCase: Math.max(at, 0) };
 }
 
+const chosenLever = (levers) => levers.find((one) => one.name === state.lever) ?? levers.find((one) => !one.reason) ?? levers[0];
+/* Show a case of the chosen lever instead of what is in its form and of what is still computed for it. */
+function chooseCase(lever, leverCase) {
+  Object.assign(lever, { asked: null, draft: null, message: null });
+  go({ leverCase });
+}
+
 function showLevers() {
-  const part = page.data.levers, levers = part.levers, lever = levers.find((one) => one.name === state.lever) ?? levers.find((one) => !one.reason) ?? levers[0];
+  const part = page.data.levers, { levers } = part, lever = chosenLever(levers);
   const list = h("div", { class: "lever-list", role: "group", "aria-label": t("Levers") }, levers.map((one) => h("button", { type: "button", class: one.reason ? "lever-name off" : "lever-name", "aria-pressed": String(one === lever), "data-focus": `lever-${one.name}`, onclick: () => go({ lever: one.name, leverCase: 0 }) }, LEVER_NAMES[one.name]?.() ?? one.name)));
   const cards = [card("levers", t("Change one thing"), t("Choose a lever: the page shows how far the output moves, and how the true token fares."), list)];
   const title = LEVER_NAMES[lever.name]?.() ?? lever.name;
   if (lever.reason) return [...cards, card("lever", title, lever.reason[page.language] ?? lever.reason.en)];
   const cases = lever.cases, at = keepIn(state.leverCase ?? 0, Math.max(cases.length, 1)), chosen = cases[at];
-  const select = lever.name === "head" && cases.length > 1 ? headGrid(cases, at) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => go({ leverCase: Number(event.target.value) }) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(one.result.mean_kl, 2)})`))))
-    : cases.length > 1 ? picker(t("Setting"), cases.map((one, i) => [i, settingText(one.setting)]), at, (i) => go({ leverCase: i }), { kind: "cases", focus: "case" }) : null;
+  const select = lever.name === "head" && cases.length > 1 ? headGrid(lever, at) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => chooseCase(lever, Number(event.target.value)) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(one.result.mean_kl, 2)})`))))
+    : cases.length > 1 ? picker(t("Setting"), cases.map((one, i) => [i, settingText(one.setting)]), at, (i) => chooseCase(lever, i), { kind: "cases", focus: "case" }) : null;
   return [...cards, card("lever", title, LEVER_LEADS[lever.name]?.(), select, page.live ? leverForm(lever, chosen?.setting ?? {}) : null, chosen ? caseResult(part, lever, chosen) : null)];
 }
 
 /* Every head as a cell: the darker, the more the output moves without it. */
-function headGrid(cases, chosen) {
-  const top = Math.max(...cases.map((one) => one.result.mean_kl), 1e-9), groups = new Map();
+function headGrid(lever, chosen) {
+  const { cases } = lever, top = Math.max(...cases.map((one) => one.result.mean_kl), 1e-9), groups = new Map();
   cases.forEach((one, i) => {
     const name = settingText({ ...one.setting, head: undefined });
     groups.set(name, [...(groups.get(name) ?? []), i]);
   });
   const tell = (i) => tellMeanKl(cases[i].result, `${settingText(cases[i].setting)}: ${t("mean KL")}`);
   const cell = (i) => h("button", { type: "button", class: "head-cell", "aria-pressed": String(i === chosen), "data-focus": `case-${i}`, style: `--share: ${Math.round(80 * shade(cases[i].result.mean_kl, top))}%`,
-    "aria-label": `${settingText(cases[i].setting)}, ${t("mean KL")} ${formatNumber(cases[i].result.mean_kl, 2)}`, title: formatNumber(cases[i].result.mean_kl, 2), onpointerenter: () => inspect(tell(i)), onfocus: () => inspect(tell(i)), onclick: () => go({ leverCase: i }) }, String(cases[i].setting.head + 1));
+    "aria-label": `${settingText(cases[i].setting)}, ${t("mean KL")} ${formatNumber(cases[i].result.mean_kl, 2)}`, title: formatNumber(cases[i].result.mean_kl, 2), ...inspected(() => tell(i)), onclick: () => chooseCase(lever, i) }, String(cases[i].setting.head + 1));
   const rows = [...groups].map(([name, members]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, h("div", { class: "head-row" }, members.map(cell)))));
   return h("div", { class: "block" }, h("p", { class: "note" }, t("The darker a head, the further the output moves without it.")), scrollRegion(t("One head knocked out"), h("table", { class: "bars heads" }, h("caption", { class: "unseen" }, t("One head knocked out")), h("tbody", {}, rows))));
 }
@@ -111,7 +118,7 @@ function keptMatrix(steps, names, layer, source) {
   svg.selectAll("rect").data(cells).join("rect").attr("class", (d) => d.mark === "0" ? "gone" : "cell").attr("fill-opacity", (d) => d.mark === "+" ? 0.35 : d.mark === "1" ? 0.75 : 1).attr("x", (d) => left + size * d.c).attr("y", (d) => size * d.r).attr("width", size - 1.5).attr("height", size - 1.5).attr("rx", 2);
   if (size >= 12) svg.append("g").selectAll("text").data(names).join("text").attr("class", "label").attr("x", left - 6).attr("y", (_, i) => size * (i + 0.5)).attr("dy", ".35em").text((text) => clipText(text));
   const here = svg.append("rect").attr("class", "here").attr("width", size - 1.5).attr("height", size - 1.5).attr("rx", 2).attr("visibility", "hidden"), last = steps.length - 1;
-  const show = (r, c) => { here.attr("visibility", "visible").attr("x", left + size * c).attr("y", size * r); inspect(tellKept(steps, r, c, names, layer, source)); };
+  const show = (r, c) => { here.attr("visibility", "visible").attr("x", left + size * c).attr("y", size * r); inspect(tellKept(steps, r, c, names, layer, source), here.node()); };
   const at = (px, py) => px < left || px >= left + size * steps.length || py >= size * steps.length ? null : [keepIn(Math.floor(py / size), steps.length), keepIn(Math.floor((px - left) / size), steps.length)];
   pointAtCells(svg.node(), [steps.length, steps.length], at, show, null, [last, last]);
   svg.node().addEventListener("pointerleave", () => here.attr("visibility", "hidden"));
@@ -140,7 +147,7 @@ function prefillDetail(detail, source) {
   svg.append("path").attr("class", "curve second").attr("d", curve(detail.recompute_flops));
   svg.append("path").attr("class", "curve").attr("d", curve(detail.step_flops));
   const curves = [[t("with the cache"), detail.step_flops], [t("without"), detail.recompute_flops]], here = svg.append("circle").attr("class", "spot on").attr("r", 4.5).attr("visibility", "hidden");
-  const show = (r, c) => { const [name, flops] = curves[r]; here.attr("visibility", "visible").attr("cx", x(c + 1)).attr("cy", y(flops[c])); inspect(tellStepFlops(flops, c, t("Operations of token {n}, {name}", { n: c + 1, name }), source)); };
+  const show = (r, c) => { const [name, flops] = curves[r]; here.attr("visibility", "visible").attr("cx", x(c + 1)).attr("cy", y(flops[c])); inspect(tellStepFlops(flops, c, t("Operations of token {n}, {name}", { n: c + 1, name }), source), here.node()); };
   const at = (px, py) => { const c = keepIn(Math.round(x.invert(px)) - 1, n); return [d3.leastIndex(curves, ([, flops]) => Math.abs(y(flops[c]) - py)), c]; };
   pointAtCells(svg.attr("tabindex", 0).attr("data-focus", "step-flops").node(), [2, n], at, show, null, [0, n - 1]);
   const facts = factRow([[t("with the cache"), formatLarge(detail.sum_step), tellSum(detail.step_flops, detail.sum_step, source)], [t("without"), formatLarge(detail.sum_recompute), tellSum(detail.recompute_flops, detail.sum_recompute, source)],

@@ -106,7 +106,7 @@ function weightsCard(step, q, k, weights) {
   const softmax = hasValue(step.values.scores) ? softmaxParts(step, q) : null;
   const rows = names.map((name, i) => {
     const code = hiddenCode(step, q, i);
-    return h("tr", { class: [i === k ? "on" : "", code ? "faint" : ""].join(" ").trim() || null, onpointerenter: () => inspect(tellWeight(step, q, i)) }, h("th", { scope: "row" }, pointable(name, () => tellWeight(step, q, i), () => chooseCell(step, q, i), `key-${i}`)),
+    return h("tr", { class: [i === k ? "on" : "", code ? "faint" : ""].join(" ").trim() || null, onpointerenter: (event) => inspect(tellWeight(step, q, i), event.currentTarget) }, h("th", { scope: "row" }, pointable(name, () => tellWeight(step, q, i), () => chooseCell(step, q, i), `key-${i}`)),
       softmax ? h("td", { class: "number" }, code ? `${MINUS}∞` : formatNumber(softmax.scores[i])) : null, softmax ? h("td", { class: "number wide-only" }, code ? "0" : formatNumber(Math.exp(softmax.scores[i] - softmax.most))) : null,
       h("td", { class: "bar-cell" }, bar(weights[i])), h("td", { class: "number", "data-value": weights[i] }, formatPercent(weights[i])));
   });
