@@ -9,15 +9,16 @@ async function askService(body) {
   return found;
 }
 
-/* What the service is asked for the text on the page, and what of it is asked again for a lever. */
-const askedText = () => ({ text: page.asked.text, ...(page.asked.target && { target: page.asked.target }) });
+/* What the service is asked for a text, and again for its levers. */
+const askedText = ({ text, target }) => ({ text, ...(target && { target }) });
 
 function drawForm() {
-  const { live } = page, field = (name, label, value, type = "text") => h("label", {}, h("span", {}, label), h("input", { name, type, value, autocomplete: "off", required: name === "text", "data-focus": `form-${name}` }));
+  const { live } = page, field = (name, label, value, type = "text") => h("label", {}, h("span", {}, label), h("input", { name, type, value: page.draft?.[name] ?? value, autocomplete: "off", required: name === "text", "data-focus": `form-${name}` }));
   const message = h("p", { class: "note", role: "status" }, page.formMessage?.() ?? "");
   const form = h("form", { class: "ask", onsubmit: submitText }, field("text", t("Text to explain"), page.asked.text ?? ""),
     live.has_target === false ? null : field("target", t("Second text (may stay empty)"), page.asked.target ?? ""), live.needs_key ? field("key", t("Key of the service"), serviceKey, "password") : null,
     h("button", { type: "submit", class: "action", "data-focus": "form-submit" }, t("Explain")), message);
+  form.addEventListener("input", () => { page.draft = Object.fromEntries(new FormData(form)); });
   redraw(document.getElementById("ask"), form);
 }
 
@@ -34,10 +35,10 @@ async function explainText() {
   const asked = page.asked, show = (text) => { page.formMessage = text; drawForm(); };
   show(() => t("Computing …"));
   try {
-    const found = await askService(askedText());
+    const found = await askService(askedText(asked));
     if (asked !== page.asked) return;
     page.formMessage = null;
-    await showDocument(found);
+    await showDocument({ ...found, asked });
   } catch (error) { if (asked === page.asked) show(() => error.message); }
 }
 
@@ -45,31 +46,38 @@ async function startLive() {
   if (page.asked.text && !page.live.needs_key) await explainText();
 }
 
-/* Any setting of a lever, computed by the service. */
+/* Any setting of a lever, computed by the service. What the reader writes stays in the form when the page is drawn again. */
 function leverForm(lever, setting) {
-  const inputs = lever.fields.map((field) => [field, fieldInput(lever, field, setting[field.name]?.name ?? setting[field.name] ?? field.default)]), message = h("p", { class: "note", role: "status" }, page.leverMessage ?? "");
+  const inputs = lever.fields.map((field) => [field, fieldInput(lever, field, setting[field.name]?.name ?? setting[field.name] ?? field.default)]), message = h("p", { class: "note", role: "status" }, lever.message?.() ?? "");
+  for (const [field, input] of inputs) if (lever.draft) input.value = lever.draft[field.name];
   const form = h("form", { class: "live" }, inputs.map(([field, input]) => h("label", { class: "choice" }, SETTING_NAMES[field.name]?.() ?? field.name, input)), inputs.length ? h("button", { type: "submit", class: "action", "data-focus": "lever-submit" }, t("Compute")) : null, message);
+  form.addEventListener("input", () => { lever.draft = Object.fromEntries(inputs.map(([field, input]) => [field.name, input.value])); });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     askLever(lever, readSetting());
   });
   const readSetting = () => Object.fromEntries(inputs.filter(([, input]) => input.value !== "").map(([field, input]) => [field.name, readField(field, input.value)]));
-  if (!lever.cases.length && !lever.isAsked) { lever.isAsked = true; queueMicrotask(() => askLever(lever, readSetting())); }
+  if (!lever.cases.length && !lever.asked) queueMicrotask(() => { if (!lever.asked) askLever(lever, readSetting()); });
   return form;
 }
 
+/* Compute a setting of a lever. Of two settings the later one is shown, whichever comes first. */
 async function askLever(lever, setting) {
   const known = lever.cases.findIndex((one) => JSON.stringify(one.setting) === JSON.stringify(setting));
-  if (known >= 0) { go({ leverCase: known }); return; }
-  const show = (text) => { page.leverMessage = text; if (currentStation().kind === "levers") drawStage(); };
-  show(t("Computing …"));
+  if (known >= 0) { chooseCase(lever, known); return; }
+  const { draft } = lever, { tokens } = page.data.levers, isShown = () => currentStation().kind === "levers" && chosenLever(page.data.levers.levers) === lever;
+  const show = (message) => { lever.message = message; if (isShown()) drawStage(); };
+  lever.asked = setting;
+  show(() => t("Computing …"));
   try {
-    const answer = await askService({ ...askedText(), lever: lever.name, setting });
-    Object.assign(page.data.levers.tokens, answer.tokens);
+    const answer = await askService({ ...askedText(page.data.asked), lever: lever.name, setting });
+    Object.assign(tokens, answer.tokens);
     lever.cases.push(answer.case);
-    page.leverMessage = "";
-    go({ leverCase: lever.cases.length - 1 });
-  } catch (error) { show(error.message); }
+    if (lever.asked !== setting) { show(lever.message); return; }
+    if (lever.draft === draft) lever.draft = null;
+    lever.message = null;
+    if (isShown()) go({ leverCase: lever.cases.length - 1 });
+  } catch (error) { if (lever.asked === setting) show(() => error.message); }
 }
 
 /* Layers and heads count from 0 in settings, and from 1 on the page. */
