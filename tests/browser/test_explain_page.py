@@ -42,6 +42,7 @@ OTHER_DESIGNS: dict[str, dict[str, Any]] = {
     "linear attention": {"kind": "decoder", "attention": "linear", "position": "sinusoidal"},
     "recurrent": {"kind": "decoder", "block": "lstm"},
     "experts": {"kind": "decoder", "feed_forward": "moe"},
+    "head transform": {"kind": "encoder", "norm_first": True, "head_transform_activation": "gelu"},
 }
 
 
@@ -182,6 +183,22 @@ def test_the_arrow_keys_choose_tokens_heads_and_layers(make: Callable[..., Any],
     page.locator("#stage").focus()
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("explain.state.tokens[0]") == chosen
+
+
+def test_the_path_counts_the_transform_of_the_head_as_output(
+    make: Callable[..., Any], open_page: Open
+) -> None:
+    page = open_walk(open_page, make("head transform")[2])
+    names = page.locator("#path .heading, #path .stop").all_inner_texts()
+    end = names.index("Output")
+    assert names[end - 1 : end + 5] == ["Final norm", "Output", "Projection", "Activation", "Norm", "Output"]
+
+
+def test_the_list_of_chapters_shows_their_titles_on_a_phone(
+    make: Callable[..., Any], open_page: Open
+) -> None:
+    page = open_walk(open_page, make("Llama")[2], screen=SCREENS[0])
+    assert page.locator("[data-focus=chapter]").bounding_box()["width"] > 300
 
 
 def test_the_address_leads_back_to_what_was_looked_at(make: Callable[..., Any], open_page: Open) -> None:
@@ -369,3 +386,9 @@ def test_the_chinese_page_has_no_english_but_names(
         find_station(page, station)
         words = find_english(page, names | NAMES_OF_THE_FIELD)
         assert not words, (station, words)
+    find_station(page, "levers")
+    for lever in document["levers"]["levers"]:
+        policies = [case["setting"].get("cache", {}) for case in lever["cases"]]
+        page.evaluate("lever => explain.go({ lever, leverCase: 0 })", lever["name"])
+        words = find_english(page, names | NAMES_OF_THE_FIELD | {one["name"] for one in policies if one})
+        assert not words, (lever["name"], words)

@@ -35,6 +35,8 @@ function formatNumber(value, digits = 4) {
   return text.replace("-", MINUS);
 }
 const superscript = (n) => String(n).replace(/./g, (c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]);
+/* A name before what it names, with the colon of the language. */
+const labelled = (name, text) => t("{name}: {text}", { name, text });
 const formatCount = (n) => n.toLocaleString(page.language === "zh" ? "zh-CN" : "en");
 const formatPercent = (p) => p >= 0.9995 || p === 0 ? `${Math.round(100 * p)}%`
   : p < 0.0001 ? "<0.01%" : `${Number((100 * p).toPrecision(p < 0.01 ? 2 : 3))}%`;

@@ -51,7 +51,7 @@ function drawStrips({ name, rows, tell, choose = null, groups = 0, height = 0, m
   const n = rows[0].values.length, colors = { plus: readColor("--accent"), minus: readColor("--second") };
   const top = most ?? largest(rows.flatMap((one) => [largest(one.values)]));
   const left = rows.some((one) => one.label) ? Math.min(16 + 7.8 * Math.max(...rows.map((one) => textWidth(clipText(one.label ?? "")))), 130) : 0;
-  const cell = Math.min(Math.max((width - left - 2) / n, 1.6), 18), size = height || (rows.length > 12 ? 12 : rows.length > 5 ? 15 : 22), gap = rows.length > 12 ? 2 : rows.length > 5 ? 3 : 6;
+  const cell = Math.min(Math.max((width - left - 2) / n, 1.2), 18), size = height || (rows.length > 12 ? 12 : rows.length > 5 ? 15 : 22), gap = rows.length > 12 ? 2 : rows.length > 5 ? 3 : 6;
   const across = cell * n, w = Math.ceil(left + across + 2), down = rows.length * (size + gap);
   const span = rows.reduce(([lo, hi], one) => { const [a, b] = d3.extent(one.values); return [Math.min(lo, a), Math.max(hi, b)]; }, [Infinity, -Infinity]);
   const label = t("{name}: {rows} rows of {n} numbers from {lo} to {hi}; arrow keys move", { name, rows: rows.length, n, lo: formatNumber(span[0], 3), hi: formatNumber(span[1], 3) });

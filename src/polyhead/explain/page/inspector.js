@@ -15,8 +15,8 @@ function inspect(spec, at = null) {
   const step = spec.step, source = spec.source ?? step?.source;
   const facts = [
     spec.shape && [t("shape"), `(${spec.shape.map(formatCount).join(", ")})`],
-    spec.flops !== undefined && [t("this number"), `${formatLarge(spec.flops)} ${t("operations")}${spec.bytes ? ` · ${formatBytes(spec.bytes)}` : ""}`],
-    step?.cost && [t("this part"), `${formatLarge(step.cost.flops)} ${t("operations")} · ${formatBytes(step.cost.weight_bytes)} ${t("of weights")}`],
+    spec.flops !== undefined && [t("this number"), `${t("{n} operations", { n: formatLarge(spec.flops) })}${spec.bytes ? ` · ${formatBytes(spec.bytes)}` : ""}`],
+    step?.cost && [t("this part"), `${t("{n} operations", { n: formatLarge(step.cost.flops) })} · ${formatBytes(step.cost.weight_bytes)} ${t("of weights")}`],
     source && [t("line of source"), `${source.file}:${source.line}`],
   ].filter(Boolean);
   place.replaceChildren(...[

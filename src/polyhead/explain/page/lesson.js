@@ -64,7 +64,7 @@ function drawLesson() {
   const select = h("select", { "aria-label": t("Chapter"), "data-focus": "chapter", onchange: (event) => go({ chapter: Number(event.target.value) }) }, chapters.map((one, i) => h("option", { value: i, selected: i === at }, `${i + 1}. ${one.title}`)));
   const look = (chapter.look ?? []).map((one) => [one.label, findTarget(one)]).find(([, target]) => target), lever = (chapter.lever ?? []).map((one) => [one.label, findLever(one)]).find(([, target]) => target);
   const buttons = [look, lever].filter(Boolean).map(([label, target], i) => h("button", { type: "button", class: "action", "data-focus": `look-${i}`, onclick: () => follow(target) }, label));
-  const experiments = (chapter.experiment ?? []).map((one) => h("p", { class: "experiment" }, h("span", {}, `${t("A claim to test:")} ${one.claim}`), h("code", {}, one.command)));
+  const experiments = (chapter.experiment ?? []).map((one) => h("p", { class: "experiment" }, h("span", {}, t("A claim to test: {claim}", { claim: one.claim })), h("code", {}, one.command)));
   const turn = (step, text) => chapters[at + step] ? h("button", { type: "button", class: "turn", "data-focus": `turn${step}`, onclick: () => go({ chapter: at + step }) }, text) : h("span", {});
   redraw(place, h("p", { class: "eyebrow" }, t("Lesson, chapter {n} of {all}", { n: at + 1, all: chapters.length })), h("h2", {}, chapter.title), ...chapter.paragraphs.filter(meets).map((one) => h("p", {}, one.spans.map(spanElement))),
     buttons.length ? h("div", { class: "actions" }, buttons) : null, ...experiments, chapter.papers?.length ? h("p", { class: "papers" }, chapter.papers.join("; ")) : null, h("div", { class: "turns" }, turn(-1, t("Chapter before")), select, turn(1, t("Next chapter"))));

@@ -10,17 +10,18 @@ const LEVER_LEADS = {
   cache: () => t("The text is read through a cache that forgets or rounds: what is lost in the output?"), free_running: () => t("The model reads its own tokens instead of the true ones."), prefill: () => t("Reading all at once, or token by token with a cache: the same result at another price."),
 };
 const SETTING_NAMES = { temperature: () => t("temperature"), top_k: () => "top-k", top_p: () => "top-p", scale: () => t("scale"), positions: () => t("positions"), seed: () => t("seed"), layer: () => t("layer"), head: () => t("head"), 
-  n_kv_heads: () => t("key/value heads"), cache: () => t("cache"), prompt: () => t("prompt"), budget: () => t("budget"), bits: () => t("bits per number"), window: () => t("window"), sink: () => t("sink") };
+  n_kv_heads: () => t("key/value heads"), cache: () => t("cache"), prompt: () => t("prompt"), budget: () => t("budget"), bits: () => t("bits per number"), window: () => t("window"), sink: () => t("sink"), recent: () => t("recent"), rank: () => t("directions"), group: () => t("group size") };
 const WORDS = { kept: () => t("kept"), none: () => t("none"), encoder: () => t("Encoder"), decoder: () => t("Decoder"), stack: () => t("Layers"), self: () => t("self-attention"), cross: () => t("cross-attention") };
 
 function settingText(setting) {
   const parts = Object.entries(setting).filter(([, value]) => value !== undefined).map(([name, value]) => {
-    if (value !== null && typeof value === "object") return `${value.name ?? ""} ${Object.entries(value).filter(([key]) => key !== "name").map(([key, one]) => `${SETTING_NAMES[key]?.() ?? key} ${one}`).join(", ")}`.trim();
+    if (value !== null && typeof value === "object") return `${value.name ?? ""} ${Object.entries(value).filter(([key]) => key !== "name").map(([key, one]) => `${SETTING_NAMES[key]?.() ?? key} ${one}`).join(t(", "))}`.trim();
     if (name === "stack" || name === "attention") return WORDS[value]?.() ?? value;
-    const counted = name === "layer" || name === "head" ? Number(value) + 1 : value;
-    return `${SETTING_NAMES[name]?.() ?? name} ${typeof counted === "number" ? formatNumber(counted) : WORDS[counted]?.() ?? counted}`;
+    if (name === "layer") return t("layer {n}", { n: Number(value) + 1 });
+    if (name === "head") return t("head {n}", { n: Number(value) + 1 });
+    return `${SETTING_NAMES[name]?.() ?? name} ${typeof value === "number" ? formatNumber(value) : WORDS[value]?.() ?? value}`;
   });
-  return parts.join(", ") || t("on");
+  return parts.join(t(", ")) || t("on");
 }
 
 const isSubset = (part, whole) => Object.entries(part).every(([key, value]) => value !== null && typeof value === "object" ? whole[key] !== null && typeof whole[key] === "object" && isSubset(value, whole[key]) : whole[key] === value);
@@ -58,9 +59,9 @@ function headGrid(lever, chosen) {
     const name = settingText({ ...one.setting, head: undefined });
     groups.set(name, [...(groups.get(name) ?? []), i]);
   });
-  const tell = (i) => tellMeanKl(cases[i].result, `${settingText(cases[i].setting)}: ${t("mean KL")}`);
+  const tell = (i) => tellMeanKl(cases[i].result, labelled(settingText(cases[i].setting), t("mean KL")));
   const cell = (i) => h("button", { type: "button", class: "head-cell", "aria-pressed": String(i === chosen), "data-focus": `case-${i}`, style: `--share: ${Math.round(80 * shade(cases[i].result.mean_kl, top))}%`,
-    "aria-label": `${settingText(cases[i].setting)}, ${t("mean KL")} ${formatNumber(cases[i].result.mean_kl, 2)}`, title: formatNumber(cases[i].result.mean_kl, 2), ...inspected(() => tell(i)), onclick: () => chooseCase(lever, i) }, String(cases[i].setting.head + 1));
+    "aria-label": labelled(settingText(cases[i].setting), `${t("mean KL")} ${formatNumber(cases[i].result.mean_kl, 2)}`), title: formatNumber(cases[i].result.mean_kl, 2), ...inspected(() => tell(i)), onclick: () => chooseCase(lever, i) }, String(cases[i].setting.head + 1));
   const rows = [...groups].map(([name, members]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, h("div", { class: "head-row" }, members.map(cell)))));
   return h("div", { class: "block" }, h("p", { class: "note" }, t("The darker a head, the further the output moves without it.")), scrollRegion(t("One head knocked out"), h("table", { class: "bars heads" }, h("caption", { class: "unseen" }, t("One head knocked out")), h("tbody", {}, rows))));
 }
@@ -70,7 +71,7 @@ function caseResult(part, lever, chosen) {
   const kl = result.kl.filter((one) => one !== null), top = Math.max(...kl, 1e-6), text = (id) => id === undefined || id === null ? "–" : showToken(part.tokens[id] ?? String(id));
   const nameOf = (r) => part.rows.index[r] === null ? t("the text") : tokenText(side, part.rows.index[r]), guess = (one, r) => text(one.top.ids[r]?.[0]);
   const facts = [[t("mean KL"), `${formatNumber(result.mean_kl, 3)} ${t("nats")}`, tellMeanKl(result)],
-    [t("changed guesses"), t("{n} of {all}", { n: result.changed.length, all: kl.length }), tellChanged(result, (r) => `${nameOf(r)}: ${guess(plain, r)} → ${guess(result, r)}`, kl.length)]];
+    [t("changed guesses"), t("{n} of {all}", { n: result.changed.length, all: kl.length }), tellChanged(result, (r) => labelled(nameOf(r), `${guess(plain, r)} → ${guess(result, r)}`), kl.length)]];
   const best = (one, r) => h("td", {}, guess(one, r), " ", h("span", { class: "soft" }, pointable(formatPercent(one.top.p[r][0]), () => tellListed(one, r, 0, guess(one, r)))));
   const rows = part.rows.index.map((_, r) => {
     if (result.rank[r] === null) return null;
@@ -79,7 +80,7 @@ function caseResult(part, lever, chosen) {
       h("td", { class: "number wide-only" }, known ? [rank(plain), " → ", rank(result)] : ""));
   }).filter(Boolean);
   const table = h("table", { class: "bars" }, h("caption", { class: "unseen" }, LEVER_NAMES[lever.name]?.() ?? lever.name), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("after")), h("th", { scope: "col" }, chosen.baseline ? settingText(chosen.baseline) : t("unchanged")), h("th", { scope: "col" }, t("changed")), h("td", {}), h("th", { scope: "col", class: "number" }, "KL"), h("th", { scope: "col", class: "number wide-only" }, t("rank of the true token")))), h("tbody", {}, rows));
-  return h("div", {}, factRow(facts), caseDetail(lever, chosen.detail ?? {}, part, side), scrollRegion(LEVER_NAMES[lever.name]?.() ?? lever.name, moveInTable(table)));
+  return h("div", { class: "case" }, factRow(facts), caseDetail(lever, chosen.detail ?? {}, part, side), scrollRegion(LEVER_NAMES[lever.name]?.() ?? lever.name, moveInTable(table)));
 }
 
 /* What only some levers show. */
@@ -104,7 +105,7 @@ function caseDetail({ name, source }, detail, part, side) {
 
 function cacheDetail(detail, side, source) {
   const steps = detail.visible[0], names = d3.range(steps.length).map((i) => part_text(side, i)), sizes = { tokens: steps.length, layers: detail.layers.length };
-  const facts = factRow([[t("bytes"), formatBytes(detail.bytes), tellCacheBytes(detail.bytes, sizes, source)], [t("bytes without"), formatBytes(detail.bytes_static), tellCacheBytes(detail.bytes_static, sizes, source)],
+  const facts = factRow([[t("bytes"), formatBytes(detail.bytes), tellCacheBytes(detail.bytes, sizes, source)], [t("bytes of a full cache"), formatBytes(detail.bytes_static), tellCacheBytes(detail.bytes_static, sizes, source)],
     [t("kept"), formatPercent(detail.bytes / detail.bytes_static), ratioTell(detail.bytes, detail.bytes_static, detail.bytes / detail.bytes_static, source, formatCount)]]);
   if (detail.lossless) return facts;
   return h("div", {}, facts, detail.visible.map((layer, l) => h("div", { class: "block" }, h("h4", {}, t("layer {n}: what is still kept at each step", { n: detail.layers[l] + 1 })), keptMatrix(layer, names, detail.layers[l] + 1, source), errorTable(detail, l, names, source))));
@@ -112,7 +113,7 @@ function cacheDetail(detail, side, source) {
 const part_text = (side, i) => sideOf(side).tokens[i] ? tokenText(side, i) : String(i + 1);
 
 function keptMatrix(steps, names, layer, source) {
-  const size = Math.min(Math.max(Math.floor((page.width - 120) / steps.length), 8), 20), left = 110, w = left + size * steps.length + 2, down = size * steps.length + 2;
+  const size = Math.min(Math.max(Math.floor((page.width - 120) / steps.length), 8), 20), left = size < 12 ? 0 : 110, w = left + size * steps.length + 2, down = size * steps.length + 2;
   const cells = steps.flatMap((text, r) => [...text].map((mark, c) => ({ r, c, mark })));
   const svg = d3.create("svg").attr("class", "heat").attr("viewBox", `0 0 ${w} ${down}`).attr("width", w).attr("height", down).attr("role", "img").attr("tabindex", 0).attr("data-focus", `kept-${layer}`).attr("aria-label", t("Kept keys: {n} at the last step of {all}; arrow keys move", { n: [...steps[steps.length - 1]].filter((mark) => mark !== "0").length, all: steps.length }));
   svg.selectAll("rect").data(cells).join("rect").attr("class", (d) => d.mark === "0" ? "gone" : "cell").attr("fill-opacity", (d) => d.mark === "+" ? 0.35 : d.mark === "1" ? 0.75 : 1).attr("x", (d) => left + size * d.c).attr("y", (d) => size * d.r).attr("width", size - 1.5).attr("height", size - 1.5).attr("rx", 2);

@@ -56,7 +56,7 @@ function residualCard(step) {
 /* A part without a drawing of its own: what goes in and what comes out. */
 function plainCard(step) {
   const side = step.side ?? 0, rows = [[t("in"), step.in], [t("out"), step.out]].filter(([, name]) => hasValue(name) && shapeOf(name).length === 2);
-  const r = rowOf(side), title = step.part ? `${KIND_NAMES[step.kind]?.() ?? t("Other part")}: ${step.part}` : KIND_NAMES[step.kind]?.() ?? t("Other part");
+  const r = rowOf(side), title = step.part ? labelled(KIND_NAMES[step.kind]?.() ?? t("Other part"), step.part) : KIND_NAMES[step.kind]?.() ?? t("Other part");
   const blocks = rows.map(([label, name]) => h("div", { class: "block" }, drawStrips({ name: label, focus: `${step.path}-${label}`, rows: [{ label, values: row(name, keepIn(r, shapeOf(name)[0])), on: label === t("out") }],
     tell: plainTell(label, name, step) })));
   const leads = { projection: t("A learned matrix maps the vector of each token to another."), activation: t("Each number of the vector passes an activation."), pooling: t("The token vectors are pooled into a vector of the text.") };

@@ -22,7 +22,7 @@ function positionCards(output) {
   const rows = one.top.map((top, i) => h("tr", { class: expected?.id === top.id ? "on" : null, onpointerenter: (event) => inspect(tell(top), event.currentTarget) },
     h("td", { class: "number soft" }, String(i + 1)), h("th", { scope: "row" }, pointable(showToken(top.text), () => tell(top), null, `top-${i}`)), h("td", { class: "number wide-only" }, formatNumber(top.logit)), h("td", { class: "bar-cell" }, bar(top.p / Math.max(best, 0.001))), h("td", { class: "number", "data-value": top.p }, formatPercent(top.p))));
   const table = h("table", { class: "bars" }, h("caption", {}, masked ? t("What belongs at “{token}”", { token: tokenText(side, one.position) }) : t("What comes after “{token}”", { token: tokenText(side, one.position) })),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "#"), h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "number wide-only" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows));
+    h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "number" }, "#"), h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "number wide-only" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows));
   const facts = [[t("spread (entropy)"), t("{n} bits", { n: formatNumber(one.entropy, 3) }), tellEntropy(one, head)]];
   if (expected) facts.push([t("expected"), `${showToken(expected.text)} · ${formatPercent(expected.p)} · ${t("rank {n}", { n: expected.rank })}`, tell(expected)]);
   const cards = [card("probabilities", t("Probabilities"), t("The last vector meets the vector of each of the {n} tokens of the vocabulary: one number each, the logit. Softmax makes them probabilities.", { n: formatCount(page.data.run.config.vocab_size) }), factRow(facts), table)];
@@ -107,7 +107,7 @@ function beamTree(generation, chosen) {
 function groupCosts() {
   const groups = new Map();
   for (const step of page.data.walk) {
-    const kind = isCross(step) ? t("Cross-attention") : KIND_NAMES[step.kind]?.() ?? step.kind, name = step.layer === null ? kind : `${stackName(step.stack)}: ${kind}`;
+    const kind = isCross(step) ? t("Cross-attention") : KIND_NAMES[step.kind]?.() ?? step.kind, name = step.layer === null ? kind : labelled(stackName(step.stack), kind);
     const group = groups.get(name) ?? { steps: [], flops: 0 };
     group.steps.push(step);
     group.flops = step.cost.flops === null || group.flops === null ? null : group.flops + step.cost.flops;

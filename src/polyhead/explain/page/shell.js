@@ -36,15 +36,15 @@ function setTheme(theme) { page.theme = theme; store("theme", theme); document.d
 
 /* The path: all stations in order, the layers of a stack folded into the chosen one. */
 function drawPath() {
-  const chosen = currentStation(), items = [];
+  const chosen = currentStation(), items = [], lastLayer = page.stations.findLastIndex((station) => station.layer);
   let group = null;
-  for (const station of page.stations) {
+  for (const [i, station] of page.stations.entries()) {
     const key = station.layer ? `stack-${station.layer.stack}` : station.kind === "tokens" ? `side-${station.side}` : null;
     if (station.layer && station.layer.index !== layerOf(station.layer.stack)) continue;
     if (key !== null && key !== group) {
       group = key;
       items.push(station.layer ? layerHeading(station.layer.stack) : h("li", { class: "heading" }, page.data.sides.length > 1 ? sideName(station.side) : t("Input")));
-    } else if (key === null && ["output", "generation", "levers", "cost"].includes(station.kind) && group !== "end") {
+    } else if (key === null && i > lastLayer && !station.stack && !INPUT.has(station.kind) && group !== "end") {
       group = "end";
       items.push(h("li", { class: "heading" }, t("Output")));
     }
@@ -112,7 +112,12 @@ function drawStage({ scroll = false } = {}) {
     h("nav", { class: "walk-on", "aria-label": t("Along the path") }, neighbour(-1, t("Back")), neighbour(1, t("Forward"))));
   if (scroll) scrollToCard();
 }
-const fullName = (station) => station.layer ? `${stackName(station.layer.stack)} ${station.layer.index + 1}: ${stationName(station)}` : page.data.sides.length > 1 && ["tokens", "embedding", "position"].includes(station.kind) ? `${sideName(station.side)}: ${stationName(station)}` : stationName(station);
+function fullName(station) {
+  const name = stationName(station), isInput = ["tokens", "embedding", "position"].includes(station.kind);
+  if (station.layer?.stack === "stack") return t("Layer {n}: {name}", { n: station.layer.index + 1, name });
+  if (station.layer) return t("{stack} {n}: {name}", { stack: stackName(station.layer.stack), n: station.layer.index + 1, name });
+  return page.data.sides.length > 1 && isInput ? labelled(sideName(station.side), name) : name;
+}
 
 /* Scroll to the chosen card below the pickers, which stay in view; without one to the top of the stage if it is above. */
 function scrollToCard() {
