@@ -62,7 +62,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a.detach().double() - b.detach()).norm() / (b.detach().norm() + 1e-12))
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 2**26])
+@pytest.mark.parametrize("chunk_bytes", [1, 480, 2**26])
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_in_fp32(case: Any, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "LOGITS_BYTES", chunk_bytes)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, load_kernels
+from polyhead.kernels.training.products import grad_input, linear_output
 from polyhead.kernels.training.weights import WeightCopies
 from polyhead.nn.lm_head import Head
 from polyhead.nn.loss import LOGITS_CHUNK, Loss, labeled_rows
@@ -63,16 +64,18 @@ class FusedCrossEntropy(torch.autograd.Function):
         d_weight = torch.empty_like(weight) if weight_needs_grad else None
         d_bias = torch.zeros_like(bias) if bias is not None and gradient else None
         options, sums = LossOptions(softcap or 0.0, smoothing, gradient), torch.zeros(2, dtype=torch.float64)
-        chunk = max(1, LOGITS_BYTES // (len(w) * w.itemsize))
-        buffer = x.new_empty(min(chunk, len(labels)), len(weight))
+        most = max(1, LOGITS_BYTES // (len(w) * w.itemsize))
+        n_chunks = -(-len(labels) // most)
+        chunk = -(-len(labels) // max(n_chunks, 1)) or 1  # equal ones: few rows cost as much as many
         for at in range(0, len(labels), chunk):
             rows = x[at : at + chunk]
-            scores = torch.mm(rows, w.T, out=buffer[: len(rows)])
+            scores = linear_output(rows, w)
             add_cross_entropy(scores, bias, labels[at : at + chunk], options, d_bias, sums)
             if d_features is not None:
-                d_features[at : at + chunk] = scores @ w
+                d_features[at : at + chunk] = grad_input(scores, w)
             if d_weight is not None:
-                add_product(d_weight, scores.T @ rows, first=at == 0)
+                add_product(d_weight, scores, rows, first=at == 0)
+            del scores  # before the next ones are there
         if d_weight is not None and not len(labels):
             d_weight.zero_()
         ctx.save_for_backward(d_features, d_weight, d_bias)
@@ -105,15 +108,14 @@ def add_cross_entropy(
     run(*pointers[:3], *scores.shape, options, *pointers[3:])
 
 
-def add_product(sums: Tensor, term: Tensor, *, first: bool) -> None:
-    """sums += term, or = term if it is the first: fp32, and fp32 or bf16, of one shape."""
+def add_product(sums: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
+    """sums += gradᵀ x, or = gradᵀ x if it is the first: (V, C) fp32, from rows (M, V) and (M, C)."""
     kernels = load_loss_kernels()
-    if term.dtype == torch.bfloat16 and kernels is not None and term.is_contiguous():
+    if grad.dtype == torch.bfloat16 and kernels is not None:
+        term = grad.T @ x
         kernels.add_bf16(sums.data_ptr(), term.data_ptr(), sums.numel(), first)
-    elif first:
-        sums.copy_(term)
     else:
-        sums += term
+        torch.addmm(sums, grad.T, x, beta=0 if first else 1, out=sums)
 
 
 def fuse_cross_entropy(
