@@ -17,7 +17,10 @@ from polyhead.kernels.training.mode import TrainingKernels
 from polyhead.nn import kv
 from polyhead.nn.residual import Residual
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
+pytestmark = [
+    pytest.mark.skipif(load_kernels() is None, reason="no compiler"),
+    pytest.mark.usefixtures("form"),
+]
 
 WIDTH, HEADS, LENGTH, SOURCE_LENGTH = 64, 4, 37, 21
 PADDING = torch.arange(LENGTH) >= torch.tensor([37, 20, 1])[:, None]

@@ -15,9 +15,12 @@ from polyhead.kernels.training import mode
 from polyhead.kernels.training.mode import SUBLAYER_FUSIONS, TrainingKernels
 from polyhead.nn.residual import Residual
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
+pytestmark = [
+    pytest.mark.skipif(load_kernels() is None, reason="no compiler"),
+    pytest.mark.usefixtures("form"),
+]
 
-WIDTH, INNER = 40, 72
+WIDTH, INNER = 48, 80
 LAYERS: list[dict[str, Any]] = [
     *({"name": name} for name in ("relu", "relu2", "leaky_relu", "gelu", "silu", "tanh")),
     {"name": "gelu", "tanh": True, "bias": False},

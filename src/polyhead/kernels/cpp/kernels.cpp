@@ -1,6 +1,7 @@
 // Entry points of the kernels: products, attention, logsumexp, top-k, and a complete decoding step.
 #include "step.hpp"
 #include "train_attention.hpp"
+#include "train_blocks.hpp"
 #include "train_elementwise.hpp"
 #include "train_loss.hpp"
 #include "train_products.hpp"

@@ -89,13 +89,14 @@ void multiply_panel(const float* panel, long width, const float* x, long row, lo
     if (j < vectors) multiply_tile<T, ADD, R, 1>(panel + j * LANES, width, x, row, step, steps, sums + j * LANES, stride);
 }
 
-// An even number of rows, up to ROWS.
+// An even number of rows, up to ROWS, or 1.
 template <class T, bool ADD>
 void multiply_panel(long rows, const float* panel, long width, const float* x, long row, long step, long steps, float* sums, long stride,
                     long vectors) {
     if (rows == 6) return multiply_panel<T, ADD, 6>(panel, width, x, row, step, steps, sums, stride, vectors);
     if (rows == 4) return multiply_panel<T, ADD, 4>(panel, width, x, row, step, steps, sums, stride, vectors);
-    multiply_panel<T, ADD, 2>(panel, width, x, row, step, steps, sums, stride, vectors);
+    if (rows == 2) return multiply_panel<T, ADD, 2>(panel, width, x, row, step, steps, sums, stride, vectors);
+    multiply_panel<T, ADD, 1>(panel, width, x, row, step, steps, sums, stride, vectors);
 }
 
 // Transpose 4-byte numbers: rows (n, steps), `stride` bytes apart -> panel (steps, 64), 0 from n to the next multiple of 16.

@@ -6,6 +6,7 @@ query, and the random bytes of dropout; the normed input and the weights are com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +14,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from polyhead.kernels.training.attention import LANES, MAX_HEAD_DIM, AttentionCall
+from polyhead.kernels.training.blocks import BlockInput
 from polyhead.kernels.training.conditions import find_norm, is_fusable, list_modules
 from polyhead.kernels.training.elementwise import Drop, Norm
 from polyhead.kernels.training.epilogues import linear_residual
-from polyhead.kernels.training.products import grad_input, grad_weight, linear_output
-from polyhead.kernels.training.weights import WeightCopies
+from polyhead.kernels.training.linear_forms import (
+    linear_residual_gradient,
+    norm_linear,
+    norm_linear_gradient,
+)
+from polyhead.kernels.training.weights import WeightCopies, join_biases
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import KV, attention_mask
@@ -36,7 +42,6 @@ class _Parts(NamedTuple):
     attention: AttentionCall
     head_dims: tuple[int, ...]  # of queries and, in self-attention, of keys and values
     drop: Drop  # of the output
-    dtype: torch.dtype  # of the products
 
 
 def fuse_attention(
@@ -67,13 +72,12 @@ def fuse_attention(
         _describe_call(x, layer, pos, memory, position),
         (layer.head_dim, layer.head_dim, layer.v_head_dim)[: len(inputs)],
         Drop.draw(residual.dropout, (x.numel() // x.size(-1), x.size(-1)), residual.scale),
-        dtype,
     )
     out: Tensor = _AttentionResidual.apply(
         parts,
         copies.get(*(part.weight for part in inputs)),
         copies.get(layer.o_proj.weight),
-        None if inputs[0].bias is None else copies.get(*(part.bias for part in inputs)),
+        join_biases(inputs),
         None if memory is None else memory.k,
         None if memory is None else memory.v,
         x,
@@ -145,27 +149,24 @@ class _AttentionResidual(torch.autograd.Function):
         norm_bias: Tensor | None,
         *weights: Tensor | None,
     ) -> Tensor:
-        norm, (B, T, C) = parts.norm, x.shape
-        rows = x.reshape(-1, C).contiguous()
-        total, stats, kept = None, None, rows
-        if parts.norm_first:
-            h, stats = norm.forward(rows, norm_weight, norm_bias, parts.dtype)
-        else:
-            h = kept = rows.to(parts.dtype)
-        ctx.widths = [weight.size(0) for weight in weights[:-2:2] if weight is not None]
-        projected = linear_output(h, in_weight, in_bias).view(B, T, -1)
-        qkv = _split_heads(projected, ctx.widths, parts.head_dims, k, v)
+        norm, (B, T, _) = parts.norm, x.shape
+        rows = BlockInput.of(x, norm, parts.norm_first, norm_weight, norm_bias, in_weight.dtype)
+        widths = [weight.size(0) for weight in weights[:-2:2] if weight is not None]
+        projected, stats = norm_linear(rows, in_weight, in_bias)
+        qkv = _split_heads(projected.view(B, T, -1), widths, parts.head_dims, k, v)
         heads, log_sums = parts.attention.forward(*qkv)
-        out = linear_residual(heads.view(B * T, -1), out_weight, weights[-1], rows, parts.drop)
+        assert rows.x is not None
+        out = linear_residual(heads.view(B * T, -1), out_weight, weights[-1], rows.x, parts.drop)
+        total = None
         if not parts.norm_first:
             total = out
             out, stats = norm.forward(total, norm_weight, norm_bias, torch.float32)
         attention, tensors = parts.attention.split()
         ctx.save_for_backward(
-            kept, stats, total, projected, k, v, heads, log_sums, in_weight, out_weight,
-            norm_weight, norm_bias, parts.drop.bytes_, *tensors,
+            *rows.list_tensors(), stats, total, projected, k, v, heads, log_sums, in_weight, out_weight,
+            parts.drop.bytes_, *tensors,
         )  # fmt: skip
-        ctx.parts = parts._replace(attention=attention, drop=parts.drop.without_bytes())
+        ctx.parts, ctx.widths = parts._replace(attention=attention, drop=parts.drop.without_bytes()), widths
         ctx.has_bias = in_bias is not None, weights[-1] is not None
         return out.view(x.shape)
 
@@ -173,43 +174,38 @@ class _AttentionResidual(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
-            kept, stats, total, projected, k, v, heads, log_sums, in_weight, out_weight,
-            norm_weight, norm_bias, drop_bytes, *tensors,
+            *tensors, stats, total, projected, k, v, heads, log_sums, in_weight, out_weight,
+            drop_bytes, mask, bias, cos, sin,
         ) = ctx.saved_tensors  # fmt: skip
-        parts, norm, widths, needs_weight = ctx.parts, ctx.parts.norm, ctx.widths, ctx.needs_input_grad[9::2]
-        rows = grad.reshape(-1, grad.size(-1)).float().contiguous()
+        parts, widths, needs_weight = ctx.parts, ctx.widths, ctx.needs_input_grad[9::2]
+        rows, (B, T, C) = BlockInput(parts.norm, *tensors), grad.shape
+        d_total = grad.reshape(-1, C).float().contiguous()
+        d_last_norm: Sequence[Tensor | None] = ()
         if total is not None:
-            rows, *d_norm = norm.backward(rows, total, stats, norm_weight, None)
-        d_out, d_out_bias = parts.drop.with_bytes(drop_bytes).backward(rows, parts.dtype)
-        d_out_weight = grad_weight(d_out, heads.view(d_out.size(0), -1)) if needs_weight[-1] else None
-        d_heads = grad_input(d_out, out_weight).view(heads.shape)
+            d_total, *d_last_norm = parts.norm.backward(d_total, total, stats, rows.weight, None)
+        drop = parts.drop.with_bytes(drop_bytes)
+        after = linear_residual_gradient(heads.view(B * T, -1), out_weight, drop, d_total, needs_weight[-1])
         d_projected = torch.empty_like(projected)
         dk, dv = (None if x is None else torch.empty_like(x) for x in (k, v))
-        qkv = _split_heads(projected, widths, parts.head_dims, k, v)
-        d_qkv = _split_heads(d_projected, widths, parts.head_dims, dk, dv)
-        sums = [stats.new_empty(grad.size(0), *x.shape[2:], dtype=torch.float32) for x in qkv[: len(widths)]]
-        parts.attention.with_tensors(*tensors).backward(qkv, heads, log_sums, d_heads, d_qkv, sums)
-        d_rows = d_projected.view(rows.size(0), -1)
-        d_h = grad_input(d_rows, in_weight)
-        if total is None:
-            h, _ = norm.forward(kept, norm_weight, norm_bias, parts.dtype)
-            dx, *d_norm = norm.backward(d_h, kept, stats, norm_weight, rows)
-        else:
-            h, dx = kept, Drop(None)(rows, d_h, None)
-        d_in: list[Tensor | None] = [None] * len(widths)
-        if any(needs_weight[:-1]):
-            d_in = list(grad_weight(d_rows, h).split(widths))
+        qkv = _split_heads(projected.view(B, T, -1), widths, parts.head_dims, k, v)
+        d_qkv = _split_heads(d_projected.view(B, T, -1), widths, parts.head_dims, dk, dv)
+        sums = [d_total.new_empty(B, *x.shape[2:]) for x in qkv[: len(widths)]]
+        attention = parts.attention.with_tensors(mask, bias, cos, sin)
+        attention.backward(qkv, heads, log_sums, after.y.view(heads.shape), d_qkv, sums)
+        before = norm_linear_gradient(rows, in_weight, d_projected, d_total, stats, any(needs_weight[:-1]))
+        d_norm = d_last_norm or before.norm
+        d_in = [None] * len(widths) if before.weight is None else before.weight.split(widths)
         d_in_bias = [part.sum(0).flatten() if ctx.has_bias[0] else None for part in sums]
         return (
             *[None] * 4,
             dk,
             dv,
-            dx.view(grad.shape),
-            None if norm_weight is None else d_norm[0],
-            None if norm_bias is None else d_norm[1],
+            before.x.view(grad.shape),
+            None if rows.weight is None else d_norm[0],
+            None if rows.bias is None else d_norm[1],
             *(part for pair in zip(d_in, d_in_bias, strict=True) for part in pair),
-            d_out_weight,
-            d_out_bias if ctx.has_bias[1] else None,
+            after.weight,
+            after.bias if ctx.has_bias[1] else None,
         )
 
 

@@ -7,31 +7,23 @@ and the activations are computed again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from polyhead.kernels.training.blocks import BlockInput
 from polyhead.kernels.training.conditions import find_norm, is_fusable, list_modules
 from polyhead.kernels.training.elementwise import Activation, Drop, Norm
-from polyhead.kernels.training.epilogues import linear_activation, linear_residual
-from polyhead.kernels.training.products import grad_input, grad_weight
-from polyhead.kernels.training.weights import WeightCopies
+from polyhead.kernels.training.feed_forward_forms import (
+    FeedForwardParts,
+    feed_forward,
+    feed_forward_gradient,
+)
+from polyhead.kernels.training.weights import WeightCopies, join_biases
 from polyhead.nn.feed_forward.mlp import FeedForward, GatedFeedForward
-from polyhead.nn.precision import product_dtype
 from polyhead.nn.residual import Residual
-
-
-class _Parts(NamedTuple):
-    """What the function computes with, besides tensors."""
-
-    norm: Norm
-    norm_first: bool
-    activation: Activation
-    inner: Drop  # of the activations
-    outer: Drop  # of the output
-    dtype: torch.dtype  # of the products
 
 
 def fuse_feed_forward(
@@ -64,19 +56,18 @@ def _fuse(
         return None
     assert norm is not None and activation is not None
     rows = x.numel() // x.size(-1)
-    parts = _Parts(
-        norm,
-        residual.norm_first,
+    parts = FeedForwardParts(
         activation,
         Drop.draw(layer.dropout, (rows, down.in_features)),
         Drop.draw(residual.dropout, (rows, down.out_features), residual.scale),
-        product_dtype(x),
+        copies.get(*(linear.weight for linear in inner_maps)),
+        copies.get(down.weight),
     )
     out: Tensor = _FeedForwardResidual.apply(
         parts,
-        copies.get(*(linear.weight for linear in inner_maps)),
-        copies.get(down.weight),
-        _join_biases(inner_maps),
+        norm,
+        residual.norm_first,
+        join_biases(inner_maps),
         x,
         residual.norm.weight if norm.has_weight else None,
         getattr(residual.norm, "bias", None),
@@ -85,81 +76,64 @@ def _fuse(
     return out
 
 
-def _join_biases(maps: Sequence[nn.Linear]) -> Tensor | None:
-    """The biases of maps that are one product, in fp32, without gradient."""
-    biases = [linear.bias.detach() for linear in maps if linear.bias is not None]
-    return torch.cat(biases) if len(biases) > 1 else biases[0] if biases else None
-
-
 class _FeedForwardResidual(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        parts: _Parts,
-        inner_weight: Tensor,
-        outer_weight: Tensor,
+        parts: FeedForwardParts,
+        norm: Norm,
+        norm_first: bool,
         inner_bias: Tensor | None,
         x: Tensor,
         norm_weight: Tensor | None,
         norm_bias: Tensor | None,
         *weights: Tensor | None,
     ) -> Tensor:
-        norm, activation, inner, outer = parts.norm, parts.activation, parts.inner, parts.outer
-        rows = x.reshape(-1, x.size(-1)).contiguous()
-        if parts.norm_first:
-            h, stats = norm.forward(rows, norm_weight, norm_bias, parts.dtype)
-            kept = rows
-        else:
-            h = kept = rows.to(parts.dtype)
-        hidden, active = linear_activation(h, inner_weight, inner_bias, activation, inner)
-        out = linear_residual(active, outer_weight, weights[-1], rows, outer)
+        rows = BlockInput.of(x, norm, norm_first, norm_weight, norm_bias, parts.dtype)
+        out, hidden, stats = feed_forward(parts, rows, inner_bias, weights[-1])
         total = None
-        if not parts.norm_first:
+        if not norm_first:
             total = out
             out, stats = norm.forward(total, norm_weight, norm_bias, torch.float32)
         ctx.save_for_backward(
-            kept, stats, total, hidden, inner_weight, outer_weight, norm_weight, norm_bias,
-            inner.bytes_, outer.bytes_,
-        )  # fmt: skip
-        ctx.parts = parts._replace(inner=inner.without_bytes(), outer=outer.without_bytes())
-        ctx.widths = [weight.size(0) for weight in weights[:-2:2] if weight is not None]
+            *rows.list_tensors(),
+            hidden,
+            stats,
+            total,
+            parts.up,
+            parts.down,
+            parts.inner.bytes_,
+            parts.outer.bytes_,
+        )
+        ctx.parts = parts.activation, parts.inner.without_bytes(), parts.outer.without_bytes()
+        ctx.norm, ctx.widths = norm, [weight.size(0) for weight in weights[:-2:2] if weight is not None]
         ctx.has_bias = weights[1] is not None, weights[-1] is not None
         return out.view(x.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (
-            kept, stats, total, hidden, inner_weight, outer_weight, norm_weight, norm_bias,
-            inner_bytes, outer_bytes,
-        ) = ctx.saved_tensors  # fmt: skip
-        parts, norm = ctx.parts, ctx.parts.norm
-        needs_weight = ctx.needs_input_grad[7::2]
-        rows = grad.reshape(-1, grad.size(-1)).float().contiguous()
-        if total is not None:
-            rows, *d_norm = norm.backward(rows, total, stats, norm_weight, None)
-        d_out, d_outer_bias = parts.outer.with_bytes(outer_bytes).backward(rows, parts.dtype)
-        active, d_hidden, d_inner_bias = parts.activation.backward(
-            grad_input(d_out, outer_weight), hidden, parts.inner.with_bytes(inner_bytes)
+        *tensors, hidden, stats, total, up, down, inner_bytes, outer_bytes = ctx.saved_tensors
+        rows, widths, needs_weight = BlockInput(ctx.norm, *tensors), ctx.widths, ctx.needs_input_grad[7::2]
+        activation, inner, outer = ctx.parts
+        parts = FeedForwardParts(
+            activation, inner.with_bytes(inner_bytes), outer.with_bytes(outer_bytes), up, down
         )
-        d_outer_weight = grad_weight(d_out, active) if needs_weight[-1] else None
-        del active, d_out
-        d_h = grad_input(d_hidden, inner_weight)
-        if total is None:
-            h, _ = norm.forward(kept, norm_weight, norm_bias, parts.dtype)
-            dx, *d_norm = norm.backward(d_h, kept, stats, norm_weight, rows)
-        else:
-            h, dx = kept, Drop(None)(rows, d_h, None)
-        d_inner = [None] * len(ctx.widths)
-        if any(needs_weight[:-1]):
-            d_inner = list(grad_weight(d_hidden, h).split(ctx.widths))
-        d_inner_biases = d_inner_bias.split(ctx.widths) if ctx.has_bias[0] else [None] * len(ctx.widths)
+        d_total = grad.reshape(-1, grad.size(-1)).float().contiguous()
+        d_last_norm: Sequence[Tensor | None] = ()
+        if total is not None:
+            d_total, *d_last_norm = rows.norm.backward(d_total, total, stats, rows.weight, None)
+        needs_weights = any(needs_weight[:-1]), needs_weight[-1]
+        found = feed_forward_gradient(parts, rows, d_total, hidden, stats, needs_weights)
+        d_norm = d_last_norm or found.norm
+        d_inner = [None] * len(widths) if found.up is None else found.up.split(widths)
+        d_inner_biases = found.up_bias.split(widths) if ctx.has_bias[0] else [None] * len(widths)
         return (
             *[None] * 4,
-            dx.view(grad.shape),
-            None if norm_weight is None else d_norm[0],
-            None if norm_bias is None else d_norm[1],
+            found.x.view(grad.shape),
+            None if rows.weight is None else d_norm[0],
+            None if rows.bias is None else d_norm[1],
             *(part for pair in zip(d_inner, d_inner_biases, strict=True) for part in pair),
-            d_outer_weight,
-            d_outer_bias if ctx.has_bias[1] else None,
+            found.down,
+            found.down_bias if ctx.has_bias[1] else None,
         )

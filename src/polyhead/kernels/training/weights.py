@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.nn.precision import product_dtype
 
@@ -35,3 +37,9 @@ def _cat_rows(weights: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
     for part, row in zip(out.split([len(row) for row in rows]), rows, strict=True):
         part.copy_(row)
     return out
+
+
+def join_biases(maps: Sequence[nn.Linear]) -> Tensor | None:
+    """The biases of maps that are one product, in fp32, without gradient."""
+    biases = [linear.bias.detach() for linear in maps if linear.bias is not None]
+    return torch.cat(biases) if len(biases) > 1 else biases[0] if biases else None

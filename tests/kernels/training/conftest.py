@@ -1,0 +1,14 @@
+"""The forms of a residual that a processor chooses between."""
+
+import pytest
+
+from polyhead.kernels.training import feed_forward_forms, linear_forms
+
+
+@pytest.fixture(params=["passes", "blocks"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each form in turn, whichever is faster."""
+    name: str = request.param
+    for module in (feed_forward_forms, linear_forms):
+        monkeypatch.setattr(module, "fastest_product", lambda kind, forms, *_: forms[name])
+    return name
