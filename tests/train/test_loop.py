@@ -38,10 +38,9 @@ pytestmark = pytest.mark.usefixtures("unsynced")
 class Catch:
     """An optimiser that keeps the gradients it is given and changes nothing."""
 
-    param_groups: list[Any] = []  # noqa: RUF012
-
     def __init__(self, model: nn.Module) -> None:
         self.model, self.seen = model, []
+        self.param_groups = [{"params": list(model.parameters()), "lr": 1.0}]
 
     def step(self) -> None:
         self.seen.append([p.grad.clone() for p in self.model.parameters()])

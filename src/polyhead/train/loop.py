@@ -24,7 +24,7 @@ from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, Proc
 from polyhead.train.gradient_norm import clip_split_gradients
 from polyhead.train.loggers import Reporter
 from polyhead.train.loss_module import LossTask
-from polyhead.train.optim import set_rates
+from polyhead.train.optim import list_parameters, set_rates
 from polyhead.train.precision import autocast
 from polyhead.train.prefetch import BatchPrefetcher
 from polyhead.train.progress import MetricSums, Progress
@@ -265,7 +265,7 @@ def train_step(
     its shard of every batch, or a dummy batch; all ranks make the same step and the same passes.
     """
     model, progress, scale = training.model, training.progress, training.loss_scale
-    root = training.bind_ranks(task, ranks)
+    root, parameters = training.bind_ranks(task, ranks), list_parameters(*training.optimizers)
     counts = ranks.sum_counted(*(task.count_labels(batch) for batch in batches))  # labels on all ranks
     count = int(sum(counts))
     losses = (  # total and NLL of each batch in turn
@@ -275,18 +275,18 @@ def train_step(
     )
     prefetch()
     if training.reads_late and count:
-        numbers = [*losses, nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)]
+        numbers = [*losses, nn.utils.clip_grad_norm_(parameters, config.clip_norm or math.inf)]
         set_rates(training.optimizers, training.schedule(progress.step))
         skipped = step_if_finite(training.optimizers, numbers)
         if training.ema:
             training.ema.update(model, progress.step, skipped)
         training.unread = UnreadStep(progress.step, count, NumbersInFlight(numbers))
-        model.zero_grad(set_to_none=True)
+        _drop_gradients(parameters)
         return ""
     total, nll = ranks.sum_counted(*sum_losses(losses))
     if scale:
         scale.unscale(model)
-    norm = _clip_gradients(training, config.clip_norm or math.inf, ranks)
+    norm = _clip_gradients(training, parameters, config.clip_norm or math.inf, ranks)
     is_finite = math.isfinite(total + norm)
     if count and is_finite:
         set_rates(training.optimizers, training.schedule(progress.step))
@@ -294,7 +294,7 @@ def train_step(
             optimizer.step()
         if training.ema:
             training.ema.update(model, progress.step)
-    model.zero_grad(set_to_none=True)
+    _drop_gradients(parameters)
     if scale and count and math.isfinite(total) and scale.update(is_finite):
         progress.skipped += 1
         return tr(
@@ -328,13 +328,19 @@ def _forward_backward(
     return losses
 
 
-def _clip_gradients(training: TrainState, max_norm: float, ranks: ProcessGroup) -> float:
+def _clip_gradients(
+    training: TrainState, parameters: Sequence[nn.Parameter], max_norm: float, ranks: ProcessGroup
+) -> float:
     """Limit the norm of the gradients of all ranks; returns what it was."""
-    parameters = training.model.parameters()
     if training.is_split:
         uncounted = training.pipeline.model.uncounted_weights if training.pipeline else ()
         return clip_split_gradients(parameters, max_norm, ranks, uncounted)
     return float(nn.utils.clip_grad_norm_(parameters, max_norm))
+
+
+def _drop_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def can_read_late(training: TrainState, ranks: ProcessGroup) -> bool:

@@ -107,6 +107,11 @@ def set_rates(optimizers: Sequence[Optimizer], factor: float) -> None:
             group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
 
 
+def list_parameters(*optimizers: Optimizer) -> list[nn.Parameter]:
+    """The parameters of optimizers, in the order of their state dicts."""
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
 def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
     """Parameter groups: matrices with weight decay; biases and norms without."""
     groups = [

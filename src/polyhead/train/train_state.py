@@ -27,7 +27,7 @@ from polyhead.train.distributed.rank_sync import share_tensors
 from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
 from polyhead.train.ema import Ema, copy_into
 from polyhead.train.loss_module import LossModule, LossTask
-from polyhead.train.optim import set_rates
+from polyhead.train.optim import list_parameters, set_rates
 from polyhead.train.precision import LossScale, resolve_precision
 from polyhead.train.progress import Progress
 from polyhead.train.schedule import Schedule
@@ -224,7 +224,7 @@ class TrainState:
 
 def split_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Saved tensors of an optimizer, those of the shape of their parameter split as it is, one at a time."""
-    parameters = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+    parameters = [p.detach() for p in list_parameters(optimizer)]
     if isinstance(optimizer, SplitAdafactor) or not any(map(is_split, parameters)):
         return tensors
     parts: dict[str, Tensor] = {}

@@ -19,6 +19,7 @@ from polyhead.checkpoint.safetensors_io import TensorSpec, describe_tensors
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.local_tensor import get_whole, split_like
 from polyhead.train.distributed.pipeline import PipelineModel
+from polyhead.train.optim import list_parameters
 
 
 class OptimizerLayout(NamedTuple):
@@ -143,7 +144,7 @@ class StageState:
             name: optimizer.state.get(p, {})
             for optimizer in optimizers
             for name, p in zip(
-                list_names(self.pipeline.model, optimizer), _list_parameters(optimizer), strict=True
+                list_names(self.pipeline.model, optimizer), list_parameters(optimizer), strict=True
             )
             if p in optimizer.state
         }
@@ -168,7 +169,7 @@ class StageState:
             entries |= {layout.names[i]: entry for i, entry in state["state"].items()}
             groups |= {layout.names[i]: group for group in state["param_groups"] for i in group["params"]}
         for optimizer in optimizers:
-            parameters, names = _list_parameters(optimizer), list_names(self.pipeline.model, optimizer)
+            parameters, names = list_parameters(optimizer), list_names(self.pipeline.model, optimizer)
             own = optimizer.state_dict()
             own["state"] = {
                 i: {
@@ -190,8 +191,4 @@ class StageState:
 def list_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
     """The names of an optimizer's parameters, by their numbers in its state dict."""
     name_of = {p: name for name, p in model.named_parameters()}
-    return [name_of[p] for p in _list_parameters(optimizer)]
-
-
-def _list_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    return [name_of[p] for p in list_parameters(optimizer)]
