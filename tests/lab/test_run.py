@@ -13,11 +13,21 @@ from tests.lab.run_helpers import NAMES
 from tests.lab.run_helpers import toy as toy
 
 from polyhead.cli import main
+from polyhead.core import i18n
+from polyhead.lab.page import translate_result
+from polyhead.lab.result import Claim, ExperimentResult
 
 LONGER = {
     "activations", "caches", "embedding", "heads", "norms", "paging", "positions", "recurrence", "tied-qkv",
     "tokens",
 }  # fmt: skip
+# designs, caches, keys and functions, which a Chinese page names as they are
+NAMES_OF_THE_FIELD = """
+ALiBi BPE BatchNorm CNN FILE GELU GQA GRU KL LSTM LayerNorm Leaky MHA MQA PReLU RMSNorm RNN ReLU Shaw SiLU
+Transformer Var Xavier alibi batchnorm bits bpe cache caches diag dim elu ff fp geglu gelu growing head
+heads kv layernorm leaky len linear log logit low max model name norm ntk paged post pre prelu projection
+rank reglu relu rope safetensors scale silu sink softmax sqrt static subgen swiglu test txt window yarn
+"""
 
 
 def test_a_run_prints_claim_source_measurement_and_verdict_and_writes_both_files(toy, tmp_path, capsys):
@@ -58,6 +68,21 @@ def numbers(value: Any) -> Iterator[Any]:
         yield value
 
 
+def find_english(found: dict[str, Any]) -> set[str]:
+    """The English words, other than names, of the texts of an experiment in Chinese."""
+    claims = [Claim(claim["sentence"], "", claim["measurement"], None) for claim in found["claims"]]
+    i18n.set_language("zh")
+    try:
+        result = translate_result(
+            ExperimentResult(found["title"], found["lead"], claims, method=found["method"])
+        )
+    finally:
+        i18n.set_language(None)
+    texts = [result.title, result.lead, result.method]
+    texts += [text for claim in result.claims for text in (claim.sentence, claim.measurement)]
+    return set(re.findall("[A-Za-z]{2,}", " ".join(texts))) - set(NAMES_OF_THE_FIELD.split())
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in LONGER else ()) for n in NAMES]
 )
@@ -76,3 +101,4 @@ def test_a_quick_run_of_every_experiment_gives_numbers_and_files(name, tmp_path,
     assert "Quick run" in html
     assert html.count("<svg") >= 2
     assert "nan" not in capsys.readouterr().out.lower().replace("finance", "")
+    assert find_english(found) == set()
