@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.browser.conftest import CORNERS, check_accessibility
-from tests.browser.test_explain_page import READ_NUMBERS, find_station, open_walk
+from tests.browser.test_explain_page import READ_DRAWINGS, READ_NUMBERS, find_station, open_walk
 from tests.explain.explain_helpers import TARGET, TEXT, make_run
 
 from polyhead.explain.document import explain
@@ -25,9 +25,40 @@ DESIGNS: dict[str, dict[str, Any]] = {
     "beams": {"generation": {"beam_size": 3, "n_best": 2, "length_penalty": 0.6, "max_length_extra": 4}},
     "samples": {"kind": "decoder", "generation": {"temperature": 0.7, "top_k": 5, "max_new_tokens": 6}},
     "classes": {"kind": "encoder", "labels": ["bad", "good", "fair"]},
+    "replaced": {"kind": "encoder", "generator_layers": 1},
+    "grouped": {"kind": "decoder", "n_kv_heads": 2},
+    "experts": {"kind": "decoder", "feed_forward": {"name": "moe", "n_experts": 5, "top_k": 3}},
+    "plain experts": {
+        "kind": "decoder",
+        "feed_forward": {"name": "moe", "n_experts": 4, "top_k": 1, "normalize": False, "balance": False},
+    },
 }
+DRAWN_DESIGNS: dict[str, dict[str, Any]] = {
+    "Vaswani et al.": {},
+    "shaw": {"kind": "decoder", "position": {"name": "shaw", "clip": 3}},
+    "rope": {"kind": "decoder", "position": "rope", "norm": "rmsnorm", "feed_forward": "swiglu"},
+    "linear attention": {"kind": "decoder", "attention": "linear", "position": "sinusoidal"},
+    # of so few tokens that the sums of its state have all their terms
+    "short linear attention": {"kind": "decoder", "attention": "linear", "position": "none"},
+    "exp": {"kind": "decoder", "attention": "kernel", "position": "rope"},
+    # heads of 3 features, so that the products have all their terms
+    "elu": {
+        "kind": "encoder",
+        "attention": {"name": "kernel", "sim": "elu"},
+        "position": "none",
+        "d_model": 12,
+    },
+    "square": {"kind": "decoder", "attention": {"name": "kernel", "sim": "square"}, "position": "none"},
+    "lstm": {"kind": "decoder", "block": "lstm"},
+    "gated_conv": {"kind": "decoder", "block": "gated_conv", "norm_first": True},
+    "experts": {"kind": "decoder", "feed_forward": "moe", "position": "alibi"},
+    "replaced": {"kind": "encoder", "generator_layers": 1, "d_embedding": 16},
+    "sentences": {"kind": "encoder", "pooling": "mean", "position": "learned"},
+}
+LONG_TEXT = f"{TEXT} {TEXT}"  # a cache rounds groups of more than two tokens
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
-FUNCTIONS = {"exp": math.exp, "ln": math.log, "min": min, "floor": math.floor}
+FUNCTIONS = {"exp": math.exp, "ln": math.log, "min": min, "abs": abs, "floor": math.floor}
+FUNCTIONS |= {"sqrt": math.sqrt, "cos": math.cos, "sin": math.sin}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +69,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any,
     def make_one(design: str) -> tuple[Any, dict[str, Any], Path]:
         if design not in made:
             run = make_run(**DESIGNS[design])
-            document = explain(run, TEXT, TARGET if run.kind == "encoder-decoder" else None)
+            text = LONG_TEXT if design == "grouped" else TEXT
+            document = explain(run, text, TARGET if run.kind == "encoder-decoder" else None)
             made[design] = run, document, save_page(place / f"{design}.html", render_walk_page(document))
         return made[design]
 
@@ -50,7 +82,8 @@ def compute_side(text: str) -> float | None:
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text).replace("−", "-").replace("·10", "*10")
     text = re.sub(r"10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda m: f"10**({m[1].translate(SUPERSCRIPTS)})", text)
     text = re.sub(r"([\d.]+)\u2009([kMG]?)B?", lambda m: f"({m[1]}*{UNITS.get(m[2], 1)})", text)
-    text = re.sub(r"√([\d.]+)", r"(\1**0.5)", text)
+    text = re.sub(r"√([\d.]+)", r"(\1**0.5)", text).replace("√(", "sqrt(").replace("×", "*")
+    text = re.sub(r"\|([^|]+)\|", r"abs(\1)", text)
     text = text.replace("·", "*").replace("^", "**").replace("⌊", "floor(").replace("⌋", ")")
     if "…" in text or set(re.findall(r"[^\W\d_]+", text)) - FUNCTIONS.keys():
         return None
@@ -60,28 +93,39 @@ def compute_side(text: str) -> float | None:
 SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
-def check_numbers(shown: list[dict[str, Any]], near: float = 0.02) -> int:
+def check_numbers(shown: list[dict[str, Any]], near: float = 0.02, near_terms: float = 0) -> int:
     """Every number has words, a shape and a source; both sides of its formulas are equal, to their digits.
 
-    How many formulas ended in the number that is shown is returned.
+    ``near_terms`` is the share of the largest number of a formula that its sides may differ by: where large
+    terms cancel.
+    How many numbers have a formula that ends in them is returned.
     """
     n_complete = 0
     for one in shown:
         assert one["lines"] or one["words"], one
         assert {"shape", "line of source"} <= set(one["facts"]), one
         assert not re.search(r"NaN|undefined|null|Infinity", " ".join([one["title"], *one["lines"]])), one
+        is_complete = False
         for line in one["lines"]:
             sides = [compute_side(side) for side in line.split(" = ")]
             known = [side for side in sides if side is not None]
-            assert all(side == pytest.approx(known[-1], rel=near, abs=1e-6) for side in known), (line, one)
-            is_value = bool(known) and known[-1] == pytest.approx(float(one["value"]), rel=1e-2, abs=1e-6)
-            n_complete += len(known) > 1 and is_value
+            bound = max(
+                1e-6, near_terms * max([float(x) for x in re.findall(r"\d+(?:\.\d+)?", line)], default=0)
+            )
+            assert all(side == pytest.approx(known[-1], rel=near, abs=bound) for side in known), (line, one)
+            is_value = bool(known) and known[-1] == pytest.approx(
+                float(one["value"].replace("−", "-").replace("∞", "inf")), rel=1e-2, abs=1e-6
+            )
+            is_complete |= len(known) > 1 and is_value
+        n_complete += is_complete
     return n_complete
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("design", ["beams", "samples"])
-@pytest.mark.parametrize("lever", LEVERS)
+@pytest.mark.parametrize(
+    ("design", "lever"),
+    [*product(("beams", "samples"), LEVERS), ("grouped", "cache"), ("grouped", "kv_heads")],
+)
 def test_the_numbers_of_a_lever_follow_from_their_formulas(
     design: str, lever: str, make: Callable[..., Any], open_page: Open
 ) -> None:
@@ -94,11 +138,15 @@ def test_the_numbers_of_a_lever_follow_from_their_formulas(
     for case in range(min(len(part["cases"]), 9)):
         page.evaluate("([lever, leverCase]) => explain.go({ lever, leverCase })", [lever, case])
         page.evaluate("document.querySelectorAll('details.numbers').forEach((one) => { one.open = true; })")
-        assert check_numbers(page.evaluate(READ_NUMBERS, "#card-lever")) > 2, case
+        shown = page.evaluate(READ_NUMBERS, "#card-lever")
+        assert check_numbers(shown) > 2, case
+        of_cache = [one for one in shown if re.match("bytes|cache per token", one["title"])]
+        assert len(of_cache) == 2 * (lever in ("cache", "kv_heads"))
+        assert check_numbers(of_cache) == len(of_cache), of_cache
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("design", ["beams", "samples", "classes"])
+@pytest.mark.parametrize("design", ["beams", "samples", "classes", "replaced"])
 def test_the_numbers_of_output_decoding_and_cost_follow_from_their_formulas(
     design: str, make: Callable[..., Any], open_page: Open
 ) -> None:
@@ -111,6 +159,180 @@ def test_the_numbers_of_output_decoding_and_cost_follow_from_their_formulas(
     for step in range(len(document["generation"]["steps"]) if document["generation"] else 0):
         page.evaluate("step => explain.go({ station: 'generation', step })", step)
         assert check_numbers(page.evaluate(READ_NUMBERS, "#stage")) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", ["experts", "plain experts"])
+def test_the_probabilities_of_experts_are_those_of_the_router(
+    design: str, make: Callable[..., Any], open_page: Open
+) -> None:
+    run, document, path = make(design)
+    step = next(one for one in document["walk"] if one["kind"] == "moe")
+    moe, options = run.model.stack.layers[0].ffn, DESIGNS[design]["feed_forward"]
+    n, k = options["n_experts"], options["top_k"]
+    page = open_walk(open_page, path)
+    find_station(page, step["path"])
+    x = read_array(page, step["in"])
+    p = (x @ moe.router.weight.detach().double().T).softmax(-1)
+    biased = p if moe.balance is None else p + moe.balance.detach().double()
+    for token in range(len(x)):
+        page.evaluate("token => explain.go({ tokens: [token] })", token)
+        shown = page.evaluate(READ_NUMBERS, "#card-experts")
+        # each probability; each weight of several, or of one, which is its probability
+        assert check_numbers(shown) == n + k * options.get("normalize", True)
+        best = biased[token].topk(k).indices.sort().values
+        total = p[token, best].sum() if options.get("normalize", True) else 1
+        for name, expected in (
+            ("Logit", p[token].log() + (x[token] @ moe.router.weight.detach().double().T).logsumexp(-1)),
+            ("Probability", p[token]),
+            ("Weight", p[token, best] / total),
+        ):
+            numbers = [float(one["value"]) for one in shown if one["title"].startswith(name)]
+            assert numbers == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6), name
+        for expert, one in enumerate(one for one in shown if one["title"].startswith("Probability")):
+            sums = [line for line in one["lines"] if line.startswith("p + b")]
+            assert len(sums) == (moe.balance is not None)
+            assert all(
+                compute_side(s.split(" = ")[-1]) == pytest.approx(float(biased[token, expert]), rel=1e-3)
+                for s in sums
+            )
+
+
+@pytest.mark.slow
+def test_the_probability_of_a_replaced_token_is_the_logistic_function_of_its_logit(
+    make: Callable[..., Any], open_page: Open
+) -> None:
+    run, document, path = make("replaced")
+    ids = torch.tensor([[token["id"] for token in document["sides"][0]["tokens"]]])
+    with torch.no_grad():
+        logits = run.model(ids)[0].double()
+    page = open_walk(open_page, path)
+    find_station(page, "output")
+    shown = page.evaluate(READ_NUMBERS, "#card-probabilities")
+    assert check_numbers(shown) == len(logits)
+    values = [float(one["value"]) for one in shown]
+    assert values[::2] == pytest.approx(logits.tolist(), abs=1e-5)
+    assert values[1::2] == pytest.approx((1 / (1 + (-logits).exp())).tolist(), abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [4, 6])
+def test_the_slopes_of_alibi_and_their_biases_follow_from_their_formulas(
+    heads: int, open_page: Open, tmp_path: Path
+) -> None:
+    """Slopes as in the code of the paper: of a number of heads that is no power of two from 4 and 8 heads."""
+    document = explain(
+        make_run(kind="encoder", position="alibi", n_heads=heads, d_model=24), TEXT, has_lever_cases=False
+    )
+    expected = {4: [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]}
+    expected[6] = [*expected[4], 2.0**-1, 2.0**-3]
+    page = open_walk(open_page, save_page(tmp_path / "page.html", render_walk_page(document)))
+    find_station(page, "position-0")
+    slopes = page.evaluate(READ_NUMBERS, "#card-position")
+    assert check_numbers(slopes) == heads
+    assert [float(one["value"]) for one in slopes] == pytest.approx(expected[heads])
+    find_station(page, next(s["path"] for s in document["walk"] if s["kind"] == "attention"))
+    n = len(document["sides"][0]["tokens"])
+    for head in (0, heads - 1):
+        page.evaluate("head => explain.go({ head, tokens: [2] })", head)
+        page.locator("#card-scores .heat").focus()
+        page.keyboard.press("Home")
+        for key in range(n):
+            lines = page.locator("#inspector .formula").all_inner_texts()
+            _, *sides = next(line for line in lines if line.startswith("b = ")).split(" = ")
+            bias = -expected[heads][head] * abs(2 - key)
+            assert [compute_side(side) for side in sides[1:]] == pytest.approx([bias] * 2, rel=1e-3)
+            page.keyboard.press("ArrowRight")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_errors_of_a_rounding_cache_are_those_of_keys_rounded_here(
+    bits: int, make: Callable[..., Any], open_page: Open
+) -> None:
+    """Groups of channels between their extremes (Liu et al., 2024, sec. 3.2), of the first layer."""
+    _, document, path = make("grouped")
+    (lever,) = [one for one in document["levers"]["levers"] if one["name"] == "cache"]
+    at, group = next(
+        (i, one["setting"]["cache"]["group"])
+        for i, one in enumerate(lever["cases"])
+        if one["setting"]["cache"].get("bits") == bits
+    )
+    page = open_walk(open_page, path)
+    k = read_array(page, next(s for s in document["walk"] if s["kind"] == "attention")["values"]["k"])
+    find_station(page, "levers")
+    page.evaluate("leverCase => explain.go({ lever: 'cache', leverCase })", at)
+    page.evaluate("document.querySelectorAll('details.numbers').forEach((one) => { one.open = true; })")
+    shown = page.evaluate(READ_NUMBERS, "#card-lever")
+    n = k.size(1) // group * group
+    assert group > 2
+    groups = k[:, :n].unflatten(1, (-1, group))
+    low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+    scale = (high - low) / (2**bits - 1)
+    errors = ((((groups - low) / scale).round() * scale + low).flatten(1, 2) - k[:, :n]).norm(dim=-1)
+    errors = errors / k[:, :n].norm(dim=-1)
+    found = [one for one in shown if one["title"].startswith("Error of K")][:n]
+    assert [float(one["value"]) for one in found] == pytest.approx(
+        errors.mean(0).tolist(), rel=1e-3, abs=1e-6
+    )
+    for position, one in enumerate(found):
+        terms = one["lines"][1].split(" = ")[0].removeprefix("(").split(") /")[0].split(" + ")
+        expected = errors[:, position].tolist()
+        assert [compute_side(term) for term in terms] == pytest.approx(expected, rel=1e-2, abs=1e-6)
+
+
+def read_array(page: Any, name: str) -> torch.Tensor:
+    """An array as the page has it."""
+    shape, numbers = page.evaluate(
+        "name => { const { shape, data } = explain.value(name); return [shape, [...data]]; }", name
+    )
+    return torch.tensor(numbers, dtype=torch.float64).reshape(shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", DRAWN_DESIGNS)
+def test_the_numbers_of_every_drawing_follow_from_their_formulas(
+    design: str, open_page: Open, tmp_path: Path
+) -> None:
+    run, text = make_run(**DRAWN_DESIGNS[design]), "a" if design == "short linear attention" else TEXT
+    document = explain(run, text, TARGET if run.kind == "encoder-decoder" else None, has_lever_cases=False)
+    page = open_walk(open_page, save_page(tmp_path / "page.html", render_walk_page(document)))
+    token = min(2, *(len(side["tokens"]) - 1 for side in document["sides"]))
+    for station in page.evaluate("explain.page.stations.map(({ id }) => id)"):
+        find_station(page, station)
+        page.evaluate("token => explain.go({ tokens: explain.state.tokens.map(() => token) })", token)
+        shown = page.evaluate(READ_DRAWINGS)
+        check_numbers([one for one in shown if not is_input(one)], near_terms=1e-3)
+        check_numbers(page.evaluate(READ_NUMBERS, "#stage"), near_terms=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", ["beams", "experts", "replaced"])
+def test_a_drawing_of_one_vector_shows_the_numbers_of_the_chosen_token(
+    design: str, make: Callable[..., Any], open_page: Open
+) -> None:
+    _, document, path = make(design)
+    page = open_walk(open_page, path)
+    n_vectors = 0
+    for station in page.evaluate("explain.page.stations.map(({ id }) => id)"):
+        find_station(page, station)
+        page.evaluate("explain.go({ tokens: explain.state.tokens.map(() => 2) })")
+        step = next((one for one in document["walk"] if one["path"] == station), None)
+        vectors = {"ffn-out", "part-out", f"{station}-out"}
+        for one in page.evaluate(READ_DRAWINGS):
+            if one["drawing"] in vectors and one["title"].endswith("feature 1"):
+                assert float(one["value"]) == read_array(page, step["out"])[2, 0], one
+                n_vectors += 1
+            elif one["drawing"] == "last-vector" and one["title"].endswith("feature 1"):
+                head = next(one for one in document["walk"] if one["kind"] == "head")
+                assert float(one["value"]) == read_array(page, head["in"])[2, 0], one
+                n_vectors += 1
+    assert n_vectors > 2
+
+
+def is_input(shown: dict[str, Any]) -> bool:
+    """Whether a shown number was computed at a station before."""
+    return bool(re.match("in, |The last vector", shown["title"]))
 
 
 @pytest.mark.slow

@@ -32,12 +32,24 @@ NAMES_OF_THE_FIELD = {"English id softmax logit RMS exp max ln KL top sum kB MB 
 # the inspector at every number of a part of the page
 READ_NUMBERS = """root => [...document.querySelectorAll(`${root} .pointable, ${root} .head-cell`)]
   .filter((one) => one.offsetParent).map((one) => { one.focus(); return read(); });
-function read() {
+"""
+READ_INSPECTOR = """function read() {
   const place = document.getElementById("inspector");
   return { title: place.querySelector("h2").textContent, value: place.querySelector("output").dataset.value,
     lines: [...place.querySelectorAll("p.formula")].map((line) => line.textContent), words: place.querySelectorAll("p.soft").length,
     facts: [...place.querySelectorAll("dt")].map((name) => name.textContent) };
 }"""  # noqa: E501
+READ_NUMBERS += READ_INSPECTOR
+# the inspector at some numbers of every drawing that arrow keys move in, with the name of the drawing
+READ_DRAWINGS = (
+    """() => [...document.querySelectorAll("#stage svg[tabindex]")].flatMap((svg) =>
+  ["Home", "ArrowRight", "ArrowDown", "End", "ArrowUp", "ArrowLeft"].map((key) => {
+    svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
+    return { drawing: svg.dataset.focus, ...read() };
+  }));
+"""
+    + READ_INSPECTOR
+)
 OTHER_DESIGNS: dict[str, dict[str, Any]] = {
     "linear attention": {"kind": "decoder", "attention": "linear", "position": "sinusoidal"},
     "recurrent": {"kind": "decoder", "block": "lstm"},

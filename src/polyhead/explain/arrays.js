@@ -76,7 +76,7 @@ const ARRAY_OPERATIONS = {
     const width = x.shape[x.shape.length - 1];
     const out = new Float64Array(x.data.length);
     for (let start = 0, row = 0; start < out.length; start += width, row++) {
-      const isHidden = (s) => hidden.data[(start + s) % hidden.data.length] !== 0;
+      const isHidden = (s) => hidden !== null && hidden.data[(start + s) % hidden.data.length] !== 0;
       let top = outside ? outside.data[row] : -Infinity;
       for (let s = 0; s < width; s++) if (!isHidden(s)) top = Math.max(top, x.data[start + s]);
       let total = outside ? Math.exp(outside.data[row] - top) : 0;

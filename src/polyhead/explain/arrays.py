@@ -190,8 +190,8 @@ def _normalize(read: ArrayReader, value: dict[str, Any]) -> Array:
 
 
 def _softmax(read: ArrayReader, value: dict[str, Any]) -> Array:
-    scores, hidden = read(value["x"]), read(value["hidden"]) != 0
-    masked = np.where(hidden, -np.inf, scores)
+    scores = read(value["x"])
+    masked = np.where(read(value["hidden"]) != 0, -np.inf, scores) if value["hidden"] else scores
     outside = (
         read(value["outside"])[..., None] if value["outside"] else np.full((*scores.shape[:-1], 1), -np.inf)
     )

@@ -39,8 +39,9 @@ def describe_predictions(
         classes = [{"label": label, "logit": round_float(x), "p": round_float(q)} for label, x, q in rows]
         return {"kind": "classes", "side": side, "classes": classes}
     if isinstance(model, ReplacedTokenDetector):
-        p = host[0, slice(*window)].sigmoid()
-        return {"kind": "replaced", "side": side, "replaced": [round_float(x) for x in p.tolist()]}
+        row = host[0, slice(*window)]
+        shares, logits = ([round_float(x) for x in numbers.tolist()] for numbers in (row.sigmoid(), row))
+        return {"kind": "replaced", "side": side, "replaced": shares, "logits": logits}
     return {"kind": "vector", "side": side, "vector": [round_float(x) for x in host.flatten().tolist()]}
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polyhead.explain.part_notes import read_notes
 from polyhead.explain.record_position import record_position
 from polyhead.explain.trace import Call, Step, Trace, records, sizes
 from polyhead.nn.attention.kernel import KernelAttention
@@ -130,7 +131,8 @@ def record_kernel(trace: Trace, call: Call) -> None:
         outside=values.get("outside"),
     )  # fmt: skip
     _derive_mix(trace, path, values, q.size(1), at)
-    _add_step(trace, call, "attention", values, _facts(attn) | {"eps": attn.eps}, at)
+    facts = {"eps": attn.eps, "sim": attn.sim.__name__, "equation": read_notes(attn.sim)["equation"]}
+    _add_step(trace, call, "attention", values, _facts(attn) | facts, at)
 
 
 @records(LinearAttention)
@@ -189,8 +191,8 @@ def _record_projections(
     values = trace.store_all(path, {"v": kv.v[0, :, at.keys]})
     if at.memory is None:
         tables = record_position(trace, call.place, attn.position, at.pos, at.x.size(1))
-        if "index" in tables:  # the row of the scheme's table that each pair of tokens uses
-            values["index"] = tables["index"]
+        # the row of the scheme's table that each pair of tokens uses, or the slope of each head
+        values |= {role: tables[role] for role in ("index", "slopes") if role in tables}
     if at.memory is not None or at.position.kind != "heads":
         return values | trace.store_all(path, {"q": q[0, :, at.queries], "k": kv.k[0, :, at.keys]})
     k_norm = getattr(attn, "k_norm", nn.Identity())

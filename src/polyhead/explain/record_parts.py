@@ -128,15 +128,19 @@ def _record_units(trace: Trace, call: Call, inner: Tensor, arrays: dict[str, Ten
 
 @records(MixtureOfExperts)
 def record_moe(trace: Trace, call: Call) -> None:
-    """A mixture of experts: the experts of each token and their weights."""
+    """A mixture of experts: the router's logits, the experts of each token and their weights."""
     moe, side = call.module, call.place.side
     assert isinstance(moe, MixtureOfExperts)
     tokens = call.inputs["x"][0, trace.window(side)]
     experts, weights = moe.route(tokens)
-    values = trace.store_all(
-        call.place.path, {"expert": experts, "weight": weights, "probability": moe.router(tokens)}
+    path, logits = call.place.path, moe.router.compute_logits(tokens)
+    arrays = {"expert": experts, "weight": weights, "logit": logits, "balance": moe.balance}
+    values = trace.store_all(path, arrays)
+    values["probability"] = trace.store.derive(
+        f"{path}.probability", tuple(logits.shape), "softmax", x=values["logit"], hidden=None, outside=None
     )
     facts = {"experts": len(moe.experts), "top_k": moe.top_k, "expert": type(moe.experts[0]).__name__}
+    facts["normalize"] = moe.normalize
     _add_tokens(trace, call, "moe", values, facts)
 
 

@@ -7,11 +7,14 @@ from typing import Any
 from polyhead.cost.flops import count_forward, count_token
 from polyhead.explain.costs import count_step, count_weight_bytes
 from polyhead.explain.levers.comparison import compare_outputs, compute_kl, describe_output, rank_references
-from polyhead.explain.predictions import describe_logits
+from polyhead.explain.predictions import describe_logits, describe_predictions
 from polyhead.explain.trace import locate_function
 from polyhead.generation.decoding.beam_search import BeamSearchStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.interface import normalize_score
+from polyhead.nn.feed_forward.moe import MixtureOfExperts, Router
+from polyhead.nn.pooling import Pooler
+from polyhead.nn.position.alibi import get_alibi_slopes
 
 _FUNCTIONS = {
     "kl": compute_kl,
@@ -19,6 +22,11 @@ _FUNCTIONS = {
     "rank": rank_references,
     "probability": describe_output,
     "logits": describe_logits,
+    "output": describe_predictions,
+    "vector": Pooler.forward,
+    "router": Router.compute_logits,
+    "route": MixtureOfExperts.route,
+    "slopes": get_alibi_slopes,
     "beams": BeamSearchStrategy.advance,
     "sampling": Sampling.apply,
     "score": normalize_score,

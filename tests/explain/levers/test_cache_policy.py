@@ -11,6 +11,7 @@ from polyhead import Choice
 from polyhead.core.errors import UserError
 from polyhead.explain.levers.cache_policy import CACHE_LEVER, mark_visible
 from polyhead.explain.levers.comparison import compute_kl
+from polyhead.explain.levers.stepwise import read_stepwise
 from polyhead.explain.levers.table import compute_case
 
 
@@ -45,6 +46,18 @@ def test_the_detail_shows_what_is_visible_at_each_step():
     assert [errors[3:] for errors in detail["value_error"]] == [[0.0] * 2] * 2
     assert 0 < detail["bytes"] < detail["bytes_static"]
     assert case["setting"] == {"cache": {"name": "window", "window": 2, "sink": 0}}
+
+
+def test_the_first_terms_of_each_error_are_listed_where_a_cache_rounds():
+    lever_input = make_input(make_model())
+    setting = {"cache": {"name": "quantized", "bits": 4, "group": 2}}
+    detail = compute_case(lever_input, "cache", setting)["detail"]
+    record = read_stepwise(lever_input, Choice.from_config(setting["cache"])).layers[1]
+    for name, errors in zip(("key", "value"), record.measure_errors(), strict=True):
+        terms = torch.tensor(detail[f"{name}_terms"][1])
+        torch.testing.assert_close(terms, errors[:2].T, rtol=6e-3, atol=0)
+        torch.testing.assert_close(torch.tensor(detail[f"{name}_error"][1]), errors.mean(0))
+    assert "key_terms" not in compute_case(lever_input, "cache", {"cache": {"name": "static"}})["detail"]
 
 
 def test_a_position_that_some_heads_keep_has_a_mark_of_its_own():

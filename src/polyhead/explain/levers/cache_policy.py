@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +14,8 @@ from polyhead.cache.policies import select_policies
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
-from polyhead.explain.levers.comparison import round_number
+from polyhead.explain.levers.cache_bytes import describe_bytes
+from polyhead.explain.levers.comparison import SHOWN_TERMS, round_number
 from polyhead.explain.levers.interface import Field, Lever, LeverOutput, Setting
 from polyhead.explain.levers.lever_input import LeverInput
 from polyhead.explain.levers.stepwise import find_stepwise_obstacle, read_stepwise
@@ -55,18 +56,24 @@ def read_through_cache(lever_input: LeverInput, setting: Setting) -> LeverOutput
     plain_cache.prepare_step([0], torch.arange(n, device=shape.device)[None])
     records = reading.layers
     is_merged = any(record.is_merged for record in records)
-    errors = [([None] * n, [None] * n) if is_merged else record.measure_errors() for record in records]
+    nothing = torch.full((1, n), torch.nan)
+    errors = [(nothing, nothing) if is_merged else record.measure_errors() for record in records]
     detail = {
         "prefill": prefill,
         "lossless": reading.cache.lossless,
         "bytes": reading.used_bytes[-1],
+        "bytes_terms": describe_bytes(reading.cache),
         "bytes_static": plain_cache.memory_usage().used_bytes,
+        "bytes_static_terms": describe_bytes(plain_cache),
         "layers": reading.layer_numbers,
         "merged": is_merged,
         "visible": [[mark_visible(row) for row in record.visible] for record in records],
-        "key_error": [_round_errors(keys) for keys, _ in errors],
-        "value_error": [_round_errors(values) for _, values in errors],
+        "key_error": [_mean_errors(keys) for keys, _ in errors],
+        "value_error": [_mean_errors(values) for _, values in errors],
     }
+    if any((error > 0).any() for pair in errors for error in pair):
+        detail["key_terms"] = [_list_terms(keys) for keys, _ in errors]
+        detail["value_terms"] = [_list_terms(values) for _, values in errors]
     return LeverOutput(lever_input.select_rows(reading.logits), detail=detail)
 
 
@@ -76,8 +83,15 @@ def mark_visible(visible: Tensor) -> str:
     return "".join("1" if count == n_heads else "+" if count else "0" for count in counts)
 
 
-def _round_errors(errors: Sequence[float | None]) -> list[float | None]:
-    return [None if error is None else round_number(error) for error in errors]
+def _mean_errors(errors: Tensor) -> list[float | None]:
+    """Means over the heads that keep a position, None where no head does: (K, T) -> T numbers."""
+    return [None if math.isnan(error) else round_number(error) for error in errors.nanmean(0).tolist()]
+
+
+def _list_terms(errors: Tensor) -> list[list[float]]:
+    """The errors of the first heads that keep a position, of few digits: (K, T) -> T lists."""
+    kept = [[error for error in column if not math.isnan(error)] for column in errors.T.tolist()]
+    return [[float(f"{error:.3g}") for error in column[:SHOWN_TERMS]] for column in kept]
 
 
 def _find_obstacle(lever_input: LeverInput) -> str:

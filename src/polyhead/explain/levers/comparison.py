@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 TOP_K = 10  # tokens that are listed of each row
-SHOWN_TERMS = 2  # of the sum of a KL divergence: those of the most likely tokens
+SHOWN_TERMS = 2  # of a sum: of a KL divergence those of the most likely tokens
 
 
 def compute_kl(logits: Tensor, baseline: Tensor) -> Tensor:

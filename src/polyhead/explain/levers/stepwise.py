@@ -66,10 +66,10 @@ class LayerRecord:
         self.last = KV(result.k.clone(), result.v.clone(), pos[None].clone())
         return result
 
-    def measure_errors(self) -> tuple[list[float | None], list[float | None]]:
-        """Relative errors of keys and values at the last step, by position: means over heads.
+    def measure_errors(self) -> tuple[Tensor, Tensor]:
+        """Relative errors of keys and values at the last step: (K, T) each, NaN where a head keeps nothing.
 
-        |k_cache - k| / |k|, k what was written. None for a position that no head keeps.
+        |k_cache - k| / |k|, k what was written.
         """
         assert self.last is not None and self.last.pos is not None
         pos, visible = self.last.pos[0], self.visible[-1]
@@ -79,9 +79,7 @@ class LayerRecord:
             index = pos.masked_fill((pos < 0) | (pos >= T), T)[..., None].expand_as(read)
             stored = written.new_zeros(len(written), T + 1, written.size(2)).scatter(1, index, read)[:, :T]
             error = (stored - written).norm(dim=-1) / written.norm(dim=-1).clamp(min=1e-30)
-            kept = visible.to(error)
-            mean, n = (error * kept).sum(0), kept.sum(0)
-            errors.append([float(e / c) if c else None for e, c in zip(mean, n, strict=True)])
+            errors.append(error.cpu().masked_fill(~visible, torch.nan))
         return errors[0], errors[1]
 
 

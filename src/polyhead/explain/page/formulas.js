@@ -8,7 +8,7 @@ const numberBytes = () => ({ float64: 8, float32: 4 })[page.data.run.dtype] ?? 2
 
 /* A probability from its logit and the log of the sum of all exp(logit). */
 function tellProbability({ text, p, logit, rank }, logSum, about) {
-  const n = outputWidth(), lines = ["p = exp(z − ln Σ exp(z))", `exp(${formatNumber(logit, 5)} − ${bracket(logSum)}) = ${formatNumber(p)}`];
+  const n = outputWidth(), lines = ["p = exp(z − ln Σ exp(z))", `exp(${formatNumber(logit, 5)} − ${bracket(logSum, 5)}) = ${formatNumber(p)}`];
   if (rank) lines.push({ soft: `${t("rank {n}", { n: formatCount(rank) })}: 1 + #{v: z(v) > z} = 1 + ${formatCount(rank - 1)}` });
   return { title: t("Probability of “{token}”", { token: text }), value: p, lines, shape: [n], flops: 3 * n, bytes: 4 * n, ...about };
 }
@@ -24,6 +24,36 @@ function tellEntropy(one, step) {
   return { lines: ["H = −Σ p · log₂ p", `${addedText(terms, n)} = ${formatNumber(one.entropy)}`], value: one.entropy, shape: [], flops: 3 * n, bytes: 4 * n, source: step?.source ?? sourceOf("logits") };
 }
 
+/* The logit of a token that may be replaced, and its probability by the logistic function. */
+const sumOfFeatures = (n) => t("sum over the {n} features of x times a row of the matrix", { n });
+const tellDetectorLogit = ({ logits }, i, name) => ({ title: t("Logit of “{token}”", { token: name }), value: logits[i], shape: [logits.length], step: page.data.walk.find(({ role }) => role === "detector"), flops: 2 * page.data.run.config.d_model, bytes: 8 * page.data.run.config.d_model, lines: ["z = x · w + b", sumOfFeatures(page.data.run.config.d_model)] });
+const tellReplaced = ({ replaced, logits }, i, name) => ({ title: t("Probability that “{token}” was replaced", { token: name }), value: replaced[i], shape: [replaced.length], flops: 3, bytes: 4, source: sourceOf("output"),
+  lines: ["p = 1 / (1 + exp(−z))", `1 / (1 + exp(${formatNumber(-logits[i], 5)})) = ${formatNumber(replaced[i])}`] });
+
+/* ---- mixture of experts: the router's logits, probabilities and weights for the token of row r ---- */
+/* The weight of each chosen expert, by its index. */
+function chosenExperts({ values }, r) {
+  const weights = row(values.weight, r);
+  return new Map([...row(values.expert, r)].map((e, i) => [Math.round(e), weights[i]]));
+}
+const tellRouterLogit = (step, r, e) => ({ title: t("Logit of expert {n}", { n: e + 1 }), value: row(step.values.logit, r)[e], shape: shapeOf(step.values.logit), step, source: sourceOf("router"), flops: 2 * page.data.run.config.d_model, bytes: 8 * page.data.run.config.d_model, lines: ["z = x · W", sumOfFeatures(page.data.run.config.d_model)] });
+
+/* The probability, its bias where there is one, and its rank by their sum. */
+function tellExpert(step, r, e) {
+  const { values, facts } = step, z = row(values.logit, r), p = row(values.probability, r), most = Math.max(...z), total = d3.sum(z, (one) => Math.exp(one - most)), b = hasValue(values.balance) ? page.arrays.get(values.balance).data : null;
+  const score = (i) => p[i] + (b ? b[i] : 0), rank = 1 + d3.range(p.length).filter((i) => score(i) > score(e)).length, isChosen = chosenExperts(step, r).has(e), words = { n: rank, all: p.length, k: facts.top_k };
+  const lines = ["p = exp(z − max) / Σ exp(z − max)", `exp(${formatNumber(z[e], 5)} − ${bracket(most, 5)}) / ${formatNumber(total, 5)} = ${formatNumber(p[e])}`];
+  if (b) lines.push(`p + b = ${formatNumber(p[e])} + ${bracket(b[e], 4)} = ${formatNumber(score(e))}`);
+  lines.push({ soft: isChosen ? t("Rank {n} of {all}: chosen, as one of the {k} largest.", words) : t("Rank {n} of {all}: not among the {k} largest.", words) });
+  return { title: t("Probability of expert {n}", { n: e + 1 }), value: p[e], shape: shapeOf(values.probability), step, source: sourceOf("router"), flops: 3 * p.length, bytes: 4 * p.length, lines };
+}
+function tellExpertWeight(step, r, e) {
+  const chosen = chosenExperts(step, r), p = row(step.values.probability, r), shares = [...chosen.keys()].map((i) => p[i]), total = d3.sum(shares);
+  const lines = step.facts.normalize ? ["w = p / Σ p", `Σ p = ${addedText(shares.slice(0, 4).map((one) => formatNumber(one)), shares.length)} = ${formatNumber(total)}`, `${formatNumber(p[e])} / ${formatNumber(total)} = ${formatNumber(chosen.get(e))}`, { soft: t("Σ over the chosen experts") }]
+    : [`w = p = ${formatNumber(chosen.get(e))}`, { soft: t("This layer does not divide by the sum over the chosen experts.") }];
+  return { title: t("Weight of expert {n}", { n: e + 1 }), value: chosen.get(e), shape: shapeOf(step.values.weight), step, source: sourceOf("route"), flops: step.facts.normalize ? shares.length : 0, bytes: 4 * shares.length, lines };
+}
+
 /* ---- pairs of tokens: the row of a table of distances that they use ---- */
 const schemeOf = (step) => page.data.walk.find((one) => one.kind === "position" && hasValue(one.values.index) && one.values.index === step.values.index);
 
@@ -37,13 +67,58 @@ function pairLines({ values, facts }, side, q, k) {
 }
 const tellPair = (scheme, side, q, k) => ({ title: t("Row of the table for “{q}” and “{k}”", { q: tokenText(side, windowOf(side)[0] + q), k: tokenText(side, windowOf(side)[0] + k) }), value: valueAt(scheme.values.index, q, k), shape: shapeOf(scheme.values.index), step: scheme, flops: 3, bytes: 8, lines: pairLines(scheme, side, q, k) });
 
-/* The bias of a score as it follows from the row of the pair. */
+/* The slope of a head of ALiBi. Of H heads that are no power of two the first L have the slopes of L heads, the others every second one of 2L. */
+function tellSlope(slopes, h, step) {
+  const n = slopes.length, lower = 2 ** Math.floor(Math.log2(n)), isFirst = h < lower, j = h - lower + 1;
+  const [letters, numbers] = n === lower ? ["m = 2^(−8h/H)", `8·${h + 1}/${n}`] : isFirst ? ["m = 2^(−8h/L)", `8·${h + 1}/${lower}`] : ["m = 2^(−4(2(h − L) − 1)/L)", `4·(2·${j} − 1)/${lower}`];
+  const rule = n === lower ? [] : [{ soft: t("L = {n}, the largest power of two that is at most H = {all}; the heads after it have every second slope of 2L heads.", { n: lower, all: n }) }];
+  return { title: t("Slope of head {n}", { n: h + 1 }), value: slopes[h], shape: [n], step, source: sourceOf("slopes"), flops: 4, bytes: 4, lines: [letters, `2^(−${numbers}) = ${formatNumber(slopes[h])}`, ...rule] };
+}
+
+/* The bias of a score as it follows from the row of the pair, or from the slope of the head. */
 function biasLines(step, q, k) {
+  if (hasValue(step.values.slopes)) {
+    const m = page.arrays.get(step.values.slopes).data[state.head], first = windowOf(step.side)[0];
+    return [`b = −m · |i − j| = −${formatNumber(m)} · |${first + q} − ${first + k}| = ${formatNumber(-m * Math.abs(q - k))}`];
+  }
   const scheme = schemeOf(step);
   if (!scheme) return [];
   const index = valueAt(step.values.index, q, k), pair = pairLines(scheme, step.side, q, k);
   if (scheme.values.table) return [...pair, `b = B[${index}, ${state.head + 1}] = ${formatNumber(row(scheme.values.table, index)[state.head])}`];
   return [...pair, `b = q · a[${index}] × ${formatNumber(step.facts.scale)} = ${formatNumber(dot(row(step.values.q, state.head, q), row(scheme.values.key, index)) * step.facts.scale)}`];
+}
+
+/* ---- the sums of attention ---- */
+const projectedText = () => sumOfFeatures(page.data.run.config.d_model);
+
+/* The weighted sum of the values of a head: its largest terms, what vectors of distances add, and what keys add that are not shown. */
+function mixLines(step, head, q, c) {
+  const { values } = step, weights = row(values.weights, head, q), kv = kvHead(step, head), seen = d3.range(weights.length).filter((s) => weights[s] > 0);
+  const largest = seen.sort((a, b) => weights[b] - weights[a]).slice(0, 4).sort((a, b) => a - b), terms = largest.map((s) => `${formatNumber(weights[s])}·${bracket(row(values.v, kv, s)[c], 4)}`);
+  const more = [["value_bias", "Σ w · a"], ["outside_mix", "r"]].filter(([role]) => hasValue(values[role])), numbers = more.map(([role]) => ` + ${bracket(row(values[role], head, q)[c], 4)}`);
+  const words = { value_bias: t("a: the vector that each distance adds to a value"), outside_mix: t("r: what the keys add that are not shown") };
+  return [`o = ${["Σ w · v", ...more.map(([, letters]) => letters)].join(" + ")}`, `${addedText(terms, seen.length)}${numbers.join("")} = ${formatNumber(row(values.mix, head, q)[c])}`, ...more.map(([role]) => ({ soft: words[role] }))];
+}
+
+/* The similarity of a query and a key in kernel attention, where it is one of the toolkit's own. */
+function similarityLines({ sim, equation }, a, b, value) {
+  const product = formatNumber(dot(a, b)), feature = { elu_similarity: (x) => x > 0 ? x + 1 : Math.exp(x), relu_similarity: (x) => Math.max(x, 0) }[sim], sum = { exp_similarity: `exp(${product} / √${a.length})`, square_similarity: `(${product})^2` }[sim];
+  const lines = feature ? [`φ(q) · φ(k) = ${sumText(a.map(feature), b.map(feature))} = ${formatNumber(value)}`] : [`q · k = ${sumText(a, b)} = ${product}`, sum && `${sum} = ${formatNumber(value)}`];
+  return [equation, ...lines].filter(Boolean);
+}
+
+/* A number of the state of linear attention; its last column is the sum of the features alone. */
+function stateLines(step, kv, r, c) {
+  const { values, facts } = step, side = keySide(step), n = facts.causal ? windowOf(side)[1] : sideOf(side).tokens.length, isNormaliser = c === shapeOf(values.state)[2] - 1, formula = isNormaliser ? "S = Σ φ(k)" : "S = Σ φ(k) · vᵀ";
+  if (!hasValue(values.phi_k) || (isNormaliser && facts.is_rotary)) return [formula];
+  const term = (s) => `${formatShort(row(values.phi_k, kv, s)[r])}${isNormaliser ? "" : `·${bracket(row(values.v, kv, s)[c])}`}`;
+  return [formula, `${addedText(d3.range(Math.min(3, shapeOf(values.phi_k)[1])).map(term), n)} = ${formatNumber(row(values.state, kv, r)[c])}`];
+}
+function linearWeightLines({ values, ...step }, q, k) {
+  const formula = "w = φ(q) · φ(k) / (φ(q) · Σ φ(k) + ε)", weight = valueAt(values.weights, state.head, q, k);
+  if (!hasValue(values.phi_k) || weight === 0) return [formula];
+  const a = row(values.phi_q, state.head, q), b = row(values.phi_k, kvHead(step), k), product = dot(a, b);
+  return [formula, `φ(q) · φ(k) = ${sumText(a, b)} = ${formatNumber(product)}`, `${formatNumber(product)} / ${formatNumber(product / weight)} = ${formatNumber(weight)}`];
 }
 
 /* ---- levers ---- */
@@ -70,13 +145,27 @@ function tellRank(one, r, name, n = outputWidth()) {
     lines: ["1 + #{v: z(v) > z(true)}", `1 + ${formatCount(rank - 1)} = ${formatCount(rank)}`, { soft: t("its probability: {p}", { p: formatPercent(one.p[r]) }) }] };
 }
 
-/* Bytes of keys and values: numbers of a token in all layers, times tokens; only if that is what was measured. */
-function tellCacheBytes(bytes, { tokens = 1, layers, heads = page.data.run.config.n_kv_heads }, source) {
-  const { head_dim, v_head_dim } = page.data.run.config, each = layers * heads * (head_dim + v_head_dim) * numberBytes(), kept = bytes / each;
-  const product = `${layers} · ${heads} · (${head_dim} + ${v_head_dim}) · ${numberBytes()}`;
-  const lines = Number.isInteger(kept) && kept <= tokens ? [t("layers · heads · (D of K + D of V) · bytes"), `${tokens > 1 ? `${kept} · ` : ""}${product} = ${formatCount(bytes)}`]
-    : [{ soft: t("Measured: the bytes of all arrays of the cache that hold tokens.") }];
+/* Bytes of the keys and values of a token; only if that is what was measured. */
+function tellTokenBytes(bytes, layers, heads, source) {
+  const { head_dim, v_head_dim } = page.data.run.config, lines = layers * heads * (head_dim + v_head_dim) * numberBytes() === bytes ? [t("layers · heads · (D of K + D of V) · bytes"), `${layers} · ${heads} · (${head_dim} + ${v_head_dim}) · ${numberBytes()} = ${formatCount(bytes)}`] : [MEASURED()];
   return { value: bytes, lines, shape: [], source };
+}
+const MEASURED = () => ({ soft: t("Measured: the bytes of all arrays of the cache that hold tokens.") });
+
+/* What a cache stores, and the factors of its bytes. */
+const STORED = {
+  numbers: () => t("keys and values"), positions: () => t("position of each token"), rounded: () => t("rounded keys and values"), scales: () => t("scale and smallest number of each channel of K and each token of V"), rest: () => t("tokens of the last group, not rounded"), scores: () => t("position and score of each slot"),
+  counts: () => t("position and count of each slot"), centres: () => t("centres of the clusters"), norms: () => t("sums of the squared norms of values"), k_basis: () => t("directions of K"), v_basis: () => t("directions of V"), state: () => t("recurrent state"),
+};
+const FACTORS = {
+  tokens: () => t("tokens"), slots: () => t("slots"), all_slots: () => t("slots of all layers and heads"), groups: () => t("groups"), layers: () => t("layers"), heads: () => t("heads"), group: () => t("tokens of a group"), width: () => t("numbers of K and V"), bytes: () => t("bytes of each"), byte_share: () => t("bits / 8"),
+  scales: () => t("numbers"), clusters: () => t("clusters"), all_heads: () => t("heads of all layers"), head_dim: () => "D", rank: () => t("rank"), state_numbers: () => t("numbers"),
+};
+/* The bytes of a cache as a sum of products: terms = [[what, {factor: number}]]. */
+function tellCacheBytes(bytes, terms, source) {
+  const shown = (factors) => Object.entries(factors).filter(([name, number]) => name !== "heads" || number > 1), words = terms.map(([what, factors]) => ({ soft: `${STORED[what]()}: ${shown(factors).map(([name]) => FACTORS[name]()).join(" · ")}` }));
+  const sum = terms.map(([, factors]) => shown(factors).map(([, number]) => formatCount(number)).join("·")).join(" + ");
+  return { value: bytes, lines: terms.length ? [...words, `${sum} = ${formatCount(bytes)}`] : [MEASURED()], shape: [], source };
 }
 const ratioTell = (a, b, value, source, format = formatLarge, formula = "a / b") => ({ value, lines: [formula, `${formula.startsWith("1") ? "1 − " : ""}${format(a)} / ${format(b)} = ${formatNumber(value)}`], shape: [], flops: 1, source });
 
@@ -87,9 +176,9 @@ function tellKept(steps, r, c, names, layer, source) {
     lines: [t("read − evicted"), `${marks.length} − ${marks.length - kept} = ${kept}`, c < marks.length ? { soft: `“${names[c]}”: ${why[marks[c]]}` } : null].filter(Boolean) };
 }
 
-function tellError(letter, error, mark, name, source) {
+function tellError(letter, error, terms, mark, name, source) {
   const { n_kv_heads: heads, head_dim } = page.data.run.config, formula = `Σ |${letter}′ − ${letter}| / |${letter}| / n`;
-  const lines = mark === "+" ? [formula] : [formula, `${formatNumber(error * heads)} / ${heads} = ${formatNumber(error)}`];
+  const lines = mark === "+" ? [formula] : [formula, `(${addedText(terms.map(formatShort), heads)}) / ${heads} = ${formatNumber(error)}`];
   return { title: t("Error of {letter} of “{token}”", { letter, token: name }), value: error, shape: [heads], flops: 5 * heads * head_dim, bytes: 8 * heads * head_dim, source,
     lines: [...lines, { soft: t("{letter}′ is read from the cache, {letter} was written to it; the mean is over the heads that keep it.", { letter }) }] };
 }

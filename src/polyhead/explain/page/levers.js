@@ -92,7 +92,7 @@ function caseDetail({ name, source }, detail, part, side) {
   }
   if (name === "kv_heads" && detail.bytes_per_token) {
     const { before, after } = detail.bytes_per_token, layers = config.decoder_layers ?? config.n_layers, heads = config.n_kv_heads;
-    return factRow([[t("cache per token, before"), formatBytes(before), tellCacheBytes(before, { layers, heads }, source)], [t("cache per token, after"), formatBytes(after), tellCacheBytes(after, { layers, heads: heads * after / before }, source)]]);
+    return factRow([[t("cache per token, before"), formatBytes(before), tellTokenBytes(before, layers, heads, source)], [t("cache per token, after"), formatBytes(after), tellTokenBytes(after, layers, heads * after / before, source)]]);
   }
   if (name === "shuffle" && detail.order) {
     return h("p", { class: "sentence-text" }, detail.order.map((i) => showToken(sideOf(detail.side).tokens[i]?.text ?? "")).join(" "));
@@ -104,8 +104,8 @@ function caseDetail({ name, source }, detail, part, side) {
 }
 
 function cacheDetail(detail, side, source) {
-  const steps = detail.visible[0], names = d3.range(steps.length).map((i) => part_text(side, i)), sizes = { tokens: steps.length, layers: detail.layers.length };
-  const facts = factRow([[t("bytes"), formatBytes(detail.bytes), tellCacheBytes(detail.bytes, sizes, source)], [t("bytes of a full cache"), formatBytes(detail.bytes_static), tellCacheBytes(detail.bytes_static, sizes, source)],
+  const steps = detail.visible[0], names = d3.range(steps.length).map((i) => part_text(side, i));
+  const facts = factRow([[t("bytes"), formatBytes(detail.bytes), tellCacheBytes(detail.bytes, detail.bytes_terms, source)], [t("bytes of a full cache"), formatBytes(detail.bytes_static), tellCacheBytes(detail.bytes_static, detail.bytes_static_terms, source)],
     [t("kept"), formatPercent(detail.bytes / detail.bytes_static), ratioTell(detail.bytes, detail.bytes_static, detail.bytes / detail.bytes_static, source, formatCount)]]);
   if (detail.lossless) return facts;
   return h("div", {}, facts, detail.visible.map((layer, l) => h("div", { class: "block" }, h("h4", {}, t("layer {n}: what is still kept at each step", { n: detail.layers[l] + 1 })), keptMatrix(layer, names, detail.layers[l] + 1, source), errorTable(detail, l, names, source))));
@@ -127,9 +127,9 @@ function keptMatrix(steps, names, layer, source) {
 }
 /* Errors of keys and values at the last step, for a cache that rounds. */
 function errorTable(detail, l, names, source) {
-  const errors = [["K", detail.key_error[l]], ["V", detail.value_error[l]]], most = Math.max(...errors.flatMap(([, one]) => one), 1e-9), steps = detail.visible[l], marks = [...steps[steps.length - 1]];
+  const errors = [["K", detail.key_error[l], detail.key_terms?.[l]], ["V", detail.value_error[l], detail.value_terms?.[l]]], most = Math.max(...errors.flatMap(([, one]) => one), 1e-9), steps = detail.visible[l], marks = [...steps[steps.length - 1]];
   if (!errors.some(([, one]) => one.some((error) => error > 0))) return null;
-  const cells = ([letter, one], i) => one[i] === null ? [h("td", { class: "bar-cell" }, t("gone")), h("td", {})] : [h("td", { class: "bar-cell" }, bar(one[i] / most)), numberCell(formatNumber(one[i], 2), () => tellError(letter, one[i], marks[i], names[i], source))];
+  const cells = ([letter, one, terms], i) => one[i] === null ? [h("td", { class: "bar-cell" }, t("gone")), h("td", {})] : [h("td", { class: "bar-cell" }, bar(one[i] / most)), numberCell(formatNumber(one[i], 2), () => tellError(letter, one[i], terms[i], marks[i], names[i], source))];
   const rows = names.map((name, i) => h("tr", {}, h("th", { scope: "row" }, name), errors.flatMap((one) => cells(one, i))));
   const head = h("tr", {}, h("td", {}), errors.flatMap(([letter]) => [h("td", {}), h("th", { scope: "col", class: "number" }, letter)]));
   return h("details", { class: "numbers" }, h("summary", {}, t("Error of each key and value")), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Error of each key and value")), h("thead", {}, head), h("tbody", {}, rows))));

@@ -1,6 +1,6 @@
 /* ---- attention: queries, keys and values of a head, scores, weights, the weighted sum, the heads joined ---- */
 
-const kvHead = (step) => Math.floor(state.head * step.facts.kv_heads / step.facts.heads);
+const kvHead = (step, head = state.head) => Math.floor(head * step.facts.kv_heads / step.facts.heads);
 const queryNames = (step) => shownPositions(step.side).map((p) => tokenText(step.side, p));
 const keyNames = (step) => shownPositions(keySide(step)).map((p) => tokenText(keySide(step), p));
 const hiddenCode = (step, q, k) => {
@@ -26,7 +26,7 @@ function showAttention(step) {
 
 function vectorsCard(step, q) {
   const { values, facts } = step, head = state.head, kv = kvHead(step), other = keySide(step), three = page.width >= 540 && facts.head_dim <= 64, narrow = { width: three ? (page.width - 56) / 3 : halfWidth() };
-  const project = t("sum over the {n} features of x times a row of the matrix", { n: page.data.run.config.d_model });
+  const project = projectedText();
   const tell = (letter, value, index, side) => (r, c) => ({
     title: t("{letter} of “{token}”, head {h}, feature {n}", { letter, token: tokenText(side, windowOf(side)[0] + r), h: index + 1, n: c + 1 }),
     value: row(value, index, r)[c], lines: [`${letter} = x · W${letter}`, project], shape: shapeOf(value), step, flops: 2 * page.data.run.config.d_model, bytes: 4 * page.data.run.config.d_model });
@@ -60,10 +60,11 @@ function scoreParts(step, q, k) {
 function tellScore(step, q, k) {
   const { a, b, product, scaled, bias, code } = scoreParts(step, q, k), { facts, values } = step, stored = values.scores ?? values.similarity;
   const title = t("Score of “{q}” for “{k}”, head {h}", { q: queryNames(step)[q], k: keyNames(step)[k], h: state.head + 1 });
+  if (!hasValue(values.scores)) return { title, value: valueAt(stored, state.head, q, k), lines: code ? [{ soft: t("Hidden: {why}.", { why: HIDDEN[code]() }) }] : similarityLines(facts, a, b, valueAt(stored, state.head, q, k)), shape: shapeOf(stored), step, flops: 2 * a.length + 1, bytes: 8 * a.length };
   const lines = [`s = q · k × ${formatNumber(facts.scale)}${bias ? " + b" : ""}`, `q · k = ${sumText(a, b)} = ${formatNumber(product)}`, `${formatNumber(product)} × ${formatNumber(facts.scale)} = ${formatNumber(scaled)}`];
   if (facts.softcap) lines.push(`${facts.softcap} · tanh(s / ${facts.softcap})`);
   lines.push(...biasLines(step, q, k));
-  if (bias) lines.push(`${formatNumber(scaled)} + ${bracket(bias)} = ${formatNumber(scaled + bias)}`);
+  if (bias) lines.push(`${formatNumber(scaled)} + ${bracket(bias, 4)} = ${formatNumber(scaled + bias)}`);
   if (code) lines.push({ soft: t("Hidden: {why}. It counts as minus infinity.", { why: HIDDEN[code]() }) });
   return { title, value: code ? `${MINUS}∞` : valueAt(stored, state.head, q, k), lines, shape: shapeOf(stored), step, flops: 2 * a.length + 1, bytes: 8 * a.length };
 }
@@ -75,11 +76,11 @@ function scoresCard(step, q, k) {
     chosen: [q, k], focus: "scores", tell: (r, c) => tellScore(step, r, c), choose: (r, c) => chooseCell(step, r, c) });
   const names = { q: queryNames(step)[q], k: keyNames(step)[k] }, product = parts.a.map((value, i) => value * parts.b[i]);
   const rows = [{ label: `q ${names.q}`, values: parts.a }, { label: `k ${names.k}`, values: parts.b }, { label: "q × k", values: product, most: largest(product), on: true }];
-  const strips = drawStrips({ name: t("Query times key"), focus: "score-product", legend: false, rows, height: 20, width: page.width - 40 * keyNames(step).length > 480 ? 270 : page.width, tell: (i, c) => i < 2 ? { title: t("{name}, feature {n}", { name: rows[i].label, n: c + 1 }), value: rows[i].values[c], step }
-    : { title: t("Product of feature {n}", { n: c + 1 }), value: product[c], lines: [`${formatNumber(parts.a[c])} · ${bracket(parts.b[c])} = ${formatNumber(product[c])}`], step, flops: 1, bytes: 8 } });
-  const about = tellScore(step, q, k), chain = [[t("sum of the products"), parts.product], [`× ${formatNumber(facts.scale)}`, parts.scaled], facts.softcap ? [t("capped"), parts.capped] : null, parts.bias ? [t("with bias"), parts.score] : null].filter(Boolean)
+  const strips = drawStrips({ name: t("Query times key"), focus: "score-product", legend: false, rows, height: 20, width: page.width - 40 * keyNames(step).length > 480 ? 270 : page.width, tell: (i, c) => i < 2 ? { title: t("{name}, feature {n}", { name: rows[i].label, n: c + 1 }), value: rows[i].values[c], step, shape: shapeOf(i ? values.k : values.q), lines: [i ? "k = x · WK" : "q = x · WQ", projectedText()] }
+    : { title: t("Product of feature {n}", { n: c + 1 }), value: product[c], lines: [`${formatNumber(parts.a[c])} · ${bracket(parts.b[c])} = ${formatNumber(product[c])}`], shape: [product.length], step, flops: 1, bytes: 8 } });
+  const about = tellScore(step, q, k), chain = (hasValue(values.scores) ? [[t("sum of the products"), parts.product], [`× ${formatNumber(facts.scale)}`, parts.scaled], facts.softcap ? [t("capped"), parts.capped] : null, parts.bias ? [t("with bias"), parts.score] : null] : [[t("similarity"), about.value]]).filter(Boolean)
     .map(([name, value]) => [name, value, { lines: about.lines, shape: about.shape, flops: about.flops, bytes: about.bytes, step }]);
-  const hidden = parts.code ? h("p", { class: "note" }, t("This cell is hidden: {why}. It counts as minus infinity, so its weight is 0.", { why: HIDDEN[parts.code]() })) : null;
+  const hidden = parts.code && hasValue(values.scores) ? h("p", { class: "note" }, t("This cell is hidden: {why}. It counts as minus infinity, so its weight is 0.", { why: HIDDEN[parts.code]() })) : null;
   return card("scores", t("Scores"), t("The query of a row meets the key of each column: the products of their features are summed and scaled. Hatched cells are hidden by the mask."),
     h("div", { class: "beside-each" }, matrix, h("div", { class: "block" }, h("h4", {}, t("“{q}” looks at “{k}”", names)), strips, factRow(chain), hidden)));
 }
@@ -89,7 +90,10 @@ function tellWeight(step, q, k) {
     title: t("Weight of “{k}” for “{q}”, head {h}", { q: queryNames(step)[q], k: keyNames(step)[k], h: state.head + 1 }), flops: 4, bytes: 4 * weights.length };
   const code = hiddenCode(step, q, k);
   if (code) return { ...spec, lines: [{ soft: t("Hidden: {why}.", { why: HIDDEN[code]() }) }] };
-  if (!hasValue(step.values.scores)) return { ...spec, lines: ["w = s / (Σ s + ε)"] };
+  if (!hasValue(step.values.scores)) {
+    const all = row(step.values.similarity, state.head, q), total = d3.sum(all) + step.facts.eps + (hasValue(step.values.outside) ? valueAt(step.values.outside, state.head, q) : 0);
+    return { ...spec, lines: ["w = s / (Σ s + ε)", `${formatNumber(all[k])} / ${formatNumber(total)} = ${formatNumber(weights[k])}`] };
+  }
   const { scores, most, total } = softmaxParts(step, q);
   return { ...spec, lines: ["w = exp(s − max) / Σ exp(s − max)", `exp(${formatNumber(scores[k])} − ${bracket(most)}) / ${formatNumber(total)} = ${formatNumber(weights[k])}`] };
 }
@@ -98,6 +102,12 @@ function softmaxParts(step, q) {
   const outside = hasValue(step.values.outside) ? valueAt(step.values.outside, state.head, q) : -Infinity;
   const most = Math.max(outside, ...visible.map((k) => scores[k])), total = d3.sum(visible, (k) => Math.exp(scores[k] - most)) + Math.exp(outside - most);
   return { scores, most, total, outside };
+}
+
+/* The weight of all keys that are not shown; s is the ln of the sum of their exp(score). */
+function tellOutside({ outside, most, total }, step) {
+  const value = Math.exp(outside - most) / total;
+  return { title: t("not shown"), value, shape: shapeOf(step.values.weights), step, lines: ["w = exp(s − max) / Σ exp(s − max)", `exp(${formatNumber(outside)} − ${bracket(most)}) / ${formatNumber(total)} = ${formatNumber(value)}`, { soft: t("s = ln Σ exp(score) over the keys that are not shown") }] };
 }
 
 function weightsCard(step, q, k, weights) {
@@ -111,7 +121,7 @@ function weightsCard(step, q, k, weights) {
       h("td", { class: "bar-cell" }, bar(weights[i])), h("td", { class: "number", "data-value": weights[i] }, formatPercent(weights[i])));
   });
   const outside = softmax && softmax.outside > -Infinity ? h("tr", { class: "faint" }, h("th", { scope: "row" }, t("not shown")), h("td", { class: "number" }, formatNumber(softmax.outside)), h("td", { class: "number wide-only" }, formatNumber(Math.exp(softmax.outside - softmax.most))),
-    h("td", { class: "bar-cell" }, bar(Math.exp(softmax.outside - softmax.most) / softmax.total)), h("td", { class: "number" }, formatPercent(Math.exp(softmax.outside - softmax.most) / softmax.total))) : null;
+    h("td", { class: "bar-cell" }, bar(Math.exp(softmax.outside - softmax.most) / softmax.total)), numberCell(formatPercent(Math.exp(softmax.outside - softmax.most) / softmax.total), () => tellOutside(softmax, step))) : null;
   const head = h("tr", {}, h("th", { scope: "col" }, t("key token")), softmax ? h("th", { scope: "col", class: "number" }, t("score")) : null, softmax ? h("th", { scope: "col", class: "number wide-only" }, "exp(s − max)") : null, h("td", {}), h("th", { scope: "col", class: "number" }, t("weight")));
   const table = h("table", { class: "bars" }, h("caption", {}, t("What “{q}” looks at", { q: queryNames(step)[q] })), h("thead", {}, head), h("tbody", {}, rows, outside));
   const links = drawLinks({ name: t("Weights of head {h}", { h: state.head + 1 }), queries: queryNames(step), keys: names, weight: (r, c) => hiddenCode(step, r, c) ? 0 : valueAt(step.values.weights, state.head, r, c), chosen: q, choose: (r) => chooseCell(step, r, null) });
@@ -127,8 +137,7 @@ function mixCard(step, q, k, weights) {
   const sum = { label: t("sum"), values: mix, on: true, most: largest(mix) };
   const tell = (i, c) => {
     if (i < rows.length) return { title: t("V of “{token}”, feature {n}", { token: names[rows[i].key], n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.v), step, lines: [`${formatNumber(weights[rows[i].key])} · ${bracket(rows[i].values[c])} = ${formatNumber(weights[rows[i].key] * rows[i].values[c])}`] };
-    const column = d3.range(weights.length).map((s) => row(values.v, kv, s)[c]);
-    return { title: t("Weighted sum, feature {n}", { n: c + 1 }), value: mix[c], shape: shapeOf(values.mix), step, flops: 2 * weights.length, bytes: 8 * weights.length, lines: ["o = Σ w · v", `${order.slice(0, 4).map((s) => `${formatNumber(weights[s], 3)}·${bracket(column[s])}`).join(" + ")}${weights.length > 4 ? " + …" : ""} = ${formatNumber(mix[c])}`] };
+    return { title: t("Weighted sum, feature {n}", { n: c + 1 }), value: mix[c], shape: shapeOf(values.mix), step, flops: 2 * weights.length, bytes: 8 * weights.length, lines: mixLines(step, state.head, q, c) };
   };
   return card("mix", t("Weighted sum of the values"), t("The value of each key, as strong as its weight; their sum is what this head hands on."),
     drawStrips({ name: t("Values and their sum"), focus: "mix", rows: [...rows, sum], height: 18, tell, start: 0 }));
@@ -137,7 +146,7 @@ function mixCard(step, q, k, weights) {
 function headsCard(step, q) {
   const { values, facts } = step, width = hasValue(values.mix) ? shapeOf(values.mix)[2] : facts.v_head_dim, joined = hasValue(values.joined) ? row(values.joined, q) : null;
   const buttons = d3.range(facts.heads).map((head) => h("button", { type: "button", class: "thumb", "aria-pressed": String(head === state.head), "aria-label": t("head {n}", { n: head + 1 }), title: t("head {n}", { n: head + 1 }), "data-focus": `thumb-${head}`, onclick: () => go({ head, key: null }) }, thumbOf(values.weights, head)));
-  const tell = (i, c) => i === 0 ? { title: t("Head {h}, feature {n}", { h: Math.floor(c / width) + 1, n: c % width + 1 }), value: joined[c], shape: shapeOf(values.joined), step }
+  const tell = (i, c) => i === 0 ? { title: t("Head {h}, feature {n}", { h: Math.floor(c / width) + 1, n: c % width + 1 }), value: joined[c], shape: shapeOf(values.joined), step, flops: 2 * shapeOf(values.weights)[2], bytes: 8 * shapeOf(values.weights)[2], lines: mixLines(step, Math.floor(c / width), q, c % width) }
     : { title: t("{name}, feature {n}", { name: t("out"), n: c + 1 }), value: row(step.out, q)[c], shape: shapeOf(step.out), step, flops: 2 * (joined?.length ?? width), bytes: 4 * (joined?.length ?? width), lines: ["y = o · Wo", t("sum over the {n} features of the joined heads", { n: joined?.length ?? width })] };
   const strips = [];
   if (joined) strips.push(drawStrips({ name: t("All heads side by side"), focus: "joined", groups: width, rows: [{ label: t("joined"), values: joined, on: true }], tell }));
@@ -165,12 +174,12 @@ function showLinearAttention(step) {
   if (hasValue(values.state)) {
     const [, height, width] = shapeOf(values.state);
     cards.push(card("state", t("State after the last token"), t("All keys and values so far are summed into a state of {a} by {b} numbers, however long the text is. The last column is the normaliser.", { a: height, b: width }),
-      drawStrips({ name: t("State after the last token"), focus: "linear-state", rows: d3.range(height).map((i) => ({ label: `φ ${i + 1}`, values: row(values.state, kv, i) })), tell: (r, c) => ({ title: t("State, row {r}, column {c}", { r: r + 1, c: c + 1 }), value: row(values.state, kv, r)[c], shape: shapeOf(values.state), step, lines: ["S = Σ φ(k) · vᵀ"] }) })));
+      drawStrips({ name: t("State after the last token"), focus: "linear-state", rows: d3.range(height).map((i) => ({ label: `φ ${i + 1}`, values: row(values.state, kv, i) })), tell: (r, c) => ({ title: t("State, row {r}, column {c}", { r: r + 1, c: c + 1 }), value: row(values.state, kv, r)[c], shape: shapeOf(values.state), step, flops: 2 * sideOf(other).tokens.length, bytes: 8 * sideOf(other).tokens.length, lines: stateLines(step, kv, r, c) }) })));
   }
   if (hasValue(values.weights)) cards.push(card("softmax", t("The weights that it amounts to"), t("The same result, written as weights: no such matrix is ever built."), drawMatrix({ name: t("Weights of head {h}", { h: state.head + 1 }), rows: names, columns: keyNames(step), value: (r, c) => valueAt(values.weights, state.head, r, c), code: (r, c) => hiddenCode(step, r, c),
-    share: true, chosen: [q, state.key], focus: "weights", tell: (r, c) => ({ title: t("Weight of “{k}” for “{q}”, head {h}", { q: names[r], k: keyNames(step)[c], h: state.head + 1 }), value: valueAt(values.weights, state.head, r, c), shape: shapeOf(values.weights), step, lines: ["w = φ(q) · φ(k) / (φ(q) · Σ φ(k) + ε)"] }), choose: (r, c) => chooseCell(step, r, c) })));
+    share: true, chosen: [q, state.key], focus: "weights", tell: (r, c) => ({ title: t("Weight of “{k}” for “{q}”, head {h}", { q: names[r], k: keyNames(step)[c], h: state.head + 1 }), value: valueAt(values.weights, state.head, r, c), shape: shapeOf(values.weights), step, flops: 4 * facts.features, bytes: 12 * facts.features, lines: linearWeightLines(step, r, c) }), choose: (r, c) => chooseCell(step, r, c) })));
   if (hasValue(values.mix)) cards.push(card("mix", t("What the head hands on"), null, drawStrips({ name: t("What the head hands on"), focus: "mix", rows: [{ label: names[q], values: row(values.mix, state.head, q), on: true }], tell: plainHeadTell("o", values.mix, state.head, step, q) })));
   if (hasValue(values.weights)) cards.push(headsCard(step, q));
   return cards;
 }
-const plainHeadTell = (name, value, head, step, fixed = null) => (r, c) => ({ title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, head, fixed ?? r)[c], shape: shapeOf(value), step });
+const plainHeadTell = (name, value, head, step, fixed = null) => (r, c) => ({ title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, head, fixed ?? r)[c], shape: shapeOf(value), step, lines: [`${name} = ${{ "φ(Q)": "φ(x · WQ)", "φ(K)": "φ(x · WK)", V: "x · WV" }[name]}`, projectedText()] });

@@ -40,6 +40,13 @@ function showTokens(station) {
   ];
 }
 
+/* A number of the embedding: that of the table, times the scale, or its projection; with the segment. */
+function enteringLines({ values, facts, out }, side, i, c) {
+  const scale = facts?.scale ?? 1, e = values.projected ? row(values.projected, i)[c] : row(values.rows, i)[c], first = values.projected ? "(e · W)" : `E[${sideOf(side).tokens[windowOf(side)[0] + i].id}, ${c + 1}]`;
+  const by = values.projected || scale === 1 ? "" : ` · ${formatNumber(scale)}`, segment = values.segment ? [`S[s, ${c + 1}]`, bracket(row(values.segment, i)[c])] : null, add = (n) => segment ? ` + ${segment[n]}` : "";
+  return [`${first}${by && " · √d"}${add(0)}`, `${formatNumber(e)}${by}${add(1)} = ${formatNumber(row(out, i)[c])}`];
+}
+
 function showEmbedding(station) {
   const side = station.side, cards = [];
   for (const step of station.steps) {
@@ -60,16 +67,16 @@ function showEmbedding(station) {
           lines: [`${formatNumber(row(values.rows, r)[c])} × ${formatNumber(scale)} = ${formatNumber(row(values.scaled, r)[c])}`] }) })));
     }
     if (values.segment) cards.push(card("segment", t("Segment"), t("A vector for the text, of the two, that a token belongs to."),
-      tokenStrips({ name: t("Segment"), value: values.segment, side, focus: "segment", tell: plainTell(t("Segment"), values.segment, step) })));
+      tokenStrips({ name: t("Segment"), value: values.segment, side, focus: "segment", tell: plainTell(t("Segment"), values.segment, step, (_, c) => [`S[s, ${c + 1}]`]) })));
     if (hasValue(step.out)) cards.push(card("out", t("What enters the layers"), null,
-      tokenStrips({ name: t("What enters the layers"), value: step.out, side, focus: "embedding-out", tell: plainTell(t("What enters the layers"), step.out, step) })));
+      tokenStrips({ name: t("What enters the layers"), value: step.out, side, focus: "embedding-out", tell: plainTell(t("What enters the layers"), step.out, step, (i, c) => enteringLines(step, side, i, c)) })));
   }
   return cards;
 }
 
-/* What the inspector says of a number without a formula of its own. */
-const plainTell = (name, value, step, lines = []) => (r, c) => ({
-  title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, r)[c], shape: shapeOf(value), step, lines: typeof lines === "function" ? lines(r, c) : lines,
+/* What the inspector says of a number of a vector; `fixed` is its row where the drawing has no other. */
+const plainTell = (name, value, step, lines = [], fixed = null) => (r, c) => ({
+  title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, fixed ?? r)[c], shape: shapeOf(value), step, lines: typeof lines === "function" ? lines(fixed ?? r, c) : lines,
 });
 
 function showPosition(station) {
@@ -82,7 +89,7 @@ function showPosition(station) {
     const tables = Object.entries(values).filter(([role, name]) => role !== "index" && shapeOf(name).length === 2);
     return [card("position", t("Position"), t("The scheme {name} acts inside of attention: it changes nothing here.", { name: facts.scheme ?? step.part ?? "" }),
       ...tables.map(([role, name]) => h("div", { class: "block" }, h("h4", {}, role), drawStrips({ name: role, focus: `position-${role}`,
-        rows: d3.range(shapeOf(name)[0]).map((i) => ({ label: String(i + 1), values: row(name, i) })), tell: plainTell(role, name, step) }))), hasValue(values.index) ? pairsBlock(step, side) : null)];
+        rows: d3.range(shapeOf(name)[0]).map((i) => ({ label: String(i + 1), values: row(name, i) })), tell: plainTell(role, name, step, (i, c) => [`${role}[${i + 1}, ${c + 1}]`]) }))), hasValue(values.index) ? pairsBlock(step, side) : null)];
   });
 }
 
@@ -137,7 +144,7 @@ function sumCard(id, title, lead, [a, b, c], r, step, scale = 1, extra = null) {
   const by = scale === 1 ? "" : `${formatNumber(scale)} · `;
   return card(id, title, lead, drawStrips({ name: title, rows: parts, focus: id, tell: (i, n) => ({
     title: t("{name}, feature {n}", { name: parts[i].label, n: n + 1 }), value: parts[i].values[n], shape: shapeOf(c[1]), step, flops: 1, bytes: 12,
-    lines: [`${formatNumber(parts[0].values[n])} + ${by}${bracket(parts[1].values[n])} = ${formatNumber(parts[2].values[n])}`] }) }), extra);
+    lines: [`${formatNumber(parts[0].values[n])} + ${by}${bracket(parts[1].values[n], 4)} = ${formatNumber(parts[2].values[n])}`] }) }), extra);
 }
 
 /* Rotary positions: the hands of clocks, one for each pair of features. */
@@ -161,8 +168,8 @@ function rotationCard(step, side, r) {
 function slopesCard(step) {
   const slopes = page.arrays.get(step.values.slopes).data, top = largest(slopes);
   const rows = [...slopes].map((slope, i) => h("tr", { class: i === state.head ? "on" : null }, h("th", { scope: "row" }, t("head {n}", { n: i + 1 })),
-    h("td", { class: "number" }, formatNumber(slope)), h("td", { class: "bar-cell" }, bar(Math.abs(slope) / top))));
+    numberCell(formatNumber(slope), () => tellSlope(slopes, i, step)), h("td", { class: "bar-cell" }, bar(Math.abs(slope) / top))));
   return card("position", t("Slopes"), t("Nothing is added to the vectors. Each head lowers the score of a key by its slope times the distance."),
-    h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Slopes")), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("head")), h("th", { scope: "col" }, t("slope")), h("td", {}))), h("tbody", {}, rows)));
+    moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Slopes")), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("head")), h("th", { scope: "col" }, t("slope")), h("td", {}))), h("tbody", {}, rows))));
 }
 const bar = (share, kind = "") => h("span", { class: `bar ${kind}`, style: `width: ${(100 * Math.min(Math.max(share, 0), 1)).toFixed(2)}%` });

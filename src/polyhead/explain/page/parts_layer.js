@@ -21,12 +21,12 @@ function normCard(step, id) {
   const tell = (i, c) => {
     const m = mean ?? (values.mean && !rms ? get(values.mean, c) : 0) ?? 0, v = variance ?? get(spread, c), w = get(values.weight, c), b = get(values.bias, c);
     const gain = w === null ? "" : ` · ${facts.zero_centered ? `(1 + ${bracket(w)})` : bracket(w)}`, shift = b === null ? "" : ` + ${bracket(b)}`;
-    const above = rms ? formatNumber(x[c]) : `(${formatNumber(x[c])} − ${bracket(m)})`;
+    const above = rms ? formatNumber(x[c]) : `(${formatNumber(x[c])} − ${bracket(m, 4)})`;
     return { title: t("{name}, feature {n}", { name: i ? t("after") : t("before"), n: c + 1 }), value: (i ? y : x)[c], shape: shapeOf(step.out), step, flops: rms ? 4 : 6, bytes: 4 * (rms ? 3 : 4),
       lines: [rms ? "x / √(mean(x²) + ε) · g" : "(x − μ) / √(σ² + ε) · g + b", v === null ? null : `${above} / √(${formatNumber(v)} + ${formatNumber(facts.eps)})${gain}${shift} = ${formatNumber(y[c])}`].filter(Boolean) };
   };
   const facts_ = [mean !== null && !rms ? [t("mean"), mean, { step, lines: ["μ = Σ x / d", `${formatNumber(d3.sum(x))} / ${x.length} = ${formatNumber(mean)}`], flops: x.length, bytes: 4 * x.length, shape: [shapeOf(step.in)[0]] }] : null, variance !== null ? [rms ? t("mean square") : t("variance"), variance, { step, lines: [rms ? "Σ x² / d" : "σ² = Σ (x − μ)² / d", `${formatNumber(variance * x.length)} / ${x.length} = ${formatNumber(variance)}`], flops: 2 * x.length, bytes: 4 * x.length, shape: [shapeOf(step.in)[0]] }] : null,
-    variance !== null ? [rms ? "RMS" : t("standard deviation"), Math.sqrt(variance), { step, lines: [`√${formatNumber(variance)} = ${formatNumber(Math.sqrt(variance))}`], flops: 1 }] : null].filter(Boolean);
+    variance !== null ? [rms ? "RMS" : t("standard deviation"), Math.sqrt(variance), { step, lines: [`√${formatNumber(variance)} = ${formatNumber(Math.sqrt(variance))}`], shape: [shapeOf(step.in)[0]], flops: 1, bytes: 4 }] : null].filter(Boolean);
   const lead = rms ? t("The vector is divided by the root of its mean square, so that it always has the same size.")
     : t("The mean is taken away and the spread is made 1, so that the vector always has the same size.");
   return card(id, t("Norm"), lead, factRow(facts_, side),
@@ -46,9 +46,9 @@ const length = (values) => Math.sqrt(dot(values, values));
 function residualCard(step) {
   const side = step.side, r = rowOf(side), { x, branch } = step.values, scale = step.facts?.scale ?? 1;
   const a = row(x, r), b = row(branch, r), c = row(step.out, r);
-  const size = (values) => ({ step, lines: ["|x| = √Σ x²", `√${formatNumber(dot(values, values))} = ${formatNumber(length(values))}`] }), cosine = dot(a, b) / (length(a) * length(b) || 1);
+  const shape = [shapeOf(x)[0]], size = (values) => ({ step, shape, flops: 2 * values.length, bytes: 4 * values.length, lines: ["|x| = √Σ x²", `√${formatNumber(dot(values, values))} = ${formatNumber(length(values))}`] }), cosine = dot(a, b) / (length(a) * length(b) || 1);
   const facts = [[t("length before"), length(a), size(a)], [t("length of what is added"), Math.abs(scale) * length(b), size(b)], [t("length after"), length(c), size(c)],
-    [t("cosine of the two"), cosine, { step, lines: ["a · b / (|a| |b|)", `${formatNumber(dot(a, b))} / (${formatNumber(length(a))} · ${formatNumber(length(b))}) = ${formatNumber(cosine)}`] }]];
+    [t("cosine of the two"), cosine, { step, shape, flops: 6 * a.length, bytes: 8 * a.length, lines: ["a · b / (|a| |b|)", `${formatNumber(dot(a, b))} / (${formatNumber(length(a))} · ${formatNumber(length(b))}) = ${formatNumber(cosine)}`] }]];
   return sumCard("residual", t("Residual"), t("What the part computed is added to what came in: the path runs on, and each part only writes a change to it."),
     [[t("came in"), x], [t("computed"), branch], [t("runs on"), step.out]], r, step, scale, factRow(facts, side));
 }
@@ -57,8 +57,9 @@ function residualCard(step) {
 function plainCard(step) {
   const side = step.side ?? 0, rows = [[t("in"), step.in], [t("out"), step.out]].filter(([, name]) => hasValue(name) && shapeOf(name).length === 2);
   const r = rowOf(side), title = step.part ? labelled(KIND_NAMES[step.kind]?.() ?? t("Other part"), step.part) : KIND_NAMES[step.kind]?.() ?? t("Other part");
+  const written = { projection: ["y = x · W (+ b)", sumOfFeatures(step.shape.in[step.shape.in.length - 1])], activation: (i, c) => [`${step.class}(${formatNumber(row(step.in, i)[c])}) = ${formatNumber(row(step.out, i)[c])}`] }[step.kind] ?? [];
   const blocks = rows.map(([label, name]) => h("div", { class: "block" }, drawStrips({ name: label, focus: `${step.path}-${label}`, rows: [{ label, values: row(name, keepIn(r, shapeOf(name)[0])), on: label === t("out") }],
-    tell: plainTell(label, name, step) })));
+    tell: plainTell(label, name, step, label === t("out") ? written : [], keepIn(r, shapeOf(name)[0])) })));
   const leads = { projection: t("A learned matrix maps the vector of each token to another."), activation: t("Each number of the vector passes an activation."), pooling: t("The token vectors are pooled into a vector of the text.") };
   const about = step.about ? h("p", { class: "note", lang: "en" }, step.about) : null;
   return card("part", title, leads[step.kind] ?? t("This part has no drawing of its own: here is what goes in and what comes out."), about, ...blocks);
@@ -79,12 +80,12 @@ function showFeedForward(step) {
   const about = up ? t("Every unit looks for one thing in the token's vector. A gate decides how much of each unit passes.")
     : t("Every unit looks for one thing in the token's vector; what it finds passes an activation.");
   const cards = [card("feed-forward", t("Units"), about,
-    factRow([[t("units"), facts.units ?? n], active === null ? null : [t("active"), formatPercent(active)]].filter(Boolean), side),
+    factRow([[t("units"), facts.units ?? n], active === null ? null : [t("active"), formatPercent(active), { value: active, step, shape: [act.length], flops: facts.units, bytes: 4 * facts.units, lines: ["#{a > 0} / F", `${formatCount(Math.round(active * facts.units))} / ${formatCount(facts.units)} = ${formatNumber(active)}`] }]].filter(Boolean), side),
     n < (facts.units ?? n) ? h("p", { class: "note" }, t("The {n} units that write most are shown, strongest first.", { n })) : null,
     drawStrips({ name: t("Units of the feed-forward layer"), focus: "units", legend: false, rows, tell, columnName: (c) => `${unit(c)}` }),
     curveOf(values.pre, values.act, name, r))];
   if (hasValue(step.out) && shapeOf(step.out).length === 2) cards.push(card("feed-forward-out", t("What the units write"), t("Each active unit adds its own vector; the sum is what this layer writes to the path."),
-    drawStrips({ name: t("What the units write"), focus: "ffn-out", rows: [{ label: t("out"), values: row(step.out, r), on: true }], tell: plainTell(t("out"), step.out, step, [t("sum over the {n} units", { n: formatCount(facts.units ?? n) })]) })));
+    drawStrips({ name: t("What the units write"), focus: "ffn-out", rows: [{ label: t("out"), values: row(step.out, r), on: true }], tell: plainTell(t("out"), step.out, step, ["y = a · W", t("sum over the {n} units", { n: formatCount(facts.units ?? n) })], r) })));
   return cards;
 }
 
@@ -106,24 +107,28 @@ function curveOf(pre, act, name, chosen) {
 
 function showExperts(step) {
   const side = step.side, r = rowOf(side), { values, facts = {} } = step;
-  const p = row(values.probability, r), chosen = [...row(values.expert, r)].map(Math.round), weights = row(values.weight, r), top = largest(p);
-  const rows = [...p].map((share, e) => h("tr", { class: chosen.includes(e) ? "on" : null }, h("th", { scope: "row" }, t("expert {n}", { n: e + 1 })), h("td", { class: "number" }, formatPercent(share)),
-    h("td", { class: "bar-cell" }, bar(share / top)), h("td", { class: "number" }, chosen.includes(e) ? formatNumber(weights[chosen.indexOf(e)]) : "")));
+  const p = row(values.probability, r), chosen = chosenExperts(step, r), top = largest(p), logits = row(values.logit, r);
+  const rows = [...p].map((share, e) => h("tr", { class: chosen.has(e) ? "on" : null }, h("th", { scope: "row" }, t("expert {n}", { n: e + 1 })), numberCell(formatNumber(logits[e]), () => tellRouterLogit(step, r, e), "number wide-only"), numberCell(formatPercent(share), () => tellExpert(step, r, e)),
+    h("td", { class: "bar-cell" }, bar(share / top)), chosen.has(e) ? numberCell(formatNumber(chosen.get(e)), () => tellExpertWeight(step, r, e)) : h("td", {})));
+  const head = h("tr", {}, h("th", { scope: "col" }, t("expert")), h("th", { scope: "col", class: "number wide-only" }, t("logit")), h("th", { scope: "col", class: "number" }, t("probability")), h("td", {}), h("th", { scope: "col", class: "number" }, t("weight")));
   return [card("experts", t("Experts"), t("A router gives each token to {k} of {n} experts; each is a feed-forward layer.", { k: facts.top_k, n: facts.experts }), factRow([], side),
-    h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Experts")), h("thead", {}, h("tr", {}, [t("expert"), t("probability"), "", t("weight")].map((text) => text ? h("th", { scope: "col" }, text) : h("td", {})))), h("tbody", {}, rows))), ...outCard(step)];
+    moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Experts")), h("thead", {}, head), h("tbody", {}, rows)))), ...outCard(step, ["y = Σ w · E(x)", [...chosen].map(([e, weight]) => `${formatShort(weight)}·E[${e + 1}](x)`).join(" + ")])];
 }
 
+/* How a recurrent network gets its next state; i, f, o, r, z, g and n are sums x · W + h₋₁ · U + b. */
+const STATE_LINES = { LSTM: ["h = σ(o) · tanh(c)"], GRU: ["h = (1 − σ(z)) · tanh(n) + σ(z) · h₋₁"], RNN: ["h = tanh(x · W + h₋₁ · U + b)"] };
 function showRecurrent(step) {
   const { values, facts = {} } = step, side = step.side;
   const parts = [[t("state"), values.state], [t("cell"), values.cell], [t("state, read backwards"), values.reverse]].filter(([, name]) => hasValue(name));
   return [card("state", t("State after each token"), t("There is no matrix of weights: {name} reads one token after the other and keeps what it needs in a state of {n} numbers.", { name: facts.network ?? t("the network"), n: facts.units }),
-    ...parts.map(([name, value]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `recurrent-${value}`, tell: plainTell(name, value, step) })))), ...outCard(step)];
+    ...parts.map(([name, value]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `recurrent-${value}`, tell: plainTell(name, value, step, value === values.cell ? ["c = σ(f) · c₋₁ + σ(i) · tanh(g)"] : STATE_LINES[facts.network]) })))), ...outCard(step, STATE_LINES[facts.network])];
 }
 function showConvolution(step) {
-  const { values, facts = {} } = step, side = step.side;
+  const { values, facts = {} } = step, side = step.side, r = rowOf(side);
+  const gatedLines = (_, c) => ["y = v · σ(g)", `${formatNumber(row(values.value, r)[c])} / (1 + exp(${formatNumber(-row(values.gate, r)[c])})) = ${formatNumber(row(step.out, r)[c])}`];
   const parts = [[t("values"), values.value], [t("gate"), values.gate]].filter(([, name]) => hasValue(name));
   return [card("convolution", t("Convolution"), t("Each token mixes the {n} tokens of a window around it; a gate decides what passes.", { n: facts.kernel }),
-    ...parts.map(([name, value]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `conv-${value}`, tell: plainTell(name, value, step) })))), ...outCard(step)];
+    ...parts.map(([name, value]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `conv-${value}`, tell: plainTell(name, value, step, [t("sum over the {n} features of the {k} tokens of the window", { n: facts.kernel * page.data.run.config.d_model, k: facts.kernel })]) })))), ...outCard(step, gatedLines)];
 }
-const outCard = (step) => hasValue(step.out) && shapeOf(step.out).length === 2 ? [card("out", t("What this part writes"), null,
-  drawStrips({ name: t("What this part writes"), focus: "part-out", rows: [{ label: t("out"), values: row(step.out, rowOf(step.side)), on: true }], tell: plainTell(t("out"), step.out, step) }))] : [];
+const outCard = (step, lines = []) => hasValue(step.out) && shapeOf(step.out).length === 2 ? [card("out", t("What this part writes"), null,
+  drawStrips({ name: t("What this part writes"), focus: "part-out", rows: [{ label: t("out"), values: row(step.out, rowOf(step.side)), on: true }], tell: plainTell(t("out"), step.out, step, lines, rowOf(step.side)) }))] : [];

@@ -6,7 +6,7 @@ function showOutput() {
   if (output.classes?.length) cards.push(classesCard(output));
   if (output.replaced?.length) cards.push(replacedCard(output));
   if (output.vector?.length) cards.push(card("vector", t("The vector of the text"), t("The text as one vector: texts of like meaning have vectors that point the same way."),
-    drawStrips({ name: t("The vector of the text"), focus: "vector", rows: [{ label: t("vector"), values: Float64Array.from(output.vector), on: true }], tell: (_, c) => ({ title: t("Feature {n}", { n: c + 1 }), value: output.vector[c], shape: [output.vector.length] }) })));
+    drawStrips({ name: t("The vector of the text"), focus: "vector", rows: [{ label: t("vector"), values: Float64Array.from(output.vector), on: true }], tell: (_, c) => ({ title: t("Feature {n}", { n: c + 1 }), value: output.vector[c], shape: [output.vector.length], source: sourceOf("vector"), lines: [{ soft: t("The token vectors are pooled into a vector of the text.") }] }) })));
   return cards;
 }
 
@@ -27,20 +27,21 @@ function positionCards(output) {
   if (expected) facts.push([t("expected"), `${showToken(expected.text)} · ${formatPercent(expected.p)} · ${t("rank {n}", { n: expected.rank })}`, tell(expected)]);
   const cards = [card("probabilities", t("Probabilities"), t("The last vector meets the vector of each of the {n} tokens of the vocabulary: one number each, the logit. Softmax makes them probabilities.", { n: formatCount(page.data.run.config.vocab_size) }), factRow(facts), table)];
   if (hasValue(head?.in)) cards.unshift(card("last", t("The last vector"), masked ? t("All that the model knows about this place of the text is in this vector.") : t("All that the model knows about the next token is in this vector."),
-    drawStrips({ name: t("The last vector"), focus: "last-vector", rows: [{ label: tokenText(side, one.position), values: row(head.in, keepIn(one.position - windowOf(side)[0], shapeOf(head.in)[0])), on: true }], tell: plainTell(t("The last vector"), head.in, head) })));
+    drawStrips({ name: t("The last vector"), focus: "last-vector", rows: [{ label: tokenText(side, one.position), values: row(head.in, keepIn(one.position - windowOf(side)[0], shapeOf(head.in)[0])), on: true }], tell: plainTell(t("The last vector"), head.in, head, [], keepIn(one.position - windowOf(side)[0], shapeOf(head.in)[0])) })));
   if (output.positions.length > 1) cards.push(allPositionsCard(output, side));
   return cards;
 }
 
 function allPositionsCard(output, side) {
+  const head = currentStation().steps[0], share = (one, token) => pointable(formatPercent(token.p), () => tellProbability({ ...token, text: showToken(token.text) }, one.logsumexp, { step: head }));
   const rows = output.positions.map((one) => {
     const on = one.position === output.positions[chosenOutput(output)].position, right = one.expected && one.expected.rank === 1;
     return h("tr", { class: on ? "on" : null }, h("th", { scope: "row" }, h("button", { class: "link-button", type: "button", "data-focus": `output-${one.position}`, onclick: () => chooseToken(side, one.position) }, tokenText(side, one.position))),
-      h("td", {}, showToken(one.top[0].text)), h("td", { class: "number" }, formatPercent(one.top[0].p)),
-      one.expected ? h("td", {}, h("span", { class: right ? "yes" : "no" }, right ? "✓ " : "✗ "), showToken(one.expected.text)) : h("td", {}), one.expected ? h("td", { class: "number" }, formatPercent(one.expected.p)) : h("td", {}));
+      h("td", {}, showToken(one.top[0].text)), h("td", { class: "number" }, share(one, one.top[0])),
+      one.expected ? h("td", {}, h("span", { class: right ? "yes" : "no" }, right ? "✓ " : "✗ "), showToken(one.expected.text)) : h("td", {}), one.expected ? h("td", { class: "number" }, share(one, one.expected)) : h("td", {}));
   });
-  return card("all-positions", t("At every position"), output.kind === "masked token" ? t("Each position gets its own guess, from the tokens on both sides.") : t("Each position makes its own guess, all at once: this is how the model learns."), scrollRegion(t("At every position"), h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("At every position")),
-    h("thead", {}, h("tr", {}, [output.kind === "masked token" ? t("token") : t("after"), t("best guess"), t("probability"), t("expected"), t("its probability")].map((text, i) => h("th", { scope: "col", class: i === 2 || i === 4 ? "number" : null }, text)))), h("tbody", {}, rows))));
+  return card("all-positions", t("At every position"), output.kind === "masked token" ? t("Each position gets its own guess, from the tokens on both sides.") : t("Each position makes its own guess, all at once: this is how the model learns."), scrollRegion(t("At every position"), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("At every position")),
+    h("thead", {}, h("tr", {}, [output.kind === "masked token" ? t("token") : t("after"), t("best guess"), t("probability"), t("expected"), t("its probability")].map((text, i) => h("th", { scope: "col", class: i === 2 || i === 4 ? "number" : null }, text)))), h("tbody", {}, rows)))));
 }
 
 function classesCard(output) {
@@ -52,8 +53,9 @@ function classesCard(output) {
 }
 
 function replacedCard(output) {
-  const first = windowOf(output.side)[0], rows = output.replaced.map((p, i) => h("tr", {}, h("th", { scope: "row" }, tokenText(output.side, first + i)), h("td", { class: "bar-cell" }, bar(p)), h("td", { class: "number", "data-value": p }, formatPercent(p))));
-  return card("probabilities", t("Was this token replaced?"), null, h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Was this token replaced?")), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows)));
+  const first = windowOf(output.side)[0], name = (i) => tokenText(output.side, first + i), logits = output.logits, rows = output.replaced.map((p, i) => h("tr", {}, h("th", { scope: "row" }, name(i)), numberCell(formatNumber(logits[i]), () => tellDetectorLogit(output, i, name(i))), h("td", { class: "bar-cell" }, bar(p)), h("td", { class: "number", "data-value": p }, pointable(formatPercent(p), () => tellReplaced(output, i, name(i))))));
+  const head = h("tr", {}, h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "number" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")));
+  return card("probabilities", t("Was this token replaced?"), t("One number for each token, the logit; the logistic function makes it a probability."), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Was this token replaced?")), h("thead", {}, head), h("tbody", {}, rows))));
 }
 
 /* ---- decoding, step by step ---- */

@@ -27,8 +27,12 @@ class Router(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C) -> probabilities (N, E)."""
+        return self.compute_logits(x).softmax(-1)
+
+    def compute_logits(self, x: Tensor) -> Tensor:
+        """(N, C) -> logits (N, E)."""
         with no_autocast(x):
-            return F.linear(at_least_fp32(x), at_least_fp32(self.weight)).softmax(-1)
+            return F.linear(at_least_fp32(x), at_least_fp32(self.weight))
 
 
 @FEED_FORWARD.register("moe")
