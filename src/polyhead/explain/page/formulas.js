@@ -163,7 +163,7 @@ const FACTORS = {
 };
 /* The bytes of a cache as a sum of products: terms = [[what, {factor: number}]]. */
 function tellCacheBytes(bytes, terms, source) {
-  const shown = (factors) => Object.entries(factors).filter(([name, number]) => name !== "heads" || number > 1), words = terms.map(([what, factors]) => ({ soft: `${STORED[what]()}: ${shown(factors).map(([name]) => FACTORS[name]()).join(" · ")}` }));
+  const shown = (factors) => Object.entries(factors).filter(([name, number]) => name !== "heads" || number > 1), words = terms.map(([what, factors]) => ({ soft: labelled(STORED[what](), shown(factors).map(([name]) => FACTORS[name]()).join(" · ")) }));
   const sum = terms.map(([, factors]) => shown(factors).map(([, number]) => formatCount(number)).join("·")).join(" + ");
   return { value: bytes, lines: terms.length ? [...words, `${sum} = ${formatCount(bytes)}`] : [MEASURED()], shape: [], source };
 }
@@ -173,7 +173,7 @@ const ratioTell = (a, b, value, source, format = formatLarge, formula = "a / b")
 function tellKept(steps, r, c, names, layer, source) {
   const marks = [...steps[r]], kept = marks.filter((mark) => mark !== "0").length, why = { 0: t("evicted"), "+": t("kept by some heads"), 1: t("kept by all heads") };
   return { title: t("Keys that are kept at step {n}, layer {layer}", { n: r + 1, layer }), value: kept, shape: [steps.length, steps.length], source,
-    lines: [t("read − evicted"), `${marks.length} − ${marks.length - kept} = ${kept}`, c < marks.length ? { soft: `“${names[c]}”: ${why[marks[c]]}` } : null].filter(Boolean) };
+    lines: [t("read − evicted"), `${marks.length} − ${marks.length - kept} = ${kept}`, c < marks.length ? { soft: labelled(`“${names[c]}”`, why[marks[c]]) } : null].filter(Boolean) };
 }
 
 function tellError(letter, error, terms, mark, name, source) {
@@ -244,7 +244,7 @@ function partLines(step) {
   return Object.entries(step.cost.parts).flatMap(([part, flops]) => {
     const [letters, ...products] = productsOf(step, part) ?? [], isKnown = letters && d3.sum(products, (sizes) => sizes.reduce((a, b) => a * b)) === flops;
     const numbers = isKnown ? `${products.map((sizes) => sizes.map(formatCount).join("·")).join(" + ")} = ` : "";
-    return [{ soft: `${partName(part)}${isKnown ? `: ${letters}` : ""}` }, `${numbers}${formatCount(flops)}`];
+    return [{ soft: isKnown ? labelled(partName(part), letters) : partName(part) }, `${numbers}${formatCount(flops)}`];
   });
 }
 
@@ -252,7 +252,7 @@ function partLines(step) {
 function tellGroup(name, of, steps, read, lines, none) {
   const counted = steps.filter((step) => read(step) > 0), numbers = counted.map(read), total = d3.sum(numbers), isSame = new Set(numbers).size === 1;
   const sum = counted.length < 2 ? null : isSame ? `${numbers.length} · ${formatCount(numbers[0])} = ${formatCount(total)}` : `${addedText(numbers.slice(0, 4).map(formatCount), numbers.length)} = ${formatCount(total)}`;
-  return { title: `${name}: ${of}`, value: total, shape: (counted[0] ?? steps[0]).shape.out, source: sourceOf("step"), lines: [...(counted.length ? lines(counted[0]) : [{ soft: none }]), sum].filter(Boolean) };
+  return { title: labelled(name, of), value: total, shape: (counted[0] ?? steps[0]).shape.out, source: sourceOf("step"), lines: [...(counted.length ? lines(counted[0]) : [{ soft: none }]), sum].filter(Boolean) };
 }
 const sizeText = (shape) => shape.map(formatCount).join("·");
 const weightLines = ({ cost }) => [t("numbers · bytes of each"), `${formatCount(cost.weight_bytes / numberBytes())} · ${numberBytes()} = ${formatCount(cost.weight_bytes)}`];
@@ -260,6 +260,6 @@ const activationLines = ({ shape, cost }) => [t("(in + out) · bytes of each"), 
 
 /* A sum over named parts. */
 const tellParts = (parts, total, source) => ({ value: total, shape: [], source: sourceOf(source),
-  lines: [...parts.map(([name, number]) => ({ soft: `${name}: ${formatCount(number)}` })), `${addedText(parts.slice(0, 8).map(([, number]) => formatCount(number)), parts.length)} = ${formatCount(total)}`] });
+  lines: [...parts.map(([name, number]) => ({ soft: labelled(name, formatCount(number)) })), `${addedText(parts.slice(0, 8).map(([, number]) => formatCount(number)), parts.length)} = ${formatCount(total)}`] });
 const tellPass = (groups) => tellParts([...groups].map(([name, { flops }]) => [name, flops]).filter(([, flops]) => flops > 0), page.data.costs.total.flops, "pass");
 const tellDecodeStep = ({ flops, parts }) => tellParts(Object.entries(parts).map(([name, number]) => [partName(name), number]), flops, "decode_step");
