@@ -32,7 +32,7 @@ COMPILER_FLAGS = [
     "-fPIC",
     "-Wno-psabi",
 ]
-_COMPILE_TIMEOUT = 120  # seconds; compiling takes 10
+_COMPILE_TIMEOUT = 120  # seconds; compiling takes 10 to 30
 POINTER, INT64 = ctypes.c_void_p, ctypes.c_int64
 DTYPE_SUFFIX = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
