@@ -170,6 +170,6 @@ function slopesCard(step) {
   const rows = [...slopes].map((slope, i) => h("tr", { class: i === state.head ? "on" : null }, h("th", { scope: "row" }, t("head {n}", { n: i + 1 })),
     numberCell(formatNumber(slope), () => tellSlope(slopes, i, step)), h("td", { class: "bar-cell" }, bar(Math.abs(slope) / top))));
   return card("position", t("Slopes"), t("Nothing is added to the vectors. Each head lowers the score of a key by its slope times the distance."),
-    moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Slopes")), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("head")), h("th", { scope: "col" }, t("slope")), h("td", {}))), h("tbody", {}, rows))));
+    moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Slopes")), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("head")), h("th", { scope: "col", class: "number" }, t("slope")), h("td", {}))), h("tbody", {}, rows))));
 }
 const bar = (share, kind = "") => h("span", { class: `bar ${kind}`, style: `width: ${(100 * Math.min(Math.max(share, 0), 1)).toFixed(2)}%` });
