@@ -272,7 +272,7 @@ def describe_method(
         else ""
     )
     return (
-        f"{subject.description[0].upper()}{subject.description[1:]}: {kind}. Each token is fed alone, "
+        f"Measured on {subject.description}: {kind}. Each token is fed alone, "
         f"through every cache alternately, {BATCH_ROWS} texts at a time; the reference of the divergence "
         "is the whole forward pass without a cache, KL(p whole ‖ p cached). An interval is the 95 % one "
         "over texts, of times over stretches of 16 steps; times are CPU times if there is one "

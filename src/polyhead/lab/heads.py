@@ -82,9 +82,9 @@ def measure_heads(lab: LabContext) -> ExperimentResult:
         Claim(
             "The cache shrinks by the factor n_heads / n_kv_heads.",
             f"{SHAZEER}, section 3; {AINSLIE}, section 2.2",
-            ", ".join(f"{name.split(':')[0]} {exact[name] - 8:,.0f} bytes per token" for name in (MHA, GQA,
-                MQA))
-            + "; in closed form 2 x layers x n_kv_heads x head_dim x 4.",
+            f"MHA {exact[MHA] - 8:,.0f} bytes per token, GQA {exact[GQA] - 8:,.0f} bytes per token, "
+            f"MQA {exact[MQA] - 8:,.0f} bytes per token; in closed form "
+            "2 x layers x n_kv_heads x head_dim x 4.",
             all(exact[name] - 8 == closed_form_bytes[name] for name in HEAD_DESIGNS)
                 and closed_form_bytes[MHA] == 2 * closed_form_bytes[GQA] == 4 * closed_form_bytes[MQA],
         ),

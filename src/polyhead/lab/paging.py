@@ -78,7 +78,7 @@ def measure_paging(lab: LabContext) -> ExperimentResult:
             *serving_claims(result),
         ],
         [*make_paging_figures(lengths, block_size, full, growing, savings), *make_serving_figures(result)],
-        f"{subject.description[0].upper()}{subject.description[1:]}. Empty slots are counted in the block "
+        f"Measured on {subject.description}. Empty slots are counted in the block "
         f"table, for rows of the lengths of {'targets' if subject.references else 'lines'}, {_ACTIVE_ROWS} "
         "in memory at once; each grows by one token per step, and the next replaces one that is complete. "
         f"Sharing: {len(texts)} texts one at a time, decoded with the settings of the "
