@@ -107,10 +107,10 @@ void sum_arrays(const std::vector<float>& arrays, long count, long n, float* out
 
 // What the first product of a residual reads: the norm of x, or rows that are given.
 struct BlockInput {
-    const float* x;      // (R, C)
+    const float* x;            // (R, C)
     const void* product_rows;  // (R, C) in the type of the products; null if they are the norm of x
     const float *weight, *bias;
-    float* stats;  // of the norm, (R, 2)
+    float* stats;              // of the norm, (R, 2)
     int64_t C, is_centred;
     float shift, eps;
 
@@ -152,8 +152,8 @@ struct LinearCall {
     BlockDrop drop;
     const void* weight;
     const float* bias;
-    void *y, *dy;       // (R, N)
-    const float* grad;  // (R, C), of the residual
+    void *y, *dy;                   // (R, N)
+    const float* grad;              // (R, C), of the residual
     float *dx, *d_weight, *d_sums;  // gradients of x and the weight; sums over rows
     int64_t R, N;
 };
@@ -234,10 +234,10 @@ struct FeedForwardCall {
     BlockDrop inner, outer;
     const void *up, *down;  // weights in the type of the products
     const float *up_bias, *down_bias;
-    void* hidden;                      // W1 N(x) + b1
-    float* out;                        // the output, or the gradient of x
-    const float* grad;                 // of the output
-    float *d_up, *d_down, *d_sums;     // gradients of the weights, and of b2, b1, weight and bias of the norm in turn
+    void* hidden;                   // W1 N(x) + b1
+    float* out;                     // the output, or the gradient of x
+    const float* grad;              // of the output
+    float *d_up, *d_down, *d_sums;  // gradients of the weights, and of b2, b1, weight and bias of the norm in turn
     int64_t R, F, activation, is_gated;
     double slope;
 

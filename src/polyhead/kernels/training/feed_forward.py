@@ -96,15 +96,9 @@ class _FeedForwardResidual(torch.autograd.Function):
             total = out
             out, stats = norm.forward(total, norm_weight, norm_bias, torch.float32)
         ctx.save_for_backward(
-            *rows.list_tensors(),
-            hidden,
-            stats,
-            total,
-            parts.up,
-            parts.down,
-            parts.inner.bytes_,
-            parts.outer.bytes_,
-        )
+            *rows.list_tensors(), hidden, stats, total, parts.up, parts.down,
+            parts.inner.bytes_, parts.outer.bytes_,
+        )  # fmt: skip
         ctx.parts = parts.activation, parts.inner.without_bytes(), parts.outer.without_bytes()
         ctx.norm, ctx.widths = norm, [weight.size(0) for weight in weights[:-2:2] if weight is not None]
         ctx.has_bias = weights[1] is not None, weights[-1] is not None

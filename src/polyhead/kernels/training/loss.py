@@ -66,7 +66,7 @@ class FusedCrossEntropy(torch.autograd.Function):
         options, sums = LossOptions(softcap or 0.0, smoothing, gradient), torch.zeros(2, dtype=torch.float64)
         most = max(1, LOGITS_BYTES // (len(w) * w.itemsize))
         n_chunks = -(-len(labels) // most)
-        chunk = -(-len(labels) // max(n_chunks, 1)) or 1  # equal ones: few rows cost as much as many
+        chunk = -(-len(labels) // n_chunks) if n_chunks else 1  # equal ones: few rows cost as much as many
         for at in range(0, len(labels), chunk):
             rows = x[at : at + chunk]
             scores = linear_output(rows, w)
