@@ -76,18 +76,28 @@ class DisentangledPosition(PairPosition):
         self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None, project: ProjectQK
     ) -> Tensor | None:
         """(B, H, T, D) over kv -> (B, H, T, S)."""
+        first, *rest = self.compute_terms(q, kv, pos, scale, project).values()
+        return first + rest[0] if rest else first
+
+    def compute_terms(
+        self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None, project: ProjectQK
+    ) -> dict[str, Tensor]:
+        """The scaled products with distances by name: ``c2p`` of the queries, ``p2c`` of the keys.
+
+        (B, H, T, D) over kv -> (B, H, T, S) each.
+        """
         index, first, stop = self.pair_table(q, kv, pos)
         vectors = self.dropout(self.weight if self.norm is None else self.norm(self.weight))[first:stop]
         scale, groups = q.size(-1) ** -0.5 if scale is None else scale, kv.k.size(1)
         queries, keys = (x * scale for x in project(vectors))  # (H, R, D), (K, R, D)
-        terms = []
+        terms = {}
         if self.terms != "p2c":
             products = q.unflatten(1, (groups, -1)) @ keys[:, None].mT
-            terms.append(look_up(products.flatten(1, 2), index))
+            terms["c2p"] = look_up(products.flatten(1, 2), index)
         if self.terms != "c2p":
             products = kv.k[:, :, None] @ queries.unflatten(0, (groups, -1)).mT
-            terms.append(look_up(products.flatten(1, 2), index.mT).mT)
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+            terms["p2c"] = look_up(products.flatten(1, 2), index.mT).mT
+        return terms
 
     def compute_pairs(
         self, q_pos: Tensor | None, k_pos: Tensor | None, score_shape: ScoreShape, dtype: torch.dtype
