@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POOLING, POSITION
 from polyhead.explain.arrays import ArrayReader
-from polyhead.explain.document import count_shown, explain
+from polyhead.explain.document import count_numbers, count_shown, explain
 from polyhead.nn.stack import Stack
 from polyhead.run.run import Run
 
@@ -360,6 +361,9 @@ def test_the_end_of_a_long_text_is_shown_of_a_language_model_alone() -> None:
         {"kind": "encoder-decoder", "d_model": 512, "n_layers": 6},
         {"kind": "decoder", "d_model": 768, "n_layers": 12, "n_heads": 12},
         {"kind": "encoder", "d_model": 512, "n_layers": 12},
+        {"kind": "encoder", "d_model": 512, "n_layers": 6, "position": "disentangled"},
+        {"kind": "decoder", "d_model": 512, "n_layers": 6, "feed_forward": "moe"},
+        {"kind": "encoder-decoder", "d_model": 512, "n_layers": 6, "block": "lstm"},
     ],
     ids=str,
 )
@@ -367,6 +371,34 @@ def test_models_of_base_size_show_twenty_tokens(config: dict[str, Any]) -> None:
     model = ModelConfig(vocab_size=32_000, **config)
     assert count_shown(model, 20) >= 20
     assert 12 <= count_shown(model, 100) < count_shown(model, 20)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"kind": "encoder", "position": "disentangled"},
+        {"kind": "decoder", "feed_forward": {"name": "moe", "top_k": 3}},
+        {"kind": "decoder", "position": "alibi"},
+        {"block": "lstm", "position": "none"},
+        {"kind": "decoder", "block": {"name": "gru", "units": 48}},
+        {"kind": "encoder", "block": "rnn"},
+    ],
+    ids=str,
+)
+def test_the_numbers_that_are_stored_are_counted(config: dict[str, Any]) -> None:
+    """Those of the layers, without vectors of weights."""
+    run = make_run(**config, d_ff=32, d_model=128)
+    for options in ({}, {"first": 2, "n_shown": 8}):
+        document = explain_walk(run, TEXT, TARGET if run.kind == "encoder-decoder" else None, **options)
+        n = max(stop - first for first, stop in (side["window"] for side in document["sides"]))
+        stored = sum(
+            math.prod(value["shape"])
+            for name, value in document["values"].items()
+            if "at" in value and ".layers." in name and len(value["shape"]) > 1
+        )
+        counted = count_numbers(run.config, n, is_cut=bool(options))
+        assert 0.7 * counted < stored < 1.1 * counted, (stored, counted)
 
 
 def test_what_cannot_be_explained_is_an_error() -> None:

@@ -69,6 +69,41 @@ def test_every_attention_has_the_clipped_distance_of_each_pair_of_shaw() -> None
     assert read(values["bias"]) == pytest.approx(bias, abs=1e-5)
 
 
+@pytest.mark.parametrize("max_distance", [None, 9])
+@pytest.mark.parametrize("terms", ["both", "c2p", "p2c"])
+def test_the_bias_of_deberta_is_two_products_with_the_distance(terms: str, max_distance: int | None) -> None:
+    """Query with the distance as a key, key with the distance as a query (He et al., 2021a, eq. 4)."""
+    deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
+    position = {"name": "disentangled", "span": 4, "max_distance": max_distance, "terms": terms}
+    config = {"kind": "encoder", "position": position}
+    _, document, read = find_scheme(config, first=2, n_shown=9)
+    distance = torch.arange(9)[:, None] - torch.arange(9)
+    if max_distance is not None:
+        distance = deberta.make_log_bucket_position(distance, 4, max_distance).long()
+    expected = distance.clamp(-4, 3) + 4
+    model: Any = make_run(**config).model
+    for i, step in enumerate(step for step in document["walk"] if step["kind"] == "attention"):
+        values, attn = step["values"], model.encoder.stack.layers[i].attn
+        assert read(values["index"]).tolist() == expected.tolist()
+        with torch.no_grad():
+            vectors = attn.position.norm(attn.position.weight)
+            queries, keys = (
+                proj(vectors).double().unflatten(-1, (4, 8)).transpose(0, 1).numpy()
+                for proj in (attn.q_proj, attn.k_proj)
+            )
+        index, scale = expected.numpy(), step["facts"]["scale"]
+        products = {
+            "c2p": np.einsum("htd,htsd->hts", read(values["q"]), keys[:, index]) * scale,
+            "p2c": np.einsum("hsd,htsd->hts", read(values["k"]), queries[:, index]) * scale,
+        }
+        shown = [role for role in products if terms in ("both", role)]
+        bias = sum(products[role] for role in shown)
+        assert read(values["bias"]) == pytest.approx(bias, abs=1e-5)
+        for role in products:
+            assert (role in values) == (terms == "both")
+            assert role not in values or read(values[role]) == pytest.approx(products[role], abs=1e-5)
+
+
 def test_a_scheme_is_shown_once_for_each_stack() -> None:
     _, document, _ = find_scheme({"position": "rope"}, TARGET)
     steps = [step for step in document["walk"] if step["kind"] == "position"]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language
 from polyhead.explain.costs import count_costs, count_step, count_weight_bytes
@@ -27,6 +28,8 @@ from polyhead.tokenizers.languages import with_languages
 SCHEMA = 1
 MAX_NUMBERS = 1_050_000  # stored of one pass: with them a page is below 5 MB
 MIN_SHOWN, MAX_SHOWN = 12, 64  # tokens of a text
+_PAIR_ARRAYS = {"alibi": 1, "t5": 1, "shaw": 1, "disentangled": 2}  # what is added to the scores
+_RECURRENT_ARRAYS = {"rnn": 2, "gru": 5, "lstm": 6}  # the sums that enter the gates, and the states
 
 
 def explain(
@@ -125,17 +128,41 @@ def choose_shown(
 
 def count_shown(config: ModelConfig, longest: int) -> int:
     """How many tokens of texts of at most ``longest`` tokens are shown, so that the page stays small."""
+
+    def find_most(is_cut: bool) -> int:
+        return max(n for n in range(MAX_SHOWN + 1) if count_numbers(config, n, is_cut) <= MAX_NUMBERS)
+
+    shown = find_most(is_cut=False)
+    return max(MIN_SHOWN, shown if longest <= shown else find_most(is_cut=True))
+
+
+def count_numbers(config: ModelConfig, n: int, is_cut: bool) -> int:
+    """About how many numbers are stored of the layers, if n tokens of each text are shown.
+
+    With ``is_cut`` these are not all tokens, and attention has what the others add to each query.
+    """
     heads = config.attention_shape(causal=False)
-    mix = heads.n_heads * heads.v_head_dim
     projections = heads.n_heads * heads.head_dim + heads.n_kv_heads * (heads.head_dim + heads.v_head_dim)
-    layer = projections + 2 * config.d_model + 4 * SHOWN_UNITS
-    n_attentions, numbers = config.n_layers, config.n_layers * layer
+    layer, n_attentions = _count_layer(config, config.block, projections)
+    per_token, n_attentions = config.n_layers * layer, config.n_layers * n_attentions
     if config.kind == "encoder-decoder":
-        n_attentions += 2 * config.decoder_layers
-        numbers += config.decoder_layers * (layer + projections + config.d_model)
-    if longest > min(MAX_SHOWN, MAX_NUMBERS // numbers):
-        numbers += n_attentions * mix  # what the tokens that are not shown add to each query
-    return max(MIN_SHOWN, min(MAX_SHOWN, MAX_NUMBERS // numbers))
+        layer, n_own = _count_layer(config, config.block_choice(cross=True), projections)
+        per_token += config.decoder_layers * (layer + projections + config.d_model)
+        n_attentions += config.decoder_layers * (n_own + 1)
+    if is_cut:
+        per_token += n_attentions * heads.n_heads * heads.v_head_dim
+    per_pair = n_attentions * heads.n_heads * (1 + _PAIR_ARRAYS.get(config.position.name, 0))
+    return n * (per_token + n * per_pair)
+
+
+def _count_layer(config: ModelConfig, block: Choice, projections: int) -> tuple[int, int]:
+    """The numbers that are stored of a layer for each token, and how many self-attentions it has."""
+    if block.name in _RECURRENT_ARRAYS:
+        units = block.options["units"] or config.d_model
+        return _RECURRENT_ARRAYS[block.name] * units + config.d_model, 0
+    feed_forward = config.feed_forward
+    experts = feed_forward.options["top_k"] * config.d_model if feed_forward.name == "moe" else 0
+    return projections + 2 * config.d_model + 4 * SHOWN_UNITS + experts, 1
 
 
 def describe_run(run: Run) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from polyhead.nn.attention.linear import LinearAttention
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import KV, arange_positions, attention_mask, split_heads, visible
 from polyhead.nn.position.base import Position
+from polyhead.nn.position.disentangled import DisentangledPosition
 from polyhead.nn.position.rope import Rope
 from polyhead.nn.precision import at_least_fp32
 
@@ -65,9 +66,9 @@ def record_softmax(trace: Trace, call: Call) -> None:
     scale = attn.head_dim**-0.5 if attn.scale is None else attn.scale
     scores = q * scale @ kv.k.repeat_interleave(group, 1).mT
     scores = scores if attn.softcap is None else attn.softcap * torch.tanh(scores / attn.softcap)
-    has_bias = at.position.kind == "scores"
-    bias = at.position.scores(q, kv, at.pos, attn.scale, attn.project_qk) if has_bias else None
-    scores = scores if bias is None else scores + bias
+    terms = _compute_bias(attn, at, q, kv)
+    for term in terms.values():
+        scores = scores + term
     hidden = explain_mask(mask, at.pos, kv, at.x.size(1), attn.causal, window is not None)
     hidden = hidden.repeat_interleave(group, 0) if len(hidden) > 1 else hidden
 
@@ -77,10 +78,14 @@ def record_softmax(trace: Trace, call: Call) -> None:
         path,
         {
             "scores": scores[0].masked_fill(hidden != 0, 0.0)[:, at.queries, at.keys],
-            "bias": None if bias is None else _cut(bias[0], at),
             "hidden": hidden[:, at.queries, at.keys],
-        },
+        }
+        | {role: _cut(term[0], at) for role, term in terms.items()},
     )
+    if len(terms) > 1:
+        names = [values[role] for role in terms]
+        shape = tuple(trace.store.shape(names[0]))
+        values["bias"] = trace.store.derive(f"{path}.bias", shape, "add", args=names)
     weights = scores[0].masked_fill(hidden != 0, float("-inf")).softmax(-1).nan_to_num()
     if at.cut_side is not None:
         rest = scores[0].masked_fill(hidden != 0, float("-inf"))[:, at.queries].clone()
@@ -206,6 +211,17 @@ def _record_projections(
         name, shape = values[f"{role}_raw"], tuple(raw[f"{role}_raw"].shape)
         values[role] = store.derive(f"{path}.{role}", shape, "rotate", x=name, **rotation)
     return values
+
+
+def _compute_bias(attn: Attention, at: _AttentionInput, q: Tensor, kv: KV) -> dict[str, Tensor]:
+    """What the position scheme adds to the scores: one term, ``bias``, or the two that it is the sum of."""
+    if at.position.kind != "scores":
+        return {}
+    if isinstance(at.position, DisentangledPosition):
+        terms = at.position.compute_terms(q, kv, at.pos, attn.scale, attn.project_qk)
+        return terms if len(terms) > 1 else {"bias": next(iter(terms.values()))}
+    bias = at.position.scores(q, kv, at.pos, attn.scale, attn.project_qk)
+    return {} if bias is None else {"bias": bias}
 
 
 def _record_outside(

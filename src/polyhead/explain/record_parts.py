@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.explain.record_position import Tokens, describe_scheme
@@ -135,6 +136,9 @@ def record_moe(trace: Trace, call: Call) -> None:
     experts, weights = moe.route(tokens)
     path, logits = call.place.path, moe.router.compute_logits(tokens)
     arrays = {"expert": experts, "weight": weights, "logit": logits, "balance": moe.balance}
+    arrays["written"] = torch.stack(
+        [_apply_experts(moe, x, ids) for x, ids in zip(tokens, experts, strict=True)]
+    )
     values = trace.store_all(path, arrays)
     values["probability"] = trace.store.derive(
         f"{path}.probability", tuple(logits.shape), "softmax", x=values["logit"], hidden=None, outside=None
@@ -144,29 +148,60 @@ def record_moe(trace: Trace, call: Call) -> None:
     _add_tokens(trace, call, "moe", values, facts)
 
 
+def _apply_experts(moe: MixtureOfExperts, x: Tensor, ids: Tensor) -> Tensor:
+    """What each chosen expert writes for one token: (C,), (top_k,) -> (top_k, C)."""
+    return torch.cat([moe.experts[i](x[None]) for i in ids.tolist()])
+
+
 @records(RNN, LSTM, GRU)
 def record_recurrent(trace: Trace, call: Call) -> None:
-    """A recurrent network: its state after each token, step by step."""
+    """A recurrent network: its state after each token, step by step, and the sums of its gates."""
     rnn, x, state = call.module, call.inputs["x"], call.inputs["state"]
     assert isinstance(rnn, RNN | LSTM | GRU)
     is_reverse, shown = call.place.role == "reverse", trace.window(call.place.side)
-    states = []
+    states = [torch.stack(state)]
     for t in range(x.size(1)):
         _, state = rnn(x[:, t : t + 1], state)
         states.append(torch.stack(state))  # (n_states, B, H)
-    steps = torch.stack(states, 2)[:, 0]  # (n_states, T, H)
-    steps, x = (steps.flip(1), x.flip(1)) if is_reverse else (steps, x)
-    arrays: Parameters = dict(zip(("state", "cell"), steps[:, shown], strict=False))
+    steps = torch.stack(states, 2)[:, 0]  # (n_states, 1 + T, H), in the order of reading
+    gates = _compute_gates(rnn, x[0], steps[0, :-1])
+    before, after = steps[:, :-1], steps[:, 1:]
+    if is_reverse:
+        before, after = before.flip(1), after.flip(1)
+        gates = {role: gate.flip(0) for role, gate in gates.items()}
+    arrays: Parameters = dict(zip(("state", "cell"), after[:, shown], strict=False))
+    arrays |= {role: gate[shown] for role, gate in gates.items()}
+    # what the network has before the first shown token, in the order of reading
+    arrays["start"] = before[-1, shown.stop - 1 if is_reverse else shown.start]
     values = trace.store_all(call.place.path, arrays)
     if not is_reverse:
         trace.bind(call.output[0], values["state"])
     has_both = getattr(call.inputs.get("parent"), "reverse", None) is not None
     facts = {"network": type(rnn).__name__, "units": rnn.hidden_size, "is_reverse": is_reverse}
     facts["networks"] = 1 + has_both
-    step = Step(call.place, "recurrent", rnn, trace.name_tokens(x, f"{call.place.path}.in", call.place.side))
+    # both networks read the same vectors, the reverse one after the other
+    x_name = (
+        trace.steps[-1].x
+        if is_reverse
+        else trace.name_tokens(x, f"{call.place.path}.in", call.place.side)
+    )
+    step = Step(call.place, "recurrent", rnn, x_name)
     step.values, step.facts, step.out = values, facts, values["state"]
     step.shape_in, step.shape_out = sizes(x), sizes(call.output[0])
     trace.add(step)
+
+
+def _compute_gates(rnn: RNN | LSTM | GRU, x: Tensor, before: Tensor) -> dict[str, Tensor]:
+    """The sums that enter the gates, by the letters of the equations: x (T, C), states before (T, H)."""
+    from_x = F.linear(x, rnn.weight_ih_l0, rnn.bias_ih_l0 if rnn.bias else None)
+    from_state = F.linear(before, rnn.weight_hh_l0, rnn.bias_hh_l0 if rnn.bias else None)
+    if isinstance(rnn, GRU):  # its reset gate acts on what the candidate has of the state
+        *_, a = from_x.chunk(3, -1)
+        *_, u = from_state.chunk(3, -1)
+        r, z, _ = (from_x + from_state).chunk(3, -1)
+        return {"r": r, "z": z, "a": a, "u": u}
+    letters = "ifgo" if isinstance(rnn, LSTM) else "a"
+    return dict(zip(letters, (from_x + from_state).chunk(len(letters), -1), strict=True))
 
 
 @records(Embedding)
@@ -241,7 +276,8 @@ def record_pooler(trace: Trace, call: Call) -> None:
     assert isinstance(pooler, Pooler)
     name = trace.name_tokens(call.inputs["x"], f"{call.place.path}.in", call.place.side)
     pooled = trace.bind(call.output, trace.store.store(f"{call.place.path}.pooled", call.output[0]))
-    facts = {"pooling": _name(pooler.pool), "activation": _name(pooler.activation)}
+    facts = {"pooling": _name(pooler.pool), "map_first": pooler.map_first}
+    facts |= {"activation": _name(pooler.activation), "norm": _name(pooler.norm)}
     _add(trace, call, "pooling", name, pooled, {"pooled": pooled}, facts)
 
 
@@ -250,8 +286,12 @@ def record_projection(trace: Trace, call: Call) -> None:
     """A linear map; that of a convolutional block has the windows of its convolution as inputs."""
     if isinstance(call.inputs.get("parent"), GatedConvBlock):
         _record_convolution(trace, call)
-    else:
-        _record_ends(trace, call, "projection")
+        return
+    before = trace.steps[-1] if trace.steps else None
+    _record_ends(trace, call, "projection")
+    trace.steps[-1].facts["activation"] = _name(getattr(call.module, "activation", None))
+    if before is not None and before.kind == "recurrent":  # of both directions side by side
+        before.out, before.shape_out = trace.steps[-1].x, sizes(call.inputs["x"])
 
 
 def _record_convolution(trace: Trace, call: Call) -> None:

@@ -89,7 +89,8 @@ def _describe_shaw(scheme: Shaw, tokens: Tokens) -> tuple[Arrays, Facts]:
 
 
 def _describe_disentangled(scheme: DisentangledPosition, tokens: Tokens) -> tuple[Arrays, Facts]:
-    return {}, {"span": scheme.span, "max_distance": scheme.max_distance, "terms": scheme.terms}
+    facts = {"span": scheme.span, "max_distance": scheme.max_distance, "terms": scheme.terms}
+    return {"index": _pair_index(scheme, tokens)}, facts
 
 
 def _describe_sinusoidal(scheme: SinusoidalPosition, tokens: Tokens) -> tuple[Arrays, Facts]:
@@ -105,11 +106,14 @@ def _describe_learned(scheme: LearnedPosition, tokens: Tokens) -> tuple[Arrays, 
     return {}, {"offset": scheme.offset, "rows": len(scheme.weight)}
 
 
-def _pair_index(scheme: T5Bias | Shaw, tokens: Tokens) -> Tensor:
+def _pair_index(scheme: T5Bias | Shaw | DisentangledPosition, tokens: Tokens) -> Tensor:
     """The row of the table for each pair of tokens shown: [T, S]."""
     pos = tokens.pos
     size = ScoreShape(1, tokens.length, tokens.length, torch.device("cpu") if pos is None else pos.device)
     pairs = scheme.compute_pairs(pos, None if pos is None else pos[:, None], size, torch.float32)
+    if isinstance(scheme, DisentangledPosition):  # in the part of the table that the text uses
+        index, first, _ = pairs
+        pairs = index + first
     return pairs[0, 0, tokens.window, tokens.window]
 
 

@@ -133,6 +133,8 @@ class _Watch:
             if last.kind == "conv":
                 last.x = before.out if residual.norm_first else self.trace.find(self.layer_x)
                 last.out, last.shape_in, last.shape_out = name, sizes(x), sizes(x)
+            elif last.kind == "recurrent":  # of both directions side by side
+                last.out, last.shape_out = name, sizes(x)
         self.branches.append(name)
         self.branch_scale = residual.scale
 
@@ -142,14 +144,14 @@ class _Watch:
         path = trace.unique_path(place.path)
         x_name = trace.name_tokens(x, f"{path}.in", place.side)
         branches, self.branches = self.branches, []
-        shape = tuple(trace.store.shape(x_name))
+        terms, shape = branches, tuple(trace.store.shape(x_name))
         if self.branch_scale != 1:
-            branches = [
+            terms = [
                 trace.store.derive(f"{path}.scaled{i}", shape, "scale", x=name, by=self.branch_scale)
                 for i, name in enumerate(branches)
             ]
         shown = total[0, trace.window(place.side)]
-        out = trace.store.derive_sum(f"{path}.out", [x_name, *branches], shown)
+        out = trace.store.derive_sum(f"{path}.out", [x_name, *terms], shown)
         trace.bind(total, out)
         values = {"x": x_name, "branch": branches[0]} | {
             f"branch_{i}": name for i, name in enumerate(branches[1:], 2)
