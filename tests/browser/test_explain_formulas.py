@@ -49,16 +49,40 @@ DRAWN_DESIGNS: dict[str, dict[str, Any]] = {
         "d_model": 12,
     },
     "square": {"kind": "decoder", "attention": {"name": "kernel", "sim": "square"}, "position": "none"},
+    "deberta": {"kind": "encoder", "position": {"name": "disentangled", "span": 8, "max_distance": 20}},
+    "c2p": {
+        "kind": "encoder",
+        "position": {"name": "disentangled", "span": 3, "max_distance": None, "terms": "c2p"},
+    },
+    "yarn": {
+        "kind": "decoder",
+        "position": {"name": "rope", "scaling": "yarn", "factor": 4.0, "original_len": 16},
+        "block": "parallel",
+        "norm_first": True,
+        "residual_scale": 0.5,
+    },
+    "softcap": {"kind": "decoder", "attention": {"name": "softmax", "softcap": 2.0}, "position": "t5"},
     "lstm": {"kind": "decoder", "block": "lstm"},
+    # a decoder that continues from the source, and maps of the states
+    "lstm translator": {"block": {"name": "lstm", "units": 20}},
+    "gru": {"kind": "encoder", "block": "gru", "norm_first": True},
+    "rnn": {"kind": "decoder", "block": "rnn"},
     "gated_conv": {"kind": "decoder", "block": "gated_conv", "norm_first": True},
     "experts": {"kind": "decoder", "feed_forward": "moe", "position": "alibi"},
     "replaced": {"kind": "encoder", "generator_layers": 1, "d_embedding": 16},
-    "sentences": {"kind": "encoder", "pooling": "mean", "position": "learned"},
+    "short sentences": {"kind": "encoder", "lm_head": False, "pooling": "mean", "position": "learned"},
+    "short mapped sentences": {
+        "kind": "encoder",
+        "lm_head": False,
+        "pooling": {"name": "max", "activation": "none"},
+        "dense": [{"width": 8, "activation": "tanh"}],
+    },
 }
 LONG_TEXT = f"{TEXT} {TEXT}"  # a cache rounds groups of more than two tokens
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
-FUNCTIONS = {"exp": math.exp, "ln": math.log, "min": min, "abs": abs, "floor": math.floor}
-FUNCTIONS |= {"sqrt": math.sqrt, "cos": math.cos, "sin": math.sin}
+FUNCTIONS = {"exp": math.exp, "ln": math.log, "min": min, "max": max, "abs": abs, "floor": math.floor}
+FUNCTIONS |= {"sqrt": math.sqrt, "cos": math.cos, "sin": math.sin, "tanh": math.tanh, "ceil": math.ceil}
+FUNCTIONS |= {"σ": lambda x: 1 / (1 + math.exp(-x))}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +108,8 @@ def compute_side(text: str) -> float | None:
     text = re.sub(r"([\d.]+)\u2009([kMG]?)B?", lambda m: f"({m[1]}*{UNITS.get(m[2], 1)})", text)
     text = re.sub(r"√([\d.]+)", r"(\1**0.5)", text).replace("√(", "sqrt(").replace("×", "*")
     text = re.sub(r"\|([^|]+)\|", r"abs(\1)", text)
-    text = text.replace("·", "*").replace("^", "**").replace("⌊", "floor(").replace("⌋", ")")
+    text = text.replace("·", "*").replace("^", "**").replace("⌊", "floor(").replace("⌈", "ceil(")
+    text = text.replace("⌋", ")").replace("⌉", ")")
     if "…" in text or set(re.findall(r"[^\W\d_]+", text)) - FUNCTIONS.keys():
         return None
     return float(eval(text, {"__builtins__": {}}, FUNCTIONS))
@@ -113,9 +138,7 @@ def check_numbers(shown: list[dict[str, Any]], near: float = 0.02, near_terms: f
                 1e-6, near_terms * max([float(x) for x in re.findall(r"\d+(?:\.\d+)?", line)], default=0)
             )
             assert all(side == pytest.approx(known[-1], rel=near, abs=bound) for side in known), (line, one)
-            is_value = bool(known) and known[-1] == pytest.approx(
-                float(one["value"].replace("−", "-").replace("∞", "inf")), rel=1e-2, abs=1e-6
-            )
+            is_value = bool(known) and known[-1] == pytest.approx(read_value(one), rel=1e-2, abs=1e-6)
             is_complete |= len(known) > 1 and is_value
         n_complete += is_complete
     return n_complete
@@ -294,16 +317,71 @@ def read_array(page: Any, name: str) -> torch.Tensor:
 def test_the_numbers_of_every_drawing_follow_from_their_formulas(
     design: str, open_page: Open, tmp_path: Path
 ) -> None:
-    run, text = make_run(**DRAWN_DESIGNS[design]), "a" if design == "short linear attention" else TEXT
+    run, text = make_run(**DRAWN_DESIGNS[design]), "a" if design.startswith("short") else TEXT
     document = explain(run, text, TARGET if run.kind == "encoder-decoder" else None, has_lever_cases=False)
+    check_drawings(open_walk(open_page, save_page(tmp_path / "page.html", render_walk_page(document))), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", ["lstm translator", "gru", "experts", "deberta"])
+def test_the_numbers_of_a_window_of_a_long_text_follow_from_their_formulas(
+    design: str, open_page: Open, tmp_path: Path
+) -> None:
+    run = make_run(**DRAWN_DESIGNS[design])
+    target = f"{TARGET} {TARGET}" if run.kind == "encoder-decoder" else None
+    document = explain(run, f"{TEXT} {TEXT}", target, first=4, n_shown=12, has_lever_cases=False)
     page = open_walk(open_page, save_page(tmp_path / "page.html", render_walk_page(document)))
-    token = min(2, *(len(side["tokens"]) - 1 for side in document["sides"]))
+    for token in (4, 15):
+        check_drawings(page, token)
+
+
+def check_drawings(page: Any, token: int) -> None:
+    """The numbers at all stations, with the same token chosen on every side."""
+    token = min(token, *page.evaluate("explain.page.data.sides.map(({ tokens }) => tokens.length - 1)"))
     for station in page.evaluate("explain.page.stations.map(({ id }) => id)"):
         find_station(page, station)
         page.evaluate("token => explain.go({ tokens: explain.state.tokens.map(() => token) })", token)
-        shown = page.evaluate(READ_DRAWINGS)
-        check_numbers([one for one in shown if not is_input(one)], near_terms=1e-3)
-        check_numbers(page.evaluate(READ_NUMBERS, "#stage"), near_terms=1e-3)
+        for one in page.evaluate(READ_DRAWINGS) + page.evaluate(READ_NUMBERS, "#stage"):
+            check_numbers([one], near_terms=1e-3)
+            results = [compute_side(line.split(" = ")[-1]) for line in one["lines"] if " = " in line]
+            results = [result for result in results if result is not None]
+            value = pytest.approx(read_value(one), rel=1e-2, abs=1e-6)
+            is_hidden = one["value"] == "−∞"
+            assert is_hidden or not results or any(result == value for result in results), one
+
+
+def read_value(shown: dict[str, Any]) -> float:
+    """The number that the inspector shows."""
+    return float(shown["value"].replace("−", "-").replace("∞", "inf"))
+
+
+@pytest.mark.slow
+def test_a_number_that_is_drawn_again_has_the_formula_of_where_it_was_computed(
+    open_page: Open, tmp_path: Path
+) -> None:
+    document = explain(make_run(kind="decoder", norm_first=True), TEXT, has_lever_cases=False)
+    page = open_walk(open_page, save_page(tmp_path / "page.html", render_walk_page(document)))
+    shown: dict[str, Any] = {}
+    for station in ("stack.final_norm", "output", "stack.layers.1.ffn"):
+        find_station(page, station)
+        page.evaluate("explain.go({ tokens: [3] })")
+        shown |= {
+            (station, one["drawing"], one["title"].split(",")[0]): one
+            for one in page.evaluate(READ_DRAWINGS)
+            if one["title"].endswith("feature 32")
+        }
+    normed, last = (
+        shown["stack.final_norm", "norm", "after"],
+        shown["output", "last-vector", "The last vector"],
+    )
+    assert last["value"] == normed["value"]
+    assert last["lines"] == normed["lines"]
+    assert last["words"] == 1  # the station where it was computed
+    came, before = (
+        shown["stack.final_norm", "norm", "before"],
+        shown["stack.layers.1.ffn", "residual", "runs on"],
+    )
+    assert (came["value"], came["lines"], came["words"]) == (before["value"], before["lines"], 1)
 
 
 @pytest.mark.slow
@@ -328,11 +406,6 @@ def test_a_drawing_of_one_vector_shows_the_numbers_of_the_chosen_token(
                 assert float(one["value"]) == read_array(page, head["in"])[2, 0], one
                 n_vectors += 1
     assert n_vectors > 2
-
-
-def is_input(shown: dict[str, Any]) -> bool:
-    """Whether a shown number was computed at a station before."""
-    return bool(re.match("in, |The last vector", shown["title"]))
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ PAGE_SCRIPTS = (
     "page/draw.js",
     "page/inspector.js",
     "page/formulas.js",
+    "page/origins.js",
     "page/parts_input.js",
     "page/parts_layer.js",
     "page/parts_attention.js",

@@ -9,6 +9,7 @@ const numberBytes = () => ({ float64: 8, float32: 4 })[page.data.run.dtype] ?? 2
 /* A probability from its logit and the log of the sum of all exp(logit). */
 function tellProbability({ text, p, logit, rank }, logSum, about) {
   const n = outputWidth(), lines = ["p = exp(z − ln Σ exp(z))", `exp(${formatNumber(logit, 5)} − ${bracket(logSum, 5)}) = ${formatNumber(p)}`];
+  lines.push({ soft: labelled("z = x · w", sumOfFeatures(page.data.run.config.d_model)) });
   if (rank) lines.push({ soft: `${t("rank {n}", { n: formatCount(rank) })}: 1 + #{v: z(v) > z} = 1 + ${formatCount(rank - 1)}` });
   return { title: t("Probability of “{token}”", { token: text }), value: p, lines, shape: [n], flops: 3 * n, bytes: 4 * n, ...about };
 }
@@ -59,11 +60,21 @@ const schemeOf = (step) => page.data.walk.find((one) => one.kind === "position" 
 
 /* The bucket of T5, or the row of Shaw's tables, of query q and key k, from their distance. */
 function pairLines({ values, facts }, side, q, k) {
-  const index = valueAt(values.index, q, k), distance = k - q, { buckets, max_distance, causal, clip } = facts, name = `j − i = ${windowOf(side)[0] + k} − ${windowOf(side)[0] + q} = ${formatNumber(distance)}`;
+  const index = valueAt(values.index, q, k), distance = k - q, { buckets, max_distance, causal, clip, span } = facts;
+  if (span) return spanLines(facts, windowOf(side)[0], q, k, index);
+  const name = `j − i = ${windowOf(side)[0] + k} − ${windowOf(side)[0] + q} = ${formatNumber(distance)}`;
   if (clip) return [name, `clip(j − i, ±${clip}) + ${clip} = ${index}`];
   const half = causal ? buckets : buckets / 2, exact = Math.floor(half / 2), size = causal ? Math.max(-distance, 0) : Math.abs(distance), start = !causal && distance > 0 ? `${half} + ` : "", letters = causal ? "max(i − j, 0)" : "|j − i|";
   if (size < exact) return [name, `${start}${letters} = ${start ? `${start}${size} = ` : ""}${index}`];
   return [name, `${start}min(${exact} + ⌊${half - exact} · ln(${size}/${exact}) / ln(${max_distance}/${exact})⌋, ${half - 1}) = ${index}`];
+}
+/* The row of DeBERTa's table: near distances have a row each, far ones share rows. */
+function spanLines({ span, max_distance }, first, q, k, index) {
+  const distance = q - k, size = Math.abs(distance), name = `i − j = ${first + q} − ${first + k} = ${formatNumber(distance)}`;
+  if (!max_distance) return [name, `δ = min(max(i − j, −${span}), ${span - 1}) + ${span} = ${index}`];
+  const near = Math.floor(span / 2), sign = distance < 0 ? MINUS : "";
+  if (size <= near) return [name, `δ = i − j + ${span} = ${formatNumber(distance)} + ${span} = ${index}`];
+  return [name, `δ = min(${sign}(${near} + ⌈${near - 1} · ln(${size}/${near}) / ln(${max_distance - 1}/${near})⌉), ${span - 1}) + ${span} = ${index}`];
 }
 const tellPair = (scheme, side, q, k) => ({ title: t("Row of the table for “{q}” and “{k}”", { q: tokenText(side, windowOf(side)[0] + q), k: tokenText(side, windowOf(side)[0] + k) }), value: valueAt(scheme.values.index, q, k), shape: shapeOf(scheme.values.index), step: scheme, flops: 3, bytes: 8, lines: pairLines(scheme, side, q, k) });
 
@@ -75,6 +86,15 @@ function tellSlope(slopes, h, step) {
   return { title: t("Slope of head {n}", { n: h + 1 }), value: slopes[h], shape: [n], step, source: sourceOf("slopes"), flops: 4, bytes: 4, lines: [letters, `2^(−${numbers}) = ${formatNumber(slopes[h])}`, ...rule] };
 }
 
+/* The bias of DeBERTa: the query with the distance as a key, and the key with the distance as a query. */
+function mappedDistanceLines({ values, facts }, scheme, index, q, k) {
+  const letters = { c2p: "q · k′", p2c: "k · q′" }, both = ["c2p", "p2c"].filter((role) => hasValue(values[role])), roles = both.length ? both : [scheme.facts.terms];
+  const products = roles.map((role) => valueAt(both.length ? values[role] : values.bias, state.head, q, k));
+  const lines = roles.map((role, i) => `${letters[role]}[${index}] × ${formatNumber(facts.scale)} = ${formatNumber(products[i])}`);
+  if (both.length) lines.push(`b = ${formatNumber(products[0])} + ${bracket(products[1], 4)} = ${formatNumber(valueAt(values.bias, state.head, q, k))}`);
+  return [...lines, { soft: t("k′ and q′: the vector of the distance, mapped as a token is mapped to its key and its query") }];
+}
+
 /* The bias of a score as it follows from the row of the pair, or from the slope of the head. */
 function biasLines(step, q, k) {
   if (hasValue(step.values.slopes)) {
@@ -84,6 +104,7 @@ function biasLines(step, q, k) {
   const scheme = schemeOf(step);
   if (!scheme) return [];
   const index = valueAt(step.values.index, q, k), pair = pairLines(scheme, step.side, q, k);
+  if (scheme.facts.span) return [...pair, ...mappedDistanceLines(step, scheme, index, q, k)];
   if (scheme.values.table) return [...pair, `b = B[${index}, ${state.head + 1}] = ${formatNumber(row(scheme.values.table, index)[state.head])}`];
   return [...pair, `b = q · a[${index}] × ${formatNumber(step.facts.scale)} = ${formatNumber(dot(row(step.values.q, state.head, q), row(scheme.values.key, index)) * step.facts.scale)}`];
 }

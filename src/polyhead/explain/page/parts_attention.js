@@ -26,10 +26,9 @@ function showAttention(step) {
 
 function vectorsCard(step, q) {
   const { values, facts } = step, head = state.head, kv = kvHead(step), other = keySide(step), three = page.width >= 540 && facts.head_dim <= 64, narrow = { width: three ? (page.width - 56) / 3 : halfWidth() };
-  const project = projectedText();
   const tell = (letter, value, index, side) => (r, c) => ({
     title: t("{letter} of “{token}”, head {h}, feature {n}", { letter, token: tokenText(side, windowOf(side)[0] + r), h: index + 1, n: c + 1 }),
-    value: row(value, index, r)[c], lines: [`${letter} = x · W${letter}`, project], shape: shapeOf(value), step, flops: 2 * page.data.run.config.d_model, bytes: 4 * page.data.run.config.d_model });
+    value: row(value, index, r)[c], lines: vectorLines(step, letter, value, index, r, c), shape: shapeOf(value), step, flops: 2 * page.data.run.config.d_model, bytes: 4 * page.data.run.config.d_model });
   const block = (letter, about, value, index, side) => h("div", { class: "block" }, h("h4", {}, h("b", {}, letter), " ", about), drawStrips({ name: `${letter}, ${about}`, focus: `vector-${letter}`, ...narrow,
     rows: shownPositions(side).map((p, i) => ({ label: tokenText(side, p), values: row(value, index, i), on: letter === "Q" ? i === q : side === step.side && i === q && !facts.cross })),
     tell: tell(letter, value, index, side), choose: (r) => chooseToken(side, windowOf(side)[0] + r) }));
@@ -41,13 +40,19 @@ function vectorsCard(step, q) {
     block("Q", t("queries"), values.q, head, step.side), block("K", t("keys"), values.k, kv, other), block("V", t("values"), values.v, kv, other)), turnedBlock(step, q));
 }
 
+/* The formula of a number of a query, key or value: a map of the token, then perhaps a norm, and with rotary positions a turn. */
+function vectorLines({ facts }, letter, name, head, r, c) {
+  if (page.data.values[name].op === "rotate") return turnedLines(name, head, r, c);
+  return [facts.qk_norm && letter !== "V" ? `${letter} = ${facts.qk_norm}(x · W${letter})` : `${letter} = x · W${letter}`, projectedText()];
+}
+
 /* With rotary positions: the query before and after its pairs are turned. */
 function turnedBlock(step, q) {
   const { values } = step;
   if (!hasValue(values.q_raw)) return null;
   const rows = [{ label: t("before"), values: row(values.q_raw, state.head, q) }, { label: t("after"), values: row(values.q, state.head, q), on: true }];
   return h("div", { class: "block" }, h("h4", {}, h("b", {}, "Q"), " ", t("turned by its position")), drawStrips({ name: t("Query before and after the rotation"), focus: "turned", rows,
-    tell: (i, c) => ({ title: t("{name}, feature {n}", { name: rows[i].label, n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.q), step, flops: 3, bytes: 16, lines: ["x′ = x·cos θ − y·sin θ", "y′ = x·sin θ + y·cos θ"] }) }));
+    tell: (i, c) => ({ title: t("{name}, feature {n}", { name: rows[i].label, n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.q), step, flops: 3, bytes: 16, lines: vectorLines(step, "Q", i ? values.q : values.q_raw, state.head, q, c) }) }));
 }
 
 /* How a score came about: q · k, scaled, capped, with its bias; or why it is hidden. */
@@ -58,13 +63,13 @@ function scoreParts(step, q, k) {
   return { a, b, product, scaled, capped, bias, score: capped + bias, code: hiddenCode(step, q, k) };
 }
 function tellScore(step, q, k) {
-  const { a, b, product, scaled, bias, code } = scoreParts(step, q, k), { facts, values } = step, stored = values.scores ?? values.similarity;
+  const { a, b, product, scaled, capped, bias, code } = scoreParts(step, q, k), { facts, values } = step, stored = values.scores ?? values.similarity;
   const title = t("Score of “{q}” for “{k}”, head {h}", { q: queryNames(step)[q], k: keyNames(step)[k], h: state.head + 1 });
   if (!hasValue(values.scores)) return { title, value: valueAt(stored, state.head, q, k), lines: code ? [{ soft: t("Hidden: {why}.", { why: HIDDEN[code]() }) }] : similarityLines(facts, a, b, valueAt(stored, state.head, q, k)), shape: shapeOf(stored), step, flops: 2 * a.length + 1, bytes: 8 * a.length };
   const lines = [`s = q · k × ${formatNumber(facts.scale)}${bias ? " + b" : ""}`, `q · k = ${sumText(a, b)} = ${formatNumber(product)}`, `${formatNumber(product)} × ${formatNumber(facts.scale)} = ${formatNumber(scaled)}`];
-  if (facts.softcap) lines.push(`${facts.softcap} · tanh(s / ${facts.softcap})`);
+  if (facts.softcap) lines.push(`${formatNumber(facts.softcap)} · tanh(${formatNumber(scaled)} / ${formatNumber(facts.softcap)}) = ${formatNumber(capped)}`);
   lines.push(...biasLines(step, q, k));
-  if (bias) lines.push(`${formatNumber(scaled)} + ${bracket(bias, 4)} = ${formatNumber(scaled + bias)}`);
+  if (bias) lines.push(`${formatNumber(capped)} + ${bracket(bias, 4)} = ${formatNumber(capped + bias)}`);
   if (code) lines.push({ soft: t("Hidden: {why}. It counts as minus infinity.", { why: HIDDEN[code]() }) });
   return { title, value: code ? `${MINUS}∞` : valueAt(stored, state.head, q, k), lines, shape: shapeOf(stored), step, flops: 2 * a.length + 1, bytes: 8 * a.length };
 }
@@ -76,7 +81,7 @@ function scoresCard(step, q, k) {
     chosen: [q, k], focus: "scores", tell: (r, c) => tellScore(step, r, c), choose: (r, c) => chooseCell(step, r, c) });
   const names = { q: queryNames(step)[q], k: keyNames(step)[k] }, product = parts.a.map((value, i) => value * parts.b[i]);
   const rows = [{ label: `q ${names.q}`, values: parts.a }, { label: `k ${names.k}`, values: parts.b }, { label: "q × k", values: product, most: largest(product), on: true }];
-  const strips = drawStrips({ name: t("Query times key"), focus: "score-product", legend: false, rows, height: 20, width: page.width - 40 * keyNames(step).length > 480 ? 270 : page.width, tell: (i, c) => i < 2 ? { title: t("{name}, feature {n}", { name: rows[i].label, n: c + 1 }), value: rows[i].values[c], step, shape: shapeOf(i ? values.k : values.q), lines: [i ? "k = x · WK" : "q = x · WQ", projectedText()] }
+  const strips = drawStrips({ name: t("Query times key"), focus: "score-product", legend: false, rows, height: 20, width: page.width - 40 * keyNames(step).length > 480 ? 270 : page.width, tell: (i, c) => i < 2 ? { title: t("{name}, feature {n}", { name: rows[i].label, n: c + 1 }), value: rows[i].values[c], step, shape: shapeOf(i ? values.k : values.q), lines: i ? vectorLines(step, "K", values.k, kvHead(step), k, c) : vectorLines(step, "Q", values.q, state.head, q, c) }
     : { title: t("Product of feature {n}", { n: c + 1 }), value: product[c], lines: [`${formatNumber(parts.a[c])} · ${bracket(parts.b[c])} = ${formatNumber(product[c])}`], shape: [product.length], step, flops: 1, bytes: 8 } });
   const about = tellScore(step, q, k), chain = (hasValue(values.scores) ? [[t("sum of the products"), parts.product], [`× ${formatNumber(facts.scale)}`, parts.scaled], facts.softcap ? [t("capped"), parts.capped] : null, parts.bias ? [t("with bias"), parts.score] : null] : [[t("similarity"), about.value]]).filter(Boolean)
     .map(([name, value]) => [name, value, { lines: about.lines, shape: about.shape, flops: about.flops, bytes: about.bytes, step }]);
@@ -136,7 +141,8 @@ function mixCard(step, q, k, weights) {
   const rows = order.map((i) => ({ label: `${formatPercent(weights[i])} ${names[i]}`, values: row(values.v, kv, i), opacity: 0.25 + 0.75 * Math.sqrt(weights[i]), key: i }));
   const sum = { label: t("sum"), values: mix, on: true, most: largest(mix) };
   const tell = (i, c) => {
-    if (i < rows.length) return { title: t("V of “{token}”, feature {n}", { token: names[rows[i].key], n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.v), step, lines: [`${formatNumber(weights[rows[i].key])} · ${bracket(rows[i].values[c])} = ${formatNumber(weights[rows[i].key] * rows[i].values[c])}`] };
+    if (i < rows.length) return { title: t("V of “{token}”, feature {n}", { token: names[rows[i].key], n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.v), step,
+      lines: [...vectorLines(step, "V", values.v, kv, rows[i].key, c), { soft: labelled(t("times its weight"), `${formatNumber(weights[rows[i].key])} · ${bracket(rows[i].values[c], 4)} = ${formatNumber(weights[rows[i].key] * rows[i].values[c])}`) }] };
     return { title: t("Weighted sum, feature {n}", { n: c + 1 }), value: mix[c], shape: shapeOf(values.mix), step, flops: 2 * weights.length, bytes: 8 * weights.length, lines: mixLines(step, state.head, q, c) };
   };
   return card("mix", t("Weighted sum of the values"), t("The value of each key, as strong as its weight; their sum is what this head hands on."),
@@ -147,7 +153,7 @@ function headsCard(step, q) {
   const { values, facts } = step, width = hasValue(values.mix) ? shapeOf(values.mix)[2] : facts.v_head_dim, joined = hasValue(values.joined) ? row(values.joined, q) : null;
   const buttons = d3.range(facts.heads).map((head) => h("button", { type: "button", class: "thumb", "aria-pressed": String(head === state.head), "aria-label": t("head {n}", { n: head + 1 }), title: t("head {n}", { n: head + 1 }), "data-focus": `thumb-${head}`, onclick: () => go({ head, key: null }) }, thumbOf(values.weights, head)));
   const tell = (i, c) => i === 0 ? { title: t("Head {h}, feature {n}", { h: Math.floor(c / width) + 1, n: c % width + 1 }), value: joined[c], shape: shapeOf(values.joined), step, flops: 2 * shapeOf(values.weights)[2], bytes: 8 * shapeOf(values.weights)[2], lines: mixLines(step, Math.floor(c / width), q, c % width) }
-    : { title: t("{name}, feature {n}", { name: t("out"), n: c + 1 }), value: row(step.out, q)[c], shape: shapeOf(step.out), step, flops: 2 * (joined?.length ?? width), bytes: 4 * (joined?.length ?? width), lines: ["y = o · Wo", t("sum over the {n} features of the joined heads", { n: joined?.length ?? width })] };
+    : { title: t("{name}, feature {n}", { name: t("out"), n: c + 1 }), value: row(step.out, q)[c], shape: shapeOf(step.out), step, flops: 2 * facts.heads * width, bytes: 4 * facts.heads * width, lines: joinedLines(step) };
   const strips = [];
   if (joined) strips.push(drawStrips({ name: t("All heads side by side"), focus: "joined", groups: width, rows: [{ label: t("joined"), values: joined, on: true }], tell }));
   if (hasValue(step.out)) strips.push(drawStrips({ name: t("After the output matrix"), focus: "heads-out", rows: [{ label: t("out"), values: row(step.out, q), on: true }], tell: (_, c) => tell(1, c) }));
@@ -182,4 +188,4 @@ function showLinearAttention(step) {
   if (hasValue(values.weights)) cards.push(headsCard(step, q));
   return cards;
 }
-const plainHeadTell = (name, value, head, step, fixed = null) => (r, c) => ({ title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, head, fixed ?? r)[c], shape: shapeOf(value), step, lines: [`${name} = ${{ "φ(Q)": "φ(x · WQ)", "φ(K)": "φ(x · WK)", V: "x · WV" }[name]}`, projectedText()] });
+const plainHeadTell = (name, value, head, step, fixed = null) => (r, c) => ({ title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, head, fixed ?? r)[c], shape: shapeOf(value), step, lines: [`${name} = ${{ "φ(Q)": "φ(x · WQ)", "φ(K)": "φ(x · WK)", V: "x · WV" }[name]}`, projectedText(), ...(step.facts.is_rotary && name !== "V" ? [{ soft: t("Then its pairs are turned by the position.") }] : [])] });

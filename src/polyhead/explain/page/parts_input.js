@@ -64,18 +64,18 @@ function showEmbedding(station) {
         drawStrips({ name, focus: "embedding-scaled", rows: [
           { label: t("row"), values: row(values.rows, r) }, { label: `× ${formatNumber(scale, 3)}`, values: row(values.scaled, r), on: true }],
         tell: (i, c) => ({ title: t("Feature {n}", { n: c + 1 }), value: row(i ? values.scaled : values.rows, r)[c], step, flops: i ? 1 : 0, bytes: 4, shape: shapeOf(values.scaled),
-          lines: [`${formatNumber(row(values.rows, r)[c])} × ${formatNumber(scale)} = ${formatNumber(row(values.scaled, r)[c])}`] }) })));
+          lines: [i ? `${formatNumber(row(values.rows, r)[c])} × ${formatNumber(scale)} = ${formatNumber(row(values.scaled, r)[c])}` : `E[${sideOf(side).tokens[windowOf(side)[0] + r].id}, ${c + 1}]`] }) })));
     }
     if (values.segment) cards.push(card("segment", t("Segment"), t("A vector for the text, of the two, that a token belongs to."),
       tokenStrips({ name: t("Segment"), value: values.segment, side, focus: "segment", tell: plainTell(t("Segment"), values.segment, step, (_, c) => [`S[s, ${c + 1}]`]) })));
     if (hasValue(step.out)) cards.push(card("out", t("What enters the layers"), null,
-      tokenStrips({ name: t("What enters the layers"), value: step.out, side, focus: "embedding-out", tell: plainTell(t("What enters the layers"), step.out, step, (i, c) => enteringLines(step, side, i, c)) })));
+      tokenStrips({ name: t("What enters the layers"), value: step.out, side, focus: "embedding-out", tell: tellOutput(t("What enters the layers"), step) })));
   }
   return cards;
 }
 
 /* What the inspector says of a number of a vector; `fixed` is its row where the drawing has no other. */
-const plainTell = (name, value, step, lines = [], fixed = null) => (r, c) => ({
+const plainTell = (name, value, step, lines, fixed = null) => (r, c) => ({
   title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, fixed ?? r)[c], shape: shapeOf(value), step, lines: typeof lines === "function" ? lines(fixed ?? r, c) : lines,
 });
 
@@ -95,7 +95,7 @@ function showPosition(station) {
 
 /* With a table of distances: its row for each pair of tokens. */
 function pairsBlock(step, side) {
-  const names = shownPositions(side).map((position) => tokenText(side, position)), name = step.facts.clip ? t("Row of each pair") : t("Bucket of each pair"), first = windowOf(side)[0];
+  const names = shownPositions(side).map((position) => tokenText(side, position)), name = step.facts.buckets ? t("Bucket of each pair") : t("Row of each pair"), first = windowOf(side)[0];
   return h("div", { class: "block" }, h("h4", {}, name), drawMatrix({ name, rows: names, columns: names, value: (q, k) => valueAt(step.values.index, q, k), chosen: [rowOf(side), null], focus: "pairs",
     tell: (q, k) => tellPair(step, side, q, k), choose: (q) => chooseToken(side, first + q) }));
 }
@@ -111,12 +111,12 @@ function addedPosition(step, side, r, position) {
   };
   const about = sinusoid ? t("Each position has a row of sines and cosines, fast waves first. The row is added to the token's vector.")
     : t("Each position has a learned row, which is added to the token's vector.");
+  const tell = (i, c) => ({ title: t("Position {p}, feature {n}", { p: windowOf(side)[0] + i, n: c + 1 }), value: row(values.rows, i)[c], lines: line(c, windowOf(side)[0] + i), shape: shapeOf(values.rows), step, bytes: 4, flops: sinusoid ? 3 : 0 });
   const cards = [card("position", t("Rows of the positions"), about,
-    tokenStrips({ name: t("Rows of the positions"), value: values.rows, side, focus: "position-rows", tell: (i, c) => ({
-      title: t("Position {p}, feature {n}", { p: windowOf(side)[0] + i, n: c + 1 }), value: row(values.rows, i)[c], lines: line(c, windowOf(side)[0] + i), shape: shapeOf(values.rows), step, bytes: 4, flops: sinusoid ? 3 : 0 }) }))];
+    tokenStrips({ name: t("Rows of the positions"), value: values.rows, side, focus: "position-rows", tell }))];
   if (sinusoid) cards.push(wavesCard(shapeOf(values.rows)[1], facts, position));
   if (hasValue(step.in) && hasValue(step.out)) cards.push(sumCard("added", t("Token plus position"), t("For “{token}” at position {p}.", { token: tokenText(side, position), p: position }),
-    [[t("token"), step.in], [t("position"), values.rows], [t("sum"), step.out]], r, step));
+    [[t("token"), step.in, tellAgain(t("token"), step.in, step, r)], [t("position"), values.rows, (_, c) => tell(r, c)]], [t("sum"), step], r));
   return cards;
 }
 
@@ -138,13 +138,11 @@ function wavesCard(width, facts, position) {
   return card("waves", t("The waves of the rows"), t("Each pair of features is a wave of its own length. Read off at position {p}, the waves give the row of the token.", { p: position }), svg.node());
 }
 
-/* a + b = c for one token as three strips. */
-function sumCard(id, title, lead, [a, b, c], r, step, scale = 1, extra = null) {
-  const parts = [a, b, c].map(([label, name], i) => ({ label, values: row(name, r), on: i === 2 }));
-  const by = scale === 1 ? "" : `${formatNumber(scale)} · `;
-  return card(id, title, lead, drawStrips({ name: title, rows: parts, focus: id, tell: (i, n) => ({
-    title: t("{name}, feature {n}", { name: parts[i].label, n: n + 1 }), value: parts[i].values[n], shape: shapeOf(c[1]), step, flops: 1, bytes: 12,
-    lines: [`${formatNumber(parts[0].values[n])} + ${by}${bracket(parts[1].values[n], 4)} = ${formatNumber(parts[2].values[n])}`] }) }), extra);
+/* Terms and their sum for one token as strips: terms = [[label, array, what the inspector shows]]; a step computes the sum. */
+function sumCard(id, title, lead, terms, [label, step], r, extra = null) {
+  const parts = [...terms, [label, step.out, (i, c) => ({ ...tellOutput(label, step, r)(i, c), flops: terms.length - 1, bytes: 4 * (terms.length + 1) })]];
+  const rows = parts.map(([name, array], i) => ({ label: name, values: row(array, r), on: i === terms.length }));
+  return card(id, title, lead, drawStrips({ name: title, rows, focus: id, tell: (i, c) => parts[i][2](i, c) }), extra);
 }
 
 /* Rotary positions: the hands of clocks, one for each pair of features. */
@@ -157,8 +155,9 @@ function rotationCard(step, side, r) {
     svg.append("circle").attr("r", 2).attr("class", "hub");
     return h("figure", { class: "dial-box" }, svg.node(), h("figcaption", {}, formatNumber(angles[i] % (2 * Math.PI), 3)));
   });
+  const { attention_factor: a } = step.facts, factor = a === 1 ? "" : `${formatNumber(a)} · `;
   const tell = (name, value) => (i, c) => ({ title: t("{name} of pair {n} at position {p}", { name, n: c + 1, p: windowOf(side)[0] + i }), value: row(value, i)[c], shape: shapeOf(value), step, flops: 2, bytes: 4,
-    lines: [`${name}(p · r)`, `${name}(${windowOf(side)[0] + i} · ${formatNumber(rates[c])}) = ${formatNumber(row(value, i)[c])}`] });
+    lines: [`${factor && "a · "}${name}(p · r)`, `${factor}${name}(${windowOf(side)[0] + i} · ${formatNumber(rates[c])}) = ${formatNumber(row(value, i)[c])}`, ...(factor ? [{ soft: t("a: the factor of scores that goes with the scaling of the rates") }] : [])] });
   return card("position", t("Rotations"), t("Nothing is added. In each attention, every pair of features of q and k is turned by an angle that grows with the position: fast hands first. These are the hands at position {p}.", { p: position }),
     h("div", { class: "dials", role: "img", "aria-label": t("Angles of {n} pairs at position {p}, in radians; the table has the numbers", { n: shown, p: position }) }, dials),
     h("div", { class: "columns" }, ["cos", "sin"].map((name) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value: step.values[name], side, focus: `angle-${name}`, width: halfWidth(), tell: tell(name, step.values[name]) })))));

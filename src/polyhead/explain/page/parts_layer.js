@@ -11,26 +11,18 @@ function showLayerSteps(station) {
 }
 
 function normCard(step, id) {
-  const { values, facts = {} } = step, side = step.side, r = rowOf(side);
+  const { values } = step, side = step.side, r = rowOf(side);
   if (!hasValue(step.in) || !hasValue(step.out)) return plainCard(step);
-  const x = row(step.in, r), y = row(step.out, r), perToken = (name) => hasValue(name) && shapeOf(name).length === 1 && shapeOf(name)[0] === shapeOf(step.in)[0] && facts.by !== "feature";
-  const mean = perToken(values.mean) ? valueAt(values.mean, r) : null;
-  const spread = values.mean_square ?? values.variance, variance = perToken(spread) ? valueAt(spread, r) : null;
-  const rms = values.mean_square !== undefined;
-  const get = (name, c) => hasValue(name) ? page.arrays.get(name).data[c] : null;
-  const tell = (i, c) => {
-    const m = mean ?? (values.mean && !rms ? get(values.mean, c) : 0) ?? 0, v = variance ?? get(spread, c), w = get(values.weight, c), b = get(values.bias, c);
-    const gain = w === null ? "" : ` · ${facts.zero_centered ? `(1 + ${bracket(w)})` : bracket(w)}`, shift = b === null ? "" : ` + ${bracket(b)}`;
-    const above = rms ? formatNumber(x[c]) : `(${formatNumber(x[c])} − ${bracket(m, 4)})`;
-    return { title: t("{name}, feature {n}", { name: i ? t("after") : t("before"), n: c + 1 }), value: (i ? y : x)[c], shape: shapeOf(step.out), step, flops: rms ? 4 : 6, bytes: 4 * (rms ? 3 : 4),
-      lines: [rms ? "x / √(mean(x²) + ε) · g" : "(x − μ) / √(σ² + ε) · g + b", v === null ? null : `${above} / √(${formatNumber(v)} + ${formatNumber(facts.eps)})${gain}${shift} = ${formatNumber(y[c])}`].filter(Boolean) };
-  };
-  const facts_ = [mean !== null && !rms ? [t("mean"), mean, { step, lines: ["μ = Σ x / d", `${formatNumber(d3.sum(x))} / ${x.length} = ${formatNumber(mean)}`], flops: x.length, bytes: 4 * x.length, shape: [shapeOf(step.in)[0]] }] : null, variance !== null ? [rms ? t("mean square") : t("variance"), variance, { step, lines: [rms ? "Σ x² / d" : "σ² = Σ (x − μ)² / d", `${formatNumber(variance * x.length)} / ${x.length} = ${formatNumber(variance)}`], flops: 2 * x.length, bytes: 4 * x.length, shape: [shapeOf(step.in)[0]] }] : null,
-    variance !== null ? [rms ? "RMS" : t("standard deviation"), Math.sqrt(variance), { step, lines: [`√${formatNumber(variance)} = ${formatNumber(Math.sqrt(variance))}`], shape: [shapeOf(step.in)[0]], flops: 1, bytes: 4 }] : null].filter(Boolean);
-  const lead = rms ? t("The vector is divided by the root of its mean square, so that it always has the same size.")
+  const x = row(step.in, r), y = row(step.out, r), { mean, spread, isRms, isPerToken } = normParts(step, r), shape = [shapeOf(step.in)[0]];
+  const about = (lines, flops, bytes) => ({ step, lines, flops, bytes, shape });
+  const facts = isPerToken ? [isRms ? null : [t("mean"), mean, about(["μ = Σ x / d", `${formatNumber(d3.sum(x))} / ${x.length} = ${formatNumber(mean)}`], x.length, 4 * x.length)],
+    [isRms ? t("mean square") : t("variance"), spread, about([isRms ? "Σ x² / d" : "σ² = Σ (x − μ)² / d", `${formatNumber(spread * x.length)} / ${x.length} = ${formatNumber(spread)}`], 2 * x.length, 4 * x.length)],
+    [isRms ? "RMS" : t("standard deviation"), Math.sqrt(spread), about([`√${formatNumber(spread)} = ${formatNumber(Math.sqrt(spread))}`], 1, 4)]].filter(Boolean) : [];
+  const lead = isRms ? t("The vector is divided by the root of its mean square, so that it always has the same size.")
     : t("The mean is taken away and the spread is made 1, so that the vector always has the same size.");
-  return card(id, t("Norm"), lead, factRow(facts_, side),
-    drawStrips({ name: t("Norm: before and after"), focus: id, legend: false, rows: [{ label: t("before"), values: x, most: largest(x) }, { label: t("after"), values: y, most: largest(y), on: true }], tell }));
+  const tells = [tellAgain(t("before"), step.in, step, r), (i, c) => ({ ...tellOutput(t("after"), step, r)(i, c), flops: isRms ? 4 : 6, bytes: isRms ? 12 : 16 })];
+  return card(id, t("Norm"), lead, factRow(facts, side),
+    drawStrips({ name: t("Norm: before and after"), focus: id, legend: false, rows: [{ label: t("before"), values: x, most: largest(x) }, { label: t("after"), values: y, most: largest(y), on: true }], tell: (i, c) => tells[i](i, c) }));
 }
 
 /* Numbers of the chosen token in a row: [name, number, what the inspector shows of it]. */
@@ -44,22 +36,21 @@ function factRow(facts, side = null) {
 
 const length = (values) => Math.sqrt(dot(values, values));
 function residualCard(step) {
-  const side = step.side, r = rowOf(side), { x, branch } = step.values, scale = step.facts?.scale ?? 1;
-  const a = row(x, r), b = row(branch, r), c = row(step.out, r);
-  const shape = [shapeOf(x)[0]], size = (values) => ({ step, shape, flops: 2 * values.length, bytes: 4 * values.length, lines: ["|x| = √Σ x²", `√${formatNumber(dot(values, values))} = ${formatNumber(length(values))}`] }), cosine = dot(a, b) / (length(a) * length(b) || 1);
-  const facts = [[t("length before"), length(a), size(a)], [t("length of what is added"), Math.abs(scale) * length(b), size(b)], [t("length after"), length(c), size(c)],
+  const side = step.side, r = rowOf(side), { values, facts } = step, shape = [shapeOf(step.out)[0]], branches = branchesOf(values);
+  const a = row(values.x, r), b = a.map((_, c) => facts.scale * d3.sum(branches, (name) => row(name, r)[c])), all = row(step.out, r);
+  const size = (numbers) => ({ step, shape, flops: 2 * numbers.length, bytes: 4 * numbers.length, lines: ["|x| = √Σ x²", `√${formatNumber(dot(numbers, numbers))} = ${formatNumber(length(numbers))}`] }), cosine = dot(a, b) / (length(a) * length(b) || 1);
+  const lengths = [[t("length before"), length(a), size(a)], [t("length of what is added"), length(b), size(b)], [t("length after"), length(all), size(all)],
     [t("cosine of the two"), cosine, { step, shape, flops: 6 * a.length, bytes: 8 * a.length, lines: ["a · b / (|a| |b|)", `${formatNumber(dot(a, b))} / (${formatNumber(length(a))} · ${formatNumber(length(b))}) = ${formatNumber(cosine)}`] }]];
-  return sumCard("residual", t("Residual"), t("What the part computed is added to what came in: the path runs on, and each part only writes a change to it."),
-    [[t("came in"), x], [t("computed"), branch], [t("runs on"), step.out]], r, step, scale, factRow(facts, side));
+  const terms = [[t("came in"), values.x], ...branches.map((name) => [t("computed"), name])].map(([label, name]) => [label, name, tellAgain(label, name, step, r)]);
+  return sumCard("residual", t("Residual"), t("What the part computed is added to what came in: the path runs on, and each part only writes a change to it."), terms, [t("runs on"), step], r, factRow(lengths, side));
 }
 
 /* A part without a drawing of its own: what goes in and what comes out. */
 function plainCard(step) {
   const side = step.side ?? 0, rows = [[t("in"), step.in], [t("out"), step.out]].filter(([, name]) => hasValue(name) && shapeOf(name).length === 2);
   const r = rowOf(side), title = step.part ? labelled(KIND_NAMES[step.kind]?.() ?? t("Other part"), step.part) : KIND_NAMES[step.kind]?.() ?? t("Other part");
-  const written = { projection: ["y = x · W (+ b)", sumOfFeatures(step.shape.in[step.shape.in.length - 1])], activation: (i, c) => [`${step.class}(${formatNumber(row(step.in, i)[c])}) = ${formatNumber(row(step.out, i)[c])}`] }[step.kind] ?? [];
   const blocks = rows.map(([label, name]) => h("div", { class: "block" }, drawStrips({ name: label, focus: `${step.path}-${label}`, rows: [{ label, values: row(name, keepIn(r, shapeOf(name)[0])), on: label === t("out") }],
-    tell: plainTell(label, name, step, label === t("out") ? written : [], keepIn(r, shapeOf(name)[0])) })));
+    tell: (label === t("out") ? tellOutput(label, step, keepIn(r, shapeOf(name)[0])) : tellAgain(label, name, step, keepIn(r, shapeOf(name)[0]))) })));
   const leads = { projection: t("A learned matrix maps the vector of each token to another."), activation: t("Each number of the vector passes an activation."), pooling: t("The token vectors are pooled into a vector of the text.") };
   const about = step.about ? h("p", { class: "note", lang: "en" }, step.about) : null;
   return card("part", title, leads[step.kind] ?? t("This part has no drawing of its own: here is what goes in and what comes out."), about, ...blocks);
@@ -85,7 +76,7 @@ function showFeedForward(step) {
     drawStrips({ name: t("Units of the feed-forward layer"), focus: "units", legend: false, rows, tell, columnName: (c) => `${unit(c)}` }),
     curveOf(values.pre, values.act, name, r))];
   if (hasValue(step.out) && shapeOf(step.out).length === 2) cards.push(card("feed-forward-out", t("What the units write"), t("Each active unit adds its own vector; the sum is what this layer writes to the path."),
-    drawStrips({ name: t("What the units write"), focus: "ffn-out", rows: [{ label: t("out"), values: row(step.out, r), on: true }], tell: plainTell(t("out"), step.out, step, ["y = a · W", t("sum over the {n} units", { n: formatCount(facts.units ?? n) })], r) })));
+    drawStrips({ name: t("What the units write"), focus: "ffn-out", rows: [{ label: t("out"), values: row(step.out, r), on: true }], tell: tellOutput(t("out"), step, r) })));
   return cards;
 }
 
@@ -112,23 +103,46 @@ function showExperts(step) {
     h("td", { class: "bar-cell" }, bar(share / top)), chosen.has(e) ? numberCell(formatNumber(chosen.get(e)), () => tellExpertWeight(step, r, e)) : h("td", {})));
   const head = h("tr", {}, h("th", { scope: "col" }, t("expert")), h("th", { scope: "col", class: "number wide-only" }, t("logit")), h("th", { scope: "col", class: "number" }, t("probability")), h("td", {}), h("th", { scope: "col", class: "number" }, t("weight")));
   return [card("experts", t("Experts"), t("A router gives each token to {k} of {n} experts; each is a feed-forward layer.", { k: facts.top_k, n: facts.experts }), factRow([], side),
-    moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Experts")), h("thead", {}, head), h("tbody", {}, rows)))), ...outCard(step, ["y = Σ w · E(x)", [...chosen].map(([e, weight]) => `${formatShort(weight)}·E[${e + 1}](x)`).join(" + ")])];
+    moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Experts")), h("thead", {}, head), h("tbody", {}, rows)))), writtenCard(step, r)];
 }
 
-/* How a recurrent network gets its next state; i, f, o, r, z, g and n are sums x · W + h₋₁ · U + b. */
-const STATE_LINES = { LSTM: ["h = σ(o) · tanh(c)"], GRU: ["h = (1 − σ(z)) · tanh(n) + σ(z) · h₋₁"], RNN: ["h = tanh(x · W + h₋₁ · U + b)"] };
+/* What the chosen experts write, and their weighted sum. */
+function writtenCard(step, r) {
+  const { values } = step, weights = row(values.weight, r), experts = [...row(values.expert, r)].map((e) => t("expert {n}", { n: Math.round(e) + 1 }));
+  const rows = experts.map((name, i) => ({ label: `${formatPercent(weights[i])} ${name}`, values: row(values.written, r, i), opacity: 0.25 + 0.75 * Math.sqrt(weights[i]) })), sum = { label: t("sum"), values: row(step.out, r), on: true };
+  const units = page.data.run.config.d_ff, tell = (i, c) => i === rows.length ? { ...tellOutput(t("sum"), step, r)(i, c), flops: 2 * rows.length, bytes: 8 * rows.length }
+    : { title: t("{name}, feature {n}", { name: experts[i], n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.written), step, flops: 2 * units, bytes: 8 * units,
+      lines: ["E(x) = a · W", t("sum over the {n} units", { n: formatCount(units) }), { soft: labelled(t("times its weight"), `${formatNumber(weights[i])} · ${bracket(rows[i].values[c], 4)} = ${formatNumber(weights[i] * rows[i].values[c])}`) }] };
+  return card("out", t("What the chosen experts write"), t("Each chosen expert computes a vector. The layer writes their sum, each as strong as its weight."), drawStrips({ name: t("What the chosen experts write"), focus: "part-out", rows: [...rows, sum], tell }));
+}
+
+/* The gates of a recurrent network: [the sum that enters it, its name]. */
+const GATES = {
+  LSTM: [["f", () => t("forget gate")], ["i", () => t("input gate")], ["g", () => t("candidate")], ["o", () => t("output gate")]],
+  GRU: [["r", () => t("reset gate")], ["z", () => t("update gate")], ["n", () => t("candidate")]],
+  RNN: [],
+};
 function showRecurrent(step) {
-  const { values, facts = {} } = step, side = step.side;
-  const parts = [[t("state"), values.state], [t("cell"), values.cell], [t("state, read backwards"), values.reverse]].filter(([, name]) => hasValue(name));
-  return [card("state", t("State after each token"), t("There is no matrix of weights: {name} reads one token after the other and keeps what it needs in a state of {n} numbers.", { name: facts.network ?? t("the network"), n: facts.units }),
-    ...parts.map(([name, value]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `recurrent-${value}`, tell: plainTell(name, value, step, value === values.cell ? ["c = σ(f) · c₋₁ + σ(i) · tanh(g)"] : STATE_LINES[facts.network]) })))), ...outCard(step, STATE_LINES[facts.network])];
+  const { values, facts } = step, side = step.side, backwards = facts.is_reverse ? t("state, read backwards") : t("state");
+  const parts = [[backwards, values.state, recurrentLines], [t("cell"), values.cell, cellLines]].filter(([, name]) => hasValue(name));
+  return [card("state", t("State after each token"), t("There is no matrix of weights: {name} reads one token after the other and keeps what it needs in a state of {n} numbers.", { name: facts.network, n: facts.units }),
+    ...parts.map(([name, value, lines]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `recurrent-${value}`, tell: plainTell(name, value, step, (i, c) => lines(step, i, c)) })))), gatesCard(step), ...outCard(step)];
 }
+
+/* How the state of the chosen token comes about: the state before it, the gates, the state after it. */
+function gatesCard(step) {
+  const { values, facts } = step, r = rowOf(step.side), cell = values.cell && row(values.cell, r);
+  const rows = [[cell ? t("cell before") : t("state before"), stateBefore(step, r), (c) => beforeLines(step, r, c)], ...GATES[facts.network].map(([letter, name]) => [name(), gateValues(step, letter, r), (c) => gateLines(step, letter, r, c)]),
+    ...(cell ? [[t("cell"), cell, (c) => cellLines(step, r, c)]] : []), [t("state"), row(values.state, r), (c) => recurrentLines(step, r, c)]];
+  const tell = (i, c) => ({ title: t("{name}, feature {n}", { name: rows[i][0], n: c + 1 }), value: rows[i][1][c], shape: shapeOf(values.state), step, lines: rows[i][2](c) });
+  return card("gates", t("The step of one token"), t("For “{token}”. A gate of 1 lets a number pass, one of 0 stops it.", { token: tokenText(step.side, windowOf(step.side)[0] + r) }),
+    drawStrips({ name: t("The step of one token"), focus: "gates", rows: rows.map(([label, numbers], i) => ({ label, values: numbers, on: i === rows.length - 1 })), tell }));
+}
+
 function showConvolution(step) {
-  const { values, facts = {} } = step, side = step.side, r = rowOf(side);
-  const gatedLines = (_, c) => ["y = v · σ(g)", `${formatNumber(row(values.value, r)[c])} / (1 + exp(${formatNumber(-row(values.gate, r)[c])})) = ${formatNumber(row(step.out, r)[c])}`];
-  const parts = [[t("values"), values.value], [t("gate"), values.gate]].filter(([, name]) => hasValue(name));
+  const { values, facts } = step, side = step.side, parts = [[t("values"), values.value], [t("gate"), values.gate]];
   return [card("convolution", t("Convolution"), t("Each token mixes the {n} tokens of a window around it; a gate decides what passes.", { n: facts.kernel }),
-    ...parts.map(([name, value]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `conv-${value}`, tell: plainTell(name, value, step, [t("sum over the {n} features of the {k} tokens of the window", { n: facts.kernel * page.data.run.config.d_model, k: facts.kernel })]) })))), ...outCard(step, gatedLines)];
+    ...parts.map(([name, value]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `conv-${value}`, tell: plainTell(name, value, step, [t("sum over the {n} features of the {k} tokens of the window", { n: facts.kernel * page.data.run.config.d_model, k: facts.kernel })]) })))), ...outCard(step)];
 }
-const outCard = (step, lines = []) => hasValue(step.out) && shapeOf(step.out).length === 2 ? [card("out", t("What this part writes"), null,
-  drawStrips({ name: t("What this part writes"), focus: "part-out", rows: [{ label: t("out"), values: row(step.out, rowOf(step.side)), on: true }], tell: plainTell(t("out"), step.out, step, lines, rowOf(step.side)) }))] : [];
+const outCard = (step) => hasValue(step.out) && shapeOf(step.out).length === 2 ? [card("out", t("What this part writes"), null,
+  drawStrips({ name: t("What this part writes"), focus: "part-out", rows: [{ label: t("out"), values: row(step.out, rowOf(step.side)), on: true }], tell: tellOutput(t("out"), step, rowOf(step.side)) }))] : [];

@@ -6,8 +6,14 @@ function showOutput() {
   if (output.classes?.length) cards.push(classesCard(output));
   if (output.replaced?.length) cards.push(replacedCard(output));
   if (output.vector?.length) cards.push(card("vector", t("The vector of the text"), t("The text as one vector: texts of like meaning have vectors that point the same way."),
-    drawStrips({ name: t("The vector of the text"), focus: "vector", rows: [{ label: t("vector"), values: Float64Array.from(output.vector), on: true }], tell: (_, c) => ({ title: t("Feature {n}", { n: c + 1 }), value: output.vector[c], shape: [output.vector.length], source: sourceOf("vector"), lines: [{ soft: t("The token vectors are pooled into a vector of the text.") }] }) })));
+    drawStrips({ name: t("The vector of the text"), focus: "vector", rows: [{ label: t("vector"), values: Float64Array.from(output.vector), on: true }], tell: tellVector })));
   return cards;
+}
+
+/* A number of the vector of the text, by the last part that made it. */
+function tellVector(_, c) {
+  const { vector } = page.data.output, maker = page.data.walk.findLast(({ out }) => hasValue(out) && shapeOf(out).length === 1), about = { soft: t("The token vectors are pooled into a vector of the text.") };
+  return { title: t("Feature {n}", { n: c + 1 }), value: vector[c], shape: [vector.length], source: sourceOf("vector"), step: maker, lines: [...(maker ? OUTPUT_LINES[maker.kind]?.(maker, 0, c) ?? [] : []), about] };
 }
 
 /* The position of the output that the chosen token predicts, else the last one. */
@@ -27,7 +33,7 @@ function positionCards(output) {
   if (expected) facts.push([t("expected"), `${showToken(expected.text)} · ${formatPercent(expected.p)} · ${t("rank {n}", { n: expected.rank })}`, tell(expected)]);
   const cards = [card("probabilities", t("Probabilities"), t("The last vector meets the vector of each of the {n} tokens of the vocabulary: one number each, the logit. Softmax makes them probabilities.", { n: formatCount(page.data.run.config.vocab_size) }), factRow(facts), table)];
   if (hasValue(head?.in)) cards.unshift(card("last", t("The last vector"), masked ? t("All that the model knows about this place of the text is in this vector.") : t("All that the model knows about the next token is in this vector."),
-    drawStrips({ name: t("The last vector"), focus: "last-vector", rows: [{ label: tokenText(side, one.position), values: row(head.in, keepIn(one.position - windowOf(side)[0], shapeOf(head.in)[0])), on: true }], tell: plainTell(t("The last vector"), head.in, head, [], keepIn(one.position - windowOf(side)[0], shapeOf(head.in)[0])) })));
+    drawStrips({ name: t("The last vector"), focus: "last-vector", rows: [{ label: tokenText(side, one.position), values: row(head.in, keepIn(one.position - windowOf(side)[0], shapeOf(head.in)[0])), on: true }], tell: tellAgain(t("The last vector"), head.in, head, keepIn(one.position - windowOf(side)[0], shapeOf(head.in)[0])) })));
   if (output.positions.length > 1) cards.push(allPositionsCard(output, side));
   return cards;
 }
