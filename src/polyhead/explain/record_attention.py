@@ -67,8 +67,7 @@ def record_softmax(trace: Trace, call: Call) -> None:
     scores = q * scale @ kv.k.repeat_interleave(group, 1).mT
     scores = scores if attn.softcap is None else attn.softcap * torch.tanh(scores / attn.softcap)
     terms = _compute_bias(attn, at, q, kv)
-    for term in terms.values():
-        scores = scores + term
+    scores = sum(terms.values(), scores)
     hidden = explain_mask(mask, at.pos, kv, at.x.size(1), attn.causal, window is not None)
     hidden = hidden.repeat_interleave(group, 0) if len(hidden) > 1 else hidden
 
@@ -79,8 +78,8 @@ def record_softmax(trace: Trace, call: Call) -> None:
         {
             "scores": scores[0].masked_fill(hidden != 0, 0.0)[:, at.queries, at.keys],
             "hidden": hidden[:, at.queries, at.keys],
-        }
-        | {role: _cut(term[0], at) for role, term in terms.items()},
+            **{role: _cut(term[0], at) for role, term in terms.items()},
+        },
     )
     if len(terms) > 1:
         names = [values[role] for role in terms]

@@ -181,9 +181,7 @@ def record_recurrent(trace: Trace, call: Call) -> None:
     facts["networks"] = 1 + has_both
     # both networks read the same vectors, the reverse one after the other
     x_name = (
-        trace.steps[-1].x
-        if is_reverse
-        else trace.name_tokens(x, f"{call.place.path}.in", call.place.side)
+        trace.steps[-1].x if is_reverse else trace.name_tokens(x, f"{call.place.path}.in", call.place.side)
     )
     step = Step(call.place, "recurrent", rnn, x_name)
     step.values, step.facts, step.out = values, facts, values["state"]
@@ -193,8 +191,9 @@ def record_recurrent(trace: Trace, call: Call) -> None:
 
 def _compute_gates(rnn: RNN | LSTM | GRU, x: Tensor, before: Tensor) -> dict[str, Tensor]:
     """The sums that enter the gates, by the letters of the equations: x (T, C), states before (T, H)."""
-    from_x = F.linear(x, rnn.weight_ih_l0, rnn.bias_ih_l0 if rnn.bias else None)
-    from_state = F.linear(before, rnn.weight_hh_l0, rnn.bias_hh_l0 if rnn.bias else None)
+    x_weight, state_weight, *biases = rnn.all_weights[0]
+    x_bias, state_bias = biases or (None, None)
+    from_x, from_state = F.linear(x, x_weight, x_bias), F.linear(before, state_weight, state_bias)
     if isinstance(rnn, GRU):  # its reset gate acts on what the candidate has of the state
         *_, a = from_x.chunk(3, -1)
         *_, u = from_state.chunk(3, -1)

@@ -13,7 +13,7 @@ from polyhead.nn.position.alibi import Alibi
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.disentangled import DisentangledPosition
 from polyhead.nn.position.learned import LearnedPosition
-from polyhead.nn.position.relative_distance import ScoreShape
+from polyhead.nn.position.relative_distance import PairPosition, ScoreShape
 from polyhead.nn.position.rope import Rope
 from polyhead.nn.position.shaw import Shaw
 from polyhead.nn.position.sinusoidal import SinusoidalPosition
@@ -106,7 +106,7 @@ def _describe_learned(scheme: LearnedPosition, tokens: Tokens) -> tuple[Arrays, 
     return {}, {"offset": scheme.offset, "rows": len(scheme.weight)}
 
 
-def _pair_index(scheme: T5Bias | Shaw | DisentangledPosition, tokens: Tokens) -> Tensor:
+def _pair_index(scheme: PairPosition, tokens: Tokens) -> Tensor:
     """The row of the table for each pair of tokens shown: [T, S]."""
     pos = tokens.pos
     size = ScoreShape(1, tokens.length, tokens.length, torch.device("cpu") if pos is None else pos.device)
@@ -114,7 +114,8 @@ def _pair_index(scheme: T5Bias | Shaw | DisentangledPosition, tokens: Tokens) ->
     if isinstance(scheme, DisentangledPosition):  # in the part of the table that the text uses
         index, first, _ = pairs
         pairs = index + first
-    return pairs[0, 0, tokens.window, tokens.window]
+    shown: Tensor = pairs[0, 0, tokens.window, tokens.window]
+    return shown
 
 
 _SCHEMES: dict[type[Position], Callable[[Any, Tokens], tuple[Arrays, Facts]]] = {

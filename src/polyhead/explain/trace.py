@@ -6,7 +6,7 @@ Shapes: T tokens shown, S keys shown, H query heads, K key/value heads, D width 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,7 +117,7 @@ class Trace:
         known = self.find(tensor)
         return known or self.bind(tensor, self.store.store(name, tensor[0, self.window(side)]))
 
-    def store_all(self, path: str, arrays: dict[str, Tensor | None]) -> dict[str, str]:
+    def store_all(self, path: str, arrays: Mapping[str, Tensor | None]) -> dict[str, str]:
         """Store arrays under ``path.role``; None is left out."""
         return {
             role: self.store.store(f"{path}.{role}", array)
