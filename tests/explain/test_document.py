@@ -363,14 +363,16 @@ def test_the_end_of_a_long_text_is_shown_of_a_language_model_alone() -> None:
         {"kind": "encoder", "d_model": 512, "n_layers": 12},
         {"kind": "encoder", "d_model": 512, "n_layers": 6, "position": "disentangled"},
         {"kind": "decoder", "d_model": 512, "n_layers": 6, "feed_forward": "moe"},
-        {"kind": "encoder-decoder", "d_model": 512, "n_layers": 6, "block": "lstm"},
+        {"kind": "decoder", "d_model": 512, "n_layers": 6, "block": "lstm"},
     ],
     ids=str,
 )
 def test_models_of_base_size_show_twenty_tokens(config: dict[str, Any]) -> None:
     model = ModelConfig(vocab_size=32_000, **config)
     assert count_shown(model, 20) >= 20
-    assert 12 <= count_shown(model, 100) < count_shown(model, 20)
+    assert 12 <= count_shown(model, 100) <= count_shown(model, 20)
+    # of a long text, attention has numbers for the tokens that are not shown
+    assert (count_shown(model, 100) < count_shown(model, 20)) == (model.block.name != "lstm")
 
 
 @pytest.mark.parametrize(

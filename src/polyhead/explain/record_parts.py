@@ -189,11 +189,14 @@ def record_recurrent(trace: Trace, call: Call) -> None:
     trace.add(step)
 
 
-def _compute_gates(rnn: RNN | LSTM | GRU, x: Tensor, before: Tensor) -> dict[str, Tensor]:
-    """The sums that enter the gates, by the letters of the equations: x (T, C), states before (T, H)."""
+def _compute_gates(rnn: RNN | LSTM | GRU, x: Tensor, states: Tensor) -> dict[str, Tensor]:
+    """The sums that enter the gates, by the letters of the equations, (T, H) each.
+
+    ``x`` is (T, C), ``states`` are those before each token, (T, H).
+    """
     x_weight, state_weight, *biases = rnn.all_weights[0]
     x_bias, state_bias = biases or (None, None)
-    from_x, from_state = F.linear(x, x_weight, x_bias), F.linear(before, state_weight, state_bias)
+    from_x, from_state = F.linear(x, x_weight, x_bias), F.linear(states, state_weight, state_bias)
     if isinstance(rnn, GRU):  # its reset gate acts on what the candidate has of the state
         *_, a = from_x.chunk(3, -1)
         *_, u = from_state.chunk(3, -1)
