@@ -135,7 +135,8 @@ function gatesCard(step) {
   const rows = [[cell ? t("cell before") : t("state before"), stateBefore(step, r), (c) => beforeLines(step, r, c)], ...GATES[facts.network].map(([letter, name]) => [name(), gateValues(step, letter, r), (c) => gateLines(step, letter, r, c)]),
     ...(cell ? [[t("cell"), cell, (c) => cellLines(step, r, c)]] : []), [t("state"), row(values.state, r), (c) => recurrentLines(step, r, c)]];
   const tell = (i, c) => ({ title: t("{name}, feature {n}", { name: rows[i][0], n: c + 1 }), value: rows[i][1][c], shape: shapeOf(values.state), step, lines: rows[i][2](c) });
-  return card("gates", t("The step of one token"), t("For “{token}”. A gate of 1 lets a number pass, one of 0 stops it.", { token: tokenText(step.side, windowOf(step.side)[0] + r) }),
+  const lead = GATES[facts.network].length ? t("For “{token}”. A gate of 1 lets a number pass, one of 0 stops it.", { token: tokenText(step.side, windowOf(step.side)[0] + r) }) : null;
+  return card("gates", t("The step of one token"), lead,
     drawStrips({ name: t("The step of one token"), focus: "gates", rows: rows.map(([label, numbers], i) => ({ label, values: numbers, on: i === rows.length - 1 })), tell }));
 }
 
