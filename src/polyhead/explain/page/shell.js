@@ -23,7 +23,11 @@ function describeModel() {
 }
 
 function drawHeader() {
-  const title = (n) => page.data ? t("How {name} reads “{text}”", { name: page.data.run.name || t("the model"), text: clipText(page.data.inputs.text, n) }) : t("See a model read a text");
+  const title = (n) => {
+    if (!page.data) return t("See a model read a text");
+    const { name } = page.data.run, text = clipText(page.data.inputs.text, n);
+    return name ? t("How {name} reads “{text}”", { name, text }) : t("How the model reads “{text}”", { text });
+  };
   document.title = `${title(40)} · Polyhead`;
   const language = h("button", { type: "button", class: "switch", lang: page.language === "zh" ? "en" : "zh-CN", "data-focus": "language", onclick: () => setLanguage(page.language === "zh" ? "en" : "zh") }, page.language === "zh" ? "English" : "中文");
   const dark = isDark(), theme = h("button", { type: "button", class: "switch", "data-focus": "theme", onclick: () => setTheme(dark ? "light" : "dark") }, dark ? t("Light") : t("Dark"));
