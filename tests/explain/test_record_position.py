@@ -69,18 +69,21 @@ def test_every_attention_has_the_clipped_distance_of_each_pair_of_shaw() -> None
     assert read(values["bias"]) == pytest.approx(bias, abs=1e-5)
 
 
-@pytest.mark.parametrize("max_distance", [None, 9])
+# 16 vectors in each direction are more than the text needs
+@pytest.mark.parametrize(("span", "max_distance"), [(4, None), (4, 9), (16, None), (16, 20)])
 @pytest.mark.parametrize("terms", ["both", "c2p", "p2c"])
-def test_the_bias_of_deberta_is_two_products_with_the_distance(terms: str, max_distance: int | None) -> None:
+def test_the_bias_of_deberta_is_two_products_with_the_distance(
+    terms: str, span: int, max_distance: int | None
+) -> None:
     """Query with the distance as a key, key with the distance as a query (He et al., 2021a, eq. 4)."""
     deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
-    position = {"name": "disentangled", "span": 4, "max_distance": max_distance, "terms": terms}
+    position = {"name": "disentangled", "span": span, "max_distance": max_distance, "terms": terms}
     config = {"kind": "encoder", "position": position}
     _, document, read = find_scheme(config, first=2, n_shown=9)
     distance = torch.arange(9)[:, None] - torch.arange(9)
     if max_distance is not None:
-        distance = deberta.make_log_bucket_position(distance, 4, max_distance).long()
-    expected = distance.clamp(-4, 3) + 4
+        distance = deberta.make_log_bucket_position(distance, span, max_distance).long()
+    expected = distance.clamp(-span, span - 1) + span
     model: Any = make_run(**config).model
     for i, step in enumerate(step for step in document["walk"] if step["kind"] == "attention"):
         values, attn = step["values"], model.encoder.stack.layers[i].attn
