@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from polyhead.cli import main
+from polyhead.kernels import build_extension
+from polyhead.kernels.build_extension import KernelsStatus
 
 
 def test_the_report_says_what_matters_and_nothing_private(
@@ -45,3 +47,24 @@ def test_the_report_names_every_extra_with_all_that_it_brings(capsys: pytest.Cap
         if extra not in {"all", "dev", "site"}
     }
     assert said == wanted
+
+
+@pytest.mark.parametrize(
+    ("status", "row"),
+    [
+        (KernelsStatus(None, Path("/caches/me/k.so")), "used: $XDG_CACHE_HOME/k.so"),
+        (KernelsStatus(None, Path("/homes/me/.cache/kernels-1.so")), "used: ~/.cache/kernels-1.so"),
+        (
+            KernelsStatus(None, reason="g++ failed: error: x; to compile again, delete /caches/me/k.failed"),
+            "not used: g++ failed: error: x; to compile again, delete $XDG_CACHE_HOME/k.failed",
+        ),
+    ],
+)
+def test_env_states_whether_kernels_are_used(
+    status: KernelsStatus, row: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches/me")
+    monkeypatch.setenv("HOME", "/homes/me")
+    monkeypatch.setattr(build_extension, "inspect_kernels", lambda: status)
+    assert main(["env"]) == 0
+    assert f"kernels      {row}\n" in capsys.readouterr().out

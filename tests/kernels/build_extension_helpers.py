@@ -5,11 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyhead.kernels import build_extension
 from polyhead.models import preset_config
+
+# the condition is a string, so it is evaluated when a test starts, not at collection
+needs_kernels = pytest.mark.skipif(
+    "__import__('polyhead.kernels.build_extension').kernels.build_extension.load_kernels() is None",
+    reason="kernels are not used here; 'polyhead env' names the reason",
+)
 
 PRECISIONS = pytest.mark.parametrize(
     ("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
+
+
+def clear_kernels() -> None:
+    """The next use of kernels loads them again."""
+    build_extension.kernels_status.cache_clear()
+    build_extension._load_once.cache_clear()
 
 
 def close(found, wanted, near, terms=None):

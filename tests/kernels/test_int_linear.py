@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import platform
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 
 from polyhead.core.choice import Choice
 from polyhead.generation.decoding.greedy import greedy_search
-from polyhead.kernels import build_extension
 from polyhead.kernels.attention import PackedAttention
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.int4 import Int4
 from polyhead.kernels.int8 import Int8
 from polyhead.kernels.int_linear import Int8Linear, Int8LinearFallback
@@ -20,10 +18,12 @@ from polyhead.kernels.linear import PANEL
 from polyhead.kernels.pack_model import linear_factory, pack_model, packed_dtype
 from polyhead.models import build, preset_config
 
-compiled = pytest.mark.skipif(load_kernels() is None, reason="no kernel can be compiled here")
 KINDS = pytest.mark.parametrize(
     "kind",
-    [pytest.param(Int8Linear, marks=compiled, id="kernel"), pytest.param(Int8LinearFallback, id="torch")],
+    [
+        pytest.param(Int8Linear, marks=needs_kernels, id="kernel"),
+        pytest.param(Int8LinearFallback, id="torch"),
+    ],
 )
 BITS = pytest.mark.parametrize("bits", [Int8, Int4], ids=["8 bits", "4 bits"])
 DTYPES = pytest.mark.parametrize("dtype", ["int8", "int4"])
@@ -111,7 +111,7 @@ def test_what_is_next_to_nothing_keeps_its_sign(bits):
 
 
 @BITS
-@compiled
+@needs_kernels
 def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(bits):
     x, layer = torch.randn(14, 900), Int8Linear(bits(torch.randn(70, 900)), torch.randn(70))
     for rows in (slice(0, 1), slice(3, 5), slice(0, 6), slice(2, 13)):
@@ -119,7 +119,7 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(bits):
 
 
 @BITS
-@compiled
+@needs_kernels
 def test_a_part_of_a_product_is_that_of_its_rows(bits):
     x, layer = (
         torch.randn(3, 10),
@@ -127,31 +127,6 @@ def test_a_part_of_a_product_is_that_of_its_rows(bits):
     )
     for first, end in ((0, PANEL), (PANEL, 2 * PANEL), (PANEL, 3 * PANEL + 5), (2 * PANEL, 3 * PANEL + 1)):
         assert torch.equal(layer.forward_slice(x, first, end), layer(x)[:, first:end])
-
-
-@pytest.fixture
-def other_kernels():
-    """What is compiled within is not what the other tests use."""
-    load_kernels.cache_clear()
-    yield
-    load_kernels.cache_clear()
-
-
-@BITS
-@compiled
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="of processors of another kind")
-def test_a_processor_without_the_instruction_for_it_gets_the_same(other_kernels, monkeypatch, tmp_path, bits):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    here = [draw(bits, *shape) for shape in SHAPES]
-    ours = [Int8Linear(bits(weight), bias)(x) for x, weight, bias, _ in here]
-    load_kernels.cache_clear()
-    monkeypatch.setattr(
-        build_extension,
-        "COMPILER_FLAGS",
-        [flag.replace("march=native", "march=x86-64-v3") for flag in build_extension.COMPILER_FLAGS],
-    )
-    for (x, weight, bias, _), wanted in zip(here, ours, strict=True):
-        torch.testing.assert_close(Int8Linear(bits(weight), bias)(x), wanted, rtol=1e-6, atol=1e-6)
 
 
 def say(model, cache=None):
@@ -169,9 +144,9 @@ def say(model, cache=None):
 
 
 @DTYPES
-@compiled
+@needs_kernels
 @pytest.mark.parametrize("cache", ["static", "paged", "quantized"])
-def test_a_model_says_the_same_by_our_kernels_and_by_torch(other_kernels, monkeypatch, cache, dtype):
+def test_a_model_says_the_same_by_our_kernels_and_by_torch(monkeypatch, cache, dtype):
     plain = build(CONFIG, seed=1).eval()
     fast = pack_model(copy.deepcopy(plain), linear_factory(dtype))
     assert sum(isinstance(part, PackedAttention) for part in fast.modules()) == 6
@@ -201,7 +176,7 @@ def test_logits_are_near_those_of_the_model_that_was_trained(dtype, least, most)
     assert least < off < most
 
 
-@compiled
+@needs_kernels
 def test_with_four_bits_the_head_has_eight():
     model = pack_model(build(CONFIG, seed=1).eval(), linear_factory("int4"))
     kept = {name: part.dtype for name, part in model.named_modules() if isinstance(part, Int8Linear)}

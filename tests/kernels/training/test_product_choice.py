@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.kernels.user_cache_helpers import set_owner
 from torch import Tensor
 
 from polyhead.kernels.training import product_choice
@@ -22,6 +23,10 @@ def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def forget_choices() -> None:
     product_choice._choices.clear()
     product_choice._folder.cache_clear()
+
+
+def raise_runtime_error() -> Path:
+    raise RuntimeError("Could not determine home directory.")
 
 
 class Clock:
@@ -56,7 +61,7 @@ def test_the_fastest_is_measured_once_and_kept_for_other_processes(
     calls = clock.calls
     assert choose("linear", candidates, X[:200]) is candidates["fast"]
     assert clock.calls == calls
-    assert [path.read_text() for path in cache_home.glob("polyhead/products-*/*")] == ["fast"]
+    assert [path.read_text() for path in cache_home.glob("polyhead/products-*/linear-*")] == ["fast"]
     forget_choices()  # as in the next process, where now the other one would be faster
     later = {"slow": clock.product(1.0), "fast": clock.product(2.0)}
     assert choose("linear", later) is later["fast"]
@@ -80,23 +85,76 @@ def test_small_products_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not clock.calls
 
 
-@pytest.mark.parametrize("damage", ["unknown", "no directory"])
-def test_a_choice_that_cannot_be_kept_holds_for_the_process(
-    damage: str, cache_home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def damaged_choice(request: pytest.FixtureRequest, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a choice of "slow", which must not be used."""
+    choose("linear", {"slow": lambda x, weight: x})
+    [path] = cache_home.glob("polyhead/products-*/linear-*")
+    if request.param == "of another user":
+        set_owner(monkeypatch, path, 4321)
+    elif request.param == "writable by all":
+        path.chmod(0o666)
+    elif request.param == "link":
+        path.rename(cache_home / "target")
+        path.symlink_to(cache_home / "target")
+    else:
+        path.write_bytes(
+            {"unknown": b"gone", "no text": b"\xff", "large": b"slow" + b" " * 2**20}[request.param]
+        )
+    forget_choices()
+    return path
+
+
+@pytest.mark.parametrize(
+    "damaged_choice",
+    ["unknown", "no text", "large", "of another user", "writable by all", "link"],
+    indirect=True,
+)
+def test_unusable_choices_are_replaced(damaged_choice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
+    assert choose("linear", candidates) is candidates["fast"]
+    assert damaged_choice.read_bytes() == b"fast"
+    assert damaged_choice.lstat().st_mode & 0o777 == 0o600
+    assert damaged_choice.lstat().st_mode >> 12 == 8  # a regular file
+
+
+@pytest.mark.parametrize("failure", ["file", "shared directory", "no home"])
+def test_choices_hold_for_the_process_without_cache(
+    failure: str, cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
     candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
-    if damage == "unknown":
-        choose("linear", candidates)
-        [path] = cache_home.glob("polyhead/products-*/*")
-        path.write_text("gone")
-        forget_choices()
-    else:
+    if failure == "file":
         (cache_home / "polyhead").write_text("a file")
+    elif failure == "shared directory":
+        choose("linear", {"slow": candidates["slow"]})
+        forget_choices()
+        (cache_home / "polyhead").chmod(0o777)
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", raise_runtime_error)
     assert choose("linear", candidates) is candidates["fast"]
     calls = clock.calls
     assert choose("linear", candidates) is candidates["fast"]
     assert clock.calls == calls
+    assert not [path for path in cache_home.rglob("*") if path.is_file() and path.read_text() == "fast"]
+
+
+def test_choice_of_the_first_process_holds(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process keeps its choice while this one measures."""
+    candidates: dict[str, Product] = {"first": torch.add, "second": torch.mul}
+
+    def measure(candidates: dict[str, Product], inputs: tuple[Tensor, ...]) -> str:
+        monkeypatch.setattr(product_choice, "_measure", lambda candidates, inputs: "second")
+        choose("linear", candidates)
+        product_choice._choices.clear()
+        return "first"
+
+    monkeypatch.setattr(product_choice, "_measure", measure)
+    assert choose("linear", candidates) is candidates["second"]
+    product_choice._choices.clear()
+    assert choose("linear", candidates) is candidates["second"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
