@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.build_extension_helpers import CONFIGS, PRECISIONS, close
+from tests.kernels.build_extension_helpers import CONFIGS, PRECISIONS, close, needs_kernels
 
 from polyhead.cache.paged_view import PagedView
 from polyhead.kernels.attention import paged_attention
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.pack_model import pack_model
 from polyhead.models import build
-
-compiled = pytest.mark.skipif(load_kernels() is None, reason="no kernel can be compiled here")
 
 
 def attention(q, k, v, mask, scale):
@@ -33,7 +30,7 @@ def attention(q, k, v, mask, scale):
     return out.flatten(2)
 
 
-@compiled
+@needs_kernels
 @PRECISIONS
 @pytest.mark.parametrize("masked", [None, (1, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 4), (3, 2, 4)])
 @pytest.mark.parametrize(("share", "queries"), [(1, 1), (1, 2), (5, 1), (1, 4), (2, 4)])
@@ -62,7 +59,7 @@ def test_queries_read_pages_where_they_lie(dtype, near, masked, share, queries):
     close(paged_attention(q.contiguous(), whole, mask, 0.2), wanted, near)
 
 
-@compiled
+@needs_kernels
 @PRECISIONS
 @pytest.mark.parametrize(("slots", "queries"), [(1, 8), (63, 9), (64, 12), (150, 20)])
 def test_many_queries_over_slots_that_fill_several_panels(dtype, near, slots, queries):
@@ -76,7 +73,7 @@ def test_many_queries_over_slots_that_fill_several_panels(dtype, near, slots, qu
     )
 
 
-@compiled
+@needs_kernels
 def test_weights_far_apart_do_not_overflow():
     k = torch.tensor([[-1e4], [-90.0], [-86.0], [-20.0], [0.0], [80.0], [1e4]]).expand(7, 16)[None, None] / 16
     v, q = torch.randn(1, 1, 7, 16), torch.ones(1, 1, 1, 16)
@@ -89,7 +86,7 @@ def test_weights_far_apart_do_not_overflow():
         )
 
 
-@compiled
+@needs_kernels
 def test_long_texts_are_left_to_torch_and_say_the_same(monkeypatch):
     fast = pack_model(build(CONFIGS["grouped"], seed=1).eval())
     source = torch.randint(5, 97, (2, 40))

@@ -4,16 +4,16 @@ import copy
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 from tests.kernels.fused_step_helpers import MODELS, decoded, made
 from tests.kernels.fused_step_helpers import calls as calls
 
 from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.kernels import fused_step as steps
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.pack_model import linear_factory, pack_model
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler for the kernels")
+pytestmark = needs_kernels
 
 GROUPS = {"n_kv_heads": 2, "norm": "rmsnorm", "norm_first": True}
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 from tests.kernels.fused_step_helpers import made
 
 from polyhead.cache.factory import make_cache
@@ -11,11 +12,10 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.greedy import greedy_search
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.models import build
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler for the kernels")
+pytestmark = needs_kernels
 
 OPTIONS = {"bos_id": 1, "eos_id": 2, "max_new_tokens": [20, 25, 9], "min_new_tokens": 4}
 COMPILED = ["base", "gpt2", "llama", "bloom", "t5", "window", "patterned", "nanochat", "crossing", "normless"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.int4 import GROUP_SIZE, MAX_GROUP_SCALE, Int4
 from polyhead.kernels.int8 import Int8
 from polyhead.kernels.int_linear import Int8Linear
 from polyhead.kernels.linear import PANEL
-
-compiled = pytest.mark.skipif(load_kernels() is None, reason="no kernel can be compiled here")
 
 
 def wholes(x):
@@ -55,7 +52,7 @@ def test_what_four_bits_hold_exactly_comes_back_exactly():
     assert torch.equal(whole.scales, torch.tensor([0.5, 0.5]))
 
 
-@compiled
+@needs_kernels
 def test_four_bits_take_little_more_than_half_of_eight():
     weight = torch.randn(2 * PANEL, 8 * GROUP_SIZE)
     four, eight = (Int8Linear(bits(weight), None).panels.nbytes for bits in (Int4, Int8))

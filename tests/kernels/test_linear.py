@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.kernels.build_extension_helpers import PRECISIONS, close
+from tests.kernels.build_extension_helpers import PRECISIONS, close, needs_kernels
 from torch import nn
 
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.linear import PANEL, NativeLinear, make_linear
 
 
@@ -24,10 +23,7 @@ def test_bf16_that_no_kernel_packs_is_computed_by_torch(monkeypatch):
         assert not any(p.requires_grad for p in layer.parameters())
 
 
-compiled = pytest.mark.skipif(load_kernels() is None, reason="no kernel can be compiled here")
-
-
-@compiled
+@needs_kernels
 @PRECISIONS
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
@@ -48,7 +44,7 @@ def test_a_product_is_the_sum_of_products(dtype, near, rows, inputs, outputs):
     close(several[1, 2], wanted + bias.double(), near, size)
 
 
-@compiled
+@needs_kernels
 @PRECISIONS
 def test_a_part_of_a_product_is_that_of_its_rows(dtype, near):
     x, weight, bias = (
@@ -61,7 +57,7 @@ def test_a_part_of_a_product_is_that_of_its_rows(dtype, near):
         close(layer.forward_slice(x, first, end), wanted[:, first:end], near)
 
 
-@compiled
+@needs_kernels
 def test_bf16_results_are_rounded_to_the_nearest_as_torch_does():
     x = torch.randn(3, 2, dtype=torch.bfloat16)
     pairs = torch.cat(
@@ -79,7 +75,7 @@ def test_bf16_results_are_rounded_to_the_nearest_as_torch_does():
     assert torch.equal(NativeLinear(weight, None)(ones)[0], weight.float().sum(1).bfloat16())
 
 
-@compiled
+@needs_kernels
 def test_numbers_that_are_not_finite_stay_so():
     weight = torch.eye(4)
     x = torch.tensor([[torch.nan, 1, torch.inf, 2]])

@@ -4,17 +4,17 @@ import copy
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 from tests.kernels.fused_step_helpers import ENCODERS, SIZES, decoded, made
 from tests.kernels.fused_step_helpers import calls as calls
 
 from polyhead.config.model import ModelConfig
 from polyhead.kernels import fused_step as steps
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.fused_step import PackedStack
 from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.models import build
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler for the kernels")
+pytestmark = needs_kernels
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

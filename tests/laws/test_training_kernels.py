@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 from tests.laws.conftest import CASES
 from tests.laws.test_tensor_parallel import Labels, design, rows
 from torch import Tensor, nn
 
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.training.mode import TrainingKernels
 from polyhead.models import build
 from polyhead.train.precision import autocast
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
+pytestmark = needs_kernels
 CPU = torch.device("cpu")
 
 

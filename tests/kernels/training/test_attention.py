@@ -3,16 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.kernels.build_extension_helpers import needs_kernels
 from torch import Tensor
 
 from polyhead.kernels.training.attention import (
     AttentionCall,
     attend_in_training,
-    attention_kernels,
     can_attend,
 )
 
-pytestmark = pytest.mark.skipif(not attention_kernels(), reason="no C++ compiler")
+pytestmark = needs_kernels
 
 # B, T, S, H, K, D, Dv
 SIZES = [

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.choice import Choice
 from polyhead.core.registry import ATTENTION, NORM, POSITION
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.training import mode
 from polyhead.kernels.training.mode import TrainingKernels
 from polyhead.nn import kv
 from polyhead.nn.residual import Residual
 
 pytestmark = [
-    pytest.mark.skipif(load_kernels() is None, reason="no compiler"),
+    needs_kernels,
     pytest.mark.usefixtures("form"),
 ]
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.training import epilogues
 from polyhead.kernels.training.elementwise import Activation, Drop
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
+pytestmark = needs_kernels
 
 SHAPES = [(1, 2, 1), (3, 70, 65), (200, 34, 130), (500, 128, 64)]
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 from torch import Tensor, nn
 
 from polyhead.core.choice import Choice
 from polyhead.core.registry import FEED_FORWARD, NORM
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.training import mode
 from polyhead.kernels.training.mode import SUBLAYER_FUSIONS, TrainingKernels
 from polyhead.nn.residual import Residual
 
 pytestmark = [
-    pytest.mark.skipif(load_kernels() is None, reason="no compiler"),
+    needs_kernels,
     pytest.mark.usefixtures("form"),
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.kernels.build_extension_helpers import needs_kernels
 from torch import Tensor, nn
 
 from polyhead.kernels.training import loss as fused
@@ -16,7 +17,7 @@ from polyhead.kernels.training.weights import WeightCopies
 from polyhead.nn.lm_head import Head
 from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
 
-pytestmark = pytest.mark.skipif(fused.load_loss_kernels() is None, reason="no compiler")
+pytestmark = needs_kernels
 CASES = [  # rows, vocabulary, width, bias, softcap, smoothing, scale
     (1, 1, 1, False, None, 0.0, 1.0),
     (7, 5, 3, True, None, 0.1, 1.0),

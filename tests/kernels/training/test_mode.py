@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 from torch import Tensor, nn
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.training import mode
 from polyhead.kernels.training.mode import SUBLAYER_FUSIONS, TrainingKernels
 from polyhead.models import build
@@ -19,7 +19,7 @@ from polyhead.nn.norm import LayerNorm
 from polyhead.nn.residual import Residual
 from polyhead.nn.stack import recompute_blocks
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
+pytestmark = needs_kernels
 
 WIDTH = 32
 
