@@ -256,3 +256,9 @@ def test_compiler_messages_are_english(compiler: Compiler, library: Path, monkey
     compiler.write('echo "error: $LC_ALL" >&2; exit 1')
     with pytest.raises(CompileError, match=r"error: C$"):
         compiler.compile(library)
+
+
+def test_compilers_do_not_write_to_stdout(compiler: Compiler, library: Path, capfd) -> None:
+    compiler.write("echo output")
+    compiler.compile(library)
+    assert capfd.readouterr().out == ""

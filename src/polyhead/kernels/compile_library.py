@@ -12,16 +12,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from polyhead.core.atomic_io import fsync_path, remove_quietly
 from polyhead.core.i18n import tr
-from polyhead.kernels.user_cache import (
-    TEMPORARY_PREFIX,
-    check_private,
-    lock_directory,
-    read_private,
-    write_private,
-)
+from polyhead.kernels import user_cache
+from polyhead.kernels.user_cache import read_private, write_private
 
 # runs a command, and kills its whole process group when the pipe on standard input is closed: at the latest
 # when the process at the other end dies, also by SIGKILL
@@ -44,7 +40,7 @@ def has_library(library: Path) -> bool:
     A PermissionError if others may write it; a CompileError if the compiler failed with these sources before.
     """
     with contextlib.suppress(FileNotFoundError):
-        check_private(library)
+        user_cache.check_private(library)
         digest = read_private(library.with_suffix(".sha256"), max_bytes=64)
         if digest == _hash_file(library):
             return True
@@ -62,15 +58,15 @@ def compile_library(library: Path, command: Sequence[str], source_dir: Path) -> 
     """
     if has_library(library):
         return
-    with lock_directory(library.parent) as is_locked:
+    with user_cache.lock_directory(library.parent) as is_locked:
         if has_library(library):  # the last holder of the lock compiled it
             return
-        for leftover in library.parent.glob(f"{TEMPORARY_PREFIX}*") if is_locked else ():
+        for leftover in library.parent.glob(f"{user_cache.TEMPORARY_PREFIX}*") if is_locked else ():
             remove_quietly(leftover)
         begin = tr("compiling kernels for this processor, once (10 to 30 seconds of a free core)")
         print(f"polyhead: {begin}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(
-            prefix=TEMPORARY_PREFIX, dir=library.parent, ignore_cleanup_errors=True
+            prefix=user_cache.TEMPORARY_PREFIX, dir=library.parent, ignore_cleanup_errors=True
         ) as build_dir:
             output = Path(build_dir, library.name)
             code, messages = _run_compiler([*command, "-o", str(output)], source_dir, build_dir)
@@ -89,22 +85,17 @@ def compile_library(library: Path, command: Sequence[str], source_dir: Path) -> 
 
 def _run_compiler(command: Sequence[str], source_dir: Path, build_dir: str) -> tuple[int, str]:
     """The exit code and the messages of a compiler, which ends with all its processes if this one ends."""
+    guarded_command = ["sh", "-c", _GUARD, "sh", *command]
+    environment = os.environ | {"TMPDIR": build_dir, "LC_ALL": "C"}
+    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
     read_end, write_end = os.pipe()
     try:
-        with open(read_end, "rb", closefd=True) as guard_pipe:
+        with open(read_end, "rb") as pipe:
             process = subprocess.Popen(
-                ["sh", "-c", _GUARD, "sh", *command],
-                stdin=guard_pipe,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                cwd=source_dir,
-                env=os.environ | {"TMPDIR": build_dir, "LC_ALL": "C"},
-                text=True,
-                errors="replace",
-                start_new_session=True,
+                guarded_command, stdin=pipe, cwd=source_dir, env=environment, start_new_session=True, **output
             )
         try:
-            _, messages = process.communicate()
+            messages, _ = process.communicate()
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyhead.core.atomic_io import read_regular_file, remove_quietly
+from polyhead.core.atomic_io import fsync_path, read_regular_file
 from polyhead.core.errors import UserError
 
 TEMPORARY_PREFIX = "new-"
@@ -55,14 +55,12 @@ def read_private(path: Path, max_bytes: int) -> bytes | None:
 
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file atomically by one that only this user can read and write."""
-    with contextlib.ExitStack() as stack:
-        fd, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
-        stack.callback(remove_quietly, Path(temporary))
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=path.parent) as directory:
+        temporary = Path(directory, path.name)
+        temporary.write_bytes(data)
+        temporary.chmod(0o600)
+        fsync_path(temporary)
+        temporary.replace(path)
 
 
 @contextlib.contextmanager
