@@ -1,4 +1,4 @@
-"""Which cases run: all of a small test function, a fixed sample of a large grid, everything with ``--all``."""
+"""Which cases run: all of a small test, a fixed sample of a large grid, everything with ``--all``."""
 
 from __future__ import annotations
 
