@@ -76,9 +76,9 @@ class Table:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("acceptance")
-        for id, seen in sorted(self.outcomes.items(), key=lambda item: (item[0][0], int(item[0][1:]))):
-            verdict = "FAIL" if seen["failed"] else "pass" if seen["passed"] else "skipped"
-            counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(seen.items()))
+        for id, counts in sorted(self.outcomes.items(), key=lambda item: (item[0][0], int(item[0][1:]))):
+            verdict = "FAIL" if counts["failed"] else "pass" if counts["passed"] else "skipped"
+            counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
             terminalreporter.write_line(f"{id:<4} {verdict:<8} {counts}")
 
 
