@@ -233,6 +233,6 @@ def test_help_and_unknown_verbs_need_no_installation() -> None:
     process = run("tset")
     assert (process.returncode, process.stderr) == (
         2,
-        "dev: unknown verb 'tset'; known: install, demo, test, lint, docs, bench, acceptance, "
+        "dev: unknown verb 'tset'; known: install, demo, test, mutants, lint, docs, bench, acceptance, "
         "package, site\n",
     )
