@@ -15,7 +15,7 @@ needs_kernels = pytest.mark.skipif(
 )
 
 PRECISIONS = pytest.mark.parametrize(
-    ("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
 
 
@@ -25,10 +25,18 @@ def clear_kernels() -> None:
     build_extension._load_once.cache_clear()
 
 
-def close(found, wanted, near, terms=None):
-    """Equal within rounding, which grows with the terms of a sum: those of a sum near zero are not."""
-    size = wanted if terms is None else terms
-    torch.testing.assert_close(found.double(), wanted, rtol=near, atol=near * float(size.abs().max()))
+def assert_close(actual, expected, tolerance, terms=None):
+    """Compare within rounding, which is relative to the largest of ``terms``, by default of ``expected``."""
+    size = expected if terms is None else terms
+    torch.testing.assert_close(
+        actual.double(), expected, rtol=tolerance, atol=tolerance * float(size.abs().max())
+    )
+
+
+def quantize_rows(x):
+    """The rows in fp64 as integers from -127 to 127, and the scale of each row."""
+    size = x.double().abs().amax(1, keepdim=True) / 127
+    return (x.double() / torch.where(size == 0, 1, size)).round(), size
 
 
 CONFIGS = {

@@ -1,4 +1,4 @@
-"""The kernels against the formulas in double precision, and what happens where they cannot be had."""
+"""Models with kernels against plain ones, and the reason why kernels are not used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from polyhead.models import build
 
 @needs_kernels
 @PRECISIONS
-def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(dtype, near):
+def test_rows_do_not_depend_on_the_batch(dtype, tolerance):
     x, layer = torch.randn(41, 900, dtype=dtype), NativeLinear(torch.randn(70, 900, dtype=dtype), None)
     for rows in (slice(0, 1), slice(3, 5), slice(0, 6), slice(2, 13), slice(4, 21), slice(7, 40)):
         assert torch.equal(layer(x[rows]), layer(x)[rows])
@@ -38,17 +38,17 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(dtype, near
     )
     mask = torch.rand(4, 1, 1, 40) < 0.5
     mask[1, ..., 21:] = False
-    together = paged_attention(q, PagedView(k, v, torch.arange(4)[:, None], lambda x: x), mask)
-    alone = paged_attention(
+    batch_output = paged_attention(q, PagedView(k, v, torch.arange(4)[:, None], lambda x: x), mask)
+    single_output = paged_attention(
         q[1:2], PagedView(k[:, :, :21], v[:, :, :21], torch.tensor([[1]]), lambda x: x), mask[1:2, ..., :21]
     )
-    assert torch.equal(together[1:2], alone)
+    assert torch.equal(batch_output[1:2], single_output)
 
 
 @needs_kernels
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("cache", ["static", "growing", "paged", "quantized", "window", "h2o"])
-def test_a_packed_model_says_what_the_plain_one_says_with_every_cache(name, cache):
+def test_packed_decoding_with_every_cache(name, cache):
     plain = build(CONFIGS[name], seed=1).eval()
     fast = pack_model(copy.deepcopy(plain))
     assert sum(isinstance(part, PackedAttention) for part in fast.modules()) == (

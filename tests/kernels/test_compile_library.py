@@ -23,7 +23,7 @@ import pathlib, sys
 from polyhead.kernels.compile_library import compile_library
 compile_library(pathlib.Path(sys.argv[1]), sys.argv[2:], pathlib.Path("."))
 """
-BLOCKED = "sleep 1000 & echo $! >> pids; echo $$ >> pids; wait"  # a driver and its compiler
+BLOCKING_SCRIPT = "sleep 1000 & echo $! >> pids; echo $$ >> pids; wait"  # a driver and its compiler
 
 
 class Compiler:
@@ -219,7 +219,7 @@ def test_threads_compile_once(compiler: Compiler, library: Path, num_waiting) ->
 def test_compilers_end_with_their_process(
     number: int, compiler: Compiler, library: Path, num_waiting
 ) -> None:
-    compiler.write(BLOCKED)
+    compiler.write(BLOCKING_SCRIPT)
     process = compiler.start_process(library)
     pids = compiler.pids
     assert all(map(is_running, pids))
@@ -238,12 +238,12 @@ def test_compilers_end_with_their_process(
     assert sorted(path.suffix for path in library.parent.iterdir()) == ["", ".sha256", ".so"]
 
 
-def test_interrupted_compilation_leaves_nothing(compiler: Compiler, library: Path, monkeypatch) -> None:
+def test_interrupted_compilation_cleans_up(compiler: Compiler, library: Path, monkeypatch) -> None:
     def communicate(process: subprocess.Popen[str]) -> tuple[str, str]:
         poll(lambda: len(compiler.pids) == 2)
         raise KeyboardInterrupt
 
-    compiler.write(BLOCKED)
+    compiler.write(BLOCKING_SCRIPT)
     monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
     with pytest.raises(KeyboardInterrupt):
         compiler.compile(library)

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -89,20 +88,16 @@ def _run_compiler(command: Sequence[str], source_dir: Path, build_dir: str) -> t
     environment = os.environ | {"TMPDIR": build_dir, "LC_ALL": "C"}
     output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
     read_end, write_end = os.pipe()
-    try:
-        with open(read_end, "rb") as pipe:
-            process = subprocess.Popen(
-                guarded_command, stdin=pipe, cwd=source_dir, env=environment, start_new_session=True, **output
-            )
+    with open(read_end, "rb") as pipe, open(write_end, "wb") as guard:
+        process = subprocess.Popen(
+            guarded_command, stdin=pipe, cwd=source_dir, env=environment, start_new_session=True, **output
+        )
         try:
             messages, _ = process.communicate()
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+        finally:
+            guard.close()  # ends the processes if an exception interrupted the wait
             process.wait()
-            raise
-        return process.returncode, messages
-    finally:
-        os.close(write_end)
+    return process.returncode, messages
 
 
 def _first_error(messages: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels
-from tests.kernels.fused_step_helpers import made
+from tests.kernels.fused_step_helpers import build_model
 
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState, beam_search
 from polyhead.generation.engine import workers as parts
@@ -24,7 +24,7 @@ def two_threads():
 @pytest.mark.parametrize("beam_size", [1, 3])
 @pytest.mark.parametrize("name", ["base", "gpt2"])
 def test_outputs_are_those_of_one_engine_to_the_last_bit(name, beam_size, two_threads, monkeypatch):
-    model = pack_model(made(name), linear_factory("int8"))
+    model = pack_model(build_model(name), linear_factory("int8"))
     source = torch.randint(5, 97, (33, 7), generator=torch.Generator().manual_seed(1))
     options = {
         "bos_id": 1,
@@ -41,8 +41,8 @@ def test_outputs_are_those_of_one_engine_to_the_last_bit(name, beam_size, two_th
 
 
 def test_a_model_that_kernels_do_not_run_has_one_engine(two_threads):
-    assert parts.count_workers(made("gpt2"), 100) == 1
-    assert parts.count_workers(pack_model(made("gpt2")), 2 * parts.MIN_WORKER_ROWS - 1) == 1
+    assert parts.count_workers(build_model("gpt2"), 100) == 1
+    assert parts.count_workers(pack_model(build_model("gpt2")), 2 * parts.MIN_WORKER_ROWS - 1) == 1
 
 
 def submit_all(workers, n):
@@ -52,7 +52,7 @@ def submit_all(workers, n):
 
 
 def test_who_stops_to_wait_ends_the_threads(two_threads):
-    model = pack_model(made("gpt2"))
+    model = pack_model(build_model("gpt2"))
     workers = parts.Workers(lambda: Engine(model, max_len=40, max_num_seqs=1), 2)
     submit_all(workers, 40)
     results = workers.run()
@@ -62,7 +62,7 @@ def test_who_stops_to_wait_ends_the_threads(two_threads):
 
 
 def test_an_error_of_a_thread_is_raised(two_threads, monkeypatch):
-    workers = parts.Workers(lambda: Engine(pack_model(made("gpt2")), max_len=40), 2)
+    workers = parts.Workers(lambda: Engine(pack_model(build_model("gpt2")), max_len=40), 2)
     submit_all(workers, 4)
     monkeypatch.setattr(workers.engines[1], "step", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -53,7 +53,7 @@ def choose(kind: str, candidates: dict[str, Product], x: Tensor = X) -> Product:
     return fastest_product(kind, candidates, (*x.shape, len(WEIGHT)), x, WEIGHT)
 
 
-def test_the_fastest_is_measured_once_and_kept_for_other_processes(
+def test_fastest_choice_is_stored_for_later_processes(
     cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
@@ -64,8 +64,8 @@ def test_the_fastest_is_measured_once_and_kept_for_other_processes(
     assert clock.calls == calls
     assert [path.read_text() for path in cache_home.glob("polyhead/products-*/linear-*")] == ["fast"]
     forget_choices()  # as in the next process, where now the other one would be faster
-    later = {"slow": clock.product(1.0), "fast": clock.product(2.0)}
-    assert choose("linear", later) is later["fast"]
+    other_candidates = {"slow": clock.product(1.0), "fast": clock.product(2.0)}
+    assert choose("linear", other_candidates) is other_candidates["fast"]
     assert clock.calls == calls
 
 
@@ -173,8 +173,8 @@ def test_each_candidate_computes_the_products(
         grad.double() @ weight.double(),
         grad.double().T @ x.double(),
     )
-    found = linear_output(x, weight, bias), grad_input(grad, weight), grad_weight(grad, x)
-    assert [part.dtype for part in found] == [dtype, dtype, torch.float32]
+    actual = linear_output(x, weight, bias), grad_input(grad, weight), grad_weight(grad, x)
+    assert [part.dtype for part in actual] == [dtype, dtype, torch.float32]
     tolerance = 1e-6 if dtype == torch.float32 else 4e-3
-    for ours, true in zip(found, exact, strict=True):
-        assert (ours - true).norm() <= tolerance * true.norm()
+    for result, expected in zip(actual, exact, strict=True):
+        assert (result - expected).norm() <= tolerance * expected.norm()
