@@ -39,6 +39,7 @@ def quantize_rows(x):
     return (x.double() / torch.where(size == 0, 1, size)).round(), size
 
 
+DECODING = {"bos_id": 1, "eos_id": 2, "max_new_tokens": [12] * 3, "min_new_tokens": 12}
 CONFIGS = {
     "grouped": preset_config("tiny", 97, n_layers=2, d_model=128, n_heads=4, n_kv_heads=2, max_len=48),
     "rope": preset_config("gpt2", 97, n_layers=2, d_model=128, n_heads=4, position="rope",

@@ -121,6 +121,10 @@ def decode_logits(model, cache="static", rows=3, beams=1):
     return torch.cat(actual, 1).float()
 
 
+def assert_logits_close(actual, expected, atol=2e-5):
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=1e-5)
+
+
 @pytest.fixture
 def fused_calls(monkeypatch):
     """For each step, whether it was one call of the kernels."""

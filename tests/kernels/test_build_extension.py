@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.kernels.build_extension_helpers import CONFIGS, PRECISIONS, clear_kernels, needs_kernels
+from tests.kernels.build_extension_helpers import CONFIGS, DECODING, PRECISIONS, clear_kernels, needs_kernels
 
 from polyhead.cache.paged_view import PagedView
 from polyhead.core.choice import Choice
@@ -31,11 +31,8 @@ def test_rows_do_not_depend_on_the_batch(dtype, tolerance):
     x, layer = torch.randn(41, 900, dtype=dtype), NativeLinear(torch.randn(70, 900, dtype=dtype), None)
     for rows in (slice(0, 1), slice(3, 5), slice(0, 6), slice(2, 13), slice(4, 21), slice(7, 40)):
         assert torch.equal(layer(x[rows]), layer(x)[rows])
-    q, k, v = (
-        torch.randn(4, 2, 1, 32, dtype=dtype),
-        torch.randn(4, 2, 40, 32, dtype=dtype),
-        torch.randn(4, 2, 40, 16, dtype=dtype),
-    )
+    sizes = (1, 32), (40, 32), (40, 16)
+    q, k, v = (torch.randn(4, 2, *size, dtype=dtype) for size in sizes)
     mask = torch.rand(4, 1, 1, 40) < 0.5
     mask[1, ..., 21:] = False
     batch_output = paged_attention(q, PagedView(k, v, torch.arange(4)[:, None], lambda x: x), mask)
@@ -51,19 +48,12 @@ def test_rows_do_not_depend_on_the_batch(dtype, tolerance):
 def test_packed_decoding_with_every_cache(name, cache):
     plain = build(CONFIGS[name], seed=1).eval()
     fast = pack_model(copy.deepcopy(plain))
-    assert sum(isinstance(part, PackedAttention) for part in fast.modules()) == (
-        6 if name == "grouped" else 2
-    )
+    num_packed = sum(isinstance(part, PackedAttention) for part in fast.modules())
+    assert num_packed == (6 if name == "grouped" else 2)
     source = torch.randint(5, 97, (3, 11), generator=torch.Generator().manual_seed(2))
     pos = torch.arange(11).repeat(3, 1)
     pos[1, 4:] = -1
-    rules = {
-        "bos_id": 1,
-        "eos_id": 2,
-        "max_new_tokens": [12] * 3,
-        "min_new_tokens": 12,
-        "cache": Choice(cache),
-    }
+    rules = DECODING | {"cache": Choice(cache)}
     a, b = (greedy_search(model, source, pos, **rules) for model in (plain, fast))
     assert [x.tokens for x in a] == [x.tokens for x in b]
     assert [x.log_prob for x in a] == pytest.approx([x.log_prob for x in b], abs=1e-4)

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tests.kernels.build_extension_helpers import needs_kernels, quantize_rows
+from tests.kernels.build_extension_helpers import CONFIGS, DECODING, needs_kernels, quantize_rows
 
 from polyhead.core.choice import Choice
 from polyhead.generation.decoding.greedy import greedy_search
@@ -16,7 +16,7 @@ from polyhead.kernels.int8 import Int8
 from polyhead.kernels.int_linear import Int8Linear, Int8LinearFallback
 from polyhead.kernels.linear import PANEL
 from polyhead.kernels.pack_model import linear_factory, pack_model, packed_dtype
-from polyhead.models import build, preset_config
+from polyhead.models import build
 
 KINDS = pytest.mark.parametrize(
     "kind",
@@ -28,7 +28,7 @@ KINDS = pytest.mark.parametrize(
 BITS = pytest.mark.parametrize("bits", [Int8, Int4], ids=["8 bits", "4 bits"])
 DTYPES = pytest.mark.parametrize("dtype", ["int8", "int4"])
 SHAPES = [(1, 8, 1), (5, 24, 63), (6, 39, 64), (7, 17, 65), (13, 1, 130), (40, 1111, 200), (400, 20, 70)]
-CONFIG = preset_config("tiny", 97, n_layers=2, d_model=128, n_heads=4, n_kv_heads=2, max_len=48)
+CONFIG = CONFIGS["grouped"]
 
 
 def multiply_quantized(x, weight, bits):
@@ -56,12 +56,8 @@ def test_products_of_quantized_values(kind, bits, rows, inputs, outputs):
     x, weight, bias, expected = draw_operands(bits, rows, inputs, outputs)
     scale, quantized = expected.abs().amax(1, keepdim=True), bits(weight)
     assert (kind(quantized, None)(x) - expected).abs().le(2e-6 * scale).all()
-    assert (
-        (kind(quantized, bias)(x) - (expected + bias.double()))
-        .abs()
-        .le(2e-6 * (scale + bias.abs().max()))
-        .all()
-    )
+    error = kind(quantized, bias)(x) - (expected + bias.double())
+    assert error.abs().le(2e-6 * (scale + bias.abs().max())).all()
     batched = kind(quantized, None)(x.expand(2, 3, -1, -1))
     assert batched.shape == (2, 3, rows, outputs)
     assert torch.equal(batched[1, 2], kind(quantized, None)(x))
@@ -116,26 +112,15 @@ def test_rows_do_not_depend_on_the_batch(bits):
 @BITS
 @needs_kernels
 def test_forward_slice(bits):
-    x, layer = (
-        torch.randn(3, 10),
-        Int8Linear(bits(torch.randn(3 * PANEL + 5, 10)), torch.randn(3 * PANEL + 5)),
-    )
+    layer = Int8Linear(bits(torch.randn(3 * PANEL + 5, 10)), torch.randn(3 * PANEL + 5))
+    x = torch.randn(3, 10)
     for first, end in ((0, PANEL), (PANEL, 2 * PANEL), (PANEL, 3 * PANEL + 5), (2 * PANEL, 3 * PANEL + 1)):
         assert torch.equal(layer.forward_slice(x, first, end), layer(x)[:, first:end])
 
 
 def generate(model, cache=None):
     source = torch.randint(5, 97, (3, 11), generator=torch.Generator().manual_seed(2))
-    return greedy_search(
-        model,
-        source,
-        None,
-        bos_id=1,
-        eos_id=2,
-        max_new_tokens=[12] * 3,
-        min_new_tokens=12,
-        cache=cache and Choice(cache),
-    )
+    return greedy_search(model, source, None, **DECODING, cache=cache and Choice(cache))
 
 
 @DTYPES

@@ -30,11 +30,8 @@ def test_unpackable_bf16_is_computed_by_torch(monkeypatch):
     [(1, 8, 1), (5, 24, 63), (6, 40, 64), (7, 16, 65), (13, 700, 130), (40, 1030, 200), (400, 20, 70)],
 )
 def test_linear_against_fp64(dtype, tolerance, rows, inputs, outputs):
-    x, weight, bias = (
-        torch.randn(rows, inputs, dtype=dtype),
-        torch.randn(outputs, inputs, dtype=dtype),
-        torch.randn(outputs, dtype=dtype),
-    )
+    sizes = (rows, inputs), (outputs, inputs), (outputs,)
+    x, weight, bias = (torch.randn(size, dtype=dtype) for size in sizes)
     terms = x.double()[:, None] * weight.double()
     expected, size = terms.sum(-1), terms.abs().sum(-1)
     assert_close(NativeLinear(weight, None)(x), expected, tolerance, size)
@@ -47,11 +44,8 @@ def test_linear_against_fp64(dtype, tolerance, rows, inputs, outputs):
 @needs_kernels
 @PRECISIONS
 def test_forward_slice(dtype, tolerance):
-    x, weight, bias = (
-        torch.randn(3, 10, dtype=dtype),
-        torch.randn(3 * PANEL + 5, 10, dtype=dtype),
-        torch.randn(3 * PANEL + 5, dtype=dtype),
-    )
+    sizes = (3, 10), (3 * PANEL + 5, 10), (3 * PANEL + 5,)
+    x, weight, bias = (torch.randn(size, dtype=dtype) for size in sizes)
     layer, expected = NativeLinear(weight, bias), x.double() @ weight.double().T + bias.double()
     for first, end in ((0, PANEL), (PANEL, 2 * PANEL), (PANEL, 3 * PANEL + 5), (2 * PANEL, 3 * PANEL + 1)):
         assert_close(layer.forward_slice(x, first, end), expected[:, first:end], tolerance)
