@@ -1,4 +1,4 @@
-"""The report for reports says enough, and nothing private."""
+"""Tests of cli/env.py: the report for bug reports has versions, and nothing private."""
 
 from __future__ import annotations
 
@@ -9,39 +9,30 @@ import socket
 import tomllib
 from pathlib import Path
 
-import pytest
 import torch
 
-from polyhead.cli import main
 
-
-def test_the_report_says_what_matters_and_nothing_private(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = platform.uname()
-    monkeypatch.setattr(platform, "node", lambda: "machine-of-a-person")
-    monkeypatch.setattr(platform, "uname", lambda: names._replace(node="machine-of-a-person"))
-    monkeypatch.setattr(socket, "gethostname", lambda: "machine-of-a-person")
-    assert main(["env"]) == 0
-    out = capsys.readouterr().out
-    assert f"torch {torch.__version__}" in out
-    assert platform.python_version() in out
-    assert f"{torch.get_num_threads()} used by torch" in out
-    private = {socket.gethostname(), str(Path.home()), os.getcwd(), str(Path(torch.__file__).parent)}
+def test_report_has_versions_and_nothing_private(cli, monkeypatch):
+    host, names = "machine-of-a-person", platform.uname()
+    monkeypatch.setattr(platform, "node", lambda: host)
+    monkeypatch.setattr(platform, "uname", lambda: names._replace(node=host))
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    out = cli("env").out
+    versions = (f"torch {torch.__version__}", platform.python_version())
+    assert all(text in out for text in (*versions, f"{torch.get_num_threads()} used by torch"))
+    private = {host, str(Path.home()), os.getcwd(), str(Path(torch.__file__).parent)}
     assert not [word for word in private if len(word) > 3 and word in out]
 
 
-def test_the_report_names_every_extra_with_all_that_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_names_the_packages_of_every_extra(cli):
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert main(["env"]) == 0
-    (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("extras ")]
-    said = {
+    (line,) = [row for row in cli("env").out.splitlines() if row.startswith("extras ")]
+    packages = {
         extra: set(re.findall(r"([\w-]+) (?:\d|not installed)", names))
         for extra, names in re.findall(r"(\w+) \(([^)]*)\)", line)
     }
-    wanted = {
+    assert packages == {
         extra: {re.split(r"[>=<]", name)[0] for name in names}
         for extra, names in project["optional-dependencies"].items()
         if extra not in {"all", "dev", "site"}
     }
-    assert said == wanted
