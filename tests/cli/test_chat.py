@@ -239,11 +239,7 @@ def test_chat_template_file_formats_the_conversation(runs_dir, tmp_path, cli):
 @pytest.mark.parametrize(
     ("options", "template", "message"),
     [
-        (
-            [],
-            "{% for",
-            "own.jinja: the chat template is refused: it is not valid Jinja: unexpected 'end of t",
-        ),
+        ([], "{% for", "own.jinja: the chat template is refused: it is not valid Jinja: unexpected 'end of"),
         ([], "{{ 1 }}", "own.jinja: the chat template does not write the message of the user"),
         ([], "{{ x.__class__.__mro__ }}", "own.jinja: the chat template"),
         ([], None, "own.jinja is missing"),

@@ -26,9 +26,8 @@ def estimate(cli):
 
 
 def test_preset_as_json(estimate):
-    tree = estimate(
-        "gpt2 model.n_layers=2 model.n_kv_heads=4 --batch-size 2 --seq-len 64 --context-len 64 --no-probe --json"
-    )
+    options = "--batch-size 2 --seq-len 64 --context-len 64 --no-probe --json"
+    tree = estimate(f"gpt2 model.n_layers=2 model.n_kv_heads=4 {options}")
     assert tree["name"] == "gpt2"
     assert tree["largest"] == {"rows": 2, "length": 64, "source": 0, "label_count": None}
     # layers, keys and values, heads, their width, bytes
@@ -45,7 +44,8 @@ def test_details_add_the_formulas(estimate):
 def test_recipe_whose_text_is_missing(tmp_path, monkeypatch, estimate):
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(
-        "data: {train: [a.en, a.de], valid: [b.en, b.de]}\nmodel: {preset: tiny, n_layers: 1}\ntrain: {steps: 9}\n"
+        "data: {train: [a.en, a.de], valid: [b.en, b.de]}\nmodel: {preset: tiny, n_layers: 1}\n"
+        "train: {steps: 9}\n"
     )
     out = estimate("mine.yaml train.steps=11 --no-probe")
     assert "a.en, a.de, b.en, b.de: not found" in out
@@ -61,9 +61,9 @@ def test_run_without_weights_names_its_recipe(tmp_path, cli):
 
 def test_rank_of_an_accelerator(estimate):
     command = (
-        "gpt2 model.n_layers=4 --no-probe --batch-size 8 --seq-len 256 --shard 4 --tensor-parallel 2 --pipeline 2 "
-        "--micro-batches 4 --interleave 2 --context-parallel 2 --recompute blocks --hardware h100 "
-        "--bandwidth 12.5 --intra-node-bandwidth 100 --nproc-per-node 4"
+        "gpt2 model.n_layers=4 --no-probe --batch-size 8 --seq-len 256 --shard 4 --tensor-parallel 2 "
+        "--pipeline 2 --micro-batches 4 --interleave 2 --context-parallel 2 --recompute blocks "
+        "--hardware h100 --bandwidth 12.5 --intra-node-bandwidth 100 --nproc-per-node 4"
     )
     tree = estimate(f"{command} --json")
     rank = tree["rank"]

@@ -37,10 +37,7 @@ def run(run_dir):
     ("options", "message"),
     [
         ({"length_penalty": 2.0}, "length_penalty has no effect on sampled text; valid settings: batch_to"),
-        (
-            {"beam_size": 3, "top_p": 0.5},
-            "top_p has no effect on beam search; valid settings: batch_tokens, ",
-        ),
+        ({"beam_size": 3, "top_p": 0.5}, "top_p has no effect on beam search; valid settings:"),
         ({"beam_size": 3, "seed": 0}, "seed has no effect on beam search"),
         ({"beam_size": 3, "n_best": 2}, "n sets the number of texts, not n_best"),
         ({"beam_size": 3, "n": 4}, r"^n \(4\) is more than beam_size \(3\)"),

@@ -31,10 +31,7 @@ KEYS = "Recipe keys are written KEY=VALUE"
         ("train", "RECIPE: missing"),
         ("attention runs/x", "TEXT: missing"),
         ("convert-gqa runs/x runs/y", "--kv-heads: missing"),
-        (
-            "translate a --read-batch 0",
-            "--read-batch: '0' is out of range: should be greater than or equal to 1",
-        ),
+        ("translate runs/x --beam-size no", "--beam-size: 'no' is not an integer"),
         ("generate runs/x a -n no", "--n: 'no' is not an integer"),
         ("eval runs/x --split no", "--split: 'no' is not one of 'test', 'valid'"),
         ("translate runs/x --cache", "option '--cache' requires an argument"),

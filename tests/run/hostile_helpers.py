@@ -76,54 +76,54 @@ def dump(value: Any) -> bytes:
         sys.set_int_max_str_digits(4300)
 
 
-def mutate(draw: random.Random, value: Any) -> Any:
+def mutate(rng: random.Random, value: Any) -> Any:
     """The value with one of its parts replaced by one that is too large, of another type or absent."""
     value = copy.deepcopy(value)
-    places: list[tuple[Any, Any]] = []
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
+    slots: list[tuple[Any, Any]] = []
+    stack = [value]
+    while stack:
+        item = stack.pop()
         for key, child in item.items() if isinstance(item, dict) else enumerate(item):
-            places.append((item, key))
+            slots.append((item, key))
             if isinstance(child, dict | list):
-                waiting.append(child)
-    # a vocabulary has most places: draw a depth of names first
-    item, key = draw.choice(places if draw.random() < 0.3 else places[: 40 + len(places) // 20])
-    if isinstance(item, dict) and draw.random() < 0.15:
+                stack.append(child)
+    # a vocabulary has most slots: rng a depth of names first
+    item, key = rng.choice(slots if rng.random() < 0.3 else slots[: 40 + len(slots) // 20])
+    if isinstance(item, dict) and rng.random() < 0.15:
         del item[key]
     else:
-        item[key] = copy.deepcopy(draw.choice(draw.choice([BIG, ODD, ["\ud800", "</s>", "a"]])))
+        item[key] = copy.deepcopy(rng.choice(rng.choice([BIG, ODD, ["\ud800", "</s>", "a"]])))
     return value
 
 
-def bad_bytes(draw: random.Random, content: bytes) -> bytes:
+def bad_bytes(rng: random.Random, content: bytes) -> bytes:
     """The content damaged as bytes: cut, nested, with half a surrogate pair, a long number or a BOM."""
-    kind = draw.randrange(6)
+    kind = rng.randrange(6)
     if kind == 0:
-        return content[: draw.randrange(len(content))]
+        return content[: rng.randrange(len(content))]
     if kind == 1:
-        return draw.choice([b"[", b'{"a":', b'[{"x":']) * draw.choice([150, 900, 50_000])
+        return rng.choice([b"[", b'{"a":', b'[{"x":']) * rng.choice([150, 900, 50_000])
     if kind == 2:
         return content.replace(b"{", b'{"\\ud800": "\\udfff", ', 1)
     if kind == 3:
-        return content.replace(b"{", b'{"n": ' + b"9" * draw.choice([350, 4_000, 5_000]) + b", ", 1)
+        return content.replace(b"{", b'{"n": ' + b"9" * rng.choice([350, 4_000, 5_000]) + b", ", 1)
     if kind == 4:
-        return draw.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\0"]) + content
+        return rng.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\0"]) + content
     changed = bytearray(content)
-    for _ in range(draw.choice([1, 5, 50])):
-        changed[draw.randrange(len(changed))] = draw.randrange(256)
+    for _ in range(rng.choice([1, 5, 50])):
+        changed[rng.randrange(len(changed))] = rng.randrange(256)
     return bytes(changed)
 
 
-def hostile_tokenizer(draw: random.Random, rules: dict[str, Any]) -> dict[str, Any]:
+def hostile_tokenizer(rng: random.Random, rules: dict[str, Any]) -> dict[str, Any]:
     rules = copy.deepcopy(rules)
-    pattern = {draw.choice(["Regex", "Regex", "String"]): draw.choice(PATTERNS)}
-    bomb = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * draw.choice([2, 10, 1000])}
-    steps = [bomb] * draw.choice([4, 12, 40])
-    match draw.randrange(12):
+    pattern = {rng.choice(["Regex", "Regex", "String"]): rng.choice(PATTERNS)}
+    bomb = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * rng.choice([2, 10, 1000])}
+    steps = [bomb] * rng.choice([4, 12, 40])
+    match rng.randrange(12):
         case 0:
-            token = draw.choice(sorted(rules["model"]["vocab"]))
-            rules["model"]["vocab"][token] = draw.choice(BIG)
+            token = rng.choice(sorted(rules["model"]["vocab"]))
+            rules["model"]["vocab"][token] = rng.choice(BIG)
         case 1:
             rules["normalizer"] = {"type": "Sequence", "normalizers": steps}
         case 2:
@@ -133,20 +133,16 @@ def hostile_tokenizer(draw: random.Random, rules: dict[str, Any]) -> dict[str, A
                 "type": "Split",
                 "pattern": pattern,
                 "behavior": "Isolated",
-                "invert": draw.random() < 0.5,
+                "invert": rng.random() < 0.5,
             }
         case 4:
-            name = draw.choice(["normalizer", "decoder"])
-            rules[name] = {
-                "type": "Replace",
-                "pattern": pattern,
-                "content": draw.choice(["", "b", "ab" * 99]),
-            }
+            name = rng.choice(["normalizer", "decoder"])
+            rules[name] = {"type": "Replace", "pattern": pattern, "content": rng.choice(["", "b", "ab" * 99])}
         case 5:
             rules["added_tokens"].append(
                 {
-                    "id": draw.choice([*BIG, 7, 300]),
-                    "content": draw.choice(["", " ", "a", "x" * 99_999, "</s>"]),
+                    "id": rng.choice([*BIG, 7, 300]),
+                    "content": rng.choice(["", " ", "a", "x" * 99_999, "</s>"]),
                     "single_word": True,
                     "lstrip": True,
                     "rstrip": True,
@@ -155,20 +151,20 @@ def hostile_tokenizer(draw: random.Random, rules: dict[str, Any]) -> dict[str, A
                 }
             )
         case 6:
-            part = draw.choice(
+            part = rng.choice(
                 [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "q", "type_id": 9}}]
             )
-            parts = [part] * draw.choice([0, 1, 2, 5_000])
+            parts = [part] * rng.choice([0, 1, 2, 5_000])
             rules["post_processor"] = {
                 "type": "TemplateProcessing",
                 "single": parts,
                 "pair": parts,
-                "special_tokens": {"q": {"id": "q", "ids": [draw.choice([*BIG, 5])], "tokens": ["q"]}},
+                "special_tokens": {"q": {"id": "q", "ids": [rng.choice([*BIG, 5])], "tokens": ["q"]}},
             }
         case 7:
-            rules["decoder"] = draw.choice(
+            rules["decoder"] = rng.choice(
                 [
-                    {"type": "Strip", "content": "a", "start": draw.choice(BIG), "stop": draw.choice(BIG)},
+                    {"type": "Strip", "content": "a", "start": rng.choice(BIG), "stop": rng.choice(BIG)},
                     {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
                     {"type": "BPEDecoder", "suffix": ""},
                     {"type": "WordPiece", "prefix": "", "cleanup": True},
@@ -176,85 +172,83 @@ def hostile_tokenizer(draw: random.Random, rules: dict[str, Any]) -> dict[str, A
                 ]
             )
         case 8:
-            rules["normalizer"] = draw.choice(
+            rules["normalizer"] = rng.choice(
                 [
                     {
                         "type": "Precompiled",
-                        "precompiled_charsmap": draw.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7]),
+                        "precompiled_charsmap": rng.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7]),
                     },
-                    {"type": "Prepend", "prepend": "a" * draw.choice([2_000, 10**6])},
+                    {"type": "Prepend", "prepend": "a" * rng.choice([2_000, 10**6])},
                     {"type": "Sequence", "normalizers": [{"type": "NFKD"}, *[bomb, {"type": "NFKC"}] * 9]},
                 ]
             )
         case 9:
-            rules["model"]["continuing_subword_prefix"] = draw.choice(["##", "é" * 9, "\0"])
+            rules["model"]["continuing_subword_prefix"] = rng.choice(["##", "é" * 9, "\0"])
         case 10:
-            rules["model"]["merges"] += draw.choice([[["a", "\0"]], ["ab"], [[]], [["a"]], [["", ""]], [7]])
+            rules["model"]["merges"] += rng.choice([[["a", "\0"]], ["ab"], [[]], [["a"]], [["", ""]], [7]])
         case _:
-            rules["pre_tokenizer"] = {"type": "FixedLength", "length": draw.choice(BIG)}
+            rules["pre_tokenizer"] = {"type": "FixedLength", "length": rng.choice(BIG)}
     return rules
 
 
-def hostile_config(draw: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+def hostile_config(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
     """A config with a size that is far too large, or mutated."""
-    if draw.random() < 0.5:
-        return dict(mutate(draw, config))
+    if rng.random() < 0.5:
+        return dict(mutate(rng, config))
     sizes = [key for key, value in config.items() if type(value) is int]
-    return config | {draw.choice(sizes): draw.choice([*BIG, 10**9, 10**6, 7])}
+    return config | {rng.choice(sizes): rng.choice([*BIG, 10**9, 10**6, 7])}
 
 
-def hostile_weights(draw: random.Random, content: bytes) -> bytes:
+def hostile_weights(rng: random.Random, content: bytes) -> bytes:
     """A safetensors file with a hostile header."""
     size = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
-    match draw.randrange(4):
+    match rng.randrange(4):
         case 0:
             return (
-                draw.choice([2**63, 2**31, size + 1, size - 1, 0, 99_999_999]).to_bytes(8, "little")
+                rng.choice([2**63, 2**31, size + 1, size - 1, 0, 99_999_999]).to_bytes(8, "little")
                 + content[8:]
             )
         case 1:
-            changed = bad_bytes(draw, json.dumps(header).encode())
+            changed = bad_bytes(rng, json.dumps(header).encode())
             return len(changed).to_bytes(8, "little") + changed + data
         case 2:
-            name = draw.choice([name for name in header if name != "__metadata__"])
+            name = rng.choice([name for name in header if name != "__metadata__"])
             entry = header[name]
-            entry[draw.choice(sorted(entry))] = draw.choice(
+            entry[rng.choice(sorted(entry))] = rng.choice(
                 ["F8", "I64", [2**40, 2**40], [0, 2**63], [-1], [], [8, 0], [0, 0], None]
             )
         case _:
-            header = mutate(draw, header)
+            header = mutate(rng, header)
     changed = dump(header)
     return len(changed).to_bytes(8, "little") + changed + data
 
 
-def hostile_recipe(draw: random.Random, content: bytes) -> bytes:
+def hostile_recipe(rng: random.Random, content: bytes) -> bytes:
     aliases = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
     )
     lines = content.decode().splitlines()
-    match draw.randrange(5):
+    match rng.randrange(5):
         case 0:
-            return draw.choice(
-                [aliases, "a: &a [*a]\n", "&a *a", "a: !!python/object:os.system x\n"]
-            ).encode()
+            return rng.choice([aliases, "a: &a [*a]\n", "&a *a", "a: !!python/object:os.system x\n"]).encode()
         case 1:
-            return bad_bytes(draw, content)
+            return bad_bytes(rng, content)
         case 2:
-            return content + f"\nx: {'[' * draw.choice([90, 500, 5_000])}\n".encode()
+            return content + f"\nx: {'[' * rng.choice([90, 500, 5_000])}\n".encode()
         case 3:
-            number = draw.randrange(len(lines))
+            number = rng.randrange(len(lines))
             lines[number] = (
-                lines[number].partition(":")[0] + ": " + draw.choice(["9" * 5_000, "1e999", ".nan", "{}"])
+                lines[number].partition(":")[0] + ": " + rng.choice(["9" * 5_000, "1e999", ".nan", "{}"])
             )
         case _:
             lines.insert(
-                draw.randrange(len(lines)), draw.choice(["<<: 7", "\t- a", "? [a]", "\u202e: 1", "--- !x"])
+                rng.randrange(len(lines)), rng.choice(["<<: 7", "\t- a", "? [a]", "\u202e: 1", "--- !x"])
             )
     return "\n".join(lines).encode()
 
 
-def hostile_text(draw: random.Random) -> bytes:
+def hostile_text(rng: random.Random) -> bytes:
     """Lines of a text: NULs, bytes that are no UTF-8, marks of direction, combining marks, one huge line."""
     pieces = [
         b"\0" * 50,
@@ -275,7 +269,7 @@ def hostile_text(draw: random.Random) -> bytes:
         "\u2028\u2029\x85\x0b\x0c".encode(),
         "👨‍👩‍👧‍👦".encode() * 500,
     ]
-    return b"\n".join(draw.sample(pieces, draw.randrange(1, 4))) + b"\n"
+    return b"\n".join(rng.sample(pieces, rng.randrange(1, 4))) + b"\n"
 
 
 TEMPLATES = [
@@ -297,7 +291,7 @@ TEMPLATES = [
 ]
 
 
-def generate(draw: random.Random, kind: str, count: int, directory: Path) -> Iterator[Hostile]:
+def generate(rng: random.Random, kind: str, count: int, directory: Path) -> Iterator[Hostile]:
     """Hostile inputs of one kind, made of the files of a run or of a published checkpoint."""
     names = [
         "tokenizer.json",
@@ -314,32 +308,32 @@ def generate(draw: random.Random, kind: str, count: int, directory: Path) -> Ite
         name, text = names[0], b""
         match kind:
             case "tokenizer":
-                change = hostile_tokenizer if draw.random() < 0.8 else mutate
-                content = dump(change(draw, json.loads(tokenizer)))
-                content = content if draw.random() < 0.9 else bad_bytes(draw, tokenizer)
+                change = hostile_tokenizer if rng.random() < 0.8 else mutate
+                content = dump(change(rng, json.loads(tokenizer)))
+                content = content if rng.random() < 0.9 else bad_bytes(rng, tokenizer)
             case "roles":
-                name, content = names[1], dump(mutate(draw, json.loads(roles)))
-                content = content if draw.random() < 0.5 else bad_bytes(draw, roles)
+                name, content = names[1], dump(mutate(rng, json.loads(roles)))
+                content = content if rng.random() < 0.5 else bad_bytes(rng, roles)
             case "config" | "published":
-                name, content = "config.json", dump(hostile_config(draw, json.loads(config)))
-                content = content if draw.random() < 0.8 else bad_bytes(draw, config)
+                name, content = "config.json", dump(hostile_config(rng, json.loads(config)))
+                content = content if rng.random() < 0.8 else bad_bytes(rng, config)
             case "generation":
-                name, content = names[2], dump(hostile_config(draw, json.loads(generation)))
+                name, content = names[2], dump(hostile_config(rng, json.loads(generation)))
             case "weights":
-                name, content = names[3], hostile_weights(draw, weights)
+                name, content = names[3], hostile_weights(rng, weights)
             case "recipe":
-                name, content = names[4], hostile_recipe(draw, recipe)
+                name, content = names[4], hostile_recipe(rng, recipe)
             case "template":
                 template = TEMPLATES[number % len(TEMPLATES)]
                 name, content = names[1], dump(json.loads(roles) | {"chat_template": template})
             case _:
-                content, text = b"", hostile_text(draw)
+                content, text = b"", hostile_text(rng)
         changed = {name: content} if content else {}
         yield Hostile(f"{kind} {number}", changed, text or Hostile("", {}).text)
 
 
 class Outcome(NamedTuple):
-    """What became of a process."""
+    """Exit code and output of a process."""
 
     code: int  # negative: the signal that ended it
     output: str
@@ -348,21 +342,21 @@ class Outcome(NamedTuple):
 
 def run_apart(command: list[str], directory: Path, hostile: Hostile) -> Outcome:
     """Run a verb in a child of this process, which has imported everything already, with limited memory."""
-    with tempfile.TemporaryDirectory() as place:
-        changed = Path(shutil.copytree(directory, Path(place) / "run"))
+    with tempfile.TemporaryDirectory() as parent:
+        changed = Path(shutil.copytree(directory, Path(parent) / "run"))
         for name, content in hostile.files.items():
             (changed / name).write_bytes(content)
-        files = [Path(place) / name for name in ("in", "out", "err")]
+        files = [Path(parent) / name for name in ("in", "out", "err")]
         files[0].write_bytes(hostile.text)
         if not (pid := os.fork()):
             _run_child([word.replace("RUN", str(changed)) for word in command], files)
         deadline = time.monotonic() + SECONDS
-        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        while not (status := os.waitpid(pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
         output, errors = (file.read_text(errors="replace") for file in files[1:])
-        return Outcome(os.waitstatus_to_exitcode(ended[1]), output, errors)
+        return Outcome(os.waitstatus_to_exitcode(status[1]), output, errors)
 
 
 def _run_child(arguments: list[str], files: list[Path]) -> None:
