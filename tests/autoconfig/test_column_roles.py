@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,17 +40,28 @@ STORIES = [{"title": f"no {i}", "n": i, "text": f"{s}\n{s}"} for i, s in enumera
         ("a.bare.tsv", REVIEWS, "classification", {"text": 1, "label": 2}),
         ("a.parquet", PAIRED, "classification", {"text": ["premise", "hypothesis"], "label": "label"}),
         ("a.bare.tsv", MEANT, "translation", {"source": 0, "target": 1}),
-        ("a.jsonl", MEANT, "translation", {"source": "en", "target": "de", "source_lang": "en",
-            "target_lang": "de"}),
-        ("a.jsonl", INNER, "translation", {"source": "translation.en", "target": "translation.de",
-                                           "source_lang": "en", "target_lang": "de"}),
+        (
+            "a.jsonl",
+            MEANT,
+            "translation",
+            {"source": "en", "target": "de", "source_lang": "en", "target_lang": "de"},
+        ),
+        (
+            "a.jsonl",
+            INNER,
+            "translation",
+            {
+                "source": "translation.en",
+                "target": "translation.de",
+                "source_lang": "en",
+                "target_lang": "de",
+            },
+        ),
         ("a.parquet", [{"story": s} for s in SENTENCES], "language-model", {"text": "story"}),
         ("a.jsonl", TALKS, "chat", {}),
     ],
-)  # fmt: skip
-def test_the_columns_of_a_table_tell_what_it_is(
-    name: str, rows: list[dict[str, Any]], task: str, data: dict[str, Any], tmp_path: Path
-) -> None:
+)
+def test_the_columns_of_a_table_tell_what_it_is(name, rows, task, data, tmp_path):
     found = inspect_data([table(tmp_path, name, rows)], {"root": tmp_path})
     assert found.task == task
     roles = {
@@ -66,16 +76,20 @@ def test_the_columns_of_a_table_tell_what_it_is(
 
 @pytest.mark.parametrize(
     ("column", "task"),
-    [("paid", "classification"), ("valid", "classification"), ("user_id", "language-model"), ("userId",
-        "language-model"),
-     ("ID", "language-model")],
-)  # fmt: skip
-def test_what_numbers_things_is_no_label(column: str, task: str, tmp_path: Path) -> None:
+    [
+        ("paid", "classification"),
+        ("valid", "classification"),
+        ("user_id", "language-model"),
+        ("userId", "language-model"),
+        ("ID", "language-model"),
+    ],
+)
+def test_what_numbers_things_is_no_label(column, task, tmp_path):
     rows = [{"note": sentence, column: i % 2} for i, sentence in enumerate(SENTENCES)]
     assert inspect_data([table(tmp_path, "a.csv", rows)], {"root": tmp_path}).task == task
 
 
-def test_a_column_that_is_called_text_is_one_whatever_it_holds(tmp_path: Path) -> None:
+def test_a_column_that_is_called_text_is_one_whatever_it_holds(tmp_path):
     names = [{"text": f"Anna{i}", "label": "mf"[i % 2]} for i in range(60)]
     found = inspect_data([table(tmp_path, "names.jsonl", names)], {"root": tmp_path})
     assert (found.task, found.data["text"], found.labels) == ("classification", "text", 2)
@@ -84,7 +98,7 @@ def test_a_column_that_is_called_text_is_one_whatever_it_holds(tmp_path: Path) -
         inspect_data([table(tmp_path, "numbers.jsonl", numbers)], {"root": tmp_path})
 
 
-def test_what_is_said_of_columns_goes_before_what_is_found(tmp_path: Path) -> None:
+def test_what_is_said_of_columns_goes_before_what_is_found(tmp_path):
     three = table(tmp_path, "three.jsonl", [{"a": s, "b": f"{s}.", "c": f"{s}!"} for s in SENTENCES])
     with pytest.raises(
         UserError, match=r"three.jsonl has the columns a, b, c: the columns to use are ambiguous; set"
@@ -113,7 +127,7 @@ def test_what_is_said_of_columns_goes_before_what_is_found(tmp_path: Path) -> No
         inspect_data([file], {"root": tmp_path}, "clasification")
 
 
-def test_labels_may_be_whole_numbers_of_any_kind_but_scores_and_lists_are_told(tmp_path: Path) -> None:
+def test_labels_may_be_whole_numbers_of_any_kind_but_scores_and_lists_are_told(tmp_path):
     root = {"root": tmp_path}
 
     def labelled(*kinds: Any) -> str:
@@ -133,24 +147,35 @@ def test_labels_may_be_whole_numbers_of_any_kind_but_scores_and_lists_are_told(t
         assert inspect_data([file], root | {"text": "sentence1"}).task == "language-model"
 
 
-@pytest.mark.parametrize(("names", "rows", "data"), [
-    (["phrase", "polarity"], zip(SENTENCES, LABELS, strict=True), {"text": "phrase", "label": "polarity"}),
-    (["en", "de"], zip(SENTENCES, SENTENCES, strict=True),
-     {"source": "en", "target": "de", "source_lang": "en", "target_lang": "de"}),
-    (["so so", f"{SENTENCES[0]}, {SENTENCES[0]}"], zip(LABELS[1:], SENTENCES[1:], strict=True), {"text": 1,
-        "label": 0}),
-    (["bad", SENTENCES[0]], zip(LABELS[1:], SENTENCES[1:], strict=True), {"text": 1, "label": 0}),
-])  # fmt: skip
-def test_a_tsv_may_have_a_header_of_any_names(
-    names: list[str], rows: Any, data: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("names", "rows", "data"),
+    [
+        (
+            ["phrase", "polarity"],
+            zip(SENTENCES, LABELS, strict=True),
+            {"text": "phrase", "label": "polarity"},
+        ),
+        (
+            ["en", "de"],
+            zip(SENTENCES, SENTENCES, strict=True),
+            {"source": "en", "target": "de", "source_lang": "en", "target_lang": "de"},
+        ),
+        (
+            ["so so", f"{SENTENCES[0]}, {SENTENCES[0]}"],
+            zip(LABELS[1:], SENTENCES[1:], strict=True),
+            {"text": 1, "label": 0},
+        ),
+        (["bad", SENTENCES[0]], zip(LABELS[1:], SENTENCES[1:], strict=True), {"text": 1, "label": 0}),
+    ],
+)
+def test_a_tsv_may_have_a_header_of_any_names(names, rows, data, tmp_path):
     (tmp_path / "a.tsv").write_text("".join("\t".join(row) + "\n" for row in [names, *rows]))
     found = inspect_data(["a.tsv"], {"root": tmp_path})
     assert found.rows == 60
     assert data.items() <= found.data.items()
 
 
-def test_a_json_list_is_told_and_rows_may_be_long(tmp_path: Path) -> None:
+def test_a_json_list_is_told_and_rows_may_be_long(tmp_path):
     root = {"root": tmp_path}
     for indent in (None, 2):
         (tmp_path / "a.json").write_text(json.dumps(REVIEWS, indent=indent))
@@ -161,7 +186,7 @@ def test_a_json_list_is_told_and_rows_may_be_long(tmp_path: Path) -> None:
     assert (found.task, found.rows) == ("language-model", 3)
 
 
-def test_an_instruction_and_its_input_are_not_one_of_them_alone(tmp_path: Path) -> None:
+def test_an_instruction_and_its_input_are_not_one_of_them_alone(tmp_path):
     root = {"root": tmp_path}
 
     def asked(inputs: Sequence[str]) -> str:
@@ -183,7 +208,7 @@ def test_an_instruction_and_its_input_are_not_one_of_them_alone(tmp_path: Path) 
         assert (data["source"], data["target"]) == ("instruction", "output")
 
 
-def test_unnamed_and_doubled_columns_and_the_header_again_are_no_columns(tmp_path: Path) -> None:
+def test_unnamed_and_doubled_columns_and_the_header_again_are_no_columns(tmp_path):
     for name, mark in (("a.csv", ","), ("a.tsv", "\t")):
         lines = [f"{i}{mark}{s}{mark}{LABELS[i]}{mark}x{mark}y" for i, s in enumerate(SENTENCES)]
         header = mark.join(["", "phrase", "polarity", "n", "n"])
@@ -199,7 +224,7 @@ def test_unnamed_and_doubled_columns_and_the_header_again_are_no_columns(tmp_pat
         inspect_data(["a.csv"], {"root": tmp_path, "label": "n"})
 
 
-def test_scores_as_text_and_a_single_class_are_told(tmp_path: Path) -> None:
+def test_scores_as_text_and_a_single_class_are_told(tmp_path):
     def inspect_column(name: str, values: Sequence[Any]) -> Any:
         rows = [{"text": s, name: values[i % len(values)]} for i, s in enumerate(SENTENCES)]
         return inspect_data([table(tmp_path, "a.csv", rows)], {"root": tmp_path})
@@ -210,15 +235,16 @@ def test_scores_as_text_and_a_single_class_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a.csv: every text has the label 'pos'; there is nothing to class"):
         inspect_column("label", ["pos"])
     found = inspect_column("stars", [3.5, 4.0])
-    assert (found.task, found.notes) == ("language-model", [
-        "stars has scores such as 3.5, not classes: round them to integers to train a classifier."
-    ])  # fmt: skip
+    assert (found.task, found.notes) == (
+        "language-model",
+        ["stars has scores such as 3.5, not classes: round them to integers to train a classifier."],
+    )
     assert inspect_column("stars", ["good"]).notes == [
         "stars is 'good' in each text: a classifier needs at least two classes."
     ]
 
 
-def test_a_blank_line_at_the_end_of_one_side_is_no_difference(tmp_path: Path) -> None:
+def test_a_blank_line_at_the_end_of_one_side_is_no_difference(tmp_path):
     (tmp_path / "a.txt").write_text("a dog barks .\n" * 40 + "\n")
     (tmp_path / "b.txt").write_text("a cat sleeps .\n" * 40)
     for files in (["a.txt", "b.txt"], ["b.txt", "a.txt"]):

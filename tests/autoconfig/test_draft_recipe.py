@@ -12,8 +12,8 @@ from polyhead.cli import main
 
 @pytest.mark.parametrize("typed", [["a.en", "a.zh"], ["a.zh"]])
 def test_a_tokenizer_of_characters_has_room_for_each_character_of_the_text(
-    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    typed, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     ideographs = [chr(0x4E00 + i) for i in range(2500)]
     Path("a.zh").write_text("".join("".join(ideographs[i : i + 25]) + "\n" for i in range(0, 2500, 25)))

@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[2]
 OWN_TEXT = ROOT / "recipes" / "dates-en-zh"
 
 
-def test_without_a_name_every_recipe_is_listed_with_what_it_learns(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_name_every_recipe_is_listed_with_what_it_learns(capsys):
     assert main(["init", "--example"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
@@ -27,16 +25,14 @@ def test_without_a_name_every_recipe_is_listed_with_what_it_learns(
     assert "sst2                  Sentiment of film reviews, two classes, from scratch" in lines
 
 
-def test_an_example_is_printed_as_it_is_in_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_is_printed_as_it_is_in_the_folder(capsys):
     assert main(["init", "--example", "sst2"]) == 0
     assert capsys.readouterr().out == (ROOT / "recipes/sst2.yaml").read_text()
     assert main(["init", "--example", "dates-en-zh"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["data"]["root"] == str(OWN_TEXT)
 
 
-def test_a_written_example_has_its_text_beside_it_and_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_written_example_has_its_text_beside_it_and_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["init", "--example", "dates-en-zh", "--output", "my folder/dates.yaml"]) == 0
     assert (
@@ -52,9 +48,7 @@ def test_a_written_example_has_its_text_beside_it_and_trains(
     assert Path("runs/dates/model.safetensors").is_file()
 
 
-def test_an_example_without_text_of_its_own_says_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_example_without_text_of_its_own_says_what_it_needs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["init", "--example", "sst2", "--output", "s.yaml"]) == 0
     assert capsys.readouterr().err == "s.yaml; train it: polyhead train s.yaml data.root=path/to/sst2\n"
@@ -67,19 +61,10 @@ def test_an_example_without_text_of_its_own_says_what_it_needs(
         (["sst"], "unknown example 'sst'; did you mean 'sst2'?"),
         (["sst2", "trec"], "--example takes one name, got sst2, trec; to override keys use polyhead train"),
         (["dates-en-zh", "--output", "there.yaml"], "--output there.yaml already exists"),
-        (
-            ["dates-en-zh", "--output", "new.yaml"],
-            "dates-en-zh already exists, and the text of the example",
-        ),
+        (["dates-en-zh", "--output", "new.yaml"], "dates-en-zh already exists, and the text of the example"),
     ],
 )
-def test_mistakes_are_answered_and_nothing_is_written(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_mistakes_are_answered_and_nothing_is_written(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("there.yaml").touch()
     Path("dates-en-zh").mkdir()
@@ -88,13 +73,13 @@ def test_mistakes_are_answered_and_nothing_is_written(
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["dates-en-zh", "there.yaml"]
 
 
-def test_the_text_of_dates_is_what_cldr_says(tmp_path: Path) -> None:
+def test_the_text_of_dates_is_what_cldr_says(tmp_path):
     write_corpus(tmp_path, "en", "zh", n=4400, n_valid=200, n_test=200)
     for file in OWN_TEXT.iterdir():
         assert file.read_bytes() == (tmp_path / file.name).read_bytes()
 
 
-def test_an_installed_package_has_the_recipes_within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_has_the_recipes_within(tmp_path, monkeypatch):
     monkeypatch.setattr(example_recipes, "_PACKAGE", tmp_path / "src" / "polyhead")
     assert example_recipes.example_directory() == tmp_path / "recipes"
     (tmp_path / "src/polyhead/recipes").mkdir(parents=True)

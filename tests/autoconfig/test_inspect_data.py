@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ LABELS = ["good" if i % 3 else "bad" for i in range(60)]
 STORIES = [{"title": f"no {i}", "n": i, "text": f"{s}\n{s}"} for i, s in enumerate(SENTENCES)]
 
 
-def test_a_csv_without_a_header_is_told(tmp_path: Path) -> None:
+def test_a_csv_without_a_header_is_told(tmp_path):
     rows = "".join(f"{label},{text}\n" for label, text in zip(LABELS, SENTENCES, strict=True))
     (tmp_path / "a.csv").write_text(rows)
     with pytest.raises(
@@ -38,9 +37,7 @@ def test_a_csv_without_a_header_is_told(tmp_path: Path) -> None:
     assert inspect_data(["a.csv"], {"root": tmp_path}).data["label"] == "polarity"
 
 
-def test_plain_text_is_a_language_model_or_the_sides_of_a_translation(
-    plain: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_plain_text_is_a_language_model_or_the_sides_of_a_translation(plain, tmp_path):
     root = {"root": tmp_path}
     assert inspect_data(plain(a_txt=SENTENCES), root).task == "language-model"
     assert inspect_data(plain(a_txt=SENTENCES, b_txt=SENTENCES[1:]), root).task == "language-model"
@@ -65,7 +62,7 @@ def test_plain_text_is_a_language_model_or_the_sides_of_a_translation(
     assert (found.task, "source_lang" in found.data) == ("translation", False)
 
 
-def test_files_beside_are_what_it_is_measured_on(plain: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_files_beside_are_what_it_is_measured_on(plain, tmp_path):
     root = {"root": tmp_path}
     files = plain(train_en=SENTENCES, train_de=SENTENCES)
     assert inspect_data(files, root).data["valid_fraction"] == 0.1
@@ -88,9 +85,7 @@ def test_files_beside_are_what_it_is_measured_on(plain: Callable[..., list[str]]
     assert inspect_data([train], root).data.keys() & {"valid", "test"} == set()
 
 
-def test_text_beyond_what_is_read_is_taken_to_be_alike(
-    plain: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_beyond_what_is_read_is_taken_to_be_alike(plain, tmp_path, monkeypatch):
     monkeypatch.setattr("polyhead.autoconfig.inspect_data._MAX_BYTES", 500)
     files = plain(train_en=SENTENCES, train_de=SENTENCES)
     found = inspect_data(files, {"root": str(tmp_path)})
@@ -99,9 +94,7 @@ def test_text_beyond_what_is_read_is_taken_to_be_alike(
     assert "pairs" not in render_recipe(propose_recipe(found), found, "x.yaml").splitlines()[0]
 
 
-def test_one_long_document_is_not_read_to_its_end(
-    plain: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_long_document_is_not_read_to_its_end(plain, tmp_path, monkeypatch):
     monkeypatch.setattr("polyhead.autoconfig.inspect_data._MAX_BYTES", 1 << 17)
     plain(train_txt=SENTENCES * 400)
     with (tmp_path / "train.txt").open("ab") as file:
@@ -111,7 +104,7 @@ def test_one_long_document_is_not_read_to_its_end(
     assert found.size == (tmp_path / "train.txt").stat().st_size
 
 
-def test_answers_that_are_several_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_that_are_several_are_told(tmp_path, capsys):
     """A text has one label here; which of several is meant nobody asked, and what became of the table was a
     language model in silence.
     """
@@ -144,9 +137,7 @@ def test_answers_that_are_several_are_told(tmp_path: Path, capsys: pytest.Captur
     assert inspect_data([table(tmp_path, "b.jsonl", STORIES)], {"root": tmp_path}).notes == []
 
 
-def test_two_files_that_are_no_sides_of_translations_are_told_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_files_that_are_no_sides_of_translations_are_told_of(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("a dog barks .\n" * 40)
     Path("b.txt").write_text("a cat sleeps .\n" * 39)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from polyhead.autoconfig.inspect_data import DataSummary
@@ -11,13 +9,16 @@ from polyhead.autoconfig.propose_recipe import LABELED_SIZES, PAIR_SIZES, TEXT_S
 from polyhead.run.recipe import validate_recipe
 
 
-@pytest.mark.parametrize(("task", "sizes", "sides"), [("translation", PAIR_SIZES, 2), ("language-model",
-    TEXT_SIZES, 1),
-                                                      ("masked-lm", TEXT_SIZES, 1), ("classification",
-                                                          LABELED_SIZES, 1)])  # fmt: skip
-def test_more_text_is_given_a_larger_model_and_so_many_passes(
-    task: str, sizes: list[Any], sides: int
-) -> None:
+@pytest.mark.parametrize(
+    ("task", "sizes", "sides"),
+    [
+        ("translation", PAIR_SIZES, 2),
+        ("language-model", TEXT_SIZES, 1),
+        ("masked-lm", TEXT_SIZES, 1),
+        ("classification", LABELED_SIZES, 1),
+    ],
+)
+def test_more_text_is_given_a_larger_model_and_so_many_passes(task, sizes, sides):
     parameters: list[int] = []
     for size in sizes:
         bytes_ = min(size.max_bytes, 1e11)

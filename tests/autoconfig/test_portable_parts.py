@@ -18,10 +18,16 @@ from polyhead.run.run import Run
 
 WORDS = ["the", "a", "red", "dog", "cat", "barks", "runs", "sleeps", "here", "there", "now"]
 SMALL = [
-    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.d_ff=32", "tokenizer.vocab_size=300",
+    "model.d_model=16",
+    "model.n_heads=2",
+    "model.n_layers=1",
+    "model.d_ff=32",
+    "tokenizer.vocab_size=300",
     "train.steps=2",
-    "train.max_tokens=128", "train.average_checkpoints=0", "data.max_len=32",
-]  # fmt: skip
+    "train.max_tokens=128",
+    "train.average_checkpoints=0",
+    "data.max_len=32",
+]
 FILES = {
     "translation": ["t.en", "t.de"],
     "language-model": ["t.en"],
@@ -65,7 +71,7 @@ def logits(run: Run, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("task", FILES)
-def test_a_recipe_for_hugging_face_trains_exports_and_says_the_same_there(task: str) -> None:
+def test_a_recipe_for_hugging_face_trains_exports_and_says_the_same_there(task):
     assert main(["init", *words(task, "hf"), *SMALL, "--output", "mine.yaml"]) == 0
     run = ph.train("mine.yaml", quiet=True)
     assert main(["export", "runs/mine", "out", "--to", "hf"]) == 0
@@ -76,9 +82,7 @@ def test_a_recipe_for_hugging_face_trains_exports_and_says_the_same_there(task: 
 
 @pytest.mark.parametrize("task", FILES)
 @pytest.mark.parametrize("target", FORMAT_NAMES)
-def test_a_recipe_for_a_format_fits_it_or_is_refused_in_one_line(
-    task: str, target: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_for_a_format_fits_it_or_is_refused_in_one_line(task, target, capsys):
     code = main(["init", *words(task, target), "--output", "mine.yaml"])
     said = capsys.readouterr().err
     if target == "gguf" and task != "language-model":
@@ -92,14 +96,14 @@ def test_a_recipe_for_a_format_fits_it_or_is_refused_in_one_line(
     load_recipe("mine.yaml")
 
 
-def test_a_key_that_stands_in_the_way_of_the_format_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_stands_in_the_way_of_the_format_is_named(capsys):
     assert main(["init", *words("translation", "hf"), "model.position=t5"]) == 2
     assert "Hugging Face does not support this model: position is 't5'" in capsys.readouterr().err
     assert main(["init", *words("translation", "hff")]) == 2
     assert "unknown format 'hff'; did you mean 'hf'?" in capsys.readouterr().err
 
 
-def test_from_python_the_recipe_is_the_one_that_the_verb_writes() -> None:
+def test_from_python_the_recipe_is_the_one_that_the_verb_writes():
     found = ph.init_recipe("t.en", "t.de", "train.steps=9", target="hf", output="mine.yaml")
     assert main(["init", "t.en", "t.de", "train.steps=9", "--for", "hf", "--output", "other.yaml"]) == 0
     assert Path("mine.yaml").read_text().replace("mine", "other") == Path("other.yaml").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from tests.autoconfig.propose_recipe_helpers import TALKS, table
 from tests.autoconfig.propose_recipe_helpers import plain as plain
 
 from polyhead.autoconfig.inspect_data import DataSummary, inspect_data
-from polyhead.autoconfig.propose_recipe import (
-    propose_recipe,
-)
+from polyhead.autoconfig.propose_recipe import propose_recipe
 from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
@@ -33,14 +30,16 @@ LABELS = ["good" if i % 3 else "bad" for i in range(60)]
 REVIEWS = [{"id": i, "review": s, "stars": k} for i, (s, k) in enumerate(zip(SENTENCES, LABELS, strict=True))]
 
 
-@pytest.mark.parametrize("typed", [
-    ["train.en", "train.de"], ["stories.txt"], ["stories.txt", "task=masked-lm"], ["a.csv",
-        "data.text=review"],
-])  # fmt: skip
-def test_what_is_proposed_can_be_trained(
-    typed: list[str], plain: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["train.en", "train.de"],
+        ["stories.txt"],
+        ["stories.txt", "task=masked-lm"],
+        ["a.csv", "data.text=review"],
+    ],
+)
+def test_what_is_proposed_can_be_trained(typed, plain, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plain(train_en=SENTENCES * 3, train_de=SENTENCES * 3, stories_txt=SENTENCES * 30)
     table(tmp_path, "a.csv", REVIEWS)
@@ -54,7 +53,7 @@ def test_what_is_proposed_can_be_trained(
     assert (tmp_path / "runs" / "mine" / "model.safetensors").is_file()
 
 
-def test_what_is_proposed_gives_way_to_what_is_given() -> None:
+def test_what_is_proposed_gives_way_to_what_is_given():
     pairs = DataSummary("translation", {"train": ["a"], "valid_fraction": 0.1}, 1000, 10**6, [80] * 1000)
     whole = propose_recipe(pairs)
 
@@ -74,7 +73,7 @@ def test_what_is_proposed_gives_way_to_what_is_given() -> None:
     assert not {"tokenizer", "model"} & started.keys()
 
 
-def test_the_rate_is_that_of_the_optimizer_that_is_given() -> None:
+def test_the_rate_is_that_of_the_optimizer_that_is_given():
     """What suits Muon is too much for AdamW."""
     plain = DataSummary("language-model", {"train": ["a"], "valid_fraction": 0.1}, 1000, 10**7, [80] * 1000)
     hidden = DataSummary("masked-lm", {"train": ["a"], "valid_fraction": 0.1}, 1000, 10**7, [80] * 1000)
@@ -92,29 +91,24 @@ def test_the_rate_is_that_of_the_optimizer_that_is_given() -> None:
     assert rate(plain, train_optimizer_name="adamw") == 0.002
 
 
-def test_a_recipe_that_begins_with_a_run_can_be_trained(
-    plain: Callable[..., list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_recipe_that_begins_with_a_run_can_be_trained(plain, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plain(a_txt=SENTENCES * 30)
     for name, keys in (("first", ["model.preset=tiny"]), ("then", ["init_from=runs/first"])):
         assert main(["init", "a.txt", *keys, "train.steps=2", "--output", f"{name}.yaml"]) == 0
         assert main(["train", f"{name}.yaml", "train.threads=1"]) == 0
     assert "a pretrained model learns answers best" not in Path("then.yaml").read_text()
-    for key, message in (("data.train=b.txt", "data.train is set from the files, a.txt: remove the key"),
-                         ("data.valid=b.txt", "data.valid: no file 'b.txt'")):  # fmt: skip
+    for key, message in (
+        ("data.train=b.txt", "data.train is set from the files, a.txt: remove the key"),
+        ("data.valid=b.txt", "data.valid: no file 'b.txt'"),
+    ):
         capsys.readouterr()
         assert main(["init", "a.txt", key]) == 2
         assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("special", "chat"), [(["<|im_start|>", "<|im_end|>"], "chatml"), ([], "plain")])
-def test_a_conversation_is_of_the_format_and_the_length_of_its_start(
-    special: list[str], chat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_is_of_the_format_and_the_length_of_its_start(special, chat, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tokenizer = train_tokenizer(SENTENCES, Choice("bpe"), 300)
     tokenizer._inner.add_special_tokens(special)

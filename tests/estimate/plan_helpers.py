@@ -20,22 +20,22 @@ TRAIN = "{epochs: 3, max_tokens: 256, precision: fp32}"
 
 RECIPES = {
     "translation": f"data: {{train: [t.en, t.de], valid: [v.en, v.de]}}\ntokenizer: {{vocab_size: "
-                   f"300}}\nmodel: {MODEL}\ntrain: {TRAIN}\n",
+    f"300}}\nmodel: {MODEL}\ntrain: {TRAIN}\n",
     "language-model": f"task: language-model\ndata: {{train: t.en, valid_fraction: 0.1, max_len: "
-                      f"16}}\ntokenizer: {{kind: char}}\nmodel: {MODEL}\n"
+    f"16}}\ntokenizer: {{kind: char}}\nmodel: {MODEL}\n"
     f"train: {TRAIN}\n",
     "masked-lm": f"task: masked-lm\ndata: {{train: t.en, valid: v.en, document_separator: line, max_len: "
-                 f"16}}\ntokenizer: {{vocab_size: 300}}\n"
+    f"16}}\ntokenizer: {{vocab_size: 300}}\n"
     f"model: {MODEL}\ntrain: {TRAIN}\n",
     "replaced-token-detection": f"task: replaced-token-detection\ndata: {{train: t.en, valid: v.en, "
-                                f"document_separator: line, max_len: 16}}\ntokenizer: {{vocab_size: 300}}\n"
+    f"document_separator: line, max_len: 16}}\ntokenizer: {{vocab_size: 300}}\n"
     f"model: {MODEL[:-1]}, generator_layers: 1}}\ntrain: {TRAIN}\n",
     "denoising": f"task: denoising\ndata: {{train: t.en, valid: v.en, document_separator: line, max_len: "
-                 f"16}}\ntokenizer: {{vocab_size: 300}}\n"
+    f"16}}\ntokenizer: {{vocab_size: 300}}\n"
     f"model: {MODEL}\ntrain: {TRAIN}\n",
     "classification": "task: classification\ndata: {train: t.tsv, valid: v.tsv, text: text, label: label}\n"
     f"tokenizer: {{vocab_size: 300}}\nmodel: {MODEL}\ntrain: {TRAIN}\n",
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from polyhead.run.recipe import load_recipe
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_probe_predicts_the_run_from_its_updates(home: Path, name: str) -> None:
+def test_a_probe_predicts_the_run_from_its_updates(home, name):
     before = torch.get_rng_state()
     made = estimate(load_recipe(f"{name}.yaml"), seconds=0.01, decode_batch=(2,))
     assert made.time is not None
@@ -39,7 +38,7 @@ def test_a_probe_predicts_the_run_from_its_updates(home: Path, name: str) -> Non
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_seconds_follow_the_work() -> None:
+def test_seconds_follow_the_work():
     assert (
         UpdateTimes([2.0, 9.0, 4.0], [1.0, 1.0, 2.0]).predict_seconds(10.0) == 20.0
     )  # one update of three was disturbed
@@ -57,7 +56,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", KINDS, ids=str)
-def test_a_task_without_a_text_asks_for_as_much(fields: dict[str, Any]) -> None:
+def test_a_task_without_a_text_asks_for_as_much(fields):
     config = ModelConfig.model_validate(
         {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2, **fields}
     )
@@ -73,7 +72,7 @@ def test_a_task_without_a_text_asks_for_as_much(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_decoding_is_timed_at_its_length(kind: Any) -> None:
+def test_decoding_is_timed_at_its_length(kind):
     config = ModelConfig(kind=kind, vocab_size=40, d_model=16, n_layers=1, n_heads=2, max_len=64)
     speed = measure_decoding_speed(config, 3, 1000, 5, None, new_tokens=4)
     assert (speed.rows, speed.context) == (3, 64 - 6)

@@ -21,9 +21,7 @@ TRAIN = {"epochs": 1, "max_tokens": 1024, "precision": "fp32"}
 
 
 @pytest.mark.parametrize("train", [["few.txt", "many.txt"], ["many.txt", "few.txt"]])
-def test_the_order_of_files_is_all_the_same(
-    home: Path, monkeypatch: pytest.MonkeyPatch, train: list[str]
-) -> None:
+def test_the_order_of_files_is_all_the_same(home, monkeypatch, train):
     """A file of fewer lines than stay together says nothing of one beside it."""
     for name, n in (("few", 200), ("many", 8000), ("valid", 40)):
         Path(f"{name}.txt").write_text("".join(f"{row}\n" for row in rows(n)))
@@ -34,9 +32,7 @@ def test_the_order_of_files_is_all_the_same(
 
 
 @pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
-def test_a_sample_has_all_bytes_and_characters(
-    home: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_sample_has_all_bytes_and_characters(home, monkeypatch, kind):
     """Of pieces the whole text may have as many as are asked for."""
     for name, n in (("t", 3000), ("v", 40)):
         Path(f"{name}.txt").write_text("".join(f"{row}\n" for row in rows(n)))
@@ -47,7 +43,7 @@ def test_a_sample_has_all_bytes_and_characters(
 
 
 @pytest.mark.parametrize("train", [["long.tsv", "short.tsv"], ["short.tsv", "long.tsv"]])
-def test_every_file_gives_its_share(home: Path, monkeypatch: pytest.MonkeyPatch, train: list[str]) -> None:
+def test_every_file_gives_its_share(home, monkeypatch, train):
     """Bytes say little where a few texts are so long that most of each is cut."""
     for name, given in (("long", rows(200, 200, 300)), ("short", rows(6000, 2, 4)), ("valid", rows(40))):
         lines = "".join(f"{row}\t{'red' if 'red' in row else 'other'}\n" for row in given)
@@ -55,14 +51,14 @@ def test_every_file_gives_its_share(home: Path, monkeypatch: pytest.MonkeyPatch,
     check(*both(recipe("classification", train, ["valid.tsv"]), monkeypatch))
 
 
-def test_a_sample_of_parquet_is_lines_of_json(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_of_parquet_is_lines_of_json(home, monkeypatch):
     for name, given in (("t", rows(5000)), ("v", rows(40))):
         labels = ["red" if "red" in row else "other" for row in given]
         write_table(pyarrow.table({"text": given, "label": labels}), f"{name}.parquet")
     check(*both(recipe("classification", ["t.parquet"], ["v.parquet"]), monkeypatch))
 
 
-def test_parallel_files_are_sampled_line_by_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_files_are_sampled_line_by_line(home, monkeypatch):
     """Though one side has far more bytes than the other."""
     given = rows(3000)
     for name, side in (("t.en", given), ("t.de", [f"{row} {row[::-1]} {row}" for row in given])):
@@ -79,7 +75,7 @@ def test_parallel_files_are_sampled_line_by_line(home: Path, monkeypatch: pytest
     check(*both(asked, monkeypatch))
 
 
-def test_columns_that_the_test_text_alone_has_are_planned_as_they_are_trained(home: Path) -> None:
+def test_columns_that_the_test_text_alone_has_are_planned_as_they_are_trained(home):
     for name in ("train", "valid"):
         for side in ("en", "de"):
             Path(f"{name}.{side}").write_text("".join(f"{line}\n" for line in rows(20)))

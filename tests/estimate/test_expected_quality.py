@@ -9,7 +9,7 @@ from polyhead.estimate.expected_quality import _MEASUREMENTS, CORPUS_UNITS, OWN_
 from polyhead.estimate.summary import describe_measurement
 
 
-def test_quality_is_what_corpora_of_this_size_gave() -> None:
+def test_quality_is_what_corpora_of_this_size_gave():
     found = find_measurements("translation", {"lines": 30_000, "bytes": 4e6})
     assert [one.corpus for one in found] == ["Multi30k en-de", "Tatoeba en-zh"]
     assert describe_measurement(found[0]) == "BLEU 40.88 (Multi30k en-de, 29,000 pairs, 2.6 M parameters)"
@@ -23,7 +23,7 @@ def test_quality_is_what_corpora_of_this_size_gave() -> None:
         assert one in find_measurements(one.task, size)
 
 
-def test_our_measured_points_are_those_of_the_results() -> None:
+def test_our_measured_points_are_those_of_the_results():
     results = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
     for one in _MEASUREMENTS:
         if one.source == OWN_RESULTS:

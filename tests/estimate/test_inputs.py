@@ -20,9 +20,7 @@ from polyhead.run.recipe import load_recipe
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("name", ["translation", "masked-lm", "classification"])
-def test_of_much_text_a_sample_is_read(
-    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, zipped: bool
-) -> None:
+def test_of_much_text_a_sample_is_read(home, monkeypatch, name, zipped):
     # many batches, for the last one of a sample is not full; a tokenizer of few lines would know fewer words
     changes = ["train.max_tokens=128", "tokenizer.kind=char"]
     if zipped:
@@ -47,7 +45,7 @@ def test_of_much_text_a_sample_is_read(
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_text_that_is_not_there_is_no_mistake(home: Path, name: str) -> None:
+def test_text_that_is_not_there_is_no_mistake(home, name):
     for path in [*home.glob("t.*"), *home.glob("v.*")]:
         path.unlink()
     made = estimate(load_recipe(f"{name}.yaml", ["train.epochs=1", "train.max_tokens=160"]), probe=False)
@@ -61,7 +59,7 @@ def test_text_that_is_not_there_is_no_mistake(home: Path, name: str) -> None:
     )
 
 
-def test_a_model_alone_learns_from_so_many_tokens() -> None:
+def test_a_model_alone_learns_from_so_many_tokens():
     made = estimate(
         preset_config("tiny", 50), context_len=8, probe=False, batch_size=2, seq_len=10, train_tokens=100
     )

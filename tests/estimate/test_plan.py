@@ -45,7 +45,7 @@ def opened(recipe: Recipe) -> Any:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_planned_as_it_will_run(home: Path, name: str) -> None:
+def test_a_recipe_is_planned_as_it_will_run(home, name):
     recipe = load_recipe(f"{name}.yaml")
     made = estimate(recipe, probe=False)
     tokenizer, task = opened(recipe)
@@ -61,7 +61,7 @@ def test_a_recipe_is_planned_as_it_will_run(home: Path, name: str) -> None:
     assert not any(home.glob("runs/*/*.*")), "nothing is written"
 
 
-def test_operations_of_a_mean_update_are_those_of_its_batches(home: Path) -> None:
+def test_operations_of_a_mean_update_are_those_of_its_batches(home):
     recipe = load_recipe("translation.yaml", ["train.accumulate=2"])
     made = estimate(recipe, probe=False)
     tokenizer, task = opened(recipe)
@@ -78,12 +78,12 @@ def test_operations_of_a_mean_update_are_those_of_its_batches(home: Path) -> Non
     assert made.steps == total_steps(task, recipe.train)
 
 
-def test_a_mistake_in_the_files_is_one(home: Path) -> None:
+def test_a_mistake_in_the_files_is_one(home):
     with pytest.raises(UserError, match="lable"):
         estimate(load_recipe("classification.yaml", ["data.label=lable"]), probe=False)
 
 
-def test_without_a_probe_nothing_is_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_probe_nothing_is_run(home, monkeypatch):
     def refuse(*given: Any) -> Any:
         raise AssertionError("run")
 
@@ -91,7 +91,7 @@ def test_without_a_probe_nothing_is_run(home: Path, monkeypatch: pytest.MonkeyPa
     assert estimate(load_recipe("translation.yaml"), probe=False).time is None
 
 
-def test_of_a_hybrid_the_layers_with_keys_and_values_grow() -> None:
+def test_of_a_hybrid_the_layers_with_keys_and_values_grow():
     turns = ({"attention": "linear"}, {}, {"block": "lstm"})
     config = ModelConfig(
         kind="decoder", vocab_size=40, d_model=16, n_layers=5, n_heads=2, max_len=64, layer_pattern=turns
@@ -110,7 +110,7 @@ def test_of_a_hybrid_the_layers_with_keys_and_values_grow() -> None:
     )
 
 
-def test_what_does_not_fit_is_not_probed() -> None:
+def test_what_does_not_fit_is_not_probed():
     made = estimate(
         preset_config("gpt3-6.7b", 50257, n_layers=1), batch_size=4096, decode_batch=(1,), context_len=8
     )
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_not_probed() -> None:
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["text", "no text"])
-def test_weights_that_do_not_fit_are_told_before_training_would(home: Path, there: bool) -> None:
+def test_weights_that_do_not_fit_are_told_before_training_would(home, there):
     begun_with(home)
     if not there:
         Path("t.en").unlink()
@@ -145,7 +145,7 @@ def taught(name: str, teachers: list[str], sizes: list[int], *changes: str) -> R
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "replaced-token-detection"])
-def test_teachers_cost_a_forward_pass_and_their_weights(home: Path, name: str) -> None:
+def test_teachers_cost_a_forward_pass_and_their_weights(home, name):
     plain = estimate(load_recipe(f"{name}.yaml", ["train.accumulate=2"]), probe=False)
     names, sizes = (["a", "b"], [32, 48]) if name == "classification" else (["a"], [32])
     recipe = taught(name, names, sizes, "train.accumulate=2")
@@ -176,12 +176,12 @@ def test_teachers_cost_a_forward_pass_and_their_weights(home: Path, name: str) -
     assert "teachers" not in "\n".join(format_details(plain))
 
 
-def test_a_teacher_of_another_width_is_refused_as_training_refuses_it(home: Path) -> None:
+def test_a_teacher_of_another_width_is_refused_as_training_refuses_it(home):
     with pytest.raises(UserError, match=r"the student has 16, the teacher 32"):
         estimate(taught("classification", ["a"], [32], "distill.hidden_weight=1"), probe=False)
 
 
-def test_teachers_of_a_text_that_is_not_there_are_said_to_be_unknown(home: Path) -> None:
+def test_teachers_of_a_text_that_is_not_there_are_said_to_be_unknown(home):
     recipe = taught("classification", ["a"], [32])
     (home / "t.tsv").unlink()
     made = estimate(recipe, probe=False)
@@ -190,13 +190,13 @@ def test_teachers_of_a_text_that_is_not_there_are_said_to_be_unknown(home: Path)
 
 
 @pytest.mark.parametrize("context", [0, 65, 10**6])
-def test_no_row_is_decoded_beyond_the_greatest_length(context: int) -> None:
+def test_no_row_is_decoded_beyond_the_greatest_length(context):
     with pytest.raises(UserError, match=rf"context_len is {context}, expected 1 to max_len \(64\)"):
         estimate(preset_config("tiny", 50, max_len=64), probe=False, context_len=context)
     assert estimate(preset_config("tiny", 50, max_len=64), probe=False, context_len=64).decoding is not None
 
 
-def test_a_rank_without_a_split_is_this_model() -> None:
+def test_a_rank_without_a_split_is_this_model():
     config = ModelConfig(kind="decoder", vocab_size=50, d_model=32, n_layers=3, n_heads=2)
     made = estimate(config, probe=False, batch_size=4, seq_len=16, recompute="blocks", layout=None)
     assert made.rank is not None and made.rank.time is None
@@ -233,7 +233,7 @@ def test_a_rank_without_a_split_is_this_model() -> None:
     )
 
 
-def test_a_rank_recomputes_as_the_recipe_does(home: Path) -> None:
+def test_a_rank_recomputes_as_the_recipe_does(home):
     recipe = load_recipe("translation.yaml", ["train.recompute=blocks"])
     layout = ParallelLayout(data_parallel=2)
     made = estimate(recipe, probe=False, layout=layout)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tests.estimate.plan_helpers import begun_with
 from tests.estimate.plan_helpers import home as home
@@ -14,7 +12,7 @@ from polyhead.estimate.report import format_details, format_si
 from polyhead.run.recipe import load_recipe
 
 
-def test_adapters_cost_what_they_cost(home: Path) -> None:
+def test_adapters_cost_what_they_cost(home):
     """An update takes no gradient of weights, and what learns is what the recipe's own
     training lets learn.
     """
@@ -33,7 +31,7 @@ def test_adapters_cost_what_they_cost(home: Path) -> None:
     assert "(2 x forward)" in "\n".join(format_details(part))
 
 
-def test_recomputed_blocks_cost_operations_and_spare_memory(home: Path) -> None:
+def test_recomputed_blocks_cost_operations_and_spare_memory(home):
     whole, part = (
         estimate(load_recipe("language-model.yaml", changes), probe=False)
         for changes in (["train.accumulate=2"], ["train.accumulate=2", "train.recompute=blocks"])
@@ -64,11 +62,11 @@ def test_recomputed_blocks_cost_operations_and_spare_memory(home: Path) -> None:
         (2.4e10, "24 G"),
     ],
 )
-def test_numbers_are_short(number: float, said: str) -> None:
+def test_numbers_are_short(number, said):
     assert format_si(number) == said
 
 
-def test_the_rule_of_six_counts_what_a_token_passes() -> None:
+def test_the_rule_of_six_counts_what_a_token_passes():
     experts = {"name": "moe", "n_experts": 4, "top_k": 2}
     config = ModelConfig(
         kind="decoder", vocab_size=50, d_model=32, n_layers=2, n_heads=2, feed_forward=experts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from tests.estimate.plan_helpers import home as home
 
@@ -14,7 +13,7 @@ from polyhead.estimate.summary import summarize
 from polyhead.run.recipe import load_recipe
 
 
-def test_a_plan_is_json_and_lines(home: Path) -> None:
+def test_a_plan_is_json_and_lines(home):
     made = estimate(
         load_recipe("translation.yaml"), probe=False, layout=ParallelLayout(2, 2), batch_size=None
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.estimate.plan_helpers import home as home
 
 from polyhead.estimate.plan import estimate
@@ -15,7 +13,7 @@ from polyhead.run.recipe import load_recipe
 from polyhead.viz.eta_model import format_seconds
 
 
-def test_four_plain_lines_come_first_and_then_where_the_model_goes(home: Path) -> None:
+def test_four_plain_lines_come_first_and_then_where_the_model_goes(home):
     made = estimate(load_recipe("translation.yaml", ["train.steps=7"]), seconds=0.1)
     first = list(summarize(made))
     size, time, memory, quality, exports = first

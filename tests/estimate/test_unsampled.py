@@ -48,7 +48,7 @@ def taught(task: str, tokenizer: dict[str, Any], labels: tuple[str, ...] = (), *
     return asked.model_copy(update={"distill": DistillConfig(teacher=["teacher"], **distill)})
 
 
-def test_a_teacher_tells_which_tokens_there_are(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_tells_which_tokens_there_are(uneven, monkeypatch):
     """Those of the sample are others, and training would take none of them."""
     part, whole = both(taught("language-model", BPE), monkeypatch)
     check(part, whole)
@@ -59,9 +59,7 @@ def test_a_teacher_tells_which_tokens_there_are(uneven: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("tokenizer", [{"kind": "char"}, {"kind": "bpe", "vocab_size": 301}], ids=str)
-def test_a_teacher_of_tokens_that_a_student_cannot_have_is_refused(
-    uneven: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: dict[str, Any]
-) -> None:
+def test_a_teacher_of_tokens_that_a_student_cannot_have_is_refused(uneven, monkeypatch, tokenizer):
     asked = taught("language-model", tokenizer)
     for most in (data_sample._MAX_SPLIT_BYTES, 1 << 30):
         monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", most)
@@ -70,22 +68,20 @@ def test_a_teacher_of_tokens_that_a_student_cannot_have_is_refused(
 
 
 @pytest.mark.parametrize("hidden", [0.0, 1.0])
-def test_a_teacher_tells_which_classes_there_are(
-    uneven: Path, monkeypatch: pytest.MonkeyPatch, hidden: float
-) -> None:
+def test_a_teacher_tells_which_classes_there_are(uneven, monkeypatch, hidden):
     """One that is not in the sample counts, and is no mistake."""
     part, whole = both(taught("classification", BPE, ("rare", "x", "y"), hidden_weight=hidden), monkeypatch)
     check(part, whole)
     assert part.parameters == whole.parameters
 
 
-def test_a_teacher_of_other_tokens_reads_for_itself(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_of_other_tokens_reads_for_itself(uneven, monkeypatch):
     part, whole = both(taught("classification", {"kind": "char"}, ("rare", "x", "y")), monkeypatch)
     check(part, whole)
     assert (part.parameters, part.memory.teachers) == (whole.parameters, whole.memory.teachers)
     assert len(part.notes) == 1
 
 
-def test_a_teacher_who_lacks_a_class_is_refused(uneven: Path) -> None:
+def test_a_teacher_who_lacks_a_class_is_refused(uneven):
     with pytest.raises(UserError, match="the classes of teacher are rare, x, not x, y"):
         estimate(taught("classification", BPE, ("rare", "x")), probe=False)
