@@ -18,19 +18,15 @@ from polyhead.run.recipe import validate_recipe
         ("classification", LABELED_SIZES, 1),
     ],
 )
-def test_more_text_is_given_a_larger_model_and_so_many_passes(task, sizes, sides):
-    parameters: list[int] = []
+def test_more_text_has_a_larger_model_and_fewer_epochs(task, sizes, sides):
+    parameters = []
     for size in sizes:
-        bytes_ = min(size.max_bytes, 1e11)
-        found = DataSummary(task, {"train": ["a"], "valid_fraction": 0.1}, 1000, int(bytes_), [80] * 1000)
-        tree = propose_recipe(found)
-        recipe = validate_recipe(tree)
+        n_bytes, data = min(size.max_bytes, 1e11), {"train": ["a"], "valid_fraction": 0.1}
+        recipe = validate_recipe(propose_recipe(DataSummary(task, data, 1000, int(n_bytes), [80] * 1000)))
         model, train = recipe.model, recipe.train
-        assert train.steps is not None
         parameters.append(model.n_layers * model.d_model**2)
-        passes = train.steps * train.max_tokens / (bytes_ / 4 / sides)
-        assert passes == pytest.approx(size.epochs, rel=0.06)
-        assert train.schedule.options["warmup"] < train.steps / 2
-        assert train.eval_every <= train.steps
+        epochs = train.steps * train.max_tokens / (n_bytes / 4 / sides)
+        assert epochs == pytest.approx(size.epochs, rel=0.06)
+        assert train.schedule.options["warmup"] < train.steps / 2 and train.eval_every <= train.steps
         assert recipe.data.max_len >= 80 / 4 * 1.5
     assert parameters == sorted(parameters)

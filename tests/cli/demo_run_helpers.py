@@ -22,11 +22,12 @@ def small_demo(directory: Path) -> Iterator[None]:
     """Run the demo in a directory, with a small model, few pairs and four steps."""
     settings = deepcopy(demo_run.SETTINGS)
     settings["tokenizer"]["vocab_size"] = 300
-    settings["model"] |= {"d_model": 32, "n_layers": 2, "n_heads": 2}
+    settings["model"] |= {"d_model": 16, "n_layers": 1, "n_heads": 2}
+    settings["generation"] |= {"max_length_ratio": 0.2, "max_length_extra": 2}
     settings["train"] |= {"steps": 4, "max_tokens": 512, "log_every": 2, "eval_every": 2, "save_every": 2}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo_run, "SETTINGS", settings)
-        patch.setattr(demo_run, "CORPUS_SIZES", {"n": 300, "n_valid": 20, "n_test": 20})
+        patch.setattr(demo_run, "CORPUS_SIZES", {"n": 200, "n_valid": 8, "n_test": 8})
         patch.chdir(directory)
         yield
 

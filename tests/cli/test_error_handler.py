@@ -58,7 +58,7 @@ def test_unexpected_error_is_reported_as_a_bug(capsys, monkeypatch):
     monkeypatch.setattr(error_handler, "LOADED_PLUGINS", set())
     assert run_verb_that_raises(KeyError("x")) == 1
     err = capsys.readouterr().err
-    assert err.startswith("polyhead: unexpected KeyError: 'x' (test_error_handler.py:")
+    assert err.startswith("polyhead: unexpected KeyError: 'x' (error_handler.py:")
     assert "polyhead env" in err and "Traceback" not in err
     monkeypatch.setenv("POLYHEAD_DEBUG", "1")
     run_verb_that_raises(KeyError("x"))

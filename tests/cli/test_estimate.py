@@ -47,10 +47,10 @@ def test_recipe_whose_text_is_missing(tmp_path, monkeypatch, estimate):
         "data: {train: [a.en, a.de], valid: [b.en, b.de]}\nmodel: {preset: tiny, n_layers: 1}\n"
         "train: {steps: 9}\n"
     )
-    out = estimate("mine.yaml train.steps=11 --no-probe")
+    out = estimate("mine.yaml train.steps=11 --no-probe --context-len 8")
     assert "a.en, a.de, b.en, b.de: not found" in out
     assert "quality: unknown without the text" in out
-    assert "in 11 updates" in estimate("mine.yaml train.steps=11 --no-probe --details")
+    assert "in 11 updates" in estimate("mine.yaml train.steps=11 --no-probe --context-len 8 --details")
 
 
 def test_run_without_weights_names_its_recipe(tmp_path, cli):
@@ -61,7 +61,7 @@ def test_run_without_weights_names_its_recipe(tmp_path, cli):
 
 def test_rank_of_an_accelerator(estimate):
     command = (
-        "gpt2 model.n_layers=4 --no-probe --batch-size 8 --seq-len 256 --shard 4 --tensor-parallel 2 "
+        "gpt2 model.n_layers=4 --no-probe --batch-size 8 --seq-len 256 --context-len 8 --shard 4 --tensor-parallel 2 "
         "--pipeline 2 --micro-batches 4 --interleave 2 --context-parallel 2 --recompute blocks "
         "--hardware h100 --bandwidth 12.5 --intra-node-bandwidth 100 --nproc-per-node 4"
     )
@@ -86,7 +86,7 @@ def test_rank_of_an_accelerator(estimate):
 
 
 def test_hardware_alone_is_one_rank(estimate):
-    out = estimate("gpt2 model.n_layers=2 --no-probe --seq-len 64 --hardware a100")
+    out = estimate("gpt2 model.n_layers=2 --no-probe --seq-len 64 --context-len 8 --hardware a100")
     assert "sent per rank" not in out and "memory of a rank, at most\n" in out and "MFU" in out
-    out = estimate("gpt2 model.n_layers=2 --no-probe --batch-size 256 --hardware a100")
+    out = estimate("gpt2 model.n_layers=2 --no-probe --batch-size 2048 --context-len 8 --hardware a100")
     assert "more than the 80 GB of a100" in out

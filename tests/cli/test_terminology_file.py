@@ -18,8 +18,8 @@ import pytest
 def test_invalid_file_is_refused(content, message, tiny, source, tmp_path, cli):
     path = tmp_path / "terms.tsv"
     path.write_bytes(content)
-    error = cli.error("translate", tiny, source, "--terminology", path, "--read-batch", 2)
-    assert error.startswith(f"--terminology: {message.replace('FILE', str(path))}")
+    err = cli("translate", tiny, source, "--terminology", path, "--read-batch", 2, code=2).err
+    assert f"polyhead: --terminology: {message.replace('FILE', str(path))}" in err
 
 
 def test_missing_file_and_standard_input_are_refused(tiny, source, cli):
