@@ -15,7 +15,7 @@ from polyhead.core.errors import UserError
 pytestmark = pytest.mark.usefixtures("workdir")
 INFERENCE = [{"premise": s, "hypothesis": f"so {s}", "label": i % 3} for i, s in enumerate(SENTENCES)]
 PAIRS = [{"en": s, "de": s.replace("the", "der")} for s in SENTENCES]
-NESTED = [{"translation": pair, "id": i} for i, pair in enumerate(PAIRS)]
+NESTED_PAIRS = [{"translation": pair, "id": i} for i, pair in enumerate(PAIRS)]
 STORIES = [{"title": f"no {i}", "n": i, "text": f"{s}\n{s}"} for i, s in enumerate(SENTENCES)]
 LANGUAGES = {"source_lang": "en", "target_lang": "de"}
 
@@ -31,7 +31,7 @@ LANGUAGES = {"source_lang": "en", "target_lang": "de"}
         ("a.jsonl", PAIRS, "translation", {"source": "en", "target": "de"} | LANGUAGES),
         (
             "a.jsonl",
-            NESTED,
+            NESTED_PAIRS,
             "translation",
             {"source": "translation.en", "target": "translation.de"} | LANGUAGES,
         ),
@@ -204,7 +204,7 @@ def inspect_column(name, values):
     return inspect_data([write_table("a.csv", rows)], {})
 
 
-def test_scores_as_text_and_a_single_class_are_refused():
+def test_text_scores_and_single_class_are_refused():
     assert inspect_column("label", ["1", "1.0", "0"]).labels == 2
     with pytest.raises(UserError, match=r"a.csv: 'label' holds '0.5'; a label must be text, an integer"):
         inspect_column("label", [0.0, 0.5, 1.0])

@@ -54,7 +54,7 @@ def test_two_parallel_files_are_a_translation(files, languages):
         (["a.txt", "b.txt", "train.en"], ("translation",), r"got 3: a.txt, b.txt, train.en"),
     ],
 )
-def test_files_that_do_not_fit_the_task_are_refused(files, task, message):
+def test_files_that_do_not_match_task_are_refused(files, task, message):
     write_lines("a.txt", "b.txt", "train.en")
     write_lines("train.de", lines=SENTENCES[1:])
     with pytest.raises(UserError, match=message):

@@ -18,7 +18,7 @@ from polyhead.run.recipe import validate_recipe
         ("classification", LABELED_SIZES, 1),
     ],
 )
-def test_more_text_has_a_larger_model_and_fewer_epochs(task, sizes, sides):
+def test_more_text_has_larger_model_and_fewer_epochs(task, sizes, sides):
     parameters = []
     for size in sizes:
         n_bytes, data = min(size.max_bytes, 1e11), {"train": ["a"], "valid_fraction": 0.1}

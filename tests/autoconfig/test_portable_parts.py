@@ -41,12 +41,12 @@ def workdir(tmp_path, monkeypatch):
     rows = [" ".join(WORDS[(7 * i + j * j) % len(WORDS)] for j in range(n)) + f" {i}" for i, n in counts]
     Path("t.en").write_text("".join(f"{row}\n" for row in rows))
     Path("t.de").write_text("".join(f"{row[::-1]}\n" for row in rows))
-    labelled = "".join(f"{row}\t{'yes' if 'dog' in row else 'no'}\n" for row in rows)
-    Path("t.tsv").write_text(f"text\tlabel\n{labelled}")
+    labelled_rows = "".join(f"{row}\t{'yes' if 'dog' in row else 'no'}\n" for row in rows)
+    Path("t.tsv").write_text(f"text\tlabel\n{labelled_rows}")
 
 
 @pytest.mark.parametrize("task", FILES)
-def test_recipe_for_hugging_face_trains_and_exports_equal_logits(task, cli):
+def test_hugging_face_recipe_trains_and_exports_equal_logits(task, cli):
     cli("init", *FILES[task], "--for", "hf", *SMALL.split(), "--output", "mine.yaml")
     run = ph.train("mine.yaml", quiet=True)
     cli("export", "runs/mine", "out", "--to", "hf")
@@ -61,7 +61,7 @@ def test_recipe_for_hugging_face_trains_and_exports_equal_logits(task, cli):
 
 @pytest.mark.parametrize("task", FILES)
 @pytest.mark.parametrize("target", FORMAT_NAMES)
-def test_recipe_for_a_format_fits_it_or_is_refused(task, target, cli):
+def test_recipe_for_format_fits_or_is_refused(task, target, cli):
     command = ["init", *FILES[task], "--for", target, "--output", "mine.yaml"]
     if target == "gguf" and task != "language-model":
         message = "GGUF does not support this model: language models only; supported: "

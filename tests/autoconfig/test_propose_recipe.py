@@ -95,7 +95,7 @@ def test_recipe_that_is_initialised_from_a_run_trains(workdir, cli):
 
 
 @pytest.mark.parametrize(("tokens", "chat"), [(["<|im_start|>", "<|im_end|>"], "chatml"), ([], "plain")])
-def test_chat_has_format_and_max_len_of_the_initial_run(tokens, chat, workdir, cli):
+def test_chat_has_format_and_max_len_of_run(tokens, chat, workdir, cli):
     tokenizer = train_tokenizer(SENTENCES, Choice("bpe"), 300)
     tokenizer._inner.add_special_tokens(tokens)
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 96}

@@ -63,7 +63,7 @@ def save(tiny, tmp_path):
     return save_run
 
 
-def test_page_has_every_map_and_terminal_the_selected_one(tiny, tmp_path, cli):
+def test_page_has_all_maps_and_terminal_one(tiny, tmp_path, cli):
     page, run = tmp_path / "new" / "page.html", polyhead.load(tiny)
     options = ["--kind", "decoder", "--layer", 1, "--head", 3, "--out", page]
     out = cli("attention", tiny, SOURCE, TARGET, *options).out
@@ -103,7 +103,7 @@ def test_target_defaults_to_the_translation(tiny, cli):
         ("encoder", None, "ein <mask> bellt .", ["<s>", "ein", "<mask>", " bellt .", "</s>"]),
     ],
 )
-def test_text_of_one_sided_model_has_its_special_tokens(kind, separator, text, pieces, save, tmp_path, cli):
+def test_text_of_one_sided_model_has_special_tokens(kind, separator, text, pieces, save, tmp_path, cli):
     data = {"train": ["a"], "valid": ["a"], "document_separator": separator}
     tree = {"task": "language-model", "data": data, "train": {"steps": 1}, "out": str(tmp_path)}
     tokenizer = save(Recipe.model_validate(tree) if separator else None, kind=kind)

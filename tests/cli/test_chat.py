@@ -155,9 +155,9 @@ class Terminal:
                 self.text += os.read(self.master, 4096).decode(errors="replace")
             except OSError:  # the slave side is closed
                 break
-        before, match, self.text = self.text.partition(text)
-        assert match == text, before
-        return before
+        prefix_text, match, self.text = self.text.partition(text)
+        assert match == text, prefix_text
+        return prefix_text
 
     def wait_for_exit(self):
         deadline = time.monotonic() + 200
@@ -167,7 +167,7 @@ class Terminal:
         return self.code
 
 
-def test_terminal_ctrl_c_stops_answer_and_ctrl_d_exits(runs_dir):
+def test_ctrl_c_stops_answer_and_ctrl_d_exits(runs_dir):
     first = expected_answers(load(runs_dir / "run"), ["a dog"])[0]
     with Terminal("chat", str(runs_dir / "run"), "--max-new-tokens", "1000000") as terminal:
         terminal.read_until("Ctrl-C stops an answer")

@@ -89,30 +89,30 @@ def trained_dir(tmp_path_factory):
 
 
 @pytest.fixture
-def trained(trained_dir, tmp_path, monkeypatch):
+def trained_copy(trained_dir, tmp_path, monkeypatch):
     """A copy of `trained_dir` as the working directory."""
-    directory = shutil.copytree(trained_dir, tmp_path / "trained")
+    directory = shutil.copytree(trained_dir, tmp_path / "trained_copy")
     monkeypatch.chdir(directory)
     return directory
 
 
-def test_training_prints_chinese_lines(trained):
-    lines = (trained / "err.txt").read_text().splitlines()
+def test_training_prints_chinese_lines(trained_copy):
+    lines = (trained_copy / "err.txt").read_text().splitlines()
     assert all(re.search(r"[\u4e00-\u9fff]", line) for line in lines)
     actual = [without_numbers(line) for line in lines]
     assert [line for line in TRAINING if line not in actual] == []
     assert any(f"（{BASELINE}）{VERDICT}" in line for line in lines)
 
 
-def test_resume_prints_chinese_lines(trained, cli):
+def test_resume_prints_chinese_lines(trained_copy, cli):
     assert "从第 4 步继续，共 6 步" in cli("train", "mine.yaml", "train.steps=6", "--resume").err.splitlines()
-    (trained / "runs/mine/recipe.yaml").unlink()
+    (trained_copy / "runs/mine/recipe.yaml").unlink()
     assert "中的运行丢失了 recipe.yaml；请恢复该文件" in cli.error("train", "mine.yaml", "--resume")
     lines = cli("train", "mine.yaml", "out=runs/other", "train.steps=1", "--resume").err.splitlines()
     assert "runs/other 中没有可以继续的检查点：从第 1 步开始" in lines
 
 
-def test_eval_prints_a_chinese_table(trained, cli):
+def test_eval_prints_a_chinese_table(trained_copy, cli):
     out, err = cli("eval", "runs/mine", "valid.en", "valid.de")
     count, verdict = err.splitlines()
     assert count == "valid.en + valid.de：6 个句对，保留 6 个" and VERDICT in verdict
@@ -123,10 +123,10 @@ def test_eval_prints_a_chinese_table(trained, cli):
     assert len({cell_len(line[: line.index(".")]) for line in lines}) == 1, "numbers in one column"
 
 
-def test_files_of_a_run_are_english(trained, cli):
+def test_files_of_a_run_are_english(trained_copy, cli):
     err = cli("train", "mine.yaml", "out=runs/english", "--lang", "en").err
     assert "finished at step 4; next: polyhead translate runs/english input.txt" in err.splitlines()
-    chinese, english = (trained / "runs" / name for name in ("mine", "english"))
+    chinese, english = (trained_copy / "runs" / name for name in ("mine", "english"))
     assert (chinese / "README.md").read_bytes() == (english / "README.md").read_bytes()
     assert (chinese / "metrics.jsonl").read_text().isascii()
 
@@ -202,10 +202,10 @@ def test_overview_describes_every_verb_in_chinese(cli):
         ),
     ],
 )
-def test_error_of_a_run_is_chinese(command, code, message, trained, cli, monkeypatch):
-    (trained / "long.en").write_text("a dog barks here now " * 10)
+def test_error_of_a_run_is_chinese(command, code, message, trained_copy, cli, monkeypatch):
+    (trained_copy / "long.en").write_text("a dog barks here now " * 10)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with RunLock(trained / "runs/busy"):
+    with RunLock(trained_copy / "runs/busy"):
         err = cli(*shlex.split(command), code=code).err.splitlines()[-1]
     expected = "polyhead: " + message.replace("INSTALL", install_command("board"))
     assert err.startswith(expected) or without_numbers(err).startswith(expected)
@@ -241,7 +241,7 @@ def test_labels_are_no_patterns_of_messages(message):
     assert i18n.translate_message(message) == message
 
 
-def test_counts_are_english_as_text_and_chinese_as_description():
+def test_counts_are_english_and_described_in_chinese():
     counts = CorpusReport("a.en + a.de", total=3, used=2, empty=1, examples={"empty": ["line 2"]})
     assert str(counts) == "a.en + a.de: 2 of 3 pairs; skipped 1 blank (first: line 2)"
     assert counts.describe() == "a.en + a.de：3 个句对，保留 2 个；跳过 1 条空白（首例：第 2 行）"

@@ -38,9 +38,9 @@ def test_recipe_of_converted_run_trains_all_weights(run_dir, tmp_path):
     """Also if the other weights of the run were trained with adapters alone."""
     recipe = load_recipe(run_dir / "recipe.yaml", ["init_from=runs/first", "train.lora.r=2"])
     assert recipe.train.lora
-    converted = derive_recipe(recipe, 2, 0.5, tmp_path)
-    assert converted is not None and converted.train.lora is None
-    assert (converted.model.n_kv_heads, converted.train.steps, converted.out) == (2, 10, tmp_path)
+    new_recipe = derive_recipe(recipe, 2, 0.5, tmp_path)
+    assert new_recipe is not None and new_recipe.train.lora is None
+    assert (new_recipe.model.n_kv_heads, new_recipe.train.steps, new_recipe.out) == (2, 10, tmp_path)
 
 
 def test_converted_run_is_measured_and_trains_from_means(run_dir, tmp_path, cli):
@@ -50,7 +50,7 @@ def test_converted_run_is_measured_and_trains_from_means(run_dir, tmp_path, cli)
     expected = named_state(pool_kv_heads(old.model, 2))
     assert all(torch.equal(expected[name], tensor) for name, tensor in named_state(new.model).items())
     rows = re.findall(r"^(.+?) +(\S+)  ->  +(\S+)$", text, re.M)
-    table = {name: (before, after) for name, before, after in rows}
+    table = {name: (old_value, new_value) for name, old_value, new_value in rows}
     for column, run in enumerate((old, new)):
         assert table["parameters"][column] == f"{sum(p.numel() for p in run.model.parameters()):,}"
         data = run.recipe.data
@@ -92,14 +92,14 @@ def test_run_without_text_is_converted_unmeasured(tiny, run_dir, tmp_path, cli):
     cli("train", tmp_path / "c" / "recipe.yaml", "--resume", code=2)  # not silently from random weights
 
 
-def test_invalid_number_of_heads_and_full_directory_are_refused(run_dir, tmp_path, cli):
+def test_invalid_heads_and_full_directory_are_refused(run_dir, tmp_path, cli):
     message = "n_kv_heads (3) must be less than 4 and divide it: one of 1, 2"
     assert message in cli.error("convert-gqa", run_dir, tmp_path / "x", "--kv-heads", 3)
     assert not (tmp_path / "x").exists()
-    before = (run_dir / "model.safetensors").read_bytes()
+    old_value = (run_dir / "model.safetensors").read_bytes()
     message = cli.error("convert-gqa", run_dir, run_dir, "--kv-heads", 2)
     assert "is not empty; choose another directory" in message
-    assert (run_dir / "model.safetensors").read_bytes() == before
+    assert (run_dir / "model.safetensors").read_bytes() == old_value
 
 
 @pytest.mark.parametrize(

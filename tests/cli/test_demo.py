@@ -47,11 +47,11 @@ def test_finished_demo_is_reused(finished, cli):
 
 
 def test_again_trains_the_same_weights(finished, cli):
-    before, time = weights(), WEIGHTS.stat().st_mtime_ns
+    old_weights, time = weights(), WEIGHTS.stat().st_mtime_ns
     first = cli("demo", "--translate", "in 3 days").out
     second = cli("demo", "--again", "--translate", "in 3 days")
     assert second.out == first and "Exact match" in second.err
-    assert WEIGHTS.stat().st_mtime_ns != time and weights() == before
+    assert WEIGHTS.stat().st_mtime_ns != time and weights() == old_weights
 
 
 def test_demo_of_another_pair_is_not_replaced(finished, cli):

@@ -91,7 +91,7 @@ def test_demo_trains_evaluates_and_reports(trained_demo, finished):
     assert load_recipe("runs/demo/recipe.yaml") == demo_run.make_recipe("en", "zh", Path("runs/demo"))
 
 
-def test_report_has_attention_maps_of_held_out_pairs(finished):
+def test_report_has_attention_maps_of_test_pairs(finished):
     page = Page()
     page.feed(REPORT.read_text(encoding="utf-8"))
     page.close()
@@ -121,10 +121,10 @@ def test_interrupted_evaluation_runs_again(workdir, cli, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(TranslationTask, "collect_facts", lambda *_, **__: signal.raise_signal(signal.SIGINT))
         assert "The same command continues from there." in cli("demo", code=130).out
-    before, card = weights(), Path("runs/demo/README.md")
+    old_weights, card = weights(), Path("runs/demo/README.md")
     assert "test bleu" not in card.read_text()
     assert "interrupted run, which continues" in cli("demo").out
-    assert "test bleu" in card.read_text() and weights() == before
+    assert "test bleu" in card.read_text() and weights() == old_weights
     shutil.rmtree("runs/demo/checkpoints")  # without them it is used as it is
     card.unlink()
     assert "reused" in cli("demo").out

@@ -38,7 +38,7 @@ def test_embeddings_are_those_of_the_library(encoder, texts_file, tmp_path, cli)
     np.testing.assert_allclose([row["vector"] for row in rows], expected, atol=1e-6)
 
 
-def test_output_of_no_text_through_a_link_and_over_an_input(encoder, texts_file, tmp_path, cli):
+def test_output_of_no_text_to_link_and_input(encoder, texts_file, tmp_path, cli):
     directory, run = encoder
     (tmp_path / "none.txt").write_text("")
     cli("embed", directory, tmp_path / "none.txt", "--output", tmp_path / "none.npy")

@@ -14,7 +14,7 @@ TEXTS = ["the dog", "a cat runs"] * 3
 
 
 @pytest.mark.parametrize("kind", ["npy", "jsonl"])
-def test_partial_output_is_kept_under_its_own_name(encoder, kind, tmp_path, cli, monkeypatch):
+def test_partial_output_has_its_own_name(encoder, kind, tmp_path, cli, monkeypatch):
     """Of a verb that is interrupted, or whose disk is full (here: the largest allowed file)."""
     directory, run = encoder
     path, out = tmp_path / "texts.txt", tmp_path / f"out.{kind}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 
-def test_report_has_versions_and_nothing_private(cli, monkeypatch):
+def test_report_has_versions_and_no_private_data(cli, monkeypatch):
     host, names = "machine-of-a-person", platform.uname()
     monkeypatch.setattr(platform, "node", lambda: host)
     monkeypatch.setattr(platform, "uname", lambda: names._replace(node=host))

@@ -61,7 +61,8 @@ def test_run_without_weights_names_its_recipe(tmp_path, cli):
 
 def test_rank_of_an_accelerator(estimate):
     command = (
-        "gpt2 model.n_layers=4 --no-probe --batch-size 8 --seq-len 256 --context-len 8 --shard 4 --tensor-parallel 2 "
+        "gpt2 model.n_layers=4 --no-probe --batch-size 8 --seq-len 256 --context-len 8 --shard 4 "
+        "--tensor-parallel 2 "
         "--pipeline 2 --micro-batches 4 --interleave 2 --context-parallel 2 --recompute blocks "
         "--hardware h100 --bandwidth 12.5 --intra-node-bandwidth 100 --nproc-per-node 4"
     )

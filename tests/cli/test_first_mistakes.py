@@ -35,7 +35,7 @@ BUILD = "build expects a ModelConfig"
 ESTIMATE = "estimate expects a Recipe, a recipe file or a ModelConfig, got "
 LOAD = "load expects a run directory or owner/name on a hub, or a list of them, got "
 INTEGER = "expected an integer"
-OPENED = "expected a text opened by polyhead.data.readers.plain_text.open_text"
+OPEN_TEXT = "expected a text opened by polyhead.data.readers.plain_text.open_text"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,10 @@ OPENED = "expected a text opened by polyhead.data.readers.plain_text.open_text"
         (lambda: make_run("decoder").generate(["a"], n=1.5, beam_size=2), f"n is 1.5; {INTEGER}"),
         (lambda: make_run("decoder").generate(["a"], seed="x"), f"seed is 'x'; {INTEGER}"),
         (lambda: make_run("encoder").fill_mask(["a <mask>"], top_k="x"), f"top_k is 'x'; {INTEGER}"),
-        (lambda: make_run("decoder").measure_perplexity("a.txt"), f"{OPENED}, got 'a.txt'; for strings use"),
+        (
+            lambda: make_run("decoder").measure_perplexity("a.txt"),
+            f"{OPEN_TEXT}, got 'a.txt'; for strings use",
+        ),
     ],
 )
 def test_message_names_what_is_expected(call, message):
@@ -85,6 +88,6 @@ def test_message_names_what_is_expected(call, message):
     assert "\n" not in str(error.value)
 
 
-def test_run_is_saved_to_a_path_given_as_text(tmp_path):
+def test_run_is_saved_to_a_text_path(tmp_path):
     make_run("encoder-decoder").save(str(tmp_path / "mine"), "# facts\n")
     assert ph.load(str(tmp_path / "mine")).translate(["a dog"], beam_size=1)

@@ -64,15 +64,15 @@ def test_output_matches_the_grammar(grammar, pattern, workdir, cli):
 )
 def test_null_disables_the_setting_of_the_run(settings, workdir, cli, monkeypatch):
     plain = load("run")
-    limited = Run(plain.model, plain.tokenizer, plain.generation.model_copy(update=settings))
+    run_with_setting = Run(plain.model, plain.tokenizer, plain.generation.model_copy(update=settings))
     (option,) = settings
 
     def outputs(run, *options):
         monkeypatch.setattr(load_module, "load", lambda *_, **__: run)
-        generated = cli("generate", "run", "dog: ", *options).out
-        return generated, cli("chat", "run", *options, stdin="a dog barks\n").out
+        text = cli("generate", "run", "dog: ", *options).out
+        return text, cli("chat", "run", *options, stdin="a dog barks\n").out
 
-    assert outputs(limited, f"--{option}", "null") == outputs(plain) != outputs(limited)
+    assert outputs(run_with_setting, f"--{option}", "null") == outputs(plain) != outputs(run_with_setting)
 
 
 def test_invalid_grammar_in_a_chat_is_one_line(workdir, cli):

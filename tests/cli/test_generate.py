@@ -58,7 +58,7 @@ def test_ineffective_options_are_refused_by_the_verb(run_dir, cli):
     )
 
 
-def test_prompt_that_names_a_file_is_used_as_text(run_dir, cli, tmp_path, monkeypatch):
+def test_prompt_with_file_name_is_used_as_text(run_dir, cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "begin.txt").write_text("the \n")
     (tmp_path / "table.parquet").write_bytes(b"PAR1")

@@ -74,7 +74,7 @@ def test_gzip_is_read_from_files_only(tmp_path, monkeypatch):
         list(read_lines("-"))
 
 
-def test_text_in_place_of_a_file_suggests_a_pipe(tmp_path, monkeypatch):
+def test_text_instead_of_file_suggests_a_pipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     advice = "; to pass a text use a pipe: echo TEXT | polyhead ..."
     for source, suffix in (("the dog", advice), ("dog", "")):

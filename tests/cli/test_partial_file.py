@@ -10,7 +10,7 @@ from polyhead.core.errors import UserError
 from polyhead.run.run import Run
 
 
-def test_partial_output_is_kept_under_its_own_name(tiny, source, tmp_path, translate, cli, monkeypatch):
+def test_partial_output_has_its_own_name(tiny, source, tmp_path, translate, cli, monkeypatch):
     """Of a verb that is interrupted, that fails, or whose disk is full (here: the largest allowed file)."""
     expected, out, part = translate(tiny, source), tmp_path / "out.txt", tmp_path / "out.txt.part"
     command = ["translate", tiny, source, "--output", out]

@@ -19,5 +19,5 @@ def test_every_key_of_a_recipe_is_listed(cli):
     optional = {"init_from": InitFromConfig, "distill": DistillConfig}
     sections = [optional.get(name, field.annotation) for name, field in Recipe.model_fields.items()]
     # in place of train.lora and train.parallel themselves
-    nested = len(LoraConfig.model_fields) - 1 + len(ParallelConfig.model_fields) - 1
-    assert len(lines) == sum(len(getattr(kind, "model_fields", [0])) for kind in sections) + nested
+    n_nested = len(LoraConfig.model_fields) - 1 + len(ParallelConfig.model_fields) - 1
+    assert len(lines) == sum(len(getattr(kind, "model_fields", [0])) for kind in sections) + n_nested

@@ -53,8 +53,8 @@ def test_scores_are_log_probabilities(tiny, tmp_path, write, cli):
     assert cli(*command, "--output", tmp_path / "scores", "--read-batch", 3) == ("", err)
     assert (tmp_path / "scores").read_text() == out
     assert "b is an input" in cli.error(*command, "--output", tmp_path / "b")
-    rounded = read_scores(cli(*command, "--dtype", "int8").out)
-    assert rounded != read_scores(out) and rounded == pytest.approx(scores, rel=0.05)
+    int8_scores = read_scores(cli(*command, "--dtype", "int8").out)
+    assert int8_scores != read_scores(out) and int8_scores == pytest.approx(scores, rel=0.05)
 
 
 def test_pairs_are_read_from_a_pipe(tiny, cli):

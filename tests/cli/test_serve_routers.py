@@ -196,9 +196,9 @@ def test_restarted_worker_gets_requests_again(router: str, speaker: Path, tmp_pa
         one.process.wait()
         for i in range(8):
             response_text(client.post("/v1/completions", json=make_body(i)))
-        with serving(speaker, "--port", one.url.rsplit(":", 1)[1]) as restarted:
+        with serving(speaker, "--port", one.url.rsplit(":", 1)[1]) as new_service:
             deadline = time.monotonic() + 200
-            while not count_responses(restarted):
+            while not count_responses(new_service):
                 assert time.monotonic() < deadline
                 response_text(client.post("/v1/completions", json=make_body(0)))
                 time.sleep(0.1)

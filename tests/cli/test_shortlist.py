@@ -42,25 +42,27 @@ def test_shortlist_is_measured_saved_and_used(run_dir, pairs, tmp_path, cli):
     mean = sum(map(len, allowed)) / 4
     assert f"allowed per text  {mean:,.0f} of {run.config.vocab_size:,} tokens on average\n" in out
     targets = run.tokenizer.target_tokenizer.encode(TARGET[:4])
-    covered = [token in ids for ids, target in zip(allowed, targets, strict=True) for token in target]
-    assert f"references  {sum(covered) / len(covered):.1%} of their tokens are allowed\n" in out
-    free, limited = (run.translate(SOURCE, shortlist=shortlist) for shortlist in (False, True))
-    same = sum(a == b for a, b in zip(free[:4], limited[:4], strict=True))
-    assert re.search(rf"translations  {same} of 4 unchanged, \d+\.\d\d times as fast\n", out)
-    assert free != limited  # the weights are random
+    is_covered = [token in ids for ids, target in zip(allowed, targets, strict=True) for token in target]
+    assert f"references  {sum(is_covered) / len(is_covered):.1%} of their tokens are allowed\n" in out
+    free, with_shortlist = (run.translate(SOURCE, shortlist=shortlist) for shortlist in (False, True))
+    n_same = sum(a == b for a, b in zip(free[:4], with_shortlist[:4], strict=True))
+    assert re.search(rf"translations  {n_same} of 4 unchanged, \d+\.\d\d times as fast\n", out)
+    assert free != with_shortlist  # the weights are random
     cli("translate", run_dir, pairs[0], "--shortlist", "--output", tmp_path / "out")
-    assert (tmp_path / "out").read_text().splitlines() == [t.replace("\n", " ") for t in limited] * 8
+    assert (tmp_path / "out").read_text().splitlines() == [t.replace("\n", " ") for t in with_shortlist] * 8
     cli("eval", run_dir, *pairs, "--shortlist", "--output", tmp_path / "evaluated")
     assert (tmp_path / "evaluated").read_text() == (tmp_path / "out").read_text()
-    assert run.engine(shortlist=True).submit(SOURCE[1]).collect_texts() == [limited[1]]
+    assert run.engine(shortlist=True).submit(SOURCE[1]).collect_texts() == [with_shortlist[1]]
 
 
 def test_source_alone_is_paired_with_the_translations(run_dir, pairs, cli):
     out = cli("shortlist", run_dir, pairs[0], "--per-token", 200, "--frequent", 300).out
     assert "references  100.0% of their tokens are allowed" in out
     run = polyhead.load(run_dir)
-    free, limited = (run.translate(SOURCE, beam_size=1, shortlist=shortlist) for shortlist in (False, True))
-    assert free == limited
+    free, with_shortlist = (
+        run.translate(SOURCE, beam_size=1, shortlist=shortlist) for shortlist in (False, True)
+    )
+    assert free == with_shortlist
 
 
 def test_stop_tokens_are_always_allowed(run_dir, pairs, cli):

@@ -22,9 +22,9 @@ def test_verify_prints_each_file_and_fails_on_damage(run_copy, cli):
     (run_copy / "tokenizer_config.json").unlink()
     (run_copy / "model.safetensors").write_bytes(b"")
     out, err = cli("verify", run_copy, code=2)
-    missing, damaged = out.splitlines()[-2:]
-    assert missing == "missing  tokenizer_config.json"
-    assert damaged.startswith("damaged  model.safetensors: ")
+    missing_line, damaged_line = out.splitlines()[-2:]
+    assert missing_line == "missing  tokenizer_config.json"
+    assert damaged_line.startswith("damaged  model.safetensors: ")
     assert err == f"polyhead: {run_copy}: damaged or missing: tokenizer_config.json, model.safetensors\n"
 
 

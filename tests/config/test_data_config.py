@@ -11,7 +11,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.estimate.data_sample import find_missing_files
 
-CONVERTED = "refs/convert/parquet"
+CONVERTED_REVISION = "refs/convert/parquet"
 DATASET = "hf://datasets/owner/small"
 
 
@@ -29,7 +29,7 @@ def cache(tmp_path, monkeypatch):
     import huggingface_hub.constants as constants
 
     repository = tmp_path / "hub/datasets--owner--small"
-    for revision, digest in (("main", 40 * "a"), (CONVERTED, 40 * "b")):
+    for revision, digest in (("main", 40 * "a"), (CONVERTED_REVISION, 40 * "b")):
         for name in ("data/train-0.tsv", "data/train-1.tsv", "data/test.tsv", "README.md"):
             path = repository / "snapshots" / digest / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,8 +81,8 @@ ALL = ["main data/test.tsv", "main data/train-0.tsv", "main data/train-1.tsv"]
         ("/data/**.tsv", ALL),
         ("/data/**", ALL),
         ("/**/*t*.tsv", ALL),
-        (f"@{CONVERTED}/data/test.tsv", [f"{CONVERTED} data/test.tsv"]),
-        (f"@{40 * 'b'}/data/test.tsv", [f"{CONVERTED} data/test.tsv"]),
+        (f"@{CONVERTED_REVISION}/data/test.tsv", [f"{CONVERTED_REVISION} data/test.tsv"]),
+        (f"@{40 * 'b'}/data/test.tsv", [f"{CONVERTED_REVISION} data/test.tsv"]),
     ],
 )
 def test_dataset_files_are_of_their_revision(name, expected, cache):

@@ -70,7 +70,7 @@ SCHEMA = {"type": "object", "required": ["a", "b"]}
         ("h2o,budget=256, recent=4", {"name": "h2o", "budget": 256, "recent": 4}),
     ],
 )
-def test_commas_within_values_are_kept(text, expected):
+def test_commas_within_values_are_part_of_them(text, expected):
     assert parse_part(text) == expected
 
 

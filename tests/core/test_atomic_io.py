@@ -40,7 +40,7 @@ WRITERS = {
 
 @pytest.mark.acceptance("R4")
 @pytest.mark.parametrize("name", WRITERS)
-def test_full_disk_keeps_the_old_file_and_names_it(tmp_path, name):
+def test_full_disk_keeps_old_file_and_names_it(tmp_path, name):
     path = tmp_path / name
     path.write_text("old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -88,14 +88,14 @@ def test_replace_file_replaces_a_link_itself(tmp_path):
 def test_temporary_directories_of_dead_processes_are_removed(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    others = [f".run[1].tmp-{os.getppid()}", ".run[1].tmp-notes", f".run1.tmp-{dead.pid}"]
-    for name in [*others, f".run[1].tmp-{dead.pid}", f".run[1].tmp-{os.getpid()}"]:
+    other_names = [f".run[1].tmp-{os.getppid()}", ".run[1].tmp-notes", f".run1.tmp-{dead.pid}"]
+    for name in [*other_names, f".run[1].tmp-{dead.pid}", f".run[1].tmp-{os.getpid()}"]:
         (tmp_path / name).mkdir()
     with atomic_directory(tmp_path / "run[1]") as directory:
         (directory / "inner").mkdir()
         (directory / "inner" / "a").write_text("a")
-    assert sorted(os.listdir(tmp_path)) == sorted([*others, "run[1]"])
+    assert sorted(os.listdir(tmp_path)) == sorted([*other_names, "run[1]"])
     assert (tmp_path / "run[1]/inner/a").read_text() == "a"
     with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "other"):
         raise KeyboardInterrupt
-    assert sorted(os.listdir(tmp_path)) == sorted([*others, "run[1]"])
+    assert sorted(os.listdir(tmp_path)) == sorted([*other_names, "run[1]"])

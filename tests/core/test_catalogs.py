@@ -20,7 +20,7 @@ ROOT = Path(polyhead.__file__).parent
 CATALOGS = sorted(ROOT.glob("core/locale/*/*.json"))
 PLACEHOLDER = re.compile(r"\{\w+[^{}]*\}")
 # catalogs of finished texts, which the sources put together of several pieces
-COMBINED = {"errors", "facts", "lab", "mistakes", "pages", "serve"}
+COMBINED_CATALOGS = {"errors", "facts", "lab", "mistakes", "pages", "serve"}
 # texts that the sources make in another way than by joining pieces
 REWRITTEN = (
     "differs from the run's own recipe; use ",  # an f-string adds the s
@@ -79,21 +79,21 @@ def is_combined(piece: str) -> bool:
         return True
     seams = [i for i in range(1, len(piece)) if not piece[i - 1 : i + 1].isalnum()]
     starts = [i for i in seams if f"{piece[:i]}\1" in all_fragments()]
-    visited = set(starts)
+    visited_starts = set(starts)
     while starts:
         start = starts.pop()
-        following = {i for i in seams if i > start and piece[start:i] in fragments()} - visited
-        visited |= following
+        following = {i for i in seams if i > start and piece[start:i] in fragments()} - visited_starts
+        visited_starts |= following
         starts += following
-    return any(f"\1{piece[i:]}" in all_fragments() for i in visited)
+    return any(f"\1{piece[i:]}" in all_fragments() for i in visited_starts)
 
 
-def find_unknown(key: str, combined: bool) -> list[str]:
+def find_unknown(key: str, allow_pieces: bool) -> list[str]:
     """The pieces of a key that the sources do not have."""
     if key in source_strings():
         return []
     pieces = PLACEHOLDER.split(key)
-    if combined:
+    if allow_pieces:
         return [piece for piece in pieces if not is_combined(piece)]
     return [piece for piece in pieces if not any(piece in text for text in source_strings())]
 
@@ -101,5 +101,5 @@ def find_unknown(key: str, combined: bool) -> list[str]:
 @pytest.mark.parametrize("path", CATALOGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_entry_is_a_text_of_the_sources(path):
     keys = json.loads(path.read_text())
-    unknown = {key: pieces for key in keys if (pieces := find_unknown(key, path.stem in COMBINED))}
+    unknown = {key: pieces for key in keys if (pieces := find_unknown(key, path.stem in COMBINED_CATALOGS))}
     assert not unknown

@@ -100,10 +100,10 @@ def test_checkpoint_and_adapter_are_downloaded(tmp_path):
     result = ran(SCRIPT, environment, tmp_path)
     server.shutdown()
     server.server_close()
-    chat, deltas, none, gated, broken = result.stdout.splitlines()
+    chat, deltas, none_message, gated_message, broken_message = result.stdout.splitlines()
     assert chat == "plain", result.stderr
     deltas = json.loads(deltas)
     assert deltas == pytest.approx([8.0] * len(deltas), abs=1e-5)  # alpha is 8, the rank 1
-    assert none.startswith("it does not exist")
-    assert gated.startswith("request access on its page")
-    assert "closed connection" in broken
+    assert none_message.startswith("it does not exist")
+    assert gated_message.startswith("request access on its page")
+    assert "closed connection" in broken_message

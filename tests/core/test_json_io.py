@@ -10,12 +10,12 @@ import pytest
 from polyhead.core.errors import UserError
 from polyhead.core.json_io import MAX_DIGITS, MAX_NESTING, decode_json
 
-NESTED = "[" * MAX_NESTING + "]" * MAX_NESTING
+DEEPEST = "[" * MAX_NESTING + "]" * MAX_NESTING
 SURROGATES = '{"a": [1, -2.5, "\\ud83d\\ude42", null, true]}'
 
 
 @pytest.mark.parametrize(
-    "content", [SURROGATES, "7", '"é"', "9" * MAX_DIGITS, '{"a": 1, "a": 2}', "1e400", NESTED]
+    "content", [SURROGATES, "7", '"é"', "9" * MAX_DIGITS, '{"a": 1, "a": 2}', "1e400", DEEPEST]
 )
 def test_valid_json_is_that_of_the_standard_library(content):
     assert decode_json(content, "file") == decode_json(content.encode(), "file") == json.loads(content)
@@ -28,7 +28,7 @@ def test_valid_json_is_that_of_the_standard_library(content):
         ("{", "x.json is not valid JSON: Expecting property name"),
         ("9" * (MAX_DIGITS + 1), "x.json is not valid JSON: a number has 301 digits; the maximum is 300"),
         ("9" * 5_000, "x.json is not valid JSON: a number has 5,000 digits"),
-        (f"[{NESTED}]", "x.json is nested too deeply: the maximum is 100 levels"),
+        (f"[{DEEPEST}]", "x.json is nested too deeply: the maximum is 100 levels"),
         ("[" * 100_000, "x.json is nested too deeply"),
         ('["\\ud800"]', "x.json has half of a surrogate pair"),
         ('{"\\udfff": 1}', "x.json has half of a surrogate pair"),

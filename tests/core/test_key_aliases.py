@@ -18,8 +18,8 @@ from polyhead.core.messages import section_type
 from polyhead.core.registry import ALL_REGISTRIES, CACHE, OPTIMIZER, SCHEDULE, TOKENIZER
 from polyhead.run.recipe import load_recipe
 
-SHARED = {"optimizer": OPTIMIZER, "schedule": SCHEDULE, "kind": TOKENIZER, "cache": CACHE}
-REGISTRIES = PART_REGISTRIES | SHARED
+SHARED_REGISTRIES = {"optimizer": OPTIMIZER, "schedule": SCHEDULE, "kind": TOKENIZER, "cache": CACHE}
+REGISTRIES = PART_REGISTRIES | SHARED_REGISTRIES
 
 
 def key_exists(key):
@@ -46,7 +46,7 @@ def test_aliases_are_unique_and_lead_to_existing_keys():
 
 
 @pytest.mark.parametrize("kind", NAME_ALIASES)
-def test_aliases_of_components_are_unique_and_lead_to_names(kind):
+def test_component_aliases_are_unique_and_lead_to_names(kind):
     names = {registry.kind: registry.names() for registry in ALL_REGISTRIES}
     names |= {"kind": get_args(ModelSpec.model_fields["kind"].annotation), "pooling": get_args(Pooling)}
     aliases = [alias for row in NAME_ALIASES[kind].values() for alias in row.split()]
@@ -65,7 +65,7 @@ def test_aliases_of_components_are_unique_and_lead_to_names(kind):
         ("distill: {teacher: x, temprature: 2}", "distill.temprature: unknown key; did you mean 'temper"),
     ],
 )
-def test_unknown_key_of_a_recipe_file_names_the_key(tmp_path, line, message):
+def test_unknown_key_in_recipe_file_names_the_key(tmp_path, line, message):
     path = tmp_path / "small.yaml"
     path.write_text(f"data: {{train: a, valid: b}}\ntrain: {{steps: 1}}\n{line}\n")
     with pytest.raises(UserError) as error:

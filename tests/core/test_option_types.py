@@ -16,7 +16,7 @@ FACTOR = TypeAdapter(Factor)
     ("value", "number"),
     [(True, 0.125), (False, 1.0), (1, 1.0), (1.0, 1.0), (2, 2.0), (0.3, 0.3), (1e-9, 1e-9)],
 )
-def test_factor_is_a_number_or_the_default_or_one(value, number):
+def test_factor_is_number_or_default_or_one(value, number):
     factor = FACTOR.validate_python(value)
     assert resolve_factor(factor, 0.125) == number and (factor is False) == (number == 1)
 

@@ -92,7 +92,7 @@ def test_new_directory_must_be_empty(directory):
             check_new_directory(directory / name, "the run")
 
 
-def test_pages_of_a_run_may_be_replaced_and_its_weights_not(directory):
+def test_pages_of_run_may_be_replaced(directory):
     run_dir = directory / "full"
     for name in ("draw.html", "test.out", "vectors.npy"):
         (run_dir / name).write_text("x")
@@ -105,7 +105,7 @@ def test_pages_of_a_run_may_be_replaced_and_its_weights_not(directory):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_lines_are_written_and_a_full_disk_is_named(tmp_path):
+def test_lines_are_written_and_full_disk_is_named(tmp_path):
     write_lines(tmp_path / "new" / "out.txt", iter(["é", "", "b"]))
     assert (tmp_path / "new" / "out.txt").read_bytes() == "é\n\nb\n".encode()
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):

@@ -150,7 +150,7 @@ def test_installed_packages_come_first(workdir, site_dir):
 
 
 FORMAT = "is written package.module:Name"
-INSTALLED = "in the installed packages"
+IN_PACKAGES = "in the installed packages"
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ INSTALLED = "in the installed packages"
         ("my_parts.mine:", FORMAT),
         ("my_parts..mine:Twice", FORMAT),
         ("my_parts/mine.py:Twice", FORMAT),
-        ("my_part.mine:Twice", f"norm 'my_part.mine:Twice': no module 'my_part' {INSTALLED} and /"),
-        ("my_parts.mein:Twice", f"no module 'my_parts.mein' {INSTALLED}"),
-        ("my_parts.mine.deep:Twice", f"no module 'my_parts.mine.deep' {INSTALLED}"),
+        ("my_part.mine:Twice", f"norm 'my_part.mine:Twice': no module 'my_part' {IN_PACKAGES} and /"),
+        ("my_parts.mein:Twice", f"no module 'my_parts.mein' {IN_PACKAGES}"),
+        ("my_parts.mine.deep:Twice", f"no module 'my_parts.mine.deep' {IN_PACKAGES}"),
         ("my_parts.mine:Twise", "my_parts.mine has no 'Twise'; did you mean 'Twice'?"),
         ("my_parts.slip:half", r"my_parts.slip cannot be imported: SyntaxError: .*slip.py, line 1"),
         ("my_parts.raises:x", "my_parts.raises cannot be imported: ModuleNotFoundError: .*'nowhere_at_all'"),
@@ -222,7 +222,7 @@ def test_code_in_a_run_directory_is_never_executed(workdir, cwd, file, name, is_
     assert not (workdir / "mark").exists()
 
 
-def test_optional_import_of_a_package_is_not_from_a_run(workdir, site_dir):
+def test_optional_import_is_not_from_a_run(workdir, site_dir):
     optional = "try:\n    import extra_parts\nexcept ImportError:\n    pass\n"
     (site_dir / "asking_parts.py").write_text(optional + SOURCE)
     (workdir / "config.json").write_text('{"model_type": "polyhead"}')

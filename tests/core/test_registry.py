@@ -106,8 +106,8 @@ def test_positional_parameters_identify_the_kind(registry):
         parameters = inspect.signature(registry.get(name)).parameters.values()
         positional = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         assert positional == registry.positional, f"{registry.kind} {name}"
-    others = [other.positional for other in ALL_REGISTRIES if other is not registry]
-    assert not registry.positional or registry.positional not in others
+    other_kinds = [other.positional for other in ALL_REGISTRIES if other is not registry]
+    assert not registry.positional or registry.positional not in other_kinds
 
 
 def test_required_option_is_asked_for():
@@ -156,7 +156,7 @@ def test_concurrent_lookups_wait_for_the_import(write_package):
     assert results == [1, 1, 1]
 
 
-def test_module_that_cannot_be_imported_is_named_each_time(registry, tmp_path):
+def test_module_that_fails_to_import_is_named(registry, tmp_path):
     (tmp_path / "sample_parts" / "wrong.py").write_text("import nowhere_at_all\n")
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):

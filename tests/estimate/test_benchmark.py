@@ -22,13 +22,13 @@ SIZES = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_run_time_follows_from_updates(workdir, name):
-    before = torch.get_rng_state()
+    rng_state = torch.get_rng_state()
     plan = estimate(load_recipe(f"{name}.yaml"), seconds=0.01, decode_batch=(2,))
     assert plan.time.epoch == pytest.approx(plan.time.update * plan.batches)
     assert plan.time.run == plan.time.update * plan.steps
     assert plan.time.tokens_per_s == pytest.approx(plan.labels / plan.time.update)
     assert [speed.rows for speed in plan.time.speeds] == ([] if plan.decoding is None else [2])
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), rng_state)
 
 
 def test_disturbed_update_does_not_count():
@@ -63,7 +63,7 @@ def test_random_task_has_the_shape_of_the_batch(fields):
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_decoding_is_measured_at_the_end_of_the_context(kind):
+def test_decoding_is_measured_at_full_context(kind):
     config = ModelConfig(kind=kind, max_len=64, **SIZES)
     speed = measure_decoding_speed(config, 3, 1000, 5, None, new_tokens=4)
     assert (speed.rows, speed.context) == (3, 64 - 6) and speed.tokens_per_s > 0

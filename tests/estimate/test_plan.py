@@ -58,7 +58,7 @@ def test_plan_is_that_of_the_training(workdir, name):
     assert not any(workdir.glob("runs/*/*.*")), "nothing is written"
 
 
-def test_operations_of_an_update_are_the_mean_of_its_batches(workdir):
+def test_operations_of_update_are_mean_of_batches(workdir):
     recipe = load_recipe("translation.yaml", ["train.accumulate=2"])
     plan = estimate(recipe, probe=False)
     tokenizer, task = open_task(recipe)
@@ -87,7 +87,7 @@ def test_no_probe_builds_no_model(workdir, monkeypatch):
     assert estimate(load_recipe("translation.yaml"), probe=False).time is None
 
 
-def test_cache_of_a_hybrid_has_keys_values_and_states():
+def test_cache_of_hybrid_has_keys_values_and_states():
     pattern = ({"attention": "linear"}, {}, {"block": "lstm"})
     sizes = {"vocab_size": 40, "d_model": 16, "n_layers": 5, "n_heads": 2, "max_len": 64}
     config = ModelConfig(kind="decoder", layer_pattern=pattern, **sizes)

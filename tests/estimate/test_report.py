@@ -28,20 +28,20 @@ def test_adapters_have_no_gradients_of_weights(workdir):
 
 
 def test_recomputed_blocks_need_operations_and_less_memory(workdir):
-    full, recomputed = (
+    full, block_plan = (
         estimate(load_recipe("language-model.yaml", ["train.accumulate=2", *overrides]), probe=False)
         for overrides in ([], ["train.recompute=blocks"])
     )
     head = next(op.total for op in full.operations.parts if op.name == "head")
-    assert recomputed.operations.recomputation == recomputed.operations.step - full.operations.step
+    assert block_plan.operations.recomputation == block_plan.operations.step - full.operations.step
     assert full.mean == full.largest, "so that the head of the largest batch is that of all"
-    assert recomputed.operations.recomputation == 2 * (full.operations.forward - head)
+    assert block_plan.operations.recomputation == 2 * (full.operations.forward - head)
     assert (full.operations.recomputation, full.memory.block_activations) == (0, 0)
-    memory = recomputed.memory
+    memory = block_plan.memory
     difference = full.memory.activations - memory.activations - memory.block_activations
     assert memory.total == full.memory.total - difference
-    text = "\n".join(format_details(recomputed))
-    assert f"(3 x forward, {format_si(recomputed.operations.recomputation)}FLOPs recomputed)" in text
+    text = "\n".join(format_details(block_plan))
+    assert f"(3 x forward, {format_si(block_plan.operations.recomputation)}FLOPs recomputed)" in text
     assert f"recomputed  {format_si(memory.block_activations):>7}B  one block" in text
     assert "recomputed" not in "\n".join(format_details(full))
 

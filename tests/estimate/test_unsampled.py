@@ -45,9 +45,9 @@ def make_distillation_recipe(task, tokenizer, labels=(), **distill):
     files = [f"t.{end}"], [f"v.{end}"]
     recipe, teacher = (make_recipe(task, *files, tokenizer=settings) for settings in (BPE, tokenizer))
     texts = TASK.get(task).iter_texts(teacher)
-    own = train_tokenizer(texts, teacher.tokenizer.kind, teacher.tokenizer.vocab_size)
-    model = build(recipe.model.with_vocabulary(own.vocab_size, labels), 1)
-    Run(model, own, GenerationConfig()).save(Path("teacher"))
+    teacher_tokenizer = train_tokenizer(texts, teacher.tokenizer.kind, teacher.tokenizer.vocab_size)
+    model = build(recipe.model.with_vocabulary(teacher_tokenizer.vocab_size, labels), 1)
+    Run(model, teacher_tokenizer, GenerationConfig()).save(Path("teacher"))
     return recipe.model_copy(update={"distill": DistillConfig(teacher=["teacher"], **distill)})
 
 

@@ -109,10 +109,10 @@ def bad_bytes(rng: random.Random, content: bytes) -> bytes:
         return content.replace(b"{", b'{"n": ' + b"9" * rng.choice([350, 4_000, 5_000]) + b", ", 1)
     if kind == 4:
         return rng.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\0"]) + content
-    changed = bytearray(content)
+    content_copy = bytearray(content)
     for _ in range(rng.choice([1, 5, 50])):
-        changed[rng.randrange(len(changed))] = rng.randrange(256)
-    return bytes(changed)
+        content_copy[rng.randrange(len(content_copy))] = rng.randrange(256)
+    return bytes(content_copy)
 
 
 def hostile_tokenizer(rng: random.Random, rules: dict[str, Any]) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def hostile_weights(rng: random.Random, content: bytes) -> bytes:
                 + content[8:]
             )
         case 1:
-            changed = bad_bytes(rng, json.dumps(header).encode())
-            return len(changed).to_bytes(8, "little") + changed + data
+            content_copy = bad_bytes(rng, json.dumps(header).encode())
+            return len(content_copy).to_bytes(8, "little") + content_copy + data
         case 2:
             name = rng.choice([name for name in header if name != "__metadata__"])
             entry = header[name]
@@ -220,8 +220,8 @@ def hostile_weights(rng: random.Random, content: bytes) -> bytes:
             )
         case _:
             header = mutate(rng, header)
-    changed = dump(header)
-    return len(changed).to_bytes(8, "little") + changed + data
+    content_copy = dump(header)
+    return len(content_copy).to_bytes(8, "little") + content_copy + data
 
 
 def hostile_recipe(rng: random.Random, content: bytes) -> bytes:
@@ -328,8 +328,8 @@ def generate(rng: random.Random, kind: str, count: int, directory: Path) -> Iter
                 name, content = names[1], dump(json.loads(roles) | {"chat_template": template})
             case _:
                 content, text = b"", hostile_text(rng)
-        changed = {name: content} if content else {}
-        yield Hostile(f"{kind} {number}", changed, text or Hostile("", {}).text)
+        content_copy = {name: content} if content else {}
+        yield Hostile(f"{kind} {number}", content_copy, text or Hostile("", {}).text)
 
 
 class Outcome(NamedTuple):
@@ -343,13 +343,13 @@ class Outcome(NamedTuple):
 def run_apart(command: list[str], directory: Path, hostile: Hostile) -> Outcome:
     """Run a verb in a child of this process, which has imported everything already, with limited memory."""
     with tempfile.TemporaryDirectory() as parent:
-        changed = Path(shutil.copytree(directory, Path(parent) / "run"))
+        content_copy = Path(shutil.copytree(directory, Path(parent) / "run"))
         for name, content in hostile.files.items():
-            (changed / name).write_bytes(content)
+            (content_copy / name).write_bytes(content)
         files = [Path(parent) / name for name in ("in", "out", "err")]
         files[0].write_bytes(hostile.text)
         if not (pid := os.fork()):
-            _run_child([word.replace("RUN", str(changed)) for word in command], files)
+            _run_child([word.replace("RUN", str(content_copy)) for word in command], files)
         deadline = time.monotonic() + SECONDS
         while not (status := os.waitpid(pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:

@@ -33,8 +33,8 @@ TASKS = {
     "language-model": {"ema": 0.5},
     "classification": {"eval_every": 2},
 }
-COVERED = ["config.json", "generation_config.json", "manifest.json", "model.safetensors", "recipe.yaml"]
-COVERED += ["tokenizer.json", "tokenizer_config.json"]
+COVERED_FILES = ["config.json", "generation_config.json", "manifest.json", "model.safetensors", "recipe.yaml"]
+COVERED_FILES += ["tokenizer.json", "tokenizer_config.json"]
 
 
 class Pristine(NamedTuple):
@@ -75,10 +75,10 @@ def fingerprint(run: Run) -> dict[str, Any]:
 
 
 def flip_bits(path, content, rng, other):
-    damaged = bytearray(content)
+    content_copy = bytearray(content)
     for _ in range(rng.choice([1, 1, 1, 2, 64]) if content else 0):
-        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-    path.write_bytes(damaged)
+        content_copy[rng.randrange(len(content_copy))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content_copy)
 
 
 def write_zeros(path, content, rng, other):
@@ -116,14 +116,14 @@ DAMAGES = {
 NAMES = [name for name, (_, weight) in DAMAGES.items() for _ in range(weight)]
 
 
-def damage_file(directory: Path, rng: random.Random, others: list[Path]) -> str:
+def damage_file(directory: Path, rng: random.Random, other_paths: list[Path]) -> str:
     """Damage, delete or replace one file of a run; returns what was done."""
     files = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
-    at_top = [path for path in files if path.parent == directory and path.name in COVERED]
+    at_top = [path for path in files if path.parent == directory and path.name in COVERED_FILES]
     path = rng.choice(rng.choice([at_top, files]) or files)
     name = rng.choice(NAMES)
     # the same file of another run or step is easily confused with it
-    twins = [other for other in [*others, *files] if other.name == path.name and other != path]
+    twins = [other for other in [*other_paths, *files] if other.name == path.name and other != path]
     other = rng.choice(twins if twins and rng.random() < 0.7 else files)
     content = path.read_bytes()
     if name == "swap" and other.read_bytes() == content:
@@ -157,7 +157,7 @@ def find_fault(directory: Path, pristine: Pristine, caplog: pytest.LogCaptureFix
     try:
         actual = fingerprint(ph.load(directory))
     except UserError as error:
-        if "\n" in str(error) or not any(name in str(error) for name in (str(directory), *COVERED)):
+        if "\n" in str(error) or not any(name in str(error) for name in (str(directory), *COVERED_FILES)):
             return f"load: the message {str(error)!r} names no file, or has several lines"
     else:
         differences = [name for name in actual if actual[name] != pristine.fingerprint[name]]
@@ -168,18 +168,21 @@ def find_fault(directory: Path, pristine: Pristine, caplog: pytest.LogCaptureFix
     caplog.clear()
     out = pristine.recipe.out
     steps = [path.relative_to(out) for path in out.glob("checkpoints/step-*")]
-    changed = {name for name in COVERED if not same_content(directory / name, out / name)}
-    changed |= {
+    changed_names = {name for name in COVERED_FILES if not same_content(directory / name, out / name)}
+    changed_names |= {
         str(step)
         for step in steps
         for path in (out / step).iterdir()
         if not same_content(directory / step / path.name, path) or (directory / step / path.name).is_symlink()
     }
-    reported = {file.name for file in verify_run(directory) if file.status != "ok"} - {str(directory)}
-    if "manifest.json" in changed:  # lost, or that of another run: only checkpoints have digests
-        reported, changed = reported - set(COVERED), changed - set(COVERED)
-    if reported != changed:
-        return f"verify: {sorted(reported)} for {sorted(changed)}"
+    reported_names = {file.name for file in verify_run(directory) if file.status != "ok"} - {str(directory)}
+    if "manifest.json" in changed_names:  # lost, or that of another run: only checkpoints have digests
+        reported_names, changed_names = (
+            reported_names - set(COVERED_FILES),
+            changed_names - set(COVERED_FILES),
+        )
+    if reported_names != changed_names:
+        return f"verify: {sorted(reported_names)} for {sorted(changed_names)}"
     return ""
 
 
@@ -203,7 +206,7 @@ def test_damage_is_reported_without_a_crash(
     number: int, runs: dict[str, Pristine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng, faults = random.Random(number), []
-    others = [path for run in runs.values() for path in run.recipe.out.rglob("*") if path.is_file()]
+    other_paths = [path for run in runs.values() for path in run.recipe.out.rglob("*") if path.is_file()]
     for index in range(N_PER_ROUND):
         task = rng.choice(list(runs))
         pristine, directory = runs[task], tmp_path / "run"
@@ -212,7 +215,7 @@ def test_damage_is_reported_without_a_crash(
         if rng.random() < 0.2:  # so that the checkpoints matter for outputs
             (directory / "model.safetensors").unlink()
             names.append("delete model.safetensors")
-        names.append(damage_file(directory, rng, others))
+        names.append(damage_file(directory, rng, other_paths))
         with time_limit():
             try:
                 fault = find_fault(directory, pristine, caplog)

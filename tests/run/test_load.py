@@ -23,8 +23,8 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_run_loads_in_less_precision(run_dir, dtype):
     source, target = ["1 2 3", "4 5 6 7"], ["3 2 1", "7 6 5 4"]
-    exact, rounded = (ph.load(run_dir, dtype=kind).score(source, target) for kind in ("fp32", dtype))
-    error = max(abs(a.log_prob - b.log_prob) for a, b in zip(exact, rounded, strict=True))
+    exact, low_precision = (ph.load(run_dir, dtype=kind).score(source, target) for kind in ("fp32", dtype))
+    error = max(abs(a.log_prob - b.log_prob) for a, b in zip(exact, low_precision, strict=True))
     assert error == 0 if dtype == "fp32" else 0 < error < 0.2
     assert packed_dtype(ph.load(run_dir, dtype=dtype).model) == DTYPES[dtype]
 
@@ -76,7 +76,7 @@ def write_sparse_tokenizer(directory):
 
 MISMATCH = "what was trained in {0} does not match: "
 SIZE = "{0}/config.json describes a model with "
-DAMAGED = "{0}/model.safetensors is damaged or truncated: "
+DAMAGED_WEIGHTS = "{0}/model.safetensors is damaged or truncated: "
 
 
 @pytest.mark.acceptance("A14", "F3")
@@ -87,8 +87,8 @@ DAMAGED = "{0}/model.safetensors is damaged or truncated: "
         (remove("tokenizer.json"), "no tokenizer.json in {0} (there: "),
         (remove("tokenizer_config.json"), "no tokenizer_config.json in {0} (there: "),
         (remove("model.safetensors"), "{0} has neither model.safetensors nor a checkpoint: nothing was"),
-        (truncate_weights, DAMAGED),
-        (write("model.safetensors", ""), DAMAGED),
+        (truncate_weights, DAMAGED_WEIGHTS),
+        (write("model.safetensors", ""), DAMAGED_WEIGHTS),
         (write("config.json", "{"), "{0}/config.json is not valid JSON: Expecting property name"),
         (write("config.json", "[]"), "{0}/config.json must be a JSON object"),
         (write("config.json", " " * (1 << 23)), "{0}/config.json has 8388608 bytes; the maximum is 4194304"),
@@ -137,7 +137,7 @@ def test_missing_directory_names_the_nearest(run_dir):
 
 
 @pytest.fixture
-def unfinished(run_copy):
+def unfinished_run(run_copy):
     """A run with two checkpoints and no final weights; the directory and the newer weights."""
     (run_copy / "model.safetensors").unlink()
     weights = {name: p.detach().clone() for name, p in make_run().model.named_parameters()}
@@ -148,8 +148,8 @@ def unfinished(run_copy):
     return run_copy, weights
 
 
-def test_unfinished_run_has_weights_of_newest_checkpoint(unfinished):
-    directory, weights = unfinished
+def test_unfinished_run_has_weights_of_newest_checkpoint(unfinished_run):
+    directory, weights = unfinished_run
     model = ph.load(directory).model
     assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
     averages = {name: w * 2 for name, w in weights.items()}
@@ -158,8 +158,8 @@ def test_unfinished_run_has_weights_of_newest_checkpoint(unfinished):
     assert all(torch.equal(p, averages[name]) for name, p in ph.load(directory).model.named_parameters())
 
 
-def test_loading_changes_nothing_of_a_running_training(unfinished, caplog):
-    directory, _ = unfinished
+def test_loading_does_not_change_a_running_training(unfinished_run, caplog):
+    directory, _ = unfinished_run
     (directory / "checkpoints" / "step-10" / "model.safetensors").write_bytes(b"torn")
     temporary = directory / "checkpoints" / "step-12.tmp-999999-1"  # of a process on another machine, perhaps
     temporary.mkdir()
@@ -167,8 +167,8 @@ def test_loading_changes_nothing_of_a_running_training(unfinished, caplog):
     assert temporary.is_dir() and "skipping a damaged checkpoint" in caplog.text
 
 
-def test_checkpoint_of_another_tokenizer_is_refused(unfinished):
-    directory, _ = unfinished
+def test_checkpoint_of_another_tokenizer_is_refused(unfinished_run):
+    directory, _ = unfinished_run
     replace_tokenizer(directory)
     with pytest.raises(UserError, match="does not match the tokenizer of the model"):
         ph.load(directory)

@@ -54,9 +54,9 @@ def test_config_is_data_and_build_refuses_it():
 
 def test_check_draws_no_random_numbers():
     torch.manual_seed(3)
-    before = torch.get_rng_state()
+    state = torch.get_rng_state()
     check_model(ModelConfig(vocab_size=9, d_model=16, n_heads=2, feed_forward="moe", pooling=None))
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(

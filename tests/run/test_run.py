@@ -33,18 +33,18 @@ def test_loading_does_not_import_the_compiler_of_torch(tmp_path):
     "options", [{"fast": True}, {"dtype": "int8"}, {"dtype": "bf16", "fast": True}], ids=str
 )
 def test_packed_model_cannot_be_saved(run_copy, options):
-    before = (run_copy / "model.safetensors").read_bytes()
+    content = (run_copy / "model.safetensors").read_bytes()
     with pytest.raises(UserError, match="cannot be saved"):
         ph.load(run_copy, **options).save(run_copy)
-    assert (run_copy / "model.safetensors").read_bytes() == before
+    assert (run_copy / "model.safetensors").read_bytes() == content
     ph.load(run_copy, dtype="bf16").save(run_copy)
 
 
 def test_saved_run_is_loaded(run_dir):
-    run, loaded = make_run(), ph.load(run_dir)
-    assert (loaded.config, loaded.generation, loaded.recipe) == (run.config, GENERATION, None)
-    assert loaded.tokenizer.sha256 == run.tokenizer.sha256
-    assert loaded.translate(TEXTS) == run.translate(TEXTS)
+    run, copy = make_run(), ph.load(run_dir)
+    assert (copy.config, copy.generation, copy.recipe) == (run.config, GENERATION, None)
+    assert copy.tokenizer.sha256 == run.tokenizer.sha256
+    assert copy.translate(TEXTS) == run.translate(TEXTS)
     names = ["README.md", "config.json", "generation_config.json", "manifest.json", "model.safetensors"]
     names += ["tokenizer.json", "tokenizer_config.json"]
     assert sorted(path.name for path in run_dir.iterdir()) == names
@@ -53,7 +53,7 @@ def test_saved_run_is_loaded(run_dir):
     expected |= {"decoder_start_token_id": t.bos_id}
     assert {name: fields[name] for name in expected} == expected
     sizes = f"{run.config.n_layers} layers of {run.config.d_model}, {t.vocab_size} tokens"
-    assert repr(loaded) == f"Run(encoder-decoder, {sizes})"
+    assert repr(copy) == f"Run(encoder-decoder, {sizes})"
 
 
 def test_scores_are_sums_of_log_probabilities(run_dir):
@@ -104,7 +104,7 @@ def test_evaluation_scores_the_translations(run_dir):
 TOO_SHORT = "min_new_tokens is 9, more than the maximum of 4 tokens"
 LENGTHS = {"max_new_tokens": 4, "min_new_tokens": 9}
 RATIOS = {"min_new_tokens": 9, "max_length_ratio": 0, "max_length_extra": 4}
-UNMATCHED = "1 sources and 2 targets: expected equally many"
+COUNTS = "1 sources and 2 targets: expected equally many"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ UNMATCHED = "1 sources and 2 targets: expected equally many"
         (lambda mt, lm: mt.translate(["a"], beam_sise=3), "beam_sise: unknown key; did you mean 'beam_size'"),
         (lambda mt, lm: mt.translate(["a"], max_length_ratio=1e308), "max_length_ratio: 1e\\+308 is out of"),
         (lambda mt, lm: mt.evaluate(["a"], ["a"], n_best=2), "evaluate measures the best translation"),
-        (lambda mt, lm: mt.score(["a"], ["a", "b"]), UNMATCHED),
+        (lambda mt, lm: mt.score(["a"], ["a", "b"]), COUNTS),
         (lambda mt, lm: mt.score(["a"] * 2, ["a", "zz " * 40]), r"pair 2 has \d+ tokens; this model's"),
         (lambda mt, lm: mt.translate(["a"], n_best=0), "n_best: 0 is out of range"),
         (lambda mt, lm: mt.translate(["a"], n_best=-1), "n_best: -1 is out of range"),

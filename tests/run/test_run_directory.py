@@ -69,17 +69,17 @@ def save_untrained(directory, task, **data):
 @pytest.mark.parametrize("task", TASKS)
 def test_lost_recipe_is_read_from_its_copy(task, tmp_path, caplog):
     directory = save_untrained(tmp_path, task)
-    before = ph.load(directory)
+    run = ph.load(directory)
     assert caplog.messages == []
     (directory / "recipe.yaml").unlink()
-    after = ph.load(directory)
-    assert after.recipe == before.recipe is not None
-    assert after.saved_prompt_template == before.saved_prompt_template
+    copy = ph.load(directory)
+    assert copy.recipe == run.recipe is not None
+    assert copy.saved_prompt_template == run.saved_prompt_template
     assert caplog.messages == [f"{directory} differs from what training wrote: missing: recipe.yaml"]
 
 
 @pytest.mark.parametrize("separator", ["line", "file"])
-def test_config_tokenizer_and_weights_are_enough_to_continue_text(separator, tmp_path):
+def test_config_tokenizer_and_weights_suffice_to_generate(separator, tmp_path):
     directory = save_untrained(tmp_path, "language-model", document_separator=separator)
     bare_dir = tmp_path / "bare"
     bare_dir.mkdir()

@@ -95,8 +95,8 @@ def test_class_probabilities_are_averaged(pairs, tmp_path, cli):
     assert_different(a, b)
     mean = (a + b) / 2
     np.testing.assert_allclose(probabilities([first, second]), mean, atol=1e-6)
-    predicted = [one.label for one in ph.load([first, second]).classify(TEXTS)]
-    assert predicted == [labels[i] for i in mean.argmax(1)]
+    predicted_labels = [one.label for one in ph.load([first, second]).classify(TEXTS)]
+    assert predicted_labels == [labels[i] for i in mean.argmax(1)]
 
     correct = ["good", "bad", "odd", "good", "good", "bad"]
     rows = "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, correct, strict=True))
@@ -105,7 +105,7 @@ def test_class_probabilities_are_averaged(pairs, tmp_path, cli):
     values = {line.split()[0]: float(line.split()[1]) for line in lines}
     log_probs = np.log(mean)[range(len(correct)), [labels.index(label) for label in correct]]
     assert values["loss"] == pytest.approx(-log_probs.mean(), abs=1e-3)
-    accuracy = np.mean([a == b for a, b in zip(predicted, correct, strict=True)])
+    accuracy = np.mean([a == b for a, b in zip(predicted_labels, correct, strict=True)])
     assert values["accuracy"] == pytest.approx(accuracy, abs=1e-3)
     cells = cli("classify", first, TEXTS[1], "--all", "--ensemble", second).out.strip().split("\t")
     row = dict(zip(cells[::2], map(float, cells[1::2]), strict=True))
@@ -210,7 +210,7 @@ def test_attention_and_recurrent_runs_are_combined(pairs, tmp_path):
     assert "".join(piece.text for piece in request) == expected
 
 
-def test_text_is_measured_in_rows_of_the_shortest_run(tmp_path):
+def test_text_is_measured_with_shortest_max_len(tmp_path):
     """Whatever max_len the recipe of the first run has."""
     long, short = (
         ph.load(save(tmp_path / str(n), "decoder", 0, max_len=n, position="learned")) for n in (48, 8)

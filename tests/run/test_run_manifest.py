@@ -55,9 +55,9 @@ def test_every_flipped_bit_of_the_weights_is_detected(run_copy):
     path = run_copy / WEIGHTS
     content, rng = path.read_bytes(), random.Random(160)
     for _ in range(160):
-        damaged = bytearray(content)
-        damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        path.write_bytes(damaged)
+        content_copy = bytearray(content)
+        content_copy[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content_copy)
         with pytest.raises(UserError, match=f"^{path} is damaged: its SHA-256 is ") as error:
             ph.load(run_copy)
         assert "\n" not in str(error.value)
@@ -81,7 +81,7 @@ def test_weights_of_another_run_are_refused(run_copy, tmp_path):
         ph.load(run_copy)
 
 
-def test_edited_config_is_used_and_reported_in_one_line(run_copy, caplog):
+def test_edited_config_is_used_and_reported(run_copy, caplog):
     assert ph.load(run_copy).generation == GENERATION and caplog.messages == []
     edit(run_copy, "generation_config.json", beam_size=3)
     assert ph.load(run_copy).generation.beam_size == 3
@@ -230,13 +230,13 @@ def test_damaged_selection_is_reported(run_copy, checkpoints, caplog):
     (run_copy / WEIGHTS).unlink()
     (run_copy / "checkpoints" / "step-2" / "state.json").write_text("{}")
     assert are_equal(weights(ph.load(run_copy)), checkpoints["ema-4"])
-    skipped, best = caplog.messages
+    skipped_message, best = caplog.messages
     reason = "which was chosen when training ended: "
-    assert skipped.startswith(f"skipping mean of the checkpoints 2, 6, {reason}")
+    assert skipped_message.startswith(f"skipping mean of the checkpoints 2, 6, {reason}")
     assert best.endswith("using EMA at step 4, that of the best evaluation")
 
 
-def test_config_tokenizer_and_weights_are_enough_to_translate(run_dir, tmp_path):
+def test_config_tokenizer_and_weights_suffice_to_translate(run_dir, tmp_path):
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS):
         shutil.copy(run_dir / name, tmp_path)
     settings = GENERATION.model_dump(include={"beam_size", "max_length_ratio", "max_length_extra"})

@@ -37,7 +37,7 @@ def test_labelled_file_is_measured(classifier, table, tmp_path, cli):
     assert (tmp_path / "labels").read_text().split() == labels
 
 
-def test_invalid_options_and_outputs_are_refused_before_the_work(classifier, table, tmp_path, cli):
+def test_invalid_options_and_outputs_are_refused(classifier, table, tmp_path, cli):
     message = cli.error("eval", classifier, table, "--beam-size", 3)
     assert "--beam-size: of translations; this run is a classifier" in message
     assert "no recipe with data files" in cli.error("eval", classifier)

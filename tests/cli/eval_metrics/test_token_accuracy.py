@@ -86,7 +86,7 @@ def test_ensemble_reads_rows_of_the_shortest_model(directory, tmp_path, measure)
     assert measure(directory / "run", "--ensemble", directory / "run") != expected
 
 
-def test_option_of_translations_and_run_without_recipe_are_refused(directory, tmp_path, cli):
+def test_translation_option_and_missing_recipe_are_refused(directory, tmp_path, cli):
     message = cli.error("eval", directory / "run", "--beam-size", 3)
     assert "--beam-size: of translations; this run is trained to predict masked or damaged tokens" in message
     run = ph.load(directory / "run")

@@ -53,7 +53,7 @@ def measure(cli):
     return run
 
 
-def test_output_is_kept_if_a_later_measure_is_interrupted(tiny, pair, tmp_path, cli, monkeypatch):
+def test_output_survives_an_interrupted_measure(tiny, pair, tmp_path, cli, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 

@@ -72,7 +72,7 @@ def test_lookup_does_not_change_sampled_text(run, options):
     assert run.generate(PROMPTS, speculative="lookup", **options) == run.generate(PROMPTS, **options)
 
 
-def test_samples_with_a_draft_depend_on_seed_and_row(run, draft):
+def test_samples_with_draft_depend_on_seed_and_row(run, draft):
     draft["tokens"] = 3
     texts = run.generate(PROMPTS, n=2, seed=3, speculative=draft)
     assert run.generate(PROMPTS, n=2, seed=3, speculative=draft, batch_tokens=1) == texts
@@ -96,10 +96,10 @@ def test_speculative_setting_is_saved_in_the_run(tmp_path, monkeypatch):
     options = {"ngram": 3, "min_ngram": 1, "tokens": 5}
     fields = json.loads((tmp_path / "run/generation_config.json").read_text())
     assert fields["speculative"] == {"name": "lookup"} | options
-    loaded, choices = ph.load(tmp_path / "run"), []
-    assert loaded.generation == run.generation
+    copy, choices = ph.load(tmp_path / "run"), []
+    assert copy.generation == run.generation
     monkeypatch.setattr(Run, "_proposer", lambda self, choice: choices.append(choice))
-    loaded.generate(["a"])
+    copy.generate(["a"])
     assert choices == [Choice("lookup", **options)]
 
 
