@@ -1,7 +1,5 @@
 """Tests of api/verbs.py: ``train``, ``compare`` and ``init_recipe``, which are named as modules are."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import pydoc

@@ -1,13 +1,10 @@
 """Tests of autoconfig/column_roles.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 from tests.autoconfig.propose_recipe_helpers import CONVERSATIONS, LABELS, REVIEWS, SENTENCES, write_table
-from tests.autoconfig.propose_recipe_helpers import workdir as workdir
 
 from polyhead.autoconfig.inspect_data import inspect_data
 from polyhead.core.errors import UserError

@@ -1,13 +1,9 @@
 """Tests of autoconfig/draft_recipe.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.autoconfig.propose_recipe_helpers import workdir as workdir
-from tests.cli.cli_helpers import cli as cli
 
 
 @pytest.mark.parametrize("files", [["a.en", "a.zh"], ["a.zh"]])

@@ -1,13 +1,9 @@
 """Tests of autoconfig/example_recipes.py; `mistakes.txt` has the messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.autoconfig.propose_recipe_helpers import workdir as workdir
-from tests.cli.cli_helpers import cli as cli
 
 from polyhead.autoconfig import example_recipes
 from polyhead.data.synthetic.synthetic_cldr import write_corpus

@@ -1,14 +1,10 @@
 """Tests of autoconfig/inspect_data.py."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
 import pytest
 from tests.autoconfig.propose_recipe_helpers import LABELS, SENTENCES, write_lines, write_table
-from tests.autoconfig.propose_recipe_helpers import workdir as workdir
-from tests.cli.cli_helpers import cli as cli
 
 from polyhead.autoconfig.inspect_data import inspect_data
 from polyhead.autoconfig.propose_recipe import propose_recipe, render_recipe

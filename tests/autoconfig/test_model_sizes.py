@@ -1,7 +1,5 @@
 """Tests of autoconfig/model_sizes.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from polyhead.autoconfig.inspect_data import DataSummary

@@ -1,13 +1,10 @@
 """Tests of autoconfig/portable_parts.py: `polyhead init --for` proposes models that can be exported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from tests.cli.cli_helpers import cli as cli
 
 import polyhead as ph
 from polyhead.core.errors import UserError

@@ -1,7 +1,5 @@
 """Tests of autoconfig/propose_recipe.py: proposed recipes train, and settings override proposals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ from tests.autoconfig.propose_recipe_helpers import (
     write_lines,
     write_table,
 )
-from tests.autoconfig.propose_recipe_helpers import workdir as workdir
-from tests.cli.cli_helpers import cli as cli
 
 from polyhead.autoconfig.inspect_data import DataSummary, inspect_data
 from polyhead.autoconfig.propose_recipe import propose_recipe

@@ -1,7 +1,5 @@
 """Tests of cli/app.py: from the command line to a verb, and from an error to one line and an exit code."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

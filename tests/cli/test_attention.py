@@ -1,7 +1,5 @@
 """Tests of cli/attention.py: the maps of the page and of the terminal are those of the model."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,12 +1,9 @@
 """Tests of cli/chat.py: history, commands and Ctrl-C, in a pipe and at a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select
 import signal
-import subprocess
 import sys
 import time
 
@@ -95,34 +92,22 @@ def test_invalid_arguments_are_refused(runs_dir, cli, arguments, message):
 
 
 class Terminal:
-    """A process whose standard streams are a terminal: `main` in a fork, or a new interpreter."""
+    """A process at a terminal: a fork that runs `main`, or with an environment a new interpreter."""
 
     def __init__(self, *arguments, environment=None):
-        self.master, slave = pty.openpty()
-        self.text = ""
-        if environment is None:
-            self.pid = os.fork() or self.run_child(slave, arguments)
-        else:
-            command = [sys.executable, "-m", "polyhead", *arguments]
-            streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
-            self.process = subprocess.Popen(
-                command, **streams, start_new_session=True, env=os.environ | environment
-            )
-            self.pid = self.process.pid
-        os.close(slave)
-
-    def run_child(self, slave, arguments):
-        code = 70
-        try:
-            os.setsid()
-            for number in range(3):
-                os.dup2(slave, number)
-            streams = [os.fdopen(number, "w" if number else "r") for number in range(3)]
-            sys.stdin, sys.stdout, sys.stderr = streams
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            code = main(list(arguments))
-        finally:
-            os._exit(code)
+        self.text, self.code = "", None
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            code = 70
+            try:
+                if environment is not None:
+                    command = [sys.executable, "-m", "polyhead", *arguments]
+                    os.execve(sys.executable, command, os.environ | environment)
+                sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "w" if n else "r") for n in range(3))
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                code = main(list(arguments))
+            finally:
+                os._exit(code)
 
     def __enter__(self):
         return self
@@ -135,11 +120,9 @@ class Terminal:
 
     def exit_code(self):
         """None while the process runs."""
-        if not hasattr(self, "code"):
+        if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if not pid:
-                return None
-            self.code = os.waitstatus_to_exitcode(status)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code
 
     def type(self, text):

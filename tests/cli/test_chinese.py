@@ -1,7 +1,5 @@
 """The command line in Chinese; `mistakes.zh.txt` has most errors."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -1,7 +1,5 @@
 """Tests of cli/classify.py: texts, files, pipes, pairs and their errors."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

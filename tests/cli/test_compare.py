@@ -1,7 +1,5 @@
 """Tests of cli/compare.py: trials in processes, stopped by signals; `mistakes.txt` has its messages."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

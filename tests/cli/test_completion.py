@@ -1,7 +1,5 @@
 """Tests of cli/completion.py: verbs and options as bash, zsh and fish ask for them."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

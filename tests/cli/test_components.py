@@ -1,7 +1,5 @@
 """Tests of cli/components.py: the listing shows the registries; `mistakes.txt` has its messages."""
 
-from __future__ import annotations
-
 from polyhead.cli.components import RECIPE_KEYS, format_option
 from polyhead.core.registry import ALL_REGISTRIES
 

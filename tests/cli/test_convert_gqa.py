@@ -1,7 +1,5 @@
 """Tests of cli/convert_gqa.py; `mistakes.txt` has its messages."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of cli/demo.py; `mistakes.txt` has its messages."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

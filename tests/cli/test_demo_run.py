@@ -1,7 +1,5 @@
 """Tests of cli/demo_run.py: with few pairs and steps, and with all of them in a slow test."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

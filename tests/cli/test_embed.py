@@ -1,7 +1,5 @@
 """Tests of cli/embed.py; `mistakes.txt` has its messages."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of cli/embedding_file.py."""
 
-from __future__ import annotations
-
 import json
 import resource
 

@@ -1,7 +1,5 @@
 """Tests of cli/env.py: the report for bug reports has versions, and nothing private."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

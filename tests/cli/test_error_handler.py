@@ -1,7 +1,5 @@
 """Tests of cli/error_handler.py."""
 
-from __future__ import annotations
-
 import pytest
 import typer
 from pydantic import TypeAdapter, ValidationError

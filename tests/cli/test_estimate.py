@@ -1,7 +1,5 @@
 """Tests of cli/estimate.py; `mistakes.txt` has its messages."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of cli/evaluate.py: the options of the verb are those of its measurements."""
 
-from __future__ import annotations
-
 import inspect
 import typing
 

@@ -1,7 +1,5 @@
 """Tests of cli/experiments.py; `mistakes.txt` has its messages."""
 
-from __future__ import annotations
-
 from tests.lab.run_helpers import toy as toy
 
 from polyhead.lab.registry import EXPERIMENTS

@@ -1,7 +1,5 @@
 """Tests of cli/explain.py: one page for a run of any kind; `mistakes.txt` has its messages."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Tests of cli/export.py and import_.py on a directory that is not empty; `mistakes.txt` has the messages."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of cli/fill_mask.py."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Mistakes of newcomers in Python: one line names what is expected."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """``--grammar`` of the verbs that generate text; `mistakes.txt` has its messages."""
 
-from __future__ import annotations
-
 import json
 import re
 

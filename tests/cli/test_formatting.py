@@ -1,7 +1,5 @@
 """Tests of cli/formatting.py."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of cli/generate.py."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

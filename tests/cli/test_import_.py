@@ -1,7 +1,5 @@
 """Tests of cli/import_.py."""
 
-from __future__ import annotations
-
 import json
 
 from tests.hf.conftest import gpt2 as gpt2

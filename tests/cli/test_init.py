@@ -1,7 +1,5 @@
 """Tests of cli/init.py."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

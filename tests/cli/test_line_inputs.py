@@ -1,7 +1,5 @@
 """Tests of cli/line_inputs.py: terminology and prefixes of each line."""
 
-from __future__ import annotations
-
 import pytest
 from tests.cli.conftest import LINES
 

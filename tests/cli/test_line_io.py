@@ -1,7 +1,5 @@
 """Tests of cli/line_io.py: input that is not text is recognised by its first bytes."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

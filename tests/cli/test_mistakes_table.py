@@ -3,8 +3,6 @@
 ``python -m tests.cli.test_mistakes_table --update`` writes the present answers to both files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Every verb that uses a model refuses outputs that are NaN or infinite."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of cli/options.py."""
 
-from __future__ import annotations
-
 import shutil
 
 

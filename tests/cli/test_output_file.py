@@ -1,7 +1,5 @@
 """Tests of cli/output_file.py."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Tests of cli/params.py; `mistakes.txt` has its messages."""
 
-from __future__ import annotations
-
 from polyhead.config.presets import PRESET_INFO, PRESETS
 
 

@@ -1,7 +1,5 @@
 """Tests of cli/part_docs.py."""
 
-from __future__ import annotations
-
 from polyhead.cli.part_docs import parse_docstring
 
 

@@ -1,7 +1,5 @@
 """Tests of cli/partial_file.py."""
 
-from __future__ import annotations
-
 import resource
 
 from tests.cli.conftest import LINES

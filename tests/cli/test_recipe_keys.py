@@ -1,7 +1,5 @@
 """Tests of cli/recipe_keys.py."""
 
-from __future__ import annotations
-
 from polyhead.config.config_sections import DistillConfig, InitFromConfig, LoraConfig, ParallelConfig
 from polyhead.config.recipe import Recipe
 

@@ -1,7 +1,5 @@
 """Tests of cli/report.py: the page of one run, without its model."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of cli/score.py: scores of given translations, from files and pipes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of cli/serve.py: what it starts, what it refuses, and how the process ends."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

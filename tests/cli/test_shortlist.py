@@ -1,7 +1,5 @@
 """Tests of cli/shortlist.py: a shortlist is built, measured, saved and used."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of the wrong side are reported by eval, translate, score and init, others are not."""
 
-from __future__ import annotations
-
 import pytest
 from tests.cli.swapped_sides_helpers import CHINESE, ENGLISH, GERMAN, TEXTS, recipe_of
 from tests.cli.swapped_sides_helpers import workdir as workdir

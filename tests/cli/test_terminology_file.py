@@ -1,7 +1,5 @@
 """Tests of cli/terminology_file.py."""
 
-from __future__ import annotations
-
 import pytest
 
 

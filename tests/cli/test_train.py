@@ -1,7 +1,5 @@
 """Tests of cli/train.py: train, evaluate, translate and resume; `mistakes.txt` has most messages."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

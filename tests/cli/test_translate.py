@@ -1,7 +1,5 @@
 """Tests of cli/translate.py: lines in, translations out, aligned and in order, whatever the batches."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shlex

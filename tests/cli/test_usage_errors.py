@@ -1,7 +1,5 @@
 """Tests of cli/usage_errors.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from polyhead.cli.verbs import VERBS

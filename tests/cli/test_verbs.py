@@ -1,7 +1,5 @@
 """Tests of cli/verbs.py."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

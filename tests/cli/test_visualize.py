@@ -1,7 +1,5 @@
 """Tests of cli/visualize.py: the page has the run's tokens, counts, positions and embeddings."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,9 +1,6 @@
 """Tests of config/config_sections.py."""
 
-from __future__ import annotations
-
 from tests.config.recipe_helpers import TEXT, error_of, write
-from tests.config.recipe_helpers import recipe_file as recipe_file
 
 from polyhead.run.recipe import load_recipe
 

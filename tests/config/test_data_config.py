@@ -1,7 +1,5 @@
 """Tests of config/data_config.py: names, patterns, and files of datasets in the cache of the hub."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

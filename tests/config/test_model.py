@@ -1,7 +1,5 @@
 """Tests of config/model.py: derived sizes, parts, and limits."""
 
-from __future__ import annotations
-
 import pytest
 
 from polyhead import Choice, ModelConfig, build

@@ -1,7 +1,5 @@
 """Tests of config/presets.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from polyhead import ModelConfig

@@ -3,8 +3,6 @@
 ``python -m tests.config.test_recipe --update`` writes the present answers to `overrides.txt`.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import tempfile
@@ -12,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from tests.config.recipe_helpers import TEXT, error_of, write
-from tests.config.recipe_helpers import recipe_file as recipe_file
 
 from polyhead import Choice
 from polyhead.config.generation_config import GenerationConfig

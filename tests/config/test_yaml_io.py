@@ -1,7 +1,5 @@
 """Tests of config/yaml_io.py."""
 
-from __future__ import annotations
-
 import pytest
 from tests.config.recipe_helpers import TEXT, error_of, write
 

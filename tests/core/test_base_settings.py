@@ -1,7 +1,5 @@
 """Tests of core/base_settings.py."""
 
-from __future__ import annotations
-
 from polyhead.config.recipe import Recipe
 
 

@@ -1,7 +1,5 @@
 """Tests of core/blank_text.py, against the properties of Unicode."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest

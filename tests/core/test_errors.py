@@ -1,7 +1,5 @@
 """Tests of core/errors.py."""
 
-from __future__ import annotations
-
 from polyhead.core.errors import did_you_mean
 
 

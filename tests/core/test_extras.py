@@ -1,7 +1,5 @@
 """Tests of core/extras.py: an install command fits how Polyhead was installed."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re

@@ -1,7 +1,5 @@
 """Tests of core/hub.py: which files are downloaded, with a hub on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Tests of core/i18n.py: messages in two languages."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Tests of core/json_io.py."""
 
-from __future__ import annotations
-
 import json
 import math
 

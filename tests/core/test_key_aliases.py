@@ -1,7 +1,5 @@
 """Tests of core/key_aliases.py: names of other toolkits lead to keys that exist (see `overrides.txt` too)."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of core/messages.py."""
 
-from __future__ import annotations
-
 import pytest
 
 import polyhead as ph

@@ -1,7 +1,5 @@
 """Tests of core/option_types.py."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of core/output_paths.py: what may be written is checked before the work."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of core/plugins.py: parts of other packages, and code that is never executed."""
 
-from __future__ import annotations
-
 import json
 import sys
 

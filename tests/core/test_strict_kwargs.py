@@ -1,7 +1,5 @@
 """Tests of core/strict_kwargs.py: invalid arguments of the Python interface are refused in one line."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.run.run_helpers import make_run

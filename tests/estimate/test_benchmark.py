@@ -1,7 +1,5 @@
 """Tests of estimate/benchmark.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.estimate.plan_helpers import RECIPES

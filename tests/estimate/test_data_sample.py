@@ -1,7 +1,5 @@
 """Tests of estimate/data_sample.py: plans of a sample of the text, against those of the full text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow

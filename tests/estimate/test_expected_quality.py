@@ -1,7 +1,5 @@
 """Tests of estimate/expected_quality.py."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

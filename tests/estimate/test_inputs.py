@@ -1,7 +1,5 @@
 """Tests of estimate/inputs.py."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of estimate/plan.py: plans against the trainings that they describe."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

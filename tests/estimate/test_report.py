@@ -1,7 +1,5 @@
 """Tests of estimate/report.py."""
 
-from __future__ import annotations
-
 import pytest
 from tests.estimate.plan_helpers import workdir as workdir
 from tests.estimate.plan_helpers import write_finetuning_recipe

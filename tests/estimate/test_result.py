@@ -1,7 +1,5 @@
 """Tests of estimate/result.py."""
 
-from __future__ import annotations
-
 import json
 
 from tests.estimate.plan_helpers import workdir as workdir

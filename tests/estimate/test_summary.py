@@ -1,7 +1,5 @@
 """Tests of estimate/summary.py."""
 
-from __future__ import annotations
-
 from tests.estimate.plan_helpers import workdir as workdir
 
 from polyhead.estimate.plan import estimate

@@ -1,7 +1,5 @@
 """Tests of estimate/unsampled.py: tokens and classes that a sample does not contain."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

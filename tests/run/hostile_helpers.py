@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,26 +38,9 @@ ODD = [
     1e308,
     -0.0,
 ]
-PATTERNS = [
-    r"(a+)+$",
-    r"(a|a)*b",
-    r"(.*)*x",
-    r"(\w+\s?)*$",
-    r"a*a*a*a*b",
-    "((abc)+)*$",
-    "(?<n>a\\g<n>?)b",
-    "(" * 5000,
-    "[",
-    r"\p{Nope}",
-    "(?x) a b",
-    "(?:a{1,999}){1,999}c",
-    "x" * 30_000,
-    "(?i:(a|A)+)+$",
-    "",
-    "|",
-    "(a*)*",
-    r"\1",
-]
+PATTERNS = [r"(a+)+$", r"(a|a)*b", r"(.*)*x", r"(\w+\s?)*$", r"a*a*a*a*b", "((abc)+)*$", "(?<n>a\\g<n>?)b"]
+PATTERNS += ["(" * 5000, "[", r"\p{Nope}", "(?x) a b", "(?:a{1,999}){1,999}c", "x" * 30_000, "(?i:(a|A)+)+$"]
+PATTERNS += ["", "|", "(a*)*", r"\1"]
 
 
 class Hostile(NamedTuple):
@@ -116,72 +99,49 @@ def bad_bytes(rng: random.Random, content: bytes) -> bytes:
 
 
 def hostile_tokenizer(rng: random.Random, rules: dict[str, Any]) -> dict[str, Any]:
+    """The rules of a tokenizer with one part that is too expensive, too large or invalid."""
     rules = copy.deepcopy(rules)
     pattern = {rng.choice(["Regex", "Regex", "String"]): rng.choice(PATTERNS)}
     bomb = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * rng.choice([2, 10, 1000])}
     steps = [bomb] * rng.choice([4, 12, 40])
     match rng.randrange(12):
         case 0:
-            token = rng.choice(sorted(rules["model"]["vocab"]))
-            rules["model"]["vocab"][token] = rng.choice(BIG)
+            rules["model"]["vocab"][rng.choice(sorted(rules["model"]["vocab"]))] = rng.choice(BIG)
         case 1:
             rules["normalizer"] = {"type": "Sequence", "normalizers": steps}
         case 2:
             rules["decoder"] = {"type": "Sequence", "decoders": steps}
         case 3:
-            rules["pre_tokenizer"] = {
-                "type": "Split",
-                "pattern": pattern,
-                "behavior": "Isolated",
-                "invert": rng.random() < 0.5,
-            }
+            split = {"type": "Split", "pattern": pattern, "behavior": "Isolated"}
+            rules["pre_tokenizer"] = split | {"invert": rng.random() < 0.5}
         case 4:
-            name = rng.choice(["normalizer", "decoder"])
-            rules[name] = {"type": "Replace", "pattern": pattern, "content": rng.choice(["", "b", "ab" * 99])}
+            replacement = {"type": "Replace", "pattern": pattern, "content": rng.choice(["", "b", "ab" * 99])}
+            rules[rng.choice(["normalizer", "decoder"])] = replacement
         case 5:
-            rules["added_tokens"].append(
-                {
-                    "id": rng.choice([*BIG, 7, 300]),
-                    "content": rng.choice(["", " ", "a", "x" * 99_999, "</s>"]),
-                    "single_word": True,
-                    "lstrip": True,
-                    "rstrip": True,
-                    "normalized": True,
-                    "special": True,
-                }
-            )
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), True)
+            content = rng.choice(["", " ", "a", "x" * 99_999, "</s>"])
+            rules["added_tokens"].append({"id": rng.choice([*BIG, 7, 300]), "content": content, **flags})
         case 6:
-            part = rng.choice(
-                [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "q", "type_id": 9}}]
+            sequence, special = {"id": "A", "type_id": 0}, {"id": "q", "type_id": 9}
+            parts = [rng.choice([{"Sequence": sequence}, {"SpecialToken": special}])] * rng.choice(
+                [0, 1, 2, 5_000]
             )
-            parts = [part] * rng.choice([0, 1, 2, 5_000])
-            rules["post_processor"] = {
-                "type": "TemplateProcessing",
-                "single": parts,
-                "pair": parts,
-                "special_tokens": {"q": {"id": "q", "ids": [rng.choice([*BIG, 5])], "tokens": ["q"]}},
-            }
+            tokens = {"q": {"id": "q", "ids": [rng.choice([*BIG, 5])], "tokens": ["q"]}}
+            template = {"type": "TemplateProcessing", "single": parts, "pair": parts}
+            rules["post_processor"] = template | {"special_tokens": tokens}
         case 7:
-            rules["decoder"] = rng.choice(
-                [
-                    {"type": "Strip", "content": "a", "start": rng.choice(BIG), "stop": rng.choice(BIG)},
-                    {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
-                    {"type": "BPEDecoder", "suffix": ""},
-                    {"type": "WordPiece", "prefix": "", "cleanup": True},
-                    {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 40},
-                ]
-            )
+            strip = {"type": "Strip", "content": "a", "start": rng.choice(BIG), "stop": rng.choice(BIG)}
+            bpe = {"type": "BPEDecoder", "suffix": ""}
+            ctc = {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True}
+            wordpiece = {"type": "WordPiece", "prefix": "", "cleanup": True}
+            sequence = {"type": "Sequence", "decoders": [bpe] * 40}
+            rules["decoder"] = rng.choice([strip, ctc, bpe, wordpiece, sequence])
         case 8:
-            rules["normalizer"] = rng.choice(
-                [
-                    {
-                        "type": "Precompiled",
-                        "precompiled_charsmap": rng.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7]),
-                    },
-                    {"type": "Prepend", "prepend": "a" * rng.choice([2_000, 10**6])},
-                    {"type": "Sequence", "normalizers": [{"type": "NFKD"}, *[bomb, {"type": "NFKC"}] * 9]},
-                ]
-            )
+            charsmap = rng.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7])
+            long = {"type": "Prepend", "prepend": "a" * rng.choice([2_000, 10**6])}
+            forms = [{"type": "NFKD"}, *[bomb, {"type": "NFKC"}] * 9]
+            precompiled = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+            rules["normalizer"] = rng.choice([precompiled, long, {"type": "Sequence", "normalizers": forms}])
         case 9:
             rules["model"]["continuing_subword_prefix"] = rng.choice(["##", "é" * 9, "\0"])
         case 10:
@@ -203,25 +163,20 @@ def hostile_weights(rng: random.Random, content: bytes) -> bytes:
     """A safetensors file with a hostile header."""
     size = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
-    match rng.randrange(4):
-        case 0:
-            return (
-                rng.choice([2**63, 2**31, size + 1, size - 1, 0, 99_999_999]).to_bytes(8, "little")
-                + content[8:]
-            )
-        case 1:
-            content_copy = bad_bytes(rng, json.dumps(header).encode())
-            return len(content_copy).to_bytes(8, "little") + content_copy + data
-        case 2:
-            name = rng.choice([name for name in header if name != "__metadata__"])
-            entry = header[name]
-            entry[rng.choice(sorted(entry))] = rng.choice(
-                ["F8", "I64", [2**40, 2**40], [0, 2**63], [-1], [], [8, 0], [0, 0], None]
-            )
-        case _:
-            header = mutate(rng, header)
-    content_copy = dump(header)
-    return len(content_copy).to_bytes(8, "little") + content_copy + data
+    kind = rng.randrange(4)
+    if kind == 0:
+        wrong_size = rng.choice([2**63, 2**31, size + 1, size - 1, 0, 99_999_999])
+        return wrong_size.to_bytes(8, "little") + content[8:]
+    if kind == 1:
+        text = bad_bytes(rng, json.dumps(header).encode())
+    elif kind == 2:
+        entry = header[rng.choice([name for name in header if name != "__metadata__"])]
+        values = ["F8", "I64", [2**40, 2**40], [0, 2**63], [-1], [], [8, 0], [0, 0], None]
+        entry[rng.choice(sorted(entry))] = rng.choice(values)
+        text = dump(header)
+    else:
+        text = dump(mutate(rng, header))
+    return len(text).to_bytes(8, "little") + text + data
 
 
 def hostile_recipe(rng: random.Random, content: bytes) -> bytes:
@@ -238,98 +193,83 @@ def hostile_recipe(rng: random.Random, content: bytes) -> bytes:
             return content + f"\nx: {'[' * rng.choice([90, 500, 5_000])}\n".encode()
         case 3:
             number = rng.randrange(len(lines))
-            lines[number] = (
-                lines[number].partition(":")[0] + ": " + rng.choice(["9" * 5_000, "1e999", ".nan", "{}"])
-            )
+            value = rng.choice(["9" * 5_000, "1e999", ".nan", "{}"])
+            lines[number] = f"{lines[number].partition(':')[0]}: {value}"
         case _:
-            lines.insert(
-                rng.randrange(len(lines)), rng.choice(["<<: 7", "\t- a", "? [a]", "\u202e: 1", "--- !x"])
-            )
+            line = rng.choice(["<<: 7", "\t- a", "? [a]", "\u202e: 1", "--- !x"])
+            lines.insert(rng.randrange(len(lines)), line)
     return "\n".join(lines).encode()
 
 
 def hostile_text(rng: random.Random) -> bytes:
     """Lines of a text: NULs, bytes that are no UTF-8, marks of direction, combining marks, one huge line."""
-    pieces = [
+    texts = ["\u202e\u2066abc\u2069", "e" + "\u0301" * 5_000, "\u200b\u200d\ufeff", "\ufdfa" * 3_000]
+    texts += [
+        "\U0010ffff\ufffe",
+        "\u2028\u2029\x85\x0b\x0c",
+        "👨‍👩‍👧‍👦" * 500,
+        "<s></s><pad>",
+        "\x1b]0;x\x07\x1b[2J",
+    ]
+    lines = [
         b"\0" * 50,
         b"\xed\xa0\x80",
         b"\xff\xfe\xfd",
-        "\u202e\u2066abc\u2069".encode(),
         b"a" * 300_000,
-        ("e" + "\u0301" * 5_000).encode(),
-        "\u200b\u200d\ufeff".encode(),
-        b"\x1b]0;x\x07\x1b[2J",
         b"\r",
         b"",
-        "\ufdfa".encode() * 3_000,
         b" " * 100_000,
-        "\U0010ffff\ufffe".encode(),
-        b"<s></s><pad>",
         b"\x80" * 9,
-        "\u2028\u2029\x85\x0b\x0c".encode(),
-        "👨‍👩‍👧‍👦".encode() * 500,
     ]
-    return b"\n".join(rng.sample(pieces, rng.randrange(1, 4))) + b"\n"
+    return b"\n".join(rng.sample([*lines, *(text.encode() for text in texts)], rng.randrange(1, 4))) + b"\n"
 
 
 TEMPLATES = [
     "{% for i in range(10**9) %}{{ i }}{% endfor %}",
-    "{{ ''.__class__.__mro__ }}",
-    "{{ 'a' * 10**10 }}",
-    "{{",
-    "{# polyhead: " + "[" * 5_000 + " #}",
-    '{# polyhead: {"name": "os:system"} #}',
-    "\0",
-    7,
-    ["x"],
-    "{% include '/etc/passwd' %}",
-    "<|im_start|>" * 20_000,
-    {"a": "b"},
-    [{"name": "default", "template": None}],
     "{{ messages[0]['content'].__init__.__globals__ }}",
     "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+    '{# polyhead: {"name": "os:system"} #}',
+    "{# polyhead: " + "[" * 5_000 + " #}",
+    *("{{ ''.__class__.__mro__ }}", "{{ 'a' * 10**10 }}", "{{", "{% include '/etc/passwd' %}"),
+    *("\0", 7, ["x"], "<|im_start|>" * 20_000, {"a": "b"}, [{"name": "default", "template": None}]),
 ]
 
 
 def generate(rng: random.Random, kind: str, count: int, directory: Path) -> Iterator[Hostile]:
     """Hostile inputs of one kind, made of the files of a run or of a published checkpoint."""
-    names = [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "recipe.yaml",
-    ]
-    files = [directory / name for name in [*names, "config.json"]]
-    tokenizer, roles, generation, weights, recipe, config = (
-        file.read_bytes() if file.exists() else b"" for file in files
-    )
+
+    def read(name: str) -> bytes:
+        return (directory / name).read_bytes()
+
+    def damage(name: str, change: Callable[[random.Random, Any], Any], share: float) -> bytes:
+        """The JSON file after a change; with the other probability, damaged as bytes."""
+        content = dump(change(rng, json.loads(read(name))))
+        return content if rng.random() < share else bad_bytes(rng, read(name))
+
     for number in range(count):
-        name, text = names[0], b""
+        name, content, text = "", b"", Hostile("", {}).text
         match kind:
             case "tokenizer":
                 change = hostile_tokenizer if rng.random() < 0.8 else mutate
-                content = dump(change(rng, json.loads(tokenizer)))
-                content = content if rng.random() < 0.9 else bad_bytes(rng, tokenizer)
+                name, content = "tokenizer.json", damage("tokenizer.json", change, 0.9)
             case "roles":
-                name, content = names[1], dump(mutate(rng, json.loads(roles)))
-                content = content if rng.random() < 0.5 else bad_bytes(rng, roles)
+                name = "tokenizer_config.json"
+                content = damage(name, mutate, 0.5)
             case "config" | "published":
-                name, content = "config.json", dump(hostile_config(rng, json.loads(config)))
-                content = content if rng.random() < 0.8 else bad_bytes(rng, config)
+                name, content = "config.json", damage("config.json", hostile_config, 0.8)
             case "generation":
-                name, content = names[2], dump(hostile_config(rng, json.loads(generation)))
+                name = "generation_config.json"
+                content = damage(name, hostile_config, 1.0)
             case "weights":
-                name, content = names[3], hostile_weights(rng, weights)
+                name, content = "model.safetensors", hostile_weights(rng, read("model.safetensors"))
             case "recipe":
-                name, content = names[4], hostile_recipe(rng, recipe)
+                name, content = "recipe.yaml", hostile_recipe(rng, read("recipe.yaml"))
             case "template":
-                template = TEMPLATES[number % len(TEMPLATES)]
-                name, content = names[1], dump(json.loads(roles) | {"chat_template": template})
+                name, template = "tokenizer_config.json", TEMPLATES[number % len(TEMPLATES)]
+                content = dump(json.loads(read(name)) | {"chat_template": template})
             case _:
-                content, text = b"", hostile_text(rng)
-        content_copy = {name: content} if content else {}
-        yield Hostile(f"{kind} {number}", content_copy, text or Hostile("", {}).text)
+                text = hostile_text(rng)
+        yield Hostile(f"{kind} {number}", {name: content} if content else {}, text)
 
 
 class Outcome(NamedTuple):
@@ -343,13 +283,13 @@ class Outcome(NamedTuple):
 def run_apart(command: list[str], directory: Path, hostile: Hostile) -> Outcome:
     """Run a verb in a child of this process, which has imported everything already, with limited memory."""
     with tempfile.TemporaryDirectory() as parent:
-        content_copy = Path(shutil.copytree(directory, Path(parent) / "run"))
+        run_dir = Path(shutil.copytree(directory, Path(parent) / "run"))
         for name, content in hostile.files.items():
-            (content_copy / name).write_bytes(content)
+            (run_dir / name).write_bytes(content)
         files = [Path(parent) / name for name in ("in", "out", "err")]
         files[0].write_bytes(hostile.text)
         if not (pid := os.fork()):
-            _run_child([word.replace("RUN", str(content_copy)) for word in command], files)
+            _run_child([word.replace("RUN", str(run_dir)) for word in command], files)
         deadline = time.monotonic() + SECONDS
         while not (status := os.waitpid(pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:

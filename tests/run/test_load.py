@@ -1,7 +1,5 @@
 """Tests of run/load.py."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -9,8 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.run.run_helpers import edit, make_run, make_tokenizer
-from tests.run.run_helpers import run_copy as run_copy
-from tests.run.run_helpers import run_dir as run_dir
 
 import polyhead as ph
 from polyhead.checkpoint import checkpoint

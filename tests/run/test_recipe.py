@@ -1,13 +1,10 @@
 """Tests of run/recipe.py: a model that cannot be built is refused wherever its recipe or config is read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from tests.cli.cli_helpers import cli as cli
 
 import polyhead as ph
 from polyhead.config.model import ModelConfig, ModelSpec

@@ -1,7 +1,5 @@
 """Tests of run/run.py: saved and loaded runs, scores, options and empty texts."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -10,8 +8,6 @@ import sys
 import pytest
 import torch
 from tests.run.run_helpers import GENERATION, TEXTS, make_run
-from tests.run.run_helpers import run_copy as run_copy
-from tests.run.run_helpers import run_dir as run_dir
 
 import polyhead as ph
 from polyhead.core.errors import UserError

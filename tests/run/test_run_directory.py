@@ -1,15 +1,11 @@
 """Tests of run/run_directory.py."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
 import pytest
 from safetensors import safe_open
 from tests.run.run_helpers import GENERATION, edit, make_run, make_tokenizer
-from tests.run.run_helpers import run_copy as run_copy
-from tests.run.run_helpers import run_dir as run_dir
 from tests.train.task_runs import TASKS, task_recipe
 
 import polyhead as ph

@@ -1,13 +1,10 @@
 """Tests of run/run_ensemble.py: outputs are the means of the runs, in Python and on the command line."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
 import pytest
 import torch
-from tests.cli.cli_helpers import cli as cli
 
 import polyhead as ph
 from polyhead import Choice, ModelConfig, build

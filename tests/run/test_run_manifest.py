@@ -1,7 +1,5 @@
 """Tests of run/run_manifest.py: digests, lost weights and files of the wrong type."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -12,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from tests.run.run_helpers import GENERATION, TEXTS, edit, make_run
-from tests.run.run_helpers import run_copy as run_copy
-from tests.run.run_helpers import run_dir as run_dir
 
 import polyhead as ph
 from polyhead.checkpoint.checkpoint import save_checkpoint

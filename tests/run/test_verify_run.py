@@ -1,11 +1,7 @@
 """Tests of run/verify_run.py."""
 
-from __future__ import annotations
-
 import pytest
 from tests.run.run_helpers import edit, make_run
-from tests.run.run_helpers import run_copy as run_copy
-from tests.run.run_helpers import run_dir as run_dir
 
 from polyhead.checkpoint.checkpoint import save_checkpoint
 from polyhead.core.errors import UserError

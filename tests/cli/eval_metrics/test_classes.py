@@ -1,7 +1,5 @@
 """Tests of cli/eval_metrics/classes.py."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

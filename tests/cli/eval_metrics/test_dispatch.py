@@ -1,7 +1,5 @@
 """Tests of cli/eval_metrics/dispatch.py: options of another measurement are refused by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from polyhead.cli.eval_metrics.dispatch import EVALUATORS, filter_options

@@ -1,7 +1,5 @@
 """Tests of cli/eval_metrics/language.py."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow

@@ -1,7 +1,5 @@
 """Tests of cli/eval_metrics/printing.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of cli/eval_metrics/token_accuracy.py: masked and denoising models."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.cli.eval_baselines_helpers import card

@@ -1,7 +1,5 @@
 """Tests of cli/eval_metrics/translations.py: what a translator reads, and its partial output."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow

@@ -1,12 +1,9 @@
 """Tests of run/speculative/draft_model.py: in Python, on the command line and in a saved run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 import torch
-from tests.cli.cli_helpers import cli as cli
 
 import polyhead as ph
 from polyhead import Choice, ModelConfig, build
