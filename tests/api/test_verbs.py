@@ -120,6 +120,7 @@ def test_comparison_prints_as_its_table(workdir, cli, monkeypatch):
 OVERRIDE = "train: expected an override KEY=VALUE in one string, such as 'train.steps=100', got "
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -36,6 +36,7 @@ INTEGER = "expected an integer"
 OPEN_TEXT = "expected a text opened by polyhead.data.readers.plain_text.open_text"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -162,6 +162,7 @@ def workdir(mistakes_dir, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("language", "command", "answer"), ROWS, ids=[f"{row[0]}-{row[1]}" for row in ROWS])
 def test_answer_names_the_mistake_and_the_correction(language, command, answer):
     assert answer_of(command, language) == (2, answer)

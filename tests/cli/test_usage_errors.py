@@ -13,6 +13,7 @@ def test_unknown_verb_names_the_nearest(cli):
 KEYS = "Recipe keys are written KEY=VALUE"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -8,6 +8,7 @@ from polyhead.nn.validate_model import check_model
 SOFTMAX = {"name": "softmax"}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

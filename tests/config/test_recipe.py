@@ -28,6 +28,7 @@ def read_table():
     return [tuple(entry.split("\n", 1)) for entry in entries]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("override", "message"), read_table())
 def test_invalid_override_is_refused_in_one_line(recipe_file, override, message):
     assert error_of(recipe_file, override) == message and "\n" not in message
@@ -75,6 +76,7 @@ def test_every_key_is_described():
 ROPE = POSITION.check(Choice("rope", theta=1e4))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("override", "value"),
     [

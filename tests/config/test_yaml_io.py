@@ -11,6 +11,7 @@ INVALID_VALUE = "a value does not match its tag, or a number has too many digits
 KEYS = "expected keys such as 'data:' and 'model:', got"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("content", "message"),
     [

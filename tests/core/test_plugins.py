@@ -151,6 +151,7 @@ FORMAT = "is written package.module:Name"
 IN_PACKAGES = "in the installed packages"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -189,6 +190,7 @@ def test_part_whose_constructor_fails_is_named(package):
         check_model(ModelConfig(**SIZES, norm="my_parts.mine:Broken"))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("cwd", "file", "name"),
     [

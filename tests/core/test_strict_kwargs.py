@@ -12,6 +12,7 @@ IDS_TO_TOKENS = "ids_to_tokens expects the ids of one text, got"
 ENGINE = "unknown option of the engine"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("call", "message"),
     [

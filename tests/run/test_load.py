@@ -75,6 +75,7 @@ SIZE = "{0}/config.json describes a model with "
 DAMAGED_WEIGHTS = "{0}/model.safetensors is damaged or truncated: "
 
 
+@pytest.mark.whole
 @pytest.mark.acceptance("A14", "F3")
 @pytest.mark.parametrize(
     ("damage", "message"),

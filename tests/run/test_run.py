@@ -103,6 +103,7 @@ RATIOS = {"min_new_tokens": 9, "max_length_ratio": 0, "max_length_extra": 4}
 COUNTS = "1 sources and 2 targets: expected equally many"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("call", "message"),
     [
