@@ -79,14 +79,18 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def copy_runs(runs_dir: Path, directory: Path) -> Path:
+    """Copy the runs as to another machine, which has only the test files."""
+    for kind in KINDS:
+        shutil.copytree(runs_dir / kind, directory / kind)
+    for path in runs_dir.glob("test.*"):
+        shutil.copy(path, directory)
+    return directory
+
+
 @pytest.fixture
 def moved_runs(runs_dir: Path, tmp_path: Path) -> Path:
-    """The runs as on another machine, which has only the test files."""
-    for kind in KINDS:
-        shutil.copytree(runs_dir / kind, tmp_path / kind)
-    for path in runs_dir.glob("test.*"):
-        shutil.copy(path, tmp_path)
-    return tmp_path
+    return copy_runs(runs_dir, tmp_path)
 
 
 def card(run_dir: Path) -> dict[str, str]:
@@ -95,4 +99,9 @@ def card(run_dir: Path) -> dict[str, str]:
     return dict(re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE))
 
 
-place, moved = runs_dir, moved_runs  # the names in tests/train
+place = runs_dir  # this and the next have the names in tests/train
+
+
+@pytest.fixture
+def moved(place: Path, tmp_path: Path) -> Path:
+    return copy_runs(place, tmp_path)

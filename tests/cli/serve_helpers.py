@@ -18,6 +18,9 @@ import torch
 from polyhead import Choice, ModelConfig, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
+from polyhead.serve.http.server import Server
+from polyhead.serve.http.sockets import get_url, listen
+from polyhead.serve.service import Service
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 LONG = {
@@ -109,3 +112,20 @@ def serving(directory: Path, *options: str) -> Iterator[Process]:
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def serving_in_thread(service: Service) -> Iterator[httpx2.Client]:
+    """Run the server of a service in a thread of this process; a client of it."""
+    sock, ready = listen("127.0.0.1", 0), threading.Event()
+    server = Server(service, ready.set)
+    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
+    thread.start()
+    assert ready.wait(200)
+    try:
+        with httpx2.Client(base_url=get_url(sock), timeout=200, trust_env=False) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(200)
+        service.close()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from tests.train.conftest import Notes, small_recipe, unsynced, write_corpus
+from tests.train.conftest import Notes, small_recipe, write_corpus
 
 import polyhead
 from polyhead.checkpoint import checkpoint
@@ -17,12 +17,9 @@ from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.train.run_training import run_training
 
-__all__ = ["unsynced"]
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 
 @pytest.fixture(scope="module")
-def run_dir(unsynced, tmp_path_factory):
+def run_dir(tmp_path_factory):
     """A trained run with four heads."""
     directory = tmp_path_factory.mktemp("convert")
     write_corpus(directory)

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.serve.conftest import TEXTS, make
 
+from polyhead import Choice, ModelConfig, build
+from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import NOT_FINITE
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
+TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark ."]
+SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48, "tie_embeddings": "none"}
 COMMANDS = {
     "decoder": [
         "score run lines.txt",
@@ -31,7 +36,11 @@ COMMANDS = {
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_not_finite_output_is_a_user_error(kind, value, tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = make(kind)
+    fields = {"kind": kind} if kind in ("decoder", "encoder-decoder") else {"kind": "encoder"}
+    fields |= {"labels": ("bad", "good"), "lm_head": False} if kind == "classifier" else {}
+    tokenizer = train_tokenizer(TEXTS * 5, Choice("bpe"), 300)
+    model = build(ModelConfig(vocab_size=tokenizer.vocab_size, **SIZES, **fields), seed=1)
+    run = Run(model, tokenizer, GenerationConfig(beam_size=3, max_new_tokens=15))
     with torch.no_grad():
         next(run.model.parameters()).fill_(value)
     run.save("run")

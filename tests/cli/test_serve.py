@@ -10,9 +10,8 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-from tests.cli.serve_helpers import serving
+from tests.cli.serve_helpers import serving, serving_in_thread
 from tests.cli.serve_helpers import speaker as speaker
-from tests.serve.conftest import Live
 
 from polyhead import Choice
 from polyhead.core.extras import install_command
@@ -37,11 +36,8 @@ def start(cli, monkeypatch):
     @contextmanager
     def start_service(*arguments):
         cli("serve", *arguments, "--port", 0)
-        live = Live(services.pop())
-        try:
-            yield live
-        finally:
-            live.stop()
+        with serving_in_thread(services.pop()) as client:
+            yield client
 
     yield start_service
     for logger, level in zip(loggers, levels, strict=True):
@@ -88,8 +84,8 @@ def test_speculative_decoding_does_not_change_text(speaker, tmp_path, start, mon
     (expected,) = run.generate([str(body["prompt"])], max_new_tokens=20, seed=3)
     for arguments in ((tmp_path / "drafting",), (speaker, "--speculative", "lookup,tokens=3")):
         choices.clear()
-        with start(*arguments) as live:
-            assert live.ask("/v1/completions", body).json()["choices"][0]["text"] == expected
+        with start(*arguments) as client:
+            assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
         assert [choice.name for choice in choices if choice] == ["lookup"]
 
 
@@ -97,10 +93,10 @@ def test_api_keys_come_from_file_and_environment(speaker, tmp_path, start, monke
     keys = ("first-key-of-this-service", "other-key-of-this-service")
     (tmp_path / "keys").write_text(f"{keys[0]}\n")
     monkeypatch.setenv("POLYHEAD_API_KEY", keys[1])
-    with start(speaker, "--api-key-file", tmp_path / "keys", "--name", "mine") as live:
-        assert live.ask("/v1/models").status_code == 401
+    with start(speaker, "--api-key-file", tmp_path / "keys", "--name", "mine") as client:
+        assert client.get("/v1/models").status_code == 401
         for key in keys:
-            response = live.ask("/v1/models", headers={"authorization": f"Bearer {key}"})
+            response = client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
             assert response.json()["data"][0]["id"] == "mine"
 
 
