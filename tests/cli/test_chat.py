@@ -77,20 +77,6 @@ def test_long_conversation_drops_oldest_messages(runs_dir, cli):
     assert err.count("the conversation is too long: its oldest messages are dropped") >= 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["bare"], "set it with --chat"),
-        (["run", "--chat", "chatlm"], "did you mean 'chatml'"),
-        (["run", "--chat", "chatml"], "needs the token '<|im_end|>'"),
-        (["run", "--temperature", "-1"], "temperature"),
-        (["nothing"], "no run directory"),
-    ],
-)
-def test_invalid_arguments_are_refused(runs_dir, cli, arguments, message):
-    assert message in cli.error("chat", runs_dir / arguments[0], *arguments[1:], stdin="a dog\n")
-
-
 class Terminal:
     """A process at a terminal: a fork that runs `main`, or with an environment a new interpreter."""
 

@@ -75,10 +75,7 @@ OPEN_TEXT = "expected a text opened by polyhead.data.readers.plain_text.open_tex
         (lambda: make_run("decoder").generate(["a"], n=1.5, beam_size=2), f"n is 1.5; {INTEGER}"),
         (lambda: make_run("decoder").generate(["a"], seed="x"), f"seed is 'x'; {INTEGER}"),
         (lambda: make_run("encoder").fill_mask(["a <mask>"], top_k="x"), f"top_k is 'x'; {INTEGER}"),
-        (
-            lambda: make_run("decoder").measure_perplexity("a.txt"),
-            f"{OPEN_TEXT}, got 'a.txt'; for strings use",
-        ),
+        (lambda: make_run("decoder").measure_perplexity("a.txt"), f"{OPEN_TEXT}, got 'a.txt'; for strings"),
     ],
 )
 def test_message_names_what_is_expected(call, message):

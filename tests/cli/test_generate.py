@@ -8,7 +8,6 @@ import polyhead as ph
 from polyhead import Choice
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
-from polyhead.core.registry import CACHE
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
@@ -95,18 +94,3 @@ def test_too_long_line_of_input_is_reported(run_dir, run, cli, settings):
     )
     out = cli("generate", run_dir, "-", "--max-new-tokens", 6, *options, stdin="anna\n").out
     assert out == f"anna{text}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["a", "--top-p", "2"], "top_p: 2.0 is out of range: should be less than or equal to 1"),
-        (["a", "--temperature", "-1"], "temperature: -1.0 is out of range"),
-        (["a", "--stop", ""], "a stop string is empty; it would end every text immediately"),
-        (["a" * 40], r"prompt 1 has 4\d tokens; the model's maximum is 32: pass only its end"),
-        (["a", "--cache", "state"], "cache 'state' stores a recurrent state, but .* use cache 'static'"),
-        (["a", "--cache", "stat"], f"cache: .* did you mean 'state'. Known: {', '.join(CACHE.names())}$"),
-    ],
-)
-def test_invalid_options_fail_before_output(run_dir, cli, arguments, message):
-    assert re.match(message, cli.error("generate", run_dir, *arguments))

@@ -24,19 +24,6 @@ def test_recipe_has_the_overrides(cli):
         assert f"  {line}\n" in out
 
 
-def test_mistakes_are_found_before_writing(cli):
-    Path("old.yaml").write_text("old")
-    for arguments, message in (
-        (["a.txt", "model.positon=rope"], "model.positon: unknown key; did you mean 'position'?"),
-        (["b.txt"], "no file 'b.txt' in '.'; did you mean 'a.txt'?"),
-        (["task=chat"], "expected training files: polyhead init train.en train.de"),
-        (["a.txt", "--output", "a.txt"], "--output a.txt is an input"),
-        (["a.txt", "--output", "old.yaml"], "--output old.yaml already exists; choose another file"),
-    ):
-        assert message in cli.error("init", *arguments)
-    assert Path("old.yaml").read_text() == "old"
-
-
 def test_commands_in_the_comments_are_quoted(cli):
     for name in ("one.en", "one.de"):
         Path(name).write_text(f"{SENTENCES[0]}\n")

@@ -130,19 +130,22 @@ def read_table(language):
 
 
 def answer_of(command, language):
-    """The exit code, and the lines of the answer without their prefix."""
+    """The exit code, the lines of the answer without their prefix, and the standard output."""
     options = [] if language == "en" else ["--lang", language]
-    errors = io.StringIO()
+    out, errors, stdin = io.StringIO(), io.StringIO(), sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(b"a dog\n"))
     try:
-        with contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(out):
             code = main([*options, *shlex.split(command)])
     finally:
+        sys.stdin = stdin
         i18n.set_language(None)
     prefix = "polyhead: "
     lines = [line for line in errors.getvalue().splitlines() if line.startswith(prefix)]
-    return code, "\n".join(line.removeprefix(prefix) for line in lines)
+    return code, "\n".join(line.removeprefix(prefix) for line in lines), out.getvalue()
 
 
+PRINTING = ("verify runs/cut", "demo --target en")  # they print before the mistake is found
 ROWS = [(language, *row) for language in ("en", "zh") for row in read_table(language)]
 
 
@@ -165,7 +168,9 @@ def workdir(mistakes_dir, monkeypatch):
 @pytest.mark.whole
 @pytest.mark.parametrize(("language", "command", "answer"), ROWS, ids=[f"{row[0]}-{row[1]}" for row in ROWS])
 def test_answer_names_the_mistake_and_the_correction(language, command, answer):
-    assert answer_of(command, language) == (2, answer)
+    code, actual, out = answer_of(command, language)
+    assert (code, actual) == (2, answer)
+    assert out == "" or command in PRINTING
 
 
 def test_table_covers_every_verb_and_repeats_no_command():
@@ -184,7 +189,7 @@ def test_port_in_use_suggests_another():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         answer = f"port {port} is in use; choose another one, or 0 for any free port"
-        assert answer_of(f"serve runs/lm --port {port}", "en") == (2, answer)
+        assert answer_of(f"serve runs/lm --port {port}", "en") == (2, answer, "")
 
 
 def update_tables():

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import shlex
 import sys
 import threading
 
@@ -190,25 +189,6 @@ def test_line_over_a_mebibyte_is_cut(tiny, tmp_path, cli):
     assert out.split("\n") == ["", *polyhead.load(tiny).translate(["ein"]), "", ""]
     assert err.startswith("polyhead: line 1 has more than 1,048,576 bytes; its beginning is read\n")
     assert "polyhead: 2 lines in total have more than 1,048,576 bytes\n" in err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--beam-size 0", "beam_size: 0 is out of range: should be greater than or equal to 1"),
-        ("--beam-size 1 --n-best 2", "n_best (2) is more than beam_size (1)"),
-        ("--cache statc", "cache: unknown cache 'statc'; did you mean 'static'? Known: "),
-        ("--cache '{name: static, chunk: x}'", "cache: chunk of cache 'static': 'x' is not an integer"),
-        ("--cache window,widow=4", "cache: cache 'window' has no option 'widow'; did you mean 'window'? Kno"),
-        ("--cache window,4", "'window,4': expected name,option=value, e.g. window,window=256,sink=4"),
-        ("--cache h2o,budget=3,recent=3", "cache 'h2o': a budget of 3 tokens with 3 recent ones and a sink"),
-        ("--cache state", "cache 'state' stores a recurrent state, but layers of this model have keys and "),
-        ("--early-stopping maybe", "early_stopping: 'maybe' is not one of true, false, never"),
-        ("--min-new-tokens 99", "a source of 4 tokens: min_new_tokens is 99, more than the maximum of 7 tok"),
-    ],
-)
-def test_invalid_option_is_refused(options, message, tiny, source, cli):
-    assert cli.error("translate", tiny, source, *shlex.split(options)).startswith(message)
 
 
 def test_line_is_translated_before_the_next_is_read(tiny, monkeypatch):

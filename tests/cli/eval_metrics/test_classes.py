@@ -35,19 +35,6 @@ def test_labelled_file_is_measured(classifier, table, tmp_path, cli):
     assert (tmp_path / "labels").read_text().split() == labels
 
 
-def test_invalid_options_and_outputs_are_refused(classifier, table, tmp_path, cli):
-    message = cli.error("eval", classifier, table, "--beam-size", 3)
-    assert "--beam-size: of translations; this run is a classifier" in message
-    assert "no recipe with data files" in cli.error("eval", classifier)
-    for output, message in (
-        (tmp_path, "is a directory"),
-        (table / "labels", f"{table} is a file, not a directory"),
-        (table, "is an input and would be overwritten"),
-        (classifier / "config.json", "is an input and would be overwritten"),
-    ):
-        assert message in cli.error("eval", classifier, table, "--output", output)
-
-
 def test_columns_are_selected_by_name_or_number(classifier, tmp_path, cli):
     rows = list(zip(TEXTS, LABELS, strict=True))
     text_first = "".join(f"{text}\t{label}\n" for text, label in rows)

@@ -84,12 +84,6 @@ def test_ensemble_reads_rows_of_the_shortest_model(directory, tmp_path, measure)
     assert measure(directory / "run", "--ensemble", directory / "run") != expected
 
 
-def test_translation_option_and_missing_recipe_are_refused(directory, tmp_path, cli):
+def test_option_of_translations_is_refused(directory, cli):
     message = cli.error("eval", directory / "run", "--beam-size", 3)
     assert "--beam-size: of translations; this run is trained to predict masked or damaged tokens" in message
-    run = ph.load(directory / "run")
-    if run.config.kind == "encoder":  # an encoder-decoder translates
-        run.recipe = None
-        run.save(tmp_path / "run")
-        message = cli.error("eval", tmp_path / "run", *[directory / "test.txt"] * 2)
-        assert "an encoder without a recipe, so the task to evaluate is unknown" in message
