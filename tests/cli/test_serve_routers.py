@@ -127,7 +127,7 @@ def count_responses(service: Process) -> int:
 
 
 @pytest.mark.parametrize("router", ["vllm-router", "nginx"], indirect=True)
-def test_other_worker_completes_when_one_stops(router: str, speaker: Path, tmp_path: Path) -> None:
+def test_other_worker_completes_when_one_stops(router, speaker, tmp_path):
     with serving(speaker) as one, serving(speaker) as other, serving(speaker) as single:
         expected = [response_text(single.http.post("/v1/completions", json=make_body(i))) for i in range(4)]
         long = response_text(single.http.post("/v1/completions", json={**LONG, "stream": False}))
@@ -166,9 +166,7 @@ def test_other_worker_completes_when_one_stops(router: str, speaker: Path, tmp_p
 
 
 @pytest.mark.parametrize("router", ["vllm-router", "sglang-router", "nginx"], indirect=True)
-def test_api_keys_pass_through_the_router(
-    router: str, speaker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_api_keys_pass_through_the_router(router, speaker, tmp_path, monkeypatch):
     monkeypatch.setenv("POLYHEAD_API_KEY", KEY)
     with serving(speaker) as service:
         del os.environ["POLYHEAD_API_KEY"]
@@ -185,7 +183,7 @@ def test_api_keys_pass_through_the_router(
 
 
 @pytest.mark.parametrize("router", ["vllm-router", "nginx"], indirect=True)
-def test_restarted_worker_gets_requests_again(router: str, speaker: Path, tmp_path: Path) -> None:
+def test_restarted_worker_gets_requests_again(router, speaker, tmp_path):
     options = ["--health-check-interval-secs", "1"] if router == "vllm-router" else []
     with (
         serving(speaker) as one,

@@ -186,7 +186,7 @@ def test_context_is_limited_by_max_len():
 
 
 def test_single_rank_is_the_model():
-    config = ModelConfig(kind="decoder", vocab_size=50, d_model=32, n_layers=3, n_heads=2)
+    config = ModelConfig(kind="decoder", vocab_size=50, d_model=32, n_layers=3, n_heads=2, max_len=32)
 
     def plan_of(**options):
         return estimate(config, probe=False, batch_size=4, seq_len=16, **options)

@@ -61,7 +61,7 @@ def test_numbers_have_si_prefixes(number, text):
 
 def test_rule_of_six_counts_active_parameters():
     experts = {"name": "moe", "n_experts": 4, "top_k": 2}
-    sizes = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 2}
+    sizes = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 2, "max_len": 32}
     config = ModelConfig(kind="decoder", feed_forward=experts, **sizes)
     plan = estimate(config, probe=False, batch_size=3, seq_len=16)
     assert plan.active == plan.parameters - 2 * 2 * (2 * 32 * 128 + 128 + 32)

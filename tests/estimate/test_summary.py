@@ -21,5 +21,5 @@ def test_summary_is_size_time_memory_quality_and_exports(workdir):
     assert memory.endswith(f"this machine has {format_si(plan.machine)}B")
     assert quality == "quality: no measurement of this size"
     assert exports == describe_targets(find_obstacles(recipe.model.with_vocabulary(300)))
-    lines = list(summarize(estimate(preset_config("tiny", 50), probe=False, seq_len=8)))
+    lines = list(summarize(estimate(preset_config("tiny", 50), probe=False, seq_len=8, context_len=8)))
     assert lines[1:4:2] == ["time on this machine now: not measured", "quality: unknown without the text"]

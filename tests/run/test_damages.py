@@ -96,14 +96,8 @@ def link(path, content, rng, other):
 # each is called with a path, its content, the generator and another file, and writes something else
 DAMAGES = {
     "flip": (flip_bits, 3),
-    "cut": (
-        lambda path, content, rng, other: path.write_bytes(content[: rng.randrange(len(content) + 1)]),
-        2,
-    ),
-    "extend": (
-        lambda path, content, rng, _: path.write_bytes(content + rng.randbytes(rng.choice([1, 8, 4096]))),
-        1,
-    ),
+    "cut": (lambda path, content, rng, _: path.write_bytes(content[: rng.randrange(len(content) + 1)]), 2),
+    "extend": (lambda path, content, rng, _: path.write_bytes(content + rng.randbytes(4096)), 1),
     "zeros": (write_zeros, 1),
     "swap": (lambda path, content, rng, other: path.write_bytes(other.read_bytes()), 2),
     "scramble": (lambda path, content, rng, other: path.write_bytes(rng.randbytes(len(content))), 1),
@@ -177,10 +171,8 @@ def find_fault(directory: Path, pristine: Pristine, caplog: pytest.LogCaptureFix
     }
     reported_names = {file.name for file in verify_run(directory) if file.status != "ok"} - {str(directory)}
     if "manifest.json" in changed_names:  # lost, or that of another run: only checkpoints have digests
-        reported_names, changed_names = (
-            reported_names - set(COVERED_FILES),
-            changed_names - set(COVERED_FILES),
-        )
+        reported_names -= set(COVERED_FILES)
+        changed_names -= set(COVERED_FILES)
     if reported_names != changed_names:
         return f"verify: {sorted(reported_names)} for {sorted(changed_names)}"
     return ""
@@ -202,9 +194,7 @@ def find_resume_fault(directory: Path, pristine: Pristine, caplog: pytest.LogCap
 
 @pytest.mark.acceptance("B12")
 @pytest.mark.parametrize("number", range(N_ROUNDS))
-def test_damage_is_reported_without_a_crash(
-    number: int, runs: dict[str, Pristine], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_is_reported_without_a_crash(number, runs, tmp_path, caplog):
     rng, faults = random.Random(number), []
     other_paths = [path for run in runs.values() for path in run.recipe.out.rglob("*") if path.is_file()]
     for index in range(N_PER_ROUND):
