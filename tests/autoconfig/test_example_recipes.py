@@ -34,7 +34,8 @@ def test_example_is_written_with_its_corpus_and_trains(workdir, cli):
     validate_recipe(tree)
     for path in CORPUS.iterdir():
         assert Path("my folder/dates-en-zh", path.name).read_bytes() == path.read_bytes()
-    overrides = ["train.steps=2", "train.eval_bleu=false", "model.d_model=16", "tokenizer.vocab_size=350"]
+    overrides = ["train.steps=2", "train.eval_bleu=false", "model.d_model=16", "data.test=null"]
+    overrides += ["tokenizer.vocab_size=350", "generation.max_length_ratio=0.2"]
     cli("train", "my folder/dates.yaml", *overrides)
     assert Path("runs/dates/model.safetensors").is_file()
 

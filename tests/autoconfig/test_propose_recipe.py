@@ -27,14 +27,14 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 )
 def test_proposed_recipe_trains(words, workdir, cli):
     write_lines("train.en", "train.de", lines=SENTENCES * 3)
-    write_lines("stories.txt", lines=SENTENCES * 30)
+    write_lines("stories.txt", lines=SENTENCES * 5)
     write_table("a.csv", REVIEWS)
     command = ["init", *words.split(), "train.seed=7"]
     expected = cli(*command).out
     assert "mine.yaml; train it: polyhead train mine.yaml" in cli(*command, "--output", "mine.yaml").err
     assert Path("mine.yaml").read_text() == expected
     assert load_recipe("mine.yaml").train.seed == 7
-    cli("train", "mine.yaml", "train.steps=2", "train.max_tokens=1024", "train.threads=1")
+    cli("train", "mine.yaml", "train.steps=2", "train.max_tokens=256", "train.threads=1")
     assert Path("runs/mine/model.safetensors").is_file()
 
 
@@ -78,10 +78,10 @@ def test_learning_rate_is_that_of_the_optimizer(settings, rates):
 
 
 def test_recipe_that_is_initialised_from_a_run_trains(workdir, cli):
-    write_lines("a.txt", lines=SENTENCES * 30)
+    write_lines("a.txt", lines=SENTENCES * 5)
     for name, override in (("first", "model.preset=tiny"), ("second", "init_from=runs/first")):
         cli("init", "a.txt", override, "train.steps=2", "--output", f"{name}.yaml")
-        cli("train", f"{name}.yaml", "train.threads=1")
+        cli("train", f"{name}.yaml", "train.threads=1", "train.max_tokens=256")
     assert "a pretrained model learns answers best" not in Path("second.yaml").read_text()
     for key, message in (
         ("data.train=b.txt", "data.train is set from the files, a.txt: remove the key"),
