@@ -64,7 +64,7 @@ def test_output_without_permission_is_refused(directory, monkeypatch):
     (directory / "text.txt").chmod(0o400)
     for name, message in (
         ("folder/new.txt", "no permission to write to"),
-        ("full/draw.html", "no permission to write to"),  # the new file is written beside the old one
+        ("full/draw.html", "no permission to write to"),  # the new file is written next to the old one
         ("text.txt", "is not writable"),
     ):
         with pytest.raises(UserError, match=message):

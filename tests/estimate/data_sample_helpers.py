@@ -49,7 +49,7 @@ def estimate_both(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> tuple[Any,
 
 
 def assert_close(sample: Any, full: Any) -> None:
-    """The plan of the sample is nearly that of the full text, and says that it is extrapolated."""
+    """The plan of the sample is nearly that of the full text, and has a note that it is extrapolated."""
     assert sample.text["looked_at"] < 0.5 < full.text["looked_at"] == 1
     assert any("extrapolated" in note for note in sample.notes)
     assert sample.text["bytes"] == full.text["bytes"]
