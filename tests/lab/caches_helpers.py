@@ -1,10 +1,3 @@
-"""Shared by the tests of caches."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import torch
 
 from polyhead import Choice, ModelConfig, build
@@ -20,7 +13,7 @@ TEXT = (
 )
 
 
-def model(kind: str = "decoder", **changes: Any) -> Any:
+def model(kind="decoder", **changes):
     sizes = {
         "vocab_size": 40,
         "d_model": 16,
@@ -37,7 +30,7 @@ def model(kind: str = "decoder", **changes: Any) -> Any:
     return made
 
 
-def the_run(directory: Path, kind: str = "decoder", **changes: Any) -> Path:
+def the_run(directory, kind="decoder", **changes):
     tokens = train_tokenizer(TEXT.splitlines(), Choice("bpe"), 300)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48}
     made = build(ModelConfig(kind=kind, vocab_size=tokens.vocab_size, **(sizes | changes)), seed=1)

@@ -1,7 +1,3 @@
-"""Shared by the tests of page."""
-
-from __future__ import annotations
-
 import math
 
 from polyhead.lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ResultTable

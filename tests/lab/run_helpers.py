@@ -1,10 +1,6 @@
-"""Shared by the tests of run."""
-
-from __future__ import annotations
-
 import pytest
 
-from polyhead.lab.registry import EXPERIMENTS, LabContext
+from polyhead.lab.registry import EXPERIMENTS
 from polyhead.lab.result import Claim, ExperimentResult
 
 NAMES = (
@@ -26,14 +22,14 @@ NAMES = (
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> list[LabContext]:
+def toy(monkeypatch):
     """A catalogue of two experiments that measure nothing."""
     EXPERIMENTS.names()
     monkeypatch.setattr(EXPERIMENTS, "_parts", {})
-    seen: list[LabContext] = []
+    seen = []
 
     @EXPERIMENTS.register("toy")
-    def toy(bench: LabContext) -> ExperimentResult:
+    def toy(bench):
         """What a toy does."""
         seen.append(bench)
         bench.info("half of it is done")
@@ -42,7 +38,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[LabContext]:
         )
 
     @EXPERIMENTS.register("yo-yo")
-    def yoyo(bench: LabContext) -> ExperimentResult:
+    def yoyo(bench):
         """Up and down."""
         seen.append(bench)
         return ExperimentResult("A yo-yo", "Why?", [Claim("It goes up.", "Me", "it went down", False)])

@@ -1,7 +1,3 @@
-"""Tests of lab/activations.py."""
-
-from __future__ import annotations
-
 import pytest
 import torch
 

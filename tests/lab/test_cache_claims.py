@@ -1,7 +1,3 @@
-"""Tests of lab/cache_claims.py."""
-
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Divergence of caches against what is written out by hand, by the whole forward pass and by other models."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,3 @@
-"""Tests of lab/divergence.py."""
-
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -20,12 +16,12 @@ from polyhead.nn.loss import IGNORE_INDEX
 ONE = Fraction(1)
 
 
-def some_rows(n: int = 3, length: int = 12) -> EvalRows:
+def some_rows(n=3, length=12):
     ids = torch.randint(3, 40, (n, length + 1), generator=torch.Generator().manual_seed(0))
     return EvalRows(ids[:, :-1], torch.arange(length).expand(n, -1), ids[:, 1:])
 
 
-def ragged_pairs() -> EvalRows:
+def ragged_pairs():
     """Three targets of 7, 4 and 1 tokens, with sources of 5, 3 and 5."""
     draw = torch.Generator().manual_seed(0)
     read, wanted, source = (torch.randint(3, 40, (3, n), generator=draw) for n in (7, 7, 5))

@@ -1,7 +1,3 @@
-"""Tests of lab/dot_plot.py."""
-
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,3 @@
-"""Tests of lab/eval_rows.py."""
-
-from __future__ import annotations
-
 from tests.lab.caches_helpers import TEXT, the_run
 
 from polyhead.lab.eval_rows import make_eval_rows

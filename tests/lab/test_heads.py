@@ -1,7 +1,3 @@
-"""Tests of lab/heads.py."""
-
-from __future__ import annotations
-
 from polyhead.lab import heads
 
 

@@ -1,12 +1,8 @@
-"""Tests of lab/interleaved_timing.py."""
-
-from __future__ import annotations
-
 from polyhead.lab.interleaved_timing import median_times, time_interleaved, time_ratios
 
 
 def test_runners_take_turns_and_ratios_are_taken_round_by_round():
-    order: list[str] = []
+    order = []
     taken = time_interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=2)
     assert order == [*"ab", *"aaaabbbb", *"bbbbaaaa"]
     assert {name: len(times) for name, times in taken.items()} == {"a": 2, "b": 2}

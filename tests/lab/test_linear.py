@@ -1,7 +1,3 @@
-"""Tests of lab/linear.py."""
-
-from __future__ import annotations
-
 import pytest
 
 from polyhead.lab import linear

@@ -1,7 +1,3 @@
-"""Tests of lab/norms.py."""
-
-from __future__ import annotations
-
 from polyhead.lab import norms
 from polyhead.lab.registry import LabContext
 

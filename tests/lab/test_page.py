@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser
@@ -12,15 +10,15 @@ from polyhead.lab.page import render_lab_page
 class Texts(HTMLParser):
     """What a reader reads."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.found: list[str] = []
+        self.found = []
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.found.append(data)
 
 
-def texts(html: str) -> list[str]:
+def texts(html):
     parser = Texts()
     parser.feed(html)
     return [text for text in parser.found if text.strip()]

@@ -1,7 +1,3 @@
-"""Tests of lab/page_sharing.py."""
-
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -21,14 +17,14 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 TEXTS = ["a dog barks at the cat .", "the cat looks at a dog .", "two dogs bark ."]
 
 
-def the_run(kind: str = "decoder") -> Run:
+def the_run(kind="decoder"):
     tokens = train_tokenizer(TEXTS * 5, Choice("bpe"), 280)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48}
     made = build(ModelConfig(kind=kind, vocab_size=tokens.vocab_size, **sizes), seed=1)
     return Run(made, tokens, GenerationConfig(max_length_ratio=1.0, max_length_extra=3))
 
 
-def usage(used: int, unshared: int) -> BlockStats:
+def usage(used, unshared):
     return BlockStats(4, 100, used, 0, 0, unshared, 0, 0, 100)
 
 

@@ -1,7 +1,3 @@
-"""Tests of lab/page_waste.py."""
-
-from __future__ import annotations
-
 import pytest
 
 from polyhead.lab.page_waste import measure_full_waste, measure_growing_waste

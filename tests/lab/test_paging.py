@@ -1,7 +1,5 @@
 """Empty slots by enumeration, sharing in closed form."""
 
-from __future__ import annotations
-
 import json
 import statistics
 
@@ -14,7 +12,7 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 TEXTS = ["a dog barks at the cat .", "the cat looks at a dog .", "two dogs bark ."]
 
 
-def the_run(kind: str = "decoder") -> Run:
+def the_run(kind="decoder"):
     tokens = train_tokenizer(TEXTS * 5, Choice("bpe"), 280)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48}
     made = build(ModelConfig(kind=kind, vocab_size=tokens.vocab_size, **sizes), seed=1)

@@ -1,7 +1,3 @@
-"""Tests of lab/pareto_plot.py."""
-
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,3 @@
-"""Tests of lab/recency.py."""
-
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,12 +6,12 @@ import torch
 from polyhead.lab import recency
 from polyhead.lab.registry import LabContext
 from polyhead.lab.short_training import make_small_config
-from polyhead.lab.tasks import START, SyntheticTask
+from polyhead.lab.tasks import START
 from polyhead.models.build import build
 from polyhead.nn.loss import IGNORE_INDEX
 
 
-def test_the_marked_token_is_the_label_from_its_place_on() -> None:
+def test_the_marked_token_is_the_label_from_its_place_on():
     batch = recency.LATCH_TASK.batch(1, 0, 50)
     assert (batch.source == START).all()
     places = set()
@@ -30,14 +26,14 @@ def test_the_marked_token_is_the_label_from_its_place_on() -> None:
 class Guesser(torch.nn.Module):
     """Answers rightly up to some distance, and with a token that is no value beyond it."""
 
-    def __init__(self, task: SyntheticTask, distance: int) -> None:
+    def __init__(self, task, distance):
         super().__init__()
         self.task, self.distance = task, distance
 
 
-def test_recall_is_counted_by_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    def features(model: Guesser, batch: object) -> torch.Tensor:
-        labels = batch.labels  # type: ignore[attr-defined]
+def test_recall_is_counted_by_distance(monkeypatch):
+    def features(model, batch):
+        labels = batch.labels
         out = torch.zeros(*labels.shape, recency.LATCH_TASK.vocab_size)
         for b, row in enumerate(labels.tolist()):
             place = next(t for t, label in enumerate(row) if label != IGNORE_INDEX)
@@ -48,11 +44,11 @@ def test_recall_is_counted_by_distance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recency, "seq2seq_features", features)
     model = Guesser(recency.LATCH_TASK, 5)
     model.head = torch.nn.Identity()
-    found = recency.measure_recall(model, recency.LATCH_TASK, 4)  # type: ignore[arg-type]
+    found = recency.measure_recall(model, recency.LATCH_TASK, 4)
     assert found == [1.0] * 6 + [0.0] * 26
 
 
-def test_gradients_are_those_of_the_answer_by_distance() -> None:
+def test_gradients_are_those_of_the_answer_by_distance():
     """Against a difference quotient of one embedding, and for a CNN 0 beyond the 5 tokens that it sees."""
     task = recency.LATCH_TASK._replace(rows=2)
     config = make_small_config(task, **recency._DESIGNS["RNN"])
@@ -80,7 +76,7 @@ def test_gradients_are_those_of_the_answer_by_distance() -> None:
     assert seen == [True] * 5 + [False] * 27
 
 
-def test_verdicts_follow_the_numbers() -> None:
+def test_verdicts_follow_the_numbers():
     """Seeds that agree: a network that recalls 4 tokens, and others that recall all, CNN by chance."""
     flat, near, chance = [1.0] * 32, [1.0] * 5 + [0.2] * 27, [1.0] * 5 + [0.125] * 27
     recall = {"Transformer": [flat] * 3, "RNN": [near] * 3, "LSTM": [flat] * 3, "GRU": [flat] * 3}
@@ -97,7 +93,7 @@ def test_verdicts_follow_the_numbers() -> None:
 
 
 @pytest.mark.slow
-def test_a_quick_measurement_has_all_designs() -> None:
+def test_a_quick_measurement_has_all_designs():
     found = recency.measure_recency(LabContext(quick=True))
     assert len(found.claims) == 6
     for figure in found.figures:

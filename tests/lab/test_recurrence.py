@@ -1,7 +1,3 @@
-"""Tests of lab/recurrence.py."""
-
-from __future__ import annotations
-
 from polyhead.lab import recurrence
 
 

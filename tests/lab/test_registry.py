@@ -1,7 +1,3 @@
-"""Tests of lab/registry.py."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.lab.run_helpers import NAMES

@@ -1,7 +1,3 @@
-"""Tests of lab/result.py."""
-
-from __future__ import annotations
-
 import json
 
 from tests.lab.page_helpers import RESULT

@@ -1,12 +1,8 @@
 """Experiments from the command line to their files. Times are never looked at."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from tests.lab.run_helpers import NAMES
@@ -55,7 +51,7 @@ def test_all_runs_all(toy, tmp_path, capsys):
     assert capsys.readouterr().out.count("quick run") == 2
 
 
-def numbers(value: Any) -> Iterator[Any]:
+def numbers(value):
     """Every number of a JSON tree, and every null that stands for one that is none."""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -68,7 +64,7 @@ def numbers(value: Any) -> Iterator[Any]:
         yield value
 
 
-def find_english(found: dict[str, Any]) -> set[str]:
+def find_english(found):
     """The English words, other than names, of the texts of an experiment in Chinese."""
     claims = [Claim(claim["sentence"], "", claim["measurement"], None) for claim in found["claims"]]
     i18n.set_language("zh")

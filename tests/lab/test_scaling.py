@@ -1,7 +1,5 @@
 """The numbers of the experiments against closed forms and against what is written out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

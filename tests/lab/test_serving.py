@@ -1,7 +1,3 @@
-"""Tests of lab/serving.py."""
-
-from __future__ import annotations
-
 from polyhead import Choice, ModelConfig, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.generation.engine.engine import Engine
@@ -23,7 +19,7 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 TEXTS = ["a dog barks at the cat .", "the cat looks at a dog .", "two dogs bark ."]
 
 
-def the_run(kind: str = "decoder") -> Run:
+def the_run(kind="decoder"):
     tokens = train_tokenizer(TEXTS * 5, Choice("bpe"), 280)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48}
     made = build(ModelConfig(kind=kind, vocab_size=tokens.vocab_size, **sizes), seed=1)
@@ -37,7 +33,7 @@ WISHES = [
 TOKENS = 9 + 2 + 5 + 1 + 7 + 3 + 8
 
 
-def steps_of(rows: int) -> int:
+def steps_of(rows):
     """Steps until all wishes have ended, where a row that is free goes to the next."""
     waiting, live, steps = [wish.new_tokens for wish in WISHES], [], 0
     while waiting or live:
@@ -53,7 +49,7 @@ def test_texts_at_work_in_a_step_are_those_of_a_count_by_hand():
     # 6.4 tokens on average: 1 of 2 would waste 7 %
     assert (memory.max_len, memory.block_size, memory.n_blocks) == (10, 1, 20)
 
-    def rows(how: str, together: int) -> float:
+    def rows(how, together):
         return serve_in_batches(
             Engine(model, max_len=10, **make_engine_settings(how, memory)), WISHES, together
         )

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -33,7 +31,7 @@ def test_the_same_seed_gives_the_same_training():
 
 
 def test_designs_that_are_compared_read_the_same_rows():
-    drawn: list[tuple[int, ...]] = []
+    drawn = []
 
     def draw(rng, rows):
         source, target, labels = EASY.draw(rng, rows)

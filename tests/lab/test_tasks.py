@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -69,7 +67,7 @@ def test_recall_asks_for_keys_and_wants_their_values():
 
 
 def test_combining_is_one_table_for_all_batches():
-    table: dict[tuple[int, int], int] = {}
+    table = {}
     for number in range(20):
         batch = tasks.make_lookup_task(6, 5).batch(number, number)
         for a, b, c in zip(

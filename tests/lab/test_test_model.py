@@ -1,17 +1,11 @@
-"""Tests of lab/model.py."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from tests.lab.caches_helpers import the_run
 
 from polyhead.cli import main
 
 
-def words(capsys: Any) -> str:
-    err: str = capsys.readouterr().err
+def words(capsys):
+    err = capsys.readouterr().err
     assert err.count("\n") == 1, err
     return err
 

@@ -1,7 +1,3 @@
-"""Tests of lab/tokens.py."""
-
-from __future__ import annotations
-
 import pytest
 
 from polyhead.core.choice import Choice

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,7 +28,7 @@ def test_the_attention_page_holds_every_weight(tmp_path):
     weights = np.random.default_rng(1).dirichlet(np.ones(4), size=(2, 3, 5))
     attention = AttentionMap([" a", "b", "c\n", " "], list("vwxyz"), weights)
     page = Page(write_attention_page(tmp_path / "a.html", attention, "Attention").read_text())
-    ((shown,),) = page.data()  # type: ignore[misc]
+    ((shown,),) = page.data()
     assert np.allclose(np.array(shown["weights"]) / 1000, weights, atol=5.1e-4)
     assert shown["source"] == ["a", "b", "c⏎", "␣"]
     assert shown["kind"] == "cross-attention"

@@ -1,11 +1,5 @@
-"""Tests of viz/embedding_page.py."""
-
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
 
-import pytest
 import torch
 from tests.cli.visualize_helpers import GERMAN, clouds, make
 from tests.cli.visualize_helpers import made as made
@@ -23,8 +17,8 @@ ENGLISH = ["a dog barks .", "two dogs bark aloud .", "a <b>red</b> dog sleeps", 
 
 
 def test_tokens_are_the_most_frequent_of_the_training_text_and_their_dots_the_components(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    made, tmp_path, capsys
+):
     page = tmp_path / "page.html"
     assert main(["visualize", str(made), "--out", str(page), "--tokens", "30", "--positions", "10"]) == 0
     assert capsys.readouterr().out == f"{page}\n"
@@ -47,9 +41,7 @@ def test_tokens_are_the_most_frequent_of_the_training_text_and_their_dots_the_co
     torch.testing.assert_close(drawn, (points / points.norm()).float(), atol=1e-3, rtol=0)
 
 
-def test_embeddings_that_are_not_shared_are_drawn_one_at_a_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_embeddings_that_are_not_shared_are_drawn_one_at_a_time(tmp_path, capsys):
     run = make(tmp_path, "none")
     assert main(["visualize", str(run), "--side", "both"]) == 2
     assert (
@@ -63,7 +55,7 @@ def test_embeddings_that_are_not_shared_are_drawn_one_at_a_time(
         assert clouds(run / "draw.html")["counts"] == [n for _, n in counted.most_common(10)]
 
 
-def test_embeddings_with_a_width_of_their_own_are_drawn_in_it(tmp_path: Path) -> None:
+def test_embeddings_with_a_width_of_their_own_are_drawn_in_it(tmp_path):
     sizes = {
         "kind": "encoder",
         "d_model": 16,

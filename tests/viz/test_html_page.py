@@ -1,10 +1,7 @@
 """The document around every page: its language, and the texts that its script needs in that language."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,12 +12,12 @@ CATALOG = re.compile(r'<script type="application/json" id="catalog">(.*?)</scrip
 
 
 @pytest.fixture(autouse=True)
-def reset_language() -> Iterator[None]:
+def reset_language():
     yield
     i18n.set_language(None)
 
 
-def test_a_page_names_its_language_and_holds_the_texts_of_its_script_in_it() -> None:
+def test_a_page_names_its_language_and_holds_the_texts_of_its_script_in_it():
     script = 't("layer {n}", { n: 2 }); t( "mean" ); t("of nobody"); put("reading"); t(name)'
     i18n.set_language("zh")
     html = render_html("Title", "", [], script=script)
@@ -32,26 +29,20 @@ def test_a_page_names_its_language_and_holds_the_texts_of_its_script_in_it() -> 
     assert html.index('id="catalog"') < html.index("const CATALOG")
 
 
-def test_an_english_page_holds_no_catalog() -> None:
+def test_an_english_page_holds_no_catalog():
     html = render_html("Title", "", [])
     assert '<html lang="en">' in html
     assert not CATALOG.search(html)
 
 
-def test_a_catalog_holds_only_what_its_script_translates() -> None:
+def test_a_catalog_holds_only_what_its_script_translates():
     i18n.set_language("zh")
     (catalog,) = CATALOG.findall(script_catalog('t("mean"); make("Layer")'))
     assert json.loads(catalog) == {"mean": "平均"}
 
 
-@pytest.mark.parametrize(
-    ("package", "name"),
-    [
-        ("polyhead.viz", "page.js"),
-        ("polyhead.viz", "draw.js"),
-    ],
-)
-def test_every_text_of_a_script_is_translated(package: str, name: str) -> None:
+@pytest.mark.parametrize(("package", "name"), [("polyhead.viz", "page.js"), ("polyhead.viz", "draw.js")])
+def test_every_text_of_a_script_is_translated(package, name):
     i18n.set_language("zh")
     for catalog in CATALOG.findall(script_catalog(read_asset(name, package))):
         assert not [text for text, translated in json.loads(catalog).items() if text == translated]

@@ -1,7 +1,5 @@
 """A picture holds every number of its matrix, in its place and colour."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -18,7 +16,7 @@ from polyhead.viz.matrix_plot import Matrix, encode_png, matrix_figure, round_ti
 VALUES = np.random.default_rng(0).normal(size=(7, 11)) * 3
 
 
-def pixels(data: bytes) -> np.ndarray:
+def pixels(data):
     """The opacity of each pixel of a PNG of white with opacity, read by the specification alone."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, at = {}, 8
@@ -37,7 +35,7 @@ def pixels(data: bytes) -> np.ndarray:
     return lines[:, 2::2]
 
 
-def masks(html: str) -> dict[str, np.ndarray]:
+def masks(html):
     """The two colours of a figure, by the class of the rectangle that is seen through each."""
     svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", html, re.S)[0])
     images = {e.get("id"): e[0].get("href") for e in svg.iter("mask")}

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -19,12 +17,12 @@ from polyhead.viz.plot import (
 )
 
 
-def path_points(svg: str) -> list[list[tuple[float, float]]]:
+def path_points(svg):
     paths = [e.get("d", "") for e in ElementTree.fromstring(svg).iter("path")]
-    return [[tuple(map(float, p.split())) for p in d[1:].split("L")] for d in paths]  # type: ignore[misc]
+    return [[tuple(map(float, p.split())) for p in d[1:].split("L")] for d in paths]
 
 
-def tick_positions(svg: str, anchor: str, attribute: str) -> dict[float, float]:
+def tick_positions(svg, anchor, attribute):
     texts = [e for e in ElementTree.fromstring(svg).iter("text") if e.get("class") == f"tick {anchor}"]
     return {float((e.text or "").replace(",", "")): float(e.get(attribute, "nan")) for e in texts}
 
@@ -88,7 +86,7 @@ def test_the_drawn_points_are_the_values_on_the_drawn_axes():
     across, down = tick_positions(svg, "middle", "x"), tick_positions(svg, "end", "y")
     (drawn,) = path_points(svg)
 
-    def between(value: float, at: dict[float, float]) -> float:
+    def between(value, at):
         (lo, lo_pixel), (hi, hi_pixel) = min(at.items()), max(at.items())
         return lo_pixel + (value - lo) / (hi - lo) * (hi_pixel - lo_pixel)
 

@@ -1,7 +1,5 @@
 """What is drawn of a scheme is what the scheme does, by its own equation."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

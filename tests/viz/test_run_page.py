@@ -1,7 +1,5 @@
 """The pieces of a report: groups, marks, speeds, and that all of its text has a Chinese translation."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -19,7 +17,7 @@ PAGES = ("viz/run_page.py", "viz/runs_page.py", "viz/samples_section.py", "serve
          "train/report.py", "cli/report.py")  # fmt: skip
 
 
-def literals(path: Path, *functions: str) -> set[str]:
+def literals(path, *functions):
     """The first argument of every call of these functions, where it is a literal."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in functions]
@@ -30,7 +28,7 @@ def literals(path: Path, *functions: str) -> set[str]:
     }
 
 
-def test_every_text_of_the_pages_is_in_the_chinese_catalog() -> None:
+def test_every_text_of_the_pages_is_in_the_chinese_catalog():
     texts = set().union(*(literals(ROOT / name, "tr") for name in PAGES))
     texts |= {run_page.LOSS_HELP, *STATE_TITLES.values(), *_METRIC_NAMES.values(), *SMALL_CHARTS.values()}
     texts |= set(re.findall(r'\bt\("([^"]+)"', (ROOT / "viz/report.js").read_text()))
@@ -46,7 +44,7 @@ def test_every_text_of_the_pages_is_in_the_chinese_catalog() -> None:
     assert texts - load_catalog("zh").keys() == set()
 
 
-def test_the_speed_of_learning_leaves_evaluations_out() -> None:
+def test_the_speed_of_learning_leaves_evaluations_out():
     """100 tokens a step, 0.1 s of learning a step; 4 s of evaluation lie in the second row's time."""
     rows = [
         {"split": "train", "step": 10, "tokens_per_s": 1000.0, "ms_per_step": 100.0, "seconds": 1.0},

@@ -1,10 +1,5 @@
-"""Tests of viz/run_record.py."""
-
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 
 import pytest
 from tests.train.conftest import Notes
@@ -17,7 +12,7 @@ from polyhead.viz.run_record import read_metrics
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """Two trainings that differ in their learning rate."""
     place = tmp_path_factory.mktemp("place")
     write_texts(place)
@@ -26,7 +21,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "runs"
 
 
-def test_rows_without_nll_and_broken_values_are_read(runs: Path, tmp_path: Path) -> None:
+def test_rows_without_nll_and_broken_values_are_read(runs, tmp_path):
     """As runs of before ``nll`` was logged wrote them."""
     old = tmp_path / "old"
     old.mkdir()
@@ -41,5 +36,5 @@ def test_rows_without_nll_and_broken_values_are_read(runs: Path, tmp_path: Path)
     assert [y for _, y in train] == pytest.approx([math.log(row["ppl"]) for row in kept], rel=1e-3)
 
 
-def test_no_file_has_no_rows(tmp_path: Path) -> None:
+def test_no_file_has_no_rows(tmp_path):
     assert read_metrics(tmp_path / "none") == []

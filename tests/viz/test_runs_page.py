@@ -1,7 +1,3 @@
-"""Tests of viz/runs_page.py."""
-
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -17,7 +13,7 @@ from polyhead.viz.runs_page import disambiguate_names
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """Two trainings that differ in their learning rate."""
     place = tmp_path_factory.mktemp("place")
     write_texts(place)
@@ -26,9 +22,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "runs"
 
 
-def test_several_runs_share_a_chart_and_show_what_differs(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_runs_share_a_chart_and_show_what_differs(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(runs / "slow"), str(runs / "quick")]) == 0
     assert capsys.readouterr().out == "report: report.html\n"
@@ -50,6 +44,6 @@ def test_several_runs_share_a_chart_and_show_what_differs(
     assert words[at + 1 : at + 3] == [f["valid loss"] for f in facts]
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths() -> None:
+def test_runs_of_one_name_are_told_apart_by_their_paths():
     records = [RunRecord(Path(place), "x", [], {}, {}, {}, False) for place in ("a/x", "b/x")]
     assert [record.name for record in disambiguate_names(records)] == ["a/x", "b/x"]

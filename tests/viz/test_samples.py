@@ -1,13 +1,9 @@
-"""Tests of viz/samples.py."""
-
-from __future__ import annotations
-
 import json
 
 from polyhead.viz.samples import Breakdown, Confusion, Group, Samples, group_by_length, spread_by_length
 
 
-def test_groups_by_length_are_of_about_one_size_and_split_no_length() -> None:
+def test_groups_by_length_are_of_about_one_size_and_split_no_length():
     lengths = [1, 1, 1, 1, 1, 2, 3, 4, 9, 9, 20]
     groups = group_by_length(lengths)
     assert sorted(index for some in groups.values() for index in some) == list(range(len(lengths)))
@@ -17,13 +13,13 @@ def test_groups_by_length_are_of_about_one_size_and_split_no_length() -> None:
     assert group_by_length([]) == {} and group_by_length([7]) == {"7": [0]}
 
 
-def test_examples_are_spread_from_short_to_long() -> None:
+def test_examples_are_spread_from_short_to_long():
     texts = ["x" * n for n in (5, 1, 4, 2, 3, 6)]
     assert [len(texts[i]) for i in spread_by_length(texts, 3)] == [2, 4, 6]
     assert [len(texts[i]) for i in spread_by_length(texts, 99)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_samples_are_read_back_as_they_were_written() -> None:
+def test_samples_are_read_back_as_they_were_written():
     samples = Samples(
         description="x", columns=("a", "b", "c"), differences="whole",
         examples=[{"source": "s", "output": "o", "reference": "r"}],

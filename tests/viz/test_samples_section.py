@@ -1,7 +1,3 @@
-"""Tests of viz/samples_section.py."""
-
-from __future__ import annotations
-
 import pytest
 
 from polyhead.viz import samples_section
@@ -19,13 +15,11 @@ from polyhead.viz.samples_section import breakdown_section, examples_section, ma
         ("", "x", ""),
     ],
 )
-def test_whole_words_are_marked_and_characters_where_there_are_no_blanks(
-    text: str, other: str, wanted: str
-) -> None:
+def test_whole_words_are_marked_and_characters_where_there_are_no_blanks(text, other, wanted):
     assert mark_words(text, other, "del") == wanted
 
 
-def test_hostile_text_stays_text() -> None:
+def test_hostile_text_stays_text():
     bad = "<script>alert(1)</script>"
     samples = Samples(
         examples=[{"source": bad, "output": bad, "reference": "x", "note": bad}], description=bad,
@@ -36,7 +30,7 @@ def test_hostile_text_stays_text() -> None:
         assert section.body and "<script" not in section.body
 
 
-def test_examples_of_all_lengths_are_shown_and_the_rest_is_folded() -> None:
+def test_examples_of_all_lengths_are_shown_and_the_rest_is_folded():
     examples = [{"source": f"<{i}>", "output": "a", "reference": "a"} for i in range(30)]
     body = examples_section(Samples(examples=examples)).body
     open_part, folded = body.split("<details>")

@@ -1,7 +1,5 @@
 """The pages are read as a browser reads them: strictly, and without a network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math
@@ -32,8 +30,8 @@ HOSTILE = [
 ]
 
 
-def metrics(n: int = 30) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def metrics(n=30):
+    rows = []
     for i in range(1, n + 1):
         rows.append(
             {"step": 10 * i, "split": "train", "loss": 6 / i, "lr": i / 1000, "tokens_per_s": 9000 + i}
@@ -43,12 +41,12 @@ def metrics(n: int = 30) -> list[dict[str, object]]:
     return rows
 
 
-def uniform(n_layers: int, n_heads: int, t: int, s: int) -> list[list[list[list[float]]]]:
+def uniform(n_layers, n_heads, t, s):
     return [[[[1 / s] * s for _ in range(t)] for _ in range(n_heads)] for _ in range(n_layers)]
 
 
 @pytest.fixture
-def text(tmp_path) -> str:
+def text(tmp_path):
     maps = [
         AttentionMap(HOSTILE, HOSTILE[:3], uniform(2, 3, 3, len(HOSTILE)), "</script><b>") for _ in range(2)
     ]
@@ -212,14 +210,14 @@ def test_a_browser_builds_the_interactive_maps_and_hostile_tokens_stay_inert(tex
     assert f"{title} looks at " in page.words()
 
 
-def test_a_directory_is_no_place_for_a_page(tmp_path: Path) -> None:
+def test_a_directory_is_no_place_for_a_page(tmp_path):
     (tmp_path / "pages").mkdir()
     with pytest.raises(UserError, match="pages is a directory; expected a file in it"):
         save_page(tmp_path / "pages", "<p>")
     assert list(tmp_path.rglob("*")) == [tmp_path / "pages"]
 
 
-def test_the_loss_of_training_is_drawn_without_smoothing() -> None:
+def test_the_loss_of_training_is_drawn_without_smoothing():
     rows = [
         {"split": "train", "step": 10, "loss": 2.5, "nll": 1.5},
         {"split": "train", "step": 20, "loss": 2.0, "ppl": math.e},  # of a run from before nll was logged
