@@ -20,7 +20,7 @@ ROWS = [
     make_refused_row("<b>bad</b>"),
     make_refused_row("later") | {"status": "waiting", "message": ""},
 ]
-DONE = [one for one in ROWS if one["status"] == "done"]
+DONE_ROWS = [one for one in ROWS if one["status"] == "done"]
 # technical terms, the budget and the language
 NAMES = {
     "BLEU chrF FLOPs polyhead train const Koehn bootstrap MiB GiB no <such> thing d_ff tok:13a 10 min en"
@@ -50,11 +50,11 @@ def write_page(plan, tmp_path):
 def press(page, group, button):
     """Press a button of a switch; the button."""
     switch = page.locator(".switch").nth(group)
-    pressed = switch.locator("button").nth(button)
-    pressed.click()
-    assert pressed.get_attribute("aria-pressed") == "true"
+    control = switch.locator("button").nth(button)
+    control.click()
+    assert control.get_attribute("aria-pressed") == "true"
     assert switch.locator("[aria-pressed=true]").count() == 1
-    return pressed
+    return control
 
 
 def test_curves_show_last_losses_and_pointed_steps(write_page, open_page):
@@ -63,7 +63,7 @@ def test_curves_show_last_losses_and_pointed_steps(write_page, open_page):
         press(page, 0, axis)
         (figure,) = [one for one in page.locator("figure.many").all() if one.is_visible()]
         values = [float(text) for text in figure.locator(".key output").all_inner_texts()]
-        assert values == [pytest.approx(one["loss"], rel=1e-3) for one in DONE]
+        assert values == [pytest.approx(one["loss"], rel=1e-3) for one in DONE_ROWS]
         if axis < 2:
             assert figure.locator(".at output").inner_text() == last
     press(page, 0, 0)
@@ -73,7 +73,7 @@ def test_curves_show_last_losses_and_pointed_steps(write_page, open_page):
     box = chart.bounding_box()
     page.mouse.move(box["x"] + 80, box["y"] + box["height"] / 2)
     assert figure.locator(".at output").inner_text() == "1,000"
-    assert float(figure.locator(".key output").first.inner_text()) == DONE[0]["curves"][0][1][2]
+    assert float(figure.locator(".key output").first.inner_text()) == DONE_ROWS[0]["curves"][0][1][2]
     page.mouse.move(5, 5)
     assert figure.locator(".at output").inner_text() == "3,000"
 
@@ -85,9 +85,9 @@ def test_each_quality_and_cost_has_its_chart(write_page, open_page):
         (chart,) = [one for one in page.locator("svg.pareto").all() if one.is_visible()]
         assert chart.get_attribute("aria-label").startswith(f"{names[0]} against {names[1]};")
         titles = chart.locator("title").all_text_contents()
-        values = [COST_AXES[cost].get_value(one) for one in DONE]
+        values = [COST_AXES[cost].get_value(one) for one in DONE_ROWS]
         assert len(titles) == len(values) == chart.locator(".point").count()
-        assert all(title.startswith(one["name"] + ":") for title, one in zip(titles, DONE, strict=True))
+        assert all(title.startswith(one["name"] + ":") for title, one in zip(titles, DONE_ROWS, strict=True))
 
 
 def test_keyboard_presses_buttons_and_opens_recipes(write_page, open_page):
@@ -97,22 +97,22 @@ def test_keyboard_presses_buttons_and_opens_recipes(write_page, open_page):
     assert page.locator(".switch button").nth(1).get_attribute("aria-pressed") == "true"
     page.locator("summary").first.focus()
     page.keyboard.press("Enter")
-    assert page.locator("details pre").first.inner_text().strip() == DONE[0]["recipe"].strip()
+    assert page.locator("details pre").first.inner_text().strip() == DONE_ROWS[0]["recipe"].strip()
 
 
 def test_tables_show_rows_and_hover_highlights_design(write_page, open_page):
     page = open_page(write_page())
     quality, cost = page.locator("table.designs").all()
-    for line, one in zip(quality.locator("tbody tr").all(), DONE, strict=True):
+    for line, one in zip(quality.locator("tbody tr").all(), DONE_ROWS, strict=True):
         cells = line.locator("td").all_inner_texts()
         assert (cells[0], cells[1]) == (f"{one['loss']:.3f}", f"{one['ppl']:.2f}")
         assert cells[4] == f"{one['bleu']:.2f}"
     memory = [line.locator("td").nth(6).inner_text() for line in cost.locator("tbody tr").all()]
-    assert memory == ["763 MiB"] * len(DONE)
+    assert memory == ["763 MiB"] * len(DONE_ROWS)
     page.locator("tr.row").nth(2).hover()
-    highlighted = page.locator(".on").all()
-    assert len(highlighted) > 5
-    assert all("c2" in one.get_attribute("class").split() for one in highlighted)
+    elements = page.locator(".on").all()
+    assert len(elements) > 5
+    assert all("c2" in one.get_attribute("class").split() for one in elements)
     page.mouse.move(5, 5)
     assert page.locator(".on").count() == 0
 

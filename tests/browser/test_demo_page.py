@@ -11,6 +11,8 @@ from tests.browser.page_texts import find_english, run_command
 from polyhead.cli import demo_run
 
 pytest.importorskip("babel")
+# dear: the command is tested in tests/cli, the page of a translation run in test_report_page.py
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

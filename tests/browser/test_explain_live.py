@@ -151,17 +151,20 @@ def test_lever_forms_match_changed_model(open_page, service):
             page.locator(f"[data-focus='field-{lever}-{field}']").fill(str(value))
         page.get_by_role("button", name="Compute").click()
         wait_for_cases(page, lever, 2)
-        changed = compute_log_probs(service.run.model, ids, lever, setting)
-        kl = (changed.exp() * (changed - plain)).sum(-1)
+        other = compute_log_probs(service.run.model, ids, lever, setting)
+        kl = (other.exp() * (other - plain)).sum(-1)
         assert kl.max() > 1e-4
         numbers = read_numbers(page, "#card-lever")
         assert select_values(numbers, "KL") == pytest.approx(kl.tolist(), rel=1e-3, abs=1e-9), lever
+        labels = zip(range(len(plain)), ids[0, 1:], strict=False)
+        ranks = [1 + int((p[i] > p[i, label]).sum()) for i, label in labels for p in (plain, other)]
+        assert select_values(numbers, "Rank") == ranks, lever
         assert select_values(numbers, "mean KL") == [pytest.approx(float(kl.mean()), rel=1e-3)]
-        best = torch.stack([plain, changed], 1).amax(-1).exp().flatten().tolist()
+        best = torch.stack([plain, other], 1).amax(-1).exp().flatten().tolist()
         assert select_values(numbers, "Probability") == pytest.approx(best, rel=1e-4), lever
 
 
-def test_error_of_service_is_shown(open_page, service):
+def test_service_error_is_displayed(open_page, service):
     page = open_text(open_page, service, expected="400")
     go_to_station(page, "levers")
     page.locator("[data-focus='lever-cache']").click()

@@ -64,13 +64,13 @@ def test_arrays_of_page_match_reference(design, make_page, open_page):
 @pytest.mark.parametrize("design", [*DESIGNS, *OTHER_DESIGNS])
 def test_next_button_visits_every_station(design, make_page, open_page):
     page = open_walk(open_page, make_page(design)[2])
-    visited = [page.evaluate("explain.state.station")]
+    visited_stations = [page.evaluate("explain.state.station")]
     while page.locator("[data-focus='walk1']").count():
         page.locator("[data-focus='walk1']").click()
-        visited.append(page.evaluate("explain.state.station"))
+        visited_stations.append(page.evaluate("explain.state.station"))
         assert page.locator("#stage .card").count() > 0
         assert not re.search(r"\b(NaN|undefined|null)\b", page.locator("#stage").inner_text())
-    assert visited == list_stations(page)
+    assert visited_stations == list_stations(page)
     assert page.locator("#path [aria-current]").count() == 1
 
 
@@ -198,7 +198,7 @@ def test_language_and_theme_switches(make_page, open_page):
 
 
 # the position of a number that the inspector covers or that is outside of the window; else null
-COVERED = """number => {
+FIND_COVERED = """number => {
   const { top, bottom, left, right } = number.getBoundingClientRect();
   const sheet = document.getElementById("inspector").getBoundingClientRect();
   const isCovered = bottom > sheet.top + 1 && top < sheet.bottom - 1;
@@ -215,12 +215,12 @@ def test_inspector_does_not_cover_number_on_phone(station, make_page, open_page)
     numbers = page.locator("#stage .pointable:visible, #stage .head-cell:visible").element_handles()
     for number in [*numbers[:: max(len(numbers) // 20, 1)], numbers[-1]]:
         number.focus()
-        assert number.evaluate(COVERED) is None
+        assert number.evaluate(FIND_COVERED) is None
     for drawing in page.locator("#stage svg[tabindex]").all()[:6]:
         drawing.focus()
         for key in ("Home", *["ArrowDown"] * 12, "End"):
             page.keyboard.press(key)
-            assert drawing.locator(".here").evaluate(COVERED) is None, key
+            assert drawing.locator(".here").evaluate(FIND_COVERED) is None, key
 
 
 @pytest.mark.slow

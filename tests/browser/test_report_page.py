@@ -9,7 +9,6 @@ import threading
 import pytest
 from tests.browser.conftest import PHONE, check_accessibility
 from tests.browser.page_texts import use_language
-from tests.train.conftest import Notes
 from tests.train.task_runs import TASKS, task_recipe, write_texts
 
 from polyhead.core.process_liveness import process_start_time
@@ -33,7 +32,7 @@ def train_task(tmp_path_factory):
     def train_one(task):
         run_dir = directory / "runs" / task
         if not run_dir.exists():
-            run_training(task_recipe(directory, task, run_dir, steps=9), report=Notes())
+            run_training(task_recipe(directory, task, run_dir, steps=9))
         return run_dir
 
     return train_one

@@ -14,7 +14,7 @@ def repeat_request(get_service, model, page):
     return response.json()
 
 
-def test_translation_is_shown_with_attention(get_service, open_tool):
+def test_translation_is_displayed_with_attention(get_service, open_tool):
     page = open_tool("translator")
     page.get_by_label("Text (English)").fill("a dog barks .\ntwo dogs bark .")
     press(page, "Translate")
@@ -145,10 +145,10 @@ def test_texts_are_ranked_by_score(get_service, open_tool):
     press(page, "Rank")
     texts = [text for _, text in read_request(page)[1]["input"]]
     scores = [one["score"] for one in repeat_request(get_service, "reranker", page)["data"]]
-    ranked = sorted(zip(texts, scores, strict=True), key=lambda pair: -pair[1])
+    order = sorted(zip(texts, scores, strict=True), key=lambda pair: -pair[1])
     rows = get_panel(page).locator(".row")
-    assert rows.locator("span:first-child").all_text_contents() == [text for text, _ in ranked]
-    assert rows.locator(".figure").all_text_contents() == [f"{score:.6f}" for _, score in ranked]
+    assert rows.locator("span:first-child").all_text_contents() == [text for text, _ in order]
+    assert rows.locator(".figure").all_text_contents() == [f"{score:.6f}" for _, score in order]
     check_accessibility(page)
 
 

@@ -226,10 +226,10 @@ def test_page_works_by_keyboard(open_tool):
     page.locator(".note").filter(has_text="tokens").first.wait_for()
     assert page.locator(".turn.assistant").count() == 1
     page.get_by_role("tab", name="Chat").focus()
-    selected = page.get_by_role("tab", selected=True)
+    selected_tab = page.get_by_role("tab", selected_tab=True)
     for key, name in (("ArrowRight", "Continue"), ("End", "Compare"), ("Home", "Chat")):
         page.keyboard.press(key)
-        assert selected.text_content() == name and page.get_by_role("tabpanel").count() == 1
+        assert selected_tab.text_content() == name and page.get_by_role("tabpanel").count() == 1
 
 
 # forwards a stream but never ends it, as a slow model would: a small one would finish before Escape

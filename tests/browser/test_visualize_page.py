@@ -93,8 +93,8 @@ def test_token_shows_count_and_neighbours(make_page, open_page):
     empty = readout.inner_text()
     names = [name.replace("␣", " ").strip() or "␣" for name in tokens["names"]]
     i = next(i for i, name in enumerate(names) if name.isalpha() and len(name) > 2 and names.count(name) == 1)
-    near = ", ".join(names[j] for j in tokens["near"][i])
-    expected = f"{tokens['names'][i]}, {tokens['counts'][i]} times; nearest: {near}"
+    neighbours = ", ".join(names[j] for j in tokens["near"][i])
+    expected = f"{tokens['names'][i]}, {tokens['counts'][i]} times; nearest: {neighbours}"
     page.locator(".wide .point").nth(i).hover()
     assert readout.inner_text() == expected
     assert page.locator(".point.on").count() == 4  # two clouds in two sizes

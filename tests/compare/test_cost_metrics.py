@@ -84,11 +84,11 @@ def test_dead_units_ignore_padding(toy):
     inputs = []
     handle = layers[0].register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
     batches = toy.compared.eval_batches(toy.task)
-    padded = next(batch for batch in batches if capture_arguments(batch)[2] is not None)
+    padded_batch = next(batch for batch in batches if capture_arguments(batch)[2] is not None)
     with torch.no_grad():
-        padded.features(toy.model)
+        padded_batch.features(toy.model)
     handle.remove()
-    x, pos = inputs[0], capture_arguments(padded)[2]
+    x, pos = inputs[0], capture_arguments(padded_batch)[2]
     padding = x[pos < 0][0]
     with torch.no_grad():
         layers[0].weight[0], layers[0].bias[0] = padding, -0.999 * padding @ padding
@@ -133,9 +133,9 @@ def test_cache_bytes_per_token(changes, per_token):
 
 def test_peak_memory_of_process_and_gpu(monkeypatch):
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 1)
-    before = cost_metrics.measure_peak_memory(cpu)
+    peak_before = cost_metrics.measure_peak_memory(cpu)
     array = np.ones(2**26, dtype=np.uint8)
-    assert cost_metrics.measure_peak_memory(cpu) >= before > 2**25
+    assert cost_metrics.measure_peak_memory(cpu) >= peak_before > 2**25
     assert array.sum() == 2**26
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", {gpu: 12_345}.__getitem__)
     assert cost_metrics.measure_peak_memory(gpu) == 12_345

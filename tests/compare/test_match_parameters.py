@@ -25,14 +25,14 @@ def test_d_ff_is_changed_for_equal_parameters():
         DesignSpec("equal", ("model.norm_first=true",)),
     )
     plan = make_toy_plan(designs=designs)
-    matched = match_parameters(plan, count_with_vocabulary).designs
+    designs = match_parameters(plan, count_with_vocabulary).designs
     n_base = count_with_vocabulary(plan.base)
-    for design in matched[1:3]:
+    for design in designs[1:3]:
         assert abs(count_with_vocabulary(design.recipe) - n_base) <= 0.01 * n_base
         assert design.note == f"d_ff {design.recipe.model.d_ff} for equal parameters"
-    assert matched[3].recipe == plan.designs[3].recipe
-    assert matched[3].note.startswith("not matched, since that requires a d_ff below 1 (the base has 32): ")
-    assert (matched[4].note, matched[4].recipe) == ("", plan.designs[4].recipe)
+    assert designs[3].recipe == plan.designs[3].recipe
+    assert designs[3].note.startswith("not matched, since that requires a d_ff below 1 (the base has 32): ")
+    assert (designs[4].note, designs[4].recipe) == ("", plan.designs[4].recipe)
 
 
 def test_blocks_without_d_ff_are_not_matched():
@@ -46,10 +46,10 @@ def test_blocks_without_d_ff_are_not_matched():
         "(-0.4%)"
     )
     plan = make_toy_plan(designs=(DesignSpec("lstm", ("model.block=lstm", "model.position=none")),))
-    matched = match_parameters(plan, count_with_vocabulary).designs[1]
+    designs = match_parameters(plan, count_with_vocabulary).designs[1]
     n, n_base = (count_with_vocabulary(recipe) for recipe in (plan.designs[1].recipe, plan.base))
-    assert matched.recipe == plan.designs[1].recipe
-    assert matched.note == (
+    assert designs.recipe == plan.designs[1].recipe
+    assert designs.note == (
         f"not matched, since no block of it has a d_ff: {n:,} parameters against the base's {n_base:,} "
         f"({100 * (n - n_base) / n_base:+.1f}%)"
     )
@@ -71,7 +71,7 @@ NOT_MATCHED = (
         (100, 64, NOT_MATCHED.format("below 1", 228) + " (+128.0%)"),
     ],
 )
-def test_small_d_ff_has_note_or_is_not_matched(rest, d_ff, note):
+def test_small_d_ff_has_note_or_no_match(rest, d_ff, note):
     """Parameters are 2 d_ff, and 36 of the base or ``rest`` of the design."""
     design = match_one(
         "model.d_ff=64",

@@ -20,8 +20,8 @@ def list_names(plan):
 
 
 def test_base_is_first_and_equal_designs_are_merged():
-    same = DesignSpec("also rmsnorm", ("model.norm={name: rmsnorm}",))
-    plan = make_toy_plan(NORM, NORM_FIRST, designs=(same,), changes=("model.d_ff=64",))
+    duplicate = DesignSpec("also rmsnorm", ("model.norm={name: rmsnorm}",))
+    plan = make_toy_plan(NORM, NORM_FIRST, designs=(duplicate,), changes=("model.d_ff=64",))
     assert list_names(plan) == ["base", "norm=rmsnorm", "norm_first=true"]
     recipe = [
         load_recipe("toy.yaml", ["model.d_ff=64", *c, "out=runs/run"]) for c in ([], ["model.norm=rmsnorm"])
@@ -100,7 +100,7 @@ def test_output_directory_follows_recipe(workdir):
     assert plan.out == Path("runs/compare-old"), "the directory of the run itself is not used"
 
 
-def test_note_on_long_warm_up_and_learning_rate_factor():
+def test_note_on_warm_up_and_learning_rate():
     assert make_toy_plan(budget="8steps").designs[0].note == ""
     warm_up = "the warm-up (4 steps) is more than half of the 6 steps"
     assert make_toy_plan(budget="6steps").designs[0].note == warm_up

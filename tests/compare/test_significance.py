@@ -170,9 +170,9 @@ def test_p_value_matches_normal_approximation():
     differences = system.astype(float) - base
     z = differences.mean() / (differences.std() / 300**0.5)
     assert 1 < abs(z) < 1.5  # both tails have mass
-    own, other = (np.stack([right, np.ones(300)], 1).astype(np.float64) for right in (system, base))
+    system_stats, other = (np.stack([right, np.ones(300)], 1).astype(np.float64) for right in (system, base))
     both_tails = math.erfc(abs(z) / 2**0.5)
-    assert MEAN.p_value([own], [other]) == pytest.approx(both_tails, abs=0.03)
+    assert MEAN.p_value([system_stats], [other]) == pytest.approx(both_tails, abs=0.03)
 
 
 def test_false_positive_rate_is_five_percent():

@@ -7,10 +7,11 @@ def test_refused_and_failed_designs_are_rows(run_trials, capsys):
     options = ["--vary", "n_heads=3", "--vary", "lr=1e38"]
     rows = compare("toy", *options, budget="12steps")
     out = capsys.readouterr().out
-    refused, failed = rows["n_heads=3"], rows["lr=1e38"]
-    assert (rows["base"]["status"], refused["status"], failed["status"]) == ("done", "refused", "failed")
-    assert refused["message"].startswith("model: d_model (16) must be divisible by n_heads (3)")
-    assert "not finite" in failed["message"] and failed["loss"] is None
+    refused_row, failed_row = rows["n_heads=3"], rows["lr=1e38"]
+    statuses = {name: row["status"] for name, row in rows.items()}
+    assert statuses == {"base": "done", "n_heads=3": "refused", "lr=1e38": "failed"}
+    assert refused_row["message"].startswith("model: d_model (16) must be divisible by n_heads (3)")
+    assert "not finite" in failed_row["message"] and failed_row["loss"] is None
     assert "lr=1e38: failed: " in out and "n_heads=3: cannot be built: " in out
     compare("toy", *options, budget="12steps")
     assert run_trials == ["base.s1", "lr=1e38.s1"], "a divergence is a result, and not run again"

@@ -175,8 +175,8 @@ class ReferenceWalk:
         self.record(f"{path}.scores", scores.masked_fill(hidden != 0, 0.0))
         weights = self.record(f"{path}.weights", scores.masked_fill(hidden != 0, -math.inf).softmax(-1))
         mix = self.record(f"{path}.mix", weights @ v)
-        joined = self.record(f"{path}.joined", mix.transpose(0, 1).reshape(T, -1))
-        return F.linear(joined, attn.o_proj.weight, attn.o_proj.bias)
+        heads_out = self.record(f"{path}.joined", mix.transpose(0, 1).reshape(T, -1))
+        return F.linear(heads_out, attn.o_proj.weight, attn.o_proj.bias)
 
     def feed_forward(self, ffn, x):
         if hasattr(ffn, "gate_proj"):
@@ -192,12 +192,12 @@ class ReferenceWalk:
         rows = self.record(f"{path}.rows", embedding.token.weight[ids[0]])
         x = self.record(f"{path}.scaled", rows * embedding.scale)
         if hasattr(embedding.position, "table"):
-            added = sinusoid(len(x), rows.size(1))
+            position_rows = sinusoid(len(x), rows.size(1))
         elif hasattr(embedding.position, "offset"):
-            added = embedding.position.weight[: len(x)]
+            position_rows = embedding.position.weight[: len(x)]
         else:
             return x
-        return self.record(f"{path}.position.out", x + self.record(f"{path}.position.rows", added))
+        return self.record(f"{path}.position.out", x + self.record(f"{path}.position.rows", position_rows))
 
 
 @torch.no_grad()

@@ -65,7 +65,7 @@ def test_linear_attention_state_gives_next_output():
     values = np.concatenate([v, np.ones_like(v[..., :1])], -1)
     assert state == pytest.approx(phi_k.transpose(0, 2, 1) @ values, abs=1e-5)
     last = read(f"{path}.phi_q")[:, -1:] @ state
-    joined = (last[..., :-1] / (last[..., -1:] + 1e-6))[:, 0].reshape(-1)
+    heads_out = (last[..., :-1] / (last[..., -1:] + 1e-6))[:, 0].reshape(-1)
     o_proj = make_run(**config).model.stack.layers[0].attn.o_proj
-    out = joined @ o_proj.weight.detach().numpy().T + o_proj.bias.detach().numpy()
+    out = heads_out @ o_proj.weight.detach().numpy().T + o_proj.bias.detach().numpy()
     assert read(f"{path}.out")[-1] == pytest.approx(out, abs=1e-5)

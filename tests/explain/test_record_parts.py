@@ -40,42 +40,42 @@ def check_values(read, step, expected):
 
 
 def test_units_are_those_with_largest_effect():
-    recorded = RecordedStep("feed_forward", feed_forward="gelu")
-    ffn = recorded.layer.ffn
-    pre = F.linear(recorded.x, ffn.up_proj.weight, ffn.up_proj.bias)
+    part_step = RecordedStep("feed_forward", feed_forward="gelu")
+    ffn = part_step.layer.ffn
+    pre = F.linear(part_step.x, ffn.up_proj.weight, ffn.up_proj.bias)
     act = F.gelu(pre)
-    unit = torch.from_numpy(recorded.read_value("unit")).long()
-    assert unit.shape == (len(recorded.x), 32)
-    recorded.check("pre", pre.gather(1, unit))
-    recorded.check("act", act.gather(1, unit))
+    unit = torch.from_numpy(part_step.read_value("unit")).long()
+    assert unit.shape == (len(part_step.x), 32)
+    part_step.check("pre", pre.gather(1, unit))
+    part_step.check("act", act.gather(1, unit))
     effect = act.abs() * ffn.down_proj.weight.norm(dim=0)
     assert effect.gather(1, unit).min(1).values.ge(effect.topk(32, 1).values[:, -1] - 1e-6).all()
-    assert recorded.step["facts"]["active"] == pytest.approx((act > 0).float().mean(1).tolist())
+    assert part_step.step["facts"]["active"] == pytest.approx((act > 0).float().mean(1).tolist())
 
 
 def test_gate_and_up_projection_are_multiplied():
-    recorded = RecordedStep("feed_forward", feed_forward="swiglu")
-    ffn = recorded.layer.ffn
-    gate, up = (F.linear(recorded.x, proj.weight) for proj in (ffn.gate_proj, ffn.up_proj))
-    unit = torch.from_numpy(recorded.read_value("unit")).long()
+    part_step = RecordedStep("feed_forward", feed_forward="swiglu")
+    ffn = part_step.layer.ffn
+    gate, up = (F.linear(part_step.x, proj.weight) for proj in (ffn.gate_proj, ffn.up_proj))
+    unit = torch.from_numpy(part_step.read_value("unit")).long()
     for role, value in {"pre": gate, "act": F.silu(gate), "up": up, "hidden": F.silu(gate) * up}.items():
-        recorded.check(role, value.gather(1, unit))
+        part_step.check(role, value.gather(1, unit))
 
 
 def test_experts_match_router_and_sum_to_output():
     moe = {"name": "moe", "n_experts": 5, "top_k": 3, "expert": "swiglu"}
-    recorded = RecordedStep("moe", feed_forward=moe)
-    moe, x = recorded.layer.ffn, recorded.x
+    part_step = RecordedStep("moe", feed_forward=moe)
+    moe, x = part_step.layer.ffn, part_step.x
     p = (x @ moe.router.weight.T).softmax(-1)
     experts = (p + moe.balance).topk(3).indices
     weights = p.gather(1, experts) / p.gather(1, experts).sum(1, keepdim=True)
-    recorded.check("probability", p)
-    recorded.check("weight", weights)
-    assert recorded.read_value("expert").tolist() == experts.tolist()
+    part_step.check("probability", p)
+    part_step.check("weight", weights)
+    assert part_step.read_value("expert").tolist() == experts.tolist()
     outputs = torch.stack([expert(x) for expert in moe.experts], 1)  # (T, E, C)
     outputs = outputs.gather(1, experts[..., None].expand(-1, -1, x.size(1)))
-    recorded.check("written", outputs)
-    recorded.check("out", (outputs * weights[..., None]).sum(1))
+    part_step.check("written", outputs)
+    part_step.check("out", (outputs * weights[..., None]).sum(1))
 
 
 def run_lstm(rnn, x):
@@ -84,9 +84,9 @@ def run_lstm(rnn, x):
     for row in x:
         sums = rnn.weight_ih_l0 @ row + rnn.bias_ih_l0 + rnn.weight_hh_l0 @ h + rnn.bias_hh_l0
         i, f, g, o = sums.chunk(4)
-        before, c = c, f.sigmoid() * c + i.sigmoid() * g.tanh()
+        previous, c = c, f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
-        yield {"i": i, "f": f, "g": g, "o": o, "cell": c, "state": h, "before": before}
+        yield {"i": i, "f": f, "g": g, "o": o, "cell": c, "state": h, "before": previous}
 
 
 def run_gru(rnn, x):
@@ -97,8 +97,8 @@ def run_gru(rnn, x):
     for row in x:
         r, z = wr @ row + br + ur @ h + cr, wz @ row + bz + uz @ h + cz
         a, u = wn @ row + bn, un @ h + cn
-        before, h = h, (1 - z.sigmoid()) * (a + r.sigmoid() * u).tanh() + z.sigmoid() * h
-        yield {"r": r, "z": z, "a": a, "u": u, "state": h, "before": before}
+        previous, h = h, (1 - z.sigmoid()) * (a + r.sigmoid() * u).tanh() + z.sigmoid() * h
+        yield {"r": r, "z": z, "a": a, "u": u, "state": h, "before": previous}
 
 
 def run_rnn(rnn, x):
@@ -106,8 +106,8 @@ def run_rnn(rnn, x):
     h = x.new_zeros(rnn.hidden_size)
     for row in x:
         a = rnn.weight_ih_l0 @ row + rnn.weight_hh_l0 @ h
-        before, h = h, a.tanh()
-        yield {"a": a, "state": h, "before": before}
+        previous, h = h, a.tanh()
+        yield {"a": a, "state": h, "before": previous}
 
 
 BLOCKS = {"lstm": run_lstm, "gru": run_gru, "rnn": run_rnn}
@@ -190,15 +190,15 @@ def test_residual_adds_scaled_branches(config):
         branches = [name for role, name in step["values"].items() if role.startswith("branch")]
         assert len(branches) == (2 if "block" in config else 1)
         assert outputs.issuperset(branches)
-        added = sum(read(name) for name in branches) * config.get("residual_scale", 1)
-        check_values(read, step, {"out": read(step["values"]["x"]) + added})
+        branch_sum = sum(read(name) for name in branches) * config.get("residual_scale", 1)
+        check_values(read, step, {"out": read(step["values"]["x"]) + branch_sum})
 
 
 def test_gated_convolution():
-    recorded = RecordedStep("conv", block="gated_conv", norm_first=True)
-    x = recorded.x
-    padded = F.pad(x, (0, 0, 2, 0))
-    windows = torch.cat([padded[i : i + len(x)] for i in range(3)], -1)
-    value, gate = recorded.layer.conv(windows).chunk(2, -1)
+    part_step = RecordedStep("conv", block="gated_conv", norm_first=True)
+    x = part_step.x
+    x_pad = F.pad(x, (0, 0, 2, 0))
+    windows = torch.cat([x_pad[i : i + len(x)] for i in range(3)], -1)
+    value, gate = part_step.layer.conv(windows).chunk(2, -1)
     for role, expected in {"value": value, "gate": gate, "out": value * gate.sigmoid()}.items():
-        recorded.check(role, expected)
+        part_step.check(role, expected)

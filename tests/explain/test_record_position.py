@@ -91,7 +91,7 @@ def test_deberta_bias_is_two_products(terms, span, max_distance):
             assert role not in values or read(values[role]) == pytest.approx(product, abs=1e-5)
 
 
-def test_scheme_is_shown_once_per_stack():
+def test_scheme_has_one_step_per_stack():
     document, _ = explain_config({"position": "rope"})
     steps = list_steps(document, "position")
     paths = [f"{stack}.layers.0.attn.position" for stack in ("encoder", "decoder")]

@@ -15,8 +15,8 @@ def test_watching_leaves_no_hooks_even_after_error():
     with torch.inference_mode():
         plain = model(ids)
         with watch_model(model, [3], [(0, 3)]) as trace:
-            watched = model(ids)
-    assert torch.equal(plain, watched)
+            output = model(ids)
+    assert torch.equal(plain, output)
     n = len(trace.steps)
     with pytest.raises(IndexError), torch.inference_mode(), watch_model(model, [1], [(0, 1)]):
         model(torch.tensor([[999]]))

@@ -1,46 +1,35 @@
+"""The names of the experiments, and a registry of two experiments that measure nothing."""
+
 import pytest
 
 from polyhead.lab.registry import EXPERIMENTS
 from polyhead.lab.result import Claim, ExperimentResult
 
-NAMES = (
-    "activations",
-    "caches",
-    "embedding",
-    "heads",
-    "linear",
-    "norms",
-    "paging",
-    "parallelism",
-    "positions",
-    "prenorm",
-    "recurrence",
-    "scaling",
-    "tied-qkv",
-    "tokens",
-)
+QUICK = ("linear", "parallelism", "prenorm", "scaling")  # whose quick runs take a second
+SLOW = ("activations", "caches", "embedding", "heads", "norms")
+SLOW += ("paging", "positions", "recurrence", "tied-qkv", "tokens")
+NAMES = sorted(QUICK + SLOW)
 
 
 @pytest.fixture
 def toy(monkeypatch):
-    """A catalogue of two experiments that measure nothing."""
+    """Registers two experiments in place of the package's; the contexts that they are run with."""
     EXPERIMENTS.names()
     monkeypatch.setattr(EXPERIMENTS, "_parts", {})
-    seen = []
+    contexts = []
 
     @EXPERIMENTS.register("toy")
-    def toy(bench):
+    def toy(context):
         """What a toy does."""
-        seen.append(bench)
-        bench.info("half of it is done")
-        return ExperimentResult(
-            "A toy", "Why?", [Claim("It works.", "Me, today", f"seed {bench.seed}", None)]
-        )
+        contexts.append(context)
+        context.info("half of it is done")
+        claim = Claim("It works.", "Me, today", f"seed {context.seed}", None)
+        return ExperimentResult("A toy", "Why?", [claim])
 
     @EXPERIMENTS.register("yo-yo")
-    def yoyo(bench):
+    def yoyo(context):
         """Up and down."""
-        seen.append(bench)
+        contexts.append(context)
         return ExperimentResult("A yo-yo", "Why?", [Claim("It goes up.", "Me", "it went down", False)])
 
-    return seen
+    return contexts

@@ -1,19 +1,18 @@
+"""Strict parsing of pages."""
+
 import json
 from html.parser import HTMLParser
 
 VOID = {"meta", "link", "br", "img", "input", "wbr"}
-
 RAW = {"script", "style"}
 
 
 class Page(HTMLParser):
-    """Reads a page and insists that every element is closed in order."""
+    """Parses a page, and checks that every element is closed in order."""
 
     def __init__(self, text):
         super().__init__()
-        self.open = []
-        self.elements = []
-        self.texts = []
+        self.open, self.elements, self.texts = [], [], []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -42,8 +41,7 @@ class Page(HTMLParser):
 
     def data(self):
         """The embedded JSON, in order."""
-        kinds = [attributes.get("type") for attributes in self.all("script")]
+        types = [attributes.get("type") for attributes in self.all("script")]
         scripts = [text for tag, text in self.texts if tag == "script"]
-        return [
-            json.loads(text) for kind, text in zip(kinds, scripts, strict=True) if kind == "application/json"
-        ]
+        pairs = zip(types, scripts, strict=True)
+        return [json.loads(text) for type_, text in pairs if type_ == "application/json"]

@@ -22,7 +22,7 @@ def test_score_on_fewer_texts_is_never_best(write_page):
     assert re.search(r"lowest loss</dt><dd>0.500</dd><dt>easy<", html)
 
 
-def test_page_is_self_contained_with_one_visible_chart_each(write_page):
+def test_page_is_self_contained_with_visible_charts(write_page):
     html = write_page(ROWS)
     page = Page(html)
     assert [a["href"] for a in page.all("link")] == ["data:,"]

@@ -42,8 +42,8 @@ def test_last_intervals_are_dropped_for_long_names():
     columns = []
     for title, value in texts.items():
         columns += [(title, lambda _, value=value: value), ("95 %", lambda _, title=title: title * 10)]
-    fitted = _fit_columns([{"name": "n" * 40}], columns)
-    assert [get_text({}) for _, get_text in fitted] == ["1.5", "loss" * 10, "20", "40"]
+    columns_left = _fit_columns([{"name": "n" * 40}], columns)
+    assert [get_text({}) for _, get_text in columns_left] == ["1.5", "loss" * 10, "20", "40"]
     assert _fit_columns([{"name": "n"}], columns[:4]) == columns[:4]
 
 

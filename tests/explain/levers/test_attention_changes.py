@@ -108,8 +108,8 @@ def test_shuffle_matches_shuffled_input(kind, changes, positions):
     order = output.detail["order"]
     other = model if positions == "kept" else with_config(model, position="none")
     if kind == "encoder-decoder":
-        shuffled = lever_input.replace(source=[lever_input.source[i] for i in order])
-        expected = run_model(other, shuffled)
+        other_input = lever_input.replace(source=[lever_input.source[i] for i in order])
+        expected = run_model(other, other_input)
     else:
         logits = run_model(other, lever_input.replace(tokens=[lever_input.tokens[i] for i in order]))
         expected = logits if lever_input.rows == [None] else logits[torch.tensor(order).argsort()]
@@ -133,7 +133,7 @@ def test_obstacles_of_attention_levers():
     assert "fewer than two words" in SHUFFLE_LEVER.find_obstacle(one_word)
     linear = make_lever_input(attention="linear", position="none")
     assert SCALE_LEVER.find_obstacle(linear) == "this model has no softmax attention"
-    unscaled = make_lever_input(attention={"name": "softmax", "scale": 1.0})
-    assert SCALE_LEVER.find_obstacle(unscaled) == "attention of this model has no scale"
+    no_scale = make_lever_input(attention={"name": "softmax", "scale": 1.0})
+    assert SCALE_LEVER.find_obstacle(no_scale) == "attention of this model has no scale"
     for lever_input in (make_lever_input("encoder"), make_lever_input(block="lstm", position="none")):
         assert "no causal mask" in CAUSAL_MASK_LEVER.find_obstacle(lever_input)

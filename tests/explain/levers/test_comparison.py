@@ -20,11 +20,11 @@ def reference_kl(logits, baseline):
 
 
 def test_kl_is_sum_over_changed_distribution():
-    changed, baseline = [[1.0, 2.0, -1.0], [0.0, 0.0, 3.0]], [[0.5, 0.0, 1.0], [0.0, 0.0, 3.0]]
-    kl = compute_kl(torch.tensor(changed), torch.tensor(baseline)).tolist()
-    assert kl == pytest.approx([reference_kl(*pair) for pair in zip(changed, baseline, strict=True)])
+    outputs, baseline = [[1.0, 2.0, -1.0], [0.0, 0.0, 3.0]], [[0.5, 0.0, 1.0], [0.0, 0.0, 3.0]]
+    kl = compute_kl(torch.tensor(outputs), torch.tensor(baseline)).tolist()
+    assert kl == pytest.approx([reference_kl(*pair) for pair in zip(outputs, baseline, strict=True)])
     assert kl[1] == 0
-    assert kl[0] != pytest.approx(reference_kl(baseline[0], changed[0]))
+    assert kl[0] != pytest.approx(reference_kl(baseline[0], outputs[0]))
     # of masked tokens it is the logarithm of the remaining mass
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     masked = logits.masked_fill(torch.tensor([[False, False, True]]), -torch.inf)
@@ -50,8 +50,8 @@ def test_output_lists_top_tokens_and_reference():
 
 
 def test_comparison_lists_rows_with_changed_best_token():
-    changed, plain = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    result = compare_outputs(changed, plain, [0, 0])
+    outputs, plain = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    result = compare_outputs(outputs, plain, [0, 0])
     assert (result["changed"], result["rank"]) == ([1], [1, 2])
     assert result["mean_kl"] == pytest.approx(reference_kl([0, 1], [1, 0]) / 2, rel=1e-5)
     p = math.e / (1 + math.e)
@@ -63,14 +63,14 @@ def test_comparison_lists_rows_with_changed_best_token():
 
 
 def test_incomparable_rows_are_none_and_not_counted():
-    changed, plain = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[9.0, 0.0], [1.0, 0.0]])
-    result = compare_outputs(changed, plain, [0, 0], [False, True])
+    outputs, plain = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[9.0, 0.0], [1.0, 0.0]])
+    result = compare_outputs(outputs, plain, [0, 0], [False, True])
     assert [result[name][0] for name in ("kl", "rank", "p", "logsumexp")] == [None] * 4
     assert result["top"]["before"][0] is None
     assert result["top"]["ids"] == [None, [1, 0]]
     assert result["mean_kl"] == result["kl"][1]
     assert result["changed"] == [1]
-    assert compare_outputs(changed, plain, [0, 0], [False, False])["mean_kl"] is None
+    assert compare_outputs(outputs, plain, [0, 0], [False, False])["mean_kl"] is None
 
 
 def test_round_number_has_six_significant_digits():

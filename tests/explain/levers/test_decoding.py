@@ -21,18 +21,18 @@ def test_free_running_reads_its_own_tokens(kind, prompt):
     while len(tokens) < len(lever_input.tokens) + 1:
         logits = run_model(lever_input.model, lever_input.replace(tokens=tokens))
         tokens = [*tokens, int(logits[-1].argmax())]
-    free, forced = output.detail["free"], output.detail["forced"]
+    free, teacher_forced = output.detail["free"], output.detail["forced"]
     assert free["ids"] == tokens[prompt:]
     logits = run_model(lever_input.model, lever_input.replace(tokens=tokens[:-1]))
     torch.testing.assert_close(output.logits, logits)
     logits, plain = logits[prompt - 1 :], lever_input.plain_logits[prompt - 1 :]
-    assert forced["ids"] == plain.argmax(-1).tolist()
-    assert forced["p"] == pytest.approx(plain.softmax(-1).amax(-1).tolist(), rel=1e-5)
-    assert forced["logsumexp"] == pytest.approx(plain.logsumexp(-1).tolist(), rel=1e-5)
+    assert teacher_forced["ids"] == plain.argmax(-1).tolist()
+    assert teacher_forced["p"] == pytest.approx(plain.softmax(-1).amax(-1).tolist(), rel=1e-5)
+    assert teacher_forced["logsumexp"] == pytest.approx(plain.logsumexp(-1).tolist(), rel=1e-5)
     p = logits.softmax(-1).gather(-1, torch.tensor(tokens[prompt:])[:, None])[:, 0]
     assert free["p"] == pytest.approx(p.tolist(), rel=1e-5)
     assert free["logsumexp"] == pytest.approx(logits.logsumexp(-1).tolist(), rel=1e-5)
-    assert (forced["target"], output.detail["first_row"]) == (lever_input.tokens[prompt:], prompt - 1)
+    assert (teacher_forced["target"], output.detail["first_row"]) == (lever_input.tokens[prompt:], prompt - 1)
     different = [t for t in range(prompt - 1, 8) if lever_input.tokens[t + 1] != tokens[t + 1]]
     assert output.detail["first_difference"] == different[0]
     assert compute_kl(output.logits, lever_input.plain_logits)[:prompt].max() < 1e-9

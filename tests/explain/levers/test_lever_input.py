@@ -58,9 +58,9 @@ def test_encoder_predicts_masks_or_every_token():
     (row,) = masked.rows
     assert masked.tokens[row] == run.tokenizer.mask_id
     assert masked.labels == [None] and len(masked.words) == 3
-    unmasked = read(run, "the dog barks")
-    assert unmasked.labels == unmasked.tokens
-    assert 0 not in {i for word in unmasked.words for i in word}  # the special token
+    plain_input = read(run, "the dog barks")
+    assert plain_input.labels == plain_input.tokens
+    assert 0 not in {i for word in plain_input.words for i in word}  # the special token
 
 
 def test_classifier_has_one_row():
@@ -101,8 +101,8 @@ def test_layers_before_change_are_reused():
 
 def test_copied_modules_share_weights():
     model = make_run("encoder-decoder").model
-    copied = copy_modules(model)
-    assert all(a is b for a, b in zip(model.parameters(), copied.parameters(), strict=True))
-    copied.decoder.layers = nn.ModuleList()
+    module_copy = copy_modules(model)
+    assert all(a is b for a, b in zip(model.parameters(), module_copy.parameters(), strict=True))
+    module_copy.decoder.layers = nn.ModuleList()
     assert len(list_stacks(model)["decoder"].layers) == 2
     assert list(list_stacks(model)) == ["encoder", "decoder"]

@@ -74,24 +74,24 @@ def test_h2o_evicts_smallest_attention_sum_of_each_head():
     # until the budget is exceeded slots are in the order of positions; then each head evicts one of 0..2
     sums = sum(torch.nn.functional.pad(w[:, 0, :5], (0, 5 - w[:, 0, :5].size(1))) for w in weights[:5])
     by_head = sums.unflatten(0, (2, 2)).sum(1)  # query heads of a key/value head
-    evicted = by_head[:, :3].argmin(-1)
+    evicted_slots = by_head[:, :3].argmin(-1)
     for head, row in enumerate(record.visible[5]):
-        assert row.nonzero()[:, 0].tolist() == [i for i in range(6) if i != evicted[head]]
+        assert row.nonzero()[:, 0].tolist() == [i for i in range(6) if i != evicted_slots[head]]
 
 
 def test_quantization_errors_match_reference():
     lever_input = make_lever_input(n_layers=1, position="rope")
     record = read_stepwise(lever_input, Choice("quantized", bits=4, group=4)).layers[0]
-    attn, captured = lever_input.model.stack.layers[0].attn, []
-    attn.k_proj.register_forward_hook(lambda *args: captured.append(args[2]))
+    attn, projections = lever_input.model.stack.layers[0].attn, []
+    attn.k_proj.register_forward_hook(lambda *args: projections.append(args[2]))
     run_model(lever_input.model, lever_input)
-    keys = captured[0][0].view(9, 4, 4).transpose(0, 1)[None]
+    keys = projections[0][0].view(9, 4, 4).transpose(0, 1)[None]
     keys = attn.position.prepare(None, 9, keys.device).rotate(keys, None)[0][:, :8]  # (K, T, D)
     group = keys.unflatten(1, (2, 4))
     low, high = group.amin(2, keepdim=True), group.amax(2, keepdim=True)
     scale = (high - low) / 15
-    quantized = (((group - low) / scale).round() * scale + low).flatten(1, 2)
-    expected = (quantized - keys).norm(dim=-1) / keys.norm(dim=-1)
+    stored_keys = (((group - low) / scale).round() * scale + low).flatten(1, 2)
+    expected = (stored_keys - keys).norm(dim=-1) / keys.norm(dim=-1)
     errors, _ = record.measure_errors()
     torch.testing.assert_close(errors[:, :8], expected, rtol=1e-4, atol=1e-6)
     assert errors[:, 8].tolist() == [0] * 4  # in full precision until its group is full

@@ -54,11 +54,11 @@ def test_reference_is_label_or_best_token():
 def test_case_compares_with_plain_output():
     lever_input = make_lever_input(position="rope")
     case = compute_case(lever_input, "scale", {})
-    changed = LEVERS["scale"].compute(lever_input, {"scale": 1.0}).logits
-    assert case["result"] == compare_outputs(changed, lever_input.plain_logits, lever_input.references)
+    logits = LEVERS["scale"].compute(lever_input, {"scale": 1.0}).logits
+    assert case["result"] == compare_outputs(logits, lever_input.plain_logits, lever_input.references)
     assert case["baseline"] is None
-    shuffled = compute_case(lever_input, "shuffle", {"positions": "none"})
-    assert shuffled["baseline"] == {"positions": "none", "shuffled": False}
+    shuffle_case = compute_case(lever_input, "shuffle", {"positions": "none"})
+    assert shuffle_case["baseline"] == {"positions": "none", "shuffled": False}
 
 
 def test_live_page_has_fields_without_cases():

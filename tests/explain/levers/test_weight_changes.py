@@ -89,8 +89,8 @@ def test_fewer_kv_heads_are_means_of_groups(kind, changes):
         output = KV_HEADS_LEVER.compute(lever_input, case)
         expected = run_model(average_heads(model, case["n_kv_heads"]), lever_input)
         torch.testing.assert_close(output.logits, expected)
-        before, after = (2 * 2 * 4 * 4 * n for n in (model.config.kv_heads, case["n_kv_heads"]))
-        assert output.detail["bytes_per_token"] == {"before": before, "after": after}
+        bytes_before, bytes_after = (2 * 2 * 4 * 4 * n for n in (model.config.kv_heads, case["n_kv_heads"]))
+        assert output.detail["bytes_per_token"] == {"before": bytes_before, "after": bytes_after}
 
 
 def test_obstacles_of_weight_levers():
@@ -99,8 +99,8 @@ def test_obstacles_of_weight_levers():
         assert lever.find_obstacle(recurrent) == "this model has no attention heads"
     assert LAYER_LEVER.list_cases(recurrent) == [{"stack": "stack", "layer": i} for i in (0, 1)]
     assert "one key/value head" in KV_HEADS_LEVER.find_obstacle(make_lever_input(n_kv_heads=1))
-    tied = make_lever_input(attention={"name": "softmax", "tie": "qk"})
-    assert "share one projection" in KV_HEADS_LEVER.find_obstacle(tied)
+    tied_input = make_lever_input(attention={"name": "softmax", "tie": "qk"})
+    assert "share one projection" in KV_HEADS_LEVER.find_obstacle(tied_input)
     assert "one layer" in LAYER_LEVER.find_obstacle(make_lever_input(n_layers=1))
 
 
