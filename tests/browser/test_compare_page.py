@@ -33,7 +33,7 @@ def plan(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
         write_toy_files(directory)
-        return make_toy_plan(budget="600s", seeds=1)
+        return make_toy_plan(budget="600s", seeds=1, out=directory / "out")
 
 
 @pytest.fixture

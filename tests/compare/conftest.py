@@ -9,6 +9,7 @@ from tests.compare.compare_helpers import make_toy_plan, write_toy_files
 from polyhead.compare import run, trial
 from polyhead.compare.significance import SacrebleuTest
 from polyhead.compare.trial import run_trial
+from polyhead.train.report import RunReport
 
 
 @pytest.fixture
@@ -27,8 +28,19 @@ def plan(workdir):
 
 
 @pytest.fixture
-def run_trials(workdir, monkeypatch):
-    """Trials run in this process, with few resamples; the list of their names."""
+def few_resamples(monkeypatch):
+    """100 permutations and resamples instead of 10,000 and 1,000, which take most of the time."""
+    compare = SacrebleuTest._compare
+
+    def compare_few(self, systems, **options):
+        return compare(self, systems, n_samples=100, **dict.fromkeys(options, 100))
+
+    monkeypatch.setattr(SacrebleuTest, "_compare", compare_few)
+
+
+@pytest.fixture
+def run_trials(workdir, few_resamples, monkeypatch):
+    """Trials run in this process, without report pages; the list of their names."""
     names, threads = [], torch.get_num_threads()
 
     def run_here(directory, stop):
@@ -38,12 +50,7 @@ def run_trials(workdir, monkeypatch):
         return 0
 
     monkeypatch.setattr(run, "run_subprocess", run_here)
-    compute = SacrebleuTest._compare  # 10,000 permutations take most of the time of a comparison
-    monkeypatch.setattr(
-        SacrebleuTest,
-        "_compare",
-        lambda self, systems, **options: compute(self, systems, n_samples=50, **dict.fromkeys(options, 50)),
-    )
+    monkeypatch.setattr(RunReport, "_try_or_warn", lambda self, work: None)
     return names
 
 

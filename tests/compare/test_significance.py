@@ -105,6 +105,7 @@ def test_scores_intervals_and_p_match_sacrebleu(name, title, sacrebleu_results):
     assert test.interval([bad]) == pytest.approx((mean - half_width, mean + half_width), abs=1e-4)
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_equal_systems_and_few_sentences_are_not_significant():
     bleu = TESTS["bleu"]
     good = compute_statistics("bleu", GOOD)
@@ -123,6 +124,7 @@ def test_chinese_is_scored_with_its_own_tokens():
     assert TESTS["bleu"].score([stats]) == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_scores_are_averaged_over_seeds():
     good, bad = compute_statistics("bleu", GOOD), compute_statistics("bleu", BAD)
     for test, a, b in (

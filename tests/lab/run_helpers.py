@@ -5,9 +5,9 @@ import pytest
 from polyhead.lab.registry import EXPERIMENTS
 from polyhead.lab.result import Claim, ExperimentResult
 
-QUICK = ("linear", "parallelism", "prenorm", "scaling")  # whose quick runs take a second
+QUICK = ("linear", "parallelism", "scaling")  # whose quick runs take a second
 SLOW = ("activations", "caches", "embedding", "heads", "norms")
-SLOW += ("paging", "positions", "recurrence", "tied-qkv", "tokens")
+SLOW += ("paging", "positions", "prenorm", "recurrence", "tied-qkv", "tokens")
 NAMES = sorted(QUICK + SLOW)
 
 
