@@ -42,7 +42,7 @@ def wait_for_requests(page, routes, n):
 def open_lever(open_page, service, lever):
     """A lever of a text, and the list of its paused requests, of which the first is for the defaults."""
     page, routes = open_text(open_page, service), []
-    page.route("**/v1/explain", routes.append)
+    page.route("**/v1/explain", lambda route: routes.append(route))
     page.evaluate("lever => explain.go({ station: 'levers', lever })", lever)
     wait_for_requests(page, routes, 1)
     return page, routes

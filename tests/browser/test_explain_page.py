@@ -55,7 +55,7 @@ def test_arrays_of_page_match_reference(design, make_page, open_page):
     assert len(names) > 20
     arrays = page.evaluate("names => names.map((name) => [...explain.value(name).data])", names)
     for name, numbers in zip(names, arrays, strict=True):
-        expected = walk.arrays[name].double().numpy()
+        expected = walk.arrays[name].detach().double().numpy()
         bound = 1e-6 * max(1.0, float(np.abs(expected).max()))
         assert np.abs(np.reshape(numbers, expected.shape) - expected).max() <= bound, name
 

@@ -1,5 +1,7 @@
 """Tests of the browser harness: page errors and accessibility violations fail a test."""
 
+from contextlib import nullcontext
+
 import pytest
 from tests.browser.conftest import PHONE, check_accessibility, watch_pages
 
@@ -24,17 +26,19 @@ def test_accessibility_violation_is_reported(open_page, tmp_path, body, rule):
 
 
 @pytest.mark.parametrize(
-    ("script", "message"),
+    ("event", "script", "message"),
     [
-        ("console.error('oh')", "console: oh"),
-        ("setTimeout(() => { undefined.map; })", "page: Cannot read properties of undefined"),
-        ("fetch('nowhere.txt')", "request: GET .*nowhere.txt"),
+        ("console", "console.error('oh')", "console: oh"),
+        ("pageerror", "undefined.map", "page: Cannot read properties of undefined"),
+        ("requestfailed", "fetch('nowhere.txt')", "request: GET .*nowhere.txt"),
     ],
 )
-def test_page_error_fails_unless_expected(browser, tmp_path, script, message):
+def test_page_error_fails_unless_expected(browser, tmp_path, event, script, message):
     path = tmp_path / "page.html"
-    path.write_text(PAGE.format(f"<script>{script}</script>"))
-    with pytest.raises(AssertionError, match=message), watch_pages(browser) as open_one:
-        open_one(path).wait_for_timeout(50)
-    with watch_pages(browser) as open_one:
-        open_one(path, expected=".").wait_for_timeout(50)
+    path.write_text(PAGE.format(""))
+    for expected in (None, "."):
+        outcome = nullcontext() if expected else pytest.raises(AssertionError, match=message)
+        with outcome, watch_pages(browser) as open_one:
+            page = open_one(path, expected=expected)
+            with page.expect_event(event):
+                page.evaluate(f"setTimeout(() => {{ {script}; }})")
