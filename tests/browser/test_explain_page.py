@@ -45,7 +45,10 @@ def make_page(tmp_path_factory):
     return make_one
 
 
-@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize(
+    "design",
+    [pytest.param(d, marks=() if d in ("Vaswani et al.", "Llama") else pytest.mark.slow) for d in DESIGNS],
+)
 def test_arrays_of_page_match_reference(design, make_page, open_page):
     run, document, path = make_page(design)
     walk = ReferenceWalk(**DESIGNS[design][1])
@@ -207,7 +210,14 @@ FIND_COVERED = """number => {
 }"""
 
 
-@pytest.mark.parametrize("station", ["decoder.layers.0.cross", "output", "levers", "cost"])
+@pytest.mark.parametrize(
+    "station",
+    [
+        "decoder.layers.0.cross",
+        "cost",
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ("output", "levers")),
+    ],
+)
 def test_inspector_does_not_cover_number_on_phone(station, make_page, open_page):
     page = open_walk(open_page, make_page("Vaswani et al.")[2], screen=PHONE)
     page.set_viewport_size({"width": PHONE.width, "height": 844})

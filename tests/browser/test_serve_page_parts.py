@@ -32,7 +32,13 @@ LEADS = {
 }
 
 
-@pytest.mark.parametrize("model", LEADS)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(m, marks=() if m in ("translator", "chat", "classifier", "masked") else pytest.mark.slow)
+        for m in LEADS
+    ],
+)
 def test_lead_describes_model_in_both_languages(open_tool, model):
     page = open_tool(model)
     lead, (english, chinese) = page.locator(".lead"), LEADS[model]

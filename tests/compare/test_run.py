@@ -107,9 +107,9 @@ def test_directory_of_another_comparison_is_an_error(workdir, expect_error):
     expect_error(*command, "--design", "x: d_ff=16", message=message)
     (workdir / "valid.en").write_text((workdir / "valid.en").read_text().replace("dog", "hound"))
     expect_error(*command, *design, message="has another comparison: text differs")
-    assert main([*command, "--out", "runs/other"]) == 0
 
 
+@pytest.mark.slow
 def test_interrupted_comparison_resumes_with_equal_weights(run_trials, monkeypatch, capsys):
     assert main([*COMMAND, "--out", "runs/whole"]) == 0
     run_here = run.run_subprocess
@@ -143,11 +143,11 @@ def test_interrupted_comparison_resumes_with_equal_weights(run_trials, monkeypat
 
 
 def test_all_seeds_train_equally_many_steps(run_trials, monkeypatch):
-    step_times = iter([0.1, 0.05])
+    step_times = iter([0.5, 0.25])
     monkeypatch.setattr("polyhead.compare.step_budget.measure_step_time", lambda *args: next(step_times))
     compare("toy", "--seeds", "2", budget="1s")
     results = [json.loads((OUT / f"cells/base.s{s}/result.json").read_text()) for s in (1, 2)]
-    assert [result["steps"] for result in results] == [10, 10]
+    assert [result["steps"] for result in results] == [2, 2]
 
 
 def test_plan_option_shows_designs_without_training(run_trials, capsys):

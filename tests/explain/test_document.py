@@ -280,10 +280,10 @@ def test_base_size_model_shows_twenty_tokens(config):
         {},
         {"kind": "encoder", "position": "disentangled"},
         {"kind": "decoder", "feed_forward": {"name": "moe", "top_k": 3}},
-        {"kind": "decoder", "position": "alibi"},
-        {"block": "lstm", "position": "none"},
         {"kind": "decoder", "block": {"name": "gru", "units": 48}},
-        {"kind": "encoder", "block": "rnn"},
+        pytest.param({"kind": "decoder", "position": "alibi"}, marks=pytest.mark.slow),
+        pytest.param({"block": "lstm", "position": "none"}, marks=pytest.mark.slow),
+        pytest.param({"kind": "encoder", "block": "rnn"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
