@@ -133,11 +133,11 @@ def test_arrow_keys_select_tokens_heads_and_layers(make_page, open_page):
         (".heads", "ArrowRight", "explain.state.head", 1),
         (".heads", "ArrowLeft", "explain.state.head", 0),
     ):
-        checked = page.locator(f"#pickers {group} [aria-checked=true]")
-        checked.focus()
+        radio = page.locator(f"#pickers {group} [aria-checked=true]")
+        radio.focus()
         page.keyboard.press(key)
         assert page.evaluate(state) == expected
-        assert checked.evaluate("e => e === document.activeElement")
+        assert radio.evaluate("e => e === document.activeElement")
     page.locator("#path .layers [aria-checked=true]").first.focus()
     page.keyboard.press("ArrowRight")
     assert page.evaluate("explain.state.station") == "encoder.layers.1.attn"
@@ -238,10 +238,10 @@ def test_inspector_does_not_cover_number_on_phone(station, make_page, open_page)
 @pytest.mark.parametrize("design", ["Vaswani et al.", "Llama", "linear attention"])
 def test_every_kind_of_station_is_accessible(design, language, make_page, open_page):
     page = open_walk(open_page, make_page(design, language)[2])
-    checked = set()
+    checked_kinds = set()
     for station, kind in page.evaluate("explain.page.stations.map(({ id, kind }) => [id, kind])"):
-        if kind not in checked or "cross" in station:
-            checked.add(kind)
+        if kind not in checked_kinds or "cross" in station:
+            checked_kinds.add(kind)
             go_to_station(page, station)
             check_accessibility(page)
 

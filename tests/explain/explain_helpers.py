@@ -17,37 +17,17 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 TEXT, TARGET = "a dog barks at the red house", "ein hund bellt am haus"
 TEXTS = [TEXT, TARGET, "two cats sleep", "zwei katzen schlafen"] * 5
 SIZES = {"d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 48, "max_len": 64}
+PRE_NORM = {"kind": "decoder", "norm_first": True}
+TANH_GELU = {"name": "gelu", "tanh": True}
+LLAMA = {"position": "rope", "norm": "rmsnorm", "n_kv_heads": 2, "feed_forward": "swiglu"}
+WINDOW = {"name": "softmax", "window": 3}
 # the config of a design, and what ReferenceWalk must know of it
 DESIGNS = {
-    "GPT-2": (
-        {
-            "kind": "decoder",
-            "norm_first": True,
-            "position": "learned",
-            "feed_forward": {"name": "gelu", "tanh": True},
-            "tie_embeddings": "all",
-        },
-        {},
-    ),
+    "GPT-2": (PRE_NORM | {"position": "learned", "feed_forward": TANH_GELU, "tie_embeddings": "all"}, {}),
     "Vaswani et al.": ({"norm_first": False}, {}),
-    "Llama": (
-        {
-            "kind": "decoder",
-            "norm_first": True,
-            "position": "rope",
-            "norm": "rmsnorm",
-            "n_kv_heads": 2,
-            "feed_forward": "swiglu",
-        },
-        {"rope": True},
-    ),
+    "Llama": (PRE_NORM | LLAMA, {"rope": True}),
     "ALiBi and a window": (
-        {
-            "kind": "decoder",
-            "norm_first": True,
-            "position": "alibi",
-            "attention": {"name": "softmax", "window": 3},
-        },
+        PRE_NORM | {"position": "alibi", "attention": WINDOW},
         {"alibi": True, "window": 3},
     ),
     "masked encoder with T5 bias": ({"kind": "encoder", "position": "t5"}, {"t5": True}),

@@ -7,12 +7,7 @@ from torch import nn
 
 from polyhead.core.errors import UserError
 from polyhead.explain.inputs import read_inputs
-from polyhead.explain.levers.lever_input import (
-    copy_modules,
-    list_stacks,
-    read_lever_input,
-    reuse_layers,
-)
+from polyhead.explain.levers.lever_input import copy_modules, list_stacks, read_lever_input, reuse_layers
 
 
 def read(run, text, target=None, window=None):
