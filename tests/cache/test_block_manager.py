@@ -320,13 +320,14 @@ def test_content_ids_are_never_reused():
     assert table.admit(2, [9, 2]) == 1
 
 
-def test_insert_prefix_replaces_the_content_of_a_rewritten_prefix():
+def test_insert_prefix_replaces_content_of_rewritten_prefix():
     """The first block is written again with the same token, so the second one follows a new content id."""
     table = filled(1, 4, [1, 2])
     table.allocate([WriteSpan(0, 0, 1)])
     assert table.lengths == {0: 2}
     table.insert_prefix(0, [1, 2])
     table.check_invariants()
+    assert len(table._content_to_block) == 2, "a content that nothing can reach was left"
     assert table.admit(1, [1, 2]) == 2
     assert table.block_tables[1] == table.block_tables[0]
 

@@ -1,9 +1,5 @@
 """Shared by the tests of fill_mask."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 import polyhead as ph
@@ -15,7 +11,7 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 TEXTS = ["the dog sat on the mat", "a cat runs; it is tired.", "the dogs run home, tired", "你好 世界"] * 10
 
 
-def made(name: str = "bpe", **changes: object) -> Run:
+def made(name="bpe", **changes):
     tokenizer = train_tokenizer(TEXTS, Choice(name), 300)
     sizes = {
         "kind": "encoder",
@@ -31,12 +27,12 @@ def made(name: str = "bpe", **changes: object) -> Run:
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run():
     return made()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
+def place(tmp_path_factory, run):
     directory = tmp_path_factory.mktemp("filling") / "run"
     run.save(directory)
     (directory.parent / "texts.txt").write_text("the dog\na cat runs\n")

@@ -1,10 +1,5 @@
 """Tests of evaluate/embed.py."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from tests.evaluate.fill_mask_helpers import made
@@ -18,19 +13,19 @@ from polyhead.run.run import Run
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "max"])
-def test_vectors_are_those_of_a_text_alone(run: Run, pooling: str) -> None:
+def test_vectors_are_those_of_a_text_alone(run, pooling):
     t, texts = run.tokenizer, ["the dog", "a cat runs; it is tired.", "", "the dog sat " * 20]
-    found = run.embed(texts, pooling=pooling)
-    assert found.shape == (4, 16) and found.dtype == torch.float32
-    for ids, vector in zip(t.encode(texts), found, strict=True):
+    actual = run.embed(texts, pooling=pooling)
+    assert actual.shape == (4, 16) and actual.dtype == torch.float32
+    for ids, vector in zip(t.encode(texts), actual, strict=True):
         row = torch.tensor([[t.bos_id, *ids[:38], t.eos_id]])
         with torch.no_grad():
             x = run.model.encoder(row)[0]
-        wanted = {"mean": x.mean(0), "first": x[0], "max": x.amax(0)}[pooling]
-        torch.testing.assert_close(vector, wanted, atol=1e-5, rtol=1e-4)
+        expected = {"mean": x.mean(0), "first": x[0], "max": x.amax(0)}[pooling]
+        torch.testing.assert_close(vector, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_pooling_of_its_own() -> None:
+def test_a_pooling_of_its_own():
     classifier = made(labels=("a", "b"), pooling="first")
     texts = ["the dog", "a cat runs"]
     t = classifier.tokenizer
@@ -38,8 +33,8 @@ def test_a_pooling_of_its_own() -> None:
         row = torch.tensor([[t.bos_id, *ids, t.eos_id]])
         with torch.no_grad():
             model = classifier.model
-            wanted = torch.tanh(model.pooler.proj(model.encoder(row)[:, 0]))[0]
-        torch.testing.assert_close(vector, wanted, atol=1e-5, rtol=1e-4)
+            expected = torch.tanh(model.pooler.proj(model.encoder(row)[:, 0]))[0]
+        torch.testing.assert_close(vector, expected, atol=1e-5, rtol=1e-4)
     vectors = made(lm_head=False, pooling="mean")
     torch.testing.assert_close(vectors.embed(texts, pooling="own"), vectors.embed(texts))
 
@@ -54,7 +49,7 @@ DESIGNS = {
 }
 
 
-def layer_by_layer(model: Any, row: torch.Tensor) -> list[torch.Tensor]:
+def layer_by_layer(model, row):
     """The embeddings of a row alone and the output of every layer, the last after the final norm."""
     encoder = model if isinstance(model, CausalLM) else model.encoder
     states = [encoder.embedding(row)]
@@ -66,63 +61,65 @@ def layer_by_layer(model: Any, row: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("design", DESIGNS)
 @torch.no_grad()
-def test_tokens_have_the_vectors_of_every_layer_of_the_text_alone(design: str) -> None:
+def test_embed_tokens_equals_layer_by_layer(design):
     run = made(**DESIGNS[design])
     t, n = run.tokenizer, run.config.n_layers
-    whole, last, picked = (run.embed_tokens(TEXTS, layers=layers) for layers in ("all", None, [-1, 0]))
-    for text, every, one, two in zip(TEXTS, whole, last, picked, strict=True):
+    all_layers, last, some_layers = (
+        run.embed_tokens(TEXTS, layers=layers) for layers in ("all", None, [-1, 0])
+    )
+    for text, all_of, one, two in zip(TEXTS, all_layers, last, some_layers, strict=True):
         (ids,) = t.encode([text])
         ids = [*ids, t.eos_id] if run.kind == "decoder" else [t.bos_id, *ids[:38], t.eos_id]
         ids = ids if run.kind != "decoder" else [*ids[:-1][:39], t.eos_id]
-        assert every.ids == one.ids == two.ids == ids
-        assert every.tokens == t.ids_to_tokens(ids) and every.truncated == (len(text) > 100)
-        wanted = torch.stack(layer_by_layer(run.model, torch.tensor([ids])))
-        assert every.vectors.shape == (n + 1, len(ids), 16)
-        torch.testing.assert_close(every.vectors, wanted, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(one.vectors, wanted[-1], atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(two.vectors, wanted[[-1, 0]], atol=1e-5, rtol=1e-4)
+        assert all_of.ids == one.ids == two.ids == ids
+        assert all_of.tokens == t.ids_to_tokens(ids) and all_of.truncated == (len(text) > 100)
+        expected = torch.stack(layer_by_layer(run.model, torch.tensor([ids])))
+        assert all_of.vectors.shape == (n + 1, len(ids), 16)
+        torch.testing.assert_close(all_of.vectors, expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(one.vectors, expected[-1], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(two.vectors, expected[[-1, 0]], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "max", "last"])
-def test_layers_are_pooled_each(run: Run, pooling: str) -> None:
+def test_layers_are_pooled_each(run, pooling):
     pool = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "max": lambda x: x.amax(0)}
     pool["last"] = lambda x: x[-1]
-    found = run.embed(TEXTS, layers=[0, 1, 2], pooling=pooling, normalize=True)
-    assert found.shape == (4, 3, 16)
-    for vectors, one in zip(found, run.embed_tokens(TEXTS, layers="all"), strict=True):
+    actual = run.embed(TEXTS, layers=[0, 1, 2], pooling=pooling, normalize=True)
+    assert actual.shape == (4, 3, 16)
+    for vectors, one in zip(actual, run.embed_tokens(TEXTS, layers="all"), strict=True):
         for vector, states in zip(vectors, one.vectors, strict=True):
-            wanted = pool[pooling](states)
-            torch.testing.assert_close(vector, wanted / wanted.norm(), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(found[:, -1], run.embed(TEXTS, pooling=pooling, normalize=True))
+            expected = pool[pooling](states)
+            torch.testing.assert_close(vector, expected / expected.norm(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(actual[:, -1], run.embed(TEXTS, pooling=pooling, normalize=True))
 
 
-def test_layers_are_pooled_without_maps_of_the_last() -> None:
+def test_layers_are_pooled_without_maps_of_the_last():
     """The pooling of a classifier without its map, and that of a sentence encoder without its dense maps."""
     classifier = made(labels=("a", "b"), pooling="first")
-    found = classifier.embed(TEXTS, pooling="own", layers=[-1])[:, 0]
-    torch.testing.assert_close(found, classifier.embed(TEXTS, pooling="first"))
+    actual = classifier.embed(TEXTS, pooling="own", layers=[-1])[:, 0]
+    torch.testing.assert_close(actual, classifier.embed(TEXTS, pooling="first"))
     dense = made(lm_head=False, pooling="mean", dense=[{"width": 4}])
     assert dense.embed(TEXTS, pooling="own").shape == (4, 4)
     assert dense.embed(TEXTS, pooling="own", layers="all").shape == (4, 3, 16)
 
 
-def test_a_prompt_is_part_of_the_tokens_unless_it_is_left_out(run: Run) -> None:
-    (whole,) = run.embed_tokens(["the dog"], embed_prompt="a cat: ")
+def test_embed_prompt_can_be_excluded(run):
+    (all_layers,) = run.embed_tokens(["the dog"], embed_prompt="a cat: ")
     (rest,) = run.embed_tokens(["the dog"], embed_prompt="a cat: ", include_prompt=False)
     (prompt,) = run.tokenizer.encode(["a cat: "])
     (both,) = run.tokenizer.encode(["a cat: the dog"])
-    assert whole.ids == [run.tokenizer.bos_id, *both, run.tokenizer.eos_id]
-    assert rest.ids == whole.ids[1 + len(prompt) :]
-    torch.testing.assert_close(rest.vectors, whole.vectors[1 + len(prompt) :])
+    assert all_layers.ids == [run.tokenizer.bos_id, *both, run.tokenizer.eos_id]
+    assert rest.ids == all_layers.ids[1 + len(prompt) :]
+    torch.testing.assert_close(rest.vectors, all_layers.vectors[1 + len(prompt) :])
 
 
-def test_token_vectors_are_normalized_only_if_asked_here(run: Run) -> None:
+def test_token_vectors_are_normalized_only_if_asked_here(run):
     texts = ["the dog"]
     (plain,), (unit,) = run.embed_tokens(texts), run.embed_tokens(texts, normalize=True)
     torch.testing.assert_close(unit.vectors, plain.vectors / plain.vectors.norm(dim=-1, keepdim=True))
     config = run.generation.model_copy(update={"normalize": True})
-    (same,) = Run(run.model, run.tokenizer, config).embed_tokens(texts)
-    torch.testing.assert_close(same.vectors, plain.vectors)
+    (default,) = Run(run.model, run.tokenizer, config).embed_tokens(texts)
+    torch.testing.assert_close(default.vectors, plain.vectors)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +136,14 @@ def test_token_vectors_are_normalized_only_if_asked_here(run: Run) -> None:
         ({"pooling": "mean"}, "pooling has no effect on token embeddings; valid settings: embed_max_len"),
     ],
 )
-def test_layers_that_a_model_lacks_are_named(run: Run, changes: dict[str, Any], message: str) -> None:
+def test_layers_that_a_model_lacks_are_named(run, changes, message):
     with pytest.raises(UserError) as error:
         run.embed_tokens(["a"], **changes)
     assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_layers_are_the_hidden_states_of_transformers(name: str, tmp_path: Path) -> None:
+def test_layers_are_the_hidden_states_of_transformers(name, tmp_path):
     bert = {"feed_forward": "gelu", "embedding_norm": True, "n_segments": 2, "init": "normal"}
     bert |= {"scale_embedding": False, "lm_head_bias": True, "norm": {"name": "layernorm", "eps": 1e-12}}
     llama = {"kind": "decoder", "norm": "rmsnorm", "norm_first": True, "position": "rope"}
@@ -154,8 +151,8 @@ def test_layers_are_the_hidden_states_of_transformers(name: str, tmp_path: Path)
     run = made(**(bert if name == "bert" else llama | {"scale_embedding": False}))
     run.save(tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf"]) == 0
-    theirs = AutoModel.from_pretrained(tmp_path / "out").eval()
+    reference = AutoModel.from_pretrained(tmp_path / "out").eval()
     for one in run.embed_tokens(TEXTS[:2], layers="all"):
         with torch.no_grad():
-            wanted = theirs(torch.tensor([one.ids]), output_hidden_states=True).hidden_states
-        torch.testing.assert_close(one.vectors, torch.cat(wanted), atol=1e-5, rtol=1e-4)
+            expected = reference(torch.tensor([one.ids]), output_hidden_states=True).hidden_states
+        torch.testing.assert_close(one.vectors, torch.cat(expected), atol=1e-5, rtol=1e-4)

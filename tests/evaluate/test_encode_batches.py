@@ -1,9 +1,5 @@
 """Texts that are read together are few on a CPU, and what comes out does not depend on how many they are."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -17,31 +13,32 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 
 @pytest.mark.parametrize(
-    ("device", "most", "wanted"), [("cpu", 4096, _CPU_BATCH_TOKENS), ("cpu", 7, 7), ("meta", 4096, 4096)]
+    ("device", "batch_tokens", "expected"),
+    [("cpu", 4096, _CPU_BATCH_TOKENS), ("cpu", 7, 7), ("meta", 4096, 4096)],
 )
-def test_a_cpu_reads_a_few_tokens_together(device: str, most: int, wanted: int) -> None:
-    assert limit_batch_tokens(nn.Linear(1, 1, device=device), most) == wanted
+def test_a_cpu_reads_a_few_tokens_together(device, batch_tokens, expected):
+    assert limit_batch_tokens(nn.Linear(1, 1, device=device), batch_tokens) == expected
 
 
-def test_vectors_are_those_of_all_texts_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_are_those_of_all_texts_together(monkeypatch):
     torch.manual_seed(0)
     model = build(preset_config("tiny", 50, kind="encoder", n_layers=2, max_len=64)).eval()
     tokenizer = train_tokenizer(["a b c"], Choice("char"), 50)
     lengths = [1, 9, 64, 30, 30, 2, 17]
     rows = [EncoderInput(torch.randint(5, 50, (n,)).tolist(), n, False) for n in lengths]
-    sizes: list[int] = []
+    sizes = []
     model.encoder.register_forward_pre_hook(lambda _, given: sizes.append(given[0].numel()))
 
-    def vectors() -> dict[int, Any]:
-        found = {}
-        for numbers, some, _ in encode_in_batches(model, rows, tokenizer, 4096):
-            found |= {n: one[: lengths[n]] for n, one in zip(numbers, some, strict=True)}
-        return found
+    def vectors():
+        vectors_of = {}
+        for numbers, vectors_in, _ in encode_in_batches(model, rows, tokenizer, 4096):
+            vectors_of |= {n: one[: lengths[n]] for n, one in zip(numbers, vectors_in, strict=True)}
+        return vectors_of
 
-    together = vectors()
+    one_batch = vectors()
     monkeypatch.setattr(encode_batches, "_CPU_BATCH_TOKENS", 40)
     sizes.clear()
-    few = vectors()
+    small_batches = vectors()
     assert sorted(sizes) == [17, 3 * 9, 30, 30, 64]
     for n in range(len(rows)):
-        torch.testing.assert_close(few[n], together[n], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(small_batches[n], one_batch[n], rtol=1e-5, atol=1e-5)

@@ -1,9 +1,6 @@
 """Tests of evaluate/perplexity.py."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +13,12 @@ LINES = ["anna and bert", "carl", "", "dora and emil and anna"]
 
 
 @pytest.mark.parametrize("documents", ["line", "file"])
-def test_perplexity_is_that_of_rows_side_by_side_each_document_alone(tmp_path: Path, documents: str) -> None:
+def test_perplexity_of_rows_with_separate_documents(tmp_path, documents):
     run = polyhead.load(made(tmp_path, documents))
     t, width = run.tokenizer, 6
-    found = run.measure_perplexity(open_text([tmp_path / "names.txt"], documents))
+    result = run.measure_perplexity(open_text([tmp_path / "names.txt"], documents))
     texts = [line for line in LINES if line] if documents == "line" else ["\n".join(LINES) + "\n"]
-    ids: list[int] = []
+    ids = []
     begins = []
     for encoded in t.encode(texts):
         begins.append(len(ids))
@@ -33,11 +30,11 @@ def test_perplexity_is_that_of_rows_side_by_side_each_document_alone(tmp_path: P
         with torch.no_grad():
             log_p = run.model(torch.tensor([ids[first:label]]))[0, -1].log_softmax(-1)
         total -= float(log_p[ids[label]])
-    whole = "\n".join(LINES) + "\n" if documents == "file" else "".join(text + "\n" for text in texts)
-    words = len(whole.split()) + whole.count("\n")
-    assert (found.tokens, found.words, found.characters) == (len(ids) - 1, words, len(whole))
-    assert found.nll == pytest.approx(total, rel=1e-4)
-    assert found.loss == pytest.approx(total / (len(ids) - 1), rel=1e-4)
-    assert found.per_token == pytest.approx(math.exp(total / (len(ids) - 1)), rel=1e-3)
-    assert found.per_word == pytest.approx(math.exp(total / words), rel=1e-3)
-    assert found.bits_per_character == pytest.approx(total / math.log(2) / len(whole), rel=1e-4)
+    full_text = "\n".join(LINES) + "\n" if documents == "file" else "".join(text + "\n" for text in texts)
+    words = len(full_text.split()) + full_text.count("\n")
+    assert (result.tokens, result.words, result.characters) == (len(ids) - 1, words, len(full_text))
+    assert result.nll == pytest.approx(total, rel=1e-4)
+    assert result.loss == pytest.approx(total / (len(ids) - 1), rel=1e-4)
+    assert result.per_token == pytest.approx(math.exp(total / (len(ids) - 1)), rel=1e-3)
+    assert result.per_word == pytest.approx(math.exp(total / words), rel=1e-3)
+    assert result.bits_per_character == pytest.approx(total / math.log(2) / len(full_text), rel=1e-4)

@@ -60,19 +60,19 @@ TIBETAN = (["བྱི་ལ་གདན་ཐོག་བསྡད་འདུ�
         *((ENGLISH, code, "13a") for code in ("eng", "eng_Latn", "deu_Latn")),
     ],
 )
-def test_bleu_is_corpus_sacrebleu_with_the_tokenizer_of_the_language(texts, lang, tokenizer):
+def test_bleu_equals_sacrebleu_with_tokenizer_of_language(texts, lang, tokenizer):
     outputs, references = texts
-    wanted = sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenizer)
+    expected = sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenizer)
     score = bleu(outputs, references, lang)
     assert score.name == "bleu"
-    assert score.value == wanted.score
+    assert score.value == expected.score
     metric = BLEU(tokenize=tokenizer)
     metric.corpus_score(outputs, [references])
     assert score.signature == str(metric.get_signature())
     assert f"tok:{tokenizer}" in score.signature
 
 
-def test_lowercase_bleu_says_so():
+def test_lowercase_bleu_is_named():
     outputs = ["THE cat sat on a mat"]
     score = bleu(outputs, ["the cat sat on a mat"], lowercase=True)
     assert (score.name, round(score.value, 6)) == ("bleu-lc", 100)
@@ -87,11 +87,13 @@ def test_chrf_is_that_of_sacrebleu(texts):
     assert score.signature == str(metric.get_signature())
 
 
-def test_bleu_is_of_the_corpus_not_a_mean_of_sentences_and_of_words_not_of_letters():
+def test_bleu_is_corpus_level_on_words():
     outputs, references = ENGLISH
     score = bleu(outputs, references).value
-    alone = [sacrebleu.sentence_bleu(o, [r]).score for o, r in zip(outputs, references, strict=True)]
-    assert abs(score - sum(alone) / 3) > 0.5
+    sentence_scores = [
+        sacrebleu.sentence_bleu(o, [r]).score for o, r in zip(outputs, references, strict=True)
+    ]
+    assert abs(score - sum(sentence_scores) / 3) > 0.5
     assert abs(score - sacrebleu.corpus_bleu(outputs, [references], tokenize="char").score) > 0.5
 
 
@@ -103,7 +105,7 @@ def test_the_language_is_guessed_from_the_references():
     assert bleu_tokenizer("", ["", ""]) == "13a"
 
 
-def test_words_between_spaces_are_warned_of_where_the_script_has_none():
+def test_tokenizer_mismatch_is_warned():
     for texts in (CHINESE, JAPANESE, THAI, KHMER, LAO, BURMESE, TIBETAN):
         warning = describe_tokenizer_mismatch("vie_Latn", texts[1])
         assert "no spaces between words" in warning and "'vie_Latn'" in warning
@@ -114,14 +116,18 @@ def test_words_between_spaces_are_warned_of_where_the_script_has_none():
         assert not evaluate_translations(*texts, lang).warning
 
 
-OTHERS = ["On the mat sat the cat.", "A dog barks so loudly at night.", "He did not go home, right?"]
+SECOND_REFERENCES = [
+    "On the mat sat the cat.",
+    "A dog barks so loudly at night.",
+    "He did not go home, right?",
+]
 
 
 def test_several_references_are_scored_as_by_sacrebleu():
     outputs, references = ENGLISH
-    pairs = list(zip(references, OTHERS, strict=True))
+    pairs = list(zip(references, SECOND_REFERENCES, strict=True))
     for score, metric in [(bleu(outputs, pairs), BLEU()), (chrf(outputs, pairs), CHRF())]:
-        assert score.value == metric.corpus_score(outputs, [references, OTHERS]).score
+        assert score.value == metric.corpus_score(outputs, [references, SECOND_REFERENCES]).score
         assert score.signature == str(metric.get_signature())
         assert "nrefs:2" in score.signature
         assert score.value > metric.corpus_score(outputs, [references]).score
@@ -130,8 +136,12 @@ def test_several_references_are_scored_as_by_sacrebleu():
 
 def test_the_number_of_references_may_vary():
     outputs, references = ENGLISH
-    varying = [references[0], (references[1], OTHERS[1]), [references[2], OTHERS[2], "He stayed, right?"]]
-    streams = [references, [None, *OTHERS[1:]], [None, None, "He stayed, right?"]]
+    varying = [
+        references[0],
+        (references[1], SECOND_REFERENCES[1]),
+        [references[2], SECOND_REFERENCES[2], "He stayed, right?"],
+    ]
+    streams = [references, [None, *SECOND_REFERENCES[1:]], [None, None, "He stayed, right?"]]
     for score, metric in [(bleu(outputs, varying), BLEU()), (chrf(outputs, varying), CHRF())]:
         assert score.value == metric.corpus_score(outputs, streams).score
         assert "nrefs:var" in score.signature

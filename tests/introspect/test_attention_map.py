@@ -1,22 +1,16 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from rich.cells import cell_len
 
 from polyhead.core.errors import UserError
-from polyhead.introspect.attention_map import (
-    AttentionMap,
-    attention_text,
-    select_weights,
-)
+from polyhead.introspect.attention_map import AttentionMap, attention_text, select_weights
 
 WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(4), size=(2, 3, 5))
 MAP = AttentionMap(["in", " 3", " days", "</s>"], ["3", "天", "后", "。", "</s>"], WEIGHTS)
 
 
 @pytest.mark.parametrize(
-    ("layer", "head", "wanted"),
+    ("layer", "head", "expected"),
     [
         (0, 1, WEIGHTS[0, 1]),
         (-1, -1, WEIGHTS[1, 2]),
@@ -25,15 +19,15 @@ MAP = AttentionMap(["in", " 3", " days", "</s>"], ["3", "天", "后", "。", "</
         (None, None, WEIGHTS.mean((0, 1))),
     ],
 )
-def test_the_map_picked_is_the_head_asked_for_or_the_mean(layer, head, wanted):
-    assert np.allclose(select_weights(MAP, layer, head), wanted)
+def test_select_weights_by_head_or_mean(layer, head, expected):
+    assert np.allclose(select_weights(MAP, layer, head), expected)
 
 
 def test_nested_lists_do_as_well_as_arrays():
     assert select_weights(MAP._replace(weights=WEIGHTS.tolist()), 0, 0) == select_weights(MAP, 0, 0)
 
 
-def test_the_text_lines_up_in_the_terminal_and_names_the_largest_weight():
+def test_text_map_aligns_and_names_maxima():
     lines = attention_text(MAP, 1, 0).splitlines()
     assert lines[0] == "cross-attention, layer 2 of 2, head 1 of 3"
     rows = lines[3:8]
@@ -54,7 +48,7 @@ def test_the_shade_of_the_text_follows_the_weight():
     assert "mean of 1 heads" in attention_text(sharp)
 
 
-def test_a_map_wider_than_the_terminal_goes_on_below():
+def test_wide_map_wraps():
     wide = AttentionMap(
         [f"s{i}" for i in range(9)], ["甲", "b"], [[[[0.0] * 6 + [0.9, 0.1, 0], [0.1, 0.9] + [0.0] * 7]]]
     )

@@ -1,13 +1,9 @@
 """The same weights are seen from training, stepwise decoding and search."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable
-from pathlib import Path
 from threading import Event, Thread
 
 import pytest
@@ -32,7 +28,6 @@ from polyhead.introspect.compute_attention import (
 from polyhead.run.run import Run
 from polyhead.tokenizers.display import tokens_to_text, visible_token
 from polyhead.tokenizers.token_bytes import escape_bytes
-from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.viz.attention_page import heat_map_svg
 
@@ -62,17 +57,17 @@ def source():
 
 def teacher_forced(model, source, target, training=False):
     model = copy.deepcopy(model).train(training)
-    with record_attention(model) as seen:
+    with record_attention(model) as maps_by_name:
         model(source, target)
-    assert all(len(passes) == 1 for passes in seen.values())
-    return {name: passes[0] for name, passes in seen.items()}
+    assert all(len(passes) == 1 for passes in maps_by_name.values())
+    return {name: passes[0] for name, passes in maps_by_name.items()}
 
 
-def test_every_attention_of_every_layer_is_seen_and_its_rows_sum_to_one(model, source):
+def test_all_attentions_are_recorded_with_normalized_rows(model, source):
     target = torch.randint(5, V, (2, 4))
-    seen = teacher_forced(model, source, target, training=True)
-    assert set(seen) == {name.format(i) for name in NAMES for i in range(2)}
-    for name, weights in seen.items():
+    maps_by_name = teacher_forced(model, source, target, training=True)
+    assert set(maps_by_name) == {name.format(i) for name in NAMES for i in range(2)}
+    for name, weights in maps_by_name.items():
         T, S = (6, 6) if name.startswith("encoder") else (4, 4) if name.endswith("attn") else (4, 6)
         assert weights.shape == (2, 4, T, S)
         assert not weights.requires_grad
@@ -83,7 +78,7 @@ def test_every_attention_of_every_layer_is_seen_and_its_rows_sum_to_one(model, s
             assert (weights > 0).all()
 
 
-def test_training_and_evaluation_and_watching_itself_change_nothing(model, source):
+def test_recording_changes_no_output(model, source):
     target = torch.randint(5, V, (2, 4))
     a, b = (teacher_forced(model, source, target, training) for training in (False, True))
     for name in a:
@@ -96,82 +91,84 @@ def test_training_and_evaluation_and_watching_itself_change_nothing(model, sourc
     assert all(not m.weights_hooks for m in model.modules() if hasattr(m, "weights_hooks"))
 
 
-def test_several_threads_watch_one_model_and_each_sees_its_own(model, source):
+def test_threads_record_attention_independently(model, source):
     target = torch.randint(5, V, (2, 4))
-    other, inside, done = target.flip(0), Event(), Event()
-    alone = [teacher_forced(model, source, given) for given in (target, other)]
-    found = []
+    other, inside, finished = target.flip(0), Event(), Event()
+    single = [teacher_forced(model, source, target_tokens) for target_tokens in (target, other)]
+    result = []
 
-    def beside():
-        with record_attention(model) as seen:
+    def record_other():
+        with record_attention(model) as maps_by_name:
             inside.set()
-            done.wait(10)  # the first has looked and left
+            finished.wait(10)  # the first has looked and left
             model(source, other)
-            found.append(seen)
+            result.append(maps_by_name)
 
-    thread = Thread(target=beside)
-    with record_attention(model) as seen:
+    thread = Thread(target=record_other)
+    with record_attention(model) as maps_by_name:
         thread.start()
         inside.wait(10)
         model(source, target)
-    done.set()
+    finished.set()
     thread.join()
-    for kept, wanted in ((seen, alone[0]), (found[0], alone[1])):
-        for name, weights in wanted.items():
-            assert len(kept[name]) == 1
-            torch.testing.assert_close(kept[name][0], weights, rtol=0, atol=1e-6)
+    for passes_of, expected in ((maps_by_name, single[0]), (result[0], single[1])):
+        for name, weights in expected.items():
+            assert len(passes_of[name]) == 1
+            torch.testing.assert_close(passes_of[name][0], weights, rtol=0, atol=1e-6)
     assert all(not m.weights_hooks for m in model.modules() if hasattr(m, "weights_hooks"))
 
 
 @torch.no_grad()
-def test_stepwise_decoding_shows_the_rows_of_the_teacher_forced_maps(model, source):
+def test_stepwise_maps_equal_teacher_forced_maps(model, source):
     target = torch.randint(5, V, (2, 5))
-    whole = teacher_forced(model, source, target)
-    with record_attention(model) as seen:
+    full_maps = teacher_forced(model, source, target)
+    with record_attention(model) as maps_by_name:
         memory = model.encode(source)
         cache = CACHE.build(Choice("static"), model.cache_shape, 2, 5)
         for t in range(5):
             pos = torch.full((2, 1), t)
             cache.prepare_step(range(2), pos)
             model.decode(target[:, t : t + 1], pos, cache, memory)
-    compare(seen, whole, [(t, [0, 1], [0, 1]) for t in range(5)])
+    compare(maps_by_name, full_maps, [(t, [0, 1], [0, 1]) for t in range(5)])
 
 
-def compare(seen, whole, steps):
+def compare(maps_by_name, full_maps, steps):
     """Each step's weights of rows are row t of the whole maps; slots that hold nothing weigh nothing."""
-    for name, weights in whole.items():
+    for name, weights in full_maps.items():
         if name.startswith("encoder"):
-            torch.testing.assert_close(seen[name][0], weights[: len(seen[name][0])], rtol=0, atol=1e-6)
+            torch.testing.assert_close(
+                maps_by_name[name][0], weights[: len(maps_by_name[name][0])], rtol=0, atol=1e-6
+            )
             continue
-        assert len(seen[name]) == len(steps)
-        for step, (t, rows, maps) in zip(seen[name], steps, strict=True):
+        assert len(maps_by_name[name]) == len(steps)
+        for step, (t, rows, maps) in zip(maps_by_name[name], steps, strict=True):
             width = t + 1 if name.endswith(".attn") else weights.size(-1)
-            wanted = weights[maps, :, t, :width]
-            torch.testing.assert_close(step[rows, :, 0, :width], wanted, rtol=0, atol=2e-6)
+            expected = weights[maps, :, t, :width]
+            torch.testing.assert_close(step[rows, :, 0, :width], expected, rtol=0, atol=2e-6)
             assert (step[..., width:] == 0).all()
 
 
-def test_beam_search_shows_the_maps_of_each_hypothesis_it_extends(model, source, monkeypatch):
+def test_beam_search_records_maps_of_each_hypothesis(model, source, monkeypatch):
     """The beams move between rows; each row's weights are those of its own prefix."""
     prefixes, decode, select, moves = [], model.decode, StaticCache.select, []
 
-    def recorded(tokens, pos, cache, memory):
-        before = (
+    def decode_recording(tokens, pos, cache, memory):
+        previous = (
             [[] for _ in tokens]
             if not prefixes
             else [prefixes[-1][row] for row in (moves.pop() if moves else range(len(tokens)))]
         )
-        prefixes.append([[*held, int(token)] for held, token in zip(before, tokens[:, 0], strict=True)])
+        prefixes.append([[*prefix, int(token)] for prefix, token in zip(previous, tokens[:, 0], strict=True)])
         return decode(tokens, pos, cache, memory)
 
-    def moved(cache, rows):
+    def select_recording(cache, rows):
         moves.append([int(row) for row in rows])
         select(cache, rows)
 
-    monkeypatch.setattr(model, "decode", recorded)
-    monkeypatch.setattr(StaticCache, "select", moved)
+    monkeypatch.setattr(model, "decode", decode_recording)
+    monkeypatch.setattr(StaticCache, "select", select_recording)
     rules = {"bos_id": BOS, "eos_id": EOS, "beam_size": 3, "max_new_tokens": [6], "min_new_tokens": 5}
-    with record_attention(model) as seen:
+    with record_attention(model) as maps_by_name:
         beam_search(model, source[:1], None, **rules)
     assert len(prefixes) == 6
     assert [len(step) for step in prefixes] == [1, 3, 3, 3, 3, 3]
@@ -183,11 +180,12 @@ def test_beam_search_shows_the_maps_of_each_hypothesis_it_extends(model, source,
     assert any(old != new for old, new in moved_on)
     for t, rows in enumerate(prefixes):
         target = torch.tensor(rows)
-        whole = teacher_forced(model, source[:1].expand(len(rows), -1), target)
-        here = {
-            name: passes if name.startswith("encoder") else passes[t : t + 1] for name, passes in seen.items()
+        full_maps = teacher_forced(model, source[:1].expand(len(rows), -1), target)
+        maps_at_t = {
+            name: passes if name.startswith("encoder") else passes[t : t + 1]
+            for name, passes in maps_by_name.items()
         }
-        compare(here, whole, [(t, list(range(len(rows))), list(range(len(rows))))])
+        compare(maps_at_t, full_maps, [(t, list(range(len(rows))), list(range(len(rows))))])
 
 
 class Blind(torch.nn.Module):
@@ -201,19 +199,19 @@ class Blind(torch.nn.Module):
         return self.hidden[0](x, pos, cache, memory)
 
 
-def test_all_kinds_of_a_pair_are_those_that_a_teacher_forced_pass_shows(model, source):
+def test_pair_attention_equals_teacher_forced_maps(model, source):
     target = torch.randint(5, V, (1, 4))
-    whole = teacher_forced(model, source[:1], target)
-    found = compute_pair_attention(model, source[:1], target)
+    full_maps = teacher_forced(model, source[:1], target)
+    result = compute_pair_attention(model, source[:1], target)
     names = {
         "cross": "decoder.layers.{}.cross",
         "encoder": "encoder.layers.{}.attn",
         "decoder": "decoder.layers.{}.attn",
     }
-    assert list(found) == list(names)
-    for kind, weights in found.items():
+    assert list(result) == list(names)
+    for kind, weights in result.items():
         torch.testing.assert_close(
-            weights.weights, torch.cat([whole[names[kind].format(i)] for i in range(2)]), rtol=0, atol=0
+            weights.weights, torch.cat([full_maps[names[kind].format(i)] for i in range(2)]), rtol=0, atol=0
         )
     for layer in model.decoder.layers:
         layer.cross = Blind(layer.cross)
@@ -221,12 +219,12 @@ def test_all_kinds_of_a_pair_are_those_that_a_teacher_forced_pass_shows(model, s
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
-def test_a_model_of_one_side_shows_what_its_layers_look_at(kind, source):
+def test_self_attention_of_decoders_and_encoders(kind, source):
     config = ModelConfig(kind=kind, vocab_size=V, d_model=16, n_heads=4, n_layers=2, d_ff=24, dropout=0.0)
     model = build(config, seed=0).eval()
-    with record_attention(model) as seen:
+    with record_attention(model) as maps_by_name:
         model(source[:1])
-    layers = [weights[0] for (weights,) in seen.values()]
+    layers = [weights[0] for (weights,) in maps_by_name.values()]
     maps = compute_self_attention(model, source[:1])
     assert maps.layer_numbers == [1, 2] and maps.weights.shape == (2, 4, 6, 6)
     assert torch.equal(maps.weights, torch.stack(layers))
@@ -238,17 +236,17 @@ TEXTS = ["中文分词很难。", "我们喜欢 emoji 😀😁", "中国人民",
 SENTENCE = "中文 我爱😀🚀é"
 
 
-def make_byte_level() -> Tokenizer:
+def make_byte_level():
     """Merges for 中 and for a part of the emoji; most characters stay in pieces."""
     return train_tokenizer(TEXTS, Choice("bpe"), 275)
 
 
-def make_fallback() -> Tokenizer:
+def make_fallback():
     """A vocabulary with a token <0xE4> for each byte."""
     return foreign("llama")
 
 
-def is_mojibake(text: str) -> bool:
+def is_mojibake(text):
     """Whether a text of Chinese, emoji and é holds what bytes look like when they are read as characters."""
     return "\ufffd" in text or any("\x80" <= c <= "\u024f" and c not in "éï\xa0" for c in text)
 
@@ -263,34 +261,34 @@ def is_mojibake(text: str) -> bool:
         (b"", ""),
     ],
 )
-def test_bytes_that_are_no_whole_character_are_written_as_numbers(utf8: bytes, text: str) -> None:
+def test_partial_characters_are_escaped(utf8, text):
     assert escape_bytes(utf8).replace("\xa0", " ") == text
 
 
 @pytest.mark.parametrize("make", [make_byte_level, make_fallback])
-def test_the_labels_of_a_sentence_hold_all_of_its_bytes_in_order(make: Callable[[], Tokenizer]) -> None:
+def test_axis_labels_hold_all_bytes(make):
     tokenizer = make()
     names = axis_labels(tokenizer, tokenizer.encode([SENTENCE])[0])
     assert any("⟨" in name for name in names)
     assert not any(map(is_mojibake, names)), names
-    said = b"".join(
+    data = b"".join(
         bytes.fromhex(part[1:-1]) if part.startswith("⟨") else part.encode()
         for part in re.split("(⟨[^⟩]*⟩)", "".join(names).replace("\xa0", " "))
     )
-    assert said.decode().replace("▁", "").strip() == SENTENCE
+    assert data.decode().replace("▁", "").strip() == SENTENCE
 
 
 @pytest.mark.parametrize("make", [make_byte_level, make_fallback])
-def test_no_token_of_a_vocabulary_is_shown_by_what_its_bytes_look_like(make: Callable[[], Tokenizer]) -> None:
+def test_visible_tokens_have_no_mojibake(make):
     tokenizer = make()
     for token in range(tokenizer.vocab_size):
-        shown = visible_token(tokenizer, token)
-        assert "\ufffd" not in shown
-        assert shown
-        assert " " not in shown
+        label = visible_token(tokenizer, token)
+        assert "\ufffd" not in label
+        assert label
+        assert " " not in label
 
 
-def test_a_text_that_breaks_off_inside_a_character_ends_with_its_bytes() -> None:
+def test_partial_character_is_shown_as_bytes():
     tokenizer = make_byte_level()
     ids = tokenizer.encode(["中文"])[0]
     assert tokens_to_text(tokenizer, ids) == "中文"
@@ -298,7 +296,7 @@ def test_a_text_that_breaks_off_inside_a_character_ends_with_its_bytes() -> None
 
 
 @pytest.fixture(scope="module")
-def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def language_model(tmp_path_factory):
     tokenizer = make_byte_level()
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 48}
     model = build(ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=0)
@@ -307,18 +305,16 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_maps_and_pictures_of_chinese_and_emoji_show_no_mojibake(language_model: Path) -> None:
-    found = polyhead.load(language_model).attention_maps(SENTENCE)["self"]
-    for drawn in (attention_text(found), heat_map_svg(found)):
-        assert "⟨F0\xa09F\xa098⟩" in drawn
-        assert "中" in drawn
-        assert not is_mojibake(drawn)
+def test_maps_and_pictures_have_no_mojibake(language_model):
+    result = polyhead.load(language_model).attention_maps(SENTENCE)["self"]
+    for picture in (attention_text(result), heat_map_svg(result)):
+        assert "⟨F0\xa09F\xa098⟩" in picture
+        assert "中" in picture
+        assert not is_mojibake(picture)
 
 
 @pytest.mark.parametrize("verb", [["attention", SENTENCE], ["visualize", "--tokens", "270"]])
-def test_pages_show_no_mojibake(
-    verb: list[str], language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pages_show_no_mojibake(verb, language_model, tmp_path, capsys):
     page = tmp_path / "page.html"
     name, *rest = verb
     assert main([name, str(language_model), *rest, "--out", str(page)]) == 0
@@ -331,7 +327,7 @@ def test_pages_show_no_mojibake(
 PAIRS = ["a dog runs", "the cat sat", "a red house", "dogs and cats"] * 5
 
 
-def make_run(kind: str) -> Run:
+def make_run(kind):
     tokenizer = train_tokenizer(PAIRS, Choice("bpe"), 300)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 24, "max_len": 48, "dropout": 0.0}
     model = build(ModelConfig(kind=kind, vocab_size=tokenizer.vocab_size, **sizes), seed=0).eval()
@@ -343,37 +339,39 @@ def make_run(kind: str) -> Run:
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
-def test_every_beam_has_the_attention_that_the_search_computed(kind: str) -> None:
+def test_beam_attention_equals_recorded_weights(kind):
     """Each row of a map is among the weights that were recorded during the search."""
     run, text = make_run(kind), "a red dog"
     lengths = {"max_new_tokens": 6} if kind == "decoder" else {"max_length_extra": 6, "max_length_ratio": 0}
     rules = {"beam_size": 4, "n_best": 3, **lengths}
-    with record_attention(run.model) as seen:
-        (searched,) = run.hypotheses([text], **rules)
-    found = run.beam_attention(text, **rules)
-    assert [one.hypothesis.tokens for one in found] == [one.tokens for one in searched]
-    assert len({str(one.tokens) for one in searched}) == 3
+    with record_attention(run.model) as maps_by_name:
+        (found_hypotheses,) = run.hypotheses([text], **rules)
+    result = run.beam_attention(text, **rules)
+    assert [one.hypothesis.tokens for one in result] == [one.tokens for one in found_hypotheses]
+    assert len({str(one.tokens) for one in found_hypotheses}) == 3
     (ids,) = run.tokenizer.encode([text])
     layer_name = "layers.{}.attn" if kind == "decoder" else "decoder.layers.{}.cross"
-    for one in found:
+    for one in result:
         n, names = len(one.hypothesis.tokens), axis_labels(run.tokenizer, one.hypothesis.tokens)
         assert list(one.maps) == (["self"] if kind == "decoder" else ["cross", "encoder", "decoder"])
-        shown = next(iter(one.maps.values()))
-        start = len(shown.target_tokens) - n - (kind != "decoder")  # a translation has a row for its end
-        assert list(shown.target_tokens)[start : start + n] == names
+        label = next(iter(one.maps.values()))
+        start = len(label.target_tokens) - n - (kind != "decoder")  # a translation has a row for its end
+        assert list(label.target_tokens)[start : start + n] == names
         if kind == "encoder-decoder":
-            assert shown.weights.shape[2:] == (n + 1, len(ids) + 1)
+            assert label.weights.shape[2:] == (n + 1, len(ids) + 1)
         for layer in range(2):
-            passes = next(x for name, x in seen.items() if name.endswith(layer_name.format(layer)))
-            recorded = [beam[:, q] for step in passes for beam in step for q in range(step.size(2))]
+            passes = next(x for name, x in maps_by_name.items() if name.endswith(layer_name.format(layer)))
+            decode_recording = [beam[:, q] for step in passes for beam in step for q in range(step.size(2))]
             for t in range(start, start + n - 1):
-                row = shown.weights[layer, :, t]
+                row = label.weights[layer, :, t]
                 width = t + 1 if kind == "decoder" else row.size(-1)
-                same = [x for x in recorded if x.size(-1) >= width and (x[:, width:] == 0).all()]
-                assert min((x[:, :width] - row[:, :width]).abs().max() for x in same) < 1e-5, (layer, t)
+                candidates = [
+                    x for x in decode_recording if x.size(-1) >= width and (x[:, width:] == 0).all()
+                ]
+                assert min((x[:, :width] - row[:, :width]).abs().max() for x in candidates) < 1e-5, (layer, t)
 
 
-def test_beams_of_a_model_without_search_are_refused() -> None:
+def test_beams_of_a_model_without_search_are_refused():
     with pytest.raises(UserError, match="encoder"):
         make_run("encoder").beam_attention("a dog")
     with pytest.raises(UserError, match="target_lang: unknown key"):

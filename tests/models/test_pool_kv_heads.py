@@ -1,7 +1,5 @@
 """Heads of keys and values as means of groups, against loops and against attention that repeats the means."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ SIZES = {
 }
 
 
-def made(**design):
+def make_model(**design):
     model = build(ModelConfig.model_validate(SIZES | design), seed=0).eval()
     with torch.no_grad():
         for p in model.parameters():
@@ -39,22 +37,22 @@ def logits(model):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_each_new_head_is_the_mean_of_its_group_and_all_else_is_copied(n):
-    model = made(v_head_dim=3)
-    given, found = named_state(model), named_state(pool_kv_heads(model, n))
-    assert given.keys() == found.keys()
-    pooled = 0
-    for name, new in found.items():
+def test_new_heads_are_means_of_their_groups(n):
+    model = make_model(v_head_dim=3)
+    original, pooled_state = named_state(model), named_state(pool_kv_heads(model, n))
+    assert original.keys() == pooled_state.keys()
+    n_pooled = 0
+    for name, new in pooled_state.items():
         if name.split(".")[-2] not in ("k_proj", "v_proj"):
-            assert torch.equal(new, given[name])
+            assert torch.equal(new, original[name])
             continue
-        pooled += 1
+        n_pooled += 1
         width, size = (4 if "k_proj" in name else 3), 6 // n
         for g in range(n):
             for row in range(width):
-                total = sum(given[name][h * width + row] for h in range(g * size, (g + 1) * size))
+                total = sum(original[name][h * width + row] for h in range(g * size, (g + 1) * size))
                 torch.testing.assert_close(new[g * width + row], total / size)
-    assert pooled == 6 * 4  # six attentions, two weights and two biases each
+    assert n_pooled == 6 * 4  # six attentions, two weights and two biases each
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -74,11 +72,11 @@ def test_each_new_head_is_the_mean_of_its_group_and_all_else_is_copied(n):
     ],
     ids=str,
 )
-def test_query_head_h_reads_the_mean_of_the_group_that_head_h_is_in(design, n):
-    model = made(**design)
-    converted = pool_kv_heads(model, n)
-    assert converted.config.n_kv_heads == n
-    assert not converted.training
+def test_query_heads_read_the_mean_of_their_group(design, n):
+    model = make_model(**design)
+    smaller = pool_kv_heads(model, n)
+    assert smaller.config.n_kv_heads == n
+    assert not smaller.training
     # the same means in a model that keeps six heads: each head of a group holds the group's mean
     with torch.no_grad():
         for name, weight in named_state(model).items():
@@ -94,42 +92,42 @@ def test_query_head_h_reads_the_mean_of_the_group_that_head_h_is_in(design, n):
             for h in range(6):
                 group = [factors[other] for other in range(6) if other // (6 // n) == h // (6 // n)]
                 attn.k_norm.heads[h].copy_(sum(group) / len(group))
-    torch.testing.assert_close(logits(converted), logits(model), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(smaller), logits(model), rtol=1e-4, atol=1e-4)
 
 
-def test_heads_that_are_equal_in_their_group_lose_nothing_and_the_model_given_is_left_alone():
-    model = made()
-    before = {name: tensor.clone() for name, tensor in named_state(model).items()}
+def test_equal_heads_pool_losslessly_into_a_copy():
+    model = make_model()
+    original = {name: tensor.clone() for name, tensor in named_state(model).items()}
     with torch.no_grad():
         for name, weight in named_state(model).items():
             if "k_proj" in name or "v_proj" in name:
                 weight.unflatten(0, (6, -1))[1::2] = weight.unflatten(0, (6, -1))[::2]
-    same = {name: tensor.clone() for name, tensor in named_state(model).items()}
+    copies = {name: tensor.clone() for name, tensor in named_state(model).items()}
     torch.testing.assert_close(logits(pool_kv_heads(model, 3)), logits(model))
-    assert all(torch.equal(same[name], tensor) for name, tensor in named_state(model).items())
-    assert any(not torch.equal(before[name], tensor) for name, tensor in same.items())
+    assert all(torch.equal(copies[name], tensor) for name, tensor in named_state(model).items())
+    assert any(not torch.equal(original[name], tensor) for name, tensor in copies.items())
 
 
-def test_the_copy_has_the_type_of_the_model_and_no_random_number_is_drawn():
-    model = made().bfloat16()
-    before = torch.get_rng_state()
-    converted = pool_kv_heads(model, 2)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert {p.dtype for p in converted.parameters()} == {torch.bfloat16}
-    given = named_state(model)
-    for name, new in named_state(converted).items():
+def test_pooling_keeps_dtype_and_random_state():
+    model = make_model().bfloat16()
+    original = torch.get_rng_state()
+    smaller = pool_kv_heads(model, 2)
+    assert torch.equal(torch.get_rng_state(), original)
+    assert {p.dtype for p in smaller.parameters()} == {torch.bfloat16}
+    original = named_state(model)
+    for name, new in named_state(smaller).items():
         if name.endswith("k_proj.weight"):
-            mean = given[name].double().view(2, 3, 4, 24).mean(1).view(8, 24)
+            mean = original[name].double().view(2, 3, 4, 24).mean(1).view(8, 24)
             torch.testing.assert_close(new.double(), mean, rtol=2**-8, atol=0)
 
 
 @pytest.mark.parametrize("design", [{}, {"attention": {"name": "softmax", "qk_norm": "per_head"}}], ids=str)
 def test_groups_can_be_pooled_again(design):
-    model = made(**design)
-    twice, once = (
+    model = make_model(**design)
+    twice, direct = (
         named_state(m) for m in (pool_kv_heads(pool_kv_heads(model, 3), 1), pool_kv_heads(model, 1))
     )
-    for name, tensor in once.items():
+    for name, tensor in direct.items():
         torch.testing.assert_close(twice[name], tensor)
 
 
@@ -159,10 +157,10 @@ def test_groups_can_be_pooled_again(design):
 )
 def test_what_cannot_be_pooled_is_refused(design, n, message):
     with pytest.raises(UserError, match=message):
-        pool_kv_heads(made(**design), n)
+        pool_kv_heads(make_model(**design), n)
 
 
-def test_what_each_head_has_for_itself_is_no_part_of_a_smaller_model(tmp_path, monkeypatch):
+def test_per_head_parameters_are_refused(tmp_path, monkeypatch):
     """As parameters of an attention of one's own may be: their names alone tell that heads are gone."""
     (tmp_path / "own_heads.py").write_text(
         "from torch import nn\n"
@@ -177,4 +175,4 @@ def test_what_each_head_has_for_itself_is_no_part_of_a_smaller_model(tmp_path, m
     with pytest.raises(
         UserError, match=r"attn\.loud\.2 depends on n_kv_heads but is not a key or value projection"
     ):
-        pool_kv_heads(made(attention="own_heads:Loud"), 2)
+        pool_kv_heads(make_model(attention="own_heads:Loud"), 2)

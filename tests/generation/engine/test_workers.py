@@ -15,15 +15,15 @@ pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler for 
 
 @pytest.fixture
 def two_threads():
-    before = torch.get_num_threads()
+    n_threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(n_threads)
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 @pytest.mark.parametrize("name", ["base", "gpt2"])
-def test_outputs_are_those_of_one_engine_to_the_last_bit(name, beam_size, two_threads, monkeypatch):
+def test_workers_equal_one_engine_bitwise(name, beam_size, two_threads, monkeypatch):
     model = pack_model(made(name), linear_factory("int8"))
     source = torch.randint(5, 97, (33, 7), generator=torch.Generator().manual_seed(1))
     options = {
@@ -34,13 +34,13 @@ def test_outputs_are_those_of_one_engine_to_the_last_bit(name, beam_size, two_th
     }
     options["early_stopping"] = beam_size == 1
     assert parts.count_workers(model, 33) == 2
-    found = beam_search(model, source, None, **options)
+    actual = beam_search(model, source, None, **options)
     assert torch.get_num_threads() == 2
     monkeypatch.setattr(parts, "MAX_WORKERS", 1)
-    assert beam_search(model, source, None, **options) == found
+    assert beam_search(model, source, None, **options) == actual
 
 
-def test_a_model_that_kernels_do_not_run_has_one_engine(two_threads):
+def test_model_without_kernels_has_one_worker(two_threads):
     assert parts.count_workers(made("gpt2"), 100) == 1
     assert parts.count_workers(pack_model(made("gpt2")), 2 * parts.MIN_WORKER_ROWS - 1) == 1
 
@@ -51,7 +51,7 @@ def submit_all(workers, n):
         workers.add(i, lambda engine: engine.submit([5], BeamState(strategy, BeamRequest(9))))
 
 
-def test_who_stops_to_wait_ends_the_threads(two_threads):
+def test_closing_results_ends_the_threads(two_threads):
     model = pack_model(made("gpt2"))
     workers = parts.Workers(lambda: Engine(model, max_len=40, max_num_seqs=1), 2)
     submit_all(workers, 40)
