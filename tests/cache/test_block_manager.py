@@ -14,7 +14,7 @@ from polyhead.cache.block_manager import BlockManager, OutOfBlocksError, WriteSp
 from polyhead.core.errors import UserError
 
 A, B = 0, 2**61 - 1  # two token ids with the same hash in Python
-EXAMPLES, STEPS = (60 if settings.default.max_examples <= 100 else 1800), 100
+STEPS = 100
 
 
 class Shadow:
@@ -28,15 +28,15 @@ class Shadow:
         self.n_written: dict[int, int] = {}
         self.next_seq = 0
 
-    def stored(self, seq: int) -> list[int]:
+    def stored_ids(self, seq: int) -> list[int]:
         table, size = self.table.block_tables[seq], self.table.block_size
         return [self.memory[table[p // size], p % size] for p in range(self.table.lengths[seq])]
 
     def expected(self, seq: int) -> list[int]:
-        ids, before = [], 0
+        ids, previous = [], 0
         for token in self.tokens[seq][: self.n_written[seq]]:
-            before = self.history_ids.setdefault((before, token), len(self.history_ids) + 1)
-            ids.append(before)
+            previous = self.history_ids.setdefault((previous, token), len(self.history_ids) + 1)
+            ids.append(previous)
         return ids
 
     def admit(self, prompt: list[int], seq: int | None = None) -> int:
@@ -54,15 +54,17 @@ class Shadow:
         )
 
     def write(self, spans: list[WriteSpan]) -> bool:
-        table, size, before = self.table, self.table.block_size, self.state()
-        needed, available = table.blocks_needed(spans), table.n_available
+        table, size, previous = self.table, self.table.block_size, self.state()
+        n_needed, available = table.blocks_needed(spans), table.n_available
         try:
             allocation = table.allocate(spans)
         except OutOfBlocksError:
-            assert needed > available
-            assert self.state() == before
+            assert n_needed > available
+            assert self.state() == previous
             return False
-        assert available - table.n_available == needed == len(allocation.copies) + len(allocation.new_blocks)
+        assert (
+            available - table.n_available == n_needed == len(allocation.copies) + len(allocation.new_blocks)
+        )
         for src, dst in allocation.copies:
             self.memory |= {(dst, slot): self.memory.get((src, slot), -1) for slot in range(size)}
         self.memory |= {(block, slot): -1 for block in allocation.new_blocks for slot in range(size)}
@@ -86,7 +88,7 @@ class Shadow:
     def check(self) -> None:
         self.table.check_invariants()
         for seq in self.tokens:
-            assert self.stored(seq) == self.expected(seq)
+            assert self.stored_ids(seq) == self.expected(seq)
 
 
 pick = st.integers(0, 100)
@@ -125,13 +127,13 @@ class Machine(RuleBasedStateMachine):
     @rule(tokens=st.lists(token, min_size=5, max_size=5))
     def decode(self, tokens: list[int]) -> None:
         """Every sequence takes one token, a new one or the next of its prompt, in one step."""
-        s, extended = self.shadow, []
+        s, extended_seqs = self.shadow, []
         for seq, new in zip(sorted(s.tokens), tokens, strict=False):
             if s.n_written[seq] == len(s.tokens[seq]):
                 s.tokens[seq].append(new)
-                extended.append(seq)
+                extended_seqs.append(seq)
         if not s.step(dict.fromkeys(s.tokens, 1)):
-            for seq in extended:
+            for seq in extended_seqs:
                 s.tokens[seq].pop()
 
     @precondition(lambda self: 0 < len(self.shadow.tokens) < 5)
@@ -147,13 +149,13 @@ class Machine(RuleBasedStateMachine):
         """Other tokens from a position on, as after a rejected draft."""
         s, seq = self.shadow, self.seq(i)
         position %= s.n_written[seq] + 1
-        before, after, n_written = s.tokens[seq], s.tokens[seq][:position] + tokens, s.n_written[seq]
-        s.tokens[seq] = after
-        if s.write([WriteSpan(seq, position, len(after))]):
-            s.n_written[seq] = len(after)
-            s.table.truncate(seq, len(after))
+        previous, new_tokens, n_written = s.tokens[seq], s.tokens[seq][:position] + tokens, s.n_written[seq]
+        s.tokens[seq] = new_tokens
+        if s.write([WriteSpan(seq, position, len(new_tokens))]):
+            s.n_written[seq] = len(new_tokens)
+            s.table.truncate(seq, len(new_tokens))
         else:
-            s.tokens[seq], s.n_written[seq] = before, n_written
+            s.tokens[seq], s.n_written[seq] = previous, n_written
 
     @precondition(has_sequences)
     @rule(i=pick, length=pick)
@@ -203,9 +205,7 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=EXAMPLES,
     stateful_step_count=STEPS,
-    deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -218,7 +218,9 @@ class TestAnyHistory(Machine.TestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        assert Machine.steps >= EXAMPLES * STEPS // 2, "hypothesis ended too many histories early"
+        assert Machine.steps >= settings.default.max_examples * STEPS // 2, (
+            "hypothesis ended too many histories early"
+        )
 
 
 @pytest.mark.acceptance("D7", "R9")
@@ -227,20 +229,20 @@ def test_blocks_are_free_after_5_000_requests(insert):
     """Half of them are cancelled at random moments; the pool is small, so that some are preempted."""
     rng = random.Random(insert)
     shadow, limits, steps_left = Shadow(4, 20), {}, {}
-    started = finished = cancelled = preemptions = 0
-    while started < 5_000 or limits:
-        while started < 5_000 and len(limits) < 8 and rng.random() < 0.8:
+    n_started = finished = n_cancelled = preemptions = 0
+    while n_started < 5_000 or limits:
+        while n_started < 5_000 and len(limits) < 8 and rng.random() < 0.8:
             seq = shadow.admit([rng.choice([A, B, 1]) for _ in range(rng.randint(1, 12))])
             limits[seq] = len(shadow.tokens[seq]) + rng.randint(1, 12)
-            if started % 2:
+            if n_started % 2:
                 steps_left[seq] = rng.randint(0, 8)
-            started += 1
+            n_started += 1
         for seq in [seq for seq in limits if seq in steps_left]:
             steps_left[seq] -= 1
             if steps_left[seq] < 0 or shadow.n_written[seq] == limits[seq]:
                 shadow.release(seq)
                 del limits[seq], steps_left[seq]
-                cancelled += 1
+                n_cancelled += 1
         counts = {}
         for seq in limits:
             if shadow.n_written[seq] == len(shadow.tokens[seq]):
@@ -256,13 +258,13 @@ def test_blocks_are_free_after_5_000_requests(insert):
         if insert:
             for seq in limits:
                 shadow.table.insert_prefix(seq, shadow.tokens[seq])
-        if started % 50 == 0:
+        if n_started % 50 == 0:
             shadow.check()
         for seq in [s for s in limits if shadow.n_written[s] >= limits[s] and s not in steps_left]:
             shadow.release(seq)
             del limits[seq]
             finished += 1
-    assert (started, finished, cancelled) == (5_000, 2_500, 2_500)
+    assert (n_started, finished, n_cancelled) == (5_000, 2_500, 2_500)
     assert preemptions > 50, "the pool was never full"
     assert shadow.table.n_available == shadow.table.n_blocks == 20
     n_cached = shadow.table.block_stats().cached_blocks
@@ -271,7 +273,7 @@ def test_blocks_are_free_after_5_000_requests(insert):
     shadow.table.check_invariants()
 
 
-def filled(block_size, n_blocks, *rows):
+def fill_table(block_size, n_blocks, *rows):
     """A table of the sequences 0, 1, ... whose tokens were written and inserted into the prefix cache."""
     table = BlockManager(block_size, n_blocks)
     for seq, tokens in enumerate(rows):
@@ -282,7 +284,7 @@ def filled(block_size, n_blocks, *rows):
 
 
 def test_full_blocks_of_equal_prefixes_are_shared():
-    table = filled(3, 10, [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8], [1, 2, 3, 4, 9, 6])
+    table = fill_table(3, 10, [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8], [1, 2, 3, 4, 9, 6])
     a, b, c = (table.block_tables[seq] for seq in range(3))
     assert a[:2] == b[:2]
     assert a[:1] == c[:1]
@@ -293,7 +295,7 @@ def test_full_blocks_of_equal_prefixes_are_shared():
 @pytest.mark.acceptance("D4")
 def test_blocks_with_equal_hashes_are_distinguished():
     assert hash((0, (A, 5))) == hash((0, (B, 5)))
-    table = filled(2, 10, [A, 5], [B, 5])
+    table = fill_table(2, 10, [A, 5], [B, 5])
     assert table.block_tables[0] != table.block_tables[1]
     assert table.admit(2, [B, 5]) == 2
     assert table.block_tables[2] == table.block_tables[1]
@@ -301,7 +303,7 @@ def test_blocks_with_equal_hashes_are_distinguished():
 
 @pytest.mark.acceptance("D4")
 def test_blocks_match_only_after_the_same_prefix():
-    table = filled(2, 10, [1, 1, 7, 7], [2, 2])
+    table = fill_table(2, 10, [1, 1, 7, 7], [2, 2])
     assert table.admit(2, [2, 2, 7, 7]) == 2
     assert table.admit(3, [7, 7]) == 0
 
@@ -309,7 +311,7 @@ def test_blocks_match_only_after_the_same_prefix():
 @pytest.mark.acceptance("D4")
 def test_content_ids_are_never_reused():
     """The second block of an evicted first one must not match after what replaced the first."""
-    table = filled(1, 2, [1, 2])
+    table = fill_table(1, 2, [1, 2])
     table.release(0)
     first, n_matched = table._content_to_block[0, (1,)], table.admit(1, [1, 2])
     assert n_matched == 2
@@ -322,7 +324,7 @@ def test_content_ids_are_never_reused():
 
 def test_insert_prefix_replaces_content_of_rewritten_prefix():
     """The first block is written again with the same token, so the second one follows a new content id."""
-    table = filled(1, 4, [1, 2])
+    table = fill_table(1, 4, [1, 2])
     table.allocate([WriteSpan(0, 0, 1)])
     assert table.lengths == {0: 2}
     table.insert_prefix(0, [1, 2])
@@ -333,7 +335,7 @@ def test_insert_prefix_replaces_content_of_rewritten_prefix():
 
 
 def test_eviction_is_least_recently_used_and_prefixes_last():
-    table = filled(2, 4, [1, 1, 2, 2], [3, 3])
+    table = fill_table(2, 4, [1, 1, 2, 2], [3, 3])
     table.release(1)
     table.release(0)
     assert table.block_stats().cached_blocks == 3
@@ -347,7 +349,7 @@ def test_eviction_is_least_recently_used_and_prefixes_last():
 
 
 def test_copy_on_write_spares_the_last_owner():
-    table = filled(4, 10, [1, 2, 3, 4, 5])
+    table = fill_table(4, 10, [1, 2, 3, 4, 5])
     full, last = table.block_tables[0]
     for seq in (1, 2):
         table.fork(0, seq)
@@ -363,13 +365,13 @@ def test_copy_on_write_spares_the_last_owner():
     assert table.allocate([WriteSpan(0, 6, 9)]) == ([], [table.block_tables[0][2]])
 
 
-def test_allocation_that_does_not_fit_changes_nothing():
-    table = filled(2, 3, [1, 2, 3])
+def test_failed_allocation_keeps_the_state():
+    table = fill_table(2, 3, [1, 2, 3])
     table.fork(0, 1)
-    before = {seq: list(blocks) for seq, blocks in table.block_tables.items()}
+    previous = {seq: list(blocks) for seq, blocks in table.block_tables.items()}
     with pytest.raises(OutOfBlocksError, match="needs 2 more blocks of 2 tokens; 1 of 3 are free"):
         table.allocate([WriteSpan(1, 3, 5)])
-    assert (table.block_tables, table.lengths) == (before, {0: 3, 1: 3})
+    assert (table.block_tables, table.lengths) == (previous, {0: 3, 1: 3})
     table.allocate([WriteSpan(1, 3, 4)])
     table.check_invariants()
     assert issubclass(OutOfBlocksError, UserError)
@@ -414,7 +416,7 @@ def test_block_stats_equal_a_count_by_hand():
     ],
 )
 def test_misuse_is_an_assertion_that_names_it(misuse, message):
-    table = filled(2, 10, [1, 2, 3, 4], [5])
+    table = fill_table(2, 10, [1, 2, 3, 4], [5])
     with pytest.raises(AssertionError, match=message):
         misuse(table)
 
@@ -440,8 +442,8 @@ def test_lowest_block_numbers_are_allocated_first():
     for seq, tokens in ((0, 5), (1, 0)):
         table.admit(seq)
         table.allocate([WriteSpan(seq, 0, tokens)])
-    freed = table.block_tables[0][1:3]
+    freed_blocks = table.block_tables[0][1:3]
     table.truncate(0, 1)
     table.allocate([WriteSpan(1, 0, 2)])
-    assert table.block_tables[1] == sorted(freed)
+    assert table.block_tables[1] == sorted(freed_blocks)
     assert Counter(table._ref_counts) == {1: 3, 0: 3}

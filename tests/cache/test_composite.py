@@ -3,10 +3,10 @@
 import sys
 
 import pytest
+from polyhead.cache.paged_cache import PagedCache
 
 from polyhead.cache.composite import CompositeCache
 from polyhead.cache.factory import make_cache
-from polyhead.cache.paged import PagedCache
 from polyhead.cache.recurrent_state import StateCache
 from polyhead.cache.static import StaticCache
 from polyhead.config.model import ModelConfig
@@ -16,10 +16,10 @@ from polyhead.core.registry import CACHE
 from polyhead.models import build
 
 WINDOW = {"attention": {"name": "softmax", "window": 9}}
-MIXED = [{"attention": "linear"}, {}, {"block": "lstm"}, WINDOW]
+MIXED_LAYERS = [{"attention": "linear"}, {}, {"block": "lstm"}, WINDOW]
 
 
-def make_shape(pattern=MIXED):
+def make_shape(pattern=MIXED_LAYERS):
     sizes = {"vocab_size": 9, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_len": 16, "n_layers": 5}
     return build(ModelConfig(kind="decoder", layer_pattern=pattern, **sizes), seed=1).cache_shape
 
@@ -43,14 +43,18 @@ def test_cache_shape_of_mixed_layers():
 
 
 def test_parts_follow_the_choice_and_the_layers():
-    plain, paged = make_composite(None), make_composite(Choice("paged", block_size=4, max_blocks=5))
+    plain, paged_cache = make_composite(None), make_composite(Choice("paged", block_size=4, max_blocks=5))
     assert [type(part) for part in plain.caches] == [StaticCache, StateCache]
-    assert [type(part) for part in paged.caches] == [PagedCache, StateCache]
-    for cache in (plain, paged):
+    assert [type(part) for part in paged_cache.caches] == [PagedCache, StateCache]
+    for cache in (plain, paged_cache):
         kv, states = (list(part.layers) for part in cache.caches)
         expected = [states[0], kv[0], states[1], kv[1], states[2]]
         assert all(layer is other for layer, other in zip(cache.layers, expected, strict=True))
-    assert (paged.block_size, paged.free_tokens(), paged.caches[1].free_tokens()) == (4, 20, sys.maxsize)
+    assert (paged_cache.block_size, paged_cache.free_tokens(), paged_cache.caches[1].free_tokens()) == (
+        4,
+        20,
+        sys.maxsize,
+    )
     state = 4 * (2 * 2 * 4 * 5 + 16)  # two sums and h, c, in fp32
     assert plain.caches[1].nbytes == 2 * state and plain.nbytes == plain.caches[0].nbytes + 2 * state
 
@@ -72,7 +76,7 @@ def test_composite_is_lossless_and_never_rewinds(name):
         (Choice("window", window=8), "has a window of 9"),
     ],
 )
-def test_caches_that_do_not_fit_the_layers_are_refused(choice, message):
+def test_incompatible_caches_are_refused(choice, message):
     with pytest.raises(UserError, match=message):
         make_composite(choice)
 

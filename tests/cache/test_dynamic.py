@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.cache.cache_helpers import ROWS, SHAPE, basic_actions, move_rows, row
 
@@ -22,7 +22,6 @@ def feed(cache, rows, pos):
     return [layer.update(kv) for layer, kv in zip(cache.layers, new, strict=True)], new
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(*basic_actions, st.tuples(st.just("again"), row)), max_size=12))
 def test_any_history_equals_lists(history):
     """A list of (position, its keys and values) for each row; a position that comes again is replaced."""

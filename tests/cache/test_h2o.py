@@ -21,9 +21,11 @@ class Reference:
         out = torch.zeros(len(q), len(k), 5)
         for h in range(len(q)):
             for t in range(len(k)):
-                seen = [token for token in self.tokens if token[0] <= self.length + t]
-                weights = torch.softmax(torch.stack([q[h, t] @ token[1] / 3**0.5 for token in seen]), 0)
-                for token, weight in zip(seen, weights.tolist(), strict=True):
+                visible_tokens = [token for token in self.tokens if token[0] <= self.length + t]
+                weights = torch.softmax(
+                    torch.stack([q[h, t] @ token[1] / 3**0.5 for token in visible_tokens]), 0
+                )
+                for token, weight in zip(visible_tokens, weights.tolist(), strict=True):
                     token[3] += weight
                     out[h, t] += weight * token[2]
         self.length += len(k)

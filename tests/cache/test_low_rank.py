@@ -81,8 +81,8 @@ def test_fit_finds_principal_directions(kind, pattern, tmp_path):
     small = make_cache(Choice("low_rank", rank=3, projection=str(path)), model.cache_shape, 1, 7)
     for i, bases in zip(kv_layers, projections, strict=True):
         assert torch.equal(small.layers[i].basis.k, bases.k)
-    loaded = load_projection(path, model.cache_shape.select_layers(kv_layers), (2, 3))
-    for a, b in zip(loaded, projections, strict=True):
+    loaded_projections = load_projection(path, model.cache_shape.select_layers(kv_layers), (2, 3))
+    for a, b in zip(loaded_projections, projections, strict=True):
         assert torch.equal(a.k, b.k[..., :2]) and torch.equal(a.v, b.v)
 
 
@@ -113,8 +113,8 @@ def test_memory_counts_projections_and_slots():
     for layer in cache.layers:
         layer.update(KV(torch.randn(1, 2, 6, 6), torch.randn(1, 2, 6, 4)))
     slot, bases = 8 + 2 * 2 * (2 + 2) * 4, 2 * 2 * (6 + 4) * 2 * 4
-    stored = sum(x.untyped_storage().nbytes() for layer in cache.layers for x in layer.basis)
-    assert stored == bases, "dropped directions take no memory"
+    stored_bytes = sum(x.untyped_storage().nbytes() for layer in cache.layers for x in layer.basis)
+    assert stored_bytes == bases, "dropped directions take no memory"
     assert cache.memory_usage()[:2] == (7 * slot + bases, 6 * slot + bases)
 
 

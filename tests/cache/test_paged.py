@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.cache.cache_helpers import (
     MAX_LEN,
@@ -44,7 +44,6 @@ def count_pages(lists, block):
 
 
 @pytest.mark.acceptance("D1")
-@settings(deadline=None)
 @given(st.lists(st.one_of(actions, rewrites), max_size=16), st.sampled_from([1, 2, 3, 16]))
 def test_any_history_equals_lists_and_minimal_pages(history, block):
     cache = build_paged(ROWS, block_size=block)
@@ -78,7 +77,7 @@ def test_steps_see_full_pages_with_positions(block):
 
 
 @pytest.mark.acceptance("D5")
-def test_step_without_free_pages_changes_nothing():
+def test_step_without_free_pages_keeps_the_cache():
     cache = build_paged(2, block_size=2, max_blocks=3)
     feed_tokens(cache, range(2), 0, [[1.0, 2], [3, 4]])
     assert cache.free_tokens() == 2
@@ -160,14 +159,14 @@ class CountingCache(PagedCache):
 
 @pytest.fixture
 def caches(monkeypatch):
-    created = []
+    created_caches = []
 
     def make_cache(choice, shape, n_rows, max_len):
-        created.append(CountingCache(shape, n_rows, max_len, **choice.options))
-        return created[-1]
+        created_caches.append(CountingCache(shape, n_rows, max_len, **choice.options))
+        return created_caches[-1]
 
     monkeypatch.setattr(engine_module, "make_cache", make_cache)
-    return created
+    return created_caches
 
 
 def make_model(kind):
@@ -185,11 +184,11 @@ def test_parallel_samples_share_their_prompt(caches, n, block):
     options = {"eos_id": -1, "max_new_tokens": limit, "n": n, "cache": Choice("paged", block_size=block)}
     tokens = list(generate(make_model("decoder"), [prompt], sampling=Sampling(), **options))
     assert len(tokens) == n * limit
-    used, unshared = caches[-1].counts[-1]
+    n_used, n_unshared = caches[-1].counts[-1]
     n_common, n_pages = len(prompt) // block, math.ceil((len(prompt) + limit - 1) / block)
-    assert unshared == n * n_pages
-    assert used == n_common + n * (n_pages - n_common)
-    assert caches[-1].block_stats().peak_blocks == used
+    assert n_unshared == n * n_pages
+    assert n_used == n_common + n * (n_pages - n_common)
+    assert caches[-1].block_stats().peak_blocks == n_used
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
@@ -199,8 +198,8 @@ def test_beams_share_their_common_prefixes(caches, kind):
     bos_id, cache = 1 if kind == "encoder-decoder" else None, Choice("paged", block_size=2)
     options = {"bos_id": bos_id, "eos_id": 2, "beam_size": 5, "max_new_tokens": [20] * 4}
     beam_search(make_model(kind), tokens, pos, cache=cache, **options)
-    used, unshared = (max(side) for side in zip(*caches[-1].counts, strict=True))
+    n_used, n_unshared = (max(side) for side in zip(*caches[-1].counts, strict=True))
     cache = caches[-1]
-    assert cache.block_stats().peak_blocks == used < 0.8 * unshared
+    assert cache.block_stats().peak_blocks == n_used < 0.8 * n_unshared
     cache.select([])
     assert cache.block_manager.n_available == cache.block_manager.n_blocks

@@ -51,8 +51,8 @@ def test_reused_page_has_no_nonfinite_values(fill, how):
     pos = torch.tensor([[0, 1, 2, 3, 4], [0, -1, -1, -1, -1]])
     for kv in feed(cache, range(2), pos, torch.ones(2, 5)):
         assert kv.k.isfinite().all() and kv.v.isfinite().all()
-    used = {page for table in cache.block_manager.block_tables.values() for page in table}
-    assert not cache._nonfinite_pages & used
+    used_pages = {page for table in cache.block_manager.block_tables.values() for page in table}
+    assert not cache._nonfinite_pages & used_pages
 
 
 def test_storage_grows_by_an_eighth_up_to_limit():

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from polyhead.cache.quantized_x import dequantize_groups, quantize_groups
 from tests.cache.cache_helpers import SHAPE
 
-from polyhead.cache.quantized import dequantize_groups, quantize_groups
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
@@ -53,8 +53,8 @@ class QuantizedHarness:
                 assert kv.pos[i, 0, slots].tolist() == list(range(old[i] + n))
                 pairs = list(zip(self.rows[row][depth], (k, v), (kv.k, kv.v), strict=True))
                 for is_key, (x, new, output) in zip((True, False), pairs, strict=True):
-                    quantized = quantize_row(x, self.bits, self.group, is_key)
-                    expected = torch.cat([quantized, new[i, :, :n].double()], 1)
+                    quantized_x = quantize_row(x, self.bits, self.group, is_key)
+                    expected = torch.cat([quantized_x, new[i, :, :n].double()], 1)
                     actual = output[i][:, slots].double()
                     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * size)
                 self.rows[row] = list(self.rows[row])

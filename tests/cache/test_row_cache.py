@@ -22,14 +22,6 @@ from polyhead.nn.kv import KV, attend, visible
 BUILDERS = {"static": build_static, "paged": build_paged}
 
 
-def test_steps_take_any_rows_in_any_order():
-    cache = build_static(3)
-    feed_tokens(cache, range(3), 0, [[1.0], [2.0], [3.0]])
-    kvs = feed_tokens(cache, [2, 0], 1, [[4.0], [5.0]])
-    assert [stamps_of(kvs, row) for row in range(2)] == [{0: 3, 1: 4}, {0: 1, 1: 5}]
-    assert stamps_of(feed_tokens(cache, [1], 1, [[6.0]]), 0) == {0: 2, 1: 6}
-
-
 def test_padding_on_the_left_or_everywhere():
     cache = build_static(2)
     empty = torch.full((2, 1), -1), torch.ones(2, 1)
@@ -40,31 +32,12 @@ def test_padding_on_the_left_or_everywhere():
         assert [stamps_of(output, row) for row in range(2)] == [{0: 1}, {0: 2}]
 
 
-def test_rewriting_a_position_replaces_it():
-    cache = build_static(1)
-    feed_tokens(cache, [0], 0, [[1.0, 2.0]])
-    assert stamps_of(feed_tokens(cache, [0], 1, [[9.0]]), 0) == {0: 1, 1: 9}
-
-
 def test_select_of_all_rows_in_order_is_free():
     cache = build_static(3)
     feed_tokens(cache, range(3), 0, [[1.0] * 4] * 3)
     pointers = [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers]
     cache.select(torch.arange(3))
     assert [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers] == pointers
-
-
-def test_select_grows_and_shrinks_the_number_of_rows():
-    cache = build_static(2)
-    feed_tokens(cache, range(2), 0, [[1.0], [2.0]])
-    cache.select([1, 0, 0, 1])
-    kvs = feed_tokens(cache, range(4), 1, [[3.0], [4.0], [5.0], [6.0]])
-    expected = [{0: 2, 1: 3}, {0: 1, 1: 4}, {0: 1, 1: 5}, {0: 2, 1: 6}]
-    assert [stamps_of(kvs, row) for row in range(4)] == expected
-    cache.select([3])
-    assert stamps_of(feed_tokens(cache, [0], 2, [[7.0]]), 0) == {0: 2, 1: 6, 2: 7}
-    cache.select([])
-    assert cache.free_tokens() == 0
 
 
 @pytest.mark.acceptance("A4")

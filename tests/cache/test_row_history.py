@@ -1,7 +1,7 @@
 """Where the slots of reordered rows are stored, against rows that are moved."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from polyhead.cache.row_history import RowHistory
@@ -9,7 +9,6 @@ from polyhead.cache.row_history import RowHistory
 ROWS, SLOTS = 5, 12
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=ROWS), max_size=SLOTS))
 def test_any_selections_read_what_moved_rows_read(selections):
     history, storage = RowHistory(ROWS, SLOTS), np.zeros((ROWS, SLOTS), int)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.cache.cache_helpers import MAX_LEN, ROWS, actions, build_static, feed, feed_tokens, play, stamps_of
 
@@ -10,7 +10,6 @@ from polyhead.core.errors import UserError
 from polyhead.nn.kv import visible
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(actions, max_size=14), st.integers(1, 8))
 def test_any_history_equals_lists(history, chunk):
     cache = build_static(ROWS, chunk=chunk)
@@ -24,14 +23,14 @@ def test_any_history_equals_lists(history, chunk):
 @pytest.mark.parametrize("n_rows", [1, 4])
 def test_aligned_rows_equal_ragged_rows(n_rows):
     """Slices and scatter are two ways of one thing: the second cache has one more, idle row."""
-    aligned, ragged = build_static(n_rows, chunk=2), build_static(n_rows + 1, chunk=2)
+    aligned_cache, ragged_cache = build_static(n_rows, chunk=2), build_static(n_rows + 1, chunk=2)
     for start, n in ((0, 5), (5, 1), (6, 1), (7, 3)):
         step = range(n_rows), torch.arange(start, start + n).expand(n_rows, n), torch.randn(n_rows, n)
-        for a, b in zip(feed(aligned, *step), feed(ragged, *step), strict=True):
+        for a, b in zip(feed(aligned_cache, *step), feed(ragged_cache, *step), strict=True):
             assert torch.equal(a.k, b.k)
             assert torch.equal(a.v, b.v)
             assert torch.equal(a.pos, b.pos)
-        assert a.k.data_ptr() == aligned.layers[-1].k.data_ptr(), "aligned rows are read without a copy"
+        assert a.k.data_ptr() == aligned_cache.layers[-1].k.data_ptr(), "aligned rows are read without a copy"
 
 
 def test_unused_slots_are_masked_zeros():

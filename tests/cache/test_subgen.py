@@ -98,8 +98,8 @@ class SampledReference:
         self.mu += norm
 
 
-def make_harness(n_rows, sampled=False, **options):
-    if not sampled:
+def make_harness(n_rows, is_sampled=False, **options):
+    if not is_sampled:
         return Harness(Choice("subgen", **options), lambda _: MeanReference(**options), n_rows)
     n = 1 + (options["budget"] - options["recent"]) // 2
 
@@ -113,19 +113,19 @@ def make_harness(n_rows, sampled=False, **options):
 
 
 @pytest.mark.parametrize(
-    ("sampled", "budget", "recent", "radius"),
+    ("is_sampled", "budget", "recent", "radius"),
     [
         *((False, *sizes) for sizes in ((6, 3, 0.0), (5, 1, 1.5), (9, 4, 1.0), (3, 2, 0.5))),
         *((True, *sizes) for sizes in ((7, 3, 0.0), (9, 1, 1.5), (4, 2, 0.5))),
     ],
 )
-def test_attention_equals_the_algorithm_in_lists(sampled, budget, recent, radius):
+def test_attention_equals_the_algorithm_in_lists(is_sampled, budget, recent, radius):
     torch.manual_seed(0)
-    harness = make_harness(3, sampled, budget=budget, recent=recent, radius=radius)
+    harness = make_harness(3, is_sampled, budget=budget, recent=recent, radius=radius)
 
     def step(rows, lengths):
         harness.step(rows, lengths)
-        if not sampled:
+        if not is_sampled:
             counts = harness.cache.layers[0].count.sum(-1)
             assert counts.tolist() == [[float(head.length) for head in heads] for heads in harness.rows]
 
@@ -135,7 +135,7 @@ def test_attention_equals_the_algorithm_in_lists(sampled, budget, recent, radius
         step(rows, lengths)
     harness.select([1, 2, 1])
     step([0, 1, 2], [1, 1, 1])
-    if not sampled:
+    if not is_sampled:
         harness.fork(0, 1)
     harness.release(2)
     for _ in range(6):

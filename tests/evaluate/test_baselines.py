@@ -97,5 +97,5 @@ def test_count_tokens_in_chunks_without_ignored(monkeypatch):
         ("mcc", 0.0, 0.0, False),
     ],
 )
-def test_beats_baseline_knows_the_better_direction(name, value, baseline, better):
+def test_beats_baseline_by_direction_of_metric(name, value, baseline, better):
     assert beats_baseline(name, value, Baseline(baseline, "unigram")) is better

@@ -48,7 +48,7 @@ def is_last_flags(events, row):
     return [event.is_last for event in events if event.row == row]
 
 
-def stop_rows(steps, n_rows, after=2):
+def stop_rows(steps, n_rows, n_tokens=2):
     """Drive a generator and stop every third row after some tokens; the token ids of each row."""
     rows, send = [[] for _ in range(n_rows)], None
     while True:
@@ -57,4 +57,4 @@ def stop_rows(steps, n_rows, after=2):
         except StopIteration:
             return rows
         rows[token.row].append(token.id)
-        send = {token.row} if token.row % 3 == 0 and len(rows[token.row]) == after else None
+        send = {token.row} if token.row % 3 == 0 and len(rows[token.row]) == n_tokens else None

@@ -142,7 +142,7 @@ def plain_beam_search(
 ) -> list[Output]:
     """Beam search of one sentence over lists, without a cache."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    done: list[Output] = []
+    complete: list[Output] = []
     for length in range(1, limit + 1):
         extensions = []
         for log_prob, y in live:
@@ -155,14 +155,14 @@ def plain_beam_search(
             if y[-1] == EOS or length == limit:
                 if rank < beam:
                     words = y[:-1] if y[-1] == EOS else y
-                    done.append(Output(words, log_prob / length**alpha, log_prob))
+                    complete.append(Output(words, log_prob / length**alpha, log_prob))
             elif len(live) < beam:
                 live.append((log_prob, y))
-        done = sorted(done, key=lambda output: -output.score)[:beam]
+        complete = sorted(complete, key=lambda output: -output.score)[:beam]
         if not live:
             break
-        if len(done) == beam:
+        if len(complete) == beam:
             reach = limit if early == "never" and alpha > 0 else length
-            if early is True or live[0][0] / reach**alpha <= done[-1].score:
+            if early is True or live[0][0] / reach**alpha <= complete[-1].score:
                 break
-    return done
+    return complete

@@ -85,19 +85,19 @@ def test_samples_depend_only_on_seed_and_line(batch_tokens, n, row_offset, prefi
 def test_long_lines_are_refused_or_truncated(length):
     source, model, config = [1, 2, 3] * 5, Table(2), GenerationConfig(beam_size=2)
     sources = [[1], source[:length]]
-    truncated = decode(model, sources, config, truncate=True)
+    truncated_outputs = decode(model, sources, config, truncate=True)
     [expected, _] = plain_beam_search(model, [*source[: min(length, 11)], EOS], 12, 1.0, 2, False)
-    best = truncated[1][0]
+    best = truncated_outputs[1][0]
     assert (tuple(best.tokens), best.score) == (expected.tokens, pytest.approx(expected.score, abs=1e-5))
     if length <= 11:
-        assert decode(model, sources, config) == truncated
+        assert decode(model, sources, config) == truncated_outputs
     else:
         with pytest.raises(UserError, match=rf"line 2 has {length} tokens.* maximum is 11 .*first 11 tokens"):
             decode(model, sources, config)
 
 
 @pytest.mark.acceptance("C5")
-def test_output_length_is_limited_by_ratio_and_max_len():
+def test_output_length_is_limited():
     model = Table(0, eos=-100.0)
     config = GenerationConfig(beam_size=2, max_length_ratio=1.5, max_length_extra=2)
     lengths = [len(h[0].tokens) for h in decode(model, [[1], [1, 2, 3], [3] * 11], config)]

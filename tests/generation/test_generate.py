@@ -164,14 +164,15 @@ def test_text_ends_where_every_token_would_repeat(model, how):
     assert all(tokens[-1] == EOS and len(set(tokens)) == len(tokens) for tokens in rows)
 
 
+@pytest.mark.parametrize("design", ["llama", "lstm"])
 @torch.no_grad()
-def test_full_beam_finds_the_best_continuations(model):
+def test_full_beam_finds_the_best_continuations(design):
     """Ragged prompts: every output of at most three tokens, scored by the full model."""
-    words = [w for w in range(V) if w != EOS]
+    model, words = make(design), [w for w in range(V) if w != EOS]
     options = {"beam_size": V**2, "n_best": 8, "early_stopping": "never", "length_penalty": 0.6}
     outputs = [[*y, EOS] for n in (0, 1, 2) for y in itertools.product(words, repeat=n)]
     outputs += [list(y) for y in itertools.product(words, repeat=3)]
-    for prompt, hypotheses in zip(PROMPTS[:3], search(model, PROMPTS[:3], 3, **options), strict=True):
+    for prompt, hypotheses in zip(PROMPTS[:2], search(model, PROMPTS[:2], 3, **options), strict=True):
         scores = {}
         for length in (1, 2, 3):
             group = [y for y in outputs if len(y) == length]

@@ -59,9 +59,9 @@ def test_stream_can_be_resumed(run, options):
     next(iter(stream))  # all deltas are ready, and one is taken
     assert stream.collect_texts() == expected.collect_texts()
     assert stream.finish_reasons == expected.finish_reasons and {*stream.finish_reasons} <= {"stop", "length"}
-    cancelled = run.engine().submit(TEXTS[1], **options)
-    cancelled.cancel()
-    assert cancelled.finish_reasons == ["cancelled"] * 3
+    cancelled_stream = run.engine().submit(TEXTS[1], **options)
+    cancelled_stream.cancel()
+    assert cancelled_stream.finish_reasons == ["cancelled"] * 3
 
 
 @pytest.mark.parametrize("options", [{"seed": 5}, {"beam_size": 2}])

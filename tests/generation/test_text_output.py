@@ -31,11 +31,11 @@ def test_finish_reasons(run):
     short = engine.submit(TEXTS[0], seed=5, max_new_tokens=2, n=3)
     short.collect_texts()
     assert short.finish_reasons == ["length"] * 3
-    cancelled = engine.submit(TEXTS[0], n=2, **options)
-    next(iter(cancelled))
-    cancelled.cancel()
-    cancelled.collect_texts()
-    assert cancelled.finish_reasons == ["cancelled"] * 2
+    cancelled_stream = engine.submit(TEXTS[0], n=2, **options)
+    next(iter(cancelled_stream))
+    cancelled_stream.cancel()
+    cancelled_stream.collect_texts()
+    assert cancelled_stream.finish_reasons == ["cancelled"] * 2
     assert engine.engine.idle
 
 

@@ -156,15 +156,13 @@ class MeanModel:
         return np.log(np.mean(each, 0))
 
 
-@pytest.mark.parametrize("pack", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize(("seed", "beam"), [(0, 1), (1, 3), (2, 5)])
-def test_beam_search_of_an_ensemble(seed, beam, pack):
+def test_beam_search_of_an_ensemble(seed, beam):
     members, source = build_members("encoder-decoder", seed=seed), [1, 2, 2, 1, EOS]
     expected = plain_beam_search(MeanModel(members), source, 8, 1.0, beam, False)
-    if pack:
-        members = [pack_model(model) for model in members]
     options = {"bos_id": BOS, "eos_id": EOS, "max_new_tokens": [8], "length_penalty": 1.0}
-    ensemble = Ensemble(members).eval()
-    (actual,) = beam_search(ensemble, torch.tensor([source]), None, beam_size=beam, n_best=beam, **options)
-    assert [tuple(h.tokens) for h in actual] == [e.tokens for e in expected]
-    assert [h.score for h in actual] == pytest.approx([e.score for e in expected], abs=1e-4)
+    for models in (members, [pack_model(model) for model in members]):
+        arguments = Ensemble(models).eval(), torch.tensor([source]), None
+        (actual,) = beam_search(*arguments, beam_size=beam, n_best=beam, **options)
+        assert [tuple(h.tokens) for h in actual] == [e.tokens for e in expected]
+        assert [h.score for h in actual] == pytest.approx([e.score for e in expected], abs=1e-4)

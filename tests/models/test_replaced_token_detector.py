@@ -45,17 +45,17 @@ def open_task(tmp_path):
 def test_sampled_tokens_pass_no_gradient(open_task):
     task, model = open_task({"name": "replaced-token-detection", "weight": 1e4})
     task.loss(model, task.collate(task.epoch_batches(0)[0])).total.backward()
-    weighted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    assert weighted.keys() == dict(model.named_parameters()).keys()
+    weighted_grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    assert weighted_grads.keys() == dict(model.named_parameters()).keys()
     model.zero_grad()
     task.weight = 0.0
     task.loss(model, task.collate(task.epoch_batches(0)[0])).total.backward()
     for name, p in model.named_parameters():
         assert p.grad is not None
         if name.startswith("generator."):
-            assert torch.equal(p.grad, weighted[name]), name
+            assert torch.equal(p.grad, weighted_grads[name]), name
         else:  # both read the embedding
-            assert p.grad.any() == ("embedding" in name) and weighted[name].any(), name
+            assert p.grad.any() == ("embedding" in name) and weighted_grads[name].any(), name
 
 
 def test_sample_tokens_follows_the_generator(open_task):

@@ -80,12 +80,18 @@ def test_the_model_equals_that_of_torch(norm_first, activation, training):
 def test_tied_embeddings_share_storage(tying):
     """After building, loading, copying, moving and an optimizer step."""
     config = ModelConfig(vocab_size=V, d_model=8, n_heads=2, n_layers=1, tie_embeddings=tying)
-    original, loaded, trained = (build(config, seed=seed) for seed in (0, 1, 0))
-    loaded.load_state_dict(original.state_dict())
+    original, loaded_model, trained_model = (build(config, seed=seed) for seed in (0, 1, 0))
+    loaded_model.load_state_dict(original.state_dict())
     tokens = torch.randint(0, V, (2, 4))
-    trained(tokens, tokens).logsumexp(-1).sum().backward()
-    torch.optim.SGD(trained.parameters(), 0.1).step()
-    for model in (original, loaded, copy.deepcopy(original), build(config).to(torch.float64), trained):
+    trained_model(tokens, tokens).logsumexp(-1).sum().backward()
+    torch.optim.SGD(trained_model.parameters(), 0.1).step()
+    for model in (
+        original,
+        loaded_model,
+        copy.deepcopy(original),
+        build(config).to(torch.float64),
+        trained_model,
+    ):
         weights = [e.token.weight for e in (model.encoder_embedding, model.decoder_embedding)]
         weights.append(model.head.weight)
         n_distinct = len({w.data_ptr() for w in weights})
@@ -99,15 +105,15 @@ def test_tied_embeddings_share_storage(tying):
 
 def test_gradient_of_tied_embedding_sums_all_uses():
     config = ModelConfig(vocab_size=V, d_model=8, n_heads=2, n_layers=1, dropout=0.0)
-    tied = build(config, seed=0)
-    untied = Seq2Seq(ModelConfig(**{**config.model_dump(), "tie_embeddings": "none"}))
-    untied.load_state_dict(tied.state_dict())
+    tied_model = build(config, seed=0)
+    untied_model = Seq2Seq(ModelConfig(**{**config.model_dump(), "tie_embeddings": "none"}))
+    untied_model.load_state_dict(tied_model.state_dict())
     source, target = torch.randint(0, V, (2, 4)), torch.randint(0, V, (2, 3))
-    for model in (tied, untied):
+    for model in (tied_model, untied_model):
         model(source, target).square().sum().backward()
-    uses = untied.encoder_embedding.token, untied.decoder_embedding.token, untied.head
+    uses = untied_model.encoder_embedding.token, untied_model.decoder_embedding.token, untied_model.head
     expected = sum(part.weight.grad for part in uses)
-    torch.testing.assert_close(tied.head.weight.grad, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(tied_model.head.weight.grad, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_build_depends_only_on_its_seed():

@@ -91,7 +91,7 @@ def test_eos_comes_only_after_all_terms(name):
 
 @pytest.mark.parametrize("name", TERMS)
 @pytest.mark.parametrize("beam_size", [1, 2, 5])
-def test_every_output_has_the_terms_and_its_log_prob(name, beam_size):
+def test_outputs_have_all_terms_and_right_log_probs(name, beam_size):
     for seed, limit in itertools.product(range(6), (8, 20)):
         model = Table(seed, eos=2.0)
         hypotheses = search(model, TERMS[name], limit, beam_size, n_best=beam_size)
@@ -134,11 +134,13 @@ def plain_constrained_search(model, terms, limit, beam):
 
     def missing(row):
         unmet = [p for p in phrases if not any(row[i : i + len(p)] == p for i in range(len(row)))]
-        started = [max(n for n in range(len(p)) if row[len(row) - n :] == p[:n]) for p in unmet]
-        return sum(map(len, unmet)) - max([0, *started]), [p[n] for p, n in zip(unmet, started, strict=True)]
+        n_started = [max(n for n in range(len(p)) if row[len(row) - n :] == p[:n]) for p in unmet]
+        return sum(map(len, unmet)) - max([0, *n_started]), [
+            p[n] for p, n in zip(unmet, n_started, strict=True)
+        ]
 
     width = beam + sum(map(len, phrases))
-    live, done = [(0.0, [])], []
+    live, complete = [(0.0, [])], []
     for length in range(1, limit + 1):
         extensions = [
             (score + float(value), row, token)
@@ -156,26 +158,26 @@ def plain_constrained_search(model, terms, limit, beam):
             n_missing = missing(list(row) if token == EOS else [*row, token])[0]
             if not n_missing or (token != EOS and length < limit):
                 banks.setdefault(n_missing, []).append((score, list(row), token))
-        selected, finished = [], []
-        while len(selected) < width and any(banks.values()):
+        next_beams, finished = [], []
+        while len(next_beams) < width and any(banks.values()):
             for n_missing in sorted(banks):
                 while banks[n_missing]:
                     score, row, token = banks[n_missing].pop(0)
                     if token == EOS or length == limit:
                         finished.append((score / length, row + [token] * (token != EOS)))
                     else:
-                        selected.append((score, [*row, token]))
+                        next_beams.append((score, [*row, token]))
                         break
-        done = sorted(done + finished[:beam], key=lambda output: -output[0])[:beam]
-        live = sorted(selected[:width], key=lambda output: -output[0])
-        if not live or (len(done) == beam and live[0][0] / length <= done[-1][0]):
+        complete = sorted(complete + finished[:beam], key=lambda output: -output[0])[:beam]
+        live = sorted(next_beams[:width], key=lambda output: -output[0])
+        if not live or (len(complete) == beam and live[0][0] / length <= complete[-1][0]):
             break
-    return done
+    return complete
 
 
 @pytest.mark.parametrize("name", [name for name in TERMS if len(TERMS[name][0]) == 1])
 def test_search_equals_plain_dynamic_beam_allocation(name):
-    for seed, beam, limit, eos in itertools.product(range(3), (1, 2, 4), (6, 9), (0.0, 2.0)):
+    for seed, beam, limit, eos in itertools.product(range(2), (1, 2, 4), (6, 9), (0.0, 2.0)):
         model = Table(seed, eos=eos)
         actual = search(model, TERMS[name], limit, beam, n_best=beam)
         expected = plain_constrained_search(model, TERMS[name], limit, beam)
@@ -272,7 +274,7 @@ def decode(model, lines, terms, cache=None, **options):
 
 
 @pytest.mark.parametrize("cache", ["static", "paged", "growing"])
-def test_lines_with_terms_do_not_depend_on_the_batch(cache):
+def test_outputs_with_terms_do_not_depend_on_batch(cache):
     model, terms = translator(), random_terms(1)
     assert any(terms) and not all(terms)
     batch = decode(model, LINES, terms, Choice(cache))

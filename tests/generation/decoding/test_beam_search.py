@@ -129,8 +129,8 @@ def test_limits_at_cache_growth_are_exact(limit):
 @pytest.mark.parametrize("beam_size", [1, 2, 364])
 def test_prefix_may_have_banned_tokens(beam_size):
     model, options = Table(11), {"early_stopping": "never", "prefix": [[2, 1]]}
-    (every,) = search(model, beam_size=364, n_best=364, **options)
-    best = next(h for h in every if 2 not in h.tokens[2:])
+    (all_outputs,) = search(model, beam_size=364, n_best=364, **options)
+    best = next(h for h in all_outputs if 2 not in h.tokens[2:])
     ((actual,),) = search(model, beam_size=beam_size, bad_token_ids=[2], **options)
     assert actual.tokens[:2] == [2, 1] and 2 not in actual.tokens[2:]
     if beam_size == 364:

@@ -91,8 +91,10 @@ def truncate_by_sorting(row, t, k, p, min_p):
     weights = [math.exp((row[i] - row[order[0]]) / t) for i in order]
     if k:
         weights = [w for i, w in zip(order, weights, strict=True) if row[i] >= row[order[k - 1]]]
-    before = np.cumsum([0.0, *weights[:-1]]) / math.fsum(weights)
-    return sorted(i for i, w, b in zip(order, weights, before, strict=False) if b < p and w >= min_p and w)
+    mass_before = np.cumsum([0.0, *weights[:-1]]) / math.fsum(weights)
+    return sorted(
+        i for i, w, b in zip(order, weights, mass_before, strict=False) if b < p and w >= min_p and w
+    )
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 6.0])
@@ -142,8 +144,8 @@ def test_plain_and_greedy_sampling_keep_logits():
     logits = random_logits(3)
     for sampling in (Sampling(), Sampling(temperature=0.0, top_k=1, top_p=0.1)):
         assert torch.equal(sampling.apply(logits, [[]] * 40), logits)
-    penalised = Sampling(temperature=0.0, repetition_penalty=5.0).apply(logits, [[0]] * 40)
-    assert not torch.equal(penalised, logits)
+    penalised_logits = Sampling(temperature=0.0, repetition_penalty=5.0).apply(logits, [[0]] * 40)
+    assert not torch.equal(penalised_logits, logits)
 
 
 @pytest.mark.parametrize(
@@ -199,13 +201,13 @@ def test_samples_are_as_frequent_as_their_probabilities():
 def test_random_streams_depend_only_on_seed_and_row():
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     batch, single = RandomStreams(1, 3), [RandomStreams(1, 3) for _ in range(3)]
-    shifted = RandomStreams(1, 2, row_offset=1)
+    shifted_streams = RandomStreams(1, 2, row_offset=1)
     for step in range(20):
         live = [row for row in range(3) if step < 5 or row != 1]
         tokens = batch.sample(logits[live], live)
         assert tokens == [single[row].sample(logits[row : row + 1], [row])[0] for row in live]
         if step < 5:
-            assert shifted.sample(logits[1:], [0, 1]) == tokens[1:]
+            assert shifted_streams.sample(logits[1:], [0, 1]) == tokens[1:]
     flat = torch.zeros(2, 1000)
     tokens = RandomStreams(1, 2).sample(flat, [0, 1])
     assert tokens[0] != tokens[1]

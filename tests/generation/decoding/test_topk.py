@@ -25,11 +25,11 @@ def test_banned_and_forced_ids_keep_log_probs():
     torch.manual_seed(0)
     logits = torch.randn(2 * _CHUNK_LOGITS // 1000, 1000)
     expected = logits.double().log_softmax(-1)
-    forced = {0: 7, 600: 3, len(logits) - 1: 0}  # in row 600, a token that is banned
-    kept_values = {row: expected[row, token].item() for row, token in forced.items()}
+    token_by_row = {0: 7, 600: 3, len(logits) - 1: 0}  # in row 600, a token that is banned
+    kept_values = {row: expected[row, token].item() for row, token in token_by_row.items()}
     expected[:, 3] = -torch.inf
     forced_ids = torch.full((len(logits),), -1)
-    for row, token in forced.items():
+    for row, token in token_by_row.items():
         forced_ids[row] = token
         expected[row] = -torch.inf
         expected[row, token] = kept_values[row]

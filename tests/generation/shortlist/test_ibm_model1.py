@@ -27,8 +27,8 @@ def train_plain(pairs, rounds):
 def test_lexicon_equals_ibm_model_1(rounds):
     rng = random.Random(2)
 
-    def sentence(most):
-        return [rng.randrange(12) for _ in range(rng.randint(0, most))]
+    def sentence(max_length):
+        return [rng.randrange(12) for _ in range(rng.randint(0, max_length))]
 
     pairs = [(sentence(5), sentence(6)) for _ in range(30)]
     lexicon = train_ibm_model1(*zip(*pairs, strict=True), 12, rounds)
