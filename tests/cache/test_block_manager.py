@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import pytest
@@ -205,9 +204,7 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    stateful_step_count=STEPS,
-    database=None,
-    suppress_health_check=list(HealthCheck),
+    stateful_step_count=STEPS, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -221,56 +218,6 @@ class TestAnyHistory(Machine.TestCase):
         assert Machine.steps >= settings.default.max_examples * STEPS // 2, (
             "hypothesis ended too many histories early"
         )
-
-
-@pytest.mark.acceptance("D7", "R9")
-@pytest.mark.parametrize("insert", [False, True])
-def test_blocks_are_free_after_5_000_requests(insert):
-    """Half of them are cancelled at random moments; the pool is small, so that some are preempted."""
-    rng = random.Random(insert)
-    shadow, limits, steps_left = Shadow(4, 20), {}, {}
-    n_started = finished = n_cancelled = preemptions = 0
-    while n_started < 5_000 or limits:
-        while n_started < 5_000 and len(limits) < 8 and rng.random() < 0.8:
-            seq = shadow.admit([rng.choice([A, B, 1]) for _ in range(rng.randint(1, 12))])
-            limits[seq] = len(shadow.tokens[seq]) + rng.randint(1, 12)
-            if n_started % 2:
-                steps_left[seq] = rng.randint(0, 8)
-            n_started += 1
-        for seq in [seq for seq in limits if seq in steps_left]:
-            steps_left[seq] -= 1
-            if steps_left[seq] < 0 or shadow.n_written[seq] == limits[seq]:
-                shadow.release(seq)
-                del limits[seq], steps_left[seq]
-                n_cancelled += 1
-        counts = {}
-        for seq in limits:
-            if shadow.n_written[seq] == len(shadow.tokens[seq]):
-                shadow.tokens[seq].append(rng.choice([A, B, 1]))
-            counts[seq] = rng.randint(1, len(shadow.tokens[seq]) - shadow.n_written[seq])
-        while not shadow.step(counts):
-            newest = max(counts)
-            tokens = shadow.tokens[newest]
-            shadow.release(newest)
-            shadow.admit(tokens, newest)
-            del counts[newest]
-            preemptions += 1
-        if insert:
-            for seq in limits:
-                shadow.table.insert_prefix(seq, shadow.tokens[seq])
-        if n_started % 50 == 0:
-            shadow.check()
-        for seq in [s for s in limits if shadow.n_written[s] >= limits[s] and s not in steps_left]:
-            shadow.release(seq)
-            del limits[seq]
-            finished += 1
-    assert (n_started, finished, n_cancelled) == (5_000, 2_500, 2_500)
-    assert preemptions > 50, "the pool was never full"
-    assert shadow.table.n_available == shadow.table.n_blocks == 20
-    n_cached = shadow.table.block_stats().cached_blocks
-    assert shadow.table.block_stats() == (4, 20, 0, n_cached, 0, 0, 0, 0, shadow.table.peak_blocks)
-    assert bool(n_cached) == insert
-    shadow.table.check_invariants()
 
 
 def fill_table(block_size, n_blocks, *rows):

@@ -68,10 +68,7 @@ def test_composite_is_lossless_and_never_rewinds(name):
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (
-            Choice("state"),
-            "cache 'state' stores a recurrent state, but layers of this model have keys",
-        ),
+        (Choice("state"), "cache 'state' stores a recurrent state, but layers of this model have keys"),
         (Choice("subgen"), "depends on distances, for its window"),
         (Choice("window", window=8), "has a window of 9"),
     ],

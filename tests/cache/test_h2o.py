@@ -65,18 +65,6 @@ def test_eviction_is_by_attention_per_head(budget, recent, sink):
     assert len(positions) > 2, "heads evict different tokens"
 
 
-def test_moved_rows_keep_their_scores():
-    torch.manual_seed(1)
-    harness = make_harness(2, budget=5, recent=2, sink=1)
-    harness.step([0, 1], [4, 8])
-    harness.select([1, 0, 1])
-    check_scores(harness)
-    run(harness, [([0, 1, 2], [1, 1, 1])] * 4)
-    harness.fork(0, 1)
-    harness.release(2)
-    run(harness, [([0, 1, 2], [1, 1, 1])] * 7)
-
-
 def test_memory_is_budget_plus_one_slot():
     harness = make_harness(2, budget=6, recent=3, sink=1)
     slot = 2 * ((3 + 5) * 4 + 8 + 4)  # two heads: key, value, position, sum

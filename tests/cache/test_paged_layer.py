@@ -22,19 +22,6 @@ def test_pages_are_gathered_lazily():
     assert stamps_of(kvs, 0) == dict(enumerate([1, 2, 3, 4, 5, 7, 8, 9, 10]))
 
 
-@pytest.mark.acceptance("D1")
-def test_fork_copies_on_first_write():
-    cache = build_paged(2, block_size=4)
-    feed_tokens(cache, [0], 0, [[1.0, 2, 3, 4, 5, 6]])
-    cache.fork(0, 1)
-    assert cache.block_stats()[2:7] == (2, 0, 2, 4, 6)
-    assert stamps_of(feed_tokens(cache, [1], 6, [[7.0]]), 0) == dict(enumerate([1, 2, 3, 4, 5, 6, 7]))
-    assert cache.block_stats()[2:7] == (3, 0, 1, 4, 9)
-    assert stamps_of(feed_tokens(cache, [0], 6, [[8.0]]), 0) == dict(enumerate([1, 2, 3, 4, 5, 6, 8]))
-    assert stamps_of(feed_tokens(cache, [1], 7, [[9.0]]), 0) == dict(enumerate([1, 2, 3, 4, 5, 6, 7, 9]))
-    assert cache.block_stats()[2:7] == (3, 0, 1, 4, 11)
-
-
 @pytest.mark.acceptance("A4")
 @pytest.mark.parametrize(("fill", "how"), [(torch.nan, "copy"), (torch.inf, "release")])
 def test_reused_page_has_no_nonfinite_values(fill, how):

@@ -21,13 +21,8 @@ def pair():
 
     pos = torch.tensor([[[0, 1, 2, 3]], [[0, 1, 2, -1]]])
     mask = (pos >= 0)[:, :, None]
-    plain = KV(
-        torch.stack([torch.cat([k[a], k[b]], 1) for a, b in table.tolist()]),
-        torch.stack([torch.cat([v[a], v[b]], 1) for a, b in table.tolist()]),
-        pos,
-        mask=mask,
-    )
-    return PagedKV(PagedView(k, v, table, gather), pos, mask), plain
+    plain = (torch.stack([torch.cat([x[a], x[b]], 1) for a, b in table.tolist()]) for x in (k, v))
+    return PagedKV(PagedView(k, v, table, gather), pos, mask), KV(*plain, pos, mask=mask)
 
 
 def assert_equal(actual, expected):
@@ -37,31 +32,21 @@ def assert_equal(actual, expected):
         assert one is None or torch.equal(one, other), name
 
 
-def test_the_slots_are_those_of_the_pages(pair):
-    assert_equal(*pair)
-
-
-def test_rows_are_selected(pair):
-    paged_kv, plain = pair
+def test_paged_kv_equals_plain_kv(pair):
+    """As it is, with selected rows, replaced fields and concatenated rows."""
+    paged, plain = pair
+    assert_equal(paged, plain)
     for rows in (torch.tensor([1]), torch.tensor([1, 0, 1])):
-        assert_equal(paged_kv.select(rows), plain.select(rows))
-
-
-def test_fields_are_replaced(pair):
-    paged_kv, plain = pair
-    assert_equal(paged_kv.replace(mask=None), plain.replace(mask=None))
-    assert_equal(paged_kv.replace(k=plain.v), plain.replace(k=plain.v))
-    assert_equal(paged_kv.contiguous_for_decoding(), plain.contiguous_for_decoding())
-
-
-def test_rows_are_concatenated(pair):
-    paged_kv, plain = pair
-    assert_equal(paged_kv.cat_rows(plain), plain.cat_rows(plain))
-    assert_equal(plain.cat_rows(paged_kv), plain.cat_rows(plain))
+        assert_equal(paged.select(rows), plain.select(rows))
+    assert_equal(paged.replace(mask=None), plain.replace(mask=None))
+    assert_equal(paged.replace(k=plain.v), plain.replace(k=plain.v))
+    assert_equal(paged.contiguous_for_decoding(), plain.contiguous_for_decoding())
+    assert_equal(paged.cat_rows(plain), plain.cat_rows(plain))
+    assert_equal(plain.cat_rows(paged), plain.cat_rows(plain))
 
 
 def test_pages_are_gathered_once_and_only_when_read(pair):
-    paged_kv, _ = pair
-    assert not {"k", "v"} & vars(paged_kv).keys()
-    assert paged_kv.k is paged_kv.k
-    assert "v" not in vars(paged_kv)
+    paged, _ = pair
+    assert not {"k", "v"} & vars(paged).keys()
+    assert paged.k is paged.k
+    assert "v" not in vars(paged)

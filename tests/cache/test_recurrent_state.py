@@ -90,14 +90,6 @@ def test_select_reorders_copies_and_drops(rows):
         assert s.cache.nbytes == 0
 
 
-def test_copied_rows_are_independent():
-    s = Sums(1)
-    s.step([0], [2])
-    s.select([0, 0])
-    s.step([1], [1])
-    s.release(0)
-
-
 def test_nbytes_does_not_depend_on_length():
     s = Sums(3)
     free_tokens = s.cache.free_tokens()

@@ -4,15 +4,7 @@ import copy
 
 import pytest
 import torch
-from tests.cache.cache_helpers import (
-    MAX_LEN,
-    SHAPE,
-    build_paged,
-    build_static,
-    feed,
-    feed_tokens,
-    stamps_of,
-)
+from tests.cache.cache_helpers import MAX_LEN, SHAPE, build_paged, build_static, feed, feed_tokens, stamps_of
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError

@@ -10,9 +10,9 @@ from polyhead.core.errors import UserError
 from polyhead.nn.kv import visible
 
 
-@given(st.lists(actions, max_size=14), st.integers(1, 8))
-def test_any_history_equals_lists(history, chunk):
-    cache = build_static(ROWS, chunk=chunk)
+@given(st.lists(actions, max_size=12), st.integers(1, 8), st.booleans())
+def test_any_history_equals_lists(history, chunk, preallocate):
+    cache = build_static(ROWS, chunk=chunk, preallocate=preallocate)
 
     def check(lists):
         assert cache.free_tokens() == len(lists) * MAX_LEN - sum(map(len, lists))

@@ -86,18 +86,6 @@ def test_reordered_rows_stay_in_their_buffers():
                 one.lengths[row] = 5
 
 
-def test_buffers_follow_the_number_of_rows():
-    caches = build_static(2, preallocate=True), build_static(2)
-    for one in caches:
-        feed_tokens(one, range(2), 0, [[1.0], [2.0]])
-        one.append_rows(1)
-        one.select([2, 1, 0])
-    assert_same_rows(caches, 3, torch.tensor([[0], [1], [1]]), torch.tensor([[7.0], [8.0], [9.0]]))
-    for one in caches:
-        one.select([1])
-    assert_same_rows(caches, 1, torch.tensor([[2]]), torch.tensor([[5.0]]))
-
-
 def test_texts_are_those_of_the_default():
     decoder = build_decoder(position="rope")
     for prompt in ([1], [1, 2, 3, 4]):

@@ -171,16 +171,8 @@ def test_memory_is_budget_plus_one_slot():
         ({"budget": 4, "recent": 4}, {}, "at least 1 recent token, a budget above that"),
         ({"recent": 0}, {}, "at least 1 recent token"),
         ({"radius": -1.0}, {}, "a radius of 0 or more"),
-        (
-            {"budget": 4, "recent": 3, "values": "sampled"},
-            {},
-            "leaves 1 slot, but values: sampled needs 2",
-        ),
-        (
-            {},
-            {"needs_distances": True},
-            r"for its position \(alibi, .*\): use cache 'h2o'",
-        ),
+        ({"budget": 4, "recent": 3, "values": "sampled"}, {}, "leaves 1 slot, but values: sampled needs 2"),
+        ({}, {"needs_distances": True}, r"for its position \(alibi, .*\): use cache 'h2o'"),
         ({}, {"windows": (Window(4),)}, "for its window: use cache 'h2o'"),
     ],
 )

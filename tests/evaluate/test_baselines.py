@@ -22,14 +22,14 @@ CHINESE = ["狗叫了三次。", "柏林，五月四日", "一只猫"]
 
 
 def test_majority_class_baseline():
-    labels, labels_true = ["no", "perhaps", "yes"], [0, 0, 0, 0, 1, 2, 2]
-    result = class_baselines({"no": 3, "perhaps": 9, "yes": 5}, labels_true, labels)
+    labels, true_ids = ["no", "perhaps", "yes"], [0, 0, 0, 0, 1, 2, 2]
+    result = class_baselines({"no": 3, "perhaps": 9, "yes": 5}, true_ids, labels)
     assert result["accuracy"] == Baseline(1 / 7, "majority class", "perhaps")
     precision, recall = 1 / 7, 1.0
     assert result["f1"].value == pytest.approx((0 + 2 * precision * recall / (precision + recall) + 0) / 3)
     assert result["mcc"].value == 0.0
     shares = {0: 4 / 20, 1: 10 / 20, 2: 6 / 20}  # one more text of each class is assumed
-    nats = [-math.log(shares[number]) for number in labels_true]
+    nats = [-math.log(shares[number]) for number in true_ids]
     assert result["loss"].value == pytest.approx(sum(nats) / len(nats))
 
 
@@ -49,19 +49,16 @@ def test_translation_baseline_is_the_better_guess(references, lang, tokens):
     }.items():
         copied_score, frequent_score = score(SOURCES), score([frequent] * 3)
         assert result[name].value == pytest.approx(max(copied_score, frequent_score))
-        assert result[name].guess == (
-            "copied source" if copied_score >= frequent_score else "most frequent target"
-        )
+        guess = "copied source" if copied_score >= frequent_score else "most frequent target"
+        assert result[name].guess == guess
         without_frequent = translation_baselines(SOURCES, references, lang)
         assert without_frequent[name] == Baseline(pytest.approx(copied_score), "copied source")
 
 
 def test_copied_source_equal_to_reference_is_no_baseline():
     assert translation_baselines(REFERENCES, REFERENCES) == {}
-    assert (
-        translation_baselines(REFERENCES, REFERENCES, frequent_target="A cat")["bleu"].guess
-        == "most frequent target"
-    )
+    result = translation_baselines(REFERENCES, REFERENCES, frequent_target="A cat")
+    assert result["bleu"].guess == "most frequent target"
 
 
 def test_unigram_perplexity_counts_one_more_of_each_token():

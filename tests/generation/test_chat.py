@@ -12,7 +12,6 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 from polyhead.generation.chat import ChatSession, parse_conversation
-from polyhead.generation.detokenizer import Detokenizer
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
@@ -153,20 +152,6 @@ def test_a_chat_has_one_answer(run):
         assert method(HELLO, n=1, seed=4)
         with pytest.raises(UserError, match="n is 2, but a chat has one answer"):
             method(HELLO, n=2, seed=4)
-
-
-@pytest.mark.acceptance("C7", "C8")
-def test_trim_removes_outer_whitespace_while_streaming():
-    pieces = [" ", "\n", " he", "l", "l ", " ", "o\n", "  ", "y", " ", "u", " \n", ""]
-    for stop, expected in (((), "hell  o\n  y u"), (("o\n ",), "hell"), (("y",), "hell  o")):
-        stream = Detokenizer(lambda ids: "".join(pieces[i] for i in ids), stop, trim=True)
-        text = ""
-        for i in range(len(pieces)):
-            new = stream.feed(i, i == len(pieces) - 1)
-            text += new
-            assert expected.startswith(text)
-            assert not (text and text != expected and text[-1].isspace() and not new.strip())
-        assert text == expected
 
 
 def test_second_question_reads_only_new_tokens(run, monkeypatch):

@@ -203,17 +203,6 @@ def test_byte_context_is_not_cut_inside_a_character(n_bytes):
     assert "".join(map(stream.feed, ids[1:])) == "🙂你"  # all but the blank before a first word
 
 
-@pytest.mark.parametrize("width", [1, 2, 5])
-def test_first_complete_stop_string_wins(width):
-    parts = ["xabcdy"[i : i + width] for i in range(0, 6, width)]
-
-    def decode(ids):
-        return "".join(parts[i] for i in ids)
-
-    for stop, expected in ((["abcd", "bc"], "xa"), (["bcd", "abcd"], "x"), (["cd", "zz"], "xab")):
-        assert stream_text(decode, range(len(parts)), stop) == expected
-
-
 def test_flush_returns_buffered_text():
     stream = Detokenizer(decode_utf8, ["bcd"])
     assert [stream.feed(t) for t in b"abc"] == ["a", "", ""]

@@ -5,7 +5,6 @@ from tests.generation.run_helpers import TEXTS, make_run
 
 from polyhead import Choice
 from polyhead.chat.base import Message
-from polyhead.cli import main
 from polyhead.core.errors import UserError
 
 SEED, N, MAX_NEW = 5, 3, 15
@@ -95,13 +94,6 @@ def test_chat_ends_at_stop_tokens_of_the_run():
     assert stream.tokens == [row[: row.index(row[3]) + 1]] and stream.finish_reasons == ["stop"]
     assert stream.eos_ids == (run.tokenizer.eos_id, row[3])
     assert run.chat(messages, chat="zephyr", seed=3) == text
-
-
-def test_stop_tokens_on_the_command_line(run, tmp_path, capsys):
-    run.save(tmp_path)
-    assert main(["generate", str(tmp_path), TEXTS[0], "-n", "2", "--seed", "5"]) == 0
-    expected = run.generate([TEXTS[0]], n=2, seed=5)[0]
-    assert capsys.readouterr().out == "".join(f"{TEXTS[0]}{text}\n" for text in expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"beam_size": 2}])

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 from tests.generation.helpers import GREEDY, ids_by_row
 from tests.generation.penalties_helpers import NO_EOS, PENALTIES, PROMPTS, decode_penalised
 from tests.generation.penalties_helpers import model as model
@@ -13,8 +12,6 @@ from polyhead.core.errors import UserError
 from polyhead.generation.decoding import sampling as steps
 from polyhead.generation.decoding.sampling import (
     Sampling,
-    apply_frequency_presence_penalties,
-    apply_logit_bias,
 )
 from polyhead.generation.generate import generate
 
@@ -39,17 +36,6 @@ def test_penalties_are_computed_only_if_set(model, monkeypatch):
         assert len(list(generate(model, PROMPTS, sampling=sampling, **options))) == 9
     with pytest.raises(AssertionError, match="unnecessary"):
         next(generate(model, PROMPTS, sampling=Sampling(presence_penalty=1), **options))
-
-
-def test_steps_on_zero_logits():
-    logits = torch.zeros(2, 4)
-    result = apply_frequency_presence_penalties(logits, [[1, 1, 3], []], 0.5, 1.0)
-    assert result.tolist() == [[0, -2, 0, -1.5], [0, 0, 0, 0]]
-    assert apply_frequency_presence_penalties(logits, [[], []], 0.5, 1.0) is logits
-    result = apply_logit_bias(logits, torch.tensor([2, 0]), torch.tensor([1.0, -3.0]))
-    assert result.tolist() == [[-3, 0, 1, 0]] * 2
-    with pytest.raises(AssertionError, match="of every row"):
-        apply_frequency_presence_penalties(logits, [[1]], 0.5, 1.0)
 
 
 @pytest.fixture(scope="module", params=["decoder", "encoder-decoder"])

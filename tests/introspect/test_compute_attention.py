@@ -9,7 +9,6 @@ from threading import Event, Thread
 import pytest
 import torch
 from tests.generation.helpers import perturb
-from tests.tokenizers.test_word_boundaries import foreign
 
 import polyhead
 from polyhead import Choice, ModelConfig, build
@@ -232,7 +231,10 @@ def byte_level():
 
 @pytest.fixture(params=["byte-level", "byte fallback"])
 def tokenizer(request, byte_level):
-    return byte_level if request.param == "byte-level" else foreign("llama")
+    if request.param == "byte-level":
+        return byte_level
+    texts = ["the dog runs, tired", "a man sits; the dogs run"] * 20
+    return train_tokenizer(texts, Choice("unigram", byte_fallback=True), 400)
 
 
 def is_mojibake(text):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from polyhead.config.model import ModelConfig
+from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.models import Seq2Seq, build
 from polyhead.nn.position.sinusoidal import sinusoids
 
@@ -142,3 +143,16 @@ def test_cross_attention_reads_encoder_output_without_positions():
     for layer, kv in zip(model.decoder.layers, memory, strict=True):
         torch.testing.assert_close(kv.k.transpose(1, 2).flatten(2), layer.cross.k_proj(output))
         torch.testing.assert_close(kv.v.transpose(1, 2).flatten(2), layer.cross.v_proj(output))
+
+
+@pytest.mark.acceptance("C5")
+@pytest.mark.parametrize("limit", [31, 32])
+def test_outputs_may_reach_max_len(limit):
+    sizes = {"vocab_size": V, "d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 32}
+    model, source = (
+        build(ModelConfig(position="learned", **sizes), seed=0).eval(),
+        torch.tensor([[5, 6, 7, 2]]),
+    )
+    limits = {"max_new_tokens": [limit], "min_new_tokens": limit}
+    ((best,),) = beam_search(model, source, None, bos_id=1, eos_id=2, beam_size=2, **limits)
+    assert len(best.tokens) == limit

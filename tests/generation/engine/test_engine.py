@@ -22,7 +22,7 @@ from tests.generation.engine.engine_helpers import (
     sample,
     search,
 )
-from tests.generation.helpers import GREEDY, decode_plain, ids_by_row
+from tests.generation.helpers import GREEDY, ids_by_row
 
 from polyhead.cache.recurrent_state import StateCache
 from polyhead.core.choice import Choice
@@ -379,16 +379,6 @@ def test_threads_wait_for_their_own_requests():
     for thread in threads:
         thread.join(300)
     assert [results[i] for i in range(24)] == [description.expected(model) for description in descriptions]
-
-
-@pytest.mark.parametrize("cache", [None, PAGED], ids=str)
-def test_text_past_max_len_continues_from_second_half(cache):
-    model = make()
-    engine = Engine(model, max_len=8, cache=cache)
-    long = sample(engine, [4, 5, 6], 30, n=2)
-    other_requests = [sample(engine, [7, i], 5) for i in (3, 4)]
-    assert outputs(long) == [decode_plain(model, [4, 5, 6], 30, max_len=8, eos_id=-1)] * 2
-    assert all(len(outputs(request)[0]) == 5 for request in other_requests)
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "prefill_chunk", "max_batch_tokens"])

@@ -88,15 +88,6 @@ def test_narrowed_head_equals_columns_of_full_head(dtype):
     torch.testing.assert_close(head.for_tokens(tokens)(x), head(x)[:, tokens], rtol=0, atol=1e-6)
 
 
-def test_shortlist_of_all_tokens_is_inert():
-    model, everything = build_model(), np.arange(V, dtype=np.int32)
-    shortlist = Shortlist(everything, np.zeros(V + 1, int), np.array([], np.int32))
-    config = GenerationConfig(beam_size=3, n_best=3, max_length_extra=5)
-    batch = decode(model, SOURCES, config, shortlist=shortlist)
-    for actual, expected in zip(batch, decode(model, SOURCES, config), strict=True):
-        assert_equal(actual, expected)
-
-
 def test_bans_and_prefixes_use_token_ids():
     model, shortlist = build_model(), make_shortlist()
     config = GenerationConfig(beam_size=3, n_best=3, max_length_extra=6, no_repeat_ngram_size=2)
