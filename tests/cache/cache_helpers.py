@@ -10,9 +10,7 @@ from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV, attend, attention_mask
 
-SHAPE = CacheShape(
-    n_layers=2, n_kv_heads=2, head_dim=3, v_dim=5, dtype=torch.float32, device=torch.device("cpu")
-)
+SHAPE = CacheShape(2, n_kv_heads=2, head_dim=3, v_dim=5, dtype=torch.float32, device=torch.device("cpu"))
 MAX_LEN, ROWS = 40, 3
 
 

@@ -1,7 +1,5 @@
 """The block table against a shadow that knows which tokens every slot of memory holds."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -19,26 +17,26 @@ STEPS = 100
 class Shadow:
     """A memory beside the table: each slot holds a number that stands for all tokens up to its own."""
 
-    def __init__(self, block_size: int, n_blocks: int) -> None:
+    def __init__(self, block_size, n_blocks):
         self.table = BlockManager(block_size, n_blocks)
-        self.memory: dict[tuple[int, int], int] = {}
-        self.history_ids: dict[tuple[int, int], int] = {}  # (id of the history before, token) -> id
-        self.tokens: dict[int, list[int]] = {}  # all tokens of a sequence, prompt included
-        self.n_written: dict[int, int] = {}
+        self.memory = {}
+        self.history_ids = {}  # (id of the history before, token) -> id
+        self.tokens = {}  # all tokens of a sequence, prompt included
+        self.n_written = {}
         self.next_seq = 0
 
-    def stored_ids(self, seq: int) -> list[int]:
+    def stored_ids(self, seq):
         table, size = self.table.block_tables[seq], self.table.block_size
         return [self.memory[table[p // size], p % size] for p in range(self.table.lengths[seq])]
 
-    def expected(self, seq: int) -> list[int]:
+    def expected(self, seq):
         ids, previous = [], 0
         for token in self.tokens[seq][: self.n_written[seq]]:
             previous = self.history_ids.setdefault((previous, token), len(self.history_ids) + 1)
             ids.append(previous)
         return ids
 
-    def admit(self, prompt: list[int], seq: int | None = None) -> int:
+    def admit(self, prompt, seq=None):
         if seq is None:
             seq, self.next_seq = self.next_seq, self.next_seq + 1
         self.tokens[seq] = list(prompt)
@@ -46,13 +44,12 @@ class Shadow:
         assert self.n_written[seq] <= max(0, len(prompt) - 1)
         return seq
 
-    def step(self, counts: dict[int, int]) -> bool:
+    def step(self, counts):
         """Write the next tokens of some sequences; False if they do not fit."""
-        return self.write(
-            [WriteSpan(seq, (n := self.n_written[seq]), n + more) for seq, more in counts.items()]
-        )
+        starts = self.n_written
+        return self.write([WriteSpan(s, starts[s], starts[s] + n) for s, n in counts.items()])
 
-    def write(self, spans: list[WriteSpan]) -> bool:
+    def write(self, spans):
         table, size, previous = self.table, self.table.block_size, self.state()
         n_needed, available = table.blocks_needed(spans), table.n_available
         try:
@@ -61,9 +58,8 @@ class Shadow:
             assert n_needed > available
             assert self.state() == previous
             return False
-        assert (
-            available - table.n_available == n_needed == len(allocation.copies) + len(allocation.new_blocks)
-        )
+        n_allocated = len(allocation.copies) + len(allocation.new_blocks)
+        assert available - table.n_available == n_needed == n_allocated
         for src, dst in allocation.copies:
             self.memory |= {(dst, slot): self.memory.get((src, slot), -1) for slot in range(size)}
         self.memory |= {(block, slot): -1 for block in allocation.new_blocks for slot in range(size)}
@@ -74,17 +70,17 @@ class Shadow:
                 self.memory[table.block_tables[seq][p // size], p % size] = history_id
         return True
 
-    def state(self) -> tuple[object, ...]:
+    def state(self):
         t = self.table
         tables = {seq: list(table) for seq, table in t.block_tables.items()}
         cached = list(t._cached_blocks), dict(t._content_to_block), list(t._ref_counts)
         return tables, dict(t.lengths), t.n_available, t.n_blocks, *cached
 
-    def release(self, seq: int) -> None:
+    def release(self, seq):
         self.table.release(seq)
         del self.tokens[seq], self.n_written[seq]
 
-    def check(self) -> None:
+    def check(self):
         self.table.check_invariants()
         for seq in self.tokens:
             assert self.stored_ids(seq) == self.expected(seq)
@@ -95,7 +91,7 @@ token = st.sampled_from([A, B, 1])
 prompts = st.lists(token, min_size=1, max_size=9)
 
 
-def has_sequences(machine: Machine) -> bool:
+def has_sequences(machine):
     return bool(machine.shadow.tokens)
 
 
@@ -105,26 +101,26 @@ class Machine(RuleBasedStateMachine):
     steps = 0
 
     @initialize(block_size=st.integers(1, 4), n_blocks=st.integers(1, 14))
-    def create(self, block_size: int, n_blocks: int) -> None:
+    def create(self, block_size, n_blocks):
         self.shadow = Shadow(block_size, n_blocks)
 
-    def seq(self, i: int) -> int:
+    def seq(self, i):
         return sorted(self.shadow.tokens)[i % len(self.shadow.tokens)]
 
     @precondition(lambda self: len(self.shadow.tokens) < 5)
     @rule(prompt=prompts)
-    def admit(self, prompt: list[int]) -> None:
+    def admit(self, prompt):
         self.shadow.admit(prompt)
 
     @precondition(has_sequences)
     @rule(i=pick, n=st.integers(1, 6))
-    def prefill(self, i: int, n: int) -> None:
+    def prefill(self, i, n):
         seq = self.seq(i)
         self.shadow.step({seq: min(n, len(self.shadow.tokens[seq]) - self.shadow.n_written[seq])})
 
     @precondition(has_sequences)
     @rule(tokens=st.lists(token, min_size=5, max_size=5))
-    def decode(self, tokens: list[int]) -> None:
+    def decode(self, tokens):
         """Every sequence takes one token, a new one or the next of its prompt, in one step."""
         s, extended_seqs = self.shadow, []
         for seq, new in zip(sorted(s.tokens), tokens, strict=False):
@@ -137,14 +133,14 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: 0 < len(self.shadow.tokens) < 5)
     @rule(i=pick)
-    def fork(self, i: int) -> None:
+    def fork(self, i):
         s, src, dst = self.shadow, self.seq(i), self.shadow.next_seq
         s.table.fork(src, dst)
         s.tokens[dst], s.n_written[dst], s.next_seq = list(s.tokens[src]), s.n_written[src], dst + 1
 
     @precondition(has_sequences)
     @rule(i=pick, position=pick, tokens=st.lists(token, min_size=1, max_size=4))
-    def rewrite(self, i: int, position: int, tokens: list[int]) -> None:
+    def rewrite(self, i, position, tokens):
         """Other tokens from a position on, as after a rejected draft."""
         s, seq = self.shadow, self.seq(i)
         position %= s.n_written[seq] + 1
@@ -158,19 +154,19 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(has_sequences)
     @rule(i=pick, length=pick)
-    def truncate(self, i: int, length: int) -> None:
+    def truncate(self, i, length):
         s, seq = self.shadow, self.seq(i)
         s.n_written[seq] = length % (s.n_written[seq] + 1)
         s.table.truncate(seq, s.n_written[seq])
 
     @precondition(has_sequences)
     @rule(i=pick)
-    def insert_prefix(self, i: int) -> None:
+    def insert_prefix(self, i):
         self.shadow.table.insert_prefix(self.seq(i), self.shadow.tokens[self.seq(i)])
 
     @precondition(has_sequences)
     @rule(i=pick)
-    def preempt(self, i: int) -> None:
+    def preempt(self, i):
         """Release a sequence and admit its tokens again."""
         seq = self.seq(i)
         tokens = self.shadow.tokens[seq]
@@ -179,7 +175,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(has_sequences)
     @rule(i=pick, insert=st.booleans())
-    def release(self, i: int, insert: bool) -> None:
+    def release(self, i, insert):
         """A request ends or is cancelled."""
         if insert:
             self.insert_prefix(i)
@@ -187,15 +183,15 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.shadow.table.n_blocks < 20)
     @rule(more=st.integers(0, 3))
-    def grow(self, more: int) -> None:
+    def grow(self, more):
         self.shadow.table.grow(more)
 
     @invariant()
-    def check(self) -> None:
+    def check(self):
         Machine.steps += 1
         self.shadow.check()
 
-    def teardown(self) -> None:
+    def teardown(self):
         if hasattr(self, "shadow"):
             for seq in list(self.shadow.tokens):
                 self.shadow.release(seq)
@@ -214,10 +210,8 @@ class TestAnyHistory(Machine.TestCase):
     """After any history a slot holds what its sequence wrote."""
 
     @classmethod
-    def tearDownClass(cls) -> None:
-        assert Machine.steps >= settings.default.max_examples * STEPS // 2, (
-            "hypothesis ended too many histories early"
-        )
+    def tearDownClass(cls):
+        assert Machine.steps >= settings.default.max_examples * STEPS // 2, "too few steps"
 
 
 def fill_table(block_size, n_blocks, *rows):

@@ -42,9 +42,8 @@ def test_any_history_equals_lists(history):
             for i, (row_id, n) in enumerate(new):
                 positions = pos[i, :n].tolist()
                 entries = [entry for entry in lists[row_id] if entry[0] not in positions]
-                entries += [
-                    (p, *((kv.k[i, :, t], kv.v[i, :, t]) for kv in inputs)) for t, p in enumerate(positions)
-                ]
+                for t, p in enumerate(positions):
+                    entries.append((p, *((kv.k[i, :, t], kv.v[i, :, t]) for kv in inputs)))
                 lists[row_id] = entries
                 for depth, kv in enumerate(outputs, 1):
                     slots = (kv.pos[i, 0] >= 0).nonzero()[:, 0]

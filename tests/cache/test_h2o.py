@@ -22,9 +22,8 @@ class Reference:
         for h in range(len(q)):
             for t in range(len(k)):
                 visible_tokens = [token for token in self.tokens if token[0] <= self.length + t]
-                weights = torch.softmax(
-                    torch.stack([q[h, t] @ token[1] / 3**0.5 for token in visible_tokens]), 0
-                )
+                logits = [q[h, t] @ token[1] / 3**0.5 for token in visible_tokens]
+                weights = torch.softmax(torch.stack(logits), 0)
                 for token, weight in zip(visible_tokens, weights.tolist(), strict=True):
                     token[3] += weight
                     out[h, t] += weight * token[2]

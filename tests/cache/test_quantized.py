@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from polyhead.cache.quantized_x import dequantize_groups, quantize_groups
 from tests.cache.cache_helpers import SHAPE
 
+from polyhead.cache.quantized import dequantize_groups, quantize_groups
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE

@@ -62,9 +62,7 @@ def test_wrong_arity_is_refused(texts, n_texts, message):
 
 def test_classifier_refuses_other_verbs():
     run = make_run(labels=LABELS, pooling="mean")
-    with pytest.raises(
-        UserError, match="requires a language model, but the run is a classifier: use classify, "
-    ):
+    with pytest.raises(UserError, match="requires a language model, but the run is a classifier: use"):
         run.generate(["a"])
     message = "requires an encoder-decoder or a language model, but the run is a classifier"
     with pytest.raises(UserError, match=message):

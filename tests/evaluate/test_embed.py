@@ -75,9 +75,8 @@ def test_embed_tokens_equals_layer_by_layer(design):
     for text, all_layers, last, two_layers in zip(texts, *outputs, strict=True):
         ids = encode(run, text)
         assert all_layers.ids == last.ids == two_layers.ids == ids
-        assert all_layers.tokens == run.tokenizer.ids_to_tokens(ids) and all_layers.truncated == (
-            len(text) > 100
-        )
+        assert all_layers.tokens == run.tokenizer.ids_to_tokens(ids)
+        assert all_layers.truncated == (len(text) > 100)
         expected = layer_states(run.model, torch.tensor([ids]))
         assert all_layers.vectors.shape == (run.config.n_layers + 1, len(ids), 16)
         assert_close(all_layers.vectors, expected)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from polyhead.nn.cache import Cache, CacheShape
+from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV
 
 EOS, BOS, V = 0, 4, 4  # three words and the end of the sentence; the begin is never an output
@@ -23,25 +21,23 @@ class Tape:
 
     training, vocab_size = False, 1000
 
-    def __init__(self) -> None:
-        self.read: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # source and prefix of each feature
+    def __init__(self):
+        self.read = []  # source and prefix of each feature
 
     cache_shape = CacheShape(2, 1, 1, 1, torch.float32, torch.device("cpu"))
 
-    def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[KV]:
+    def encode(self, source, source_pos=None):
         pos = torch.arange(source.size(1)).expand_as(source) if source_pos is None else source_pos
         k = source[:, None, :, None].float()
         return [KV(k, k, pos[:, None])] * 2
 
-    def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[KV]) -> Tensor:
+    def decode(self, tokens, pos, cache, memory):
         return self.head(self.decode_features(tokens, pos, cache, memory)[:, -1])[:, None]
 
-    def decode_features(
-        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[KV]
-    ) -> Tensor:
+    def decode_features(self, tokens, pos, cache, memory):
         """A number (N, T) for each token, by which ``head`` knows its source and prefix."""
         assert cache is not None
-        prefixes: list[list[list[tuple[int, ...]]]] = []
+        prefixes = []
         k, v = tokens[:, None, :, None].float(), pos[:, None, :, None].float()
         for layer in cache.layers:
             kv = layer.update(KV(k, v, pos[:, None]))
@@ -64,19 +60,17 @@ class Tape:
         self.read += [(sources[i // beams], prefix) for i, row in enumerate(prefixes[0]) for prefix in row]
         return torch.arange(first, len(self.read)).view_as(tokens)
 
-    def head(self, features: Tensor) -> Tensor:
+    def head(self, features):
         sources, prefixes = zip(*(self.read[i] for i in features.tolist()), strict=True)
         return self.logits_of([*sources], [*prefixes])
 
-    def logits_of(self, sources: list[tuple[int, ...]], prefixes: list[tuple[int, ...]]) -> Tensor:
+    def logits_of(self, sources, prefixes):
         """Logits (N, V) after full prefixes, begin included."""
         raise NotImplementedError
 
 
 @functools.lru_cache(maxsize=2**18)
-def draw_logits(
-    seed: int, spread: float, eos: float, source: tuple[int, ...], prefix: tuple[int, ...]
-) -> np.ndarray:
+def draw_logits(seed, spread, eos, source, prefix):
     logits = np.random.default_rng([seed, len(source), *source, *prefix]).normal(0, spread, V)
     logits[EOS] += eos
     return logits.astype(np.float32)
@@ -85,21 +79,21 @@ def draw_logits(
 class Table(Tape):
     """Logits are random numbers, drawn for each source and prefix."""
 
-    def __init__(self, seed: int, spread: float = 1.5, eos: float = 0.0) -> None:
+    def __init__(self, seed, spread=1.5, eos=0.0):
         super().__init__()
         self.seed, self.spread, self.eos = seed, spread, eos
 
-    def logits(self, source: Sequence[int], prefix: Sequence[int]) -> np.ndarray:
+    def logits(self, source, prefix):
         return draw_logits(self.seed, self.spread, self.eos, tuple(source), tuple(prefix))
 
-    def logits_of(self, sources: list[tuple[int, ...]], prefixes: list[tuple[int, ...]]) -> Tensor:
+    def logits_of(self, sources, prefixes):
         return torch.tensor(np.stack([self.logits(s, p[1:]) for s, p in zip(sources, prefixes, strict=True)]))
 
-    def log_probs(self, source: Sequence[int], prefix: Sequence[int]) -> np.ndarray:
+    def log_probs(self, source, prefix):
         logits = self.logits(source, prefix).astype(np.float64)
         return logits - math.log(np.exp(logits).sum())
 
-    def log_prob(self, source: Sequence[int], tokens: Sequence[int]) -> float:
+    def log_prob(self, source, tokens):
         return sum(self.log_probs(source, tokens[:i])[token] for i, token in enumerate(tokens))
 
 
@@ -109,14 +103,7 @@ class Output(NamedTuple):
     log_prob: float
 
 
-def exhaustive_search(
-    model: Table,
-    source: Sequence[int],
-    limit: int,
-    alpha: float,
-    prefix: Sequence[int] = (),
-    min_new: int = 0,
-) -> list[Output]:
+def exhaustive_search(model, source, limit, alpha, prefix=(), min_new=0):
     """Every output of at most ``limit`` tokens, end included, best first."""
     outputs = []
     for length in range(limit + 1):
@@ -130,19 +117,10 @@ def exhaustive_search(
     return sorted(outputs, key=lambda output: -output.score)
 
 
-def plain_beam_search(
-    model: Table,
-    source: Sequence[int],
-    limit: int,
-    alpha: float,
-    beam: int,
-    early: Any,
-    prefix: Sequence[int] = (),
-    min_new: int = 0,
-) -> list[Output]:
+def plain_beam_search(model, source, limit, alpha, beam, early, prefix=(), min_new=0):
     """Beam search of one sentence over lists, without a cache."""
-    live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    complete: list[Output] = []
+    live = [(0.0, ())]
+    complete = []
     for length in range(1, limit + 1):
         extensions = []
         for log_prob, y in live:

@@ -78,10 +78,8 @@ def words(sequence):
 def test_beam_search_equals_generate(network, batch, beam, alpha, early):
     options = {"length_penalty": alpha, "early_stopping": early}
     expected = generate(network, batch, num_beams=beam, num_return_sequences=beam, **options)
-    hypotheses = beam_search(
-        WrappedNetwork(network), *batch, beam_size=beam, n_best=beam, **OPTIONS, **options
-    )
-    flat = [h for row in hypotheses for h in row]
+    rows = beam_search(WrappedNetwork(network), *batch, beam_size=beam, n_best=beam, **OPTIONS, **options)
+    flat = [h for row in rows for h in row]
     assert [h.tokens for h in flat] == [words(s) for s in expected.sequences]
     assert [h.score for h in flat] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-5)
 

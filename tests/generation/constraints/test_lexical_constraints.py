@@ -54,10 +54,8 @@ def has_terms(tokens, terms):
 
 
 def search(model, terms, limit=5, beam_size=4, prefix=(), forbidden=(), ngram=0, **options):
-    strategy = BeamSearchStrategy(
-        beam_size, EOS, bad_token_ids=forbidden, no_repeat_ngram_size=ngram, **options
-    )
-    state = BeamState(strategy, BeamRequest(limit, prefix), LexicalConstraints(terms))
+    rule = BeamSearchStrategy(beam_size, EOS, bad_token_ids=forbidden, no_repeat_ngram_size=ngram, **options)
+    state = BeamState(rule, BeamRequest(limit, prefix), LexicalConstraints(terms))
     return Engine(model, max_len=limit + 1).submit([BOS], state, source=SOURCE).result()
 
 
@@ -241,10 +239,8 @@ def random_terms(seed):
 
 def decode(model, lines, terms, cache=None, **options):
     config = GenerationConfig(beam_size=3, n_best=2, max_length_extra=6, cache=cache)
-    outputs = decode_sources(
-        model, lines, config, seq2seq_template=TEMPLATE, max_len=40, terms=terms, **options
-    )
-    return restore_order(outputs, len(lines))
+    out = decode_sources(model, lines, config, seq2seq_template=TEMPLATE, max_len=40, terms=terms, **options)
+    return restore_order(out, len(lines))
 
 
 @pytest.mark.parametrize("cache", ["static", "paged", "growing"])

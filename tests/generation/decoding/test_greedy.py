@@ -54,9 +54,8 @@ def test_greedy_output_does_not_depend_on_batch():
         *np.random.default_rng(0).permuted([list(range(5))] * 20, axis=1).tolist(),
         *([i] for i in range(5)),
     ]:
-        assert search(model, [SOURCES[i] for i in order], [LIMITS[i] for i in order]) == [
-            batch[i] for i in order
-        ]
+        sources, limits = [SOURCES[i] for i in order], [LIMITS[i] for i in order]
+        assert search(model, sources, limits) == [batch[i] for i in order]
 
 
 def test_greedy_refuses_what_beam_search_refuses():

@@ -91,10 +91,8 @@ def truncate_by_sorting(row, t, k, p, min_p):
     weights = [math.exp((row[i] - row[order[0]]) / t) for i in order]
     if k:
         weights = [w for i, w in zip(order, weights, strict=True) if row[i] >= row[order[k - 1]]]
-    mass_before = np.cumsum([0.0, *weights[:-1]]) / math.fsum(weights)
-    return sorted(
-        i for i, w, b in zip(order, weights, mass_before, strict=False) if b < p and w >= min_p and w
-    )
+    masses = np.cumsum([0.0, *weights[:-1]]) / math.fsum(weights)
+    return sorted(i for i, w, b in zip(order, weights, masses, strict=False) if b < p and w >= min_p and w)
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 6.0])

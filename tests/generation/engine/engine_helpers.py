@@ -41,9 +41,8 @@ def make(kind="decoder", design="rope", seed=3, **sizes):
         first, second = ENSEMBLES[design]
         other = make(kind, second, seed=5, d_model=24, n_heads=2, n_layers=2)
         return Ensemble([make(kind, first), other]).eval()
-    sizes = (
-        {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 24, "max_len": MAX_LEN} | DESIGNS[design] | sizes
-    )
+    defaults = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 24, "max_len": MAX_LEN}
+    sizes = defaults | DESIGNS[design] | sizes
     config = ModelConfig(kind=kind, vocab_size=V, tie_embeddings="none", **sizes)
     return build_noisy(config, seed, 0.2, 4, head_scale=3)
 

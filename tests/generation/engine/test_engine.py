@@ -63,9 +63,8 @@ class RandomRequest:
             options = {"bos_id": bos_id, "eos_id": EOS, "max_new_tokens": [self.limit]} | self.beams
             return [h.tokens for h in beam_search(model, torch.tensor([text]), None, **options)[0]]
         options = {"n": self.n, "seed": 7, "row_offset": 10 * self.number, "max_len": MAX_LEN}
-        events = generate(
-            model, [self.text], sampling=self.sampling, eos_id=EOS, max_new_tokens=self.limit, **options
-        )
+        options |= {"sampling": self.sampling, "eos_id": EOS, "max_new_tokens": self.limit}
+        events = generate(model, [self.text], **options)
         return ids_by_row((e for e in events if e.id != EOS), self.n, 10 * self.number)
 
 
@@ -141,9 +140,8 @@ def test_preempted_requests_give_the_same_tokens(kind, design, blocks):
 
 @pytest.mark.acceptance("D5")
 def test_requests_larger_than_the_cache_are_refused():
-    engine = Engine(
-        make(), max_len=MAX_LEN, cache=Choice("paged", block_size=4, max_blocks=5), max_num_seqs=3
-    )
+    cache = Choice("paged", block_size=4, max_blocks=5)
+    engine = Engine(make(), max_len=MAX_LEN, cache=cache, max_num_seqs=3)
     prompt = [5, 6, 7, 8, 9]
     for arguments, message in (
         (

@@ -173,9 +173,8 @@ def test_cancellation_in_every_phase(kind, options):
         request.cancel()
         assert all(member.request is not request for member in engine.running_members)
         assert request not in engine.waiting_requests
-        assert (
-            request.finish_status.reason == "cancelled" if status is None else request.finish_status is status
-        )
+        new_status = request.finish_status
+        assert new_status.reason == "cancelled" if status is None else new_status is status
         assert outputs(other) == expected
         assert len(request.events) == n_events
         assert engine.idle
@@ -271,9 +270,7 @@ def test_cancel_from_another_thread_waits_for_the_step(monkeypatch):
     assert used_blocks(engine) == 0
 
 
-@pytest.mark.parametrize(
-    "cache", [Choice("window", window=5, sink=2), Choice("h2o", budget=8, sink=1)], ids=str
-)
+@pytest.mark.parametrize("cache", [Choice("window", window=5, sink=2), Choice("h2o", budget=8, sink=1)])
 def test_lossy_caches_depend_only_on_own_chunks(cache):
     """A window forgets the same whatever the chunks; H2O does not, but never depends on other requests."""
     model, rng, results = make(), np.random.default_rng(0), {}

@@ -144,9 +144,8 @@ def test_from_pairs_recovers_a_dictionary():
         assert candidates.tolist() == [token + 10]
     counts = np.bincount(np.concatenate(targets))
     assert set(shortlist.frequent.tolist()) == {EOS, *np.argsort(-counts, kind="stable")[:2].tolist()}
-    assert shortlist.select_ids([7, EOS], [3]).tolist() == sorted(
-        {*shortlist.frequent.tolist(), 7, 17, EOS, 3}
-    )
+    expected = {*shortlist.frequent.tolist(), 7, 17, EOS, 3}
+    assert shortlist.select_ids([7, EOS], [3]).tolist() == sorted(expected)
 
 
 def test_save_load_roundtrip(tmp_path):
