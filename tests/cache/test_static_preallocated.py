@@ -34,7 +34,7 @@ def buffer_pointers(cache):
     return [x.data_ptr() for x in tensors]
 
 
-@pytest.mark.parametrize("position", ["rope", "alibi"])
+@pytest.mark.parametrize("position", ["rope", pytest.param("alibi", marks=pytest.mark.slow)])
 @torch.inference_mode()
 def test_step_compiles_to_one_graph_over_fixed_buffers(position):
     """The result is that of the default; rows end at different lengths, and one becomes padding."""

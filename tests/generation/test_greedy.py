@@ -30,11 +30,10 @@ def build_model(design, seed):
 )
 def test_greedy_decode_equals_the_engine(design, cache):
     model = build_model(design, 3)
-    for prompt in PROMPTS:
-        for eos_id in (0, 5, 11, 16):
-            actual = greedy_decode(model, prompt, max_new_tokens=9, eos_id=eos_id, cache=cache)
-            events = generate(model, [prompt], sampling=GREEDY, eos_id=eos_id, max_new_tokens=9)
-            assert actual == [event.id for event in events if event.id != eos_id]
+    for prompt, eos_id in zip((*PROMPTS, PROMPTS[1]), (0, 5, 11, 16), strict=True):
+        actual = greedy_decode(model, prompt, max_new_tokens=9, eos_id=eos_id, cache=cache)
+        events = generate(model, [prompt], sampling=GREEDY, eos_id=eos_id, max_new_tokens=9)
+        assert actual == [event.id for event in events if event.id != eos_id]
 
 
 def test_eos_is_excluded_and_0_tokens_allowed():

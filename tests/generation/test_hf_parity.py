@@ -80,13 +80,9 @@ def test_beam_search_equals_generate(network, batch, beam, alpha, early):
     expected = generate(network, batch, num_beams=beam, num_return_sequences=beam, **options)
     rows = beam_search(WrappedNetwork(network), *batch, beam_size=beam, n_best=beam, **OPTIONS, **options)
     flat = [h for row in rows for h in row]
+    assert len({len(h.tokens) for h in flat}) > 2, "outputs of too few lengths prove little"
     assert [h.tokens for h in flat] == [words(s) for s in expected.sequences]
     assert [h.score for h in flat] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-5)
-
-
-def test_compared_outputs_have_many_lengths(batch):
-    outputs = [generate(build_network(*n), batch, num_beams=4, num_return_sequences=4) for n in NETWORKS]
-    assert len({len(words(sequence)) for output in outputs for sequence in output.sequences}) > 6
 
 
 def test_one_beam_equals_greedy_generate(network, batch):

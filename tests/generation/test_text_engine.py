@@ -27,7 +27,7 @@ def test_engine_texts_equal_generate(cache, changes):
     assert engine.engine.cache.name == ("static" if cache == "static" else "paged")
     settings = [{"temperature": 0.0}, {"seed": 3}, {"n": 3, "seed": 4, "top_k": 20}]
     settings += [{"n": 2, "beam_size": 4}, {"max_new_tokens": 1}]
-    requests = [(text, options) for text in TEXTS for options in settings]
+    requests = [(text, options) for text in TEXTS[:3] for options in settings]
     streams = [engine.submit(text, **options) for text, options in requests]
     for (text, options), stream in zip(requests, streams, strict=True):
         (expected,) = run.generate([text], **{"n": 1} | options)

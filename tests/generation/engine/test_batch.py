@@ -49,9 +49,9 @@ def first_log_probs(model, prompt, source=None):
 
 @pytest.mark.parametrize("cache", LOSSY_CACHES, ids=str)
 def test_first_token_equals_that_of_the_full_cache(cache):
-    """Each of 12 prompts fits a chunk, and they come together."""
+    """Each of 6 prompts fits a chunk, and they come together."""
     model, rng = make(max_len=256), np.random.default_rng(0)
-    prompts = [rng.integers(3, V, rng.integers(50, 120)).tolist() for _ in range(12)]
+    prompts = [rng.integers(3, V, rng.integers(50, 120)).tolist() for _ in range(6)]
     engine = Engine(model, max_len=256, cache=cache, prefill_chunk=200)
     requests = [sample(engine, prompt, 2) for prompt in prompts]
     first_tokens = [outputs(request)[0][0] for request in requests]
