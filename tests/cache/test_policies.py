@@ -2,13 +2,20 @@
 
 import itertools
 
+import torch
+
 from polyhead import Choice, ModelConfig, build
+from polyhead.cache.low_rank import fit_low_rank
 from polyhead.cache.policies import make_window_choice, select_policies
 
 
-def make_shape(**parts):
+def make_model(**parts):
     sizes = {"vocab_size": 9, "d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 64}
-    return build(ModelConfig(**{"kind": "decoder", "position": "rope", **sizes, **parts}), seed=1).cache_shape
+    return build(ModelConfig(**{"kind": "decoder", "position": "rope", **sizes, **parts}), seed=1)
+
+
+def make_shape(**parts):
+    return make_model(**parts).cache_shape
 
 
 def test_recurrent_model_has_one_policy():
@@ -31,3 +38,11 @@ def test_budgets_are_fractions_of_the_length():
     kinds = itertools.product(("subgen", "subgen sampled"), ("1/2", "1/4", "1/8"))
     assert set(refusals) == {" ".join(kind) for kind in kinds}
     assert all("alibi" in reason for reason in refusals.values())
+
+
+def test_ranks_are_fractions_of_the_head_width(tmp_path):
+    model, path = make_model(), tmp_path / "bases.safetensors"
+    fit_low_rank(model, torch.randint(3, 9, (4, 9)), 8, path)
+    policies, _ = select_policies(model.cache_shape, 64, path)
+    ranks = {p.name: p.choice.options["rank"] for p in policies if p.family == "low rank"}
+    assert ranks == {"low rank 3/5": 5, "low rank 1/2": 4, "low rank 1/4": 2, "low rank 1/8": 1}

@@ -94,6 +94,15 @@ def test_max_len_is_exact(name, max_len):
         cache.prepare_step([0], torch.tensor([[max_len]]))
 
 
+@pytest.mark.parametrize("name", ["static", "growing", "paged", "window", "quantized"])
+def test_appended_rows_are_empty(name):
+    cache = CACHE.build(Choice(name), SHAPE, 1, 8)
+    feed_tokens(cache, [0], 0, [[1.0]])
+    cache.append_rows(2)
+    assert stamps_of(feed_tokens(cache, [2], 0, [[5.0]]), 0) == {0: 5}
+    assert cache.num_rows == 3
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_values_have_the_dtype_of_the_cache(name):
     cache = CACHE.build(Choice(name), SHAPE._replace(dtype=torch.bfloat16), 1, 8)
