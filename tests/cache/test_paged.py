@@ -92,6 +92,7 @@ def test_step_without_free_pages_keeps_the_cache():
 
 def test_memory_usage_in_bytes():
     cache, slot = build_paged(2, block_size=4), 2 * 2 * (3 + 5) * 4
+    assert cache.free_tokens() == 2 * MAX_LEN
     feed_tokens(cache, [0], 0, [[1.0, 2, 3, 4, 5]])
     assert cache.memory_usage() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 0)
     cache.fork(0, 1)
