@@ -1,4 +1,4 @@
-"""Tests of nn/recompute.py: the repeated call of a block has no side effects."""
+"""The repeated call of a recomputed block has no side effects."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.n_calls += 1
-        out: Tensor = self.linear(self.dropout(self.norm(x).sin())).tanh()
-        return out
+        output: Tensor = self.linear(self.dropout(self.norm(x).sin())).tanh()
+        return output
 
 
 def make_input() -> Tensor:
@@ -38,14 +38,13 @@ def call(layer: Layer, x: Tensor, recompute: bool) -> Tensor:
     return recompute_in_backward(layer, layer, x) if recompute else layer(x)
 
 
-def gradients_of(layer: Layer, x: Tensor) -> list[Tensor]:
+def copy_gradients(layer: Layer, x: Tensor) -> list[Tensor]:
     return [tensor.grad.clone() for tensor in (x, *layer.parameters()) if tensor.grad is not None]
 
 
 def assert_equal(some: list[Tensor], others: list[Tensor]) -> None:
     assert len(some) == len(others) == 5
-    for one, other in zip(some, others, strict=True):
-        assert torch.equal(one, other)
+    assert all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
 @pytest.fixture
@@ -53,20 +52,19 @@ def expected() -> list[Tensor]:
     """The gradients without recomputation."""
     layer, x = Layer(), make_input()
     call(layer, x, False).sum().backward()
-    return gradients_of(layer, x)
+    return copy_gradients(layer, x)
 
 
-def test_the_layer_runs_again_with_the_same_random_numbers(expected: list[Tensor]) -> None:
+def test_layer_runs_again_with_the_same_random_numbers(expected: list[Tensor]) -> None:
     layer, x = Layer(), make_input()
-    out = call(layer, x, True)
+    output = call(layer, x, True)
     assert layer.n_calls == 1
-    state = torch.get_rng_state()
-    torch.rand(3)  # what runs before the backward pass may draw numbers
-    after = torch.get_rng_state()
-    out.sum().backward()
-    assert layer.n_calls == 2 and not torch.equal(state, after)
-    assert torch.equal(torch.get_rng_state(), after)
-    assert_equal(gradients_of(layer, x), expected)
+    torch.rand(3)  # random numbers are drawn before the backward pass
+    rng_state = torch.get_rng_state()
+    output.sum().backward()
+    assert layer.n_calls == 2
+    assert torch.equal(torch.get_rng_state(), rng_state)
+    assert_equal(copy_gradients(layer, x), expected)
 
 
 def test_running_statistics_are_updated_once() -> None:
@@ -75,12 +73,11 @@ def test_running_statistics_are_updated_once() -> None:
     call(plain, make_input(), False)
     assert torch.equal(layer.norm.running_mean, plain.norm.running_mean)
     assert torch.equal(layer.norm.running_var, plain.norm.running_var)
-    tokens = make_input().detach().flatten(0, 1)
-    torch.testing.assert_close(layer.norm.running_mean, 0.1 * tokens.mean(0))
+    torch.testing.assert_close(layer.norm.running_mean, 0.1 * make_input().detach().mean((0, 1)))
 
 
-def test_sums_over_ranks_are_those_of_the_forward_pass() -> None:
-    """A rank without labels has no backward pass: then the others must not ask it for sums again."""
+def test_rank_sums_are_those_of_the_forward_pass() -> None:
+    """A rank without labels has no backward pass and does not take part in sums again."""
     results = []
     for recompute in (False, True):
         layer, x = Layer(), make_input()
@@ -92,36 +89,36 @@ def test_sums_over_ranks_are_those_of_the_forward_pass() -> None:
         layer.norm.all_reduce = all_reduce
         call(layer, x, recompute).sum().backward()
         assert next(other_rank, None) is None and layer.norm.all_reduce is all_reduce
-        results.append(gradients_of(layer, x))
+        results.append(copy_gradients(layer, x))
     assert_equal(*results)
 
 
-def test_function_modes_of_the_forward_pass_are_active_again() -> None:
-    class Doubled(TorchFunctionMode):
+def test_function_modes_are_active_again() -> None:
+    class DoubleLinear(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            return 2 * out if func is nn.functional.linear else out
+            output = func(*args, **(kwargs or {}))
+            return 2 * output if func is nn.functional.linear else output
 
     results = []
     for recompute in (False, True):
         layer, x = Layer(), make_input()
-        with Doubled():
-            out = call(layer, x, recompute)
-        out.sum().backward()
-        results.append(gradients_of(layer, x))
+        with DoubleLinear():
+            output = call(layer, x, recompute)
+        output.sum().backward()
+        results.append(copy_gradients(layer, x))
     assert_equal(*results)
 
 
-def test_a_second_backward_pass_recomputes_again(expected: list[Tensor]) -> None:
+def test_second_backward_pass_recomputes_again(expected: list[Tensor]) -> None:
     layer, x = Layer(), make_input()
-    out = call(layer, x, True)
+    output = call(layer, x, True)
     for _ in range(2):
-        out.sum().backward(retain_graph=True)
+        output.sum().backward(retain_graph=True)
     assert layer.n_calls == 3
-    assert_equal(gradients_of(layer, x), [2 * gradient for gradient in expected])
+    assert_equal(copy_gradients(layer, x), [2 * gradient for gradient in expected])
 
 
-def test_an_error_in_the_layer_leaves_its_norms_as_they_are() -> None:
+def test_error_in_the_layer_restores_its_norms() -> None:
     layer = Layer()
     all_reduce = layer.norm.all_reduce
     with pytest.raises(RuntimeError):
