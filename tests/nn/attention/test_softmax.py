@@ -1,5 +1,7 @@
 """Softmax attention against its equation head by head in double precision."""
 
+from functools import partial
+
 import pytest
 import torch
 from tests.nn.attention.softmax_helpers import make_attention, reference
@@ -8,6 +10,7 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.position.base import Position
+from polyhead.nn.position.disentangled import DisentangledPosition
 from polyhead.nn.position.rope import Rope
 
 OPTIONS = [
@@ -81,6 +84,21 @@ def test_dropout_of_weights_is_off_in_evaluation():
 def test_invalid_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         make_attention(**options)
+
+
+@pytest.mark.parametrize(
+    ("position", "scale", "expected"),
+    [
+        (Position, None, None),
+        (DisentangledPosition, None, (3 * 2) ** -0.5),
+        (partial(DisentangledPosition, terms="c2p"), None, (2 * 2) ** -0.5),
+        (DisentangledPosition, 0.3, 0.3),
+    ],
+)
+def test_scale_counts_the_products_of_a_score(position, scale, expected):
+    """1 / sqrt(n D) for a score of n products (He et al., 2021a, eq. 4)."""
+    attention = make_attention(position=position, scale=scale)
+    assert attention.scale == (expected and pytest.approx(expected))
 
 
 def test_single_head_may_be_wider_than_the_model():
