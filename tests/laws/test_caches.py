@@ -305,7 +305,7 @@ def continue_by_engine(
 @pytest.mark.parametrize("chunk", [1000, 7, 4])
 @pytest.mark.parametrize("choice", TIGHT_CHOICES, ids=str)
 @torch.inference_mode()
-def test_engine_equals_a_cache_read_in_the_same_chunks(choice: Choice, chunk: int) -> None:
+def test_engine_equals_a_cache_with_equal_chunks(choice: Choice, chunk: int) -> None:
     """The first token of a prompt that fits in a chunk is that of the model without a cache."""
     model, rng = build_design(ROPE_DECODER), torch.Generator().manual_seed(8)
     for length in (1, 2, 3, 7, 8, 9, 21):

@@ -161,7 +161,7 @@ def note_masks(pos: Tensor, x: Tensor, *visibilities: Visibility) -> dict[Visibi
     return masks
 
 
-def test_masks_are_made_once_where_blocks_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_masks_are_made_once_if_useful(monkeypatch: pytest.MonkeyPatch) -> None:
     pos, x = pack(DOCUMENTS), torch.zeros(4, LENGTH, 32, dtype=torch.bfloat16)
     visibilities = [Visibility(True), Visibility(True, 3), Visibility(True)]
     assert not note_masks(pos, x, *visibilities)  # on the CPU

@@ -53,7 +53,7 @@ def test_seed_repeats_the_draws():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (9,)])
-def test_shape_is_kept(shape):
+def test_output_has_the_input_shape(shape):
     assert Dropout(0.5)(torch.ones(shape)).shape == shape
 
 

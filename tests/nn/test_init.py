@@ -86,7 +86,7 @@ def test_norms_are_initially_the_identity():
 
 
 @pytest.mark.parametrize("name", ["xavier", "normal"])
-def test_initial_loss_is_near_that_of_a_uniform_guess(name):
+def test_initial_loss_is_near_a_uniform_guess(name):
     model, tokens = build_model(init=name).eval(), torch.randint(0, 400, (4, 12))
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(tokens, tokens).flatten(0, 1), torch.randint(0, 400, (48,)))

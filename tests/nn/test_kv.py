@@ -63,7 +63,7 @@ def check(q, kv, *args, atol=2e-6, **options):
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 6, 12])
-def test_grouped_heads_read_the_key_head_of_their_group(path, kv_heads):
+def test_grouped_heads_read_their_key_head(path, kv_heads):
     """Every number of key heads that divides 12, in the order of published checkpoints."""
     check(*make_inputs(heads=12, kv_heads=kv_heads))
 
@@ -165,7 +165,7 @@ def test_visible_compares_positions():
             assert bool(mask[b, 0, t, s]) == expected
 
 
-def test_mask_of_full_rows_is_that_of_the_window():
+def test_mask_of_full_rows_is_the_window():
     kv = KV(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2))
     assert attention_mask(None, kv, 4, True, None) is None
     mask = attention_mask(None, kv, 4, False, Window(2))

@@ -28,7 +28,7 @@ def reference(adapter: LoraLinear, x: Tensor, adapter_x: Tensor) -> Tensor:
     return y if adapter.bias is None else y + adapter.bias.detach().double()
 
 
-def test_new_adapter_changes_nothing() -> None:
+def test_new_adapter_does_not_change_the_output() -> None:
     adapter, x = make_adapter(trained=False), torch.randn(2, 5, 8)
     assert torch.equal(adapter(x), nn.functional.linear(x, adapter.weight, adapter.bias))
     assert 0 < adapter.lora_a.abs().max() <= 8**-0.5
@@ -78,7 +78,7 @@ def test_merged_adapter_is_an_equal_linear() -> None:
     assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())
 
 
-def test_merging_without_adapters_changes_nothing() -> None:
+def test_merging_without_adapters_keeps_the_model() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     before = {name: tensor.clone() for name, tensor in named_state(model).items()}
     merge_lora(model)

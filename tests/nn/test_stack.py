@@ -195,7 +195,7 @@ def test_saved_run_has_the_weights_once(tmp_path: Path) -> None:
     torch.testing.assert_close(forward(loaded.eval()), forward(model))
 
 
-def test_stack_passes_memory_to_layers_and_ends_with_norm():
+def test_stack_passes_memory_and_ends_with_norm():
     class Add(nn.Module):
         def forward(self, x, pos, cache, memory, position):
             return x + (0 if memory is None else memory.k)

@@ -31,7 +31,7 @@ CASES = [*parts(NORM, "norm"), *parts(POSITION, "position"), {"norm": {"name": "
 
 @pytest.mark.parametrize("changes", CASES)
 @pytest.mark.parametrize("tied", ["all", "none"])
-def test_meta_model_with_assigned_state_equals_a_built_one(changes: dict[str, Any], tied: str) -> None:
+def test_meta_model_with_state_equals_built_model(changes: dict[str, Any], tied: str) -> None:
     config = ph.ModelConfig(
         vocab_size=40, d_model=16, n_heads=2, n_layers=2, max_len=24, tie_embeddings=tied, **changes
     )

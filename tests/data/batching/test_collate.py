@@ -48,7 +48,7 @@ def test_batch_has_padded_rows(pairs):
     assert_padded(collate_pairs(sources, targets, BYTE), sources, targets, BYTE)
 
 
-def test_rows_of_a_store_are_collated_in_any_order(write_file, tmp_path):
+def test_store_rows_are_collated_in_any_order(write_file, tmp_path):
     texts = ["one", "two two", "3", "four four four", "fünf"]
     corpus = open_corpus(
         [write_file("a.en", "\n".join(texts)), write_file("a.de", "\n".join(reversed(texts)))]
@@ -87,18 +87,6 @@ def test_token_split_leaves_room_for_the_end(write_file, tmp_path):
     assert rooms == [9 - 1, 9 - 1]
     sources, targets = (np.repeat(BYTE.encode([text])[0], 2).tolist() for text in ("ab", "cde"))
     assert_padded(batch, [sources], [targets], BYTE)
-
-
-@pytest.mark.acceptance("A13")
-def test_every_row_ends_with_eos_and_not_with_padding():
-    batch = collate_pairs([[7, 8], [9]], [[10, 11, 12], [13]], BYTE)
-    assert BYTE.pad_id != BYTE.eos_id
-    assert (batch.labels == BYTE.eos_id).sum(-1).tolist() == [1, 1]
-    assert not (batch.labels == BYTE.pad_id).any()
-    assert [row[row != IGNORE_INDEX][-1].item() for row in batch.labels] == [BYTE.eos_id] * 2
-    # the decoder input starts with the start token and has no end
-    assert batch.target[:, 0].tolist() == [BYTE.bos_id] * 2
-    assert not (batch.target == BYTE.eos_id).any()
 
 
 @pytest.mark.acceptance("A13")

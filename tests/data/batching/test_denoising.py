@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.data.batching.batching_helpers import MASK, is_likely
 
 from polyhead.data.batching.denoising import (
-    Spans,
     corrupt_spans,
     even_spans,
     infill_spans,
@@ -67,19 +66,14 @@ def test_span_lengths_have_a_poisson_distribution():
 
 def test_span_positions_are_uniform():
     counts = np.zeros(40)
-    for i in range(3000):
+    for i in range(1500):
         spans = poisson_spans(40, 0.3, 3.0, row_rng([8, i]))
         for start, length in zip(spans.starts, spans.lengths, strict=True):
             counts[start : start + length] += 1
-    assert counts.sum() == 3000 * 12
+    assert counts.sum() == 1500 * 12
     # except at the ends, which fewer arrangements reach
-    assert (abs(counts[8:-8] / 3000 - 0.3) < 0.05).all()
-    assert abs(counts - counts[::-1]).max() / 3000 < 0.05
-
-
-def test_empty_spans_insert_a_mask():
-    spans = Spans(np.array([0, 0, 2, 4]), np.array([0, 1, 1, 0]))
-    assert infill_spans(np.arange(100, 104), spans, MASK).tolist() == [MASK, MASK, 101, MASK, 103, MASK]
+    assert (abs(counts[8:-8] / 1500 - 0.3) < 0.05).all()
+    assert abs(counts - counts[::-1]).max() / 1500 < 0.05
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 20, 100, 511])
@@ -125,25 +119,15 @@ def test_source_and_target_restore_the_text(n, fraction, mean, seed):
 def test_even_spans_are_uniform():
     """7 masked and 7 other tokens of 14 in 2 spans each: 6 x 6 masks."""
     counts = Counter()
-    for i in range(7200):
+    for i in range(3600):
         spans = even_spans(14, 0.5, 3.5, row_rng([9, i]))
         counts[*spans.starts.tolist(), *spans.lengths.tolist()] += 1
     assert len(counts) == 36
-    assert all(is_likely(count, 7200, 1 / 36) for count in counts.values())
-
-
-def test_example_of_the_t5_paper():
-    """Raffel et al., 2020, figure 2."""
-    words = ["Thank", "you", "for", "inviting", "me", "to", "your", "party", "last", "week", "."]
-    spans = Spans(np.array([2, 8]), np.array([2, 1]))
-    sides = corrupt_spans(np.arange(len(words)), spans, SENTINELS)
-    source, target = (" ".join("XYZ"[i - FIRST] if i >= FIRST else words[i] for i in ids) for ids in sides)
-    assert source == "Thank you X me to your party Y week ."
-    assert target == "X for inviting Y last Z"
+    assert all(is_likely(count, 3600, 1 / 36) for count in counts.values())
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(0, 10**6))
-def test_permuted_sentences_stay_whole(ends, seed):
+def test_permuted_sentences_are_intact(ends, seed):
     ids = np.arange(len(ends))
     permuted = permute_sentences(ids, np.array(ends), row_rng([seed])).tolist()
     assert sorted(permuted) == ids.tolist()

@@ -43,7 +43,7 @@ def to_lists(batches):
 
 
 @given(ROWS, st.integers(60, 500), st.integers(0, 2**64), st.integers(0, 10**6))
-def test_every_row_is_in_one_batch_within_the_budget(rows, max_tokens, seed, epoch):
+def test_every_row_is_in_one_batch_within_budget(rows, max_tokens, seed, epoch):
     source, target = split_sides(rows)
     batches, again = (
         plan_epoch(source, target, max_tokens=max_tokens, seed=seed, epoch=epoch) for _ in range(2)
@@ -68,7 +68,7 @@ def test_epochs_have_equally_many_full_batches(rows, max_tokens):
 
 @pytest.mark.acceptance("A12")
 @given(ROWS, st.integers(1, 80))
-def test_eval_batches_are_within_the_budget_or_one_row(rows, budget):
+def test_eval_batches_are_within_budget_or_one_row(rows, budget):
     source, target = split_sides(rows)
     batches = plan_eval_batches(source, target, budget)
     assert sorted(i for batch in batches for i in batch.tolist()) == list(range(len(rows)))

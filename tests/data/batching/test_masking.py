@@ -30,13 +30,8 @@ def test_fixed_fraction_is_chosen_uniformly(n, fraction):
         assert len(chosen) == n_chosen and (np.diff(chosen) > 0).all()
         counts[chosen] += 1
     assert not counts[::2].any()
+    assert len(choose_tokens(~is_maskable & is_maskable, fraction, row_rng([0]))) == 0
     assert all(n_chosen == n or is_likely(count, 400, n_chosen / n) for count in counts[1::2])
-
-
-def test_nothing_is_chosen_from_special_tokens():
-    none = np.zeros(4, bool)
-    assert len(choose_tokens(none, 0.15, row_rng([0]))) == 0
-    assert len(choose_words(none, none, 0.15, row_rng([0]))) == 0
 
 
 def test_corruption_is_80_10_10():
@@ -83,7 +78,7 @@ def group_words(ids, begins, ends):
 
 
 @given(st.lists(st.integers(3, 40), min_size=1, max_size=60), st.floats(0.05, 0.5), st.integers(0, 10**6))
-def test_whole_words_are_masked(ids, fraction, seed):
+def test_words_are_masked_completely(ids, fraction, seed):
     boundaries = make_boundaries(list(range(5, 20)), [7, 35])
     _, labels = mask_row(np.array(ids), IS_SPECIAL, MASK, fraction, boundaries, row_rng([seed]))
     chosen, words = set(np.flatnonzero(labels != -100).tolist()), group_words(ids, set(range(5, 20)), {7, 35})

@@ -152,10 +152,8 @@ def test_only_spaces_before_quoted_fields_are_removed(tmp_path):
     assert read_texts(path, content)[0] == [('two\nlines, "b", c', "1")]
 
 
-def test_ambiguous_column_is_refused_if_used(tmp_path):
+def test_unused_ambiguous_column_is_ignored(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"text,text,label\none,two,a\n")
-    with pytest.raises(UserError, match=r"has 2 columns named 'text': the name is ambiguous; rename one"):
-        open_text([tmp_path / "a.csv"], "file", columns=["text"])
     assert open_text([tmp_path / "a.csv"], "file", columns=["label"]).columns == ("label",)
 
 

@@ -73,7 +73,6 @@ def test_cache_holds_the_last_tokens_of_each_row():
     [
         ({"block": {"name": "gated_conv", "kernel": 4}}, "is 4; in an encoder .* it must be odd: 3 or 5"),
         ({"block": {"name": "gated_conv", "kernel": 1}}, "it includes the token itself: the minimum is 2"),
-        ({"block": "gated_conv", "position": "rope"}, "self-attention, but blocks gated_conv have none"),
         (
             {"decoder_block": "gated_conv", "decoder_attention": "softmax"},
             "a decoder of block 'gated_conv' does not have",

@@ -35,7 +35,7 @@ def count_calls(name, monkeypatch):
     return calls
 
 
-def test_every_scheme_of_heads_and_scores_has_a_method():
+def test_every_scheme_of_heads_and_scores_is_covered():
     names = {name for name in POSITION.names() if POSITION.get(name).kind in ("heads", "scores")}
     assert names == set(METHODS)
 

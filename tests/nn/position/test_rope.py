@@ -45,13 +45,6 @@ def test_angles_are_fp32_in_every_dtype(dtype):
     assert not list(scheme.state_dict())
 
 
-def test_odd_head_dim_is_refused():
-    with pytest.raises(UserError, match=r"head_dim must be even for rope.* 5 .*nearest head_dim is 4 or 6"):
-        check_model(ModelConfig(vocab_size=9, d_model=10, n_heads=2, position="rope"))
-    with pytest.raises(UserError, match=r"nearest head_dim is 2 or 4$"):
-        make_rope(3)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

@@ -69,7 +69,7 @@ def test_table_follows_dtype_and_device():
     assert not list(scheme.state_dict())
 
 
-def test_table_extended_in_inference_mode_can_be_trained_with():
+def test_table_extended_in_inference_mode_allows_training():
     scheme, x = make_scheme(6), torch.zeros(1, 50, 6, requires_grad=True)
     with torch.inference_mode():
         scheme.embed(torch.zeros(1, 50, 6), None)
