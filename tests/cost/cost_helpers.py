@@ -1,7 +1,5 @@
 """Small models shared by the tests of cost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from polyhead.config.model import ModelConfig
@@ -13,7 +11,7 @@ SIZES: dict[str, Any] = {
 KINDS = ("decoder", "encoder", "encoder-decoder")
 
 
-def make_config(kind: str, changes: dict[str, Any] | None = None) -> ModelConfig:
+def make_config(kind, changes=None):
     """Options of the decoder are dropped where there is no separate one."""
     config = {**SIZES, **(changes or {}), "kind": kind}
     if kind != "encoder-decoder":
@@ -21,5 +19,5 @@ def make_config(kind: str, changes: dict[str, Any] | None = None) -> ModelConfig
     return ModelConfig.model_validate(config)
 
 
-def make_shape(kind: str) -> BatchShape:
+def make_shape(kind):
     return BatchShape(3, 13, 9 if kind == "encoder-decoder" else 0)

@@ -1,11 +1,9 @@
 """Memory and time of a rank against published trainings, and against sums by hand."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
-from tests.cost.published_training import LLAMA, MEGATRON, TORCHTITAN, TorchtitanRow
+from tests.cost.published_training import LLAMA, MEGATRON, TORCHTITAN
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
@@ -30,7 +28,7 @@ GPT = ModelConfig(
 )
 
 
-def llama_config(size: str, length: int, n_layers: int | None = None) -> ModelConfig:
+def llama_config(size, length, n_layers=None):
     layers, d_model, d_ff, heads = LLAMA[size]
     return ModelConfig(
         kind="decoder", vocab_size=128256, d_model=d_model, n_layers=n_layers or layers, n_heads=heads,
@@ -48,13 +46,13 @@ def count_parameters(config):
     return count_from_json(config.model_dump_json())
 
 
-def adamw_memory(config: ModelConfig, activations: float, loss: float = 0) -> TrainingMemory:
+def adamw_memory(config, activations, loss=0):
     """fp32 weights, gradients and two moments."""
     n = count_parameters(config)
     return TrainingMemory(4 * n, 4 * n, 8 * n, 0, int(activations), int(loss))
 
 
-def torchtitan_memory(row: TorchtitanRow) -> RankMemory:
+def torchtitan_memory(row):
     """torchtitan's loss keeps whole logits. At its peak these are in bf16, with fp32 log-probabilities, fp32
     gradients of both functions and bf16 gradients: 16 bytes each. Vocabulary-parallel, they are in bf16 with
     four fp32 tensors, of log-probabilities, their exponentials and gradients: 18
@@ -131,7 +129,7 @@ def test_step_time_is_near_that_of_megatron(row):
     ("layers", "hidden", "mfu"),
     [(48, 6144, 0.415), (96, 12288, 0.514), (105, 20480, 0.560), (128, 25600, 0.563)],
 )
-def test_published_times_match_published_utilization(layers: int, hidden: int, mfu: float):
+def test_published_times_match_published_utilization(layers, hidden, mfu):
     """Korthikanti et al., 2022, table 5 and eq. 7: a check of the copied figures."""
     (row,) = [row for row in MEGATRON if row.hidden == hidden and row.seconds and row.recompute == "none"]
     factor = 1 + 2048 / (6 * hidden) + 51200 / (12 * hidden * layers)

@@ -4,17 +4,16 @@ from pathlib import Path
 import pytest
 
 from polyhead.core.choice import Choice
-from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 WriteFile = Callable[[str, bytes | str], Path]
 
 
 @pytest.fixture
-def write_file(tmp_path: Path) -> WriteFile:
+def write_file(tmp_path):
     """A function that writes content to a named file and returns its path."""
 
-    def write(name: str, content: bytes | str) -> Path:
+    def write(name, content):
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
@@ -23,6 +22,6 @@ def write_file(tmp_path: Path) -> WriteFile:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     """One token per byte, so that lengths are plain."""
     return train_tokenizer(["a"], Choice("byte"), 261)

@@ -1,16 +1,13 @@
 """Shared by the tests of plain text."""
 
-from pathlib import Path
-
-from polyhead.data.readers.plain_text import TextFiles, TextReport, open_text
+from polyhead.data.readers.plain_text import TextReport, open_text
 from polyhead.data.stores.token_store import TokenStore
-from polyhead.tokenizers.tokenizer import Tokenizer
 
 PLAY = "ROMEO:\nBut soft!\n\n\nJULIET:\nAy me.\n \nROMEO:\nShe speaks."
 PARAGRAPHS = ["ROMEO:\nBut soft!", "JULIET:\nAy me.", "ROMEO:\nShe speaks."]
 
 
-def read_documents(files: TextFiles) -> tuple[list[str], TextReport]:
+def read_documents(files):
     """The documents, joined from their chunks, and the report."""
     report, documents, chunks = TextReport(files.source_label), [], ""
     for chunk in files.read_chunks(report):
@@ -22,5 +19,5 @@ def read_documents(files: TextFiles) -> tuple[list[str], TextReport]:
     return documents, report
 
 
-def build_store(tmp_path: Path, tokenizer: Tokenizer, paths: list[Path], kind: str) -> TokenStore:
+def build_store(tmp_path, tokenizer, paths, kind):
     return TokenStore.open_or_build(open_text(paths, kind), tokenizer, tmp_path / "cache")

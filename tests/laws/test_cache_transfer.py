@@ -1,10 +1,7 @@
 """Laws of every cache whose rows are exported to another process: nothing changes."""
 
-from __future__ import annotations
-
 import copy
 import functools
-from typing import Any
 
 import pytest
 import torch
@@ -40,13 +37,13 @@ CHOICES_AND_DESIGNS.append((Choice("state"), "linear attention"))
 
 
 @functools.cache
-def build_model(design: str) -> Any:
+def build_model(design):
     if design in DESIGNS:
         return build_design(design)
     return build(ModelConfig(vocab_size=VOCAB, kind="decoder", attention="linear", **SIZES), seed=1).eval()
 
 
-def decode_greedily(cached: CachedModel, last: list[Tensor]) -> tuple[list[list[int]], Tensor]:
+def decode_greedily(cached, last):
     """Eight greedy tokens of every row after its last logits, and all logits."""
     tokens, logits = [], list[Tensor]()
     for _ in range(8):
@@ -56,7 +53,7 @@ def decode_greedily(cached: CachedModel, last: list[Tensor]) -> tuple[list[list[
     return tokens, torch.cat(logits)
 
 
-def prefill(choice: Choice, design: str) -> tuple[CachedModel, list[Tensor]]:
+def prefill(choice, design):
     """Four rows of several steps, one of them a copy of another, and the last logits of each."""
     cached = CachedModel(build_model(design), choice, [[5, 6], [7], [8, 9, 10], [4]])
     with torch.inference_mode():
@@ -66,13 +63,13 @@ def prefill(choice: Choice, design: str) -> tuple[CachedModel, list[Tensor]]:
     return cached, last
 
 
-def test_every_registered_cache_is_transferred() -> None:
+def test_every_registered_cache_is_transferred():
     assert {choice.name for choice, _ in CHOICES_AND_DESIGNS} == set(CACHE.names())
 
 
 @pytest.mark.parametrize(("choice", "design"), CHOICES_AND_DESIGNS, ids=str)
 @torch.no_grad()
-def test_imported_rows_continue_bit_for_bit(choice: Choice, design: str) -> None:
+def test_imported_rows_continue_bit_for_bit(choice, design):
     local, last = prefill(choice, design)
     data, remote = export_cache(local.cache, [0, 1, 2]), copy.copy(local)
     remote.cache = make_cache(choice, build_model(design).cache_shape, 0, 32)
@@ -99,7 +96,7 @@ def test_imported_rows_continue_bit_for_bit(choice: Choice, design: str) -> None
     ids=str,
 )
 @torch.no_grad()
-def test_imported_rows_do_not_interact_with_others(choice: Choice, design: str) -> None:
+def test_imported_rows_do_not_interact_with_others(choice, design):
     local, last = prefill(choice, design)
     hosts = [CachedModel(build_model(design), choice, [[3, 3]]) for _ in range(2)]
     (host_logits,), (first,) = (host.step([0], [[9, 8, 7, 6, 5, 4, 3, 9, 8, 7]]) for host in hosts)

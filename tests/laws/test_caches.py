@@ -4,12 +4,9 @@ Lossless caches, and lossy ones with room for all tokens, give what the model gi
 cache keeps of a row does not depend on the other rows, however rows are copied, moved and dropped.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,7 +26,6 @@ from polyhead.generation.decoding.greedy import greedy_search
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import TokenOutput
 from polyhead.generation.generate import generate
 from polyhead.models import build
 from polyhead.nn.cache import Cache
@@ -80,14 +76,14 @@ PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10], [11, 12, 3]]
 
 
 @functools.cache
-def build_design(design: str, attention: tuple[tuple[str, Any], ...] = ()) -> Any:
+def build_design(design, attention=()):
     options = {**SIZES, **DESIGNS[design], "attention": {"name": "softmax", **dict(attention)}}
     model = build(ModelConfig(vocab_size=VOCAB, **options), seed=1)
     perturb(model, 0.2)
     return model.eval()
 
 
-def is_supported(cache: str, design: str) -> bool:
+def is_supported(cache, design):
     config = DESIGNS[design]
     windows = any("window" in layer.get("attention", ()) for layer in config.get("layer_pattern", ()))
     biases = config["position"]["name"] in ("alibi", "t5", "shaw", "disentangled")
@@ -97,7 +93,7 @@ def is_supported(cache: str, design: str) -> bool:
 CACHES_AND_DESIGNS = [x for x in itertools.product(CACHES, DESIGNS) if is_supported(*x)]
 
 
-def pad_rows(rows: list[list[int]], starts: list[int]) -> tuple[Tensor, Tensor]:
+def pad_rows(rows, starts):
     """Tokens and positions (B, T) of rows that continue at the positions ``starts``; padding on the right."""
     width = max([1, *map(len, rows)])
     tokens, pos = torch.full((len(rows), width), 1), torch.full((len(rows), width), -1)
@@ -110,15 +106,15 @@ def pad_rows(rows: list[list[int]], starts: list[int]) -> tuple[Tensor, Tensor]:
 class Sequence:
     """One row: its source, the tokens of each step, and a cache of its own to compare with."""
 
-    def __init__(self, source: list[int]) -> None:
+    def __init__(self, source):
         self.source, self.steps = source, list[list[int]]()
         self.single: CachedModel | None = None
 
     @property
-    def length(self) -> int:
+    def length(self):
         return sum(map(len, self.steps))
 
-    def single_row(self, model: Any, choice: Choice) -> CachedModel:
+    def single_row(self, model, choice):
         """A cache of this row only, which reads the same steps and is copied with the row."""
         if self.single is None or self.length == len(self.steps[-1]):
             self.single = CachedModel(model, choice, [self.source])
@@ -128,16 +124,16 @@ class Sequence:
 class CachedModel:
     """A model with a cache, and what each row of it has read."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CachedModel:
+    def __deepcopy__(self, memo):
         other: CachedModel = copy.copy(self)
         other.cache, other.rows = copy.deepcopy(self.cache, memo), copy.deepcopy(self.rows, memo)
         return other
 
-    def __init__(self, model: Any, choice: Choice, sources: list[list[int]]) -> None:
+    def __init__(self, model, choice, sources):
         self.model, self.rows = model, [Sequence(source) for source in sources]
         self.cache: Cache = make_cache(choice, model.cache_shape, len(sources), 32)
 
-    def step(self, indices: list[int], tokens: list[list[int]]) -> list[Tensor]:
+    def step(self, indices, tokens):
         """Read new tokens of some rows; the logits of each one's tokens."""
         inputs, pos = pad_rows(tokens, [self.rows[i].length for i in indices])
         self.cache.prepare_step(indices, pos)
@@ -150,7 +146,7 @@ class CachedModel:
             self.rows[i].steps += [new] if new else []
         return [x[: len(new)] for x, new in zip(logits, tokens, strict=True)]
 
-    def read(self, rows: list[list[int]], widths: list[int]) -> list[Tensor]:
+    def read(self, rows, widths):
         """Read whole rows in steps of these widths (row i in shorter ones); the logits of each."""
         outputs: list[list[Tensor]] = [[] for _ in rows]
         for width in itertools.cycle(widths):
@@ -162,32 +158,32 @@ class CachedModel:
                 outputs[i].append(logits)
         raise AssertionError
 
-    def select(self, indices: list[int]) -> None:
+    def select(self, indices):
         self.cache.select(indices)
         self.rows = [copy.deepcopy(self.rows[i]) for i in indices]
 
-    def fork(self, src: int, dst: int) -> None:
+    def fork(self, src, dst):
         self.cache.fork(src, dst)
         self.rows[dst] = copy.deepcopy(self.rows[src])
 
-    def release(self, row: int) -> None:
+    def release(self, row):
         self.cache.release(row)
         self.rows[row].steps = []
 
 
-def run_uncached(model: Any, row: list[int], source: list[int]) -> Tensor:
+def run_uncached(model, row, source):
     """The logits of one row without a cache: (T, V)."""
     tokens = torch.tensor([row])
     output: Tensor = model(torch.tensor([source]), tokens) if hasattr(model, "encode") else model(tokens)
     return output[0]
 
 
-def draw_rows(*lengths: int, seed: int) -> list[list[int]]:
+def draw_rows(*lengths, seed):
     rng = torch.Generator().manual_seed(seed)
     return [torch.randint(3, VOCAB, (n,), generator=rng).tolist() for n in lengths]
 
 
-def decode(model: Any, decoder: str, cache: Choice | None) -> tuple[list[Any], list[float]]:
+def decode(model, decoder, cache):
     """The tokens of a decoder, and their scores."""
     source, pos = pad_rows(PROMPTS, [0] * 3)
     bos, prefix = (3, [[4, 5], [], [6]]) if hasattr(model, "encode") else (None, [[], [7, 8], [9]])
@@ -206,11 +202,11 @@ def decode(model: Any, decoder: str, cache: Choice | None) -> tuple[list[Any], l
 
 
 @functools.cache
-def decode_with_static_cache(design: str, decoder: str) -> tuple[list[Any], list[float]]:
+def decode_with_static_cache(design, decoder):
     return decode(build_design(design), decoder, Choice("static"))
 
 
-def test_every_lossy_cache_has_tight_options() -> None:
+def test_every_lossy_cache_has_tight_options():
     lossy = [name for name in CACHES if not CACHE.get(name).lossless]
     assert sorted(lossy) == sorted(TIGHT)
     assert all(isinstance(CACHE.get(name).rewinds, bool) for name in CACHES)
@@ -218,7 +214,7 @@ def test_every_lossy_cache_has_tight_options() -> None:
 
 @pytest.mark.parametrize("decoder", ["greedy", "beams", "sampling"])
 @pytest.mark.parametrize(("cache", "design"), [x for x in CACHES_AND_DESIGNS if x[0] not in ROUNDING])
-def test_decoders_agree_with_the_static_cache(cache: str, design: str, decoder: str) -> None:
+def test_decoders_agree_with_the_static_cache(cache, design, decoder):
     if decoder == "sampling" and "encoder" in design:
         decoder = "beams"
     tokens, scores = decode(build_design(design), decoder, ROOMY_CHOICES[cache])
@@ -229,7 +225,7 @@ def test_decoders_agree_with_the_static_cache(cache: str, design: str, decoder: 
 
 @pytest.mark.parametrize(("cache", "design"), CACHES_AND_DESIGNS)
 @torch.no_grad()
-def test_ragged_steps_equal_uncached_logits(cache: str, design: str) -> None:
+def test_ragged_steps_equal_uncached_logits(cache, design):
     model, rows = build_design(design), draw_rows(13, 4, 9, seed=4)
     cached = CachedModel(model, ROOMY_CHOICES[cache], [[5, 6], [7], [8, 9, 10]])
     for i, logits in enumerate(cached.read(rows, [3, 1, 2, 1, 1, 4, 1])):
@@ -241,11 +237,11 @@ def test_ragged_steps_equal_uncached_logits(cache: str, design: str) -> None:
             assert_close(logits, expected)
 
 
-def run_history(cached: CachedModel, check: Callable[[Sequence, Tensor], None]) -> None:
+def run_history(cached, check):
     """Rows that grow at different rates, are forked, selected, released and reused."""
     rng = torch.Generator().manual_seed(6)
 
-    def step(indices: list[int], lengths: list[int]) -> None:
+    def step(indices, lengths):
         new = [torch.randint(3, VOCAB, (n,), generator=rng).tolist() for n in lengths]
         for i, logits in zip(indices, cached.step(indices, new), strict=True):
             check(cached.rows[i], logits)
@@ -276,7 +272,7 @@ def run_history(cached: CachedModel, check: Callable[[Sequence, Tensor], None]) 
     ],
 )
 @torch.no_grad()
-def test_rows_are_independent_of_other_rows(cache: str, design: str, tmp_path: Any) -> None:
+def test_rows_are_independent_of_other_rows(cache, design, tmp_path):
     """With too little room for all tokens: each row keeps what it keeps in a cache of its own."""
     model, options = build_design(design), dict(TIGHT.get(cache, ROOM.get(cache, {})))
     if cache == "low_rank":
@@ -285,7 +281,7 @@ def test_rows_are_independent_of_other_rows(cache: str, design: str, tmp_path: A
         source = (text[:, :5], None) if hasattr(model, "encode") else None
         fit_low_rank(model, text, 3, options["projection"], source=source)
 
-    def check_single(row: Sequence, logits: Tensor) -> None:
+    def check_single(row, logits):
         if len(logits):
             single = row.single_row(model, Choice(cache, **options))
             assert_close(logits, single.step([0], row.steps[-1:])[0])
@@ -293,9 +289,7 @@ def test_rows_are_independent_of_other_rows(cache: str, design: str, tmp_path: A
     run_history(CachedModel(model, Choice(cache, **options), [[5, 6], [7], [8, 9, 10]]), check_single)
 
 
-def continue_by_engine(
-    model: Any, choice: Choice, prompt: list[int], chunk: int, n: int
-) -> list[TokenOutput]:
+def continue_by_engine(model, choice, prompt, chunk, n):
     """n greedy tokens of an engine."""
     engine = Engine(model, max_len=60, cache=choice, prefill_chunk=chunk)
     state = SampledSequences(SamplingStrategy(Sampling(temperature=0.0), -1), prompt, n)
@@ -305,7 +299,7 @@ def continue_by_engine(
 @pytest.mark.parametrize("chunk", [1000, 7, 4])
 @pytest.mark.parametrize("choice", TIGHT_CHOICES, ids=str)
 @torch.inference_mode()
-def test_engine_equals_a_cache_with_equal_chunks(choice: Choice, chunk: int) -> None:
+def test_engine_equals_a_cache_with_equal_chunks(choice, chunk):
     """The first token of a prompt that fits in a chunk is that of the model without a cache."""
     model, rng = build_design(ROPE_DECODER), torch.Generator().manual_seed(8)
     for length in (1, 2, 3, 7, 8, 9, 21):
@@ -332,7 +326,7 @@ def test_engine_equals_a_cache_with_equal_chunks(choice: Choice, chunk: int) -> 
 @pytest.mark.parametrize("widths", [[1], [3, 1], [11, 2, 1]], ids=str)
 @pytest.mark.parametrize("design", [d for d in DESIGNS if {} in DESIGNS[d].get("layer_pattern", [{}])])
 @torch.no_grad()
-def test_window_cache_equals_windowed_attention(design: str, widths: list[int]) -> None:
+def test_window_cache_equals_windowed_attention(design, widths):
     """28 tokens, four times a window of 7 with its sink; of full and of windowed attention."""
     windowed = build_design(design, (("sink", 2), ("window", 5)))
     rows = draw_rows(28, 28, seed=7)
@@ -344,7 +338,7 @@ def test_window_cache_equals_windowed_attention(design: str, widths: list[int]) 
 
 @pytest.mark.parametrize("cache", CACHES)
 @torch.no_grad()
-def test_kernel_attention_reads_every_cache(cache: str) -> None:
+def test_kernel_attention_reads_every_cache(cache):
     """It counts the tokens of a slot and computes its weights explicitly."""
     model = build_design(PLAIN, (("name", "kernel"), ("sim", "elu")))
     cached, rows = (
@@ -357,7 +351,7 @@ def test_kernel_attention_reads_every_cache(cache: str) -> None:
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_rows_move_outside_inference_mode_and_in_bf16(cache: str) -> None:
+def test_rows_move_outside_inference_mode_and_in_bf16(cache):
     model, outputs = copy.deepcopy(build_design(PLAIN)).bfloat16(), []
     for choice in (Choice("static"), ROOMY_CHOICES[cache]):
         cached, logits = CachedModel(model, choice, [[5, 6], [5, 6], [7]]), []
@@ -373,7 +367,7 @@ def test_rows_move_outside_inference_mode_and_in_bf16(cache: str) -> None:
 
 @pytest.mark.parametrize("cache", [name for name in CACHES if CACHE.get(name).rewinds])
 @torch.no_grad()
-def test_rewound_tokens_are_overwritten(cache: str) -> None:
+def test_rewound_tokens_are_overwritten(cache):
     model = build_design(ROPE_DECODER)
     cached = CachedModel(model, ROOMY_CHOICES[cache], [[5, 6], [7]])
     cached.step([0, 1], [[3, 4, 5, 6, 7], [8, 9]])
@@ -389,7 +383,7 @@ def test_rewound_tokens_are_overwritten(cache: str) -> None:
 @pytest.mark.parametrize("design", [PLAIN, next(iter(MIXED))])
 @pytest.mark.parametrize("cache", CACHES)
 @torch.no_grad()
-def test_memory_usage_counts_all_bytes(cache: str, design: str) -> None:
+def test_memory_usage_counts_all_bytes(cache, design):
     choice = Choice(cache, **TIGHT.get(cache, ROOM.get(cache, {})))
     cached = CachedModel(build_design(design), choice, [[5, 6], [7], [8]])
     # no token twice in a row: equal keys would be one cluster or two, depending on rounding
@@ -413,7 +407,7 @@ def test_memory_usage_counts_all_bytes(cache: str, design: str) -> None:
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_recurrent_models_and_overlong_rows_are_refused(cache: str) -> None:
+def test_recurrent_models_and_overlong_rows_are_refused(cache):
     recurrent = build(ModelConfig(vocab_size=VOCAB, kind="decoder", attention="linear", **SIZES), seed=1)
     with pytest.raises(UserError, match=f"cache '{cache}' stores .*has a recurrent state"):
         make_cache(Choice(cache), recurrent.cache_shape, 1, 9)

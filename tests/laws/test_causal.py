@@ -1,7 +1,5 @@
 """Laws of every decoder-only model, whatever its parts."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from typing import Any
@@ -24,7 +22,7 @@ from tests.laws.test_models import assert_close, decode_in_chunks, insert_paddin
 from polyhead.cache.factory import make_cache
 from polyhead.config.model import ModelConfig
 from polyhead.core.registry import ATTENTION, BLOCK, POSITION
-from polyhead.models import CausalLM, build
+from polyhead.models import build
 
 POS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0, 1], [3, 4, 0, 1, -1, -1, 2, 0, 0], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
 DOCUMENTS = {  # row -> slots of its documents
@@ -35,7 +33,7 @@ DOCUMENTS = {  # row -> slots of its documents
 LENGTHS = [9, 1, 6]
 
 
-def make_designs() -> dict[str, dict[str, Any]]:
+def make_designs():
     """Every attention with every position, variants of each once, and every block."""
     pairs = [(a, p) for a in choices(ATTENTION) for p in choices(POSITION) if len(a) + len(p) == 2]
     pairs += [(a, {"name": "rope"}) for a in choices(ATTENTION) if len(a) > 1]
@@ -58,7 +56,7 @@ DESIGNS = make_designs()
 
 
 @functools.cache
-def build_decoder(design: str) -> CausalLM:
+def build_decoder(design):
     model = build(ModelConfig(vocab_size=VOCAB, **{**SIZES, **DESIGNS[design]}), seed=1)
     perturb(model, 0.1)
     fit_running_statistics(model, torch.randint(5, VOCAB, (16, 9)))
@@ -66,12 +64,12 @@ def build_decoder(design: str) -> CausalLM:
 
 
 @pytest.fixture(params=DESIGNS)
-def model(request: pytest.FixtureRequest) -> CausalLM:
+def model(request):
     return build_decoder(request.param)
 
 
 @pytest.fixture
-def tokens() -> torch.Tensor:
+def tokens():
     torch.manual_seed(3)
     return torch.randint(5, VOCAB, (3, 9))
 

@@ -1,14 +1,12 @@
 """``torch.compile`` captures every registered part in one graph, with the same outputs and gradients."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tests.laws.conftest import SIZES, VOCAB, Pairs, choices, required_options
+from tests.laws.conftest import SIZES, VOCAB, choices, required_options
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter, EagerAndRecordGraphs
 
@@ -48,21 +46,21 @@ DOCUMENTS = torch.tensor(
 Forward = Callable[[Any], Tensor]
 
 
-def mark_variants_slow(cases: list[dict[str, Any]]) -> list[Any]:
-    def is_plain(changes: dict[str, Any]) -> bool:
+def mark_variants_slow(cases):
+    def is_plain(changes):
         return all(len(part) == 1 for part in changes.values() if isinstance(part, dict))
 
     return [pytest.param(x, id=str(x), marks=[] if is_plain(x) else pytest.mark.slow) for x in cases]
 
 
 @pytest.fixture(autouse=True)
-def fresh_graphs() -> Iterator[None]:
+def fresh_graphs():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-def compute_gradients(model: nn.Module, forward: Forward) -> list[Tensor]:
+def compute_gradients(model, forward):
     """The output, and the gradients of its square; zeros for unused parameters."""
     torch.manual_seed(5)
     model.zero_grad()
@@ -71,14 +69,14 @@ def compute_gradients(model: nn.Module, forward: Forward) -> list[Tensor]:
     return [output.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())]
 
 
-def assert_compiled_equal(model: nn.Module, compiled: nn.Module, forward: Forward) -> None:
+def assert_compiled_equal(model, compiled, forward):
     actual, expected = (compute_gradients(x, forward) for x in (compiled, model))
     largest = max(float(b.abs().max()) for b in expected)
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1.0, largest))
 
 
-def compile_layers(model: nn.Module, backend: Any = "eager") -> Any:
+def compile_layers(model, backend="eager"):
     compiled = copy.deepcopy(model)
     for stack in compiled.modules():
         if isinstance(stack, Stack):
@@ -86,20 +84,20 @@ def compile_layers(model: nn.Module, backend: Any = "eager") -> Any:
     return compiled
 
 
-def compile_module(module: nn.Module) -> nn.Module:
+def compile_module(module):
     compiled = copy.deepcopy(module)
     compiled.compile(backend="eager", fullgraph=True)
     return compiled
 
 
-def make_model(changes: dict[str, Any], **sizes: Any) -> Any:
+def make_model(changes, **sizes):
     sizes = {**SIZES, "n_layers": 1, "dropout": 0.0, "kind": "decoder", **sizes, **changes}
     sizes |= required_options(changes)
     return build(ModelConfig.model_validate({"vocab_size": VOCAB, **sizes}), seed=1).train()
 
 
 @pytest.mark.parametrize("changes", mark_variants_slow(LAYERS))
-def test_layer_with_any_part_is_one_graph(changes: dict[str, Any], pairs: Pairs) -> None:
+def test_layer_with_any_part_is_one_graph(changes, pairs):
     model = make_model(changes)
     assert_compiled_equal(
         model, compile_layers(model), lambda model: model.features(pairs.target, pairs.target_pos)
@@ -108,14 +106,14 @@ def test_layer_with_any_part_is_one_graph(changes: dict[str, Any], pairs: Pairs)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCK.names())
-def test_layers_of_an_encoder_decoder_are_one_graph(block: str, pairs: Pairs) -> None:
+def test_layers_of_an_encoder_decoder_are_one_graph(block, pairs):
     model = make_model({"block": {"name": block}}, kind="encoder-decoder")
     inputs = pairs.source, pairs.target, pairs.source_pos, pairs.target_pos
     assert_compiled_equal(model, compile_layers(model), lambda model: model.features(*inputs))
 
 
 @pytest.mark.parametrize(("registry", "part"), PARTS, ids=lambda x: str(x) if isinstance(x, dict) else "")
-def test_norm_or_feed_forward_is_one_graph(registry: Any, part: dict[str, Any], pairs: Pairs) -> None:
+def test_norm_or_feed_forward_is_one_graph(registry, part, pairs):
     sizes = (SIZES["d_model"], SIZES["d_ff"])[: 1 + (registry is FEED_FORWARD)]
     choice = Choice(part["name"], **{key: value for key, value in part.items() if key != "name"})
     model = registry.build(registry.check(choice), *sizes).train()
@@ -125,14 +123,14 @@ def test_norm_or_feed_forward_is_one_graph(registry: Any, part: dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", POOLING.names())
-def test_pooling_is_one_graph(name: str, pairs: Pairs) -> None:
-    config = ModelConfig(vocab_size=VOCAB, kind="encoder", labels=("a", "b"), lm_head=False, **SIZES)  # type: ignore[arg-type]
+def test_pooling_is_one_graph(name, pairs):
+    config = ModelConfig(vocab_size=VOCAB, kind="encoder", labels=("a", "b"), lm_head=False, **SIZES)
     model = POOLING.build(POOLING.check(Choice(name)), config)
     x = torch.randn(3, 9, SIZES["d_model"], requires_grad=True)
     assert_compiled_equal(model, compile_module(model), lambda model: model(x, pairs.target_pos))
 
 
-def test_packed_and_plain_rows_have_separate_graphs(pairs: Pairs) -> None:
+def test_packed_and_plain_rows_have_separate_graphs(pairs):
     """The stack passes the documents to a compiled layer, which is also correct for the rows after them."""
     model = make_model({"position": {"name": "rope"}}, n_layers=2)
     compiled = compile_layers(model)
@@ -142,7 +140,7 @@ def test_packed_and_plain_rows_have_separate_graphs(pairs: Pairs) -> None:
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 @torch.no_grad()
-def test_packed_documents_use_block_masks_in_graphs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_documents_use_block_masks_in_graphs(kind, monkeypatch):
     """On devices with such kernels; layers that need all weights keep a dense mask."""
     patterns: list[dict[str, Any]] = [
         {"attention": {"name": "softmax"}},
@@ -169,7 +167,7 @@ def test_packed_documents_use_block_masks_in_graphs(kind: str, monkeypatch: pyte
     assert uses_blocks == ([True, True, False] if kind == "decoder" else [True, False])
 
 
-def test_equal_layers_share_a_graph(pairs: Pairs) -> None:
+def test_equal_layers_share_a_graph(pairs):
     counter = CompileCounter()
     compiled = compile_layers(make_model({"position": {"name": "rope"}}, n_layers=4), counter)
     for _ in range(2):
@@ -177,16 +175,16 @@ def test_equal_layers_share_a_graph(pairs: Pairs) -> None:
     assert counter.frame_count == 1
 
 
-def test_noted_documents_apply_only_in_graphs() -> None:
+def test_noted_documents_apply_only_in_graphs():
     pos = DOCUMENTS.clone()
     note_documents(pos)
-    assert pos.several_documents  # type: ignore[attr-defined]
+    assert pos.several_documents
     pos[:, 1:] = -1
     assert not has_several_documents(pos)
 
 
 @pytest.mark.slow
-def test_inductor_has_the_same_gradients(pairs: Pairs) -> None:
+def test_inductor_has_the_same_gradients(pairs):
     model = make_model(
         {"position": {"name": "rope"}, "norm": {"name": "rmsnorm"}, "feed_forward": {"name": "swiglu"}}
     )
@@ -196,16 +194,16 @@ def test_inductor_has_the_same_gradients(pairs: Pairs) -> None:
 
 
 @pytest.mark.parametrize("expert", [pytest.param("gelu", marks=pytest.mark.slow), "swiglu"])
-def test_bf16_experts_are_grouped_in_a_graph(expert: str, pairs: Pairs) -> None:
+def test_bf16_experts_are_grouped_in_a_graph(expert, pairs):
     """Widths of 16 and 20: the second is padded for grouped products."""
     model = FEED_FORWARD.build(FEED_FORWARD.check(Choice("moe", expert=expert)), 16, 20).train()
     for p in model.parameters():
         nn.init.normal_(p)
     x = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
-    def forward(model: nn.Module) -> Tensor:
+    def forward(model):
         with torch.autocast("cpu", torch.bfloat16):
-            return model(x, pairs.target_pos).float()  # type: ignore[no-any-return]
+            return model(x, pairs.target_pos).float()
 
     results = (compute_gradients(module, forward) for module in (compile_module(model), model))
     for a, b in zip(*results, strict=True):

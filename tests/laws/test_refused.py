@@ -1,7 +1,5 @@
 """Invalid designs are refused when the config is read, in one sentence that says what to do instead."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -82,14 +80,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda x: str(x) if isinstance(x, dict) else "")
-def test_invalid_design_is_refused_with_advice(changes: dict[str, Any], message: str) -> None:
+def test_invalid_design_is_refused_with_advice(changes, message):
     with pytest.raises(UserError) as error:
         check_model(ModelConfig(**{**SIZES, **changes}))
     (line,) = str(error.value).splitlines()
     assert line.removeprefix(f"{next(iter(changes))}: ") == message
 
 
-def test_similar_valid_designs_are_built() -> None:
+def test_similar_valid_designs_are_built():
     """Cross-attention has no positions of its own, so that it never conflicts with them."""
     for changes in (
         {"attention": "linear", "position": "rope"},

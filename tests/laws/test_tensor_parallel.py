@@ -1,7 +1,5 @@
 """Every design split over tensor ranks trains as on one process, or is refused before the first step."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -9,14 +7,12 @@ import pytest
 import torch
 from tests.laws.conftest import CASES, SIZES, VOCAB, perturb, ragged_positions
 from tests.train.several import together
-from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from polyhead.config.model import ModelConfig
 from polyhead.models import build
-from polyhead.nn.loss import Loss, cross_entropy
-from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.nn.loss import cross_entropy
 from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, split_tensors
 from polyhead.train.loss_module import LossModule
 
@@ -24,11 +20,11 @@ STEPS = 3
 TOLERANCE = 1e-10  # in fp64, where differences are faults and not rounding
 
 
-def make_config(case: dict[str, Any], **changes: Any) -> ModelConfig:
+def make_config(case, **changes):
     return ModelConfig.model_validate({"vocab_size": VOCAB, **SIZES, **case, **changes})
 
 
-def make_batch(config: ModelConfig) -> tuple[tuple[Tensor, ...], Tensor]:
+def make_batch(config):
     """Padded inputs and the labels of some tokens."""
     rng = torch.Generator().manual_seed(3)
     lengths = (5, 7) if config.kind == "encoder-decoder" else (7,)
@@ -41,15 +37,15 @@ def make_batch(config: ModelConfig) -> tuple[tuple[Tensor, ...], Tensor]:
 class LabelTask:
     """Cross-entropy of labels, for any model with a head."""
 
-    def count_labels(self, batch: Any) -> int:
+    def count_labels(self, batch):
         return int((batch[1] >= 0).sum())
 
-    def loss(self, model: nn.Module, batch: Any) -> Loss:
+    def loss(self, model, batch):
         inputs, labels = batch
         return cross_entropy(model.features(*inputs), model.head, labels, 0.1, chunk=4)
 
 
-def train_steps(module: LossModule, steps: int = STEPS) -> list[float]:
+def train_steps(module, steps=STEPS):
     """Losses of some steps with dropout in the residuals, which draws the same numbers on all ranks."""
     batch, losses = make_batch(module.model.config), []
     optimizer = torch.optim.SGD(module.parameters(), 0.01)
@@ -64,18 +60,18 @@ def train_steps(module: LossModule, steps: int = STEPS) -> list[float]:
     return losses
 
 
-def make_model(config: ModelConfig) -> nn.Module:
+def make_model(config):
     """A model in fp64 with weights that all have an effect."""
     model = build(config, seed=1).double()
     perturb(model, 0.05, shrink=config.norm.name == "none")
     return model
 
 
-def gather_weight(weight: Tensor) -> Tensor:
+def gather_weight(weight):
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
-def compare_training(one: LossModule, other: LossModule) -> float:
+def compare_training(one, other):
     """The largest difference of a loss or a weight between two models after some steps."""
     differences = [abs(a - b) for a, b in zip(train_steps(one), train_steps(other), strict=True)]
     pairs = zip(one.parameters(), other.parameters(), strict=True)
@@ -83,7 +79,7 @@ def compare_training(one: LossModule, other: LossModule) -> float:
     return max(*differences, *(float(difference.abs().max()) for difference in weights))
 
 
-def compare_split(config: ModelConfig, ranks: ProcessGroup) -> float:
+def compare_split(config, ranks):
     one = make_model(config)
     other = copy.deepcopy(one)
     split_tensors(other, init_device_mesh("cpu", (ranks.world_size,)))
@@ -91,10 +87,10 @@ def compare_split(config: ModelConfig, ranks: ProcessGroup) -> float:
     return compare_training(LossModule(one, LabelTask()), LossModule(other, LabelTask()))
 
 
-def assert_split_equal(designs: dict[str, ModelConfig], world: int) -> None:
+def assert_split_equal(designs, world):
     """Train each design in one launch of the ranks and compare with a single process."""
 
-    def compare(ranks: ProcessGroup) -> dict[str, float]:
+    def compare(ranks):
         return {name: compare_split(config, ranks) for name, config in designs.items()}
 
     ends = together(world, compare, timeout=100)
@@ -103,7 +99,7 @@ def assert_split_equal(designs: dict[str, ModelConfig], world: int) -> None:
     assert {name: value for name, value in differences.items() if not value <= TOLERANCE} == {}
 
 
-def make_layer(attention: dict[str, Any], position: str) -> dict[str, Any]:
+def make_layer(attention, position):
     return {"attention": {"name": "softmax", **attention}, "position": {"name": position}}
 
 
@@ -142,7 +138,7 @@ COMBINED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def test_every_kind_of_split_trains_as_one_process() -> None:
+def test_every_kind_of_split_trains_as_one_process():
     designs = {name: make_config(case) for name, case in COMBINED.items()}
     assert [find_tensor_obstacle(config, 2) for config in designs.values()] == [None] * len(designs)
     assert_split_equal(designs, 2)
@@ -154,7 +150,7 @@ REASONS = (
 )
 
 
-def test_every_registered_part_is_split_or_refused() -> None:
+def test_every_registered_part_is_split_or_refused():
     obstacles = {name: find_tensor_obstacle(make_config(case), 2) for name, case in CASES.items()}
     assert {*obstacles.values()} == {None, *REASONS}
     for name, obstacle in obstacles.items():
@@ -165,11 +161,11 @@ def test_every_registered_part_is_split_or_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
-def test_every_design_trains_as_one_process(part: int) -> None:
+def test_every_design_trains_as_one_process(part):
     designs = {name: make_config(case) for name, case in list(CASES.items())[part::8]}
     assert_split_equal({name: c for name, c in designs.items() if find_tensor_obstacle(c, 2) is None}, 2)
 
 
 @pytest.mark.slow
-def test_four_ranks_train_as_one_process() -> None:
+def test_four_ranks_train_as_one_process():
     assert_split_equal({name: make_config({**case, "n_kv_heads": 4}) for name, case in COMBINED.items()}, 4)

@@ -1,15 +1,12 @@
 """Every design has the same gradients with the fused kernels of training as without."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
 from tests.laws.conftest import CASES
 from tests.laws.test_tensor_parallel import LabelTask, make_batch, make_config
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.training.mode import TrainingKernels
@@ -20,26 +17,26 @@ pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
 CPU = torch.device("cpu")
 
 
-def make_model(case: dict[str, Any]) -> nn.Module:
+def make_model(case):
     """Heads wide enough for the kernel of attention."""
     return build(make_config(case, d_model=64, d_ff=48, dropout=0.25), seed=1).float()
 
 
-def compute_gradients(model: nn.Module, context: Any) -> dict[str, Tensor]:
+def compute_gradients(model, context):
     """The gradients of a step with dropout, which draws the same numbers each time."""
     model = copy.deepcopy(model).train()
     torch.manual_seed(1)
     with context:
-        loss = LabelTask().loss(model, make_batch(model.config))  # type: ignore[arg-type]
+        loss = LabelTask().loss(model, make_batch(model.config))
     (loss.total / loss.count).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def find_errors(model: nn.Module, precision: str) -> tuple[float, float]:
+def find_errors(model, precision):
     """Relative errors of the gradients without and with the kernels."""
     exact = compute_gradients(copy.deepcopy(model).double(), torch.enable_grad())
     half = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
-    results = [compute_gradients(model, half), compute_gradients(model, autocast(precision, CPU))]  # type: ignore[arg-type]
+    results = [compute_gradients(model, half), compute_gradients(model, autocast(precision, CPU))]
     norm = sum(float(exact[name].norm()) ** 2 for name in exact) ** 0.5
     plain, fused = (
         sum(float((grads[name] - exact[name]).norm()) ** 2 for name in grads) ** 0.5 / norm
@@ -49,7 +46,7 @@ def find_errors(model: nn.Module, precision: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("bf16", 0.03)])
-def test_gradients_equal_those_without_kernels(case: str, precision: str, error: float) -> None:
+def test_gradients_equal_those_without_kernels(case, precision, error):
     """Up to rounding, which in bf16 switches single units of a ReLU."""
     if CASES[case].get("norm", {}).get("name") == "none":
         return  # numbers grow, and rounding changes the gradients
@@ -57,12 +54,12 @@ def test_gradients_equal_those_without_kernels(case: str, precision: str, error:
     assert fused <= 3 * plain + error
 
 
-def test_standard_designs_have_fused_sublayers() -> None:
+def test_standard_designs_have_fused_sublayers():
     """The comparison above is not vacuous: the mode replaces residuals of the standard designs."""
     calls = []
 
     class Counting(TrainingKernels):
-        def replace_call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        def replace_call(self, function, args, kwargs):
             out = super().replace_call(function, args, kwargs)
             if isinstance(out, Tensor):
                 calls.append(type(out.grad_fn).__name__)

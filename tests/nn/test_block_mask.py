@@ -1,7 +1,5 @@
 """Block-sparse attention of packed documents against a dense mask made pair by pair."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -9,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
 from polyhead.config.model import AttentionShape
@@ -36,13 +33,13 @@ LENGTH = 67
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch):
     """Small blocks, and operators that run eagerly."""
     monkeypatch.setattr(block_mask, "BLOCK_SIZE", SIZE)
     monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
-def pack(rows: list[list[int]], length: int = LENGTH) -> Tensor:
+def pack(rows, length=LENGTH):
     """Positions of documents of these lengths, padded."""
     pos = torch.full((len(rows), length), -1)
     for row, lengths in zip(pos, rows, strict=True):
@@ -51,7 +48,7 @@ def pack(rows: list[list[int]], length: int = LENGTH) -> Tensor:
     return pos
 
 
-def visible_pairs(pos: Tensor, visibility: Visibility) -> Tensor:
+def visible_pairs(pos, visibility):
     """(B, T, T), pair by pair."""
     causal, window, sink = visibility
     mask = np.zeros((*pos.shape, pos.size(1)), dtype=bool)
@@ -66,14 +63,14 @@ def visible_pairs(pos: Tensor, visibility: Visibility) -> Tensor:
     return torch.from_numpy(mask)
 
 
-def reduce_blocks(mask: Tensor) -> tuple[Tensor, Tensor]:
+def reduce_blocks(mask):
     """Whether a block has some visible pair, and whether all its pairs are visible: (B, n, n)."""
     pad = -mask.size(1) % SIZE
     blocks = F.pad(mask, (0, pad, 0, pad)).unflatten(2, (-1, SIZE)).unflatten(1, (-1, SIZE))
     return blocks.any(4).any(2), blocks.all(4).all(2)
 
 
-def make_inputs(pos: Tensor) -> tuple[Tensor, KV]:
+def make_inputs(pos):
     """Four heads of queries on two of keys, with wider values."""
     rng = torch.Generator().manual_seed(0)
     sizes = [(len(pos), heads, pos.size(1), width) for heads, width in ((4, 16), (2, 16), (2, 24))]
@@ -81,7 +78,7 @@ def make_inputs(pos: Tensor) -> tuple[Tensor, KV]:
     return q, KV(k, v, pos[:, None])
 
 
-def reference(q: Tensor, kv: KV, mask: Tensor) -> Tensor:
+def reference(q, kv, mask):
     """softmax(q k^T / sqrt(D)) v; 0 where everything is masked."""
     k, v = (x.repeat_interleave(2, 1) for x in (kv.k, kv.v))
     weights = (q @ k.mT / 4).masked_fill(~mask[:, None], -torch.inf).softmax(-1)
@@ -89,7 +86,7 @@ def reference(q: Tensor, kv: KV, mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
-def test_blocks_equal_the_dense_mask(visibility: Visibility) -> None:
+def test_blocks_equal_the_dense_mask(visibility):
     pos = pack(DOCUMENTS)
     q, kv = make_inputs(pos)
     pairs, is_token = visible_pairs(pos, visibility), (pos >= 0)[:, None, :, None]
@@ -105,7 +102,7 @@ def test_blocks_equal_the_dense_mask(visibility: Visibility) -> None:
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
-def test_blocks_without_a_visible_pair_are_skipped(visibility: Visibility) -> None:
+def test_blocks_without_a_visible_pair_are_skipped(visibility):
     pos = pack(DOCUMENTS)
     blocks = make_block_mask(pos, visibility)
     is_partial, is_full = reduce_blocks(visible_pairs(pos, visibility))
@@ -121,7 +118,7 @@ def test_blocks_without_a_visible_pair_are_skipped(visibility: Visibility) -> No
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
-def test_shuffled_tokens_see_the_same(visibility: Visibility) -> None:
+def test_shuffled_tokens_see_the_same(visibility):
     """More blocks may be visited, but not fewer."""
     rng = random.Random(0)
     rows = [[t for n in row for t in (0, *rng.sample(range(1, n), n - 1))] for row in DOCUMENTS]
@@ -133,9 +130,7 @@ def test_shuffled_tokens_see_the_same(visibility: Visibility) -> None:
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES[3:5], ids=str)
-def test_gradients_equal_those_of_the_dense_mask(
-    visibility: Visibility, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_equal_those_of_the_dense_mask(visibility, monkeypatch):
     """By torch's reference implementation of the backward pass; its kernel needs a GPU."""
     options = flex._apply_kernel_options
     monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
@@ -155,13 +150,13 @@ def test_gradients_equal_those_of_the_dense_mask(
         torch.testing.assert_close(a, b.nan_to_num(), rtol=0, atol=1e-6)
 
 
-def note_masks(pos: Tensor, x: Tensor, *visibilities: Visibility) -> dict[Visibility, Any]:
+def note_masks(pos, x, *visibilities):
     note_block_masks(x, pos, visibilities)
-    masks: dict[Visibility, Any] = pos.block_masks  # type: ignore[attr-defined]
+    masks: dict[Visibility, Any] = pos.block_masks
     return masks
 
 
-def test_block_masks_are_made_once_if_useful(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_masks_are_made_once_if_useful(monkeypatch):
     pos, x = pack(DOCUMENTS), torch.zeros(4, LENGTH, 32, dtype=torch.bfloat16)
     visibilities = [Visibility(True), Visibility(True, 3), Visibility(True)]
     assert not note_masks(pos, x, *visibilities)  # on the CPU
@@ -179,11 +174,11 @@ def test_block_masks_are_made_once_if_useful(monkeypatch: pytest.MonkeyPatch) ->
     assert find_block_mask(note_masks(pos, x, *visibilities), visibilities[0]) is None  # outside of a graph
 
 
-def test_attention_that_needs_all_weights_uses_no_blocks() -> None:
+def test_attention_that_needs_all_weights_uses_no_blocks():
     sizes = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "v_head_dim": 16, "max_len": 99}
     shape = AttentionShape(**sizes, causal=True)
 
-    def build_attention(position: str = "rope", shape: AttentionShape = shape, **options: Any) -> Attention:
+    def build_attention(position="rope", shape=shape, **options):
         scheme = POSITION.build(POSITION.check(Choice(position)), shape)
         attention: Attention = ATTENTION.build(ATTENTION.check(Choice("softmax", **options)), shape, scheme)
         return attention.train()

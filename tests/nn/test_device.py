@@ -1,7 +1,5 @@
 """Tests of nn/device.py."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest
@@ -18,12 +16,12 @@ class Batch(NamedTuple):
     sides: tuple[Tensor, None]
 
 
-def test_auto_is_the_cpu_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_cpu_without_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
 
 
-def test_auto_is_the_gpu_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_gpu_of_the_local_rank(monkeypatch):
     """Of three GPUs the one of LOCAL_RANK modulo 3, as torchrun numbers the processes of a machine."""
     devices = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -36,12 +34,12 @@ def test_auto_is_the_gpu_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", ["meta", "gpu", "cpu:x", "", "cuda:99"])
-def test_unavailable_device_is_refused(name: str) -> None:
+def test_unavailable_device_is_refused(name):
     with pytest.raises(UserError, match=f"device {name!r} is not available to torch; available: cpu"):
         resolve_device(name)
 
 
-def test_batch_moves_to_the_device_of_the_model() -> None:
+def test_batch_moves_to_the_device_of_the_model():
     batch = Batch(torch.ones(2, 3), (torch.ones(1), None))
     assert to_model_device(nn.Linear(2, 2), batch) is batch
     batch = to_model_device(nn.Linear(2, 2, device="meta"), batch)
@@ -50,10 +48,10 @@ def test_batch_moves_to_the_device_of_the_model() -> None:
     assert batch.tokens.shape == (2, 3)
 
 
-def test_host_copy_and_pinned_memory_of_moved_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_copy_and_pinned_memory_of_moved_tensors(monkeypatch):
     calls: list[torch.Tensor] = []
 
-    def pin(x: torch.Tensor) -> torch.Tensor:
+    def pin(x):
         calls.append(x)
         return x.clone()
 
@@ -70,7 +68,7 @@ def test_host_copy_and_pinned_memory_of_moved_tensors(monkeypatch: pytest.Monkey
     assert host_copy(on_device + 1).device.type == "meta"  # a result has no host copy
 
 
-def test_true_indices_of_a_mask() -> None:
+def test_true_indices_of_a_mask():
     mask = torch.tensor([[False, True], [True, False]])
     assert true_indices(mask, torch.device("cpu")).tolist() == [1, 2]
     assert host_copy(true_indices(mask, torch.device("meta"))).tolist() == [1, 2]

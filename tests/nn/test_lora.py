@@ -1,7 +1,5 @@
 """Low-rank adapters: their equation, their gradients, and merging."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +10,7 @@ from polyhead.nn.state import named_state
 SCALE = 6.0 / 3  # alpha / r
 
 
-def make_adapter(bias: bool = True, dropout: float = 0.0, trained: bool = True) -> LoraLinear:
+def make_adapter(bias=True, dropout=0.0, trained=True):
     torch.manual_seed(1)
     rng = torch.Generator().manual_seed(2)
     adapter = LoraLinear(nn.Linear(8, 6, bias=bias), 3, alpha=6.0, dropout=dropout, generator=rng)
@@ -21,26 +19,26 @@ def make_adapter(bias: bool = True, dropout: float = 0.0, trained: bool = True) 
     return adapter
 
 
-def reference(adapter: LoraLinear, x: Tensor, adapter_x: Tensor) -> Tensor:
+def reference(adapter, x, adapter_x):
     """W x + s B A x + b in float64."""
     W, A, B = (w.detach().double() for w in (adapter.weight, adapter.lora_a, adapter.lora_b))
     y = x.double() @ W.T + SCALE * (adapter_x.double() @ A.T) @ B.T
     return y if adapter.bias is None else y + adapter.bias.detach().double()
 
 
-def test_new_adapter_does_not_change_the_output() -> None:
+def test_new_adapter_does_not_change_the_output():
     adapter, x = make_adapter(trained=False), torch.randn(2, 5, 8)
     assert torch.equal(adapter(x), nn.functional.linear(x, adapter.weight, adapter.bias))
     assert 0 < adapter.lora_a.abs().max() <= 8**-0.5
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_adapter_equals_its_equation(bias: bool) -> None:
+def test_adapter_equals_its_equation(bias):
     adapter, x = make_adapter(bias), torch.randn(2, 5, 8)
     torch.testing.assert_close(adapter(x).double(), reference(adapter, x, x), rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_equal_the_formula() -> None:
+def test_gradients_equal_the_formula():
     """dL/dA = s Bᵀ G x, dL/dB = s G (A x)ᵀ, dL/dx = (W + s B A)ᵀ G, where G is dL/dy."""
     adapter, s = make_adapter(), SCALE
     adapter.weight.requires_grad_(False)
@@ -54,7 +52,7 @@ def test_gradients_equal_the_formula() -> None:
     assert adapter.weight.grad is None
 
 
-def test_dropout_applies_to_the_adapter_input_only() -> None:
+def test_dropout_applies_to_the_adapter_input_only():
     adapter, x = make_adapter(dropout=0.5).train(), torch.randn(9, 8)
     adapter.dropout.register_forward_hook(lambda module, args, output: masks.append(output))
     masks: list[Tensor] = []
@@ -64,7 +62,7 @@ def test_dropout_applies_to_the_adapter_input_only() -> None:
     torch.testing.assert_close(adapter.eval()(x).double(), reference(adapter, x, x), rtol=1e-5, atol=1e-6)
 
 
-def test_merged_adapter_is_an_equal_linear() -> None:
+def test_merged_adapter_is_an_equal_linear():
     model = nn.Sequential(make_adapter(), nn.ReLU(), nn.Linear(6, 2))
     tied = nn.ModuleDict({"q": model[0], "k": model[0], "rest": model})
     x, names = torch.randn(9, 8), named_state(tied).keys()
@@ -78,7 +76,7 @@ def test_merged_adapter_is_an_equal_linear() -> None:
     assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())
 
 
-def test_merging_without_adapters_keeps_the_model() -> None:
+def test_merging_without_adapters_keeps_the_model():
     model = nn.Sequential(nn.Linear(3, 3))
     before = {name: tensor.clone() for name, tensor in named_state(model).items()}
     merge_lora(model)

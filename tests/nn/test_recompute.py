@@ -1,9 +1,5 @@
 """The repeated call of a recomputed block has no side effects."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,45 +13,45 @@ from polyhead.nn.recompute import recompute_in_backward
 class Layer(nn.Module):
     """A norm over the batch, dropout and a linear layer; counts its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.norm, self.dropout, self.linear = BatchNorm(6), Dropout(0.3), nn.Linear(6, 6)
         self.n_calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.n_calls += 1
         output: Tensor = self.linear(self.dropout(self.norm(x).sin())).tanh()
         return output
 
 
-def make_input() -> Tensor:
+def make_input():
     return torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(2)).requires_grad_()
 
 
-def call(layer: Layer, x: Tensor, recompute: bool) -> Tensor:
+def call(layer, x, recompute):
     torch.manual_seed(3)
     return recompute_in_backward(layer, layer, x) if recompute else layer(x)
 
 
-def copy_gradients(layer: Layer, x: Tensor) -> list[Tensor]:
+def copy_gradients(layer, x):
     return [tensor.grad.clone() for tensor in (x, *layer.parameters()) if tensor.grad is not None]
 
 
-def assert_equal(some: list[Tensor], others: list[Tensor]) -> None:
+def assert_equal(some, others):
     assert len(some) == len(others) == 5
     assert all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
 @pytest.fixture
-def expected() -> list[Tensor]:
+def expected():
     """The gradients without recomputation."""
     layer, x = Layer(), make_input()
     call(layer, x, False).sum().backward()
     return copy_gradients(layer, x)
 
 
-def test_layer_runs_again_with_the_same_random_numbers(expected: list[Tensor]) -> None:
+def test_layer_runs_again_with_the_same_random_numbers(expected):
     layer, x = Layer(), make_input()
     output = call(layer, x, True)
     assert layer.n_calls == 1
@@ -67,7 +63,7 @@ def test_layer_runs_again_with_the_same_random_numbers(expected: list[Tensor]) -
     assert_equal(copy_gradients(layer, x), expected)
 
 
-def test_running_statistics_are_updated_once() -> None:
+def test_running_statistics_are_updated_once():
     layer, plain = Layer(), Layer()
     call(layer, make_input(), True).sum().backward()
     call(plain, make_input(), False)
@@ -76,14 +72,14 @@ def test_running_statistics_are_updated_once() -> None:
     torch.testing.assert_close(layer.norm.running_mean, 0.1 * make_input().detach().mean((0, 1)))
 
 
-def test_rank_sums_are_those_of_the_forward_pass() -> None:
+def test_rank_sums_are_those_of_the_forward_pass():
     """A rank without labels has no backward pass and does not take part in sums again."""
     results = []
     for recompute in (False, True):
         layer, x = Layer(), make_input()
         other_rank = iter([torch.full((7,), 3.0), torch.full((7,), 40.0)])
 
-        def all_reduce(sums: Tensor, other_rank: Any = other_rank) -> Tensor:
+        def all_reduce(sums, other_rank=other_rank):
             return sums + next(other_rank)
 
         layer.norm.all_reduce = all_reduce
@@ -93,9 +89,9 @@ def test_rank_sums_are_those_of_the_forward_pass() -> None:
     assert_equal(*results)
 
 
-def test_function_modes_are_active_again() -> None:
+def test_function_modes_are_active_again():
     class DoubleLinear(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(self, func, types, args=(), kwargs=None):
             output = func(*args, **(kwargs or {}))
             return 2 * output if func is nn.functional.linear else output
 
@@ -109,7 +105,7 @@ def test_function_modes_are_active_again() -> None:
     assert_equal(*results)
 
 
-def test_second_backward_pass_recomputes_again(expected: list[Tensor]) -> None:
+def test_second_backward_pass_recomputes_again(expected):
     layer, x = Layer(), make_input()
     output = call(layer, x, True)
     for _ in range(2):
@@ -118,7 +114,7 @@ def test_second_backward_pass_recomputes_again(expected: list[Tensor]) -> None:
     assert_equal(copy_gradients(layer, x), [2 * gradient for gradient in expected])
 
 
-def test_error_in_the_layer_restores_its_norms() -> None:
+def test_error_in_the_layer_restores_its_norms():
     layer = Layer()
     all_reduce = layer.norm.all_reduce
     with pytest.raises(RuntimeError):

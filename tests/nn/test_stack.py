@@ -1,8 +1,5 @@
 """Stacks, and layers that share their weights against a model whose layers have copies of them."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +47,7 @@ SOURCE = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(1))
 TOKENS = torch.arange(16).reshape(2, 8)
 
 
-def make_pair(kind: str, **changes: Any) -> tuple[Any, Any]:
+def make_pair(kind, **changes):
     """A model that shares layers, and one of as many layers with copies of its weights."""
     shared, copied = (
         build(ModelConfig(**{**SIZES, "kind": kind, **changes, "share_layers": share}), seed=2).eval()
@@ -65,16 +62,16 @@ def make_pair(kind: str, **changes: Any) -> tuple[Any, Any]:
     return shared, copied
 
 
-def first_layer_name(name: str) -> str:
+def first_layer_name(name):
     return LAYER_NAME.sub(r"\g<1>0\3", name)
 
 
-def forward(model: nn.Module) -> Tensor:
+def forward(model):
     output: Tensor = model(SOURCE, TOKENS) if hasattr(model, "encode") else model(TOKENS)
     return output
 
 
-def decode(model: Any, choice: Choice | None = None) -> Tensor:
+def decode(model, choice=None):
     """The logits of all tokens, decoded one by one."""
     memory = model.encode(SOURCE) if hasattr(model, "encode") else None
     cache, steps = make_cache(choice, model.cache_shape, 2, 8), []
@@ -87,7 +84,7 @@ def decode(model: Any, choice: Choice | None = None) -> Tensor:
 
 @pytest.mark.parametrize("changes", DESIGNS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_shared_layers_equal_copies(kind: str, changes: dict[str, Any]) -> None:
+def test_shared_layers_equal_copies(kind, changes):
     shared, copied = make_pair(kind, **changes)
     torch.testing.assert_close(forward(shared), forward(copied))
     one = build(ModelConfig(**{**SIZES, "kind": kind, **changes, "n_layers": 1, "n_decoder_layers": 1}))
@@ -101,7 +98,7 @@ def test_shared_layers_equal_copies(kind: str, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradient_is_the_sum_over_layers(kind: str) -> None:
+def test_gradient_is_the_sum_over_layers(kind):
     shared, copied = make_pair(kind)
     for model in (shared, copied):
         forward(model).square().mean().backward()
@@ -120,7 +117,7 @@ def test_gradient_is_the_sum_over_layers(kind: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CACHE.names() if name not in ("state", "low_rank")])
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 @torch.inference_mode()
-def test_each_layer_has_its_own_cache(kind: str, name: str, changes: dict[str, Any]) -> None:
+def test_each_layer_has_its_own_cache(kind, name, changes):
     if name == "subgen" and changes.get("position") == "t5":
         changes = DESIGNS[1]  # it supports no position biases
     shared, copied = (decode(model, Choice(name)) for model in make_pair(kind, **changes))
@@ -131,7 +128,7 @@ def test_each_layer_has_its_own_cache(kind: str, name: str, changes: dict[str, A
 @pytest.mark.parametrize("changes", DESIGNS[:3], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_packed_model_equals_that_of_copies(kind: str, changes: dict[str, Any], dtype: str) -> None:
+def test_packed_model_equals_that_of_copies(kind, changes, dtype):
     shared, copied = (pack_model(model, linear_factory(dtype)) for model in make_pair(kind, **changes))
     expected = forward(copied)
     torch.testing.assert_close(forward(shared), expected, rtol=1e-4, atol=1e-5)
@@ -140,7 +137,7 @@ def test_packed_model_equals_that_of_copies(kind: str, changes: dict[str, Any], 
         torch.testing.assert_close(decode(shared), expected, rtol=1e-3, atol=atol)
 
 
-def test_attention_weights_are_those_of_copies() -> None:
+def test_attention_weights_are_those_of_copies():
     for kind in ("encoder", "decoder"):
         actual, expected = (compute_self_attention(model, TOKENS[:1]) for model in make_pair(kind))
         assert actual is not None and expected is not None
@@ -154,14 +151,14 @@ def test_attention_weights_are_those_of_copies() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZER.names())
-def test_optimizer_has_each_weight_once(name: str) -> None:
+def test_optimizer_has_each_weight_once(name):
     shared, _ = make_pair("decoder")
     optimizers = OPTIMIZER.build(OPTIMIZER.check(Choice(name)), shared, 1e-3)
     ids = [id(p) for one in optimizers for group in one.param_groups for p in group["params"]]
     assert sorted(ids) == sorted(id(p) for p in shared.parameters())
 
 
-def test_adapters_are_shared() -> None:
+def test_adapters_are_shared():
     shared, _ = make_pair("decoder")
     before = forward(shared)
     add_lora(shared, LoraConfig(r=2, target_modules=("q_proj",)), seed=1)
@@ -174,7 +171,7 @@ def test_adapters_are_shared() -> None:
     torch.testing.assert_close(forward(shared), adapted, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_are_named_after_the_first() -> None:
+def test_layers_are_named_after_the_first():
     shared, _ = make_pair("decoder")
     freeze(shared, ["stack.layers.0"])
     assert all(p.requires_grad == (".layers." not in name) for name, p in shared.named_parameters())
@@ -185,7 +182,7 @@ def test_layers_are_named_after_the_first() -> None:
     add_lora(shared, LoraConfig(r=2, target_modules=("layers.0",)), seed=1)
 
 
-def test_saved_run_has_the_weights_once(tmp_path: Path) -> None:
+def test_saved_run_has_the_weights_once(tmp_path):
     tokenizer = train_tokenizer(["a dog barks"] * 9, Choice("bpe"), 300)
     changes = {"kind": "decoder", "vocab_size": tokenizer.vocab_size, "share_layers": True}
     model = build(ModelConfig(**{**SIZES, **changes}), seed=1).eval()

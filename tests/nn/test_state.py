@@ -1,11 +1,5 @@
 """A model built on the meta device with an assigned state equals one built on the CPU."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,7 +7,7 @@ from tests.hf.conftest import make
 from tests.hf.families import causal_cases
 
 import polyhead as ph
-from polyhead.core.registry import NORM, POSITION, Registry
+from polyhead.core.registry import NORM, POSITION
 from polyhead.hf.load import load_mmap
 from polyhead.kernels.pack_model import unused_weights
 from polyhead.models.build import model_class
@@ -21,7 +15,7 @@ from polyhead.nn.skip_init import SkipInit
 from polyhead.nn.state import assign_state, named_state
 
 
-def parts(registry: Registry[Any], kind: str) -> Iterator[Any]:
+def parts(registry, kind):
     for name in registry.names():
         yield pytest.param({kind: {"name": name}}, id=name)
 
@@ -31,7 +25,7 @@ CASES = [*parts(NORM, "norm"), *parts(POSITION, "position"), {"norm": {"name": "
 
 @pytest.mark.parametrize("changes", CASES)
 @pytest.mark.parametrize("tied", ["all", "none"])
-def test_meta_model_with_state_equals_built_model(changes: dict[str, Any], tied: str) -> None:
+def test_meta_model_with_state_equals_built_model(changes, tied):
     config = ph.ModelConfig(
         vocab_size=40, d_model=16, n_heads=2, n_layers=2, max_len=24, tie_embeddings=tied, **changes
     )
@@ -53,12 +47,12 @@ def test_meta_model_with_state_equals_built_model(changes: dict[str, Any], tied:
     assert [x.requires_grad for x in model.parameters()] == [x.requires_grad for x in expected.parameters()]
 
 
-def cast_weights(directory: Path, dtype: torch.dtype) -> None:
+def cast_weights(directory, dtype):
     path = directory / "model.safetensors"
     save_file({name: x.to(dtype) for name, x in load_file(path).items()}, path, {"format": "pt"})
 
 
-def test_mapped_model_materializes_only_unpacked_weights(tmp_path: Path) -> None:
+def test_mapped_model_materializes_only_unpacked_weights(tmp_path):
     case = causal_cases.CASES["llama"][0]
     make(tmp_path, case.config, **case.sizes)
     cast_weights(tmp_path, torch.bfloat16)

@@ -9,12 +9,12 @@ from pyarrow.parquet import write_table
 from polyhead.data.readers import parquet
 
 N = 2 * parquet._BATCH_ROWS + 77
-TEXTS = ["", "a dog", 'two\nlines "quoted"\t', "犬 \u2028 🐕", " b" * 5000]
+TEXTS = ["", "a dog", 'two\nlines "quoted"\t', "犬 \u2028 🐕", " b" * 50]
 ROWS = [
     {
         "label": i % 3,
         "name": "ab"[i % 2],
-        "text": None if i % 97 == 5 else f"{TEXTS[i % len(TEXTS)]}{i}",
+        "text": None if i % 97 == 5 else f"{TEXTS[i % len(TEXTS)] * (100 if i < 9 else 1)}{i}",
         "translation": {"de": f"Hund {i}", "en": TEXTS[i % 2]},
         "messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": TEXTS[i % 5]}],
         "score": i / 7,

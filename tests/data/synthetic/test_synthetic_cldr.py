@@ -17,8 +17,6 @@ from polyhead.data.synthetic.synthetic_cldr import (
     write_corpus,
 )
 
-RELATIVE_TIMES = (synthetic_phrases.sample_relative_times, 1)
-
 
 @pytest.fixture(scope="module")
 def corpus():
@@ -27,7 +25,10 @@ def corpus():
 
 def test_everyday_phrases_are_in_the_corpus(monkeypatch):
     """With few families and countries all phrases are drawn."""
-    families = {"relative": RELATIVE_TIMES, "countries": (synthetic_phrases.sample_countries, 1)}
+    families = {
+        "relative": (synthetic_phrases.sample_relative_times, 1),
+        "countries": (synthetic_phrases.sample_countries, 1),
+    }
     monkeypatch.setattr(synthetic_phrases, "FAMILIES", families)
     monkeypatch.setattr(synthetic_phrases, "TERRITORIES", ["CA", "FJ", "KE"])
     pairs = dict(make_pairs("en", "zh", n=1386 + 3 + 12 + 12))
@@ -122,10 +123,12 @@ def test_locales_are_spelled_with_hyphen_or_underscore():
 
 
 def test_too_large_corpus_is_refused_with_possible_size(monkeypatch):
-    """99 numbers, 7 periods, 2 directions."""
-    monkeypatch.setattr(synthetic_phrases, "FAMILIES", {"relative": RELATIVE_TIMES})
-    with pytest.raises(UserError, match="found only 1386 different pairs"):
-        make_pairs("en", "zh", n=2000)
+    """The three countries, and pairs of them with two conjunctions in any order."""
+    families = {"countries": (synthetic_phrases.sample_countries, 1)}
+    monkeypatch.setattr(synthetic_phrases, "FAMILIES", families)
+    monkeypatch.setattr(synthetic_phrases, "TERRITORIES", ["CA", "FJ", "KE"])
+    with pytest.raises(UserError, match="found only 27 different pairs"):
+        make_pairs("en", "zh", n=40)
 
 
 def test_splits_without_training_pairs_are_refused(corpus):
