@@ -33,7 +33,7 @@ class Calls:
 
     def torch(self) -> list[list[str]]:
         """The options of each installation of torch, after those that all of pip's calls have."""
-        return [command[8:-1] for command in self.commands if command[-1] == "torch"]
+        return [command[9:-1] for command in self.commands if command[-1] == "torch"]
 
 
 @pytest.fixture
@@ -233,6 +233,6 @@ def test_help_and_unknown_verbs_need_no_installation() -> None:
     process = run("tset")
     assert (process.returncode, process.stderr) == (
         2,
-        "dev: unknown verb 'tset'; known: install, demo, test, lint, docs, bench, acceptance, "
+        "dev: unknown verb 'tset'; known: install, demo, test, mutants, lint, docs, bench, acceptance, "
         "package, site\n",
     )
