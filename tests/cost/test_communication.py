@@ -25,23 +25,23 @@ def simulate_ring(numbers):
     """The sums of a ring all-reduce, in which rank r sends chunk after chunk to r + 1, and numbers sent."""
     n, size = len(numbers), len(numbers[0]) // len(numbers)
     chunks = [[list(row[i * size : (i + 1) * size]) for i in range(n)] for row in numbers]
-    sent = 0
+    traffic = 0
     for step in range(2 * (n - 1)):
         messages = [(r, (r - step) % n, list(chunks[r][(r - step) % n])) for r in range(n)]
         for r, i, values in messages:
             local = chunks[(r + 1) % n][i]
             reduced = [a + b for a, b in zip(local, values, strict=True)]
             chunks[(r + 1) % n][i] = reduced if step < n - 1 else values
-        sent += size
-    return [[x for chunk in row for x in chunk] for row in chunks], sent
+        traffic += size
+    return [[x for chunk in row for x in chunk] for row in chunks], traffic
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_ring_all_reduce_bytes_equal_a_simulation(n):
     numbers = [[float(r * 100 + i) for i in range(24)] for r in range(n)]
-    sums, sent = simulate_ring(numbers)
+    sums, traffic = simulate_ring(numbers)
     assert sums == [[sum(column) for column in zip(*numbers, strict=True)]] * n
-    assert ring_all_reduce_bytes(24, n) == sent
+    assert ring_all_reduce_bytes(24, n) == traffic
 
 
 def test_ring_of_eight_sends_seven_quarters():
@@ -101,23 +101,23 @@ def test_traffic_of_sharded_data_parallelism():
     # 2 replicas of 4 shards: gradients of 4 bytes are scattered, and each quarter is summed with the other
     # replica's; weights of 2 bytes are gathered for both passes of 3 batches, those outside of blocks for one
     layout = ParallelLayout(data_parallel=2, shard=4, state_bytes=2)
-    sent = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout, accumulate=3)
-    assert sent.data == 3 / 4 * 4 * NUMBERS + 2 * (1 / 2) * NUMBERS
-    assert sent.gather == 3 * (3 / 4) * 2 * (2 * 4 * LAYER + TABLE)
-    assert (sent.ranks, sent.share) == (8, 1 / 4)
-    again = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout, 3, "blocks")
-    assert again.gather == 3 * (3 / 4) * 2 * (3 * 4 * LAYER + TABLE)
+    traffic = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout, accumulate=3)
+    assert traffic.data == 3 / 4 * 4 * NUMBERS + 2 * (1 / 2) * NUMBERS
+    assert traffic.gather == 3 * (3 / 4) * 2 * (2 * 4 * LAYER + TABLE)
+    assert (traffic.ranks, traffic.share) == (8, 1 / 4)
+    recompute_traffic = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout, 3, "blocks")
+    assert recompute_traffic.gather == 3 * (3 / 4) * 2 * (3 * 4 * LAYER + TABLE)
     frozen = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout, 3, n_parameters=NUMBERS)
-    assert (frozen.data, frozen.gather) == (3 / 4 * 4000 + 1000, sent.gather)
+    assert (frozen.data, frozen.gather) == (3 / 4 * 4000 + 1000, traffic.gather)
 
 
 def test_sharded_pipeline_stage_stays_gathered():
     layout = ParallelLayout(shard=4, pipeline=2, micro_batches=3, state_bytes=2)
-    sent = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout)
-    assert sent.gather == 3 / 4 * 2 * (4 * 2 * LAYER + TABLE)
-    assert sent.data == 3 / 4 * 4 * (2 * LAYER + TABLE)  # both stages have the table
+    traffic = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout)
+    assert traffic.gather == 3 / 4 * 2 * (4 * 2 * LAYER + TABLE)
+    assert traffic.data == 3 / 4 * 4 * (2 * LAYER + TABLE)  # both stages have the table
     # half of the hidden states' traffic, and the gradients of the shard of the table
-    assert sent.pipeline == 8 * 10 * H * 2 + TABLE / 4 * 4
+    assert traffic.pipeline == 8 * 10 * H * 2 + TABLE / 4 * 4
 
 
 def test_gloo_reduce_scatter_is_an_all_reduce():
@@ -137,14 +137,14 @@ def test_gloo_reduce_scatter_is_an_all_reduce():
 def test_context_parallelism_gathers_keys_and_values():
     config = ModelConfig(kind="decoder", vocab_size=50, d_model=16, n_layers=4, n_heads=4, n_kv_heads=2)
     layout = ParallelLayout(context_parallel=2, activation_bytes=2)
-    sent = estimate_traffic(config, BatchShape(8, 10), 1000, layout)
+    traffic = estimate_traffic(config, BatchShape(8, 10), 1000, layout)
     # 4 layers, half of 8 x 10 keys and values of 2 heads of 4 numbers, and as many gradients; positions of 8
     # bytes
     gathered, positions = 4 * (1 / 2) * (8 * 10 * 2 * 2 * 4 * 2), 1 / 2 * 8 * 10 * 8
-    assert sent.context == 2 * gathered + positions
-    assert (sent.gather, sent.data) == (0, 4000)  # whole weights, whose gradients are summed
-    again = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
-    assert again.context == 3 * gathered + positions
+    assert traffic.context == 2 * gathered + positions
+    assert (traffic.gather, traffic.data) == (0, 4000)  # whole weights, whose gradients are summed
+    recompute_traffic = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
+    assert recompute_traffic.context == 3 * gathered + positions
     shared = estimate_traffic(config, BatchShape(8, 10), 1000, layout._replace(shards_context=True))
     assert (shared.data, shared.share) == (2000, 1 / 2) and shared.gather > 0
     parts = layout._replace(tensor_parallel=2, activation_bytes=4)
@@ -162,19 +162,19 @@ def test_recomputation_repeats_the_required_sums():
     layout = ParallelLayout(tensor_parallel=2, activation_bytes=2)
     for changes, n in (({}, 2), ({"norm_first": True}, 2), ({"norm_first": True, "dropout": 0.0}, 1)):
         config = CONFIG.model_copy(update=changes)
-        sent = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
-        assert sent.tensor == tensor_bytes(4, 80, n, 2)
+        traffic = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
+        assert traffic.tensor == tensor_bytes(4, 80, n, 2)
 
 
 def test_traffic_within_a_node_uses_its_link():
     layout = ParallelLayout(2, 4, 2, 2, bandwidth=1e6, shard=2, intra_node_bandwidth=1e9, nproc_per_node=8)
-    sent = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout)
-    assert sent.seconds_by_kind is not None
-    assert sent.seconds_by_kind["tensor"] == sent.tensor / 1e9  # 4 neighbours
-    assert sent.seconds_by_kind["gather"] == sent.gather / 1e9  # 2 groups of 4
-    assert sent.seconds_by_kind["data"] == sent.data / 1e6  # 2 machines
-    assert sent.seconds_by_kind["pipeline"] == sent.pipeline / 1e6
-    assert sent.seconds == pytest.approx(sum(sent.seconds_by_kind.values()))
+    traffic = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout)
+    assert traffic.seconds_by_kind is not None
+    assert traffic.seconds_by_kind["tensor"] == traffic.tensor / 1e9  # 4 neighbours
+    assert traffic.seconds_by_kind["gather"] == traffic.gather / 1e9  # 2 groups of 4
+    assert traffic.seconds_by_kind["data"] == traffic.data / 1e6  # 2 machines
+    assert traffic.seconds_by_kind["pipeline"] == traffic.pipeline / 1e6
+    assert traffic.seconds == pytest.approx(sum(traffic.seconds_by_kind.values()))
     one = layout.with_hardware(HARDWARE["h100"])
     assert (one.bandwidth, one.intra_node_bandwidth, one.nproc_per_node) == (1e6, 1e9, 8)
     default = ParallelLayout(tensor_parallel=4).with_hardware(HARDWARE["h100"])
@@ -188,18 +188,18 @@ def test_tensor_parallel_has_four_all_reduces_per_layer():
 
 def test_traffic_of_combined_parallelism():
     layout = ParallelLayout(4, 2, 2, 4, 2, 2, bandwidth=1e6)
-    sent = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout)
-    assert sent.data == pytest.approx(2 * 3 / 4 * 1000 * 2 / 2 * (2 * LAYER + TABLE) / NUMBERS)
-    assert sent.tensor == tensor_bytes(4, 8 * 10, size=2) / 2
+    traffic = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout)
+    assert traffic.data == pytest.approx(2 * 3 / 4 * 1000 * 2 / 2 * (2 * LAYER + TABLE) / NUMBERS)
+    assert traffic.tensor == tensor_bytes(4, 8 * 10, size=2) / 2
     # forward from one stage and backward from the other, and the gradients of the common table
     assert point_to_point_bytes(8, 10, 16, 4) == 2 * 8 * 10 * 16 * 4
-    assert sent.pipeline == 8 * 10 * 16 * 4 + TABLE * 2 / 2
-    assert (sent.bubble, sent.idle) == (1 / 4, 1 / 5)
-    assert (sent.ranks, sent.share) == (16, 1 / 4)
-    assert (sent.held_gpipe, sent.held_1f1b) == (4, 2)
-    assert sent.seconds == pytest.approx(sent.total / 1e6)
+    assert traffic.pipeline == 8 * 10 * 16 * 4 + TABLE * 2 / 2
+    assert (traffic.bubble, traffic.idle) == (1 / 4, 1 / 5)
+    assert (traffic.ranks, traffic.share) == (16, 1 / 4)
+    assert (traffic.held_gpipe, traffic.held_1f1b) == (4, 2)
+    assert traffic.seconds == pytest.approx(traffic.total / 1e6)
     more = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout, accumulate=3)
-    assert (more.data, more.tensor) == (sent.data, 3 * sent.tensor)
+    assert (more.data, more.tensor) == (traffic.data, 3 * traffic.tensor)
     assert more.pipeline == 3 * 8 * 10 * 16 * 4 + TABLE
     single = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, ParallelLayout())
     assert single.total == single.bubble == 0
@@ -207,9 +207,9 @@ def test_traffic_of_combined_parallelism():
 
 def test_cross_attention_has_further_sums():
     config = preset_config("tiny", 50)
-    sent = estimate_traffic(config, BatchShape(2, 5, 7), 1000, ParallelLayout(tensor_parallel=2))
+    traffic = estimate_traffic(config, BatchShape(2, 5, 7), 1000, ParallelLayout(tensor_parallel=2))
     layers = 4 * (2 * 2 * 2 * 7 + 2 * 3 * 2 * 5) + 4 * 2 * 7  # and the source's gradient in decoder layers
-    assert sent.tensor == (layers + 2 * 7 + 2 * 5 + 2 * 5) * 128 * 4 + 2 * 5 * 8
+    assert traffic.tensor == (layers + 2 * 7 + 2 * 5 + 2 * 5) * 128 * 4 + 2 * 5 * 8
 
 
 @pytest.mark.parametrize(

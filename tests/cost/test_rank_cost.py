@@ -230,22 +230,24 @@ def test_step_time_is_compute_and_exposed_communication():
     assert time.total == pytest.approx((time.compute + time.tensor) * 5 / 4 + time.optimizer)
     assert time.labels_per_s == pytest.approx(tokens / 4 / time.total)
     assert time.mfu == pytest.approx(3 * forward / 4 / 1e6 / time.total)
-    again = estimate_rank_time(GPT, works, batch, layout, traffic, memory, slow, "bf16", recompute="blocks")
+    recompute_time = estimate_rank_time(
+        GPT, works, batch, layout, traffic, memory, slow, "bf16", recompute="blocks"
+    )
     layers = forward - 2 * tokens * H * 100
-    assert again.compute == pytest.approx((3 * forward + layers) / 4 / (1e6 * 0.57))
+    assert recompute_time.compute == pytest.approx((3 * forward + layers) / 4 / (1e6 * 0.57))
     # two chunks of a layer per stage halve the bubble
     chunks = layout._replace(interleave=2)
     traffic_of_chunks = estimate_traffic(GPT, batch, count_parameters(GPT), chunks)
-    less = estimate_rank_time(GPT, works, batch, chunks, traffic_of_chunks, memory, slow, "bf16")
-    assert less.bubble == pytest.approx(time.bubble / 2)
+    chunk_time = estimate_rank_time(GPT, works, batch, chunks, traffic_of_chunks, memory, slow, "bf16")
+    assert chunk_time.bubble == pytest.approx(time.bubble / 2)
     # sums of gradients overlap with two thirds of the computation of the last of 4 micro-batches
     late = traffic._replace(seconds_by_kind=traffic.seconds_by_kind | {"data": time.compute})
-    shown = estimate_rank_time(GPT, works, batch, layout, late, memory, slow, "bf16")
-    assert shown.data == pytest.approx(time.compute * (1 - 2 / 3 / 4))
+    late_time = estimate_rank_time(GPT, works, batch, layout, late, memory, slow, "bf16")
+    assert late_time.data == pytest.approx(time.compute * (1 - 2 / 3 / 4))
     # a processor without limits leaves only bytes: all communication is exposed
     quick = fast._replace(flops={"bf16": 1e30}, memory_bandwidth=1e30)
-    bare = estimate_rank_time(GPT, works, batch, layout, traffic, memory, quick, "bf16")
-    assert bare.exposed_communication == pytest.approx(sum(traffic.seconds_by_kind.values()))
+    bound_time = estimate_rank_time(GPT, works, batch, layout, traffic, memory, quick, "bf16")
+    assert bound_time.exposed_communication == pytest.approx(sum(traffic.seconds_by_kind.values()))
 
 
 def test_small_batches_are_bound_by_memory_bandwidth():

@@ -43,24 +43,24 @@ def build_model(design):
     return build(ModelConfig(vocab_size=VOCAB, kind="decoder", attention="linear", **SIZES), seed=1).eval()
 
 
-def decode_greedily(cached, last):
+def decode_greedily(cached_model, last):
     """Eight greedy tokens of every row after its last logits, and all logits."""
     tokens, logits = [], list[Tensor]()
     for _ in range(8):
         tokens.append([int(x[-1].argmax()) for x in last])
-        last = cached.step([*range(len(last))], [[token] for token in tokens[-1]])
+        last = cached_model.step([*range(len(last))], [[token] for token in tokens[-1]])
         logits += last
     return tokens, torch.cat(logits)
 
 
 def prefill(choice, design):
     """Four rows of several steps, one of them a copy of another, and the last logits of each."""
-    cached = CachedModel(build_model(design), choice, [[5, 6], [7], [8, 9, 10], [4]])
+    cached_model = CachedModel(build_model(design), choice, [[5, 6], [7], [8, 9, 10], [4]])
     with torch.inference_mode():
-        last = cached.step([0, 1, 2, 3], [[3, 4, 5, 6, 7, 8, 9], [10, 3, 4], [11, 12], [6, 7, 5, 8]])
-        cached.fork(0, 1)
-        last[1], last[2] = cached.step([1, 2], [[6], [5, 7]])
-    return cached, last
+        last = cached_model.step([0, 1, 2, 3], [[3, 4, 5, 6, 7, 8, 9], [10, 3, 4], [11, 12], [6, 7, 5, 8]])
+        cached_model.fork(0, 1)
+        last[1], last[2] = cached_model.step([1, 2], [[6], [5, 7]])
+    return cached_model, last
 
 
 def test_every_registered_cache_is_transferred():
@@ -82,11 +82,11 @@ def test_imported_rows_continue_bit_for_bit(choice, design):
     (tokens, logits), (remote_tokens, remote_logits) = (decode_greedily(x, last) for x in (local, remote))
     assert remote_tokens == tokens
     assert torch.equal(remote_logits, logits)
-    for cached in (local, remote):  # rows can still be moved, copied and dropped
-        cached.select([1, 0, 1])
-        cached.fork(0, 2)
-        cached.release(1)
-    outputs = (cached.step([0, 1, 2], [[3], [4, 5], [6]]) for cached in (local, remote))
+    for cached_model in (local, remote):  # rows can still be moved, copied and dropped
+        cached_model.select([1, 0, 1])
+        cached_model.fork(0, 2)
+        cached_model.release(1)
+    outputs = (cached_model.step([0, 1, 2], [[3], [4, 5], [6]]) for cached_model in (local, remote))
     assert all(torch.equal(x, y) for x, y in zip(*outputs, strict=True))
 
 
@@ -103,6 +103,6 @@ def test_imported_rows_do_not_interact_with_others(choice, design):
     import_cache(hosts[1].cache, export_cache(local.cache, [0, 1, 2]))
     hosts[1].rows += copy.deepcopy(local.rows[:3])
     local.select([0, 1, 2])
-    joined = decode_greedily(hosts[1], [first, *last[:3]])[0]
-    assert [tokens[:1] for tokens in joined] == decode_greedily(hosts[0], [host_logits])[0]
-    assert [tokens[1:] for tokens in joined] == decode_greedily(local, last[:3])[0]
+    joined_tokens = decode_greedily(hosts[1], [first, *last[:3]])[0]
+    assert [tokens[:1] for tokens in joined_tokens] == decode_greedily(hosts[0], [host_logits])[0]
+    assert [tokens[1:] for tokens in joined_tokens] == decode_greedily(local, last[:3])[0]

@@ -197,7 +197,7 @@ def decode(model, decoder, cache):
         hypotheses = greedy_search(model, source, pos, prefix=prefix, **options)
     else:
         best = beam_search(model, source, pos, beam_size=3, n_best=3, **options)
-        hypotheses = [hypothesis for some in best for hypothesis in some]
+        hypotheses = [hypothesis for beams in best for hypothesis in beams]
     return [h.tokens for h in hypotheses], [h.score for h in hypotheses]
 
 
@@ -227,9 +227,9 @@ def test_decoders_agree_with_the_static_cache(cache, design, decoder):
 @torch.no_grad()
 def test_ragged_steps_equal_uncached_logits(cache, design):
     model, rows = build_design(design), draw_rows(13, 4, 9, seed=4)
-    cached = CachedModel(model, ROOMY_CHOICES[cache], [[5, 6], [7], [8, 9, 10]])
-    for i, logits in enumerate(cached.read(rows, [3, 1, 2, 1, 1, 4, 1])):
-        expected = run_uncached(model, rows[i], cached.rows[i].source)
+    cached_model = CachedModel(model, ROOMY_CHOICES[cache], [[5, 6], [7], [8, 9, 10]])
+    for i, logits in enumerate(cached_model.read(rows, [3, 1, 2, 1, 1, 4, 1])):
+        expected = run_uncached(model, rows[i], cached_model.rows[i].source)
         if cache in ROUNDING:
             assert (logits - expected).abs().max() < ROUNDING[cache]
             assert i == 1 or not torch.equal(logits, expected)
@@ -237,29 +237,29 @@ def test_ragged_steps_equal_uncached_logits(cache, design):
             assert_close(logits, expected)
 
 
-def run_history(cached, check):
+def run_history(cached_model, check):
     """Rows that grow at different rates, are forked, selected, released and reused."""
     rng = torch.Generator().manual_seed(6)
 
     def step(indices, lengths):
         new = [torch.randint(3, VOCAB, (n,), generator=rng).tolist() for n in lengths]
-        for i, logits in zip(indices, cached.step(indices, new), strict=True):
-            check(cached.rows[i], logits)
+        for i, logits in zip(indices, cached_model.step(indices, new), strict=True):
+            check(cached_model.rows[i], logits)
 
     step([0, 1, 2], [6, 1, 3])
     step([0, 1, 2], [1, 1, 1])
-    cached.fork(0, 2)
+    cached_model.fork(0, 2)
     step([2, 0], [2, 1])
-    cached.select([1, 2, 2, 0])
+    cached_model.select([1, 2, 2, 0])
     step([0, 1, 2, 3], [1, 1, 1, 1])
     step([1], [5])
-    cached.release(2)
+    cached_model.release(2)
     step([0, 1, 2, 3], [1, 0, 2, 1])
     step([3, 2], [1, 1])
-    cached.select([3, 1])
+    cached_model.select([3, 1])
     for _ in range(4):
         step([0, 1], [1, 1])
-    cached.select([1])
+    cached_model.select([1])
     step([0], [3])
 
 
@@ -306,10 +306,10 @@ def test_engine_equals_a_cache_with_equal_chunks(choice, chunk):
         if choice.name == "low_rank" and min(length, chunk) < 2:
             continue  # its first step has too few tokens for two directions
         prompt = torch.randint(3, VOCAB, (length,), generator=rng).tolist()
-        expected, cached, unread = [], CachedModel(model, choice, [[]]), prompt
+        expected, cached_model, unread = [], CachedModel(model, choice, [[]]), prompt
         for _ in range(5):
             while unread:
-                (logits,) = cached.step([0], [unread[:chunk]])
+                (logits,) = cached_model.step([0], [unread[:chunk]])
                 unread = unread[chunk:]
             expected.append(logits[-1].log_softmax(-1))
             unread = [int(logits[-1].argmax())]
@@ -328,12 +328,12 @@ def test_engine_equals_a_cache_with_equal_chunks(choice, chunk):
 @torch.no_grad()
 def test_window_cache_equals_windowed_attention(design, widths):
     """28 tokens, four times a window of 7 with its sink; of full and of windowed attention."""
-    windowed = build_design(design, (("sink", 2), ("window", 5)))
+    window_model = build_design(design, (("sink", 2), ("window", 5)))
     rows = draw_rows(28, 28, seed=7)
-    for model in (windowed, build_design(design)):
-        cached = CachedModel(model, Choice("window", window=5, sink=2), [[5, 6], [7]])
-        for i, logits in enumerate(cached.read(rows, widths)):
-            assert_close(logits, run_uncached(windowed, rows[i], cached.rows[i].source))
+    for model in (window_model, build_design(design)):
+        cached_model = CachedModel(model, Choice("window", window=5, sink=2), [[5, 6], [7]])
+        for i, logits in enumerate(cached_model.read(rows, widths)):
+            assert_close(logits, run_uncached(window_model, rows[i], cached_model.rows[i].source))
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -341,12 +341,12 @@ def test_window_cache_equals_windowed_attention(design, widths):
 def test_kernel_attention_reads_every_cache(cache):
     """It counts the tokens of a slot and computes its weights explicitly."""
     model = build_design(PLAIN, (("name", "kernel"), ("sim", "elu")))
-    cached, rows = (
+    cached_model, rows = (
         CachedModel(model, ROOMY_CHOICES[cache], [[5, 6], [7]]),
         [[3, 4, 3, 5, 3, 4], [6, 6, 7, 8, 6, 6]],
     )
-    for i, logits in enumerate(cached.read(rows, [3, 1, 2])):
-        error = (logits - run_uncached(model, rows[i], cached.rows[i].source)).abs().max()
+    for i, logits in enumerate(cached_model.read(rows, [3, 1, 2])):
+        error = (logits - run_uncached(model, rows[i], cached_model.rows[i].source)).abs().max()
         assert error < ROUNDING.get(cache, 1e-5)
 
 
@@ -354,12 +354,12 @@ def test_kernel_attention_reads_every_cache(cache):
 def test_rows_move_outside_inference_mode_and_in_bf16(cache):
     model, outputs = copy.deepcopy(build_design(PLAIN)).bfloat16(), []
     for choice in (Choice("static"), ROOMY_CHOICES[cache]):
-        cached, logits = CachedModel(model, choice, [[5, 6], [5, 6], [7]]), []
+        cached_model, logits = CachedModel(model, choice, [[5, 6], [5, 6], [7]]), []
         for move, *arguments in (("fork", 0, 1), ("release", 2), ("select", [2, 1, 0]), ("fork", 2, 0)):
             with torch.inference_mode():
-                logits += [x.float() for x in cached.step([0, 1, 2], [[3, 4, 5], [6, 7], [8]])]
-                logits += [x.float() for x in cached.step([0, 1, 2], [[9], [10], [11]])]
-            getattr(cached, move)(*arguments)
+                logits += [x.float() for x in cached_model.step([0, 1, 2], [[3, 4, 5], [6, 7], [8]])]
+                logits += [x.float() for x in cached_model.step([0, 1, 2], [[9], [10], [11]])]
+            getattr(cached_model, move)(*arguments)
         outputs.append(torch.cat(logits))
     error = (outputs[0] - outputs[1]).abs().max()
     assert error < 0.02 * outputs[0].abs().max() + ROUNDING.get(cache, 0)
@@ -369,13 +369,13 @@ def test_rows_move_outside_inference_mode_and_in_bf16(cache):
 @torch.no_grad()
 def test_rewound_tokens_are_overwritten(cache):
     model = build_design(ROPE_DECODER)
-    cached = CachedModel(model, ROOMY_CHOICES[cache], [[5, 6], [7]])
-    cached.step([0, 1], [[3, 4, 5, 6, 7], [8, 9]])
-    cached.rows[0].steps = [[3, 4]]
-    logits = cached.step([0, 1], [[11, 12], [13]])
+    cached_model = CachedModel(model, ROOMY_CHOICES[cache], [[5, 6], [7]])
+    cached_model.step([0, 1], [[3, 4, 5, 6, 7], [8, 9]])
+    cached_model.rows[0].steps = [[3, 4]]
+    logits = cached_model.step([0, 1], [[11, 12], [13]])
     assert_close(logits[0], run_uncached(model, [3, 4, 11, 12], [5, 6])[2:])
     assert_close(logits[1], run_uncached(model, [8, 9, 13], [7])[2:])
-    logits = cached.step([0, 1], [[14], [15]])
+    logits = cached_model.step([0, 1], [[14], [15]])
     assert_close(logits[0], run_uncached(model, [3, 4, 11, 12, 14], [5, 6])[4:])
     assert_close(logits[1], run_uncached(model, [8, 9, 13, 15], [7])[3:])
 
@@ -385,25 +385,25 @@ def test_rewound_tokens_are_overwritten(cache):
 @torch.no_grad()
 def test_memory_usage_counts_all_bytes(cache, design):
     choice = Choice(cache, **TIGHT.get(cache, ROOM.get(cache, {})))
-    cached = CachedModel(build_design(design), choice, [[5, 6], [7], [8]])
+    cached_model = CachedModel(build_design(design), choice, [[5, 6], [7], [8]])
     # no token twice in a row: equal keys would be one cluster or two, depending on rounding
     unread = [iter(range(3, VOCAB)) for _ in range(3)]
-    usage = cached.cache.memory_usage()
-    assert usage.used_bytes <= usage.reserved_bytes == cached.cache.nbytes
+    usage = cached_model.cache.memory_usage()
+    assert usage.used_bytes <= usage.reserved_bytes == cached_model.cache.nbytes
     used_bytes = 0
     for lengths in ([6, 2, 3], [1, 1, 1], [1, 1, 1], [4, 4, 4], [1, 1, 1]):
         new = [list(itertools.islice(tokens, n)) for tokens, n in zip(unread, lengths, strict=True)]
-        cached.step([0, 1, 2], new)
-        usage = cached.cache.memory_usage()
-        assert usage.reserved_bytes == cached.cache.nbytes
+        cached_model.step([0, 1, 2], new)
+        usage = cached_model.cache.memory_usage()
+        assert usage.reserved_bytes == cached_model.cache.nbytes
         assert used_bytes <= usage.used_bytes <= usage.reserved_bytes <= usage.peak_bytes
         assert usage.wasted_bytes == usage.reserved_bytes - usage.used_bytes
         used_bytes = usage.used_bytes
-    cached.select([0])
-    assert cached.cache.memory_usage().peak_bytes >= usage.peak_bytes
-    assert cached.cache.memory_usage().used_bytes < usage.used_bytes
-    cached.release(0)
-    assert cached.cache.memory_usage().used_bytes <= cached.cache.memory_usage().reserved_bytes
+    cached_model.select([0])
+    assert cached_model.cache.memory_usage().peak_bytes >= usage.peak_bytes
+    assert cached_model.cache.memory_usage().used_bytes < usage.used_bytes
+    cached_model.release(0)
+    assert cached_model.cache.memory_usage().used_bytes <= cached_model.cache.memory_usage().reserved_bytes
 
 
 @pytest.mark.parametrize("cache", CACHES)

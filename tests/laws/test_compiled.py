@@ -69,25 +69,25 @@ def compute_gradients(model, forward):
     return [output.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())]
 
 
-def assert_compiled_equal(model, compiled, forward):
-    actual, expected = (compute_gradients(x, forward) for x in (compiled, model))
+def assert_compiled_equal(model, compiled_model, forward):
+    actual, expected = (compute_gradients(x, forward) for x in (compiled_model, model))
     largest = max(float(b.abs().max()) for b in expected)
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1.0, largest))
 
 
 def compile_layers(model, backend="eager"):
-    compiled = copy.deepcopy(model)
-    for stack in compiled.modules():
+    compiled_model = copy.deepcopy(model)
+    for stack in compiled_model.modules():
         if isinstance(stack, Stack):
             stack.compile_layers(backend=backend, fullgraph=True)
-    return compiled
+    return compiled_model
 
 
 def compile_module(module):
-    compiled = copy.deepcopy(module)
-    compiled.compile(backend="eager", fullgraph=True)
-    return compiled
+    compiled_model = copy.deepcopy(module)
+    compiled_model.compile(backend="eager", fullgraph=True)
+    return compiled_model
 
 
 def make_model(changes, **sizes):
@@ -133,9 +133,9 @@ def test_pooling_is_one_graph(name, pairs):
 def test_packed_and_plain_rows_have_separate_graphs(pairs):
     """The stack passes the documents to a compiled layer, which is also correct for the rows after them."""
     model = make_model({"position": {"name": "rope"}}, n_layers=2)
-    compiled = compile_layers(model)
+    compiled_model = compile_layers(model)
     for pos in (DOCUMENTS, pairs.target_pos, DOCUMENTS, None):
-        assert_compiled_equal(model, compiled, lambda model, pos=pos: model.features(pairs.target, pos))
+        assert_compiled_equal(model, compiled_model, lambda model, pos=pos: model.features(pairs.target, pos))
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
@@ -154,14 +154,14 @@ def test_packed_documents_use_block_masks_in_graphs(kind, monkeypatch):
         ]
     sizes = {"n_layers": len(patterns), "n_kv_heads": 2, "head_dim": 16, "layer_pattern": patterns}
     model, backend = make_model({"position": {"name": "rope"}}, kind=kind, **sizes), EagerAndRecordGraphs()
-    compiled = compile_layers(model, backend)
+    compiled_model = compile_layers(model, backend)
     tokens, is_token = torch.randint(0, VOCAB, DOCUMENTS.shape), (DOCUMENTS >= 0)[:, :, None]
     expected = model.features(tokens, DOCUMENTS) * is_token
     monkeypatch.setattr(block_mask, "BLOCK_SIZE", 4)
     monkeypatch.setattr(block_mask, "BLOCK_MASK_DEVICES", {"cpu"})
     monkeypatch.setattr(block_mask, "BLOCK_MASK_DTYPES", {torch.float32})
     for _ in range(2):
-        actual = compiled.features(tokens, DOCUMENTS.clone()) * is_token
+        actual = compiled_model.features(tokens, DOCUMENTS.clone()) * is_token
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     uses_blocks = ["flex_attention" in graph.print_readable(print_output=False) for graph in backend.graphs]
     assert uses_blocks == ([True, True, False] if kind == "decoder" else [True, False])
@@ -169,9 +169,9 @@ def test_packed_documents_use_block_masks_in_graphs(kind, monkeypatch):
 
 def test_equal_layers_share_a_graph(pairs):
     counter = CompileCounter()
-    compiled = compile_layers(make_model({"position": {"name": "rope"}}, n_layers=4), counter)
+    compiled_model = compile_layers(make_model({"position": {"name": "rope"}}, n_layers=4), counter)
     for _ in range(2):
-        compiled.features(pairs.target, pairs.target_pos.clone())
+        compiled_model.features(pairs.target, pairs.target_pos.clone())
     assert counter.frame_count == 1
 
 

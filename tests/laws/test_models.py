@@ -129,18 +129,18 @@ def test_output_does_not_depend_on_padding_side(model, pairs, side):
 
 
 def test_rows_do_not_interact(model, pairs):
-    before = model(*pairs)
-    changed = type(pairs)(*(part.clone() for part in pairs))
-    changed.source[1], changed.source_pos[1] = 9, torch.arange(7)
-    changed.target[1], changed.target_pos[1] = 8, torch.arange(9)
-    after = model(*changed)
+    expected = model(*pairs)
+    changed_pairs = type(pairs)(*(part.clone() for part in pairs))
+    changed_pairs.source[1], changed_pairs.source_pos[1] = 9, torch.arange(7)
+    changed_pairs.target[1], changed_pairs.target_pos[1] = 8, torch.arange(9)
+    output = model(*changed_pairs)
     if model.config.feed_forward.name == "moe":  # rows share products, so that their shapes differ
-        assert_close(after[[0, 2]], before[[0, 2]])
+        assert_close(output[[0, 2]], expected[[0, 2]])
     else:
-        assert torch.equal(before[[0, 2]], after[[0, 2]])
-    assert not torch.equal(before[1], after[1])
+        assert torch.equal(expected[[0, 2]], output[[0, 2]])
+    assert not torch.equal(expected[1], output[1])
     single = model(*(part[2:, : 6 if "target" in name else 1] for name, part in pairs._asdict().items()))
-    assert_close(single[0], before[2, :6])
+    assert_close(single[0], expected[2, :6])
 
 
 @pytest.mark.parametrize("has_positions", [False, True], ids=["full rows", "positions"])
@@ -168,12 +168,12 @@ def test_row_of_padding_does_not_change_gradients(model, pairs, dtype):
         batch = pairs._replace(source_pos=pairs.source_pos.clone(), target_pos=pairs.target_pos.clone())
         batch.source_pos[1], batch.target_pos[1] = -1, -1
         batch = [part[rows] for part in batch]
-        trained = copy.deepcopy(model)
+        model_copy = copy.deepcopy(model)
         with torch.enable_grad(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            output = trained(*batch)
+            output = model_copy(*batch)
             assert output.isfinite().all()
             output.float()[batch[3] >= 0].square().mean().backward()
-        gradients.append({n: p.grad for n, p in trained.named_parameters() if p.grad is not None})
+        gradients.append({n: p.grad for n, p in model_copy.named_parameters() if p.grad is not None})
     actual, expected = gradients
     scale = max(g.abs().max() for g in expected.values())
     assert actual.keys() == expected.keys()
@@ -203,11 +203,11 @@ def test_dummy_batch_has_zero_gradients_of_every_weight(model, pairs):
 @pytest.mark.acceptance("A15")
 def test_saved_model_loads_identically(model, config, pairs, tmp_path):
     save_model(model, str(tmp_path / "model.safetensors"))
-    loaded = build(config, seed=9).eval()
-    assert not torch.equal(loaded(*pairs), model(*pairs))
-    load_model(loaded, tmp_path / "model.safetensors")
-    assert torch.equal(loaded(*pairs), model(*pairs))
-    for tied in (loaded, copy.deepcopy(loaded)):
+    loaded_model = build(config, seed=9).eval()
+    assert not torch.equal(loaded_model(*pairs), model(*pairs))
+    load_model(loaded_model, tmp_path / "model.safetensors")
+    assert torch.equal(loaded_model(*pairs), model(*pairs))
+    for tied in (loaded_model, copy.deepcopy(loaded_model)):
         source, target = (e.token.weight.data_ptr() for e in (tied.encoder_embedding, tied.decoder_embedding))
         assert (source == target) == (config.tie_embeddings in ("all", "inputs"))
         assert (target == tied.head.weight.data_ptr()) == (config.tie_embeddings in ("all", "target"))

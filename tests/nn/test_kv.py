@@ -133,8 +133,8 @@ def test_combined_masks_equal_deleting_hidden_slots(path):
             if not slots:
                 assert (output[row, :, t] == 0).all()
                 continue
-            few = KV(kv.k[row : row + 1, :, slots], kv.v[row : row + 1, :, slots])
-            expected = attend(q[row : row + 1, :, t : t + 1], few, None, bias[:, :, t : t + 1, slots])
+            kv_slots = KV(kv.k[row : row + 1, :, slots], kv.v[row : row + 1, :, slots])
+            expected = attend(q[row : row + 1, :, t : t + 1], kv_slots, None, bias[:, :, t : t + 1, slots])
             torch.testing.assert_close(output[row, :, t], expected[0, :, 0], rtol=0, atol=1e-6)
 
 

@@ -64,13 +64,13 @@ def test_dropout_applies_to_the_adapter_input_only():
 
 def test_merged_adapter_is_an_equal_linear():
     model = nn.Sequential(make_adapter(), nn.ReLU(), nn.Linear(6, 2))
-    tied = nn.ModuleDict({"q": model[0], "k": model[0], "rest": model})
-    x, names = torch.randn(9, 8), named_state(tied).keys()
-    before, tensors = model(x), merge_lora_tensors(named_state(tied), SCALE)
-    merge_lora(tied)
-    assert type(tied["q"]) is nn.Linear and tied["q"] is tied["k"] and tied["q"] is model[0]
-    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-6)
-    state = named_state(tied)
+    modules = nn.ModuleDict({"q": model[0], "k": model[0], "rest": model})
+    x, names = torch.randn(9, 8), named_state(modules).keys()
+    expected, tensors = model(x), merge_lora_tensors(named_state(modules), SCALE)
+    merge_lora(modules)
+    assert type(modules["q"]) is nn.Linear and modules["q"] is modules["k"] and modules["q"] is model[0]
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-6)
+    state = named_state(modules)
     assert {name.rpartition(".")[2] for name in names - state.keys()} == {"lora_a", "lora_b"}
     assert tensors.keys() == state.keys()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())
@@ -78,7 +78,7 @@ def test_merged_adapter_is_an_equal_linear():
 
 def test_merging_without_adapters_keeps_the_model():
     model = nn.Sequential(nn.Linear(3, 3))
-    before = {name: tensor.clone() for name, tensor in named_state(model).items()}
+    expected = {name: tensor.clone() for name, tensor in named_state(model).items()}
     merge_lora(model)
-    assert all(torch.equal(before[name], tensor) for name, tensor in named_state(model).items())
-    assert merge_lora_tensors(before, 2.0) == before
+    assert all(torch.equal(expected[name], tensor) for name, tensor in named_state(model).items())
+    assert merge_lora_tensors(expected, 2.0) == expected

@@ -90,13 +90,13 @@ def test_batch_without_labels_gives_zero_and_no_gradient(rows):
 @pytest.mark.parametrize("cuts", [[1, 5], [1, 1, 4], [2, 2, 2]], ids=str)
 def test_sums_over_parts_of_a_batch_add_up(cuts):
     features, weight, labels = make_inputs(rows=(6, 7), n_ignored=20)
-    whole = cross_entropy(features, Head(weight), labels, 0.1)
+    batch_loss = cross_entropy(features, Head(weight), labels, 0.1)
     parts = [
         cross_entropy(f, Head(weight), y, 0.1)
         for f, y in zip(features.split(cuts), labels.split(cuts), strict=True)
     ]
-    assert sum(p.count for p in parts) == whole.count
-    totals = whole.total, sum(p.total for p in parts)
+    assert sum(p.count for p in parts) == batch_loss.count
+    totals = batch_loss.total, sum(p.total for p in parts)
     torch.testing.assert_close(*totals)
     gradients = (torch.autograd.grad(total, (features, weight)) for total in totals)
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)

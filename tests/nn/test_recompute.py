@@ -38,9 +38,9 @@ def copy_gradients(layer, x):
     return [tensor.grad.clone() for tensor in (x, *layer.parameters()) if tensor.grad is not None]
 
 
-def assert_equal(some, others):
-    assert len(some) == len(others) == 5
-    assert all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+def assert_equal(actual, expected):
+    assert len(actual) == len(expected) == 5
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
 
 
 @pytest.fixture

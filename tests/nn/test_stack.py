@@ -49,17 +49,17 @@ TOKENS = torch.arange(16).reshape(2, 8)
 
 def make_pair(kind, **changes):
     """A model that shares layers, and one of as many layers with copies of its weights."""
-    shared, copied = (
+    sharing, copies = (
         build(ModelConfig(**{**SIZES, "kind": kind, **changes, "share_layers": share}), seed=2).eval()
         for share in (True, False)
     )
     with torch.no_grad():
-        for p in shared.parameters():
+        for p in sharing.parameters():
             p.add_(0.2 * torch.randn_like(p))
-        state = named_state(shared)
-        for name, tensor in named_state(copied).items():
+        state = named_state(sharing)
+        for name, tensor in named_state(copies).items():
             tensor.copy_(state[first_layer_name(name)])
-    return shared, copied
+    return sharing, copies
 
 
 def first_layer_name(name):
@@ -85,32 +85,32 @@ def decode(model, choice=None):
 @pytest.mark.parametrize("changes", DESIGNS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_shared_layers_equal_copies(kind, changes):
-    shared, copied = make_pair(kind, **changes)
-    torch.testing.assert_close(forward(shared), forward(copied))
+    sharing, copies = make_pair(kind, **changes)
+    torch.testing.assert_close(forward(sharing), forward(copies))
     one = build(ModelConfig(**{**SIZES, "kind": kind, **changes, "n_layers": 1, "n_decoder_layers": 1}))
-    shapes, expected = ({name: x.shape for name, x in named_state(m).items()} for m in (shared, one))
+    shapes, expected = ({name: x.shape for name, x in named_state(m).items()} for m in (sharing, one))
     assert shapes == expected
-    n_parameters = sum(p.numel() for p in shared.parameters())
-    assert count_model_parameters(shared.config) == count_model_parameters(one.config) == n_parameters
-    assert {part.times for part in group_parameters(shared.config) if "layer" in part.name} == {1}
+    n_parameters = sum(p.numel() for p in sharing.parameters())
+    assert count_model_parameters(sharing.config) == count_model_parameters(one.config) == n_parameters
+    assert {part.times for part in group_parameters(sharing.config) if "layer" in part.name} == {1}
     shape = BatchShape(2, 8, 9 if kind == "encoder-decoder" else 0)
-    assert flops.count_forward(shared.config, shape) == flops.count_forward(copied.config, shape)
+    assert flops.count_forward(sharing.config, shape) == flops.count_forward(copies.config, shape)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_is_the_sum_over_layers(kind):
-    shared, copied = make_pair(kind)
-    for model in (shared, copied):
+    sharing, copies = make_pair(kind)
+    for model in (sharing, copies):
         forward(model).square().mean().backward()
     expected: dict[str, Tensor] = {}
-    for name, p in copied.named_parameters():
+    for name, p in copies.named_parameters():
         first = first_layer_name(name)
         expected[first] = expected.get(first, torch.zeros_like(p)) + p.grad
-    for name, p in shared.named_parameters():
+    for name, p in sharing.named_parameters():
         torch.testing.assert_close(p.grad, expected[name], rtol=1e-4, atol=1e-6)
     shape = BatchShape(2, 8, 9 if kind == "encoder-decoder" else 0)
-    memory = estimate_training_memory(shared.config, shape, Choice("adamw"))
-    assert memory.gradients == sum(p.nbytes for p in shared.parameters())
+    memory = estimate_training_memory(sharing.config, shape, Choice("adamw"))
+    assert memory.gradients == sum(p.nbytes for p in sharing.parameters())
 
 
 @pytest.mark.parametrize("changes", DESIGNS[:3], ids=str)
@@ -120,8 +120,8 @@ def test_gradient_is_the_sum_over_layers(kind):
 def test_each_layer_has_its_own_cache(kind, name, changes):
     if name == "subgen" and changes.get("position") == "t5":
         changes = DESIGNS[1]  # it supports no position biases
-    shared, copied = (decode(model, Choice(name)) for model in make_pair(kind, **changes))
-    torch.testing.assert_close(shared, copied, rtol=1e-4, atol=1e-5)
+    sharing, copies = (decode(model, Choice(name)) for model in make_pair(kind, **changes))
+    torch.testing.assert_close(sharing, copies, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
@@ -129,12 +129,12 @@ def test_each_layer_has_its_own_cache(kind, name, changes):
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_packed_model_equals_that_of_copies(kind, changes, dtype):
-    shared, copied = (pack_model(model, linear_factory(dtype)) for model in make_pair(kind, **changes))
-    expected = forward(copied)
-    torch.testing.assert_close(forward(shared), expected, rtol=1e-4, atol=1e-5)
+    sharing, copies = (pack_model(model, linear_factory(dtype)) for model in make_pair(kind, **changes))
+    expected = forward(copies)
+    torch.testing.assert_close(forward(sharing), expected, rtol=1e-4, atol=1e-5)
     if kind != "encoder":
         atol = 1e-4 if dtype == "fp32" else 1e-1
-        torch.testing.assert_close(decode(shared), expected, rtol=1e-3, atol=atol)
+        torch.testing.assert_close(decode(sharing), expected, rtol=1e-3, atol=atol)
 
 
 def test_attention_weights_are_those_of_copies():
@@ -143,43 +143,45 @@ def test_attention_weights_are_those_of_copies():
         assert actual is not None and expected is not None
         assert actual.layer_numbers == expected.layer_numbers == [1, 2, 3, 4]
         torch.testing.assert_close(actual.weights, expected.weights)
-    shared, copied = (compute_pair_attention(m, SOURCE[:1], TOKENS[:1]) for m in make_pair("encoder-decoder"))
-    assert shared.keys() == copied.keys() == {"cross", "encoder", "decoder"}
-    for kind, layers in copied.items():
-        assert shared[kind].layer_numbers == layers.layer_numbers
-        torch.testing.assert_close(shared[kind].weights, layers.weights)
+    sharing, copies = (
+        compute_pair_attention(m, SOURCE[:1], TOKENS[:1]) for m in make_pair("encoder-decoder")
+    )
+    assert sharing.keys() == copies.keys() == {"cross", "encoder", "decoder"}
+    for kind, layers in copies.items():
+        assert sharing[kind].layer_numbers == layers.layer_numbers
+        torch.testing.assert_close(sharing[kind].weights, layers.weights)
 
 
 @pytest.mark.parametrize("name", OPTIMIZER.names())
 def test_optimizer_has_each_weight_once(name):
-    shared, _ = make_pair("decoder")
-    optimizers = OPTIMIZER.build(OPTIMIZER.check(Choice(name)), shared, 1e-3)
+    sharing, _ = make_pair("decoder")
+    optimizers = OPTIMIZER.build(OPTIMIZER.check(Choice(name)), sharing, 1e-3)
     ids = [id(p) for one in optimizers for group in one.param_groups for p in group["params"]]
-    assert sorted(ids) == sorted(id(p) for p in shared.parameters())
+    assert sorted(ids) == sorted(id(p) for p in sharing.parameters())
 
 
 def test_adapters_are_shared():
-    shared, _ = make_pair("decoder")
-    before = forward(shared)
-    add_lora(shared, LoraConfig(r=2, target_modules=("q_proj",)), seed=1)
-    trainable = [name for name, p in shared.named_parameters() if p.requires_grad]
+    sharing, _ = make_pair("decoder")
+    expected = forward(sharing)
+    add_lora(sharing, LoraConfig(r=2, target_modules=("q_proj",)), seed=1)
+    trainable = [name for name, p in sharing.named_parameters() if p.requires_grad]
     assert trainable == [f"stack.layers.0.attn.q_proj.lora_{x}" for x in "ab"]
-    nn.init.normal_(shared.get_parameter(trainable[1]))
-    adapted = forward(shared)
-    assert not torch.allclose(adapted, before, atol=1e-3)
-    merge_lora(shared)
-    torch.testing.assert_close(forward(shared), adapted, rtol=1e-4, atol=1e-5)
+    nn.init.normal_(sharing.get_parameter(trainable[1]))
+    output = forward(sharing)
+    assert not torch.allclose(output, expected, atol=1e-3)
+    merge_lora(sharing)
+    torch.testing.assert_close(forward(sharing), output, rtol=1e-4, atol=1e-5)
 
 
 def test_layers_are_named_after_the_first():
-    shared, _ = make_pair("decoder")
-    freeze(shared, ["stack.layers.0"])
-    assert all(p.requires_grad == (".layers." not in name) for name, p in shared.named_parameters())
+    sharing, _ = make_pair("decoder")
+    freeze(sharing, ["stack.layers.0"])
+    assert all(p.requires_grad == (".layers." not in name) for name, p in sharing.named_parameters())
     with pytest.raises(UserError, match=r"named 'stack.layers.1'; did you mean 'stack.layers.0'"):
-        freeze(shared, ["stack.layers.1"])
+        freeze(sharing, ["stack.layers.1"])
     with pytest.raises(UserError, match=r"no linear layer .* named 'layers.1'; did you mean 'layers'"):
-        add_lora(shared, LoraConfig(r=2, target_modules=("layers.1",)), seed=1)
-    add_lora(shared, LoraConfig(r=2, target_modules=("layers.0",)), seed=1)
+        add_lora(sharing, LoraConfig(r=2, target_modules=("layers.1",)), seed=1)
+    add_lora(sharing, LoraConfig(r=2, target_modules=("layers.0",)), seed=1)
 
 
 def test_saved_run_has_the_weights_once(tmp_path):

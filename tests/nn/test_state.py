@@ -56,9 +56,9 @@ def test_mapped_model_materializes_only_unpacked_weights(tmp_path):
     case = causal_cases.CASES["llama"][0]
     make(tmp_path, case.config, **case.sizes)
     cast_weights(tmp_path, torch.bfloat16)
-    before = torch.get_rng_state()
+    rng_state = torch.get_rng_state()
     model = load_mmap(tmp_path)
-    assert torch.equal(torch.get_rng_state(), before), "weights were initialized"
+    assert torch.equal(torch.get_rng_state(), rng_state), "weights were initialized"
     assert {x.dtype for x in named_state(model).values()} == {torch.bfloat16}
     unused = unused_weights(model)
     names = {name for name, x in named_state(model).items() if id(x) in unused}

@@ -45,12 +45,12 @@ def to_lists(batches):
 @given(ROWS, st.integers(60, 500), st.integers(0, 2**64), st.integers(0, 10**6))
 def test_every_row_is_in_one_batch_within_budget(rows, max_tokens, seed, epoch):
     source, target = split_sides(rows)
-    batches, again = (
+    batches, repeats = (
         plan_epoch(source, target, max_tokens=max_tokens, seed=seed, epoch=epoch) for _ in range(2)
     )
     assert sorted(i for batch in batches for i in batch) == list(range(len(rows)))
     assert all(0 < cost(batch, source, target) <= max_tokens for batch in batches)
-    assert to_lists(batches) == to_lists(again)
+    assert to_lists(batches) == to_lists(repeats)
 
 
 @given(ROWS.filter(bool), st.integers(60, 500))

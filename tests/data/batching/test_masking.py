@@ -50,9 +50,9 @@ def test_corruption_is_80_10_10():
 @given(st.integers(1, 60), st.sampled_from([0.1, 0.15, 0.5]), st.booleans(), st.integers(0, 10**6))
 def test_labels_are_the_masked_tokens(n, fraction, whole_words, seed):
     ids = np.random.default_rng(seed).integers(0, V, n)
-    before, boundaries = ids.copy(), make_boundaries(list(range(5, 30))) if whole_words else None
+    original, boundaries = ids.copy(), make_boundaries(list(range(5, 30))) if whole_words else None
     inputs, labels = mask_row(ids, IS_SPECIAL, MASK, fraction, boundaries, row_rng([seed]))
-    assert (ids == before).all()
+    assert (ids == original).all()
     is_label = labels != -100
     assert (labels[is_label] == ids[is_label]).all() and (inputs[~is_label] == ids[~is_label]).all()
     assert not IS_SPECIAL[ids[is_label]].any()
@@ -61,8 +61,8 @@ def test_labels_are_the_masked_tokens(n, fraction, whole_words, seed):
         assert is_label.sum() >= min(n_maskable, 1)
     else:
         assert is_label.sum() == min(n_maskable, max(1, round(fraction * n_maskable)))
-    again = mask_row(ids, IS_SPECIAL, MASK, fraction, boundaries, row_rng([seed]))
-    assert (again[0] == inputs).all() and (again[1] == labels).all()
+    repeats = mask_row(ids, IS_SPECIAL, MASK, fraction, boundaries, row_rng([seed]))
+    assert (repeats[0] == inputs).all() and (repeats[1] == labels).all()
 
 
 def group_words(ids, begins, ends):

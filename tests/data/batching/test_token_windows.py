@@ -21,9 +21,9 @@ def test_documents_with_a_prefix_are_separate(write_file, tokenizer, tmp_path):
     rows = collate_windows(store, np.array([0]), len(store), has_documents=True)
     assert rows.labels[0].tolist() == [token for row in ids for token in (*row, end, IGNORE_INDEX)]
     assert rows.pos[0].tolist() == [i for row in ids for i in range(len(row) + 2)]
-    plain, same = (TokenStore.open_or_build(text, tokenizer, cache, *args) for args in ((), ([end],)))
+    plain, default = (TokenStore.open_or_build(text, tokenizer, cache, *args) for args in ((), ([end],)))
     assert plain.directory != store.directory
-    assert (same.directory, same.has_document_prefix) == (plain.directory, False)
+    assert (default.directory, default.has_document_prefix) == (plain.directory, False)
 
 
 @given(length=st.integers(2, 300), width=st.integers(1, 40), rows=st.integers(1, 9), epoch=st.integers(0, 50))
@@ -32,8 +32,8 @@ def test_windows_of_an_epoch_do_not_overlap(length, width, rows, epoch):
         with pytest.raises(UserError, match=f"{length} tokens of text are fewer than two rows of {width}"):
             plan_windows(length, width, rows, seed=3, epoch=epoch)
         return
-    batches, again = (plan_windows(length, width, rows, seed=3, epoch=epoch) for _ in range(2))
-    assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
+    batches, repeats = (plan_windows(length, width, rows, seed=3, epoch=epoch) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(batches, repeats, strict=True))
     starts = np.sort(np.concatenate(batches))
     n = (length - 1) // width - 1
     assert len({len(batch) for batch in batches}) == 1 and len(batches[0]) == min(rows, n)

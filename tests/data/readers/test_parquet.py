@@ -35,7 +35,7 @@ def test_labeled_texts_equal_those_of_jsonl(paths, label):
         files = [open_labeled([path], text=["text"], **options) for path in paths]
         reports = [LabeledReport("") for _ in paths]
         actual, expected = (list(f.iter_examples(r)) for f, r in zip(files, reports, strict=True))
-        assert actual == expected and reports[0] == reports[1] and reports[0].used > 500
+        assert actual == expected and reports[0] == reports[1] and reports[0].used > N / 5
         splits.append(reports[0])
     assert splits[0].malformed and not splits[1].malformed  # counted once
 
@@ -64,7 +64,7 @@ def test_damaged_or_misnamed_file_is_refused(paths, tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"^[^\n]*c\.parquet is damaged: [^\n]+$"):
             open_labeled([path], text=["text"], label="label")
-    path.write_bytes(content[:1000] + bytes(20_000) + content[21_000:])  # with an intact footer
+    path.write_bytes(content[:1000] + bytes(2000) + content[3000:])  # with an intact footer
     with pytest.raises(UserError, match=r"^[^\n]*c\.parquet[^\n]* damaged[^\n]+$"):
         list(open_labeled([path], text=["text"], label="label").iter_examples(LabeledReport("")))
     (tmp_path / "c.bin").write_bytes(content)

@@ -74,9 +74,9 @@ def test_buckets_equal_those_of_transformers(span, max_distance):
         expected = modeling.make_log_bucket_position(distance, span, max_distance).long()
     actual = log_bucket_index(distance, span, max_distance)
     assert torch.equal(actual, expected.clamp(-span, span - 1))
-    for far in (0, 1, span // 2, span // 2 + 1, span, 100, 600):
-        index_range = near_index_range(far, span, max_distance)
-        indices = actual[distance.abs() <= far] + span
+    for distance_limit in (0, 1, span // 2, span // 2 + 1, span, 100, 600):
+        index_range = near_index_range(distance_limit, span, max_distance)
+        indices = actual[distance.abs() <= distance_limit] + span
         assert index_range.start <= int(indices.min()) <= int(indices.max()) < index_range.stop <= 2 * span
 
 
