@@ -16,7 +16,7 @@ from polyhead.nn.loss import cross_entropy
 from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, split_tensors
 from polyhead.train.loss_module import LossModule
 
-STEPS = 3
+STEPS = 2
 TOLERANCE = 1e-10  # in fp64, where differences are faults and not rounding
 
 
@@ -150,13 +150,13 @@ REASONS = (
 )
 
 
-def test_every_registered_part_is_split_or_refused():
-    obstacles = {name: find_tensor_obstacle(make_config(case), 2) for name, case in CASES.items()}
-    assert {*obstacles.values()} == {None, *REASONS}
-    for name, obstacle in obstacles.items():
-        case = CASES[name]
-        assert (obstacle == REASONS[0]) == (case.get("n_kv_heads") == 1 and "all_heads" not in name)
-        assert (obstacle == REASONS[1]) == ("all_heads" in name)
+def test_every_registered_part_is_split_or_refused(case):
+    obstacle = None
+    if "all_heads" in case:
+        obstacle = REASONS[1]
+    elif CASES[case].get("n_kv_heads") == 1:
+        obstacle = REASONS[0]
+    assert find_tensor_obstacle(make_config(CASES[case]), 2) == obstacle
 
 
 @pytest.mark.slow
