@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.chat.lookalike_chats import LOOKALIKES
+from tests.chat.published_chats import LOOKALIKES
 from tests.serve.conftest import living
 from tests.serve.openai.chat_completions_helpers import TALK as CHAT_COMPLETIONS_TALK
 from tests.serve.openai.chat_completions_helpers import live as brief
