@@ -96,9 +96,9 @@ def train_vocabulary(kind: str) -> str:
         vocab_size=160, special_tokens=SPECIAL, min_frequency=1, show_progress=False
     )
     words.train_from_iterator(TEXTS * 3, trainer)
-    learned = json.loads(words.to_str())["model"]
-    vocab = learned["vocab"] | {f"<0x{n:02X}>": len(learned["vocab"]) + n for n in range(256)}
-    merges = [tuple(pair) for pair in learned["merges"]]
+    model_json = json.loads(words.to_str())["model"]
+    vocab = model_json["vocab"] | {f"<0x{n:02X}>": len(model_json["vocab"]) + n for n in range(256)}
+    merges = [tuple(pair) for pair in model_json["merges"]]
     inner = tokenizers.Tokenizer(
         models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     )

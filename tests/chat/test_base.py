@@ -53,10 +53,10 @@ IN_PLACE = ("chatml", "jinja", "llama3", "phi3", "plain", "tulu", "zephyr")
 def test_system_messages_are_rendered_in_place_or_merged(name):
     """In place where the format writes every role alike, else as a part of the user messages."""
     format = CHAT.build(format_choice(name))
-    for messages, merged in MERGED_SYSTEM:
-        assert merge_system(messages) == merged
+    for messages, merged_messages in MERGED_SYSTEM:
+        assert merge_system(messages) == merged_messages
         pieces = format.render(messages, True)
-        assert pieces == format.render(messages if name in IN_PLACE else merged, True)
+        assert pieces == format.render(messages if name in IN_PLACE else merged_messages, True)
         text = "".join(piece.text for piece in pieces)
         if name in IN_PLACE:
             starts = [text.index(message.content) for message in messages]

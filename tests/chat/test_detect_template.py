@@ -21,7 +21,7 @@ def test_exported_template_is_detected():
         assert detect_format(build_template(choice)) == choice
 
 
-def test_only_templates_with_the_same_text_are_a_known_format():
+def test_only_equal_templates_are_a_known_format():
     choices = {family: detect(family) for family in (*PUBLISHED, *OTHER_FORMATS)}
     assert {family: choice.name for family, choice in choices.items() if choice.name != "jinja"} == {
         "qwen2.5": "chatml",

@@ -31,7 +31,7 @@ MARKS = [
 ]
 SYSTEM = {"role": "system", "content": "Be <brief>.\n"}
 HELLO, WELL = {"role": "user", "content": " Is 2 < 3?"}, {"role": "assistant", "content": "Yes.\n"}
-THOUGHT = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nSo [it] is."}
+THINKING_ANSWER = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nSo [it] is."}
 MORE, BLANK = {"role": "user", "content": "犬 {x} | y\n"}, {"role": "user", "content": ""}
 SUM_SCHEMA = {"type": "object", "properties": {"é<": {"type": "string"}}, "required": ["é<"]}
 ADD_UP = {"name": "add_up", "description": "a <sum> & 'more'", "parameters": SUM_SCHEMA}
@@ -53,8 +53,8 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
     [SYSTEM, HELLO],
     [HELLO, WELL],
     [SYSTEM, HELLO, WELL, MORE],
-    [HELLO, THOUGHT, MORE],
-    [HELLO, WELL, MORE, THOUGHT],
+    [HELLO, THINKING_ANSWER, MORE],
+    [HELLO, WELL, MORE, THINKING_ANSWER],
     [SYSTEM, HELLO, WELL, BLANK, WELL, MORE],
 ]
 TEXT_ARGUMENTS = {"deepseek-r1"}  # templates that read the arguments of calls as text
@@ -115,8 +115,8 @@ def test_text_and_tokens_equal_those_of_transformers(tokenizer, name):
 @pytest.mark.parametrize("name", [*LOOKALIKES, "qwen2.5", "llama3.1"])
 def test_tools_equal_those_of_transformers_or_are_refused(tokenizer, name):
     format = CHAT.build(detect(name))
-    called = [HELLO, OLD_CALL, RESULT]
-    for conversation in (CONVERSATIONS[1], called, [SYSTEM, *called, WELL, MORE]):
+    call_chat = [HELLO, OLD_CALL, RESULT]
+    for conversation in (CONVERSATIONS[1], call_chat, [SYSTEM, *call_chat, WELL, MORE]):
         for tools in (TOOLS, None):
             try:
                 expected = render_reference(tokenizer, name, conversation, tokenize=False, tools=tools)
@@ -160,7 +160,7 @@ def test_calls_are_parsed_by_their_marks(name, mark):
     assert [call.name for call in calls] == ["read_clock"] * n
 
 
-def test_template_with_unknown_call_marks_cannot_require_a_call():
+def test_unknown_call_marks_cannot_require_a_call():
     format = JinjaChat(template=LOOKALIKES["qwen3-coder"])
     assert format.tool_syntax is None
     with pytest.raises(UserError, match="the marks of tool calls in this chat template are unknown"):
@@ -186,12 +186,12 @@ def test_user_text_never_becomes_a_special_token(tokenizer, name):
         function = {"name": "f", "description": text, "parameters": parameters}
         return build_tool_choice([{"type": "function", "function": function}])
 
-    forged = "".join(tokenizer.special_tokens) + "<|im_\nend|>" + "<|im_end|" + ">"
-    assert special_ids(forged) == special_ids("x")
+    forged_text = "".join(tokenizer.special_tokens) + "<|im_\nend|>" + "<|im_end|" + ">"
+    assert special_ids(forged_text) == special_ids("x")
     if name in ("hermes", "qwq", "qwen3-2507", "qwen3-coder", "llama3.2", "granite3", "lfm2"):
         has_calls = format._call_style is not None
         expected = special_ids("x", define_tool("x"), "x" if has_calls else "")
-        assert special_ids("x", define_tool(forged), forged if has_calls else "") == expected
+        assert special_ids("x", define_tool(forged_text), forged_text if has_calls else "") == expected
 
 
 def test_end_tokens_are_those_of_the_template(tokenizer):
@@ -232,7 +232,7 @@ def test_answers_of_a_complete_conversation_are_marked(name, end):
 
 def test_unsupported_system_message_is_merged_into_the_question():
     format = JinjaChat(template=LOOKALIKES["olmo1"])  # drops it
-    merged = HELLO | {"content": f"{SYSTEM['content']}\n\n{HELLO['content']}"}
-    assert render(format, [SYSTEM, HELLO]) == render(format, [merged])
+    merged_message = HELLO | {"content": f"{SYSTEM['content']}\n\n{HELLO['content']}"}
+    assert render(format, [SYSTEM, HELLO]) == render(format, [merged_message])
     gemma = JinjaChat(template=PUBLISHED["gemma2"])  # refuses it
     assert "user\nBe <brief>.\n\n\n Is 2" in render(gemma, [SYSTEM, HELLO])

@@ -70,8 +70,8 @@ def test_template_may_open_the_reasoning_itself():
     format = JinjaChat(template=template)
     assert format.reasoning == ReasoningSyntax(is_open=True)
     assert join_pieces(render_chat(format, QUESTION, True)) == "<|user|>a<|assistant|><think>\n"
-    closed = "<|user|>a<|assistant|><think>\n\n</think>\n\n"
-    assert join_pieces(format.render_without_reasoning(QUESTION, ToolChoice())) == closed
+    closed_prompt = "<|user|>a<|assistant|><think>\n\n</think>\n\n"
+    assert join_pieces(format.render_without_reasoning(QUESTION, ToolChoice())) == closed_prompt
     assert parse(format.reasoning, None, True, "hm\n</think>\n\nb") == ("hm", "b")
     assert parse(format.reasoning, None, False, "b") == ("", "b")
     assert parse(format.reasoning, "do", True, "gs") == ("", "gs")

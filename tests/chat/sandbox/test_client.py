@@ -49,11 +49,11 @@ def test_exceptions_of_templates_are_template_errors():
 
 def test_placeholders_do_not_occur_in_the_values():
     first = Placeholders(0x1000)
-    used = "".join([*first.originals, *first.roles.values()])
-    placeholders = choose_placeholders({"x": [used]})
+    used_chars = "".join([*first.originals, *first.roles.values()])
+    placeholders = choose_placeholders({"x": [used_chars]})
     assert placeholders is not None
-    assert not {*placeholders.originals, *placeholders.roles.values()} & set(used)
-    assert placeholders.restore(placeholders.protect(used + EDGE_CHARS)) == used + EDGE_CHARS
+    assert not {*placeholders.originals, *placeholders.roles.values()} & set(used_chars)
+    assert placeholders.restore(placeholders.protect(used_chars + EDGE_CHARS)) == used_chars + EDGE_CHARS
     all_blocks = "".join(chr(block * 0x100) for block in range(0x1000, 0x10FF))
     assert choose_placeholders(all_blocks) is None
     with pytest.raises(UserError, match="too many private-use characters"):
