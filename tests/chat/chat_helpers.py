@@ -1,7 +1,5 @@
 """Conversations, tokenizers and reference renderings that the tests of chat formats share."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache

@@ -1,7 +1,5 @@
 """Tests of chat/apply_template.py."""
 
-from __future__ import annotations
-
 import re
 
 import jinja2.exceptions

@@ -1,7 +1,5 @@
 """Tests of chat/base.py."""
 
-from __future__ import annotations
-
 import pytest
 from tests.chat.chat_helpers import CALL_NOW, QUESTION, TOOL_FORMATS
 from tests.chat.published_chats import format_choice

@@ -1,7 +1,5 @@
 """Tests of chat/chatml.py."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of chat/detect_template.py."""
 
-from __future__ import annotations
-
 import pytest
 from tests.chat.chat_helpers import detect
 from tests.chat.published_chats import LOOKALIKES, PUBLISHED

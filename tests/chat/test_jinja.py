@@ -1,7 +1,5 @@
 """Templates of checkpoints are rendered to the text and the tokens of transformers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of chat/llama.py."""
 
-from __future__ import annotations
-
 import pytest
 from tests.chat.chat_helpers import QUESTION, TOOLS, parse_output, train_tool_tokenizer
 

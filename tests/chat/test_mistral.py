@@ -1,7 +1,5 @@
 """Tests of chat/mistral.py."""
 
-from __future__ import annotations
-
 import pytest
 from tests.chat.chat_helpers import CALL_NOW, QUESTION, TOOLS, parse_output
 

@@ -1,7 +1,5 @@
 """Tests of chat/reasoning.py: reasoning is split from the content in any pieces of the output."""
 
-from __future__ import annotations
-
 import pytest
 from tests.chat.chat_helpers import detect, join_pieces
 from tests.chat.published_chats import LOOKALIKES, PUBLISHED

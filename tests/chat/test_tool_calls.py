@@ -1,7 +1,5 @@
 """Parsers and grammars of tool calls: calls come back as they were written, and all else stays text."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import reduce

@@ -1,7 +1,5 @@
 """Conversations with tools and calls, against the renderings of transformers by the published templates."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from typing import Any

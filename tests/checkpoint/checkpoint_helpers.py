@@ -1,7 +1,5 @@
 """Tensors of tests of checkpoints, and comparisons of them bit for bit."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

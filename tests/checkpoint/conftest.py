@@ -1,7 +1,5 @@
 """Fixtures of tests of checkpoints: saved runs to damage, and a directory without slow syncs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -131,7 +131,7 @@ def test_kill_at_any_operation_leaves_the_committed_checkpoint(memory_dir, injec
 
 
 @pytest.mark.acceptance("B5")
-@pytest.mark.parametrize("improves", [False, True])
+@pytest.mark.parametrize("improves", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_kill_during_rotation_leaves_newest_and_best(memory_dir, inject, improves):
     """Saving deletes old checkpoints first; the best step that the newest names is there at any time."""
     config = TrainConfig(steps=9, keep=1)

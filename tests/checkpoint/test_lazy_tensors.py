@@ -1,7 +1,5 @@
 """Tests of checkpoint/lazy_tensors.py: tensors read one at a time, whose parts may be in several files."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

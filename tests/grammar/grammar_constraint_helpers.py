@@ -1,7 +1,5 @@
 """Tokenizers, constraints and random walks that the tests of grammars share."""
 
-from __future__ import annotations
-
 import string
 from functools import cache
 from typing import Any

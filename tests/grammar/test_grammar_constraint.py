@@ -1,7 +1,5 @@
 """Allowed tokens, against partial matches of the ``regex`` library and Python's reader of JSON."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

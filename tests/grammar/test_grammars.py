@@ -1,7 +1,5 @@
 """Tests of grammar/grammars.py."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of grammar/number_bounds.py."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of chat/sandbox/client.py: hostile and broken templates are refused in one line within limits."""
 
-from __future__ import annotations
-
 import pytest
 
 from polyhead.chat.sandbox import client

@@ -1,7 +1,5 @@
 """Tests of chat/sandbox/environment.py: templates treat placeholders as the characters that they replace."""
 
-from __future__ import annotations
-
 import json
 
 import jinja2.sandbox
