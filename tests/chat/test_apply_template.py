@@ -64,6 +64,7 @@ def encode(vocab: str, choice: Choice, conversation: list[dict[str, str]], answe
 
 
 @pytest.mark.parametrize(("family", "kind"), pairs_in_turn(PUBLISHED, VOCABULARIES))
+@pytest.mark.whole
 def test_tokens_equal_those_of_published_templates(family, kind):
     choice, template = detect(family), PUBLISHED[family]
     for rstrip in (False, True):
@@ -89,6 +90,7 @@ def test_tokens_equal_those_of_published_templates(family, kind):
 
 
 @pytest.mark.parametrize(("family", "kind"), pairs_in_turn(PUBLISHED, VOCABULARIES))
+@pytest.mark.whole
 def test_final_assistant_message_is_continued(family, kind):
     choice = detect(family)
     vocab = vocabulary(kind, TOKENS_OF.get(family, choice.name))

@@ -93,6 +93,7 @@ def has_system(conversation: list[dict[str, Any]], text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", LOOKALIKES)
+@pytest.mark.whole
 def test_text_and_tokens_equal_those_of_transformers(tokenizer, name):
     format = CHAT.build(detect(name))
     num_equal = 0
@@ -111,6 +112,7 @@ def test_text_and_tokens_equal_those_of_transformers(tokenizer, name):
 
 
 @pytest.mark.parametrize("name", [*LOOKALIKES, "qwen2.5", "llama3.1"])
+@pytest.mark.whole
 def test_tools_equal_those_of_transformers_or_are_refused(tokenizer, name):
     format = CHAT.build(detect(name))
     call_chat = [HELLO, OLD_CALL, RESULT]
@@ -167,6 +169,7 @@ def test_unknown_call_marks_cannot_require_a_call():
 
 @pytest.mark.acceptance("F4")
 @pytest.mark.parametrize("name", LOOKALIKES)
+@pytest.mark.whole
 def test_user_text_never_becomes_a_special_token(tokenizer, name):
     """In messages, definitions of tools, arguments and results; neither as one piece nor joined."""
     format, special = CHAT.build(detect(name)), set(tokenizer.special_ids)

@@ -91,6 +91,7 @@ def test_parser_reads_rendered_calls_in_any_pieces(name: str, seed: int) -> None
     ],
     ids=lambda value: value[:60],
 )
+@pytest.mark.whole
 def test_malformed_calls_stay_text(name: str, text: str) -> None:
     for cuts in (None, *map(random.Random, range(10))):
         assert parse_output(name, text, cuts) == (text, [])
@@ -182,6 +183,7 @@ OTHER_FUNCTION = {"type": "function", "function": {"name": "g"}}
         (None, OTHER_FUNCTION, "'g' requires a call, but there are no tools"),
     ],
 )
+@pytest.mark.whole
 def test_invalid_tools_are_refused_in_one_line(tools: Any, choice: Any, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         build_tool_choice(tools, choice)

@@ -1,5 +1,6 @@
 """Kills and errors at every file operation of a save: the newest committed checkpoint stays readable."""
 
+import copy
 import errno
 import os
 import re
@@ -96,26 +97,47 @@ SAVES = {
 }
 
 
-def run_killed_at(n: int, inject: Callable, function: Callable[[], object]) -> bool:
-    """Whether a forked process that is killed at the n-th file operation ends before."""
+class SimulatedKill(BaseException):
+    """Ends a save; no file operation after it is made."""
+
+
+def run_killed_at(n: int, inject: Callable, function: Callable[[], object], by_signal: bool) -> bool:
+    """Kill a function at its n-th file operation; whether it returns before."""
 
     def kill(name: str, count: int) -> None:
-        if count == n:
+        if count >= n and by_signal:
             os.kill(os.getpid(), signal.SIGKILL)
+        if count >= n:
+            raise SimulatedKill
 
-    code = run_in_fork(lambda: (inject(kill), function()))
-    assert code in (0, -signal.SIGKILL)
-    return code == 0
+    if by_signal:
+        code = run_in_fork(lambda: (inject(kill), function()))
+        assert code in (0, -signal.SIGKILL)
+        return code == 0
+    faulty = inject(kill)
+    try:
+        function()
+    except SimulatedKill:
+        return False
+    finally:
+        faulty.fault = lambda name, count: None
+    return True
+
+
+KILLS = pytest.mark.parametrize(
+    "by_signal", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["simulated", "SIGKILL"]
+)
 
 
 @pytest.mark.acceptance("B1", "B5")
 @pytest.mark.acceptance("R2")
 @pytest.mark.parametrize("kind", ["same step", "new step and pruning"])
-def test_kill_at_any_operation_leaves_the_committed_checkpoint(memory_dir, inject, kind):
+@KILLS
+def test_kill_at_any_operation_leaves_the_committed_checkpoint(memory_dir, inject, kind, by_signal):
     for n in range(1, 1000):
         root = memory_dir / str(n)
         save(root, 1, 1.0)
-        if run_killed_at(n, inject, lambda root=root: SAVES[kind](root)):
+        if run_killed_at(n, inject, lambda root=root: SAVES[kind](root), by_signal):
             break
         newest = read_newest_checkpoint(root)
         assert read_filled_value(newest) in {1.0, 2.0}
@@ -131,8 +153,9 @@ def test_kill_at_any_operation_leaves_the_committed_checkpoint(memory_dir, injec
 
 
 @pytest.mark.acceptance("B5")
-@pytest.mark.parametrize("improves", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_kill_during_rotation_leaves_newest_and_best(memory_dir, inject, improves):
+@pytest.mark.parametrize("improves", [False, True])
+@KILLS
+def test_kill_during_rotation_leaves_newest_and_best(memory_dir, inject, improves, by_signal):
     """Saving deletes old checkpoints first; the best step that the newest names is there at any time."""
     config = TrainConfig(steps=9, keep=1)
 
@@ -151,7 +174,10 @@ def test_kill_during_rotation_leaves_newest_and_best(memory_dir, inject, improve
     steps = set()
     for n in range(1, 1000):
         root = Path(shutil.copytree(first_steps, memory_dir / str(n)))
-        is_complete = run_killed_at(n, inject, lambda root=root: reach(training, 3, improves, root))
+        killed_training = copy.deepcopy(training)
+        is_complete = run_killed_at(
+            n, inject, lambda t=killed_training, root=root: reach(t, 3, improves, root), by_signal
+        )
         newest = read_newest_checkpoint(root)
         best_step = newest.state["progress"]["best_step"]
         assert best_step == (3 if improves and newest.step == 3 else 1)

@@ -55,6 +55,7 @@ FORGERIES = {
 
 @pytest.mark.acceptance("B12")
 @pytest.mark.parametrize("changes", FORGERIES.values(), ids=FORGERIES)
+@pytest.mark.whole
 def test_forged_manifest_is_refused(run_dir, assert_falls_back, changes):
     rewrite_manifest(run_dir / "step-2", **changes)
     assert_falls_back()

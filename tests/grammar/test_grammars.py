@@ -87,6 +87,7 @@ SURROGATE = "half of a surrogate pair is not valid Unicode"
         ("grammar", {"lark": 'start: "\ud800"'}, SURROGATE),
     ],
 )
+@pytest.mark.whole
 def test_invalid_grammar_is_refused_in_one_line(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         constraint_for(Choice(name, **options), load_tokenizer("bpe"), [2])

@@ -262,10 +262,6 @@ def chat_client() -> Iterator[Client]:
     with serve_run(build_chat_run(max_len=200)) as client:
         yield client
 
-    """A client of a model that converses and calls tools in ChatML."""
-    with serve_run(build_tool_run("chatml", None)) as client:
-        yield client
-
 
 @pytest.fixture(
     scope="session", params=[("chatml", None), ("llama3", None), ("mistral", True)], ids=lambda p: p[0]

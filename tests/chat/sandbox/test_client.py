@@ -32,6 +32,7 @@ LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% en
     ],
     ids=lambda value: value[:50],
 )
+@pytest.mark.whole
 def test_hostile_template_is_refused_in_one_line(template, message, monkeypatch):
     monkeypatch.setattr(client, "CPU_SECONDS", 0.3)
     with pytest.raises(UserError, match=message) as error:

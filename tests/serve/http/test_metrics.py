@@ -2,12 +2,25 @@
 
 import pytest
 
+from polyhead.serve.http.metrics import Metrics
+
+
+def read_series(text: str) -> dict[str, float]:
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_labeled_counters_begin_at_zero():
+    series = read_series(Metrics().to_prometheus().decode())
+    names = [f'aborted_total{{reason="{reason}"}}' for reason in ("disconnect", "deadline", "shutdown")]
+    names += [f'tokens_total{{kind="{kind}"}}' for kind in ("prompt", "completion")]
+    assert [series[f"polyhead_{name}"] for name in names] == [0.0] * 5
+
 
 @pytest.mark.acceptance("F11")
 def test_number_of_series_does_not_depend_on_clients(client):
-    def read_series():
-        lines = client.ask("/metrics").text.splitlines()
-        return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+    def list_series():
+        return read_series(client.ask("/metrics").text).keys()
 
     def send_unknown(name):
         body, headers = {"prompt": "a", "model": name}, {"x-request-id": name}
@@ -17,7 +30,7 @@ def test_number_of_series_does_not_depend_on_clients(client):
         client.http.request(name.upper(), "/none")
 
     send_unknown("none")
-    expected = read_series() | read_series()
+    expected = list_series() | list_series()
     for number in range(30):
         send_unknown(f"name-{number}")
-    assert read_series() == expected
+    assert list_series() == expected

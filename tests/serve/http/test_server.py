@@ -33,10 +33,7 @@ def test_first_signal_finishes_accepted_requests_only(runs: dict[str, Run], capl
     with serve_run(runs["decoder"]) as client, ThreadPoolExecutor() as pool:
         with client.hold_steps() as steps:
             streams = [pool.submit(read_stream, client) for _ in range(3)]
-            service = client.service
-            client.wait_until(
-                lambda: service.num_waiting + len(service.engine_thread.streams) == 3, "no three"
-            )
+            client.wait_until(lambda: len(client.server.app.active_tasks) == 3, "no three are accepted")
             client.server.handle_exit(signal.SIGTERM, None)
             assert client.ask("/health/ready").status_code == 503
             answer = client.ask("/v1/completions", {"prompt": "dogs"})

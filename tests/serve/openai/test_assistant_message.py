@@ -72,13 +72,13 @@ def test_required_calls_fit_their_schema(
         "tools": TOOLS,
         "tool_choice": tool_choice,
         "parallel_tool_calls": parallel,
-        "n": 3,
+        "n": 2,
         "seed": 4,
-        "max_tokens": 150,
+        "max_tokens": 60,
     }
     choices = tool_client.ask(PATH, body).json()["choices"]
     stream_result = join_stream(tool_client.stream(PATH, body))
-    beams = tool_client.ask(PATH, {**body, "n": 1, "beam_size": 2, "max_tokens": 60}).json()["choices"]
+    beams = tool_client.ask(PATH, {**body, "n": 1, "beam_size": 2, "max_tokens": 40}).json()["choices"]
     messages = [
         c["message"] | {"finish_reason": c["finish_reason"]} for c in (*choices, *beams)
     ] + stream_result

@@ -56,6 +56,20 @@ def answer_greedy(run: Run, tokens: int = 12) -> str:
     return run.chat(QUESTION, temperature=0, max_new_tokens=tokens)
 
 
+def test_openai_reads_the_answers_of_the_run(run: Run, service: Process) -> None:
+    client = pytest.importorskip("openai").OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+    options: Any = {"model": "talker", "temperature": 0, "max_tokens": 12}
+    assert [model.id for model in client.models.list()] == ["talker"]
+    assert client.completions.create(prompt=PROMPT, **options).choices[0].text == generate_greedy(run)
+    create = client.chat.completions.create
+    assert create(messages=QUESTION, **options).choices[0].message.content == answer_greedy(run)
+    chunks = list(create(messages=QUESTION, stream=True, stream_options={"include_usage": True}, **options))
+    content = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert content == answer_greedy(run) and chunks[-1].usage.completion_tokens == 12
+    response = client.responses.create(model="talker", input=QUESTION, temperature=0, max_output_tokens=16)
+    assert response.output_text == answer_greedy(run, 16)
+
+
 def test_langchain_reads_the_answers_of_the_run(run: Run, service: Process) -> None:
     langchain: Any = pytest.importorskip("langchain_openai")
     options = {"base_url": f"{service.url}/v1", "api_key": "none", "model": "talker", "max_retries": 0}

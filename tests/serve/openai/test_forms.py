@@ -36,10 +36,10 @@ def test_openai_client_parses_structured_outputs(long_client: Client) -> None:
     completions = long_client.openai().chat.completions
     options: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "response_format": Dog, "seed": 2}
     (choice,) = completions.parse(**options).choices
-    assert choice.finish_reason == "stop" and isinstance(choice.message.parsed_answer, Dog)
-    assert json.loads(choice.message.content) == choice.message.parsed_answer.model_dump()
+    assert choice.finish_reason == "stop" and isinstance(choice.message.parsed, Dog)
+    assert json.loads(choice.message.content) == choice.message.parsed.model_dump()
     with completions.stream(**options) as stream:
-        assert stream.get_final_completion().choices[0].message.parsed_answer == choice.message.parsed_answer
+        assert stream.get_final_completion().choices[0].message.parsed == choice.message.parsed
 
 
 @pytest.mark.parametrize(

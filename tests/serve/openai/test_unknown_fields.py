@@ -97,7 +97,7 @@ def test_messages_of_the_openai_client_are_known(fields_client: Client, say: Any
     call_message = completions.create(messages=[QUESTION], tools=TOOLS, **options).choices[0].message
     say(fields_client, '{"age": 3}')
     parsed_answer = completions.parse(messages=[QUESTION], response_format=Dog, **options).choices[0].message
-    assert call_message.tool_calls and parsed_answer.parsed_answer == Dog(age=3)
+    assert call_message.tool_calls and parsed_answer.parsed == Dog(age=3)
     parsed_warning = "" if strict else "field 'parsed' of message 1 is ignored"
     for message in (text_message, call_message, parsed_answer):
         results: Any = [
