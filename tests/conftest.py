@@ -1,4 +1,4 @@
-"""One thread a test, so that numbers repeat, and the table of acceptance ids for `./dev acceptance`."""
+"""What holds for every test: one thread, seeds, kernels compiled beforehand, and no skip where CI is set."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 
@@ -16,6 +17,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["POLYHEAD_LANG"] = "en"  # whatever the language of the machine
 # CTranslate2's own sums of int8 overflow on processors of AMD without VNNI; it reads this once, on import
 os.environ.setdefault("CT2_USE_MKL", "1")
+
+
+IN_CI = bool(os.environ.get("CI"))
+pytest_plugins = ["tests.sampling", "tests.cpu_time"]
+hypothesis.settings.register_profile("default", max_examples=60, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("all", max_examples=1800, deadline=None, derandomize=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,12 +76,34 @@ class Table:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("acceptance")
-        for id, seen in sorted(self.outcomes.items(), key=lambda item: (item[0][0], int(item[0][1:]))):
-            verdict = "FAIL" if seen["failed"] else "pass" if seen["passed"] else "skipped"
-            counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(seen.items()))
+        for id, counts in sorted(self.outcomes.items(), key=lambda item: (item[0][0], int(item[0][1:]))):
+            verdict = "FAIL" if counts["failed"] else "pass" if counts["passed"] else "skipped"
+            counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
             terminalreporter.write_line(f"{id:<4} {verdict:<8} {counts}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("all" if config.getoption("--all") else "default")
     if config.getoption("--table"):
         config.pluginmanager.register(Table(), "acceptance-table")
+    if not hasattr(config, "workerinput") and not config.getoption("collectonly"):
+        compile_kernels()
+
+
+def compile_kernels() -> None:
+    """Compile the kernels before any worker starts: each of them would compile its own otherwise."""
+    from polyhead.kernels.build_extension import load_kernels
+
+    if load_kernels() is None and IN_CI:
+        pytest.exit("the kernels could not be compiled", returncode=1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    """Where CI is set, a test that lacks what it needs fails; one that does not apply says so."""
+    report = yield
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not reason.removeprefix("Skipped: ").startswith("not applicable"):
+            report.outcome, report.longrepr = "failed", f"skipped where CI is set: {reason}"
+    return report

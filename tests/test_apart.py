@@ -114,17 +114,25 @@ print(json.dumps(seen))
 """  # noqa: E501
 
 
-def child(script: str, place: Path, traced: bool = False) -> list[list[str]]:
+def child(script: str, workdir: Path, use_strace: bool = False) -> list[list[str]]:
     """What the hook saw; with ``traced`` also what the system was asked to connect to, by whatever code."""
-    log = place / "connects.txt"
-    trace = ["strace", "-f", "--seccomp-bpf", "-e", "trace=connect,sendto", "-o", str(log)] if traced else []
-    done = subprocess.run(
-        [*trace, sys.executable, "-c", CHILD + script], cwd=place, capture_output=True, text=True, timeout=110
+    log = workdir / "connects.txt"
+    trace = (
+        ["strace", "-f", "--seccomp-bpf", "-e", "trace=connect,sendto", "-o", str(log)] if use_strace else []
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = log.read_text().splitlines() if traced else []
-    outside = [line for line in told if "AF_INET" in line and not re.search(r'"(127\.0\.0\.1|::1)"', line)]
-    return [*json.loads(done.stdout.splitlines()[-1]), *(["system", line] for line in outside)]
+    process = subprocess.run(
+        [*trace, sys.executable, "-c", CHILD + script],
+        cwd=workdir,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    syscalls = log.read_text().splitlines() if use_strace else []
+    outside = [
+        line for line in syscalls if "AF_INET" in line and not re.search(r'"(127\.0\.0\.1|::1)"', line)
+    ]
+    return [*json.loads(process.stdout.splitlines()[-1]), *(["system", line] for line in outside)]
 
 
 def state(directory: Path) -> dict[str, tuple[str, int]]:
@@ -140,33 +148,33 @@ def state(directory: Path) -> dict[str, tuple[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("apart")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("apart")
     for split in ("train", "valid"):
-        (place / f"{split}.de").write_text("ein hund bellt .\nzwei hunde schlafen .\n" * 4)
-        (place / f"{split}.en").write_text("a dog barks .\ntwo dogs are asleep .\n" * 4)
-    (place / "dogs.yaml").write_text(RECIPE)
-    return place
+        (workdir / f"{split}.de").write_text("ein hund bellt .\nzwei hunde schlafen .\n" * 4)
+        (workdir / f"{split}.en").write_text("a dog barks .\ntwo dogs are asleep .\n" * 4)
+    (workdir / "dogs.yaml").write_text(RECIPE)
+    return workdir
 
 
 @pytest.fixture(scope="module")
-def trained(place: Path) -> list[list[str]]:
-    traced = (
+def training_events(workdir: Path) -> list[list[str]]:
+    use_strace = (
         bool(shutil.which("strace"))
         and not subprocess.run(["strace", "true"], capture_output=True).returncode
     )
-    return child(MAKES, place, traced)
+    return child(MAKES, workdir, use_strace)
 
 
 @pytest.mark.acceptance("R13", "F5")
-def test_training_speaks_to_nobody_and_starts_nothing(trained):
-    assert trained == []
+def test_training_opens_no_connection_and_no_process(training_events):
+    assert training_events == []
 
 
 @pytest.mark.acceptance("R13", "F1", "F3")
-def test_what_is_used_is_only_read_and_speaks_to_nobody(place, trained):
+def test_using_a_run_only_reads_it(workdir, training_events):
     """The directories are closed: by their modes, by the hook, and compared afterwards."""
-    runs = place / "runs"
+    runs = workdir / "runs"
     for directory in (runs / "dogs", runs / "judge", runs / "dogs/checkpoints"):
         evil = "open('executed', 'w')\nraise SystemExit('executed')"
         for name in ("evil.py", "modeling_evil.py", "sitecustomize.py", "conftest.py", "__init__.py"):
@@ -175,12 +183,12 @@ def test_what_is_used_is_only_read_and_speaks_to_nobody(place, trained):
     paths = [runs, *runs.rglob("*")]
     for path in paths:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    before = state(runs)
+    state_before = state(runs)
     try:
-        assert child(USES, place) == []
-        assert state(runs) == before
+        assert child(USES, workdir) == []
+        assert state(runs) == state_before
     finally:
         for path in paths:
             path.chmod(0o755 if path.is_dir() else 0o644)
-    assert not list(place.rglob("executed"))
-    assert (place / "judged.en").read_text().count("\n") == 2
+    assert not list(workdir.rglob("executed"))
+    assert (workdir / "judged.en").read_text().count("\n") == 2

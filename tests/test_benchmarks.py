@@ -69,7 +69,7 @@ CASES = [shlex.split(line) for line in SMALLEST.strip().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A text in two languages, and a translator that has learned hardly anything from it."""
     folder = tmp_path_factory.mktemp("benchmarks")
     en, zh = write_corpus(folder, n=600, n_valid=20, n_test=20)["train"]
@@ -81,25 +81,25 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         out: "{folder / "run"}"
     """
     (folder / "recipe.yaml").write_text("\n".join(line[8:] for line in recipe.splitlines()))
-    ran([sys.executable, "-m", "polyhead", "train", folder / "recipe.yaml"])
+    run_command([sys.executable, "-m", "polyhead", "train", folder / "recipe.yaml"])
     return {"en": en, "zh": zh, "run": folder / "run"}
 
 
-def ran(command: list[str | Path]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
-    return done.stdout
+def run_command(command: list[str | Path]) -> str:
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, (process.stdout + process.stderr)[-2000:]
+    return process.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_it_runs(case: list[str], given: dict[str, Path]) -> None:
+def test_benchmark_runs(case: list[str], inputs: dict[str, Path]) -> None:
     """With the smallest sizes: what it imports and calls is there, and it tells something."""
-    name, *options = (word.format(**given) for word in case)
-    assert ran([sys.executable, BENCHMARKS / f"{name}.py", *options]).strip()
+    name, *options = (word.format(**inputs) for word in case)
+    assert run_command([sys.executable, BENCHMARKS / f"{name}.py", *options]).strip()
 
 
-def test_none_is_left_out() -> None:
+def test_every_benchmark_and_measurement_has_a_case() -> None:
     """Neither a file nor one of the measurements that it names."""
     files = set(BENCHMARKS.glob("[!_]*.py"))
     assert {case[0] for case in CASES} == {file.stem for file in files}
@@ -109,11 +109,11 @@ def test_none_is_left_out() -> None:
 
 
 def test_an_unknown_measurement_is_refused() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, BENCHMARKS / "kernels.py", "liner"], capture_output=True, text=True
     )
-    assert done.returncode == 1
-    assert "unknown measurement 'liner'; known: linear, attention, encode" in done.stderr
+    assert process.returncode == 1
+    assert "unknown measurement 'liner'; known: linear, attention, encode" in process.stderr
 
 
 @pytest.fixture(scope="module")
@@ -138,22 +138,22 @@ def peers() -> ModuleType:
         },
     ],
 )
-def test_the_twin_of_hugging_face_gives_the_same_logits(peers, norm_first, changes):
+def test_twin_of_hugging_face_has_the_same_logits(peers, norm_first, changes):
     config = ModelConfig.model_validate({**SIZES, "norm_first": norm_first, **changes})
     assert peers.differences(config) == ""
     model = build(config, seed=1).eval()
     for parameter in model.parameters():  # norms and biases too
         torch.nn.init.normal_(parameter, std=0.3)
-    theirs = peers.twin(model, 0, 1, 2).eval()
+    twin = peers.twin(model, 0, 1, 2).eval()
     source, target = torch.randint(3, 50, (3, 9)), torch.randint(3, 50, (3, 7))
     pos = torch.arange(9).expand(3, 9).masked_fill(torch.arange(9) >= torch.tensor([[9], [4], [7]]), -1)
-    wanted = theirs(input_ids=source, attention_mask=(pos >= 0).long(), decoder_input_ids=target).logits
-    torch.testing.assert_close(model(source, target, pos), wanted, rtol=1e-4, atol=1e-4)
-    assert theirs.config.model_type == ("pegasus" if norm_first else "marian")
+    expected = twin(input_ids=source, attention_mask=(pos >= 0).long(), decoder_input_ids=target).logits
+    torch.testing.assert_close(model(source, target, pos), expected, rtol=1e-4, atol=1e-4)
+    assert twin.config.model_type == ("pegasus" if norm_first else "marian")
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "difference"),
     [
         ({"position": "rope"}, "position"),
         ({"feed_forward": "swiglu"}, "feed_forward"),
@@ -163,11 +163,11 @@ def test_the_twin_of_hugging_face_gives_the_same_logits(peers, norm_first, chang
         ({"tie_embeddings": "target"}, "tie_embeddings"),
     ],
 )
-def test_what_hugging_face_has_no_equal_of_is_named(peers, changes, named):
-    assert peers.differences(ModelConfig.model_validate({**SIZES, **changes})) == named
+def test_designs_without_a_twin_are_named(peers, changes, difference):
+    assert peers.differences(ModelConfig.model_validate({**SIZES, **changes})) == difference
 
 
-def test_the_peer_of_a_language_model_gives_the_same_logits(monkeypatch):
+def test_peer_of_a_language_model_has_same_logits(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     decode = import_module("decode")
     model = build(preset_config("gpt2", 50, n_layers=2, d_model=16, n_heads=2, max_len=20), seed=1).eval()
@@ -184,7 +184,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("kind", ["pairs", "rows"])
-def test_a_training_step_of_each_library_has_the_same_loss(steps, kind):
+def test_training_steps_of_libraries_have_the_same_loss(steps, kind):
     if kind == "pairs":
         workload = steps.pair_workload("tiny", 60, 2, 7, layers=1)
         config = workload.config.model_copy(update={"dropout": 0.0})
@@ -206,7 +206,7 @@ def test_a_training_step_of_each_library_has_the_same_loss(steps, kind):
         assert values == pytest.approx(losses["Hugging Face"], rel=1e-4), system
 
 
-def test_the_operations_of_a_training_step_are_three_forward_passes(steps):
+def test_training_step_costs_three_forward_passes(steps):
     """Of one layer and the head, without the pairs of tokens that a causal mask hides."""
     workload = steps.language_workload({"d_model": 16, "n_layers": 1, "n_heads": 2}, 60, 2, 7)
     tokens, width = 2 * 7, 16
@@ -216,7 +216,7 @@ def test_the_operations_of_a_training_step_are_three_forward_passes(steps):
     assert workload.count_flops() == 3 * (layer + attention + head)
 
 
-def test_a_step_of_decoding_reads_the_decoder_and_the_head(monkeypatch):
+def test_decoding_step_reads_decoder_and_head(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     speed = import_module("speed")
     d, layers, vocabulary = 16, 2, 60

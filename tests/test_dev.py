@@ -57,14 +57,12 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def calls(dev: ModuleType, monkeypatch: pytest.MonkeyPatch, failing: str = "nothing") -> Calls:
-    made = Calls(failing)
-    monkeypatch.setattr(dev.subprocess, "call", made)
-    return made
+    calls_made = Calls(failing)
+    monkeypatch.setattr(dev.subprocess, "call", calls_made)
+    return calls_made
 
 
-def test_the_first_call_installs_and_the_second_does_not(
-    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_call_installs_and_second_does_not(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     first = calls(dev, monkeypatch)
     assert dev.install("demo,dev") == 0
     assert [command[-1] for command in first.commands] == [str(dev.VENV), "torch", ".[demo,dev]"]
@@ -86,12 +84,12 @@ CPU = [
 ]
 
 
-def test_without_an_nvidia_device_torch_is_the_build_for_cpus(
+def test_without_nvidia_device_torch_is_for_cpus(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = calls(dev, monkeypatch)
+    calls_made = calls(dev, monkeypatch)
     assert dev.install("all") == 0
-    assert made.torch() == [CPU]
+    assert calls_made.torch() == [CPU]
     assert (
         "dev: no NVIDIA device here, so torch's build for CPUs is taken; './dev --torch cuda VERB' takes "
         "the other\n" in capsys.readouterr().err
@@ -99,10 +97,10 @@ def test_without_an_nvidia_device_torch_is_the_build_for_cpus(
 
 
 @pytest.mark.parametrize("sign", ["device", "program", "system"])
-def test_where_the_usual_build_fits_it_comes_from_pips_own_index(
+def test_usual_build_comes_from_the_index_of_pip(
     sign: str, dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = calls(dev, monkeypatch)
+    calls_made = calls(dev, monkeypatch)
     if sign == "device":
         Path(dev.NVIDIA[0]).touch()
     elif sign == "program":
@@ -110,16 +108,16 @@ def test_where_the_usual_build_fits_it_comes_from_pips_own_index(
     else:
         monkeypatch.setattr(dev.sys, "platform", "darwin")
     assert dev.install("all") == 0
-    assert made.torch() == [[]]
+    assert calls_made.torch() == [[]]
     assert "NVIDIA" not in capsys.readouterr().err
 
 
-def test_an_index_that_fails_is_followed_by_pips_own(
+def test_failing_index_is_followed_by_that_of_pip(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = calls(dev, monkeypatch, failing="--index-url")
+    calls_made = calls(dev, monkeypatch, failing="--index-url")
     assert dev.install("demo") == 0
-    assert made.torch() == [CPU, []]
+    assert calls_made.torch() == [CPU, []]
     assert (
         "dev: https://download.pytorch.org/whl/cpu gave no torch; trying pip's own" in capsys.readouterr().err
     )
@@ -129,17 +127,17 @@ def test_an_index_that_fails_is_followed_by_pips_own(
 def test_the_build_of_torch_can_be_chosen(
     build: str, options: list[str] | None, dev: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = [CPU[0], build, *CPU[2:]] if options is None else options
-    made = calls(dev, monkeypatch)
+    expected = [CPU[0], build, *CPU[2:]] if options is None else options
+    calls_made = calls(dev, monkeypatch)
     monkeypatch.setenv("POLYHEAD_TORCH", "cpu")  # the option wins
     assert dev.main(["--torch", build, "install"]) == 0
-    assert made.torch() == [wanted]
+    assert calls_made.torch() == [expected]
     assert dev.main(["install"]) == 0  # the variable is now what the option was
     monkeypatch.delenv("POLYHEAD_TORCH")
     assert dev.main(["install"]) == 0
-    assert len(made.torch()) == 1
+    assert len(calls_made.torch()) == 1
     assert dev.main(["--torch", "cpu", "install"]) == 0
-    assert made.torch()[1:] == [[*CPU, "--force-reinstall", "--no-deps"]]
+    assert calls_made.torch()[1:] == [[*CPU, "--force-reinstall", "--no-deps"]]
 
 
 @pytest.mark.parametrize(
@@ -169,9 +167,9 @@ def test_changed_requirements_are_installed_again(dev: ModuleType, monkeypatch: 
     calls(dev, monkeypatch)
     dev.install("demo")
     (dev.ROOT / "constraints.txt").write_text("torch==3")
-    again = calls(dev, monkeypatch)
+    new_calls = calls(dev, monkeypatch)
     assert dev.install("demo") == 0
-    assert [command[-1] for command in again.commands] == ["torch", ".[demo]"]
+    assert [command[-1] for command in new_calls.commands] == ["torch", ".[demo]"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +186,7 @@ def test_changed_requirements_are_installed_again(dev: ModuleType, monkeypatch: 
         ),
     ],
 )
-def test_a_failed_installation_is_said_and_tried_again(
+def test_failed_installation_is_reported_and_repeated(
     failing: str,
     message: str,
     dev: ModuleType,
@@ -202,14 +200,14 @@ def test_a_failed_installation_is_said_and_tried_again(
 
 
 def test_arguments_and_exit_codes_pass_through(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
+    commands: list[list[str]] = []
     calls(dev, monkeypatch)
-    monkeypatch.setattr(dev, "become", lambda command, **environment: seen.append(command) or 7)
+    monkeypatch.setattr(dev, "become", lambda command, **environment: commands.append(command) or 7)
     monkeypatch.setattr(dev.os, "chdir", lambda path: None)
     assert dev.main(["demo", "--translate", "March 3, 2027"]) == 7
-    assert seen[-1] == [str(dev.BIN / "polyhead"), "demo", "--translate", "March 3, 2027"]
+    assert commands[-1] == [str(dev.BIN / "polyhead"), "demo", "--translate", "March 3, 2027"]
     assert dev.main(["test", "-x", "tests/cli"]) == 7
-    assert seen[-1][1:] == ["-m", "pytest", "-n", "2", "-x", "tests/cli"]
+    assert commands[-1][1:] == ["-m", "pytest", "-n", "2", "--dist", "worksteal", "-x", "tests/cli"]
 
 
 def test_an_old_python_is_refused_by_name(
@@ -232,9 +230,9 @@ def test_help_and_unknown_verbs_need_no_installation() -> None:
         )
 
     assert "./dev demo [...]" in run("--help").stdout
-    done = run("tset")
-    assert (done.returncode, done.stderr) == (
+    process = run("tset")
+    assert (process.returncode, process.stderr) == (
         2,
-        "dev: unknown verb 'tset'; known: install, demo, test, lint, docs, bench, acceptance, "
+        "dev: unknown verb 'tset'; known: install, demo, test, mutants, lint, docs, bench, acceptance, "
         "package, site\n",
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import json
-import os
 import re
 import runpy
 import shlex
@@ -28,25 +28,16 @@ from polyhead.cli.verbs import VERBS
 from polyhead.config import yaml_io
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
-from polyhead.core.registry import ALL_REGISTRIES, Registry
+from polyhead.core.registry import ALL_REGISTRIES
 from polyhead.run.recipe import load_recipe, validate_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "recipes").glob("*.md"),
-        *(ROOT / "notebooks").glob("*.md"),
-    ]
+    page for pattern in ("", "docs/**/", "recipes/", "notebooks/") for page in ROOT.glob(f"{pattern}*.md")
 )
-TRANSLATED = (
-    "guide", "explain", "serving", "other_engines", "compare", "cost", "distributed", "checkpoints",
-)  # fmt: skip
-PAIRS = [
-    ("README.md", "README.zh-CN.md"),
-    *((f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED),
-]
+TRANSLATED_PAGES = "guide explain serving other_engines compare cost distributed checkpoints"
+PAIRS = [("README.md", "README.zh-CN.md")]
+PAIRS += [(f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED_PAGES.split()]
 WITHIN_ATTENTION = {"feature_map", "similarity"}  # options of an attention, listed on its own page
 WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
 WITHOUT_PAPER = {"none", "tanh", "static", "constant", "char", "byte", "exp", "plain"}
@@ -63,10 +54,6 @@ TINY = {
 SHORT = {"generation.max_length_ratio": 1.0, "generation.max_length_extra": 2}  # translations
 
 
-def parts() -> list[tuple[Registry[Any], str]]:
-    return [(registry, part) for registry in ALL_REGISTRIES for part in registry.names()]
-
-
 class Fence(NamedTuple):
     """A fenced block, and the line it begins on."""
 
@@ -79,9 +66,28 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def read(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
 def fences(text: str) -> list[Fence]:
-    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
-    return [Fence(m[1], m[2], text[: m.start()].count("\n") + 1) for m in found]
+    matches = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [Fence(m[1], m[2], text[: m.start()].count("\n") + 1) for m in matches]
+
+
+def read_fences(path: str) -> list[Fence]:
+    return fences(read(path))
+
+
+def page_fences(language: str) -> Iterator[tuple[Path, Fence]]:
+    """The fenced blocks of one language, with their pages."""
+    return (
+        (page, fence) for page in PAGES for fence in fences(page.read_text()) if fence.language == language
+    )
+
+
+def page_commands() -> Iterator[tuple[Path, list[str]]]:
+    return ((page, words) for page in PAGES for words in commands(page.read_text()))
 
 
 def prose(text: str) -> str:
@@ -110,14 +116,6 @@ def table(text: str, first: str) -> list[list[str]]:
     return rows
 
 
-def section(text: str, title: str) -> str:
-    """What stands under a heading of the second level."""
-    parts = re.split(r"^## (.*)$", text, flags=re.M)
-    found = dict(zip(parts[1::2], parts[2::2], strict=True))
-    assert title in found, f"no section '## {title}'"
-    return found[title]
-
-
 def commands(text: str) -> Iterator[list[str]]:
     """Every call of ./dev or polyhead in blocks for the shell and in code spans, as words."""
     spans = re.findall(r"`((?:polyhead|\./dev) [^`]+)`", prose(text))
@@ -136,152 +134,113 @@ def commands(text: str) -> Iterator[list[str]]:
             words = []
 
 
-def guide_recipe() -> dict[str, Any]:
-    """The recipe of a translator that the guide explains."""
-    blocks = [fence.text for fence in fences(section((ROOT / "docs/guide.md").read_text(), "The recipe"))]
-    (recipe,) = [text for text in blocks if text.startswith("data:\n  root: .")]
+def read_recipe(start: str) -> dict[str, Any]:
+    """The recipe of the guide that starts with these words."""
+    (recipe,) = [fence.text for fence in read_fences("docs/guide.md") if fence.text.startswith(start)]
     tree: dict[str, Any] = yaml_io.parse_yaml(recipe)
     return tree
 
 
-def language_recipe() -> dict[str, Any]:
-    """The recipe of a language model in the guide."""
-    (recipe,) = (
-        f.text
-        for f in fences((ROOT / "docs/guide.md").read_text())
-        if f.text.startswith("task: language-model")
-    )
-    tree: dict[str, Any] = yaml_io.parse_yaml(recipe)
-    return tree
+TRANSLATOR, LANGUAGE_MODEL = "data:\n  root: .", "task: language-model"
+CLASSIFIER = "task: {name: classification"
 
 
-def classes_recipe() -> dict[str, Any]:
-    """The recipe of a classifier in the guide."""
-    (recipe,) = (
-        f.text
-        for f in fences((ROOT / "docs/guide.md").read_text())
-        if f.text.startswith("task: {name: classification")
-    )
-    tree: dict[str, Any] = yaml_io.parse_yaml(recipe)
-    return tree
-
-
-def act(line: str) -> None:
+def run_line(line: str) -> None:
     """Run a line for the shell: a call of polyhead, or an echo into one."""
-    said = re.match(r'echo "(.*)" \| ', line)
+    echo = re.match(r'echo "(.*)" \| ', line)
     (words,) = commands(f"```sh\n{line}\n```")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said[1].encode() + b"\n" if said else b"")))
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(echo[1].encode() + b"\n" if echo else b"")))
         assert main(words[1:]) == 0, line
 
 
 @pytest.fixture
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory to stand in, with the files that the pages tell to write; what is imported from it is
-    forgotten.
-    """
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, with the files that the pages say to write."""
     monkeypatch.chdir(tmp_path)
-    for page in PAGES:
-        for fence in fences(page.read_text()):
-            if file := FILE.match(fence.text):
-                (tmp_path / file[1]).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / file[1]).write_text(fence.text)
+    for _, fence in page_fences("python"):
+        if file := FILE.match(fence.text):
+            (tmp_path / file[1]).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file[1]).write_text(fence.text)
     yield tmp_path
     for module in [m for m in sys.modules if m.partition(".")[0] == "my_pkg"]:
         del sys.modules[module]
 
 
-def lines_of(rows: list[list[str]]) -> str:
-    return "".join(" ".join(row) + "\n" for row in rows)
-
-
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with text, the recipes of the guide, and their runs, but tiny."""
     home = tmp_path_factory.mktemp("docs")
-    words = {
-        "a": "ein",
-        "dog": "hund",
-        "barks": "bellt",
-        "two": "zwei",
-        "red": "rot",
-        "here": "hier",
-        "cat": "katze",
-    }
-    order = [[*words][i * 3 % 7 :] + [*words][: i % 5] for i in range(40)]
-    for split, rows in (("train", order), ("valid", order[:6]), ("test", order[6:9])):
-        (home / f"{split}.en").write_text(lines_of(rows))
-        (home / f"{split}.de").write_text(lines_of([[words[w] for w in row] for row in rows]))
-    (home / "plays.txt").write_text("".join(f"ROMEO:\n{' '.join(row)}.\n\n" for row in order))
-    reviews = [f"{'ab'[len(row) % 2]}\t{' '.join(row)}\n" for row in order]
+    english = ["a", "dog", "barks", "two", "red", "here", "cat"]
+    german = dict(zip(english, ["ein", "hund", "bellt", "zwei", "rot", "hier", "katze"], strict=True))
+    rows = [english[i * 3 % 7 :] + english[: i % 5] for i in range(40)]
+    for split, part in (("train", rows), ("valid", rows[:6]), ("test", rows[6:9])):
+        (home / f"{split}.en").write_text("".join(" ".join(row) + "\n" for row in part))
+        (home / f"{split}.de").write_text("".join(" ".join(german[w] for w in row) + "\n" for row in part))
+    (home / "plays.txt").write_text("".join(f"ROMEO:\n{' '.join(row)}.\n\n" for row in rows))
+    reviews = [f"{'ab'[len(row) % 2]}\t{' '.join(row)}\n" for row in rows]
     (home / "reviews.tsv").write_text("label\tsentence\n" + "".join(reviews))
-    for file, shrunk, sizes in (
-        ("mine.yaml", guide_recipe(), TINY | SHORT),
-        ("plays.yaml", language_recipe(), TINY),
-        ("reviews.yaml", classes_recipe(), TINY),
-    ):
-        for key, value in sizes.items():
-            yaml_io.assign(shrunk, key.split("."), value, Recipe)
-        (home / file).write_text(yaml_io.dump_yaml(shrunk))
-    before = Path.cwd()
-    os.chdir(home)
-    try:
-        assert main(["train", "mine.yaml"]) == 0
-        assert main(["train", "plays.yaml"]) == 0
-        assert main(["train", "reviews.yaml"]) == 0
-    finally:
-        os.chdir(before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        for file, start, sizes in (
+            ("mine.yaml", TRANSLATOR, TINY | SHORT),
+            ("plays.yaml", LANGUAGE_MODEL, TINY),
+            ("reviews.yaml", CLASSIFIER, TINY),
+        ):
+            recipe = read_recipe(start)
+            for key, value in sizes.items():
+                yaml_io.assign(recipe, key.split("."), value, Recipe)
+            Path(file).write_text(yaml_io.dump_yaml(recipe))
+            assert main(["train", file]) == 0
     return home
 
 
 @pytest.fixture
-def home(trained: Path, beside: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of it, to stand in; what an example registers is forgotten again."""
-    shutil.copytree(trained, beside, dirs_exist_ok=True)
+def home(runs_dir: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of it as the current directory; what an example registers is removed again."""
+    shutil.copytree(runs_dir, workdir, dirs_exist_ok=True)
     for registry in ALL_REGISTRIES:
         registry.names()
         monkeypatch.setattr(registry, "_parts", dict(registry._parts))
     threads = torch.get_num_threads()
-    yield beside
+    yield workdir
     torch.set_num_threads(threads)
 
 
-WITH_PYTHON = [page for page in PAGES if any(f.language == "python" for f in fences(page.read_text()))]
+WITH_PYTHON = sorted({page for page, _ in page_fences("python")})
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
-def test_the_examples_run(page: Path, home: Path) -> None:
+def test_examples_run(page: Path, home: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "docs"}
     for fence in fences(page.read_text()):
         if fence.language == "sh" and name(page) in SHOWN_BY_ACTING:
             for line in fence.text.splitlines():
-                act(line)
+                run_line(line)
         elif fence.language == "python" and not EXCERPT.match(fence.text) and not FILE.match(fence.text):
             # blank lines before it, so that a traceback names the line of the page
             exec(compile("\n" * fence.line + fence.text, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
-def test_excerpts_stand_in_the_source(page: Path) -> None:
-    for fence in fences(page.read_text()):
-        if cited := EXCERPT.match(fence.text):
-            source = iter((ROOT / cited[1]).read_text().splitlines())
+def test_excerpts_are_lines_of_the_source() -> None:
+    for page, fence in page_fences("python"):
+        if source_name := EXCERPT.match(fence.text):
+            source = iter(read(source_name[1]).splitlines())
             for line in filter(None, fence.text.splitlines()[1:]):
-                assert line in source, f"{cited[1]} has no line {line!r} there"
+                assert line in source, f"{name(page)}: {source_name[1]} has no line {line!r} there"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_commands_parse(page: Path, beside: Path) -> None:
+def test_commands_parse(workdir: Path) -> None:
     verbs_of_dev = runpy.run_path(str(ROOT / "dev"))["EXTRAS"]
-    for words in commands(page.read_text()):
+    for page, words in page_commands():
         program, verb, *rest = words
         if words[:2] == ["./dev", "--torch"]:
             program, _, _, verb, *rest = words
         if program == "./dev":
-            assert verb in verbs_of_dev, words
+            assert verb in verbs_of_dev, (name(page), words)
         elif not verb.startswith("-"):
-            assert verb in VERBS, words
+            assert verb in VERBS, (name(page), words)
             if rest:  # a verb alone is only a mention of it
                 parse(verb, rest)
 
@@ -292,18 +251,21 @@ def without_language(arguments: list[str]) -> list[str]:
     return [*arguments[:place], *arguments[place + 2 :]]
 
 
-def parse(verb: str, arguments: list[str]) -> None:
-    """Fail if the verb does not take the arguments; changes to a recipe must be a recipe's keys."""
-    arguments = without_language(arguments)
+@functools.cache
+def make_command(verb: str) -> Any:
     app = typer.Typer(add_completion=False)
     app.command(verb)(import_module(f"polyhead.cli.{VERBS[verb][0]}").run)
-    command = typer.main.get_command(app)
+    return typer.main.get_command(app)
+
+
+def parse(verb: str, arguments: list[str]) -> None:
+    """Fail if the verb does not take the arguments; changes to a recipe must be a recipe's keys."""
     try:
-        context = command.make_context(verb, list(arguments))
+        context = make_command(verb).make_context(verb, without_language(arguments))
     except typer.Exit:  # --keys, --help
         return
     if changes := context.params.get("changes"):
-        tree = guide_recipe()
+        tree = read_recipe(TRANSLATOR)
         for place, value in yaml_io.parse_overrides(changes, Recipe):
             yaml_io.assign(tree, place, value, Recipe)
         if tree["data"].get("valid_fraction"):  # of another recipe, which names no files
@@ -311,57 +273,63 @@ def parse(verb: str, arguments: list[str]) -> None:
         validate_recipe(tree)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_recipes_are_valid(page: Path, beside: Path) -> None:
-    for fence in fences(page.read_text()):
-        if fence.language == "yaml":
-            given = yaml_io.parse_yaml(fence.text)
-            shared = "valid_fraction" in given.get("data", {})
-            base = {"data": {"train": ["a"], **({} if shared else {"valid": ["b"]})}, "train": {"steps": 1}}
-            validate_recipe(given | {key: base[key] | given.get(key, {}) for key in base})
+def test_recipes_are_valid(workdir: Path) -> None:
+    for page, fence in page_fences("yaml"):
+        tree = yaml_io.parse_yaml(fence.text)
+        has_own_valid = "valid_fraction" in tree.get("data", {})
+        base = {
+            "data": {"train": ["a"], **({} if has_own_valid else {"valid": ["b"]})},
+            "train": {"steps": 1},
+        }
+        validate_recipe(tree | {key: base[key] | tree.get(key, {}) for key in base})
+        assert yaml.safe_load(fence.text), name(page)
 
 
-def test_the_recipes_folder_is_listed_and_loads() -> None:
-    listed = (ROOT / "recipes/README.md").read_text()
+def test_recipes_folder_is_listed_and_loads() -> None:
+    entries = read("recipes/README.md")
     for path in (ROOT / "recipes").glob("*.yaml"):
-        assert f"({path.name})" in listed
+        assert f"({path.name})" in entries
         load_recipe(path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
-        if re.match(r"https?://", target):
-            continue
-        file, _, anchor = target.partition("#")
-        path = (page.parent / file).resolve() if file else page
-        assert path.exists(), f"{name(page)} links to {target}, which is missing"
-        if anchor:
-            assert anchor in map(slug, headings(path.read_text())), f"{name(page)}: no heading {target}"
+def test_links_lead_to_files_and_headings() -> None:
+    broken_links = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
+            file, _, anchor = target.partition("#")
+            path = (page.parent / file).resolve() if file else page
+            is_web = re.match(r"https?://", target)
+            if not is_web and not (
+                path.exists() and (not anchor or anchor in map(slug, headings(path.read_text())))
+            ):
+                broken_links.append(f"{name(page)} links to {target}")
+    assert broken_links == []
 
 
-@pytest.mark.parametrize("registry", ALL_REGISTRIES, ids=lambda registry: registry.kind)
-def test_the_page_of_a_kind_is_what_the_docstrings_say(registry: Registry[Any]) -> None:
-    written = runpy.run_path(str(ROOT / "docs/parts/write.py"))["pages"]()
-    path = ROOT / f"docs/parts/{registry.kind}.md"
-    assert path.read_text() == written[path], "./dev docs writes it anew"
+def test_pages_of_parts_are_their_docstrings() -> None:
+    pages = runpy.run_path(str(ROOT / "docs/parts/write.py"))["pages"]()
+    stale = [path.name for path, text in pages.items() if path.read_text() != text]
+    assert stale == [], "./dev docs writes them anew"
+    assert {f"{registry.kind}.md" for registry in ALL_REGISTRIES} <= {path.name for path in pages}
 
 
-@pytest.mark.parametrize(("registry", "part"), parts(), ids=lambda x: getattr(x, "kind", x))
-def test_every_part_is_told_whole(registry: Registry[Any], part: str) -> None:
-    about, doc = read_part_doc(registry, part), inspect.cleandoc(registry.get(part).__doc__ or "")
-    assert about.summary.endswith("."), "its first sentence"
-    assert all(about.options.values()), "an option without a meaning"
-    assert parse_docstring(doc).options.keys() <= registry.options(part).keys(), (
-        "the meaning of an option that is gone"
-    )
-    assert about.fields.get("When"), "when to use it"
-    assert about.fields.get("Paper") or part in WITHOUT_PAPER, "where it comes from"
-    assert about.fields.get("Equation") or WITHOUT_EQUATION & {registry.kind, part}, "what it computes"
-    assert len(doc.splitlines()) <= 30, "a docstring that needs a page"
+def test_every_part_is_documented() -> None:
+    for registry, part in [(kind, part) for kind in ALL_REGISTRIES for part in kind.names()]:
+        part_doc, doc = read_part_doc(registry, part), inspect.cleandoc(registry.get(part).__doc__ or "")
+        label = f"{registry.kind} {part}"
+        assert part_doc.summary.endswith("."), f"{label}: its first sentence"
+        assert all(part_doc.options.values()), f"{label}: an option without a meaning"
+        surplus = parse_docstring(doc).options.keys() - registry.options(part).keys()
+        assert not surplus, f"{label}: options that do not exist: {surplus}"
+        assert part_doc.fields.get("When"), f"{label}: when to use it"
+        assert part_doc.fields.get("Paper") or part in WITHOUT_PAPER, f"{label}: its source"
+        assert part_doc.fields.get("Equation") or WITHOUT_EQUATION & {registry.kind, part}, (
+            f"{label}: its equation"
+        )
+        assert len(doc.splitlines()) <= 30, f"{label}: a docstring that needs a page"
 
 
-def test_what_was_measured_is_of_parts_that_exist() -> None:
+def test_measured_facts_are_of_existing_parts() -> None:
     facts = yaml.safe_load((ROOT / "docs/parts/measured.yaml").read_text())
     kinds = {registry.kind: registry for registry in ALL_REGISTRIES}
     for kind, of_parts in facts.items():
@@ -370,36 +338,25 @@ def test_what_was_measured_is_of_parts_that_exist() -> None:
             assert set(fact) == {"fact", "command"}
 
 
-def test_the_page_of_parts_lists_every_part() -> None:
+def test_page_of_parts_lists_every_part() -> None:
     text = (ROOT / "docs/parts/README.md").read_text()
     for registry in ALL_REGISTRIES:
         (row,) = [line for line in text.splitlines() if f"]({registry.kind}.md)" in line]
-        named = set(re.findall(r"`([\w-]+)`", row.split("|")[3]))
-        assert named == set(registry.names()), registry.kind
+        names = set(re.findall(r"`([\w-]+)`", row.split("|")[3]))
+        assert names == set(registry.names()), registry.kind
 
 
-def test_the_readme_is_short() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 130
-    blocks = re.split(r"\n\n|\n(?=[-|#])", re.sub(r"\]\([^)]*\)", "]", prose(text)))
-    sentences = [
-        s for block in blocks for s in re.split(r"(?<=[.:!?])\s+", block) if not block.startswith("|")
-    ]
-    assert [s for s in sentences if len(s.split()) > 25] == []
-    assert len((ROOT / "README.zh-CN.md").read_text().splitlines()) <= 130
-
-
-def test_the_four_commands_of_the_readme_work(trained: Path, beside: Path) -> None:
+def test_commands_of_the_readme_work(runs_dir: Path, workdir: Path) -> None:
     (block,) = [f for f in fences((ROOT / "README.md").read_text()) if "polyhead init" in f.text]
     for split in ("train", "test"):
-        shutil.copy(trained / f"{split}.en", beside)
-        shutil.copy(trained / f"{split}.de", beside / f"{split}.zh")
-    shutil.copy(trained / "test.en", beside / "input.en")
+        shutil.copy(runs_dir / f"{split}.en", workdir)
+        shutil.copy(runs_dir / f"{split}.de", workdir / f"{split}.zh")
+    shutil.copy(runs_dir / "test.en", workdir / "input.en")
     tiny = [f"{key}={value}" for key, value in (TINY | SHORT).items()]
     for words in commands(f"```sh\n{block.text}```\n"):
         shrunk = tiny if words[1] == "train" else []
         assert main([*words[1:], *shrunk]) == 0, words
-    assert len((beside / "output.zh").read_text().splitlines()) == 3
+    assert len((workdir / "output.zh").read_text().splitlines()) == 3
 
 
 def test_beam_search_lists_every_key_of_decoding() -> None:
@@ -411,44 +368,44 @@ def test_beam_search_lists_every_key_of_decoding() -> None:
 @pytest.mark.parametrize(
     ("guide", "head", "required"), [("guide.md", "key", "(required)"), ("guide.zh-CN.md", "键", "（必填）")]
 )
-def test_the_guide_lists_every_key_of_a_recipe(guide: str, head: str, required: str) -> None:
+def test_guide_lists_every_key_of_a_recipe(guide: str, head: str, required: str) -> None:
     rows = table((ROOT / "docs" / guide).read_text(), head)
-    wanted = [line.partition("  ")[0] for line in list_keys()]
+    expected = [line.partition("  ")[0] for line in list_keys()]
     assert [
         f"{row[0]}: {row[1]} = {row[2]}".replace("`", "").replace(f" = {required}", "") for row in rows
-    ] == wanted
+    ] == expected
     assert all(row[3] for row in rows)
 
 
-def test_the_guide_lists_every_file_of_a_run(trained: Path) -> None:
-    run = trained / "runs/mine"
+def test_guide_lists_every_file_of_a_run(runs_dir: Path) -> None:
+    run = runs_dir / "runs/mine"
     for guide, head in (("guide.md", "file"), ("guide.zh-CN.md", "文件")):
-        listed = " ".join(row[0] + " " + row[1] for row in table((ROOT / "docs" / guide).read_text(), head))
+        entries = " ".join(row[0] + " " + row[1] for row in table((ROOT / "docs" / guide).read_text(), head))
         for path in run.rglob("*"):
             inside = path.relative_to(run).as_posix()
             assert (
                 path.is_dir()
                 or inside.startswith("data/")
-                or f"`{path.name}`" in listed
-                or f"`{inside}`" in listed
+                or f"`{path.name}`" in entries
+                or f"`{inside}`" in entries
             ), inside
 
 
-def test_the_guide_names_every_column_of_the_metrics(trained: Path) -> None:
-    rows = [json.loads(line) for line in (trained / "runs/mine/metrics.jsonl").read_text().splitlines()]
-    written = {
+def test_guide_lists_every_column_of_metrics(runs_dir: Path) -> None:
+    rows = [json.loads(line) for line in (runs_dir / "runs/mine/metrics.jsonl").read_text().splitlines()]
+    columns_by_split = {
         split: {key for row in rows if row["split"] == split for key in row} - {"split"}
         for split in ("train", "valid")
     }
     for guide in ("guide.md", "guide.zh-CN.md"):
         text = (ROOT / "docs" / guide).read_text()
-        for split, columns in written.items():
-            (listed,) = re.findall(rf'`"split": "{split}"`[^`]*`([a-z_ ]+)`', text)
-            assert set(listed.split()) == columns, (guide, split)
+        for split, columns in columns_by_split.items():
+            (entries,) = re.findall(rf'`"split": "{split}"`[^`]*`([a-z_ ]+)`', text)
+            assert set(entries.split()) == columns, (guide, split)
 
 
 @pytest.mark.parametrize("guide", ["guide.md", "guide.zh-CN.md"])
-def test_what_may_change_on_resume_is_what_the_code_lets_change(guide: str) -> None:
+def test_guide_lists_keys_that_resume_may_change(guide: str) -> None:
     from polyhead.train.resume import CHANGEABLE_KEYS
 
     text = (ROOT / "docs" / guide).read_text()
@@ -460,19 +417,19 @@ def test_what_may_change_on_resume_is_what_the_code_lets_change(guide: str) -> N
     assert set(re.findall(r"`(train\.\w+)`", paragraph)) == CHANGEABLE_KEYS
 
 
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_the_translations_have_the_same_sections_and_examples(ours: str, theirs: str) -> None:
-    a, b = ((ROOT / path).read_text() for path in (ours, theirs))
+@pytest.mark.parametrize(("english", "chinese"), PAIRS)
+def test_translations_have_equal_sections_and_examples(english: str, chinese: str) -> None:
+    a, b = read(english), read(chinese)
     assert [h.split()[0] for h in headings(a)] == [h.split()[0] for h in headings(b)]
     for one, other in zip(fences(a), fences(b), strict=True):
         assert one.language == other.language
-        without = [re.sub(r" *# .*", "", fence.text) for fence in (one, other)]
-        assert without[0] == without[1]
+        code = [re.sub(r" *# .*", "", fence.text) for fence in (one, other)]
+        assert code[0] == code[1]
     assert [len(r) for r in re.findall(r"(?:^\|.*\n)+", a, re.M)] or not re.findall(r"^\|", b, re.M)
     assert len(re.findall(r"^\|", a, re.M)) == len(re.findall(r"^\|", b, re.M)), "tables of different lengths"
 
 
-def test_what_is_evaluated_without_a_file_has_test_files_in_its_recipe() -> None:
+def test_recipes_evaluated_without_a_file_have_test_files() -> None:
     for page in PAGES:
         for verb, run, *rest in (words[1:] for words in commands(page.read_text()) if len(words) > 2):
             recipe = ROOT / f"recipes/{Path(run).name}.yaml"
@@ -483,62 +440,55 @@ def test_what_is_evaluated_without_a_file_has_test_files_in_its_recipe() -> None
 
 
 @pytest.mark.parametrize("guide", ["guide.md", "guide.zh-CN.md"])
-def test_the_runs_that_the_guide_uses_are_made_in_it(guide: str) -> None:
+def test_runs_used_in_the_guide_are_made_there(guide: str) -> None:
     """By a training, an import, the demo or a conversion, in a block for the shell; tables and prose may
     name others.
     """
-    told = fences((ROOT / "docs" / guide).read_text())
-    used = {
+    blocks = read_fences(f"docs/{guide}")
+    used_runs = {
         run
-        for f in told
+        for f in blocks
         if f.language in {"sh", "yaml", "python"}
         for run in re.findall(r"runs/[\w-]+", f.text)
     }
-    made = {"runs/demo"}
-    for words in commands("".join(f"```sh\n{f.text}```\n" for f in told if f.language == "sh")):
+    existing = {"runs/demo"}
+    for words in commands("".join(f"```sh\n{f.text}```\n" for f in blocks if f.language == "sh")):
         verb, *rest = words[1:]
         places = [word.removeprefix("out=") for word in rest if word.startswith("out=")]
         places += rest[rest.index("--out") + 1 :][:1] if "--out" in rest else []
         places += rest[1:2] if verb in {"import", "convert-gqa"} else []
-        made |= {*places} or {f"runs/{Path(recipe).stem}" for recipe in rest[:1] if verb == "train"}
-    assert used <= made, used - made
+        existing |= {*places} or {f"runs/{Path(recipe).stem}" for recipe in rest[:1] if verb == "train"}
+    assert used_runs <= existing, used_runs - existing
 
 
-def test_a_page_compares_one_thing_in_one_directory() -> None:
+def test_comparisons_in_one_directory_share_their_base() -> None:
     """The base and the budget of a comparison are those of its directory, so others go to another one."""
     for page in PAGES:
         bases: dict[str, set[tuple[str, ...]]] = {}
         for verb, *rest in (words[1:] for words in commands(page.read_text())):
             if verb == "compare" and rest and rest[0].endswith(".yaml"):
-                after = {word: rest[i + 1 : i + 2] for i, word in enumerate(rest)}
-                place = after.get("--out", [f"runs/compare-{Path(rest[0]).stem}"])[0]
+                values = {word: rest[i + 1 : i + 2] for i, word in enumerate(rest)}
+                place = values.get("--out", [f"runs/compare-{Path(rest[0]).stem}"])[0]
                 base = [word for word in rest[1:] if re.match(r"(data|model|train|task)\.", word)]
-                fixed = (rest[0], *after.get("--budget", []), *after.get("--match", []), *base)
-                bases.setdefault(place, set()).add(fixed)
-        assert [place for place, found in bases.items() if len(found) > 1] == [], name(page)
+                settings = (rest[0], *values.get("--budget", []), *values.get("--match", []), *base)
+                bases.setdefault(place, set()).add(settings)
+        assert [place for place, different in bases.items() if len(different) > 1] == [], name(page)
 
 
-def test_the_pages_of_the_parts_are_listed() -> None:
+def test_pages_of_parts_are_listed() -> None:
     pages = {path.name for path in (ROOT / "docs/parts").glob("*.md")} - {"README.md"}
     assert set(re.findall(r"\((\w+\.md)\)", (ROOT / "docs/parts/README.md").read_text())) == pages
 
 
 @pytest.mark.parametrize(("page", "head"), [("serving.md", "route"), ("serving.zh-CN.md", "路径")])
-def test_the_page_on_serving_lists_every_route(page: str, head: str) -> None:
+def test_page_on_serving_lists_every_route(page: str, head: str) -> None:
     from polyhead.serve.http.routes import ROUTES
 
     rows = table((ROOT / "docs" / page).read_text(), head)
-    listed = re.findall(r"`(GET|POST) ([^`]+)`", "".join(row[0] for row in rows))
-    assert sorted(listed) == sorted((route.method, route.path) for route in ROUTES if route.path != "/")
+    entries = re.findall(r"`(GET|POST) ([^`]+)`", "".join(row[0] for row in rows))
+    assert sorted(entries) == sorted((route.method, route.path) for route in ROUTES if route.path != "/")
 
 
 def test_pages_name_no_machine() -> None:
     for page in PAGES:
         assert not re.search(r"(/home/|/tmp/|[A-Z]:\\)", page.read_text()), name(page)
-
-
-def test_yaml_of_the_docs_is_plain_yaml() -> None:
-    for page in PAGES:
-        for fence in fences(page.read_text()):
-            if fence.language == "yaml":
-                yaml.safe_load(fence.text)

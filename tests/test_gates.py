@@ -3,103 +3,73 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import pytest
+from tests.source_files import MODULES, walk_file
 
-import polyhead
-
-MODULES = sorted(Path(polyhead.__file__).parent.rglob("*.py"))
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}
-UNSAFE_NAMES = {"eval", "exec", "compile", "__import__"}
-UNSAFE_ATTRIBUTES = {
+UNSAFE_CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
     "torch.load",
     "torch.save",
     "yaml.load",
     "yaml.load_all",
-    "yaml.full_load",
-    "yaml.unsafe_load",
-    "os.system",
 }
+UNSAFE_CALLS |= {"yaml.full_load", "yaml.unsafe_load", "os.system"}
+UNSAFE_OPTIONS = {"shell=True", "allow_pickle=True"}
+LONGEST_FILE = 500  # lines
 
 
-def unsafe(tree: ast.AST) -> list[str]:
-    """Everything in a module that can run code it has read."""
-    found = []
-    for node in ast.walk(tree):
+def find_unsafe(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Everything that can run code which it has read."""
+    for node in nodes:
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.split(".")[0] in UNSAFE_MODULES]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UNSAFE_MODULES:
-            found.append(str(node.module))
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] in UNSAFE_MODULES)
         elif isinstance(node, ast.ImportFrom):
-            named = {f"{node.module}.{alias.name}" for alias in node.names}
-            found += sorted(named & UNSAFE_ATTRIBUTES)
+            if (node.module or "").split(".")[0] in UNSAFE_MODULES:
+                yield str(node.module)
+            yield from sorted({f"{node.module}.{alias.name}" for alias in node.names} & UNSAFE_CALLS)
         elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            if called in UNSAFE_NAMES | UNSAFE_ATTRIBUTES:
-                found.append(called)
-            words = {ast.unparse(word) for word in node.keywords}
-            found += [f"{called}({word})" for word in sorted(words & {"shell=True", "allow_pickle=True"})]
-    return found
+            function = ast.unparse(node.func)
+            if function in UNSAFE_CALLS:
+                yield function
+            options = {ast.unparse(keyword) for keyword in node.keywords}
+            yield from (f"{function}({option})" for option in sorted(options & UNSAFE_OPTIONS))
 
 
-def huge_negatives(tree: ast.AST) -> list[str]:
+def find_huge_negatives(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Finite numbers used for minus infinity: they overflow in half precision and leak when added twice."""
-    found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             value = getattr(node.operand, "value", None)
             if isinstance(value, int | float) and 1e4 <= value < float("inf"):
-                found.append(ast.unparse(node))
+                yield ast.unparse(node)
         if isinstance(node, ast.Attribute) and node.attr == "min" and "finfo" in ast.unparse(node.value):
-            found.append(ast.unparse(node))
-    return found
+            yield ast.unparse(node)
 
 
 @pytest.mark.acceptance("F1")
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_nothing_can_run_code_from_a_file(path: Path) -> None:
-    assert unsafe(ast.parse(path.read_text())) == []
+def test_no_module_runs_code_from_a_file() -> None:
+    example = "import pickle\nfrom torch import load\nmodel.eval()\nnp.load(path, allow_pickle=True)"
+    assert list(find_unsafe(ast.walk(ast.parse(example)))) == [
+        "pickle",
+        "torch.load",
+        "np.load(allow_pickle=True)",
+    ]
+    assert {path.name: unsafe for path in MODULES if (unsafe := list(find_unsafe(walk_file(path))))} == {}
 
 
 @pytest.mark.acceptance("A2", "A3")
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_masks_hold_no_huge_number(path: Path) -> None:
-    assert huge_negatives(ast.parse(path.read_text())) == []
+def test_masks_use_no_huge_number() -> None:
+    example = "scores.masked_fill(mask, -1e9) + torch.finfo(x.dtype).min + float('-inf') + -100"
+    assert len(list(find_huge_negatives(ast.walk(ast.parse(example))))) == 2
+    assert {path.name: huge for path in MODULES if (huge := list(find_huge_negatives(walk_file(path))))} == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_files_stay_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 500
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("import pickle", ["pickle"]),
-        ("from pickle import loads", ["pickle"]),
-        ("import torch\ntorch.load('x')", ["torch.load"]),
-        ("from torch import load", ["torch.load"]),
-        ("eval('1')", ["eval"]),
-        ("model.eval()", []),
-        ("yaml.load(text, Loader=yaml.SafeLoader)", ["yaml.load"]),
-        ("yaml.safe_load(text)", []),
-        ("run('x', shell=True)", ["run(shell=True)"]),
-        ("np.load(path, allow_pickle=True)", ["np.load(allow_pickle=True)"]),
-    ],
-)
-def test_the_gate_sees_what_it_should(code: str, found: list[str]) -> None:
-    assert unsafe(ast.parse(code)) == found
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("scores.masked_fill(mask, -1e9)", ["-1000000000.0"]),
-        ("scores + torch.finfo(x.dtype).min", ["torch.finfo(x.dtype).min"]),
-        ("float('-inf')", []),
-        ("labels == -100", []),
-    ],
-)
-def test_the_gate_sees_huge_numbers(code: str, found: list[str]) -> None:
-    assert huge_negatives(ast.parse(code)) == found
+def test_files_are_short() -> None:
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}

@@ -5,16 +5,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-import polyhead
-
-ROOT = Path(polyhead.__file__).parent
-MODULES = sorted(ROOT.rglob("*.py"))
+from tests.source_files import MODULES, ROOT, walk_file
 
 # what each package may import, from the lowest up; docs/architecture.md says what each is for
 MAY_IMPORT = {
@@ -61,15 +57,15 @@ PUBLIC_FACE = {
 READS_VERSION = {"train", "cli"}  # import polyhead itself, for its version
 
 
-def dotted(path: Path) -> str:
+def module_name(path: Path) -> str:
     parts = ["polyhead", *path.relative_to(ROOT).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-NAMES = {dotted(path) for path in MODULES}
+NAMES = {module_name(path) for path in MODULES}
 
 
-def imports(nodes: Iterator[ast.AST]) -> Iterator[str]:
+def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The modules of polyhead that these nodes import."""
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -93,53 +89,54 @@ def package_graph() -> dict[str, dict[str, set[str]]]:
     """
     graph: dict[str, dict[str, set[str]]] = {}
     for path in MODULES:
-        own = package(dotted(path))
-        for name in imports(ast.walk(ast.parse(path.read_text()))):
-            if package(name) != own:
-                graph.setdefault(own, {}).setdefault(package(name), set()).add(dotted(path))
+        package_name = package(module_name(path))
+        for name in imports(walk_file(path)):
+            if package(name) != package_name:
+                graph.setdefault(package_name, {}).setdefault(package(name), set()).add(module_name(path))
     return graph
 
 
 def test_every_package_has_a_row() -> None:
-    packages = {package(dotted(path)) for path in MODULES} - {"", "__main__"}
+    packages = {package(module_name(path)) for path in MODULES} - {"", "__main__"}
     assert packages == set(MAY_IMPORT)
 
 
-def test_no_module_lies_loose() -> None:
+def test_every_module_is_in_a_package() -> None:
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-@pytest.mark.parametrize("own", MAY_IMPORT)
-def test_a_package_imports_what_its_row_allows(own: str) -> None:
-    found = package_graph().get(own, {})
-    allowed = {*MAY_IMPORT[own].split(), *({""} & found.keys() if own in READS_VERSION else ())}
-    surplus = {name: sorted(modules) for name, modules in found.items() if name not in allowed}
-    assert not surplus, f"{own} imports what its row does not allow"
-    assert not allowed - found.keys(), f"{own} does not import these any more: take them out of its row"
+def test_packages_import_what_their_rows_allow() -> None:
+    graph = package_graph()
+    for package_name, row in MAY_IMPORT.items():
+        imported = graph.get(package_name, {})
+        allowed = {*row.split(), *({""} & imported.keys() if package_name in READS_VERSION else ())}
+        surplus = {name: sorted(modules) for name, modules in imported.items() if name not in allowed}
+        assert not surplus, f"{package_name} imports what its row does not allow"
+        assert not allowed - imported.keys(), (
+            f"{package_name} no longer imports these: take them out of its row"
+        )
 
 
-def test_the_public_face_imports_little() -> None:
+def test_public_face_imports_little() -> None:
     assert set(package_graph()[""]) == PUBLIC_FACE
 
 
 def test_packages_form_no_circle() -> None:
     order = list(MAY_IMPORT)
     upward = {
-        (own, name)
-        for own, names in MAY_IMPORT.items()
+        (package_name, name)
+        for package_name, names in MAY_IMPORT.items()
         for name in names.split()
-        if order.index(name) > order.index(own)
+        if order.index(name) > order.index(package_name)
     }
     assert upward == set()
 
 
-def test_no_module_imports_itself_in_a_circle() -> None:
+def test_modules_form_no_circle() -> None:
     """Imports inside of functions and under TYPE_CHECKING count; only the root, which is lazy, does not."""
     graph = {
-        dotted(path): {
-            name
-            for name in imports(ast.walk(ast.parse(path.read_text())))
-            if name not in (dotted(path), "polyhead")
+        module_name(path): {
+            name for name in imports(walk_file(path)) if name not in (module_name(path), "polyhead")
         }
         for path in MODULES
         if path.parent != ROOT
@@ -150,33 +147,43 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-@pytest.mark.parametrize(
-    ("code", "absent"),
-    [
-        ("import polyhead", {"torch", "pydantic", "typer"}),
-        ("from polyhead.cli import main; main(['--help'])", {"torch", "pydantic", "typer", "rich"}),
-        ("from polyhead.cli import main; main(['train', '--help'])", {"torch"}),
-        ("from polyhead.cli import main; main(['translate', '--help'])", {"torch"}),
-        (
-            "from polyhead.cli import main; main(['serve', '--help'])",
-            {"torch", "uvicorn", "starlette", "prometheus_client"},
-        ),
-        (
-            "from polyhead.cli import main; main(['export', '--help'])",
-            {"torch", "onnxruntime", "onnxscript", "ctranslate2"},
-        ),
-        ("import polyhead.config.recipe", {"torch"}),
-        ("import polyhead.run.recipe", {"torch"}),
-    ],
-)
-def test_nothing_heavy_is_imported_early(code: str, absent: set[str]) -> None:
-    script = f"import sys; {code}; print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert not absent & set(done.stderr.split())
+NOT_IMPORTED = {
+    "import polyhead": "torch pydantic typer",
+    "from polyhead.cli import main; main(['--help'])": "torch pydantic typer rich",
+    "from polyhead.cli import main; main(['train', '--help'])": "torch",
+    "from polyhead.cli import main; main(['translate', '--help'])": "torch",
+    "from polyhead.cli import main; main(['serve', '--help'])": "torch uvicorn starlette prometheus_client",
+    "from polyhead.cli import main; main(['export', '--help'])": "torch onnxruntime onnxscript ctranslate2",
+    "import polyhead.config.recipe": "torch",
+    "import polyhead.run.recipe": "torch",
+}
+"""Code, and the modules that it does not import."""
+EACH_IN_A_CHILD = """
+import os, sys
+for code in {snippets!r}:
+    if os.fork() == 0:
+        exec(code)
+        print(*sys.modules, file=sys.stderr, flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, code
+"""
 
 
-def test_a_config_is_made_without_torch() -> None:
+def run_python(script: str) -> str:
+    """What the script writes to standard error."""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return process.stderr
+
+
+def test_heavy_modules_are_imported_late() -> None:
+    lines = run_python(EACH_IN_A_CHILD.format(snippets=list(NOT_IMPORTED))).splitlines()
+    for (code, absent), modules in zip(NOT_IMPORTED.items(), lines, strict=True):
+        assert "polyhead" in modules.split(), code
+        assert not set(absent.split()) & set(modules.split()), code
+
+
+def test_config_is_made_without_torch() -> None:
     """Only a registry imports parts, whose signatures are the schema of their options; a config itself has
     none of it.
     """
@@ -191,5 +198,4 @@ def test_a_config_is_made_without_torch() -> None:
         "assert (config.n_layers, config.head_dim, config.d_ff) == (12, 64, 3072)\n"
         "assert not any(name.startswith('polyhead.nn') for name in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    run_python(script)

@@ -1,26 +1,21 @@
-"""Names and prose of the package: rules that CONTRIBUTING.md states, checked by reading the syntax of every
-module.
+"""Names and prose, by the rules of CONTRIBUTING.md.
 
 A definition is no bare participle, pronoun, adverb or preposition; a public name is defined once; docstrings,
-comments and help use plain technical words.
+comments, help and messages use plain technical words.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
-import polyhead
-
-ROOT = Path(polyhead.__file__).parent
-MODULES = sorted(ROOT.rglob("*.py"))
+from tests.source_files import MODULES, ROOT, parse_file, walk_file
 
 PARTICIPLES = set(
     """
@@ -100,10 +95,12 @@ def definitions(path: Path) -> Iterator[Definition]:
             elif not isinstance(child, ast.expr):
                 yield from walk(child, owner)
 
-    yield from walk(ast.parse(path.read_text(encoding="utf-8")), "module")
+    yield from walk(parse_file(path), "module")
 
 
-DEFINITIONS = [found for path in MODULES for found in definitions(path)]
+@functools.cache
+def package_definitions() -> list[Definition]:
+    return [definition for path in MODULES for definition in definitions(path)]
 
 
 def is_bare(name: str) -> bool:
@@ -116,26 +113,20 @@ def is_bare(name: str) -> bool:
     return word in PARTICIPLES | OTHERS or (word.endswith("ed") and len(word) > 3 and word not in NOUNS)
 
 
-def test_the_rule_knows_a_bare_name() -> None:
-    assert all(map(is_bare, ("told", "_kept", "GIVEN", "beside", "packed", "whole")))
-    assert not any(
-        map(is_bare, ("packed_rows", "seed", "write_metrics", "__wrapped__", "DecodingSpeed", "width"))
-    )
-
-
 def test_no_definition_is_a_bare_participle() -> None:
+    assert is_bare("told") and is_bare("_kept") and not is_bare("packed_rows") and not is_bare("seed")
     bare = [
-        f"{d.place} {d.kind} {d.name}"
-        for d in DEFINITIONS
-        if is_bare(d.name) and d.name.strip("_") not in EXCEPTIONS
+        d for d in package_definitions() if is_bare(d.name) and d.name.lower().strip("_") not in EXCEPTIONS
     ]
-    bare = [line for line in bare if line.split()[-1].lower().strip("_") not in EXCEPTIONS]
+    bare = [d for d in bare if d.name.strip("_") not in EXCEPTIONS]
     assert bare == []
 
 
 def test_exceptions_are_few_and_needed() -> None:
     assert len(EXCEPTIONS) <= 25
-    names = {d.name.strip("_") for d in DEFINITIONS} | {d.name.lower().strip("_") for d in DEFINITIONS}
+    names = {d.name.strip("_") for d in package_definitions()} | {
+        d.name.lower().strip("_") for d in package_definitions()
+    }
     assert set(EXCEPTIONS) <= names
 
 
@@ -145,7 +136,7 @@ def test_a_public_name_is_defined_once() -> None:
     """
     exempt = {"log", "T", "run"}
     places: dict[str, set[str]] = defaultdict(set)
-    for d in DEFINITIONS:
+    for d in package_definitions():
         if (
             d.kind in ("class", "function", "constant")
             and not d.name.startswith("_")
@@ -165,7 +156,7 @@ DIALECT = re.compile(
 def prose(path: Path) -> Iterator[str]:
     """Docstrings, comments, and the help of options and fields."""
     text = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(text)):
+    for node in walk_file(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
         if isinstance(node, ast.Call):
@@ -194,12 +185,10 @@ TEMPLATE = re.compile(r"\{%|<\||\[INST\]|Cutting Knowledge")  # chat templates a
 
 def messages(path: Path) -> Iterator[str]:
     """String literals of two words or more, without docstrings: messages, texts of ``tr``, help, pages."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    pieces = {
-        id(piece) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for piece in node.values
-    }
-    for node in ast.walk(tree):
+    nodes = walk_file(path)
+    statements = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    pieces = {id(piece) for node in nodes if isinstance(node, ast.JoinedStr) for piece in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             text = "{}".join(str(v.value) for v in node.values if isinstance(v, ast.Constant))
         elif (
@@ -219,33 +208,26 @@ def web_messages(path: Path) -> Iterator[str]:
     yield from re.findall(r'\bt\("((?:[^"\\\n]|\\.)*)"', path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_prose_is_plain(path: Path) -> None:
-    assert [line for part in prose(path) for line in part.splitlines() if DIALECT.search(line)] == []
+def find_dialect(pattern: re.Pattern[str], texts: Iterable[tuple[Path, Iterator[str]]]) -> list[str]:
+    """The lines that the pattern matches, with the names of their files."""
+    return [
+        f"{path.name}: {line}"
+        for path, parts in texts
+        for part in parts
+        for line in part.splitlines()
+        if pattern.search(line)
+    ]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_messages_are_plain(path: Path) -> None:
-    assert [text for text in messages(path) if MESSAGE_DIALECT.search(text)] == []
+def test_prose_is_plain() -> None:
+    assert find_dialect(DIALECT, ((path, prose(path)) for path in MODULES)) == []
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.js")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_texts_of_pages_are_plain(path: Path) -> None:
-    assert [text for text in web_messages(path) if MESSAGE_DIALECT.search(text)] == []
+def test_messages_are_plain() -> None:
+    assert MESSAGE_DIALECT.search("n is 1.5; wanted a whole number")
+    assert find_dialect(MESSAGE_DIALECT, ((path, messages(path)) for path in MODULES)) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "n is 1.5; wanted a whole number",
-        "'window' is of no use to block 'lstm', which has no self-attention: leave it out",
-        "output runs/a is there already; name another file",
-        "a step failed; its requests end, the service goes on",
-        "attention is told of one model, and here 2 decide together",
-        "build wants a ModelConfig",
-        "temperature is -1, wanted 0 (the likeliest token) or more",
-        "{out} holds a finished run; --again trains anew.",
-    ],
-)
-def test_the_rule_knows_a_message_in_dialect(text: str) -> None:
-    assert MESSAGE_DIALECT.search(text)
+def test_texts_of_pages_are_plain() -> None:
+    scripts = sorted(ROOT.rglob("*.js"))
+    assert find_dialect(MESSAGE_DIALECT, ((path, web_messages(path)) for path in scripts)) == []

@@ -23,18 +23,18 @@ def cells(notebook: Path) -> list[str]:
     """The code of the cells as plain Python; a line for the shell becomes a call that fails as the line
     does.
     """
-    found = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in found), (
+    code_cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code_cells), (
         "clear the outputs"
     )
-    lines = [line for cell in found for line in "".join(cell["source"]).splitlines()]
+    lines = [line for cell in code_cells for line in "".join(cell["source"]).splitlines()]
     return [f"_shell({line[1:]!r})" if line.startswith("!") else line for line in lines]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # seconds on a machine of its own
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_notebook_runs(notebook: Path, tmp_path: Path) -> None:
+def test_notebook_runs(notebook: Path, tmp_path: Path) -> None:
     command = tmp_path / "bin" / "polyhead"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m polyhead "$@"\n')
@@ -42,7 +42,7 @@ def test_the_notebook_runs(notebook: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
     script = tmp_path / "notebook.py"
     script.write_text(SHELL + "\n".join(cells(notebook)))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(script)],
         cwd=tmp_path,
         env=environment,
@@ -50,10 +50,10 @@ def test_the_notebook_runs(notebook: Path, tmp_path: Path) -> None:
         text=True,
         timeout=840,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
 
 
-def test_the_notebooks_are_listed() -> None:
-    listed = (NOTEBOOKS[0].parent / "README.md").read_text()
+def test_notebooks_are_listed() -> None:
+    readme = (NOTEBOOKS[0].parent / "README.md").read_text()
     assert len(NOTEBOOKS) == 3
-    assert all(f"({path.name})" in listed for path in NOTEBOOKS)
+    assert all(f"({path.name})" in readme for path in NOTEBOOKS)

@@ -27,7 +27,7 @@ def long_description() -> str:
     return text
 
 
-def test_every_link_of_the_long_description_is_absolute() -> None:
+def test_links_of_the_long_description_are_absolute() -> None:
     links = re.findall(r"\]\(([^)]+)\)", long_description())
     assert links
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
@@ -37,7 +37,7 @@ def test_every_link_of_the_long_description_is_absolute() -> None:
     )
 
 
-def test_the_version_is_the_same_everywhere() -> None:
+def test_version_is_the_same_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert polyhead.__version__ == PYPROJECT["project"]["version"] == citation["version"]
     assert citation["authors"] == PYPROJECT["project"]["authors"] == [{"name": "Polyhead contributors"}]
@@ -49,15 +49,15 @@ def test_every_file_of_the_sdist_is_there() -> None:
 
 
 def test_every_tool_is_pinned() -> None:
-    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    pins = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     for extra in ("dev", "site"):
         for requirement in PYPROJECT["project"]["optional-dependencies"][extra]:
             name = re.split(r"[<>=]", requirement)[0].lower()
-            assert {name, name.replace("-", "_")} & pinned, requirement
+            assert {name, name.replace("-", "_")} & pins, requirement
 
 
 @pytest.mark.parametrize("name", ["bug", "question", "config"])
-def test_the_templates_of_issues_have_what_they_must(name: str) -> None:
+def test_issue_templates_have_required_fields(name: str) -> None:
     form = yaml.safe_load((ROOT / f".github/ISSUE_TEMPLATE/{name}.yml").read_text())
     if name == "config":
         assert form["contact_links"]
@@ -66,12 +66,12 @@ def test_the_templates_of_issues_have_what_they_must(name: str) -> None:
     assert all(field["attributes"]["label"] for field in form["body"])
 
 
-def test_docker_is_given_what_the_image_is_made_of() -> None:
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    assert ignored[0] == "*"
+def test_docker_context_has_the_files_of_the_image() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert lines[0] == "*"
     for name in " ".join(DOCKER_FILES).split():
         assert (ROOT / name).exists(), name
-        assert f"!{name}" in ignored
+        assert f"!{name}" in lines
 
 
 @pytest.mark.slow

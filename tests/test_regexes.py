@@ -24,18 +24,18 @@ from polyhead.hf.family import FAMILY
 
 SOURCE = Path(yaml_io.__file__).parents[1]
 CALLS = {"compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer"}
-WHOLE = {"match", "fullmatch"}
+FULL_MATCH_METHODS = {"match", "fullmatch"}
 CHARACTERS = sorted({*string.printable, "é", "你", "\udc80"})
 LONGEST = 32_000  # characters
 SMALL = 0.02  # seconds of the processor, below which nothing is compared
 
 
-def ours() -> Iterator[tuple[str, str, set[str]]]:
+def find_patterns() -> Iterator[tuple[str, str, set[str]]]:
     """Where a pattern stands, the pattern, and the methods it is used with."""
     for path in sorted(SOURCE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
-        named = {
+        variables = {
             n.value: t.id
             for n in ast.walk(tree)
             if isinstance(n, ast.Assign)
@@ -46,15 +46,15 @@ def ours() -> Iterator[tuple[str, str, set[str]]]:
             owner, method = call.func.value, call.func.attr
             if not (isinstance(owner, ast.Name) and owner.id == "re" and method in CALLS):
                 continue
-            name = named.get(call)
-            used = {
+            name = variables.get(call)
+            methods = {
                 c.func.attr for c in calls if isinstance(c.func.value, ast.Name) and c.func.value.id == name
             }
             place = f"{path.relative_to(SOURCE)}:{call.lineno}"
             module = "polyhead." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
             try:
-                known = vars(importlib.import_module(module))
-                pattern = eval(compile(ast.Expression(call.args[0]), place, "eval"), dict(known))
+                namespace = vars(importlib.import_module(module))
+                pattern = eval(compile(ast.Expression(call.args[0]), place, "eval"), dict(namespace))
             except (NameError, AttributeError):
                 # made of escaped words, one or the other
                 assert place.split(":")[0] in (
@@ -64,7 +64,7 @@ def ours() -> Iterator[tuple[str, str, set[str]]]:
                 ), f"{place}: which pattern is it?"
                 continue
             pattern = pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
-            yield place, pattern, ({*used} & CALLS or {"search"}) if method == "compile" else {method}
+            yield place, pattern, ({*methods} & CALLS or {"search"}) if method == "compile" else {method}
     for tag, (pattern, _) in yaml_io._NUMBERS.items():
         yield f"document.py {tag}", f"^(?:{pattern})$", {"match"}
     for name in FAMILY.names():
@@ -86,77 +86,86 @@ def _example(op: Any, of: Any) -> str:
         return example(of[1][0])
     if "REPEAT" in kind:
         return example(of[2]) * of[0]
-    return (_taken([(op, of)]) or [""])[0] if kind in ("IN", "ANY", "NOT_LITERAL", "CATEGORY") else ""
+    return (
+        (accepted_characters([(op, of)]) or [""])[0]
+        if kind in ("IN", "ANY", "NOT_LITERAL", "CATEGORY")
+        else ""
+    )
 
 
-def _taken(tokens: Any) -> list[str]:
+def accepted_characters(tokens: Any) -> list[str]:
     """The characters of a few that a parsed pattern of one takes."""
     state = sre.State()
     state.str = ""
     part = sre.SubPattern(state, list(tokens))
     try:
-        compiled = re._compiler.compile(part)
+        regex = re._compiler.compile(part)
     except Exception:
         return []
-    return [c for c in CHARACTERS if compiled.fullmatch(c)]
+    return [c for c in CHARACTERS if regex.fullmatch(c)]
 
 
-def repeated(tokens: Any, before: str = "") -> Iterator[tuple[str, str]]:
+def find_repetitions(tokens: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """What leads to each unbounded repetition, and something that it repeats."""
     for op, of in tokens:
         kind = str(op)
         if "REPEAT" in kind:
             if of[1] is sre.MAXREPEAT:
-                for unit in {*_taken(of[2])[:: max(1, len(_taken(of[2])) // 8)], example(of[2])} - {""}:
-                    yield before, unit
-            yield from repeated(of[2], before)
+                for unit in {
+                    *accepted_characters(of[2])[:: max(1, len(accepted_characters(of[2])) // 8)],
+                    example(of[2]),
+                } - {""}:
+                    yield prefix, unit
+            yield from find_repetitions(of[2], prefix)
         elif kind == "SUBPATTERN":
-            yield from repeated(of[3], before)
+            yield from find_repetitions(of[3], prefix)
         elif kind == "BRANCH":
-            for way in of[1]:
-                yield from repeated(way, before)
-        before += _example(op, of)
+            for branch in of[1]:
+                yield from find_repetitions(branch, prefix)
+        prefix += _example(op, of)
 
 
 def attacks(pattern: str) -> Iterator[tuple[str, str, str]]:
     """A beginning, a unit to repeat, and an end that spoils it."""
     tree = sre.parse(pattern)
-    whole = example(tree)
-    for before, unit in {*repeated(tree), ("", whole or "a")}:
-        for end in ("\0", "\0" + whole, ""):
-            yield before, unit, end
-            yield "", before + unit, end
+    match_text = example(tree)
+    for prefix, unit in {*find_repetitions(tree), ("", match_text or "a")}:
+        for end in ("\0", "\0" + match_text, ""):
+            yield prefix, unit, end
+            yield "", prefix + unit, end
 
 
 def cost(pattern: str, method: str, text: str) -> float:
     call = getattr(re.compile(pattern), "finditer" if method in ("sub", "split", "findall") else method)
-    begun = time.process_time()
-    found = call(text)
-    for _ in found if hasattr(found, "__next__") else ():
+    start = time.process_time()
+    patterns = call(text)
+    for _ in patterns if hasattr(patterns, "__next__") else ():
         pass
-    return time.process_time() - begun
+    return time.process_time() - start
 
 
 def grows_by_its_square(pattern: str, methods: set[str]) -> str:
     """An attack under which twice the text takes over three times as long, twice over; else nothing."""
-    for before, unit, end in attacks(pattern):
+    for prefix, unit, end in attacks(pattern):
         for method in methods:
             last, ratios, n = 0.0, [], 250
             while n <= LONGEST and last < 25 * SMALL:
-                now = cost(pattern, method, before + unit * (n // len(unit)) + end)
+                now = cost(pattern, method, prefix + unit * (n // len(unit)) + end)
                 ratios = [*ratios, now / last] if last > SMALL / 8 else []
                 last, n = now, 2 * n
                 if now > SMALL and len(ratios) > 1 and min(ratios[-2:]) > 3:
-                    return f"{method}({before!r} + {unit!r} * n + {end!r}): {ratios}"
+                    return f"{method}({prefix!r} + {unit!r} * n + {end!r}): {ratios}"
     return ""
 
 
 @pytest.mark.slow
 @pytest.mark.acceptance("F9")
-def test_no_pattern_of_ours_takes_the_square_of_a_text():
-    found = list(ours())
-    assert len(found) > 40
-    wrong = {place: told for place, pattern, ways in found if (told := grows_by_its_square(pattern, ways))}
+def test_no_pattern_takes_quadratic_time():
+    patterns = list(find_patterns())
+    assert len(patterns) > 40
+    wrong = {
+        place: attack for place, pattern, uses in patterns if (attack := grows_by_its_square(pattern, uses))
+    }
     assert not wrong
 
 
@@ -170,5 +179,5 @@ def test_no_pattern_of_ours_takes_the_square_of_a_text():
         ("x(.*)y(.*)z", "search"),
     ],
 )
-def test_a_pattern_that_does_is_found(pattern, method):
+def test_quadratic_pattern_is_detected(pattern, method):
     assert grows_by_its_square(pattern, {method})

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.sampling import CASE_PARTS
 from torch import Tensor
 
 from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
-from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POSITION, Registry
+from polyhead.core.registry import (
+    ALL_REGISTRIES,
+    ATTENTION,
+    BLOCK,
+    FEED_FORWARD,
+    INIT,
+    NORM,
+    POSITION,
+    Registry,
+)
 from polyhead.models import Seq2Seq, build
 from polyhead.nn.validate_model import check_model
 
@@ -167,6 +179,36 @@ CASES = cases()
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", list(CASES), scope="session")
+
+
+@functools.cache
+def registered_names() -> re.Pattern[str]:
+    names = sorted({name for registry in ALL_REGISTRIES for name in registry.names()}, key=len, reverse=True)
+    return re.compile(rf"(?<![a-z0-9])({'|'.join(map(re.escape, names))})(?![a-z0-9])")
+
+
+def find_parts(value: Any, key: str = "") -> set[str]:
+    """The registered parts in a parameter of a test, such as "norm rmsnorm"."""
+    if isinstance(value, dict):
+        return set().union(
+            *(find_parts(part, key if name == "name" else name) for name, part in value.items())
+        )
+    if isinstance(value, list | tuple):
+        return set().union(*(find_parts(part, key) for part in value))
+    if isinstance(value, Choice):
+        return find_parts(value.name, key)
+    if isinstance(value, str):
+        return (
+            find_parts(CASES[value])
+            if key == "case"
+            else {f"{key} {n}" for n in registered_names().findall(value)}
+        )
+    return set()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if callspec := getattr(item, "callspec", None):
+        item.stash[CASE_PARTS] = frozenset(find_parts(callspec.params))
 
 
 @functools.cache

@@ -1,0 +1,23 @@
+"""The modules of the package and of its tests, each parsed once for all the rules that read them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import polyhead
+
+ROOT, TESTS = Path(polyhead.__file__).parent, Path(__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+TEST_FILES = sorted(TESTS.rglob("*.py"))
+
+
+@functools.cache
+def parse_file(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def walk_file(path: Path) -> list[ast.AST]:
+    return list(ast.walk(parse_file(path)))
