@@ -25,12 +25,12 @@ def evaluate(capsys):
 
     def run(*args):
         assert main(["eval", *map(str, args)]) == 0
-        printed, metrics = capsys.readouterr(), {}
-        for line in printed.out.splitlines():
+        streams, metrics = capsys.readouterr(), {}
+        for line in streams.out.splitlines():
             name, value, *_ = line.split()
             baseline = re.search(r"\(baseline ([\d.]+): .+\)$", line)
             metrics[name] = float(value), float(baseline[1]) if baseline else None
-        return metrics, printed.err
+        return metrics, streams.err
 
     return run
 
@@ -67,7 +67,7 @@ def test_translation_baseline_needs_no_training_text(place, moved, evaluate):
     assert card(place / "translation")["verdict"] in errors
 
 
-def test_older_run_has_only_the_copied_source_as_baseline(moved, evaluate):
+def test_older_run_has_the_copied_source_as_baseline(moved, evaluate):
     sources, references = read_pairs(moved)
     files = moved / "test.de", moved / "test.en"
     (moved / "translation" / BASELINE_FILE).unlink()

@@ -114,9 +114,9 @@ def test_models_may_have_different_vocabulary_sizes(workdir, teacher):
     is_label = batch.labels >= 0
     with torch.no_grad():
         actual = kd_task.loss(models[0], kd_task.collate(task.epoch_batches(0)[0])).total
-        own, *others = (m.head(m.features(*inputs_of(batch))[is_label])[:, :283] for m in models)
-    mean = torch.stack([x.softmax(-1) for x in others]).mean(0).log()
-    torch.testing.assert_close(actual, kd_loss(own, mean, 2.0), rtol=1e-4, atol=1e-3)
+        own_probs, *other_models = (m.head(m.features(*inputs_of(batch))[is_label])[:, :283] for m in models)
+    mean = torch.stack([x.softmax(-1) for x in other_models]).mean(0).log()
+    torch.testing.assert_close(actual, kd_loss(own_probs, mean, 2.0), rtol=1e-4, atol=1e-3)
 
 
 def test_student_approaches_teacher_and_card_compares_them(workdir, teacher):
@@ -131,14 +131,16 @@ def test_student_approaches_teacher_and_card_compares_them(workdir, teacher):
     initial = build(run.config, seed=1)
     load_init_weights(initial, teacher, 2)
     with torch.no_grad():
-        expected, before, after = (
+        expected, initial_value, final_value = (
             task.compute_logits(m.eval(), batch) for m in (teacher.model, initial, run.model)
         )
-    far, near = (float(kd_loss(scores.logits, expected.logits, 1.0)) for scores in (before, after))
-    assert near < far / 4
+    initial_loss, final_loss = (
+        float(kd_loss(scores.logits, expected.logits, 1.0)) for scores in (initial_value, final_value)
+    )
+    assert final_loss < initial_loss / 4
     cosines = [
         torch.cosine_similarity(scores.hidden_states, expected.hidden_states, dim=-1).mean()
-        for scores in (before, after)
+        for scores in (initial_value, final_value)
     ]
     assert cosines[1] > cosines[0] + 0.2
 
@@ -155,8 +157,10 @@ def test_several_teachers_teach_their_mean(workdir, teacher):
     batch = task.collate(task.epoch_batches(0)[0])
     with torch.no_grad():
         is_label, models = batch.labels >= 0, (*(t.model for t in teachers), model)
-        p, q, own = (m(*inputs_of(batch))[is_label].double().softmax(-1) for m in models)
-        soft_p, soft_q = (x ** (1 / 3) / (x ** (1 / 3)).sum(-1, keepdim=True) for x in ((p + q) / 2, own))
+        p, q, own_probs = (m(*inputs_of(batch))[is_label].double().softmax(-1) for m in models)
+        soft_p, soft_q = (
+            x ** (1 / 3) / (x ** (1 / 3)).sum(-1, keepdim=True) for x in ((p + q) / 2, own_probs)
+        )
     divergence = 9 * (soft_p * (soft_p / soft_q).log()).sum()
     loss = kd_task.loss(model, kd_task.collate(task.epoch_batches(0)[0]))
     assert float(loss.total.detach()) == pytest.approx(float(divergence), rel=1e-4)
@@ -184,13 +188,13 @@ def test_student_without_labels_learns_from_teacher_only(workdir, teacher):
     kd_task.teachers[0].run.model = build(teacher.config, seed=9).eval()
     model = build(teacher.config, seed=10)
     batch = kd_task.collate(task.epoch_batches(0)[0])
-    before = float(kd_task.loss(model, batch).total.detach())
+    initial_value = float(kd_task.loss(model, batch).total.detach())
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(40):
         optimizer.zero_grad()
         kd_task.loss(model, batch).total.backward()
         optimizer.step()
-    assert float(kd_task.loss(model, batch).total.detach()) < before / 4
+    assert float(kd_task.loss(model, batch).total.detach()) < initial_value / 4
 
 
 CLASSES = {"labels": ("a", "b"), "pooling": Choice("mean"), "lm_head": False}

@@ -30,17 +30,17 @@ def test_average_follows_its_formula():
 
 def test_average_is_loaded_by_name_in_any_order():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    ema, loaded = Ema(model, 0.9), Ema(model, 0.9)
-    loaded.load(dict(sorted(ema.weights.items(), reverse=True)))
+    ema, loaded_ema = Ema(model, 0.9), Ema(model, 0.9)
+    loaded_ema.load(dict(sorted(ema.weights.items(), reverse=True)))
     move_weights(model)
     ema.update(model, 5)
-    loaded.update(model, 5)
-    assert all(torch.equal(ema.weights[name], loaded.weights[name]) for name in ema.weights)
+    loaded_ema.update(model, 5)
+    assert all(torch.equal(ema.weights[name], loaded_ema.weights[name]) for name in ema.weights)
 
 
 def test_apply_to_restores_weights_after_an_error():
     model = nn.Linear(2, 2)
-    ema, before = Ema(model, 0.9), model.weight.detach().clone()
+    ema, initial_weight = Ema(model, 0.9), model.weight.detach().clone()
     ema.weights["weight"].fill_(3)
 
     def evaluate():
@@ -50,7 +50,7 @@ def test_apply_to_restores_weights_after_an_error():
 
     with pytest.raises(RuntimeError):
         evaluate()
-    assert torch.equal(model.weight, before)
+    assert torch.equal(model.weight, initial_weight)
 
 
 def test_mean_of_checkpoints_is_summed_in_double_precision():

@@ -44,18 +44,18 @@ def test_evaluations_do_not_count_as_training(eval_every):
 
 def test_resumed_run_continues_to_count():
     clock, notes = Clock(), Notes()
-    uninterrupted = EtaReporter(notes, clock=clock)
-    run_steps(uninterrupted, clock, range(1, 101))
+    reference = EtaReporter(notes, clock=clock)
+    run_steps(reference, clock, range(1, 101))
     first, clock = Notes(), Clock()
     run_steps(EtaReporter(first, clock=clock), clock, range(1, 47))
     clock.now += 5000.0  # killed, and resumed at the checkpoint of step 40
     rows = [row for row in first.rows if row["step"] <= 40]
     second = Notes()
-    resumed = EtaReporter(second, rows, 40, clock)
+    resumed_eta = EtaReporter(second, rows, 40, clock)
     clock.now += 100.0
-    run_steps(resumed, clock, range(41, 101))
+    run_steps(resumed_eta, clock, range(41, 101))
     assert rows + second.rows == notes.rows
-    assert resumed.compare_forecast(100) == uninterrupted.compare_forecast(100) != ""
+    assert resumed_eta.compare_forecast(100) == reference.compare_forecast(100) != ""
 
 
 def test_steps_between_last_row_and_checkpoint_count():

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from tests.train.conftest import Notes, with_train
@@ -16,50 +16,18 @@ from polyhead.viz.run_record import read_metrics
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
-class FakeWandB(SimpleNamespace):
-    """The part of wandb that is used."""
-
-    def __init__(self, fails: bool = False) -> None:
-        super().__init__(inits=[], rows=[], metrics=[], n_finished=0, fails=fails)
-
-    def init(self, **options):
-        self.inits.append(options)
-        self.id = options["id"] or "abc123"
-        return self
-
-    def define_metric(self, name, step_metric):
-        self.metrics.append((name, step_metric))
-
-    def log(self, row):
-        if self.fails:
-            raise ConnectionError("no network")
-        self.rows.append(row)
-
-    def finish(self):
-        self.n_finished += 1
+def fake_wandb():
+    """A run named abc123, if it has no name yet."""
+    wandb = Mock()
+    run = wandb.init.return_value
+    wandb.init.side_effect = lambda **options: setattr(run, "id", options["id"] or "abc123") or run
+    return wandb
 
 
-class FakeMLflow(SimpleNamespace):
-    """The part of mlflow that is used."""
-
-    def __init__(self) -> None:
-        super().__init__(experiments=[], starts=[], parameters=[], rows=[], n_ended=0)
-
-    def set_experiment(self, name):
-        self.experiments.append(name)
-
-    def start_run(self, run_id, run_name):
-        self.starts.append((run_id, run_name))
-        return SimpleNamespace(info=SimpleNamespace(run_id=run_id or "f00"))
-
-    def log_params(self, parameters):
-        self.parameters.append(parameters)
-
-    def log_metrics(self, values, step):
-        self.rows.append({**values, "step": step})
-
-    def end_run(self):
-        self.n_ended += 1
+def fake_mlflow():
+    mlflow = Mock()
+    mlflow.start_run.return_value.info.run_id = "f00"
+    return mlflow
 
 
 @pytest.fixture
@@ -70,47 +38,54 @@ def recipe(tmp_path):
 
 def assert_all_metrics(rows, run_dir):
     """All numbers of metrics.jsonl, under the names of their splits, in order."""
-    logged = read_metrics(run_dir / "metrics.jsonl")
-    assert len(rows) == len(logged) > 3
-    for actual, row in zip(rows, logged, strict=True):
+    logged_rows = read_metrics(run_dir / "metrics.jsonl")
+    assert len(rows) == len(logged_rows) > 3
+    for actual, row in zip(rows, logged_rows, strict=True):
         numbers = {key: value for key, value in row.items() if key not in ("step", "steps", "split")}
         expected = {"step": row["step"]} | {f"{row['split']}/{key}": value for key, value in numbers.items()}
         assert actual == pytest.approx(expected, rel=1e-6)
 
 
 def test_wandb_gets_all_metrics_and_resumes_its_run(recipe, monkeypatch):
-    first, second = FakeWandB(), FakeWandB()
+    first, second = fake_wandb(), fake_wandb()
     monkeypatch.setitem(sys.modules, "wandb", first)
     recipe = with_train(recipe, log="wandb")
     run_training(recipe, report=Notes())
-    assert_all_metrics(first.rows, recipe.out)
-    assert first.metrics == [("*", "step")] and first.n_finished == 1
-    (init,) = first.inits
+    run = first.init.return_value
+    assert_all_metrics([c.args[0] for c in run.log.call_args_list], recipe.out)
+    run.define_metric.assert_called_once_with("*", step_metric="step")
+    run.finish.assert_called_once_with()
+    options = first.init.call_args.kwargs
     expected = {"project": "polyhead", "name": "mine", "id": None, "dir": str(recipe.out)}
-    assert expected.items() <= init.items()
-    assert init["config"]["model"]["d_model"] == 16
+    assert expected.items() <= options.items()
+    assert options["config"]["model"]["d_model"] == 16
     monkeypatch.setitem(sys.modules, "wandb", second)
     run_training(with_train(recipe, steps=8), resume=True, report=Notes())
-    assert second.inits[0]["id"] == "abc123"
-    assert [row["step"] for row in second.rows] == [8, 8]
+    assert second.init.call_args.kwargs["id"] == "abc123"
+    assert [c.args[0]["step"] for c in second.init.return_value.log.call_args_list] == [8, 8]
 
 
 def test_mlflow_gets_all_metrics_and_the_recipe(recipe, monkeypatch):
-    fake = FakeMLflow()
-    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    mlflow = fake_mlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     recipe = with_train(recipe, log="mlflow")
     run_training(recipe, report=Notes())
-    assert_all_metrics(fake.rows, recipe.out)
-    assert (fake.experiments, fake.starts, fake.n_ended) == (["polyhead"], [(None, "mine")], 1)
-    parameters = {key: value for batch in fake.parameters for key, value in batch.items()}
+    rows = [{**c.args[0], **c.kwargs} for c in mlflow.log_metrics.call_args_list]
+    assert_all_metrics(rows, recipe.out)
+    mlflow.set_experiment.assert_called_once_with("polyhead")
+    mlflow.start_run.assert_called_once_with(run_id=None, run_name="mine")
+    mlflow.end_run.assert_called_once_with()
+    batches = [c.args[0] for c in mlflow.log_params.call_args_list]
+    parameters = {key: value for batch in batches for key, value in batch.items()}
     assert parameters["train.lr"] == "0.005" and parameters["task.name"] == "translation"
-    assert all(len(batch) <= 100 for batch in fake.parameters)
+    assert all(len(batch) <= 100 for batch in batches)
     assert json.loads((recipe.out / "tracker.json").read_text()) == {"mlflow": "f00"}
 
 
 def test_failing_tracker_is_a_warning(recipe, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandB(fails=True))
-    notes = Notes()
+    wandb, notes = fake_wandb(), Notes()
+    wandb.init.return_value.log.side_effect = ConnectionError("no network")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     _, outcome = run_training(with_train(recipe, log="wandb"), report=notes)
     assert outcome.status == "done"
     warnings = [line for line in notes.lines if "rejected" in line]

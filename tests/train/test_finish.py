@@ -147,6 +147,6 @@ def test_lost_final_weights_are_rebuilt_from_checkpoints(task, train, tmp_path, 
     newest = load_file(recipe.out / "checkpoints" / "step-8" / "model.safetensors")
     assert not equal_tensors(weights, {name: newest[name] for name in weights})
     (recipe.out / "model.safetensors").unlink()
-    loaded = dict(ph.load(recipe.out).model.named_parameters())
-    assert equal_tensors(weights, {name: loaded[name] for name in weights})
+    loaded_weights = dict(ph.load(recipe.out).model.named_parameters())
+    assert equal_tensors(weights, {name: loaded_weights[name] for name in weights})
     assert "which was chosen when training ended" in caplog.text

@@ -87,13 +87,13 @@ def test_loss_scale_halves_on_overflow_and_doubles_later():
     generator = torch.Generator().manual_seed(1)
     events = [True] * 2500 + torch.randint(0, 30, (3000,), generator=generator).bool().tolist() + [False] * 40
     for is_finite in events:
-        was_lowered, before = scale.update(is_finite), value
+        was_lowered, last_value = scale.update(is_finite), value
         n_good = n_good + 1 if is_finite else 0
         if not is_finite:
             value = max(1.0, value / 2)
         elif n_good == 2000:
             value, n_good = value * 2, 0
-        expected = (value, n_good, not is_finite and before > 1.0)
+        expected = (value, n_good, not is_finite and last_value > 1.0)
         assert (scale.value, scale.n_good_steps, was_lowered) == expected
     assert scale.value == 1.0
 
@@ -126,9 +126,9 @@ def test_stopped_run_resumes_with_its_loss_scale(tmp_path, monkeypatch):
     assert expected.progress.skipped > 10
     for k in range(1, 30, 3):
         train_toy(tmp_path / str(k), Toy(), config, stop_at=k)
-        resumed, _, _ = train_toy(tmp_path / str(k), Toy(), config, resume=True)
-        assert resumed.loss_scale.to_json() == expected.loss_scale.to_json()
-        assert equal_states(resumed, expected), k
+        resumed_state, _, _ = train_toy(tmp_path / str(k), Toy(), config, resume=True)
+        assert resumed_state.loss_scale.to_json() == expected.loss_scale.to_json()
+        assert equal_states(resumed_state, expected), k
 
 
 def test_precision_may_change_on_resume(tmp_path):
@@ -136,5 +136,5 @@ def test_precision_may_change_on_resume(tmp_path):
     training, outcome, _ = train_toy(tmp_path, Toy(), fp16_config(), resume=True)
     assert outcome.status == "done" and training.loss_scale.n_good_steps > 3
     train_toy(tmp_path / "b", Toy(), fp16_config(), stop_at=4)
-    resumed, _, _ = train_toy(tmp_path / "b", Toy(), fp16_config(precision="fp32"), resume=True)
-    assert resumed.loss_scale is None
+    resumed_state, _, _ = train_toy(tmp_path / "b", Toy(), fp16_config(precision="fp32"), resume=True)
+    assert resumed_state.loss_scale is None

@@ -108,9 +108,9 @@ def test_generation_settings_are_inherited_unless_set(workdir):
     tokens = {"bad_words": ["<pad>"], "stop_tokens": ["<unk>"]}
     origin.generation = GenerationConfig(beam_size=3, length_penalty=2.0, **tokens)
     recipe = tuning_recipe(workdir, "bare")
-    changed = recipe.model_copy(update={"generation": GenerationConfig(length_penalty=0.5)})
+    changed_names = recipe.model_copy(update={"generation": GenerationConfig(length_penalty=0.5)})
     expected = GenerationConfig(beam_size=3, length_penalty=0.5, **tokens)
-    assert inherit_settings(changed, origin).generation == expected
+    assert inherit_settings(changed_names, origin).generation == expected
     assert inherit_settings(recipe, origin).generation == recipe.generation  # which sets all of it
     conflict = recipe.model_copy(update={"generation": GenerationConfig(beam_size=1)})
     origin.generation = GenerationConfig(n_best=3)
@@ -218,12 +218,14 @@ def test_layer_pattern_of_the_recipe_overrides():
 
 
 def test_frozen_parts_keep_their_bits(workdir):
-    before = named_state(ph.load(workdir / "first").model)
+    initial_files = named_state(ph.load(workdir / "first").model)
     run, _ = tune(workdir, "frozen", freeze=["encoder_embedding", "encoder.layers.0"], ema=None)
-    after = named_state(run.model)
-    unchanged = {name for name in before if torch.equal(before[name], after[name])}
+    final_weights = named_state(run.model)
+    unchanged_names = {
+        name for name in initial_files if torch.equal(initial_files[name], final_weights[name])
+    }
     frozen = ("encoder_embedding.", "encoder.layers.0.")
-    assert unchanged == {name for name in before if name.startswith(frozen)}
+    assert unchanged_names == {name for name in initial_files if name.startswith(frozen)}
 
 
 def test_resume_needs_no_init_run(workdir, tmp_path):
@@ -235,8 +237,8 @@ def test_resume_needs_no_init_run(workdir, tmp_path):
     tune(directory, "all", steps=2 * STEPS, **options)
     shutil.rmtree(directory / "first")
     recipe = load_recipe(directory / "cut/recipe.yaml", [f"train.steps={2 * STEPS}"])
-    resumed, _ = run_training(recipe, resume=True, report=Notes())
-    assert equal_tensors(named_state(resumed.model), named_state(ph.load(directory / "all").model))
+    resumed_run, _ = run_training(recipe, resume=True, report=Notes())
+    assert equal_tensors(named_state(resumed_run.model), named_state(ph.load(directory / "all").model))
 
 
 def test_missing_init_run_is_an_error_without_checkpoint(workdir, tmp_path):
@@ -273,8 +275,8 @@ def test_lr_factor_changes_only_the_rate(optimizer):
 
     assert equal_states(train(1e-3, {}, 10), train(2e-3, {"0": 0.5, "3": 0.5}, 10))
     plain = train(1e-3, {}, 1).model
-    mixed = train(4e-3, {"0": 0.25, "0.bias": 0.5, "3": 0.25}, 1).model
-    for name, tensor in mixed.named_parameters():
+    mixed_factors = train(4e-3, {"0": 0.25, "0.bias": 0.5, "3": 0.25}, 1).model
+    for name, tensor in mixed_factors.named_parameters():
         assert torch.equal(tensor, plain.get_parameter(name)) == (name != "0.bias")
 
 
@@ -285,15 +287,15 @@ def make_encoder(seed=1, **options):
 
 def test_projection_of_embeddings_is_not_initialized_randomly():
     """Layers would get inputs that no layer was trained on."""
-    plain, mapped, narrow = (make_encoder(d_embedding=width) for width in (None, 8, 6))
+    plain, mapped_model, narrow = (make_encoder(d_embedding=width) for width in (None, 8, 6))
     message = r"model.d_embedding=8 \(the run has None\): encoder.embedding.proj.weight is missing"
     with user_error(message):
-        load_init_weights(mapped, as_origin(plain))
+        load_init_weights(mapped_model, as_origin(plain))
     with user_error(r"=6 .*encoder.embedding.token.weight \[9, 8\], expected \[9, 6\]"):
         load_init_weights(narrow, as_origin(plain))
-    decoder, mapped = (make_encoder(kind="decoder", d_embedding=width) for width in (None, 8))
+    decoder, mapped_model = (make_encoder(kind="decoder", d_embedding=width) for width in (None, 8))
     with user_error(r"model.d_embedding=8 \(the run has None\): embedding.token_proj.weight is missing"):
-        load_init_weights(mapped, as_origin(decoder))
+        load_init_weights(mapped_model, as_origin(decoder))
     student = make_encoder(d_embedding=6, labels=["a", "b"], seed=2)
     load_init_weights(student, as_origin(narrow))
     assert equal_tensors(named_state(student.encoder), named_state(narrow.encoder))
@@ -350,10 +352,10 @@ def test_unsuitable_changes_are_refused_before_texts_are_read(changes, message, 
 
 @pytest.mark.parametrize("changes", [{"freeze": ["encodr"]}, {"lr_factors": {"decodr": 2.0}}])
 def test_misspelt_part_of_a_new_model_is_refused(changes, corpus_dir):
-    before, notes = sorted(corpus_dir.rglob("*")), Notes()
+    initial_files, notes = sorted(corpus_dir.rglob("*")), Notes()
     with user_error(r"no part of the model is named '(en|de)codr'; did you mean"):
         run_training(small_recipe(corpus_dir, **changes), report=notes)
-    assert (sorted(corpus_dir.rglob("*")), notes.lines) == (before, [])
+    assert (sorted(corpus_dir.rglob("*")), notes.lines) == (initial_files, [])
 
 
 def test_tokenizer_section_with_init_from_is_refused(workdir):

@@ -16,8 +16,8 @@ from polyhead.train.lock import RunLock
 
 
 def write_lock(directory, **changes) -> None:
-    own = {"pid": os.getpid(), "host": socket.gethostname(), "start": process_start_time(os.getpid())}
-    (directory / "run.lock").write_text(json.dumps(own | changes))
+    own_fields = {"pid": os.getpid(), "host": socket.gethostname(), "start": process_start_time(os.getpid())}
+    (directory / "run.lock").write_text(json.dumps(own_fields | changes))
 
 
 def read_pid(directory) -> int:

@@ -171,11 +171,11 @@ def test_update_not_finite_is_skipped_and_counted(tmp_path):
     assert [line.partition(":")[0] for line in notes.lines] == ["step 3", "step 7"]
     # no checkpoint while it is unknown whether the loss recovers
     assert checkpoint.list_steps(tmp_path) == [1, 2, 4, 5, 6, 8, 9, 10, 11, 12]
-    before, after = (toy_training(loop_config(ema=0.9)) for _ in range(2))
-    before.restore(checkpoint.read_checkpoint(tmp_path / "step-2"))
+    initial_state, final_state = (toy_training(loop_config(ema=0.9)) for _ in range(2))
+    initial_state.restore(checkpoint.read_checkpoint(tmp_path / "step-2"))
     train_toy(tmp_path / "to-3", NaNTask({3}), loop_config(ema=0.9), stop_at=3)
-    after.restore(checkpoint.read_checkpoint(tmp_path / "to-3" / "step-3"))
-    assert equal_states(before, after)
+    final_state.restore(checkpoint.read_checkpoint(tmp_path / "to-3" / "step-3"))
+    assert equal_states(initial_state, final_state)
 
 
 @pytest.mark.acceptance("A7")
@@ -272,14 +272,14 @@ def test_stopped_run_resumes_bit_for_bit(accumulate, tmp_path):
     assert epochs[0] != epochs[1]
     for k in range(1, steps + 1):
         first, second = Toy(), Toy()
-        _, outcome, early = train_toy(tmp_path / str(k), first, config, stop_at=k, steps=steps)
+        _, outcome, early_notes = train_toy(tmp_path / str(k), first, config, stop_at=k, steps=steps)
         assert (outcome.status, outcome.step) == ("interrupted", k)
-        training, outcome, late = train_toy(tmp_path / str(k), second, config, resume=True, steps=steps)
+        training, outcome, late_notes = train_toy(tmp_path / str(k), second, config, resume=True, steps=steps)
         assert (outcome.status, outcome.step) == ("done", steps)
         assert first.ledger[1:] + second.ledger[1:] == task.ledger[1:]
         assert equal_states(training, expected), k
         assert training.progress == expected.progress
-        assert without_clock(early.rows + late.rows) == without_clock(notes.rows)
+        assert without_clock(early_notes.rows + late_notes.rows) == without_clock(notes.rows)
 
 
 @pytest.mark.acceptance("B11")
@@ -383,31 +383,33 @@ def copy_state(training) -> dict:
 
 def test_memory_check_restores_running_statistics():
     training = batch_norm_training(loop_config())
-    before = copy_state(training)
+    initial_state = copy_state(training)
     check_memory(training, Toy(), loop_config())
-    assert before.keys() >= {"1.running_mean", "1.running_var"}
-    assert equal_tensors(before, copy_state(training))
+    assert initial_state.keys() >= {"1.running_mean", "1.running_var"}
+    assert equal_tensors(initial_state, copy_state(training))
 
 
 def test_running_statistics_are_saved_resumed_and_averaged(tmp_path):
     config = loop_config(ema=0.9, save_every=4, keep=3, average_checkpoints=3)
-    expected, stopped, resumed = (batch_norm_training(config) for _ in range(3))
+    expected, stopped_state, resumed_state = (batch_norm_training(config) for _ in range(3))
     initial = copy_state(expected)
     train_model(expected, Toy(), config, tmp_path / "all", Notes())
     assert not torch.equal(expected.model[1].running_mean, initial["1.running_mean"])
-    train_model(stopped, Toy(), config, tmp_path / "cut", Notes(), lambda: stopped.progress.step == 5)
-    resumed.restore(checkpoint.read_newest_checkpoint(tmp_path / "cut"))
-    train_model(resumed, Toy(), config, tmp_path / "cut", Notes())
-    assert equal_tensors(copy_state(resumed), copy_state(expected))
-    assert equal_tensors(resumed.ema.weights, expected.ema.weights)
+    train_model(
+        stopped_state, Toy(), config, tmp_path / "cut", Notes(), lambda: stopped_state.progress.step == 5
+    )
+    resumed_state.restore(checkpoint.read_newest_checkpoint(tmp_path / "cut"))
+    train_model(resumed_state, Toy(), config, tmp_path / "cut", Notes())
+    assert equal_tensors(copy_state(resumed_state), copy_state(expected))
+    assert equal_tensors(resumed_state.ema.weights, expected.ema.weights)
     assert not torch.equal(expected.ema.weights["1.running_var"], expected.model[1].running_var)
     losses = iter([2.0, 3.0, 1.0])  # a checkpoint, its moving average, the mean
     final = load_final_weights(expected, config, tmp_path / "all", lambda: next(losses))
     assert len(final.selection.steps) > 1
-    saved = [
+    saved_weights = [
         checkpoint.read_checkpoint(tmp_path / f"all/step-{step}").tensors["model"] for step in (4, 8, 12)
     ]
-    mean = sum(tensors["1.running_var"].double() for tensors in saved) / 3
+    mean = sum(tensors["1.running_var"].double() for tensors in saved_weights) / 3
     assert torch.allclose(expected.model[1].running_var.double(), mean, rtol=1e-6)
 
 

@@ -88,14 +88,14 @@ def test_muon_takes_only_matrices_inside_blocks(kind, stacks, position):
     positions = PATTERN if position == "pattern" else {"position": position}
     sizes = {"vocab_size": 11, "d_model": 8, "n_heads": 2, "n_layers": 2, "max_len": 8}
     model = build(ModelConfig(**sizes, **kind, **positions), 1)
-    matrices, others = (
+    matrices, other_ids = (
         {id(p) for group in optimizer.param_groups for p in group["params"]}
         for optimizer in OPTIMIZER.build(Choice("muon"), model, 0.02)
     )
     names = {name for name, p in model.named_parameters() if id(p) in matrices}
     layers = [(f"{stack}.layers.{i}", parts) for stack, parts in stacks.items() for i in (0, 1)]
     assert names == {f"{layer}.{part}.weight" for layer, parts in layers for part in parts}
-    assert others == {id(p) for p in model.parameters()} - matrices
+    assert other_ids == {id(p) for p in model.parameters()} - matrices
 
 
 def test_muon_without_blocks_is_adamw():

@@ -42,8 +42,8 @@ def test_auto_is_bf16_on_fast_processors(vendor, avx, amx, expected, monkeypatch
 )
 def test_auto_is_the_native_format_of_a_gpu(native, capability, expected, monkeypatch):
     """A GPU that emulates bf16 reports it as supported, and is slower than in fp32."""
-    supported = lambda including_emulation=True: native or including_emulation  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    is_supported = lambda including_emulation=True: native or including_emulation  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert resolve_precision("auto", torch.device("cuda", 0)) == expected
 

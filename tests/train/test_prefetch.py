@@ -57,8 +57,8 @@ def test_position_is_after_the_taken_batches():
     expected = [(row // 10, row % 10 + 1) for epoch in range(4) for row in epoch_rows(epoch)][1::2]
     steps = record_steps(progress, 6, prefetch=True)
     assert [(epoch, index) for *_, epoch, index in steps] == expected[:6]
-    resumed = make_prefetcher(Progress(epoch=progress.epoch, index=progress.index))
-    assert [row for row, _ in resumed.take(7)] == [32, 33]
+    resumed_state = make_prefetcher(Progress(epoch=progress.epoch, index=progress.index))
+    assert [row for row, _ in resumed_state.take(7)] == [32, 33]
 
 
 def test_tensors_are_copied_once_and_only_to_devices():
@@ -108,9 +108,9 @@ def test_training_with_prefetch_is_the_same_and_resumes(accumulate, tmp_path, mo
     assert len(task.ledger) == 17 * accumulate + 1  # and the largest one: none after the last step
     for step in (1, 5, 6):  # 5 is the end of an epoch, if nothing accumulates
         root = tmp_path / f"cut-{step}"
-        stopped, outcome, _ = train_toy(root, NoisyTask(), config, stop_at=step)
+        stopped_state, outcome, _ = train_toy(root, NoisyTask(), config, stop_at=step)
         assert (outcome.status, outcome.step) == ("interrupted", step)
-        assert stopped.progress.epoch * 5 + stopped.progress.index == step * accumulate
-        resumed, outcome, _ = train_toy(root, NoisyTask(), config, resume=True)
+        assert stopped_state.progress.epoch * 5 + stopped_state.progress.index == step * accumulate
+        resumed_state, outcome, _ = train_toy(root, NoisyTask(), config, resume=True)
         assert outcome.status == "done"
-        assert equal_states(resumed, expected)
+        assert equal_states(resumed_state, expected)

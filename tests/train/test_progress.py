@@ -49,6 +49,6 @@ def test_patience_and_best_metric_survive_resume(stop_at, tmp_path):
     assert checkpoint.list_steps(tmp_path) == [10, 16]
     assert load_final_weights(training, config, tmp_path, never_measured).description == "checkpoint 10"
     # the run is over: another resume trains no step
-    resumed, outcome, notes = train_toy(tmp_path, Toy(), config, resume=True)
+    resumed_state, outcome, notes = train_toy(tmp_path, Toy(), config, resume=True)
     assert (outcome.status, outcome.step, notes.rows) == ("stopped early", 16, [])
-    assert resumed.progress == progress
+    assert resumed_state.progress == progress

@@ -75,9 +75,9 @@ def test_report_plots_the_logged_loss_without_smoothing(finished):
         for row in rows
         if row["split"] == "valid"
     ]
-    for curve, logged in zip(curves, [train, valid], strict=True):
-        assert [step for step, _ in curve] == [step for step, _ in logged]
-        assert [y for _, y in curve] == pytest.approx([y for _, y in logged], rel=1e-3)
+    for curve, logged_points in zip(curves, [train, valid], strict=True):
+        assert [step for step, _ in curve] == [step for step, _ in logged_points]
+        assert [y for _, y in curve] == pytest.approx([y for _, y in logged_points], rel=1e-3)
 
 
 def test_weights_are_equal_with_and_without_report(finished, corpus_dir, monkeypatch):
@@ -113,13 +113,13 @@ def test_logged_nll_matches_torch(corpus_dir):
     batch = task.collate(task.epoch_batches(0)[0])
     with torch.no_grad():
         logits = model(batch.source, batch.target, batch.source_pos, batch.target_pos).flatten(0, 1)
-    nll, smoothed = (
+    nll, smoothed_loss = (
         float(F.cross_entropy(logits, batch.labels.flatten(), ignore_index=-100, label_smoothing=x))
         for x in (0.0, 0.2)
     )
     assert notes.series("nll") == pytest.approx([nll], rel=1e-5)
-    assert notes.series("loss") == pytest.approx([smoothed], rel=1e-5)
-    assert smoothed != pytest.approx(nll, rel=1e-4)
+    assert notes.series("loss") == pytest.approx([smoothed_loss], rel=1e-5)
+    assert smoothed_loss != pytest.approx(nll, rel=1e-4)
 
 
 def test_report_is_written_at_each_evaluation(corpus_dir):

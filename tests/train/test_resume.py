@@ -4,9 +4,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from tests.train.ranks import import_lazy_modules
 from tests.train.task_runs import TASKS, task_recipe, write_texts
 
 from polyhead.checkpoint import checkpoint
-from polyhead.cli import main
 from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
 from polyhead.train.lock import RunLock
@@ -25,7 +21,7 @@ from polyhead.viz.run_record import read_metrics
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 12
-KILLED = -signal.SIGKILL
+KILLED_CODE = -signal.SIGKILL
 
 
 def in_child(work) -> int:
@@ -74,8 +70,8 @@ def digest_run(recipe: Recipe) -> dict:
     digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
     rows = read_metrics(recipe.out / "metrics.jsonl")
     assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, recipe.train.steps + 1))
-    skipped = CLOCK_KEYS | {"steps"}  # the number of steps may change on resume
-    return digests | {"metrics": [{k: v for k, v in row.items() if k not in skipped} for row in rows]}
+    skipped_keys = CLOCK_KEYS | {"steps"}  # the number of steps may change on resume
+    return digests | {"metrics": [{k: v for k, v in row.items() if k not in skipped_keys} for row in rows]}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +107,7 @@ STEPS_TO_KILL = [pytest.param(k, marks=[] if k in FAST else pytest.mark.slow) fo
 def test_killed_run_resumes_bit_for_bit(k, corpus_dir, expected):
     precision = "bf16" if k % 2 else "fp32"
     recipe = recipe_in(corpus_dir, f"killed-{k}", precision=precision, save_every=1 + k % 4)
-    assert train_in_child(recipe, report=KillAt(k)) == KILLED
+    assert train_in_child(recipe, report=KillAt(k)) == KILLED_CODE
     assert (recipe.out / "run.lock").exists()
     due = [step for step in range(1, k) if step % (1 + k % 4) == 0]
     assert max(checkpoint.list_steps(recipe.out / "checkpoints"), default=0) >= max(due, default=0)
@@ -141,7 +137,7 @@ def test_run_killed_in_save_resumes_bit_for_bit(point, corpus_dir, expected, mon
     if owner:
         function = getattr(owner, name)
         monkeypatch.setattr(owner, name, kill_on_call)
-    assert train_in_child(recipe, report=None if owner else KillAt(6, "valid")) == KILLED
+    assert train_in_child(recipe, report=None if owner else KillAt(6, "valid")) == KILLED_CODE
     monkeypatch.undo()
     assert train_in_child(recipe, resume=True) == 0
     assert digest_run(recipe) == expected["fp32"]
@@ -153,8 +149,8 @@ def test_run_killed_three_times_resumes_bit_for_bit(corpus_dir, expected):
     recipe = recipe_in(corpus_dir, "unlucky")
     recomputing = recipe_in(corpus_dir, "unlucky", recompute="blocks")
     for k in (2, 7, 8):
-        changed = recomputing if k == 7 else recipe
-        assert train_in_child(changed, resume=k > 2, report=KillAt(k)) == KILLED
+        changed_recipe = recomputing if k == 7 else recipe
+        assert train_in_child(changed_recipe, resume=k > 2, report=KillAt(k)) == KILLED_CODE
     assert train_in_child(recipe, resume=True) == 0
     assert digest_run(recipe) == expected["fp32"]
 
@@ -173,33 +169,33 @@ def test_every_task_resumes_bit_for_bit(task, corpus_dir, tmp_path):
     """With the noise that tasks draw."""
     write_texts(tmp_path)
     choice = Choice(task, **OPTIONS.get(task, {}))
-    uninterrupted, killed = (
+    reference, killed_recipe = (
         task_recipe(tmp_path, task, tmp_path / name, steps=8, log_every=1).model_copy(update={"task": choice})
         for name in ("uninterrupted", "killed")
     )
-    assert train_in_child(uninterrupted) == 0
-    assert train_in_child(killed, report=KillAt(5)) == KILLED
-    assert train_in_child(killed, resume=True) == 0
-    assert digest_run(killed) == digest_run(uninterrupted)
+    assert train_in_child(reference) == 0
+    assert train_in_child(killed_recipe, report=KillAt(5)) == KILLED_CODE
+    assert train_in_child(killed_recipe, resume=True) == 0
+    assert digest_run(killed_recipe) == digest_run(reference)
 
 
 @pytest.mark.acceptance("R12")
 def test_same_seed_gives_same_bits(corpus_dir, expected):
-    repeated, other = recipe_in(corpus_dir, "repeated"), recipe_in(corpus_dir, "other", seed=8)
-    for recipe in (repeated, other):
+    repeated_recipe, other = recipe_in(corpus_dir, "repeated"), recipe_in(corpus_dir, "other", seed=8)
+    for recipe in (repeated_recipe, other):
         assert train_in_child(recipe) == 0
-    assert digest_run(repeated) == expected["fp32"]
+    assert digest_run(repeated_recipe) == expected["fp32"]
     assert digest_run(other)["final"] != expected["fp32"]["final"]
     notes = Notes()  # a finished run is not changed by a resume
-    _, outcome = run_training(repeated, resume=True, report=notes)
+    _, outcome = run_training(repeated_recipe, resume=True, report=notes)
     assert (outcome.status, outcome.step, notes.rows) == ("done", STEPS, [])
-    assert digest_run(repeated) == expected["fp32"]
+    assert digest_run(repeated_recipe) == expected["fp32"]
 
 
 @pytest.mark.acceptance("B12")
 def test_damaged_checkpoint_is_passed_over(corpus_dir, expected, caplog):
     recipe = recipe_in(corpus_dir, "damaged")
-    assert train_in_child(recipe, report=KillAt(8)) == KILLED
+    assert train_in_child(recipe, report=KillAt(8)) == KILLED_CODE
     path = recipe.out / "checkpoints/step-6/model.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -219,42 +215,3 @@ def test_second_run_in_same_directory_is_refused(corpus_dir):
     with RunLock(recipe.out), user_error(f"busy is in use by process {os.getpid()}; stop it, or choose"):
         run_training(recipe, report=Notes())
     assert not (recipe.out / "metrics.jsonl").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.acceptance("R1")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_to_command_saves_and_prints_resume_command(number, corpus_dir, monkeypatch):
-    """The command in a process of its own, stopped once its metrics are written."""
-    monkeypatch.chdir(corpus_dir)
-    name = number.name.lower()
-    recipe = small_recipe(Path("."), name, steps=3000, log_every=1, save_every=500, eval_every=1000)
-    Path(f"{name}.yaml").write_text(recipe.dump_yaml())
-    command = [sys.executable, "-m", "polyhead", "train", f"{name}.yaml"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    metrics, deadline = Path(name) / "metrics.jsonl", time.monotonic() + 100
-    while not metrics.is_file() or metrics.read_text().count("\n") < 5:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, output = process.communicate(timeout=100)
-    assert process.returncode == 130, output
-    assert "stopping after this step; interrupt again to stop immediately, without saving" in output
-    (step,) = checkpoint.list_steps(Path(name) / "checkpoints")
-    assert 5 <= step < 3000
-    advice = f"saved at step {step}; continue with: polyhead train {name}/recipe.yaml --resume\n"
-    assert output.endswith(f"{advice}report: {name}/report.html\n")
-    assert not (Path(name) / "run.lock").exists()
-
-    def run_command(*arguments):
-        return in_child(lambda: os._exit(main(["train", *arguments])))
-
-    # the uninterrupted and the resumed run, both to the same nearby end
-    steps = f"train.steps={step + 20}"
-    assert run_command(f"{name}/recipe.yaml", "--resume", steps) == 0
-    assert run_command(f"{name}.yaml", steps, f"out={name}-all") == 0
-    resumed, uninterrupted = (
-        digest_run(small_recipe(Path("."), out, steps=step + 20)) for out in (name, f"{name}-all")
-    )
-    assert resumed == uninterrupted

@@ -94,12 +94,14 @@ def test_run_directory_is_complete_and_loads(memorized_run):
     files = "README.md baseline.json config.json generation_config.json manifest.json metrics.jsonl "
     files += "model.safetensors recipe.yaml tokenizer.json tokenizer_config.json checkpoints"  # and a report
     assert {path.name for path in run_dir.iterdir()} == {*files.split()}
-    loaded = ph.load(run_dir)
-    assert loaded.translate(list(TEN)) == run.translate(list(TEN))
-    assert equal_tensors(dict(run.model.named_parameters()), dict(loaded.model.named_parameters()))
-    assert loaded.model.head.weight.data_ptr() == loaded.model.encoder_embedding.token.weight.data_ptr()
-    assert (loaded.generation, loaded.recipe) == (run.generation, run.recipe)
-    assert not loaded.model.training
+    loaded_run = ph.load(run_dir)
+    assert loaded_run.translate(list(TEN)) == run.translate(list(TEN))
+    assert equal_tensors(dict(run.model.named_parameters()), dict(loaded_run.model.named_parameters()))
+    assert (
+        loaded_run.model.head.weight.data_ptr() == loaded_run.model.encoder_embedding.token.weight.data_ptr()
+    )
+    assert (loaded_run.generation, loaded_run.recipe) == (run.generation, run.recipe)
+    assert not loaded_run.model.training
     assert load_recipe(run_dir / "recipe.yaml") == run.recipe
     assert {row["split"] for row in read_metrics(run_dir / "metrics.jsonl")} == {"train", "valid"}
     card = (run_dir / "README.md").read_text()
@@ -141,9 +143,9 @@ def test_bleu_tokenizer_unfit_for_script_is_a_warning(lang, is_warned, corpus_di
     warning = "(tok:13a) splits at spaces"
     assert any(warning in line for line in log_training(recipe)) is is_warned
     assert main(["eval", str(recipe.out), "--split", "valid"]) == 0
-    printed = capsys.readouterr()
-    assert (warning in printed.err) is is_warned
-    assert ("tok:13a" in printed.out) is is_warned and ("tok:char" in printed.out) is not is_warned
+    streams = capsys.readouterr()
+    assert (warning in streams.err) is is_warned
+    assert ("tok:13a" in streams.out) is is_warned and ("tok:char" in streams.out) is not is_warned
 
 
 def test_valid_fraction_holds_out_pairs(corpus_dir, capsys):
@@ -206,16 +208,16 @@ def test_signal_between_steps_saves_and_resumes(corpus_dir):
 def test_signal_before_first_step_interrupts(number, function, corpus_dir, capsys, monkeypatch):
     recipe = small_recipe(corpus_dir)
     (corpus_dir / "early.yaml").write_text(recipe.dump_yaml())
-    received = []
+    signals_received = []
     # without a handler it would end the tests
-    handler = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    handler = signal.signal(signal.SIGTERM, lambda number, _: signals_received.append(number))
     try:
         with monkeypatch.context() as patch:
             patch.setattr(function, lambda *_, **__: signal.raise_signal(number))
             assert main(["train", str(corpus_dir / "early.yaml")]) == 130
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert not received
+    assert not signals_received
     assert capsys.readouterr().err.splitlines()[-1] == "polyhead: interrupted"
     assert not (recipe.out / "run.lock").exists()
 
@@ -289,10 +291,10 @@ def finished(no_report, tmp_path_factory):
     ],
 )
 def test_resume_with_changed_recipe_is_refused(changes, message, finished):
-    before = (finished / "run/recipe.yaml").read_text()
+    expected_recipe = (finished / "run/recipe.yaml").read_text()
     with user_error(f"^{re.escape(message)}"):
         run_training(small_recipe(finished, **{"steps": 3, **changes}), resume=True, report=Notes())
-    assert (finished / "run/recipe.yaml").read_text() == before
+    assert (finished / "run/recipe.yaml").read_text() == expected_recipe
 
 
 @pytest.mark.parametrize(
@@ -336,8 +338,8 @@ def test_resume_with_other_text_or_tokenizer_is_refused(corpus_dir):
     recipe = small_recipe(corpus_dir, steps=2)
     run_training(recipe, report=Notes())
     (corpus_dir / "pairs.tsv").write_text("a\tb\n" * 9)
-    changed = "differs from the text of the run (data.train, data.target changed); restore it"
-    with user_error(re.escape(changed)):
+    changed_text = "differs from the text of the run (data.train, data.target changed); restore it"
+    with user_error(re.escape(changed_text)):
         run_training(with_data(recipe, train=["pairs.tsv"], target=0), resume=True, report=Notes())
     text = (corpus_dir / "train.en").read_text()
     (corpus_dir / "train.en").write_text(text.replace("dog", "cow", 1))
@@ -417,15 +419,15 @@ def test_validation_pairs_longer_than_a_batch_are_refused(corpus_dir):
 def test_final_weights_are_described_in_the_card(corpus_dir):
     recipe = small_recipe(corpus_dir, steps=2, average_checkpoints=2, keep=2, save_every=1)
     run_training(recipe, report=Notes())
-    saved = [
+    saved_tensors = [
         checkpoint.read_checkpoint(recipe.out / "checkpoints" / f"step-{step}").tensors for step in (1, 2)
     ]
-    first, last = (tensors["model"] for tensors in saved)
+    first, last = (tensors["model"] for tensors in saved_tensors)
     mean = {name: ((tensor.double() + last[name]) / 2).float() for name, tensor in first.items()}
     run = ph.load(recipe.out)
     weights = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     losses = []
-    for tensors in (last, saved[1]["ema"], mean):
+    for tensors in (last, saved_tensors[1]["ema"], mean):
         copy_into(run.model, tensors)
         sides = ((corpus_dir / f"valid.{side}").read_text().splitlines() for side in ("de", "en"))
         losses.append(math.log(run.perplexity(*sides)))

@@ -87,9 +87,9 @@ def test_stopped_run_resumes_bit_for_bit(stop_at, tmp_path, monkeypatch):
     expected, _, notes = train_toy(tmp_path / "all", Toy(), config)
     _, outcome, first = train_toy(tmp_path / "cut", Toy(), config, stop_at=stop_at)
     assert (outcome.status, outcome.step) == ("interrupted", stop_at)
-    resumed, _, second = train_toy(tmp_path / "cut", Toy(), config, resume=True)
-    assert equal_states(expected, resumed)
-    assert expected.progress == resumed.progress
+    resumed_state, _, second = train_toy(tmp_path / "cut", Toy(), config, resume=True)
+    assert equal_states(expected, resumed_state)
+    assert expected.progress == resumed_state.progress
     assert without_clock([*first.rows, *second.rows]) == without_clock(notes.rows)
 
 
@@ -126,9 +126,9 @@ def test_late_reading_needs_gpu_and_skipping_optimizer():
     assert not loop.can_read_late(toy_training(loop_config()), SINGLE_PROCESS)
     assert not loop.can_read_late(make_training(optimizer={"name": "adafactor"}), SINGLE_PROCESS)
     assert not loop.can_read_late(make_training(), TwoRanks())
-    scaled = make_training()
-    scaled.loss_scale = object()
-    assert not loop.can_read_late(scaled, SINGLE_PROCESS)
+    scaled_training = make_training()
+    scaled_training.loss_scale = object()
+    assert not loop.can_read_late(scaled_training, SINGLE_PROCESS)
 
 
 def test_numbers_keep_their_order_and_sums_are_sequential():

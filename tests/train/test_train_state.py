@@ -48,12 +48,16 @@ def test_mean_of_periodic_checkpoints_is_used_if_better(tmp_path):
         )
 
     description = load_final_weights(training, config, tmp_path, distance(mean)).description
-    far = distance(single)()
-    assert description == f"mean of the checkpoints 10, 15, 20 (loss 0.0000; checkpoint 23: {far:.4f})"
-    assert far > 0
+    far_distance = distance(single)()
+    assert (
+        description == f"mean of the checkpoints 10, 15, 20 (loss 0.0000; checkpoint 23: {far_distance:.4f})"
+    )
+    assert far_distance > 0
     assert_close(copy_weights(training), mean)
     description = load_final_weights(training, config, tmp_path, distance(single)).description
-    assert description == f"checkpoint 23 (loss 0.0000; mean of the checkpoints 10, 15, 20: {far:.4f})"
+    assert (
+        description == f"checkpoint 23 (loss 0.0000; mean of the checkpoints 10, 15, 20: {far_distance:.4f})"
+    )
     assert equal_tensors(copy_weights(training), single)
 
 
@@ -85,8 +89,10 @@ def test_best_of_single_ema_and_mean_is_used(values, metric, best, tmp_path):
     config = config.model_copy(update={"best_metric": metric})
     description = load_final_weights(training, config, tmp_path, measure).description
     assert description.startswith(f"{NAMES[best]} ({metric} {values[best]:.4f}; ")
-    others = [(name, value) for i, (name, value) in enumerate(zip(NAMES, values, strict=True)) if i != best]
-    assert all(f"{name}: {value:.4f}" in description for name, value in others)
+    other_candidates = [
+        (name, value) for i, (name, value) in enumerate(zip(NAMES, values, strict=True)) if i != best
+    ]
+    assert all(f"{name}: {value:.4f}" in description for name, value in other_candidates)
     ema = checkpoint.read_checkpoint(tmp_path / "step-8").tensors["ema"]
     single, last, mean = (average_checkpoints(tmp_path, steps) for steps in ([8], [12], [4, 8, 12]))
     for actual, expected in zip(candidates, [single, last, ema, mean], strict=True):
@@ -96,10 +102,10 @@ def test_best_of_single_ema_and_mean_is_used(values, metric, best, tmp_path):
 
 def test_last_weights_are_used_without_finite_evaluation(tmp_path):
     training, _, _ = train_toy(tmp_path, Toy(lambda model: math.nan), loop_config())
-    before = {name: tensor.clone() for name, tensor in state_tensors(training).items()}
+    initial_tensors = {name: tensor.clone() for name, tensor in state_tensors(training).items()}
     description = load_final_weights(training, loop_config(), tmp_path, never_measured).description
     assert description == "checkpoint 12"
-    assert equal_tensors(before, state_tensors(training))
+    assert equal_tensors(initial_tensors, state_tensors(training))
 
 
 def test_checkpoint_of_another_model_is_refused(tmp_path):

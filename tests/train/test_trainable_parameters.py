@@ -60,15 +60,15 @@ def trainable_names(model) -> set[str]:
 @pytest.mark.parametrize("parts", [("q_proj", "v_proj"), ("attn", "ffn")])
 def test_new_and_merged_adapters_keep_outputs(kind, parts):
     model = make_model(kind)
-    names, before = list(named_state(model)), outputs(model)
+    names, initial_weights = list(named_state(model)), outputs(model)
     add_lora(model, LoraConfig(r=2, target_modules=parts), seed=3)
-    assert torch.equal(outputs(model), before)
+    assert torch.equal(outputs(model), initial_weights)
     assert any(isinstance(part, LoraLinear) for part in model.modules())
     for name, p in model.named_parameters():
         if name.endswith("lora_b"):  # as if trained
             torch.nn.init.normal_(p, std=0.3)
     expected = outputs(model)
-    assert not torch.allclose(expected, before, atol=1e-3)
+    assert not torch.allclose(expected, initial_weights, atol=1e-3)
     merge_lora(model)
     torch.testing.assert_close(outputs(model), expected, rtol=0, atol=1e-5)
     assert list(named_state(model)) == names
@@ -146,13 +146,13 @@ def test_new_weights_must_be_trainable():
     assert summary.endswith("; new: classifier, pooler")
     check_new_weights(masked, LoraConfig(), [])
     detector = build(ph.ModelConfig(**SIZES, kind="encoder", generator_layers=1), seed=1)
-    for model, saved, parts in (
+    for model, saved_modules, parts in (
         (masked, (), ["transform", "transform_norm"]),
         (masked, ("transform_norm",), ["transform_norm", "transform"]),
         (detector, (), ["detector", "detector_transform", "generator"]),
     ):
         with user_error(r"train.lora: .* is new and would not be trained; add it") as error:
-            load_init_weights(model, origin, 1, LoraConfig(modules_to_save=saved))
+            load_init_weights(model, origin, 1, LoraConfig(modules_to_save=saved_modules))
         assert str(error.value).endswith(f"train.lora.modules_to_save=[{', '.join(parts)}]")
         load_init_weights(model, origin, 1, LoraConfig(modules_to_save=parts))
 
@@ -162,7 +162,7 @@ def test_training_changes_only_adapters():
     model = make_model("decoder")
     config = TrainConfig(steps=150, lr=1e-2, lora=LoraConfig(r=4, target_modules=["attn", "ffn"]))
     tokens = torch.randint(11, (6, 9), generator=torch.Generator().manual_seed(4))
-    before = {name: tensor.clone() for name, tensor in named_state(model).items()}
+    initial_weights = {name: tensor.clone() for name, tensor in named_state(model).items()}
     training, losses = TrainState(model, config, 16, 150), []
     for _ in range(150):
         model.zero_grad()
@@ -172,8 +172,8 @@ def test_training_changes_only_adapters():
             optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
-    after = named_state(model)
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    final_weights = named_state(model)
+    assert all(torch.equal(tensor, final_weights[name]) for name, tensor in initial_weights.items())
 
 
 def test_run_with_adapters_ends_as_a_plain_run(workdir):
@@ -182,17 +182,21 @@ def test_run_with_adapters_ends_as_a_plain_run(workdir):
     options = {"lr": 3e-2, "ema": None, "average_checkpoints": 0, "schedule": {"name": "constant"}}
     run, lines = tune(workdir, "lora", lora=lora, steps=8, **options)
     assert any("trainable" in line for line in lines)
-    before, after = named_state(origin.model), named_state(run.model)
-    assert before.keys() == after.keys()
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    targets = [name for name in before if any(part in name for part in (".attn.", ".cross.", ".ffn."))]
-    assert changed == {name for name in targets if name.endswith("proj.weight")}
-    loaded = ph.load(workdir / "lora").model
-    assert not any(isinstance(part, LoraLinear) for part in loaded.modules())
-    assert equal_tensors(named_state(loaded), after)
+    initial_weights, final_weights = named_state(origin.model), named_state(run.model)
+    assert initial_weights.keys() == final_weights.keys()
+    changed_names = {
+        name for name in initial_weights if not torch.equal(initial_weights[name], final_weights[name])
+    }
+    targets = [
+        name for name in initial_weights if any(part in name for part in (".attn.", ".cross.", ".ffn."))
+    ]
+    assert changed_names == {name for name in targets if name.endswith("proj.weight")}
+    loaded_run = ph.load(workdir / "lora").model
+    assert not any(isinstance(part, LoraLinear) for part in loaded_run.modules())
+    assert equal_tensors(named_state(loaded_run), final_weights)
     (workdir / "lora/model.safetensors").unlink()  # as if unfinished: the checkpoint has adapters
     for name, tensor in named_state(ph.load(workdir / "lora").model).items():
-        torch.testing.assert_close(tensor, after[name], rtol=0, atol=1e-7)
+        torch.testing.assert_close(tensor, final_weights[name], rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])
@@ -201,8 +205,8 @@ def test_run_with_adapters_resumes_bit_for_bit(ema, workdir):
     tune(workdir, "cut", **options)
     expected, _ = tune(workdir, "all", steps=2 * STEPS, **options)
     recipe = load_recipe(workdir / "cut/recipe.yaml", [f"train.steps={2 * STEPS}"])
-    resumed, _ = run_training(recipe, resume=True, report=Notes())
-    assert equal_tensors(named_state(resumed.model), named_state(expected.model))
+    resumed_run, _ = run_training(recipe, resume=True, report=Notes())
+    assert equal_tensors(named_state(resumed_run.model), named_state(expected.model))
     for name in ("cut", "all"):
         shutil.rmtree(workdir / name)
 

@@ -71,9 +71,9 @@ def train_steps(training: TrainState, rank: int, world_size: int, steps: int = 2
     return losses
 
 
-def save(training: TrainState, root: Path, ranks: ProcessGroup, sharded: bool = False) -> None:
+def save(training: TrainState, root: Path, ranks: ProcessGroup, is_sharded: bool = False) -> None:
     if training.is_split:
-        save_split(root, training.export_state(), EXTRA, ranks, sharded)
+        save_split(root, training.export_state(), EXTRA, ranks, is_sharded)
     else:
         training.save(root, EXTRA)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tests.train.conftest import Notes
-from tests.train.distributed.rank_runs import TASKS, assert_same_run, on_call, open_task, recipe_of, train
+from tests.train.distributed.rank_runs import TASKS, assert_same_run, open_task, recipe_of, train
 from tests.train.distributed.test_process_group import count_sent_bytes
-from tests.train.ranks import outputs_of, run_ranks
+from tests.train.ranks import outputs_of
 from torch import Tensor
 
 from polyhead.config.config_sections import DistillConfig
@@ -29,11 +26,9 @@ from polyhead.models import build
 from polyhead.nn.stack import recompute_blocks
 from polyhead.train.distill import DistillationTask
 from polyhead.train.distributed.context_parallel import ContextGather, SplitsSequence
-from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.mesh import MeshShape
 from polyhead.train.distributed.parallel_check import find_obstacle
 from polyhead.train.loss_module import LossModule
-from polyhead.train.run_training import run_training
 
 pytestmark = pytest.mark.usefixtures("no_report")
 TOKEN_TASKS = [task for task in TASKS if task != "classification"]
@@ -109,8 +104,10 @@ def measure_saved_bytes(model: Any, batch: TokenWindows) -> int:
 
 def compare_gradients(*models: Any) -> list[float]:
     """The largest difference of the gradients of each model to those of the first."""
-    grads, *others = (compute_gradients(model, ContextGather(model, dist.group.WORLD)) for model in models)
-    return [max(float((a - b).abs().max()) for a, b in zip(grads, x, strict=True)) for x in others]
+    grads, *other_models = (
+        compute_gradients(model, ContextGather(model, dist.group.WORLD)) for model in models
+    )
+    return [max(float((a - b).abs().max()) for a, b in zip(grads, x, strict=True)) for x in other_models]
 
 
 def measure_memory() -> list[Any]:
@@ -261,18 +258,3 @@ def test_obstacles_name_the_reason(corpus_dir):
     }
     for reason, obstacle in reasons.items():
         assert obstacle == f"the tokens of a row cannot be split, since {reason}; set context=1"
-
-
-@pytest.mark.slow
-def test_killed_rank_ends_all(corpus_dir):
-    """Between two layers, where the others wait for its keys and values."""
-    recipe = recipe_of(corpus_dir, "language-model", "context-killed", parallel={"context": 2})
-
-    def work(ranks):
-        if ranks.rank:
-            die = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-            ContextGather.gather_kv = on_call(10, ContextGather.gather_kv, die)
-        run_training(recipe, report=Notes(), ranks=ranks)
-
-    results = run_ranks(2, work, timeout=10)
-    assert [result.code for result in results] == [RANK_LOST, -signal.SIGKILL], results

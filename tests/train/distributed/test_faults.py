@@ -24,8 +24,8 @@ from polyhead.train.tasks.translation import TranslationTask
 
 TIMEOUT = 5.0
 FIRST_SAVE = 6  # call of on_rank0, after those of checkpoint, tokenizer, vocabulary, agreement and evaluation
-KILLED, RAISED = -signal.SIGKILL, 70
-LOST = "the connection to another rank was lost ("
+KILLED_CODE, RAISED_CODE = -signal.SIGKILL, 70
+LOST_CONNECTION = "the connection to another rank was lost ("
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
@@ -38,9 +38,12 @@ def refuse() -> None:
 
 
 ACTIONS: dict[str, tuple[Callable[[], None], int]] = {
-    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), KILLED),
-    "stop": (lambda: os.kill(os.getpid(), signal.SIGSTOP), KILLED),  # and killed when the others have ended
-    "raise": (fail, RAISED),
+    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), KILLED_CODE),
+    "stop": (
+        lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        KILLED_CODE,
+    ),  # and killed when the others have ended
+    "raise": (fail, RAISED_CODE),
     "refuse": (refuse, 2),
     "exit": (lambda: os._exit(0), 0),
 }
@@ -139,20 +142,20 @@ def check_all_end(fault, rank, point, recipe):
     if fault in ("raise", "refuse") and rank == 1:
         assert error == ""  # the rank that failed has printed its error
     elif fault in ("raise", "refuse"):  # whose error may be lost with the store that it keeps
-        assert error == "" or error.startswith(LOST)
+        assert error == "" or error.startswith(LOST_CONNECTION)
     elif rank == 1 and (fault == "stop" or point == "evaluation"):  # no connection waits for it
         assert error == "rank 1 has not answered for 5 s"
     elif rank == 1 and point == "lockstep" and fault in ("kill", "exit"):
         # rank 0 waits for it in a collective of the model, or for its results
-        assert error == "rank 1 has not answered for 5 s" or error.startswith(LOST)
+        assert error == "rank 1 has not answered for 5 s" or error.startswith(LOST_CONNECTION)
     elif fault == "stop":
         assert error.startswith("the other ranks have not answered for")
     else:
-        assert error.startswith(LOST)
+        assert error.startswith(LOST_CONNECTION)
     if point == "late step":
         copy = recipe.model_copy(update={"out": recipe.out.with_name(f"{recipe.out.name}-whole")})
-        expected, resumed = train(copy, 2), train(recipe, 2, resume=True)
-        assert all((w == resumed["final"][name]).all() for name, w in expected["final"].items())
+        expected, resumed_run = train(copy, 2), train(recipe, 2, resume=True)
+        assert all((w == resumed_run["final"][name]).all() for name, w in expected["final"].items())
 
 
 @pytest.mark.acceptance("G7", "R4")
@@ -179,7 +182,7 @@ def test_full_disk_of_rank_0_ends_all(corpus_dir):
 def test_killed_process_ends_two_others(corpus_dir):
     recipe = recipe_of(corpus_dir, "translation", "three", steps=8)
     results = run_with_fault(recipe, "kill", 2, "first step", world_size=3)
-    assert [result.code for result in results] == [RANK_LOST, RANK_LOST, KILLED]
+    assert [result.code for result in results] == [RANK_LOST, RANK_LOST, KILLED_CODE]
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -64,12 +64,12 @@ def test_stages_write_parts_of_a_checkpoint(sizes, corpus_dir):
     options = {"checkpoint": "sharded", "world_size": world_size, **sizes}
     single = train(recipe_of(corpus_dir, "translation", f"{name}-1"), 1)
     assert_same_run(single, train_pipeline(corpus_dir, "translation", name, **options))
-    for resumed in ("cut", "on"):
-        train_pipeline(corpus_dir, "translation", f"{name}-{resumed}", steps=STEPS // 2, **options)
-    resumed = train(recipe_of(corpus_dir, "translation", f"{name}-cut"), 1, resume=True)
-    assert_close(single["final"], resumed["final"])
-    resumed = train_pipeline(corpus_dir, "translation", f"{name}-on", resume=True, **options)
-    assert_close(single["final"], resumed["final"])
+    for resumed_run in ("cut", "on"):
+        train_pipeline(corpus_dir, "translation", f"{name}-{resumed_run}", steps=STEPS // 2, **options)
+    resumed_run = train(recipe_of(corpus_dir, "translation", f"{name}-cut"), 1, resume=True)
+    assert_close(single["final"], resumed_run["final"])
+    resumed_run = train_pipeline(corpus_dir, "translation", f"{name}-on", resume=True, **options)
+    assert_close(single["final"], resumed_run["final"])
 
 
 @pytest.mark.slow

@@ -97,8 +97,8 @@ def test_broadcast_tokenizer_does_not_depend_on_locale():
         print(sys.getfilesystemencoding())
     """)
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=locale)
-    assert done.stdout == "ascii\n", done.stderr[-500:]
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=locale)
+    assert process.stdout == "ascii\n", process.stderr[-500:]
 
 
 @pytest.mark.parametrize(

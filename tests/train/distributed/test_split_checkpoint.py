@@ -97,15 +97,15 @@ def saves(no_report, tmp_path_factory):
     def work(ranks):
         training = restore(root / "one" / "step-2", ranks)
         save(training, root / "whole", ranks)
-        save(training, root / "sharded", ranks, sharded=True)
+        save(training, root / "sharded", ranks, is_sharded=True)
         for source in ("one", "whole", "sharded"):
             training = restore(root / source / "step-2", ranks)
             train_steps(training, ranks.rank, 2)
             save(training, root / f"{source}-on", ranks)
         checkpoint = read_checkpoint(root / "one" / "step-2")
         stages = {g: AlternateTensors(tensors, ranks.rank) for g, tensors in checkpoint.tensors.items()}
-        mixed = {name: torch.ones(3, dtype=getattr(torch, name)) for name in MIXED_DTYPES}
-        save_split(root / "mixed", SavedState(2, {"model": mixed}, {}), {}, ranks, is_sharded=False)
+        mixed_dtypes = {name: torch.ones(3, dtype=getattr(torch, name)) for name in MIXED_DTYPES}
+        save_split(root / "mixed", SavedState(2, {"model": mixed_dtypes}, {}), {}, ranks, is_sharded=False)
         for kind in ("whole", "sharded"):
             state = SavedState(2, stages, checkpoint.state)
             save_split(root / f"stages-{kind}", state, EXTRA, ranks, kind == "sharded")
@@ -119,23 +119,23 @@ def test_two_ranks_save_and_restore_like_one_process(saves):
     files = read_files(root / "one/step-2")
     assert read_files(root / "whole/step-2") == files  # to the bit, with manifest and state
     assert read_files(root / "stages-whole/step-2") == files
-    mixed = read_checkpoint(root / "mixed/step-2").tensors["model"]
-    assert {name: str(tensor.dtype) for name, tensor in mixed.items()} == {
+    mixed_dtypes = read_checkpoint(root / "mixed/step-2").tensors["model"]
+    assert {name: str(tensor.dtype) for name, tensor in mixed_dtypes.items()} == {
         d: f"torch.{d}" for d in MIXED_DTYPES
     }
-    assert all(tensor.tolist() == [1, 1, 1] for tensor in mixed.values())
+    assert all(tensor.tolist() == [1, 1, 1] for tensor in mixed_dtypes.values())
     assert_equal_tensors(root / "stages-sharded/step-2", root / "one/step-2")
-    sharded = root / "sharded/step-2"
-    assert (sharded / "state.json").read_bytes() == files["state.json"]
-    expected, actual = read_checkpoint(root / "one/step-2"), read_checkpoint(sharded)
+    parts_path = root / "sharded/step-2"
+    assert (parts_path / "state.json").read_bytes() == files["state.json"]
+    expected, actual = read_checkpoint(root / "one/step-2"), read_checkpoint(parts_path)
     assert actual._replace(path=expected.path, tensors={}) == expected._replace(tensors={})
     for group, tensors in expected.tensors.items():
-        lazy = open_lazy_checkpoint(sharded).tensors[group]
-        for read in (actual.tensors[group], lazy, load_with_torch(sharded / group, tensors)):
+        lazy = open_lazy_checkpoint(parts_path).tensors[group]
+        for read in (actual.tensors[group], lazy, load_with_torch(parts_path / group, tensors)):
             assert equal_tensors(dict(read), dict(tensors))
     train_steps(single, 0, 1)
-    resumed = read_files(root / "one-on/step-4")
-    assert read_files(root / "whole-on/step-4") == read_files(root / "sharded-on/step-4") == resumed
+    resumed_run = read_files(root / "one-on/step-4")
+    assert read_files(root / "whole-on/step-4") == read_files(root / "sharded-on/step-4") == resumed_run
     actual = read_checkpoint(root / "one-on/step-4").tensors
     for group, tensors in single.export_state().tensors.items():
         for name, tensor in actual[group].items():
@@ -157,10 +157,10 @@ def test_resume_with_any_split_matches_one_process(world_size, layout, optimizer
     def work(ranks):
         training = restore(tmp_path / "one/step-2", ranks, optimizer, layout)
         save(training, tmp_path / "whole", ranks)
-        save(training, tmp_path / "sharded", ranks, sharded=True)
+        save(training, tmp_path / "sharded", ranks, is_sharded=True)
         rank, n_data = (ranks.rank // 2, 2) if layout == "tensor" else (ranks.rank, world_size)
-        restored = restore(tmp_path / "sharded/step-2", ranks, optimizer, layout)
-        losses = train_steps(restored, rank, n_data)
+        restored_training = restore(tmp_path / "sharded/step-2", ranks, optimizer, layout)
+        losses = train_steps(restored_training, rank, n_data)
         save(training, tmp_path / "on", ranks)
         return losses
 
@@ -207,19 +207,19 @@ def save_with_errors(root, ranks):
                 path = root / f"{kind}-{rank}-{code}"
                 errors.append(catch_error(ranks, partial(save, training, path, ranks, kind == "sharded")))
     split_checkpoint.VISIBLE_SECONDS, split_checkpoint.MAX_PART_BYTES = 0.0, 1000
-    save(training, root / "small", ranks, sharded=True)
+    save(training, root / "small", ranks, is_sharded=True)
     path = root / f"machine-{ranks.rank}"
     (path / "step-0").mkdir(parents=True)
     check_shared_directory(root, ranks)
     errors.append(catch_error(ranks, lambda: check_shared_directory(path, ranks)))
-    errors.append(catch_error(ranks, partial(save, training, path, ranks, sharded=True)))
+    errors.append(catch_error(ranks, partial(save, training, path, ranks, is_sharded=True)))
     return errors
 
 
 def test_disk_error_is_retried_or_ends_all_ranks(saves):
     """No rank is left in a collective that another one has not joined."""
-    root, (errors, others), _ = saves
-    assert others == [""] * 8
+    root, (errors, other_models), _ = saves
+    assert other_models == [""] * 8
     for error, (kind, rank) in zip(errors[:6:2], FAILING_WRITES, strict=True):
         path = root / f"{kind}-{rank}-{errno.EIO}"
         assert error == "" and sorted(file.name for file in path.iterdir()) == ["latest", "step-0"]
@@ -249,8 +249,10 @@ def test_sharded_run_loads_and_resumes_on_one_process(corpus_dir):
     final = load_file(recipe.out / "model.safetensors")
     (recipe.out / "model.safetensors").unlink()  # the selected checkpoint replaces it
     assert equal_tensors(final, {k: v for k, v in named_state(load(recipe.out).model).items() if k in final})
-    resumed = train(recipe_of(corpus_dir, "language-model", "parts", average_checkpoints=2), 1, resume=True)
-    assert_same_run(single, resumed)
+    resumed_run = train(
+        recipe_of(corpus_dir, "language-model", "parts", average_checkpoints=2), 1, resume=True
+    )
+    assert_same_run(single, resumed_run)
 
 
 def read_memory(field: str) -> int:
@@ -267,8 +269,8 @@ def return_freed_memory() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak of memory from Linux")
-@pytest.mark.parametrize("sharded", [False, True])
-def test_save_and_restore_need_memory_of_few_tensors(sharded, tmp_path):
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_save_and_restore_need_memory_of_few_tensors(is_sharded, tmp_path):
     """Twelve matrices of 8 MB, of which each rank has half: 144 MB with the state of Adam."""
 
     def make_large_training():
@@ -291,11 +293,11 @@ def test_save_and_restore_need_memory_of_few_tensors(sharded, tmp_path):
             checkpoint = None if ranks.rank else open_lazy_checkpoint(tmp_path / "step-0")
             other.restore(share_checkpoint(checkpoint, ranks))
 
-        for action in (lambda: save(training, tmp_path, ranks, sharded), restore_other):
+        for action in (lambda: save(training, tmp_path, ranks, is_sharded), restore_other):
             Path("/proc/self/clear_refs").write_text("5")
-            before = read_memory("VmRSS")
+            n_resident = read_memory("VmRSS")
             action()
-            rises.append(read_memory("VmHWM") - before)
+            rises.append(read_memory("VmHWM") - n_resident)
         return rises
 
     for rise_of_save, rise_of_restore in outputs_of(2, work, setup=return_freed_memory):

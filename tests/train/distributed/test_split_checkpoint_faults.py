@@ -1,41 +1,36 @@
 """Ranks of a split training are killed: the newest checkpoint is intact, and the run resumes to its end."""
 
 import os
-import shutil
 import signal
 from functools import partial
 
 import pytest
-import torch
-from tests.train.conftest import Notes
-from tests.train.distributed.rank_runs import assert_same_run, on_call, recipe_of, train
+from tests.train.distributed.rank_runs import on_call
 from tests.train.distributed.split_runs import assert_equal_checkpoints, make_training, save, train_steps
 from tests.train.ranks import outputs_of, run_ranks
 
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.checkpoint import CheckpointDraft, open_lazy_checkpoint, read_newest_checkpoint
 from polyhead.core.atomic_io import HashingWriter
-from polyhead.train import loop
 from polyhead.train.distributed import split_checkpoint
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.rank_sync import share_checkpoint
 from polyhead.train.distributed.split_checkpoint import _PartsWriter
-from polyhead.train.run_training import run_training
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
-def run_steps(root, ranks, sharded, before_save=lambda: None) -> None:
+def run_steps(root, ranks, is_sharded, before_save=lambda: None) -> None:
     """Train from the newest checkpoint to step 6, saving every second step; before_save runs at step 4."""
     training = make_training(ranks.world_size)
     newest = None if ranks.rank else read_newest_checkpoint(root, read=open_lazy_checkpoint)
-    if shared := share_checkpoint(newest, ranks):
-        training.restore(shared)
+    if newest_shared := share_checkpoint(newest, ranks):
+        training.restore(newest_shared)
     while training.progress.step < 6:
         train_steps(training, ranks.rank, ranks.world_size)
         if training.progress.step == 4:
             before_save()
-        save(training, root, ranks, sharded)
+        save(training, root, ranks, is_sharded)
 
 
 def kill_on_call(owner, name, n, pids) -> None:
@@ -43,7 +38,7 @@ def kill_on_call(owner, name, n, pids) -> None:
     setattr(owner, name, on_call(n, getattr(owner, name), kill))
 
 
-def run_until_killed(root, sharded, victim, point, ranks) -> None:
+def run_until_killed(root, is_sharded, victim, point, ranks) -> None:
     """Train; in the save of step 4 rank 0, rank 1 or all are killed when rank 0, or 1, is at the point."""
 
     def before_save():
@@ -52,7 +47,7 @@ def run_until_killed(root, sharded, victim, point, ranks) -> None:
         if ranks.rank == (victim == "1"):
             kill_on_call(*point, victims)
 
-    run_steps(root, ranks, sharded, before_save)
+    run_steps(root, ranks, is_sharded, before_save)
 
 
 # points of a save: owner, name and number of the call, and whether the checkpoint has its final name by then
@@ -77,12 +72,12 @@ POINTS = {
 }
 FAST_KILLS = [(True, "all", "writes parts")]
 KILLS = {
-    f"{'sharded' if sharded else 'whole'}-{victim}": [
-        (sharded, victim, point)
-        for point in (*POINTS[sharded], *(RANK_0_POINTS if victim != "1" else ()))
+    f"{'is_sharded' if is_sharded else 'whole'}-{victim}": [
+        (is_sharded, victim, point)
+        for point in (*POINTS[is_sharded], *(RANK_0_POINTS if victim != "1" else ()))
         if (victim, point) != ("1", "syncs")
     ]
-    for sharded in (False, True)
+    for is_sharded in (False, True)
     for victim in ("0", "1", "all")
 }
 
@@ -98,55 +93,24 @@ KILLS = {
 def test_kill_during_save_leaves_newest_checkpoint(kills, tmp_path):
     """And the run resumes to the same end."""
     roots = {kill: tmp_path / "-".join(map(str, kill)) for kill in kills}
-    for (sharded, victim, point), root in roots.items():
-        *call, is_named = (RANK_0_POINTS | POINTS[sharded])[point]
-        work = partial(run_until_killed, root, sharded, victim, call)
+    for (is_sharded, victim, point), root in roots.items():
+        *call, is_named = (RANK_0_POINTS | POINTS[is_sharded])[point]
+        work = partial(run_until_killed, root, is_sharded, victim, call)
         # a rank 0 that waits for the files of a dead rank ends after the timeout
         results = run_ranks(2, work, timeout=60 if kills is FAST_KILLS else 10)
-        killed = {"0": {0}, "1": {1}, "all": {0, 1}}[victim]
-        codes = [-signal.SIGKILL if rank in killed else RANK_LOST for rank in (0, 1)]
-        assert [result.code for result in results] == codes, (sharded, victim, point, results)
+        killed_ranks = {"0": {0}, "1": {1}, "all": {0, 1}}[victim]
+        codes = [-signal.SIGKILL if rank in killed_ranks else RANK_LOST for rank in (0, 1)]
+        assert [result.code for result in results] == codes, (is_sharded, victim, point, results)
         newest = read_newest_checkpoint(root)
         assert newest and newest.step == (4 if is_named else 2), point
 
     def finish(ranks):
-        for sharded in (False, True):
-            run_steps(tmp_path / f"reference-{sharded}", ranks, sharded)
-        for (sharded, _, _), root in roots.items():
-            run_steps(root, ranks, sharded)
+        for is_sharded in (False, True):
+            run_steps(tmp_path / f"reference-{is_sharded}", ranks, is_sharded)
+        for (is_sharded, _, _), root in roots.items():
+            run_steps(root, ranks, is_sharded)
 
     outputs_of(2, finish)
     for kill, root in roots.items():
         assert_equal_checkpoints(root / "step-6", tmp_path / f"reference-{kill[0]}" / "step-6")
         assert not [path for path in root.iterdir() if "." in path.name], kill
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["whole", "sharded"])
-def test_killed_training_resumes_to_same_end(kind, corpus_dir):
-    """To the bit on as many processes; within rounding on one."""
-
-    def make_recipe(name, world_size=2):
-        parallel = {"parallel": {"shard": 2, "checkpoint": kind}} if world_size == 2 else {}
-        options = {"steps": 12, "save_every": 3, "eval_every": 4, **parallel}
-        return recipe_of(corpus_dir, "language-model", f"{kind}-{name}", **options)
-
-    def train_until_killed(ranks, name, rank, n):
-        if ranks.rank == rank:
-            kill_on_call(loop, "train_step", n, [os.getpid()])
-        run_training(make_recipe(name), report=Notes(), ranks=ranks)
-
-    expected = train(make_recipe("unbroken"), 2)
-    for rank, n in ((0, 5), (1, 7), (1, 12)):
-        name = f"killed-{rank}-{n}"
-        results = run_ranks(2, partial(train_until_killed, name=name, rank=rank, n=n), timeout=10)
-        assert results[rank].code == -signal.SIGKILL and results[1 - rank].code == RANK_LOST, results
-        single = make_recipe(f"{name}-one", 1)
-        shutil.copytree(make_recipe(name).out, single.out)
-        resumed = train(make_recipe(name), 2, resume=True)
-        assert resumed["final"].keys() == expected["final"].keys()
-        assert all(torch.equal(resumed["final"][key], tensor) for key, tensor in expected["final"].items())
-        for group, tensors in expected["last"].tensors.items():
-            actual = resumed["last"].tensors[group]
-            assert all(torch.equal(actual[key], tensor) for key, tensor in tensors.items())
-        assert_same_run(expected, train(single, 1, resume=True))

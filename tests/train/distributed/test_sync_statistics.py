@@ -12,7 +12,7 @@ BATCH_NORM = {"norm": "batchnorm"}
 EXPERTS = {"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}}
 # two rows at most, so the third rank has none, and the second sometimes has none
 FEW_ROWS = {"max_tokens": 26, "accumulate": 2}
-RECOMPUTED = {
+WITH_RECOMPUTATION = {
     "model": BATCH_NORM,
     "recompute": "blocks",
     **FEW_ROWS,
@@ -40,7 +40,9 @@ RECOMPUTED = {
             ],
         ),
         pytest.param(
-            3, [("translation", RECOMPUTED), ("masked-lm", {"model": BATCH_NORM})], marks=pytest.mark.slow
+            3,
+            [("translation", WITH_RECOMPUTATION), ("masked-lm", {"model": BATCH_NORM})],
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["two", "three", "three-slow"],

@@ -184,9 +184,9 @@ def test_loss_needs_no_logits_of_full_vocabulary(results):
 
 def test_rank_stores_its_share_of_weights(results):
     for rank in results:
-        stored, total = rank["sizes"]
+        n_stored, total = rank["sizes"]
         n_replicated = 2 * 2 * 16  # the biases of o_proj and down_proj
-        assert stored == (total - n_replicated) // 2 + n_replicated
+        assert n_stored == (total - n_replicated) // 2 + n_replicated
 
 
 def test_logits_and_adapters_match_one_process(results):
@@ -260,14 +260,14 @@ def test_obstacles_name_the_reason(monkeypatch):
         return find_tensor_obstacle(design(DECODER | changes), size)
 
     advice = ": tensor must divide their number"
-    undeclared = "{} does not declare how it splits over ranks: set its tensor_split"
+    undeclared_message = "{} does not declare how it splits over ranks: set its tensor_split"
     assert find_obstacle() is None
     assert find_obstacle(4, n_kv_heads=2) == f"2 key/value heads cannot be divided by 4{advice}"
     assert find_obstacle(8) == f"4 query heads cannot be divided by 8{advice}"
     assert find_obstacle(d_ff=21) == f"the 21 features of FeedForward cannot be divided by 2{advice}"
     assert find_obstacle(4, vocab_size=5) == "a vocabulary of 5 tokens is too small for 4 ranks"
-    assert find_obstacle(attention={"name": "undeclared"}) == undeclared.format("Undeclared")
-    assert find_obstacle(position={"name": "undeclared"}) == undeclared.format("UndeclaredScores")
+    assert find_obstacle(attention={"name": "undeclared"}) == undeclared_message.format("Undeclared")
+    assert find_obstacle(position={"name": "undeclared"}) == undeclared_message.format("UndeclaredScores")
     reason = "tensor_split of Extended does not name its weight gate"
     assert find_obstacle(attention={"name": "extended"}) == reason
 
@@ -275,7 +275,7 @@ def test_obstacles_name_the_reason(monkeypatch):
 def test_refused_model_is_unchanged():
     mesh = SimpleNamespace(size=lambda: 8, get_local_rank=lambda: 0)
     model = fresh(design(DECODER))
-    before = {name: id(p) for name, p in model.named_parameters()}
+    initial_ids = {name: id(p) for name, p in model.named_parameters()}
     with user_error("4 query heads cannot be divided by 8"):
         split_tensors(model, mesh)
-    assert {name: id(p) for name, p in model.named_parameters()} == before
+    assert {name: id(p) for name, p in model.named_parameters()} == initial_ids

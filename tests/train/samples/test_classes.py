@@ -16,8 +16,8 @@ def test_accuracy_by_class_is_that_of_classify(corpus_dir):
     run, _ = run_training(recipe, report=Notes())
     rows = [line.split("\t") for line in (corpus_dir / "valid.tsv").read_text().splitlines()[1:]]
     labels = [label for _, label in rows]
-    predicted = [result.label for result in run.classify([text for text, _ in rows])]
-    counts = Counter(zip(labels, predicted, strict=True))
+    predicted_labels = [result.label for result in run.classify([text for text, _ in rows])]
+    counts = Counter(zip(labels, predicted_labels, strict=True))
     samples = read_run(recipe.out).samples
     for group in samples.breakdowns[0].groups:
         size = labels.count(group.name)

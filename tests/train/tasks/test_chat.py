@@ -143,8 +143,8 @@ def test_eval_of_a_file_ignores_valid_fraction(trained_run, corpus_dir, capsys):
 
 
 def test_chat_format_is_inherited_by_later_runs(trained_run, corpus_dir):
-    own = recipe(corpus_dir, "further", generation={"chat": "zephyr"})
-    run, _ = run_training(with_train(own, steps=1), report=Notes())
+    own_recipe = recipe(corpus_dir, "further", generation={"chat": "zephyr"})
+    run, _ = run_training(with_train(own_recipe, steps=1), report=Notes())
     assert run.generation.chat == Choice("zephyr")
     data = {"root": str(corpus_dir), "train": "chats.jsonl", "valid_fraction": 0.4, "max_len": 64}
     sections = {"task": "chat", "init_from": str(corpus_dir / "further"), "out": str(corpus_dir / "third")}

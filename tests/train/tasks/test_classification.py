@@ -63,9 +63,11 @@ def test_pairs_of_texts_have_segments(corpus_dir):
     tokens = torch.tensor([[t.bos_id, *a, t.eos_id, *b, t.eos_id]])
     segments = (torch.arange(tokens.size(1)) >= len(a) + 2).long()[None]
     with torch.no_grad():
-        expected, without = (run.model(tokens, None, s).softmax(-1)[0].tolist() for s in (segments, None))
+        expected, without_segments = (
+            run.model(tokens, None, s).softmax(-1)[0].tolist() for s in (segments, None)
+        )
     assert forward == pytest.approx(expected, rel=1e-4)
-    assert forward != pytest.approx(without, rel=1e-4)
+    assert forward != pytest.approx(without_segments, rel=1e-4)
     with user_error("texts and pairs of texts cannot be mixed"):
         run.classify([("a", "b"), "c"])
     with user_error(r"^single texts; expected a list of pairs"):
@@ -151,8 +153,8 @@ def test_valid_fraction_unknown_labels_and_truncation_are_counted(corpus_dir):
     assert f"valid: some.jsonl: {n} of {n} texts" in notes.lines
     data = {"train": "some.jsonl", "valid": "more.jsonl", "test": None}
     run_training(recipe(corpus_dir, "unknown", data=data, train={"steps": 2}), report=notes)
-    skipped = "skipped 1 with an unknown label (first: line 21, 'goood', did you mean 'good'?)"
-    assert f"valid: more.jsonl: 20 of 21 texts; {skipped}" in notes.lines
+    skipped_text = "skipped 1 with an unknown label (first: line 21, 'goood', did you mean 'good'?)"
+    assert f"valid: more.jsonl: 20 of 21 texts; {skipped_text}" in notes.lines
 
 
 @pytest.mark.parametrize(("n_texts", "is_warned"), [(1, True), (200, False)])
@@ -221,10 +223,10 @@ def test_eval_truncates_texts_as_training_does(corpus_dir, capsys):
     assert all(row["texts_per_s"] > 0 for row in notes.rows if row["split"] == "train")
     capsys.readouterr()
     assert main(["eval", str(config.out), "--split", "valid"]) == 0
-    printed = capsys.readouterr()
-    assert "truncated to 5 tokens: " in printed.err
-    loss = re.search(r"loss\s+([\d.]+)", printed.out)
+    streams = capsys.readouterr()
+    assert "truncated to 5 tokens: " in streams.err
+    loss = re.search(r"loss\s+([\d.]+)", streams.out)
     assert float(loss[1]) == pytest.approx(notes.series("loss", "valid")[-1], abs=1e-3)
-    unlimited = {"generation": GenerationConfig(embed_max_len=None), "out": corpus_dir / "all"}
-    run, _ = run_training(config.model_copy(update=unlimited), report=Notes())
+    changes_of_limit = {"generation": GenerationConfig(embed_max_len=None), "out": corpus_dir / "all"}
+    run, _ = run_training(config.model_copy(update=changes_of_limit), report=Notes())
     assert run.generation.embed_max_len is None

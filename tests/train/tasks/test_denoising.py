@@ -77,9 +77,9 @@ def test_infilling_predicts_complete_texts(separator, corpus_dir):
             assert batch.source.numel() <= 256 and batch.labels.numel() <= 256
             for source, target, labels in unpad(batch, t):
                 assert source[-1] == labels[-1] == t.eos_id and target == [t.bos_id, *labels[:-1]]
-                unmasked, text = [i for i in source[:-1] if i != t.mask_id], labels[:-1]
-                assert is_subsequence(unmasked, text)
-                assert len(text) - len(unmasked) == math.ceil(0.3 * len(text))
+                visible, text = [i for i in source[:-1] if i != t.mask_id], labels[:-1]
+                assert is_subsequence(visible, text)
+                assert len(text) - len(visible) == math.ceil(0.3 * len(text))
                 texts.append(text)
         assert sorted("".join(t.decode(texts))) == sorted(decode_all(task, t))
         if separator == "line":
@@ -126,8 +126,8 @@ def test_batches_are_as_large_as_planned(noise, with_language, corpus_dir):
 @pytest.mark.acceptance("A11")
 def test_noise_follows_from_seed_and_epoch(corpus_dir):
     tasks = [open_task(recipe(corpus_dir, "x", train={"seed": seed}))[0] for seed in (1, 1, 2)]
-    first, same, other = (task.collate(task.epoch_batches(0)[0]) for task in tasks)
-    assert first.source.tolist() == same.source.tolist() != other.source.tolist()
+    first, same_batch, other = (task.collate(task.epoch_batches(0)[0]) for task in tasks)
+    assert first.source.tolist() == same_batch.source.tolist() != other.source.tolist()
     packed_rows = tasks[0].epoch_batches(0)[0]
     a, b = (tasks[0].collate(packed_rows._replace(epoch=epoch)) for epoch in (0, 1))
     assert torch.equal(a.labels, b.labels)
@@ -168,9 +168,9 @@ def test_masked_spans_are_learned(noise, steps, corpus_dir):
     assert row["accuracy"] > 0.85 and row["ppl"] == pytest.approx(math.exp(row["loss"]))
     t = run.tokenizer
     # the last span of T5 ends its text, as free and masked tokens alternate and a free one comes first
-    before, after, text = ("cdefghi", "", "jkl") if "noise" in noise else ("cdef", "jkl", "cdefghijkl")
+    prefix, suffix, text = ("cdefghi", "", "jkl") if "noise" in noise else ("cdef", "jkl", "cdefghijkl")
     mask = t.sentinel_ids[:1] if "noise" in noise else [t.mask_id]
-    source = torch.tensor([[*t.encode([before])[0], *mask, *t.encode([after])[0], t.eos_id]])
+    source = torch.tensor([[*t.encode([prefix])[0], *mask, *t.encode([suffix])[0], t.eos_id]])
     expected = [*(mask if "noise" in noise else []), *t.encode([text])[0]]
     logits = run.model(source, torch.tensor([[t.bos_id, *expected]]))
     assert logits.argmax(-1)[0, : len(expected)].tolist() == expected
@@ -206,10 +206,10 @@ def test_masked_spans_are_learned(noise, steps, corpus_dir):
 )
 def test_unsuitable_recipe_is_refused(changes, message, corpus_dir):
     generation = changes.get("generation", {})
-    others = {key: value for key, value in changes.items() if key != "generation"}
+    other_sections = {key: value for key, value in changes.items() if key != "generation"}
 
     def train():
-        config = recipe(corpus_dir, "refused", **others)
+        config = recipe(corpus_dir, "refused", **other_sections)
         settings = GenerationConfig.model_validate(config.generation.model_dump() | generation)
         run_training(config.model_copy(update={"generation": settings}), report=Notes())
 

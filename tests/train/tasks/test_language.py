@@ -132,10 +132,10 @@ def test_rows_longer_than_model_are_refused_before_tokenization(task, kind, corp
     ],
 )
 def test_unsuitable_generation_settings_are_refused(settings, message, corpus_dir):
-    unchanged = recipe(corpus_dir, "no-form")
-    generation = unchanged.generation.model_copy(update=settings)
+    base_recipe = recipe(corpus_dir, "no-form")
+    generation = base_recipe.generation.model_copy(update=settings)
     with pytest.raises(UserError) as error:
-        run_training(unchanged.model_copy(update={"generation": generation}), report=Notes())
+        run_training(base_recipe.model_copy(update={"generation": generation}), report=Notes())
     assert str(error.value).startswith(f"generation.{message}")
     assert not list((corpus_dir / "no-form").glob("**/*.safetensors"))
 

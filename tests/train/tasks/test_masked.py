@@ -127,10 +127,10 @@ def test_every_token_is_once_in_an_epoch(separator, whole_word, corpus_dir):
 @pytest.mark.acceptance("A11")
 def test_masks_follow_from_seed_epoch_and_row(corpus_dir):
     options = ({}, {}, {"seed": 4}, {"max_tokens": 512})
-    task, same, other, wide = (open_task(recipe(corpus_dir, "x", train=train))[0] for train in options)
+    task, same_task, other, wide = (open_task(recipe(corpus_dir, "x", train=train))[0] for train in options)
     batches = task.epoch_batches(0)
     first = task.collate(batches[0])
-    assert torch.equal(first.tokens, same.collate(same.epoch_batches(0)[0]).tokens)
+    assert torch.equal(first.tokens, same_task.collate(same_task.epoch_batches(0)[0]).tokens)
     assert not torch.equal(first.labels, task.collate(batches[0]._replace(epoch=1)).labels)  # the same rows
     assert not torch.equal(first.labels, other.collate(batches[0]).labels)
     # rows keep their masks in whatever batch they are

@@ -56,15 +56,15 @@ def start_from(run_recipe, **sections) -> Recipe:
 def sample_replacements(model, batch):
     """The text, and the generator's samples in place of masked tokens, drawn one by one."""
     tokens, pos, labels = batch.masked
-    text, sampled = torch.where(labels == -100, tokens, labels), tokens.clone()
+    text, sampled_tokens = torch.where(labels == -100, tokens, labels), tokens.clone()
     p = model.generator(tokens, pos).double().softmax(-1)
     for row, i in (labels != -100).nonzero().tolist():
         total, token = 0.0, -1
         while total <= float(batch.uniform_draws[row, i]):
             token += 1
             total += float(p[row, i, token])
-        sampled[row, i] = token
-    return text, sampled
+        sampled_tokens[row, i] = token
+    return text, sampled_tokens
 
 
 @pytest.mark.parametrize("width", [16, 32])
@@ -74,13 +74,13 @@ def test_loss_is_that_of_the_paper(width, corpus_dir):
     choice = {"name": TASK_NAME, "weight": 20.0, "mask": 0.3}
     task, model = open_task(recipe(corpus_dir, "x", task=choice, data={"max_len": width}))
     batch = task.collate(task.epoch_batches(0)[0])
-    text, sampled = sample_replacements(model, batch)
+    text, sampled_tokens = sample_replacements(model, batch)
     tokens, pos, labels = batch.masked
     is_token = torch.ones_like(tokens, dtype=torch.bool) if pos is None else pos >= 0
     scores = model.generator(tokens, pos).flatten(0, 1)
     masked = F.cross_entropy(scores, labels.flatten(), reduction="sum", ignore_index=-100)
-    logits = model(sampled, pos)
-    right = torch.where(sampled == text, torch.sigmoid(-logits), torch.sigmoid(logits))
+    logits = model(sampled_tokens, pos)
+    right = torch.where(sampled_tokens == text, torch.sigmoid(-logits), torch.sigmoid(logits))
     loss = task.loss(model, batch)
     assert loss.count == int((labels != -100).sum())
     assert loss.nll.item() == pytest.approx(masked.item(), rel=1e-5)
