@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from tests.train.conftest import Notes, user_error
-from tests.train.tasks.language_helpers import NAMES, recipe, shell
+from tests.train.tasks.language_helpers import NAMES, recipe
 from tests.train.tasks.language_helpers import corpus_dir as corpus_dir
 from tests.train.tasks.language_helpers import trained_run as trained_run
 
@@ -149,24 +149,3 @@ def test_default_label_smoothing_is_that_of_the_task(task, default):
     ):
         sections = {"data": {"train": ["a"], "valid": ["b"]}, "task": task, "train": {"steps": 1} | train}
         assert Recipe.model_validate(sections).train.label_smoothing == expected
-
-
-def test_beam_search_of_a_language_model(trained_run, capsys):
-    """Best first, none less likely than greedy decoding, and cut where a stop string begins."""
-    run = ph.load(trained_run[0])
-    prompts, options = ["the ", "a dog "], {"beam_size": 4, "max_new_tokens": 12}
-    texts, hypotheses = run.generate(prompts, n=3, **options), run.hypotheses(prompts, n_best=3, **options)
-    greedy = run.hypotheses(prompts, beam_size=1, max_new_tokens=12)
-    ids = run.tokenizer.encode(prompts)
-    for row, best, (likely,), prompt in zip(texts, hypotheses, greedy, ids, strict=True):
-        (prefix, *expected) = run.tokenizer.decode([prompt, *([*prompt, *h.tokens] for h in best)])
-        assert [prefix + text for text in row] == expected
-        assert best[0].score >= likely.score - 1e-6
-        assert [h.score for h in best] == sorted((h.score for h in best), reverse=True)
-    assert run.generate(prompts, **options) == [row[0] for row in texts]
-    greedy_texts = run.generate(prompts, beam_size=1, max_new_tokens=12)
-    assert greedy_texts == run.generate(prompts, temperature=0, max_new_tokens=12)
-    text = texts[0][0]
-    assert run.generate(prompts[:1], stop=text[3:5], **options) == [text[: text.index(text[3:5])]]
-    code, out, _ = shell(capsys, trained_run[0], "the ", "--beam-size", "4", "--max-new-tokens", "12")
-    assert (code, out) == (0, f"the {text}\n")
