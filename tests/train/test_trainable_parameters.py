@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.train.conftest import Notes, equal_tensors, toy_model, user_error
+from tests.train.conftest import Notes, equal_tensors, user_error
 from tests.train.test_init_from import STEPS, tune, tuning_recipe
 from tests.train.test_init_from import workdir as workdir
 
@@ -17,18 +17,15 @@ from polyhead.cost.memory import estimate_training_memory
 from polyhead.cost.workload import BatchShape
 from polyhead.models import build
 from polyhead.nn.lora import LoraLinear, merge_lora
-from polyhead.nn.loss import cross_entropy
 from polyhead.nn.state import named_state
 from polyhead.run.recipe import load_recipe
 from polyhead.train.init_from import load_init_weights
 from polyhead.train.run_training import run_training
-from polyhead.train.train_state import TrainState
 from polyhead.train.trainable_parameters import (
     add_lora,
     check_new_weights,
     parameter_summary,
     prepare_trainable,
-    scale_rates,
 )
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -157,25 +154,6 @@ def test_new_weights_must_be_trainable():
         load_init_weights(model, origin, 1, LoraConfig(modules_to_save=parts))
 
 
-def test_training_changes_only_adapters():
-    """And the loss falls."""
-    model = make_model("decoder")
-    config = TrainConfig(steps=150, lr=1e-2, lora=LoraConfig(r=4, target_modules=["attn", "ffn"]))
-    tokens = torch.randint(11, (6, 9), generator=torch.Generator().manual_seed(4))
-    initial_weights = {name: tensor.clone() for name, tensor in named_state(model).items()}
-    training, losses = TrainState(model, config, 16, 150), []
-    for _ in range(150):
-        model.zero_grad()
-        loss = cross_entropy(model.features(tokens[:, :-1]), model.head, tokens[:, 1:]).total / 48
-        loss.backward()
-        for optimizer in training.optimizers:
-            optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-    final_weights = named_state(model)
-    assert all(torch.equal(tensor, final_weights[name]) for name, tensor in initial_weights.items())
-
-
 def test_run_with_adapters_ends_as_a_plain_run(workdir):
     origin = ph.load(workdir / "first")
     lora = {"r": 4, "target_modules": ["attn", "cross", "ffn"]}
@@ -225,10 +203,3 @@ def test_memory_estimate_counts_trainable_parameters():
     assert lora.weights == full.weights + 4 * n_trainable
     assert full.loss - lora.loss == 4 * 500 * 32  # no gradient of the head
     assert lora.activations < full.activations  # nothing is kept that only gradients of weights need
-
-
-def test_scale_rates_without_factors_keeps_parameter_groups():
-    training = TrainState(toy_model(), TrainConfig(steps=1), 8, 1)
-    sizes = [len(group["params"]) for group in training.optimizers[0].param_groups]
-    scale_rates(training.model, training.optimizers, {})
-    assert [len(group["params"]) for group in training.optimizers[0].param_groups] == sizes

@@ -177,14 +177,6 @@ def test_full_disk_of_rank_0_ends_all(corpus_dir):
     assert not (recipe.out / "run.lock").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.acceptance("G1")
-def test_killed_process_ends_two_others(corpus_dir):
-    recipe = recipe_of(corpus_dir, "translation", "three", steps=8)
-    results = run_with_fault(recipe, "kill", 2, "first step", world_size=3)
-    assert [result.code for result in results] == [RANK_LOST, RANK_LOST, KILLED_CODE]
-
-
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_evaluation_longer_than_timeout_is_no_failure(rank, corpus_dir):
     """A rank that sends heartbeats is alive."""

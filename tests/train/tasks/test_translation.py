@@ -26,6 +26,6 @@ def test_translations_equal_one_process_in_order(corpus_dir, monkeypatch):
     sources[3] = ""
     expected = run.translate(sources)
     assert len(set(expected)) > 10 and expected[3] == ""
-    assert translate_sources(task, sources, map) == expected
+    assert translate_sources(run, sources, map) == expected
     results = outputs_of(3, lambda ranks: translate_sources(open_task(recipe)[0], sources, ranks.map))
     assert results == [expected] * 3
