@@ -152,10 +152,9 @@ def test_sentences_are_permuted_before_spans_are_masked(corpus_dir):
     assert n_moved > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("noise", "steps"),
-    [(INFILLING, 200), pytest.param(SPANS | {"share": 0.3}, 220, marks=pytest.mark.slow)],
-    ids=["infilling", "spans"],
+    ("noise", "steps"), [(INFILLING, 200), (SPANS | {"share": 0.3}, 220)], ids=["infilling", "spans"]
 )
 def test_masked_spans_are_learned(noise, steps, corpus_dir):
     """Inside a text only one span fits; at its ends several would."""

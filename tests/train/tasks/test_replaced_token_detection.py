@@ -91,6 +91,7 @@ def test_loss_is_that_of_the_paper(width, corpus_dir):
     assert fraction == pytest.approx(0.3, abs=0.03)
 
 
+@pytest.mark.slow
 def test_replaced_tokens_are_detected(corpus_dir):
     """With a generator that is not trained."""
     model = {"d_model": 32, "n_layers": 2, "dropout": 0.0, "position": "rope", "tie_embeddings": "none"}
@@ -220,6 +221,7 @@ def test_eval_equals_final_evaluation(corpus_dir, capsys):
     assert "detects tokens of its own generator: it cannot be in an ensemble" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_exports_to_electra_and_onnx(corpus_dir, capsys):
     """Outputs of transformers and onnxruntime equal those of the encoder."""
     model = {"norm_first": False, "position": "learned", "n_segments": 2, "embedding_norm": True}
