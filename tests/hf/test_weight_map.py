@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.hf.published_helpers import CONFIGS, read
+from tests.hf.published_helpers import CONFIGS, to_config
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -43,15 +43,19 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_whole_model_has_the_tensors_of_the_reference(name: str, tmp_path: Path) -> None:
-    """Of full size, where tensors take no memory."""
+def test_full_size_model_has_tensors_of_reference(name: str, tmp_path: Path) -> None:
+    """On the meta device, where tensors take no memory."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-    config = read(CONFIGS[name])
+    config = to_config(CONFIGS[name])
     with torch.device("meta"):
         model = model_class(config)(config)
-        theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
-    table = FAMILY.get(CONFIGS[name]["model_type"]).rules_for("CausalLM")
-    found = {key: tuple(tensor.shape) for key, tensor in to_hf(table, named_state(model), config).items()}
-    named = revert_weight_conversion(theirs, dict(theirs.named_parameters()))  # as in files, a tied one once
-    assert found == {key: tuple(tensor.shape) for key, tensor in named.items()}
-    assert sum(tensor.numel() for tensor in named.values()) == PARAMETERS[name]
+        reference = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    rules = FAMILY.get(CONFIGS[name]["model_type"]).rules_for("CausalLM")
+    tensors = to_hf(rules, named_state(model), config)
+    # under the names of files, a tied one once
+    expected = revert_weight_conversion(reference, dict(reference.named_parameters()))
+    shapes, expected_shapes = (
+        {key: tuple(tensor.shape) for key, tensor in one.items()} for one in (tensors, expected)
+    )
+    assert shapes == expected_shapes
+    assert sum(tensor.numel() for tensor in expected.values()) == PARAMETERS[name]

@@ -6,7 +6,4 @@ from tests.hf.families.causal import CausalFamily
 
 
 class TestCohere(CausalFamily):
-    names = (
-        "cohere",
-        "cohere2",
-    )
+    names = ("cohere", "cohere2")

@@ -6,7 +6,4 @@ from tests.hf.families.causal import CausalFamily
 
 
 class TestGlm(CausalFamily):
-    names = (
-        "glm",
-        "glm4",
-    )
+    names = ("glm", "glm4")

@@ -6,7 +6,4 @@ from tests.hf.families.causal import CausalFamily
 
 
 class TestGranite(CausalFamily):
-    names = (
-        "granite",
-        "granitemoe",
-    )
+    names = ("granite", "granitemoe")

@@ -6,7 +6,4 @@ from tests.hf.families.causal import CausalFamily
 
 
 class TestMoe(CausalFamily):
-    names = (
-        "mixtral",
-        "qwen3_moe",
-    )
+    names = ("mixtral", "qwen3_moe")

@@ -6,7 +6,4 @@ from tests.hf.families.causal import CausalFamily
 
 
 class TestQwen(CausalFamily):
-    names = (
-        "qwen2",
-        "qwen3",
-    )
+    names = ("qwen2", "qwen3")
