@@ -1,7 +1,5 @@
 """Small random checkpoints of the reference implementation, saved as it saves them, with a tokenizer."""
 
-from __future__ import annotations
-
 import atexit
 import copy
 import functools

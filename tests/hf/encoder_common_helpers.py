@@ -1,7 +1,5 @@
 """Configurations of our own encoders that a published family has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.hf.conftest import VOCABULARY

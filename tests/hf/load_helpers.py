@@ -1,7 +1,5 @@
 """Shared by the tests of reading published checkpoints."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -23,15 +21,15 @@ def ran(script: str, environment: dict[str, str], directory: Path) -> subprocess
     )
 
 
-WINDOWED = {**LLAMA, "head_dim": 8, "sliding_window": 4}
-GEMMA2, GEMMA3 = ("Gemma2Config", WINDOWED), ("Gemma3TextConfig", WINDOWED)
+WITH_WINDOW = {**LLAMA, "head_dim": 8, "sliding_window": 4}
+GEMMA2, GEMMA3 = ("Gemma2Config", WITH_WINDOW), ("Gemma3TextConfig", WITH_WINDOW)
 SMOLLM = ("SmolLM3Config", {**LLAMA, "num_hidden_layers": 4})
 OLMO = ("Olmo2Config", {**LLAMA, "rms_norm_eps": 1e-6, "num_key_value_heads": 4})
 LOCAL_ROPE = {"rope_type": "default", "rope_theta": 2e4}
 GLOBAL_ROPE = {"rope_type": "linear", "rope_theta": 9e5, "factor": 8.0}
 LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 ROPES = {"sliding_attention": LOCAL_ROPE, "full_attention": GLOBAL_ROPE}
-SCALED = (
+SCALED_GEMMA3 = (
     "Gemma3TextConfig",
-    {**WINDOWED, "num_hidden_layers": 3, "layer_types": LAYER_TYPES, "rope_parameters": ROPES},
+    {**WITH_WINDOW, "num_hidden_layers": 3, "layer_types": LAYER_TYPES, "rope_parameters": ROPES},
 )

@@ -1,7 +1,5 @@
 """Adapters as PEFT writes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -49,13 +47,13 @@ def write_adapter(directory: Path, base: Path, tensors: dict[str, Tensor], **key
     return directory
 
 
-def random_lora(model: nn.Module, ranks: dict[str, int], transposed: bool = False) -> dict[str, Tensor]:
+def random_lora(model: nn.Module, ranks: dict[str, int], is_transposed: bool = False) -> dict[str, Tensor]:
     """A and B for the modules whose names end so; ``transposed`` for weights of (inputs, outputs)."""
     generator, tensors = torch.Generator().manual_seed(2), {}
     for name, module in model.named_modules():
         for ending, rank in ranks.items():
             if name.endswith(ending):
-                n_out, n_in = module.weight.shape[::-1] if transposed else module.weight.shape
+                n_out, n_in = module.weight.shape[::-1] if is_transposed else module.weight.shape
                 tensors[f"{name}.lora_A.weight"] = torch.randn(rank, n_in, generator=generator) * 0.2
                 tensors[f"{name}.lora_B.weight"] = torch.randn(n_out, rank, generator=generator) * 0.2
     assert tensors
@@ -64,7 +62,7 @@ def random_lora(model: nn.Module, ranks: dict[str, int], transposed: bool = Fals
 
 @torch.no_grad()
 def merge_lora(
-    model: nn.Module, tensors: dict[str, Tensor], scales: dict[str, float], transposed: bool = False
+    model: nn.Module, tensors: dict[str, Tensor], scales: dict[str, float], is_transposed: bool = False
 ) -> None:
     """Merge the adapter into the reference: W + scale B A."""
     for name, a in tensors.items():
@@ -72,7 +70,7 @@ def merge_lora(
             module = name.removesuffix(".lora_A.weight")
             [scale] = {value for ending, value in scales.items() if module.endswith(ending)}
             change = scale * tensors[f"{module}.lora_B.weight"] @ a
-            model.get_submodule(module).weight += change.T if transposed else change
+            model.get_submodule(module).weight += change.T if is_transposed else change
 
 
 def assert_logits_equal(directory: Path, reference: nn.Module) -> None:

@@ -1,7 +1,5 @@
 """config.json of published checkpoints as the hub has them, key by key."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

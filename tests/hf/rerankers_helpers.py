@@ -1,7 +1,5 @@
 """Classifiers of one label, as rerankers are published."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Configurations of our own decoders that a published family has, and runs of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from polyhead.config.generation_config import GenerationConfig
 
 NO_BIAS = {"name": "softmax", "bias": False}
 HALF_ROPE = {"name": "rope", "fraction": 0.5}
-INTERLEAVED = {"name": "rope", "layout": "interleaved"}
+INTERLEAVED_ROPE = {"name": "rope", "layout": "interleaved"}
 TANH_GELU = {"name": "gelu", "tanh": True}
 LIKE_GPT2 = {"kind": "decoder", "d_model": 24, "n_heads": 3, "n_layers": 2, "max_len": 32}
 LIKE_GPT2 |= {"norm_first": True, "position": "learned", "feed_forward": TANH_GELU, "scale_embedding": False}
@@ -23,12 +21,12 @@ LIKE_STABLELM = LIKE_LLAMA | {"norm": "layernorm", "position": HALF_ROPE}
 LIKE_PHI = {"block": {"name": "parallel", "one_norm": True}, "position": HALF_ROPE, "lm_head_bias": True}
 LIKE_PHI |= {"attention": {"name": "softmax", "qk_norm": "layernorm", "qk_eps": 1e-5}}
 LIKE_PHI |= {"tie_embeddings": "none"}
-LIKE_COHERE = LIKE_LLAMA | {"block": {"name": "parallel", "one_norm": True}, "position": INTERLEAVED}
+LIKE_COHERE = LIKE_LLAMA | {"block": {"name": "parallel", "one_norm": True}, "position": INTERLEAVED_ROPE}
 LIKE_COHERE |= {"norm": {"name": "layernorm", "bias": False}, "logits_scale": 4.0}
 LIKE_COHERE |= {"attention": NO_BIAS | {"qk_norm": "per_head", "qk_eps": 1e-5}}
 LIKE_MPT = {"position": "alibi", "norm": {"name": "layernorm", "bias": False}}
 LIKE_MPT |= {"feed_forward": {"name": "gelu", "bias": False}, "attention": NO_BIAS | {"scale": 0.3}}
-LIKE_HELIUM = LIKE_LLAMA | {"position": INTERLEAVED, "attention": {"name": "softmax", "bias": "qkv"}}
+LIKE_HELIUM = LIKE_LLAMA | {"position": INTERLEAVED_ROPE, "attention": {"name": "softmax", "bias": "qkv"}}
 LIKE_HELIUM |= {"feed_forward": {"name": "swiglu", "bias": True}}
 LIKE_NANOCHAT = LIKE_LLAMA | {"norm": {"name": "rmsnorm", "weight": False}, "embedding_norm": True}
 LIKE_NANOCHAT |= {"feed_forward": {"name": "relu2", "bias": False}}

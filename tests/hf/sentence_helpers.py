@@ -1,7 +1,5 @@
 """Checkpoints of sentence-transformers: a reference model with the files that define vectors of texts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

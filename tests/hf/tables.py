@@ -1,7 +1,5 @@
 """Tables in text files: lines of cells between bars, of which one is JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of hf/apply_adapter.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -84,11 +82,11 @@ def test_untied_head_of_bart(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", base, {"lm_head.weight": head})
     model.lm_head.weight = nn.Parameter(head)
     assert main(["export", str(adapter), str(tmp_path / "exported"), "--to", "hf"]) == 0
-    reopened = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported").eval()
+    exported_model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported").eval()
     with torch.no_grad():
         expected = model(input_ids=IDS, decoder_input_ids=IDS).logits
         assert_close(ph.load(adapter).model(IDS, IDS), expected)
-        assert_close(reopened(input_ids=IDS, decoder_input_ids=IDS).logits, expected)
+        assert_close(exported_model(input_ids=IDS, decoder_input_ids=IDS).logits, expected)
     for name in ("model.shared.weight", "model.encoder.embed_tokens.weight"):
         write_adapter(adapter, base, {name: head, "lm_head.weight": head + 1})
         with pytest.raises(ValueError, match=r"changes only one of \S+ and model.shared.weight"):

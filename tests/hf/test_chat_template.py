@@ -1,7 +1,5 @@
 """A checkpoint's chat format is detected from its template, kept by a run, and exported again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -63,11 +61,11 @@ def test_chat_format_survives_import_and_export(checkpoint: Path, tmp_path: Path
     reference = transformers.AutoTokenizer.from_pretrained(checkpoint)
     chat = [message | {"content": "a dog"} for message in QUESTION]
     for directory in (run_dir, exported_dir):
-        written = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
         for messages, has_prompt in ((chat, True), (chat[:2], False)):
             ids, expected_ids = (
                 one.apply_chat_template(messages, add_generation_prompt=has_prompt, return_dict=False)
-                for one in (written, reference)
+                for one in (tokenizer, reference)
             )
             assert ids == expected_ids
 
@@ -120,5 +118,5 @@ def test_import_with_template_file(checkpoint: Path, tmp_path: Path) -> None:
     path.write_text(PUBLISHED["openhermes"])
     assert main(["import", str(checkpoint), str(run_dir), "--chat-template", str(path)]) == 0
     assert load(run_dir).generation.chat == Choice("jinja", template=PUBLISHED["openhermes"])
-    written = transformers.PreTrainedTokenizerFast.from_pretrained(run_dir)
-    assert written.chat_template == PUBLISHED["openhermes"]
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(run_dir)
+    assert tokenizer.chat_template == PUBLISHED["openhermes"]

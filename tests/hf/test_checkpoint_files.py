@@ -1,7 +1,5 @@
 """Tests of hf/checkpoint_files.py."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -69,7 +67,7 @@ def edit(name: str, **values: Any) -> Callable[[Path], None]:
 
 
 NO_TOKENIZER = "{0} has neither tokenizer.json nor vocab.json and merges.txt"
-DAMAGED = "{0}/model.safetensors is damaged or truncated: "
+DAMAGED_WEIGHTS = "{0}/model.safetensors is damaged or truncated: "
 OUTSIDE = "is a link to a file outside the checkpoint"
 BIAS = "transformer.h.0.attn.c_attn.bias"
 MISMATCH = (
@@ -77,7 +75,7 @@ MISMATCH = (
     "transformer.h.7.ln_1.weight; with another shape: transformer.wpe.weight [31, 16], expected [32, 16]; "
     "none of F32, BF16, F16: transformer.ln_f.bias I8"
 )
-UNTIED = "{0}: lm_head.weight is not transformer.wte.weight, but according to config.json they are tied"
+UNTIED_HEAD = "{0}: lm_head.weight is not transformer.wte.weight, but according to config.json they are tied"
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 
 
@@ -88,8 +86,8 @@ GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
     [
         (pickled, "{0} has no model.safetensors, only pytorch_model.bin: pickle files can run code"),
         (lambda d: (d / WEIGHTS).unlink(), "{0} has no model.safetensors and no " + INDEX),
-        (truncate, DAMAGED),
-        (write_huge_header, DAMAGED),
+        (truncate, DAMAGED_WEIGHTS),
+        (write_huge_header, DAMAGED_WEIGHTS),
         (link_outside(WEIGHTS), "{0}/model.safetensors " + OUTSIDE),
         (link_outside("tokenizer.json"), "{0}/tokenizer.json " + OUTSIDE),
         (split_weights(**{NORM: "../x.safetensors"}), "{0}/" + INDEX + " names '../x.safetensors', which is"),
@@ -107,7 +105,7 @@ GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
             "{0}/model-1.safetensors holds '" + BIAS + "', which is not in the index",
         ),
         (lambda d: edit_weights(d, damage_tensors), MISMATCH),
-        (lambda d: edit_weights(d, add_untied_head), UNTIED),
+        (lambda d: edit_weights(d, add_untied_head), UNTIED_HEAD),
         (
             edit(GENERATION, eos_token_id=[900]),
             "{0}/" + GENERATION + ": eos_token_id is 900, but the",

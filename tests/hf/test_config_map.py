@@ -1,7 +1,5 @@
 """Rows of the table of config.json's keys, each read and written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -97,7 +95,7 @@ def test_field_functions_see_earlier_fields() -> None:
     assert config_map.write_fields((head,), ModelConfig.model_validate(fields)) == {"head": 8}
 
 
-def test_first_layer_stands_for_all_layers() -> None:
+def test_first_layer_represents_all_layers() -> None:
     plain = read_config(vocab=50)
     pattern = {"layer_pattern": [{"attention": {"name": "softmax", "window": 5}}]}
     config = ModelConfig.model_validate(plain.model_dump() | pattern)

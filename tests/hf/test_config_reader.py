@@ -1,7 +1,5 @@
 """Tests of hf/config_reader.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 import transformers
 from tests.hf.conftest import edit_json, make
 from tests.hf.families.causal_cases import LLAMA
-from tests.hf.load_helpers import GEMMA3, GLOBAL_ROPE, OLMO, SCALED, SMOLLM
+from tests.hf.load_helpers import GEMMA3, GLOBAL_ROPE, OLMO, SCALED_GEMMA3, SMOLLM
 from transformers import CONFIG_MAPPING
 
 import polyhead as ph
@@ -24,7 +22,7 @@ from polyhead.hf.load import to_model_config
 REQUIRED = ("vocab_size", "intermediate_size", "moe_intermediate_size", "num_local_experts")
 REQUIRED += ("num_experts_per_tok",)
 # the defaults of the reference that are not supported
-SUPPORTED: dict[str, dict[str, Any]] = {
+SUPPORTED_KEYS: dict[str, dict[str, Any]] = {
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True},
 }
 
@@ -37,10 +35,10 @@ def test_defaults_equal_reference() -> None:
     """A config without optional keys means what it means with the defaults of the reference."""
     differing = []
     for name in FAMILY.names():
-        supported = SUPPORTED.get(name, {})
-        complete = json.loads(CONFIG_MAPPING[name](**supported).to_json_string(use_diff=False))
+        supported_keys = SUPPORTED_KEYS.get(name, {})
+        complete = json.loads(CONFIG_MAPPING[name](**supported_keys).to_json_string(use_diff=False))
         required = {key: complete[key] for key in REQUIRED if key in complete}
-        if read_config(name, required | supported) != read_config(name, complete):
+        if read_config(name, required | supported_keys) != read_config(name, complete):
             differing.append(name)
     assert not differing
 
@@ -62,9 +60,9 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 3}
         (MIXTRAL, {"rope_parameters": None}),
         (QWEN_MOE, {"head_dim": None}),
         (GEMMA3, {"rope_parameters": None, "layer_types": None}),
-        (SCALED, {"rope_parameters": {"full_attention": GLOBAL_ROPE}}),
-        (SCALED, LOCAL_ONLY),
-        (SCALED, {"rope_scaling": LINEAR_ROPE}),
+        (SCALED_GEMMA3, {"rope_parameters": {"full_attention": GLOBAL_ROPE}}),
+        (SCALED_GEMMA3, LOCAL_ONLY),
+        (SCALED_GEMMA3, {"rope_scaling": LINEAR_ROPE}),
         (SMOLLM, ROPE_LAYERS | {"pad_token_id": 0}),
         (SMOLLM, {"no_rope_layers": None, "layer_types": None, "pad_token_id": 0} | WINDOW),
         (OLMO, {"num_key_value_heads": None, "rope_parameters": None, "pad_token_id": 0}),
@@ -77,9 +75,9 @@ def test_missing_and_duplicate_keys_as_in_reference(
 ) -> None:
     """Changes to None remove a key."""
     make(tmp_path, model[0], **model[1])
-    removed = tuple(key for key, value in changes.items() if value is None)
+    removed_keys = tuple(key for key, value in changes.items() if value is None)
     values = {key: value for key, value in changes.items() if value is not None}
-    edit_json(tmp_path / "config.json", removed, **values)
+    edit_json(tmp_path / "config.json", removed_keys, **values)
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     tokens = torch.randint(5, 300, (2, 9))
     with torch.no_grad():

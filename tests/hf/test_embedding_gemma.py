@@ -1,7 +1,5 @@
 """EmbeddingGemma, the encoder of Gemma 3, against the reference: vectors of tokens and texts, and files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +110,8 @@ def test_padding_is_inert(sizes: dict[str, Any], tmp_path: Path) -> None:
         with torch.no_grad():
             vectors = model(tokens, pos.masked_fill(~mask, -1))[mask]
             assert_close(vectors, reference_states(reference, tokens, **inputs)[mask])
-            unpadded = [model(tokens[row][mask[row]][None])[0] for row in range(3)]
-            assert_close(vectors, torch.cat(unpadded))
+            unpadded_output = [model(tokens[row][mask[row]][None])[0] for row in range(3)]
+            assert_close(vectors, torch.cat(unpadded_output))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -125,17 +123,17 @@ def test_export_keeps_every_tensor(sizes: dict[str, Any], dtype: torch.dtype, tm
     _, exported_dir = round_trip_at(checkpoint, *options)
     assert_same_tensors(checkpoint, exported_dir)
     reference = transformers.AutoModel.from_pretrained(checkpoint)
-    reopened, info = transformers.AutoModel.from_pretrained(exported_dir, output_loading_info=True)
+    exported_model, info = transformers.AutoModel.from_pretrained(exported_dir, output_loading_info=True)
     assert not any(info.values()), info
-    assert type(reopened) is type(reference)
-    config, exported = (read_json(path / "config.json") for path in (checkpoint, exported_dir))
+    assert type(exported_model) is type(reference)
+    config, exported_config = (read_json(path / "config.json") for path in (checkpoint, exported_dir))
     for key in ("architectures", "use_bidirectional_attention", "layer_types"):
-        assert config[key] == exported[key], key
+        assert config[key] == exported_config[key], key
     if SLIDING in config["layer_types"]:
-        assert reopened.config.sliding_window == reference.config.sliding_window
+        assert exported_model.config.sliding_window == reference.config.sliding_window
     tokens = torch.randint(5, VOCABULARY, (2, 30))
     with torch.no_grad():
-        assert torch.equal(reference_states(reopened, tokens), reference_states(reference, tokens))
+        assert torch.equal(reference_states(exported_model, tokens), reference_states(reference, tokens))
 
 
 def add_token(directory: Path, token: str, special: bool) -> None:

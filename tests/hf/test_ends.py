@@ -1,7 +1,5 @@
 """Several end-of-sequence tokens: every way of decoding stops at any of them, as the reference does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -142,10 +140,10 @@ def test_translations_stop_at_any_end(name: str, row: int, seed: int, beams: int
     translations = run.translate(SOURCES, beam_size=beams)
     assert [stream.collect_texts() for stream in streams] == [[text] for text in translations]
     # sampling stops there too; among one token there is no choice
-    sampled, greedy = (
+    sampled_hypotheses, greedy = (
         run.hypotheses(SOURCES, **options) for options in ({"temperature": 1.0, "top_k": 1}, {"beam_size": 1})
     )
-    assert [h[0].tokens for h in sampled] == [h[0].tokens for h in greedy]
+    assert [h[0].tokens for h in sampled_hypotheses] == [h[0].tokens for h in greedy]
     assert main(["export", str(checkpoint), str(tmp_path / "exported")]) == 0
     assert read_ends(tmp_path / "exported") == ends
 

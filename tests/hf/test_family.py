@@ -1,7 +1,5 @@
 """Tests of hf/family.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

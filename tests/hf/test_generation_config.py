@@ -1,7 +1,5 @@
 """generation_config.json in both directions: the same outputs are sampled, and what is unsupported warns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +73,9 @@ def test_logit_biases_and_penalties_as_in_reference(penalty: float, tmp_path: Pa
     tokens = reference.generate(torch.tensor([ids]), pad_token_id=0)[0, len(ids) :].tolist()
     assert forbidden not in tokens and {70, 90} & {*tokens}
     expected = run.tokenizer.decode([tokens])[0]
-    reopened = ph.load(exported_dir)
-    assert run.generate(["the king"])[0] == reopened.generate(["the king"])[0] == expected != text
-    assert reopened.generation.logit_bias == run.generation.logit_bias
+    exported_model = ph.load(exported_dir)
+    assert run.generate(["the king"])[0] == exported_model.generate(["the king"])[0] == expected != text
+    assert exported_model.generation.logit_bias == run.generation.logit_bias
 
 
 def test_unsupported_biases_warn(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,5 @@
 """Tests of hf/hub.py."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Published configs are read as the reference reads them; what is not supported is refused in one line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 import transformers
 from tests.hf.conftest import edit_json, edit_weights, make
 from tests.hf.families.causal_cases import LLAMA
-from tests.hf.load_helpers import GEMMA2, OLMO, SCALED, SMOLLM
+from tests.hf.load_helpers import GEMMA2, OLMO, SCALED_GEMMA3, SMOLLM
 from tests.hf.tables import make_case, read_table
 
 import polyhead as ph
@@ -51,7 +49,7 @@ FORBIDDEN_EVENTS = {"pickle.find_class", "socket.connect", "os.system"}
 
 
 @pytest.mark.acceptance("F3", "F5")
-def test_loading_executes_and_fetches_nothing(gpt2: Path) -> None:
+def test_loading_runs_no_code_of_checkpoint(gpt2: Path) -> None:
     """Only the chat template runs, in a sandbox of its own."""
     values = {"chat_template": "{{ 1/0 }}", "tokenizer_class": "Evil", "icon": "http://127.0.0.1:9/x"}
     edit_json(gpt2 / "tokenizer_config.json", **values)
@@ -118,8 +116,8 @@ LLAMA_1 = {"max_sequence_length": 64, "is_llama_config": True, "rope_interleaved
         (NEOX, ["rope_parameters", "layer_norm_eps", "use_parallel_residual"], {}),
         (BLOOM, ["hidden_size", "n_head", "n_layer"], OLDER_BLOOM | {"attention_softmax_in_fp32": True}),
         (GEMMA2, ["layer_types", "rope_parameters"], OLDER_GEMMA | {"sliding_window_size": 9}),
-        (SCALED, ["layer_types", "rope_parameters"], TWO_THETAS | {"sliding_window_pattern": 2}),
-        (SCALED, ["rope_parameters"], TWO_THETAS | {"_sliding_window_pattern": 6}),
+        (SCALED_GEMMA3, ["layer_types", "rope_parameters"], TWO_THETAS | {"sliding_window_pattern": 2}),
+        (SCALED_GEMMA3, ["rope_parameters"], TWO_THETAS | {"_sliding_window_pattern": 6}),
         (SMOLLM, ["layer_types", "rope_parameters", "no_rope_layers", "tie_word_embeddings"], OLDER_SMOLLM),
         (SMOLLM, ["layer_types", "rope_parameters"], {"no_rope_layers": [1, 1, 1, 0, 1, 1]}),
         (OLMO, ["rope_parameters"], {"rope_theta": 10000, "rope_scaling": None, "initializer_range": 0.02}),
@@ -146,7 +144,7 @@ def test_older_keys_have_same_meaning(
     edit_json(path, tuple(newer), **older)
     run = ph.load(tmp_path)
     assert run.config == expected
-    reopened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False).eval()
+    other_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False).eval()
     with torch.no_grad():
-        for other in (reference, reopened):
+        for other in (reference, other_model):
             torch.testing.assert_close(run.model(tokens), other(tokens).logits, rtol=1e-5, atol=1e-5)

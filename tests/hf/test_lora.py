@@ -1,7 +1,5 @@
 """Adapters as PEFT writes them: the checkpoint with an adapter equals the reference with it merged."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,11 +49,11 @@ def test_transposed_weights_and_biases_of_gpt2(tmp_path: Path) -> None:
     base = tmp_path / "base"
     model = make(base, "GPT2Config", **GPT2)
     ranks = {"attn.c_attn": 4, "attn.c_proj": 4, "mlp.c_fc": 4}
-    tensors = random_lora(model, ranks, transposed=True)
+    tensors = random_lora(model, ranks, is_transposed=True)
     biases = {name: 1 + p.detach() for name, p in model.named_parameters() if name.endswith("c_attn.bias")}
     options = {"fan_in_fan_out": True, "bias": "lora_only"}
     adapter = write_adapter(tmp_path / "adapter", base, tensors | biases, **options)
-    merge_lora(model, tensors, dict.fromkeys(ranks, 2.0), transposed=True)
+    merge_lora(model, tensors, dict.fromkeys(ranks, 2.0), is_transposed=True)
     model.load_state_dict(biases, strict=False)
     assert_logits_equal(adapter, model)
     # OpenAI's own files have names without the prefix
@@ -85,10 +83,10 @@ def test_embedding_lora_and_saved_modules(tmp_path: Path) -> None:
 def test_conv1d_is_transposed_linear_is_not(tmp_path: Path) -> None:
     """PEFT goes by the type of each module; its config has the value for the last of them."""
     model = make(tmp_path / "base", "GPT2Config", **GPT2, tie_word_embeddings=False)
-    conv1d = random_lora(model, {"c_proj": 4}, transposed=True)
+    conv1d = random_lora(model, {"c_proj": 4}, is_transposed=True)
     linear = random_lora(model, {"lm_head": 4})
     adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", conv1d | linear, fan_in_fan_out=False)
-    merge_lora(model, conv1d, {"c_proj": 2.0}, transposed=True)
+    merge_lora(model, conv1d, {"c_proj": 2.0}, is_transposed=True)
     merge_lora(model, linear, {"lm_head": 2.0})
     assert_logits_equal(adapter, model)
 

@@ -1,7 +1,5 @@
 """Weights rounded straight from the file equal those rounded from a model in fp32, for all families."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,8 @@ def check_rounding(directory: Path, dtype: str, *inputs: torch.Tensor) -> None:
     expected = pack_model(load_model(directory).to(dense_dtype), linear_factory(dtype))
     name = dtype if dtype in QUANTIZED_LINEARS else str(dense_dtype).removeprefix("torch.")
     assert packed_dtype(model) == name
-    mapped = [part for part in model.modules() if type(part) is torch.nn.Linear]
-    assert not mapped, "a weight still lies in the file"
+    mapped_flags = [part for part in model.modules() if type(part) is torch.nn.Linear]
+    assert not mapped_flags, "a weight still lies in the file"
     assert {x.dtype for x in model.parameters()} <= {torch.float32, dense_dtype}
     with torch.inference_mode():
         assert torch.equal(model(*inputs), expected(*inputs))
@@ -65,10 +63,10 @@ def test_rounded_translators(family: str, tmp_path: Path) -> None:
     check_rounding(tmp_path, "int4", random_ids(3, 20), random_ids(3, 17))
 
 
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_rounding_from_every_stored_dtype(stored: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored_dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_rounding_from_every_stored_dtype(stored_dtype: torch.dtype, tmp_path: Path) -> None:
     make_case(tmp_path, "gpt2-0")  # whose matrices are transposed in files
-    convert_weights(tmp_path, stored)
+    convert_weights(tmp_path, stored_dtype)
     for dtype in ("int8", "bf16", "fp32"):
         check_rounding(tmp_path, dtype, random_ids(3, 20))
 
@@ -85,25 +83,25 @@ def test_large_model_is_never_in_memory_twice(
     is_published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights that packing takes are the file's, with fast also where they have the dtype."""
-    mapped: dict[str, set[bool]] = {}
+    mapped_flags: dict[str, set[bool]] = {}
 
     def pack_and_record(model: torch.nn.Module, factory: Any) -> torch.nn.Module:
         projections = [x for name, x in model.named_parameters() if name.endswith("_proj.weight")]
-        mapped[dtype] = {is_mapped(x, directory / "model.safetensors") for x in projections}
+        mapped_flags[dtype] = {is_mapped(x, directory / "model.safetensors") for x in projections}
         return pack_model(model, factory)
 
-    directory, stored = tmp_path / "checkpoint", "bf16"
+    directory, stored_dtype = tmp_path / "checkpoint", "bf16"
     make_case(directory, "llama-0")
     if is_published:
         convert_weights(directory, torch.bfloat16)
     else:
         ph.load(directory).save(tmp_path / "run")
-        directory, stored = tmp_path / "run", "fp32"
+        directory, stored_dtype = tmp_path / "run", "fp32"
     monkeypatch.setattr("polyhead.run.load.pack_model", pack_and_record)
     dtypes = ("int8", "int4", "bf16", "fp32")
     for dtype in dtypes:
         ph.load(directory, dtype=dtype, fast=True)
-    assert mapped == {dtype: {dtype in (*QUANTIZED_LINEARS, stored)} for dtype in dtypes}
+    assert mapped_flags == {dtype: {dtype in (*QUANTIZED_LINEARS, stored_dtype)} for dtype in dtypes}
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

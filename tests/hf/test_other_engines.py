@@ -1,7 +1,5 @@
 """The directories that docs/other_engines.md takes to vLLM, SGLang and TGI, as transformers reads them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """config.json of encoders and encoder-decoders as the hub has it: every tensor of the reference, no other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -36,8 +34,8 @@ def test_full_size_model_has_tensors_of_reference(name: str, tmp_path: Path) -> 
     # under the names that the reference writes, which are not always those of its modules
     parameters = revert_weight_conversion(reference, parameters)
     assert {family.tied_weights.get(key, key) for key in parameters} - set(shapes) == set()
-    stored = revert_weight_conversion(reference, reference.state_dict())
-    assert shapes.items() - {(key, tuple(tensor.shape)) for key, tensor in stored.items()} == set()
+    stored_tensors = revert_weight_conversion(reference, reference.state_dict())
+    assert shapes.items() - {(key, tuple(tensor.shape)) for key, tensor in stored_tensors.items()} == set()
 
 
 @pytest.mark.parametrize(

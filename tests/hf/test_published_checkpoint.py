@@ -1,7 +1,5 @@
 """A published checkpoint is opened once: every file is read once, and the model is built once."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import json

@@ -1,7 +1,5 @@
 """Rerankers, published as classifiers of one label: scores are the reference's logits or their sigmoids."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -23,7 +21,7 @@ from polyhead.core.errors import UserError
 from polyhead.run.run_ensemble import ensemble_runs
 
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
-UNBOUNDED = {OLDEST: IDENTITY}
+UNBOUNDED_KEYS = {OLDEST: IDENTITY}
 
 
 def score_pairs(run: Any) -> torch.Tensor:
@@ -39,7 +37,7 @@ def write_pairs(path: Path) -> str:
     ("keys", "is_bounded"),
     [
         ({}, True),
-        (UNBOUNDED, False),
+        (UNBOUNDED_KEYS, False),
         ({NEWER: {"activation_fn": IDENTITY, "version": "4.1.0"}}, False),
         ({NEWER: {"version": "4.1.0"}, OLDEST: None}, True),
         ({NEWEST: SIGMOID, NEWER: {"activation_fn": IDENTITY}}, True),
@@ -60,7 +58,7 @@ def test_scores_equal_reference(keys: dict[str, Any], is_bounded: bool, tmp_path
 def test_scores_of_verb_and_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One number a line."""
     checkpoint = tmp_path / "checkpoint"
-    logits = reranker(checkpoint, UNBOUNDED).tolist()
+    logits = reranker(checkpoint, UNBOUNDED_KEYS).tolist()
     pairs = write_pairs(tmp_path / "pairs.tsv")
     for options in ([], ["--all"]):
         assert main(["classify", str(checkpoint), pairs, *options]) == 0
@@ -82,7 +80,7 @@ def test_bounded_and_unbounded_scores_are_not_averaged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reranker(tmp_path / "bounded", {})
-    reranker(tmp_path / "free", UNBOUNDED, 1)
+    reranker(tmp_path / "free", UNBOUNDED_KEYS, 1)
     for names in (("bounded", "free"), ("free", "bounded")):
         first, second = (str(tmp_path / name) for name in names)
         capsys.readouterr()

@@ -1,7 +1,5 @@
 """Weights in several files: of limited size, opened by the reference, written completely or not at all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -64,33 +62,31 @@ def test_sharded_export_keeps_every_tensor(dtype: str, tmp_path: Path) -> None:
     assert actual.keys() == expected.keys() == index["weight_map"].keys()
     for key, tensor in expected.items():
         assert torch.equal(actual[key].view(torch.uint8), tensor.view(torch.uint8)), key
-    reopened, info = AutoModelForCausalLM.from_pretrained(
+    exported_model, info = AutoModelForCausalLM.from_pretrained(
         exported_dir, output_loading_info=True, attn_implementation="eager"
     )
     assert not any(info.values()), info
     tokens = torch.randint(5, 300, (2, 9))
     with torch.no_grad():
-        assert torch.equal(reopened.eval()(tokens).logits, reference(tokens).logits)
+        assert torch.equal(exported_model.eval()(tokens).logits, reference(tokens).logits)
         first, second = (ph.load(directory).model(tokens) for directory in (exported_dir, run_dir))
         assert torch.equal(first, second)
 
 
-def test_interrupted_export_leaves_nothing(
-    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_export_is_removed(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["import", str(gpt2), str(tmp_path / "run")]) == 0
-    entries, written = set(tmp_path.iterdir()), set[str]()
+    entries, written_names = set(tmp_path.iterdir()), set[str]()
 
     def interrupt(parts: object) -> None:
         (directory,) = set(tmp_path.iterdir()) - entries
-        written.update(path.name for path in directory.iterdir())
+        written_names.update(path.name for path in directory.iterdir())
         raise KeyboardInterrupt
 
     command = ["export", str(tmp_path / "run"), str(tmp_path / "exported"), "--shard-size", "9KB"]
     with monkeypatch.context() as patches:
         patches.setattr("polyhead.hf.shards.build_index", interrupt)
         assert main(command) != 0
-    assert {"config.json", "tokenizer.json"} < written
+    assert {"config.json", "tokenizer.json"} < written_names
     assert set(tmp_path.iterdir()) == entries
     (tmp_path / "exported").mkdir()  # an empty directory may be there
     (tmp_path / ".exported.tmp-4194305").mkdir()  # and what an interrupted machine has left

@@ -1,7 +1,5 @@
 """Tests of hf/tokenizer.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

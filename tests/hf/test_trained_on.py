@@ -1,7 +1,5 @@
 """Further training of a published language model: texts start with the token that it was trained with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

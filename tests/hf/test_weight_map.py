@@ -1,7 +1,5 @@
 """Tests of hf/weight_map.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables of reference configs by family: lines of [config, ..., base, changes of the base]."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

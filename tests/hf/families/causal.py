@@ -1,7 +1,5 @@
 """Causal models of a family against the reference implementation: the same logits, text and files."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterable
@@ -69,28 +67,28 @@ def first_and_scaled_rows(names: Iterable[str]) -> list[Any]:
 
 def second_rows(names: Iterable[str]) -> list[Any]:
     rows = [pytest.param(CASES[name][1], id=name) for name in names]
-    normed = [(name, QK_NORM_ROWS[name]) for name in names if name in QK_NORM_ROWS]
-    return rows + [pytest.param(CASES[name][i], id=f"{name}-qk_norm") for name, i in normed]
+    qk_norm_rows = [(name, QK_NORM_ROWS[name]) for name in names if name in QK_NORM_ROWS]
+    return rows + [pytest.param(CASES[name][i], id=f"{name}-qk_norm") for name, i in qk_norm_rows]
 
 
 def generating_rows(names: Iterable[str]) -> list[Any]:
     return slow_unless(lambda row: row.id in GENERATING, second_rows(names))
 
 
-def check_older_rope_keys(config: Any, written: dict[str, Any]) -> None:
+def check_older_rope_keys(config: Any, exported_config: dict[str, Any]) -> None:
     """Readers before transformers 5 ignore rope_parameters, and would take 10,000 and no scaling."""
     parameters = config.rope_parameters
     if "full_attention" in parameters:  # one for each kind of layer, of which one is scaled
         if config.model_type == "gemma3_text":
-            assert written["rope_local_base_freq"] == parameters["sliding_attention"]["rope_theta"]
+            assert exported_config["rope_local_base_freq"] == parameters["sliding_attention"]["rope_theta"]
         parameters = parameters["full_attention"]
     theta = "rotary_emb_base" if config.model_type == "gpt_neox" else "rope_theta"
-    assert written[theta] == parameters["rope_theta"]
+    assert exported_config[theta] == parameters["rope_theta"]
     if config.model_type != "gpt_neox":
         rope_type = parameters["rope_type"]
         expected = {} if rope_type == "default" else {"rope_type": rope_type}
         expected |= {key: parameters[key] for key in OLDER_KEYS if key in parameters}
-        assert (written["rope_scaling"] or {}) == expected
+        assert (exported_config["rope_scaling"] or {}) == expected
 
 
 class CausalFamily(FamilyLaws):
@@ -112,17 +110,19 @@ class CausalFamily(FamilyLaws):
                 expected = reference(tokens, attention_mask=mask.long(), position_ids=pos.clamp(min=0)).logits
                 torch.testing.assert_close(logits[mask], expected[mask], rtol=1e-5, atol=1e-5)
                 for row in range(3):
-                    unpadded = model(tokens[row][mask[row]][None])
-                    torch.testing.assert_close(logits[row][mask[row]], unpadded[0], rtol=1e-5, atol=1e-5)
+                    unpadded_output = model(tokens[row][mask[row]][None])
+                    torch.testing.assert_close(
+                        logits[row][mask[row]], unpadded_output[0], rtol=1e-5, atol=1e-5
+                    )
 
     @over(second_rows)
     def test_cached_steps_equal_reference_beyond_windows(self, case: Case, tmp_path: Path) -> None:
         reference, tokens = make(tmp_path, case.config, **case.sizes), torch.randint(5, 300, (2, 20))
         model = load_model(tmp_path)
-        packed = pack_model(copy.deepcopy(model))
+        packed_model = pack_model(copy.deepcopy(model))
         with torch.inference_mode():
             expected = reference(tokens).logits
-            for name, decoder in (("growing", model), ("static", packed), ("paged", packed)):
+            for name, decoder in (("growing", model), ("static", packed_model), ("paged", packed_model)):
                 cache, logits = make_cache(Choice(name), decoder.cache_shape, 2, 20), []
                 for start, end in ((0, 3), *((t, t + 1) for t in range(3, 20))):
                     pos = torch.arange(start, end).expand(2, -1)
@@ -199,15 +199,15 @@ class CausalFamily(FamilyLaws):
         reference, tokens = make(checkpoint, case.config, **case.sizes), torch.randint(5, 300, (2, 15))
         run_dir, exported_dir = round_trip(checkpoint)
         assert_same_tensors(checkpoint, exported_dir)
-        reopened, info = AutoModelForCausalLM.from_pretrained(
+        exported_model, info = AutoModelForCausalLM.from_pretrained(
             exported_dir, output_loading_info=True, attn_implementation="eager"
         )
         assert not any(info.values()), info
-        assert type(reopened) is type(reference)
+        assert type(exported_model) is type(reference)
         with torch.no_grad():
             expected = reference(tokens).logits
-            torch.testing.assert_close(reopened.eval()(tokens).logits, expected, rtol=1e-5, atol=1e-6)
-        assert (reopened.config.eos_token_id, reopened.config.bos_token_id) == (2, 1)
+            torch.testing.assert_close(exported_model.eval()(tokens).logits, expected, rtol=1e-5, atol=1e-6)
+        assert (exported_model.config.eos_token_id, exported_model.config.bos_token_id) == (2, 1)
         if getattr(reference.config, "rope_parameters", None):
             check_older_rope_keys(reference.config, json.loads((exported_dir / "config.json").read_text()))
         reference_tokenizer = AutoTokenizer.from_pretrained(exported_dir)

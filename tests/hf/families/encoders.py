@@ -1,7 +1,5 @@
 """Encoders of a family against the reference implementation: logits, vectors, files, labels and roles."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -174,17 +172,19 @@ class EncoderFamily(FamilyLaws):
         is_classifier = case.auto == CLASSES
         for side in ("left", "right"):
             mask, pos = padding_mask(side, lengths, 12)
-            selected = slice(None) if is_classifier else mask
+            selection = slice(None) if is_classifier else mask
             with torch.no_grad():
-                output = model(tokens, pos.masked_fill(~mask, -1))[selected]
-                unpadded = [model(tokens[row][mask[row]][None])[0] for row in range(3)]
-                assert_close(output, torch.stack(unpadded) if is_classifier else torch.cat(unpadded))
+                output = model(tokens, pos.masked_fill(~mask, -1))[selection]
+                unpadded_output = [model(tokens[row][mask[row]][None])[0] for row in range(3)]
+                assert_close(
+                    output, torch.stack(unpadded_output) if is_classifier else torch.cat(unpadded_output)
+                )
                 # most classifiers of the reference read the first column, padding or not
                 averages = case.sizes.get("classifier_pooling") in ("mean", "late")
                 if is_classifier and side == "left" and not averages:
                     continue
                 positions = {"attention_mask": mask.long(), "position_ids": pos.clamp(min=0) + first}
-                assert_close(output, reference_output(reference, tokens, **positions)[selected])
+                assert_close(output, reference_output(reference, tokens, **positions)[selection])
 
     @over(half_precision_rows)
     def test_half_precision_export_keeps_every_tensor(self, case: Case, tmp_path: Path) -> None:
@@ -200,13 +200,15 @@ class EncoderFamily(FamilyLaws):
         reference, tokens = make_encoder(checkpoint, case), torch.randint(5, VOCABULARY, (2, 15))
         _, exported_dir = round_trip(checkpoint)
         assert_same_tensors(checkpoint, exported_dir, duplicates=unread_bias)
-        reopened, info = auto.from_pretrained(exported_dir, output_loading_info=True)
+        exported_model, info = auto.from_pretrained(exported_dir, output_loading_info=True)
         assert not any(info.values()), info
-        assert type(reopened) is type(reference)
+        assert type(exported_model) is type(reference)
         with torch.no_grad():
-            output, expected = (reference_output(model, tokens) for model in (reopened.eval(), reference))
+            output, expected = (
+                reference_output(model, tokens) for model in (exported_model.eval(), reference)
+            )
             torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
-        assert reopened.config.id2label == reference.config.id2label
+        assert exported_model.config.id2label == reference.config.id2label
         first, second = (
             transformers.AutoTokenizer.from_pretrained(path) for path in (checkpoint, exported_dir)
         )

@@ -1,7 +1,5 @@
 """Configs of the reference implementation: encoders, by family."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from tests.hf.families.case_table import read_table
@@ -20,7 +18,7 @@ class Case(NamedTuple):
 BASES, TABLE = read_table("encoders_cases.yaml")
 SIZES, ODD, MODERN, DEBERTA = (BASES[name] for name in ("SIZES", "ODD", "MODERN", "DEBERTA"))
 ROBERTA = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "type_vocab_size": 1}
-UNTIED = {"tie_word_embeddings": False}
-NEAR = {"rope_type": "default", "rope_theta": 50.0}
-THETAS = {"full_attention": NEAR | {"rope_theta": 500.0}, "sliding_attention": NEAR}
+UNTIED_EMBEDDINGS = {"tie_word_embeddings": False}
+NEAR_THETA = {"rope_type": "default", "rope_theta": 50.0}
+THETAS = {"full_attention": NEAR_THETA | {"rope_theta": 500.0}, "sliding_attention": NEAR_THETA}
 CASES = {family: [Case(*row) for row in rows] for family, rows in TABLE.items()}

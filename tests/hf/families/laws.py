@@ -4,8 +4,6 @@ By default the first row of a family meets the laws that see the family's own co
 are compared with the logits of the reference. All rows meet all laws with ``--all``.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path

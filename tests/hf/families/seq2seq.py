@@ -1,7 +1,5 @@
 """Encoder-decoders of a family against the reference: logits, translations, scores, files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -152,8 +150,10 @@ class Seq2SeqFamily(FamilyLaws):
             with torch.no_grad():
                 logits = model(source, target, pos.masked_fill(~mask, -1))
                 for row in range(3):
-                    unpadded = source[row][mask[row]][None]
-                    expected = reference(input_ids=unpadded, decoder_input_ids=target[row : row + 1]).logits
+                    unpadded_output = source[row][mask[row]][None]
+                    expected = reference(
+                        input_ids=unpadded_output, decoder_input_ids=target[row : row + 1]
+                    ).logits
                     assert_close(logits[row], expected[0])
                 # the other families count padding on the left as positions
                 if side == "right" or case.config in ("T5Config", "M2M100Config"):
@@ -225,17 +225,19 @@ class Seq2SeqFamily(FamilyLaws):
         reference, (source, target) = make_seq2seq(checkpoint, case), (random_ids(2, 15), random_ids(2, 11))
         _, exported_dir = round_trip(checkpoint)
         assert_same_tensors(checkpoint, exported_dir, duplicates=unread_embedding)
-        reopened, info = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        exported_model, info = transformers.AutoModelForSeq2SeqLM.from_pretrained(
             exported_dir, output_loading_info=True
         )
         assert not any(info.values()), info
-        assert type(reopened) is type(reference)
+        assert type(exported_model) is type(reference)
         inputs = {"input_ids": source, "decoder_input_ids": target}
         with torch.no_grad():
-            assert_close(reopened.eval()(**inputs).logits, reference(**inputs).logits)
+            assert_close(exported_model.eval()(**inputs).logits, reference(**inputs).logits)
         for key in GENERATION_KEYS:
-            assert getattr(reopened.generation_config, key) == getattr(reference.generation_config, key), key
-        assert reopened.config.decoder_start_token_id == reference.config.decoder_start_token_id
+            assert getattr(exported_model.generation_config, key) == getattr(
+                reference.generation_config, key
+            ), key
+        assert exported_model.config.decoder_start_token_id == reference.config.decoder_start_token_id
         tokenizers = [transformers.AutoTokenizer.from_pretrained(path) for path in (checkpoint, exported_dir)]
         assert tokenizers[0](TEXTS)["input_ids"] == tokenizers[1](TEXTS)["input_ids"]
 
@@ -257,13 +259,13 @@ class Seq2SeqFamily(FamilyLaws):
             assert batch.target[row, : len(labels)].tolist() == [start, *labels[:-1]]
             assert batch.labels[row, : len(labels)].tolist() == labels
             assert set(batch.labels[row, len(labels) :].tolist()) <= {IGNORE_INDEX}
-            scored = torch.tensor([labels])
+            scored_labels = torch.tensor([labels])
             if template.opening_forced:
-                scored[:, : len(opening)] = IGNORE_INDEX
+                scored_labels[:, : len(opening)] = IGNORE_INDEX
             inputs = {"input_ids": [source], "decoder_input_ids": [[start, *labels[:-1]]]}
             with torch.no_grad():
                 logits = reference(**{key: torch.tensor(ids) for key, ids in inputs.items()}).logits
-            loss = torch.nn.functional.cross_entropy(logits[0], scored[0], reduction="sum")
+            loss = torch.nn.functional.cross_entropy(logits[0], scored_labels[0], reduction="sum")
             log_probs.append(-float(loss))
         scores = run.score(SOURCES, targets)
         assert [s.log_prob for s in scores] == pytest.approx(log_probs, rel=1e-5)
@@ -278,10 +280,12 @@ class Seq2SeqFamily(FamilyLaws):
         make_seq2seq(tmp_path, case)
         expected, tensors = ph.load(tmp_path), load_file(tmp_path / "model.safetensors")
         prefix = "" if case.config in ("T5Config", "MT5Config") else "model."
-        shared = tensors[f"{prefix}shared.weight"]
-        tensors |= {f"{prefix}{side}.embed_tokens.weight": shared for side in ("encoder", "decoder")}
+        shared_embedding = tensors[f"{prefix}shared.weight"]
+        tensors |= {
+            f"{prefix}{side}.embed_tokens.weight": shared_embedding for side in ("encoder", "decoder")
+        }
         if case.config != "MT5Config":  # whose head is not tied where it is in the file
-            tensors["lm_head.weight"] = shared
+            tensors["lm_head.weight"] = shared_embedding
         if not prefix:
             name = "decoder.block.0.layer.{}.{}Attention.relative_attention_bias.weight"
             tensors[name.format(1, "EncDec")] = tensors[name.format(0, "Self")]
@@ -295,7 +299,7 @@ class Seq2SeqFamily(FamilyLaws):
         state = named_state(run.model)
         assert all(torch.equal(tensor, state[name]) for name, tensor in named_state(expected.model).items())
         if case.config != "MT5Config":
-            tensors["lm_head.weight"] = shared + 1
+            tensors["lm_head.weight"] = shared_embedding + 1
             rewrite_weights(tmp_path, tensors)
             message = r"lm_head.weight is not (model\.)?shared.weight, but according to config.json they are"
             with pytest.raises(UserError, match=message):

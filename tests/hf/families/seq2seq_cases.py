@@ -1,7 +1,5 @@
 """Configs of the reference implementation: encoder-decoders, by family."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from tests.hf.families.case_table import read_table

@@ -1,7 +1,5 @@
 """Configurations of our own encoder-decoders that a published family has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 HALVES = {"name": "sinusoidal", "layout": "halves"}

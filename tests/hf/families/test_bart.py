@@ -1,7 +1,5 @@
 """Tests of hf/families/bart.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -50,8 +48,8 @@ def test_generation_settings_in_config_json(tmp_path: Path, caplog: pytest.LogCa
     caplog.clear()
     edit_json(config, repetition_penalty=1.0, bad_words_ids=[[5], [7, 8]], suppress_tokens=[9])
     assert ph.load(tmp_path).generation.bad_words
-    unsupported = [message.partition(": ")[2].partition(", and")[0] for message in caplog.messages]
-    assert unsupported == ["bad_words_ids is [[7, 8]]", "suppress_tokens is [9]"]
+    unsupported_settings = [message.partition(": ")[2].partition(", and")[0] for message in caplog.messages]
+    assert unsupported_settings == ["bad_words_ids is [[7, 8]]", "suppress_tokens is [9]"]
     edit_json(config, bad_words_ids=7)
     with pytest.raises(UserError, match="bad_words_ids is 7, expected lists of token ids"):
         ph.load(tmp_path)

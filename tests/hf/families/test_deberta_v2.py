@@ -1,7 +1,5 @@
 """Tests of hf/families/deberta_v2.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -9,7 +7,7 @@ import transformers
 from safetensors.torch import load_file
 from tests.hf.conftest import VOCABULARY, edit_json, edit_weights
 from tests.hf.families.encoders import EncoderFamily, assert_close, make_encoder, reference_output
-from tests.hf.families.encoders_cases import DEBERTA, MLM, UNTIED, Case
+from tests.hf.families.encoders_cases import DEBERTA, MLM, UNTIED_EMBEDDINGS, Case
 from tests.hf.families.laws import round_trip
 
 import polyhead as ph
@@ -21,7 +19,9 @@ class TestDebertaV2(EncoderFamily):
 
 
 def test_older_head_is_always_tied(tmp_path: Path) -> None:
-    reference = make_encoder(tmp_path, Case("DebertaV2Config", MLM, {**DEBERTA, **UNTIED, "legacy": False}))
+    reference = make_encoder(
+        tmp_path, Case("DebertaV2Config", MLM, {**DEBERTA, **UNTIED_EMBEDDINGS, "legacy": False})
+    )
     tokens = torch.randint(5, VOCABULARY, (2, 9))
     model = load_model(tmp_path)
     assert model.config.tie_embeddings == "all"
@@ -44,18 +44,20 @@ def test_files_as_deberta_v3_was_published(tmp_path: Path) -> None:
         expected = reference(tokens).logits
         assert_close(load_model(checkpoint)(tokens), expected)
         _, exported_dir = round_trip(checkpoint)
-        reopened, info = transformers.AutoModelForMaskedLM.from_pretrained(
+        exported_model, info = transformers.AutoModelForMaskedLM.from_pretrained(
             exported_dir, output_loading_info=True
         )
         assert not any(info.values()), info
-        assert_close(reopened.eval()(tokens).logits, expected)
+        assert_close(exported_model.eval()(tokens).logits, expected)
         edit_json(checkpoint / "config.json", ("architectures", "legacy"))  # published without them
         assert_close(load_model(checkpoint)(tokens), reference.deberta(tokens).last_hidden_state)
-    exported = load_file(exported_dir / "model.safetensors")
+    exported_tensors = load_file(exported_dir / "model.safetensors")
     for name in original.keys() - extra.keys():
         newer = name.replace("lm_predictions.lm_head", "cls.predictions.transform")
-        assert torch.equal(original[name], exported.pop(newer.replace("transform.bias", "bias"))), name
-    assert not exported
+        assert torch.equal(original[name], exported_tensors.pop(newer.replace("transform.bias", "bias"))), (
+            name
+        )
+    assert not exported_tensors
 
 
 def test_distances_beyond_last_bucket(tmp_path: Path) -> None:

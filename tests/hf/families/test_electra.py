@@ -1,7 +1,5 @@
 """Tests of hf/families/electra.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -37,12 +35,12 @@ def test_discriminator_opens_as_its_encoder(width: int, tmp_path: Path) -> None:
     reference, tokens = make_encoder(checkpoint, discriminator(width)), torch.randint(5, VOCABULARY, (2, 19))
     buffers = {"electra.embeddings.position_ids": torch.arange(40)}
     edit_weights(checkpoint, lambda tensors: tensors.update(buffers))
-    reopened = transformers.AutoModel.from_pretrained(round_trip(checkpoint)[1])
-    assert type(reopened).__name__ == "ElectraModel"
+    exported_model = transformers.AutoModel.from_pretrained(round_trip(checkpoint)[1])
+    assert type(exported_model).__name__ == "ElectraModel"
     with torch.no_grad():
         expected = reference.electra(tokens).last_hidden_state
         assert_close(load_model(checkpoint)(tokens), expected)
-        assert_close(reopened.eval()(tokens).last_hidden_state, expected)
+        assert_close(exported_model.eval()(tokens).last_hidden_state, expected)
 
 
 def test_classifier_trained_from_discriminator(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Every family of encoders against the reference: masks, vectors and classes of texts, own components."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +119,13 @@ def test_default_sizes_equal_reference(name: str) -> None:
     assert config.position.options.get("theta") == theta
 
 
-DISENTANGLED = {"name": "disentangled", "span": 6, "max_distance": 20, "norm_eps": 1e-5}
-LIKE_DEBERTA = LIKE_BERT | {"n_segments": 0, "position": DISENTANGLED}
-DISTILLED = {"n_segments": 0, "tie_embeddings": "none", "norm": {"name": "layernorm", "eps": 1e-12}}
+DISENTANGLED_POSITION = {"name": "disentangled", "span": 6, "max_distance": 20, "norm_eps": 1e-5}
+LIKE_DEBERTA = LIKE_BERT | {"n_segments": 0, "position": DISENTANGLED_POSITION}
+DISTILBERT_PARTS = {"n_segments": 0, "tie_embeddings": "none", "norm": {"name": "layernorm", "eps": 1e-12}}
 BARE_MODEL = {"lm_head": False}
 LABELS = {"labels": ("a", "b")}
 NO_DISTANCES = {"name": "disentangled", "span": 9, "max_distance": None, "norm_eps": None}
-LAYER_VECTORS = {"position": "learned", "layer_pattern": [{"position": DISENTANGLED}]}
+LAYER_VECTORS = {"position": "learned", "layer_pattern": [{"position": DISENTANGLED_POSITION}]}
 
 
 def pooling(name: str, **options: Any) -> dict[str, Any]:
@@ -142,7 +140,7 @@ def pooling(name: str, **options: Any) -> dict[str, Any]:
         ("bert", BARE, LIKE_BERT | BARE_MODEL | {"pooling": "first"}),
         ("bert", MLM, LIKE_BERT | {"tie_embeddings": "none"}),
         ("roberta", MLM, LIKE_BERT | {"position": {"name": "learned", "offset": 1}}),
-        ("distilbert", MLM, LIKE_BERT | DISTILLED),
+        ("distilbert", MLM, LIKE_BERT | DISTILBERT_PARTS),
         ("electra", MLM, LIKE_BERT | {"d_embedding": 10}),
         ("electra", CLASSES, LIKE_BERT | LABELS | {"d_embedding": 30} | pooling("first")),
         ("electra", BARE, LIKE_BERT | BARE_MODEL | {"head_transform_bias": False}),

@@ -1,7 +1,5 @@
 """Tests of hf/families/gte.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +37,9 @@ def test_files_as_published_in_2024(number: int, tmp_path: Path) -> None:
     older |= {"auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}}
     edit_json(tmp_path / "config.json", **older)
     auto = getattr(transformers, case.auto)
-    reopened, info = auto.from_pretrained(tmp_path, output_loading_info=True)
+    exported_model, info = auto.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     with torch.no_grad():
         output = load_model(tmp_path)(tokens)
         assert_close(output, reference_output(reference, tokens))
-        assert_close(output, reference_output(reopened.eval(), tokens))
+        assert_close(output, reference_output(exported_model.eval(), tokens))

@@ -1,7 +1,5 @@
 """Tests of hf/families/m2m_100.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of hf/families/modernbert.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +33,10 @@ def test_older_config_keys(interval: int, tmp_path: Path) -> None:
     edit_json(tmp_path / "config.json", ("layer_types", "rope_parameters"), **older)
     model = load_model(tmp_path)
     assert model.config == expected
-    reopened = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    exported_model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():
         assert_close(model(tokens), reference(tokens).logits)
-        assert_close(model(tokens), reopened(tokens).logits)
+        assert_close(model(tokens), exported_model(tokens).logits)
 
 
 def test_window_with_sink_is_refused() -> None:

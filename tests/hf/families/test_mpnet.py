@@ -1,7 +1,5 @@
 """Tests of hf/families/mpnet.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -42,9 +40,9 @@ def test_position_biases_in_faster_form(case: Case, tmp_path: Path) -> None:
     reference = make_encoder(tmp_path, Case(case.config, case.auto, sizes))
     tokens, pos = torch.randint(5, VOCABULARY, (2, 200)), torch.arange(200)
     mask = pos < torch.tensor([[200], [150]])
-    selected = slice(None) if case.auto == CLASSES else mask
+    selection = slice(None) if case.auto == CLASSES else mask
     with torch.no_grad():
         expected = reference_output(reference, tokens.where(mask, 1), attention_mask=mask.long())
         for fast in (False, True):
             output = ph.load(tmp_path, fast=fast).model(tokens, pos.where(mask, -1))
-            torch.testing.assert_close(output[selected], expected[selected], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(output[selection], expected[selection], rtol=1e-4, atol=1e-4)

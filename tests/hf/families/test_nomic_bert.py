@@ -1,7 +1,5 @@
 """Tests of hf/families/nomic_bert.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 import torch
 from tests.hf.conftest import VOCABULARY, edit_json
 from tests.hf.families.encoders import EncoderFamily, assert_close, make_encoder, reference_output
-from tests.hf.families.encoders_cases import BARE, NEAR, ODD, Case
+from tests.hf.families.encoders_cases import BARE, NEAR_THETA, ODD, Case
 
 from polyhead.hf.load import load_model
 
@@ -45,7 +43,7 @@ OLDER_NAMES = {
 @pytest.mark.parametrize("with_newer_keys", [False, True])
 def test_keys_of_first_implementation(with_newer_keys: bool, tmp_path: Path) -> None:
     """Alone, or with those of today as checkpoints on the hub have them."""
-    case = Case("NomicBertConfig", BARE, {**ODD, "rope_parameters": NEAR, "layer_norm_eps": 1e-3})
+    case = Case("NomicBertConfig", BARE, {**ODD, "rope_parameters": NEAR_THETA, "layer_norm_eps": 1e-3})
     reference, tokens = make_encoder(tmp_path, case), torch.randint(5, VOCABULARY, (2, 19))
     path = tmp_path / "config.json"
     expected, config = load_model(tmp_path).config, json.loads(path.read_text())

@@ -1,7 +1,5 @@
 """What BERT and ALBERT learned of pairs of texts beside the masks: read, trained from and written again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import transformers
 from safetensors.torch import load_file
 from tests.hf.conftest import TEXTS, VOCABULARY, edit_json, edit_weights
 from tests.hf.families.encoders import assert_close, make_encoder
-from tests.hf.families.encoders_cases import BARE, CLASSES, MLM, SIZES, UNTIED, Case
+from tests.hf.families.encoders_cases import BARE, CLASSES, MLM, SIZES, UNTIED_EMBEDDINGS, Case
 from tests.hf.families.laws import assert_same_tensors, round_trip
 from tests.hf.families.test_bert import rename_as_in_2018
 
@@ -29,7 +27,9 @@ PRETRAINING = "AutoModelForPreTraining"
 BERT = Case("BertConfig", PRETRAINING, SIZES)
 CASES = [
     pytest.param(BERT, id="bert"),
-    pytest.param(Case("BertConfig", PRETRAINING, {**SIZES, **UNTIED, "hidden_act": "relu"}), id="untied"),
+    pytest.param(
+        Case("BertConfig", PRETRAINING, {**SIZES, **UNTIED_EMBEDDINGS, "hidden_act": "relu"}), id="untied"
+    ),
     pytest.param(Case("AlbertConfig", PRETRAINING, {**SIZES, "embedding_size": 14}), id="albert"),
 ]
 
@@ -67,14 +67,14 @@ def test_export_has_both_heads(
     edit_json(checkpoint / "config.json", architectures=[prefix + architecture])
     _, exported_dir = round_trip(checkpoint)
     auto = getattr(transformers, PRETRAINING)
-    reopened, info = auto.from_pretrained(exported_dir, output_loading_info=True)
+    exported_model, info = auto.from_pretrained(exported_dir, output_loading_info=True)
     assert not any(info.values()), info
-    assert reopened.config.architectures == [f"{prefix}PreTraining"]
+    assert exported_model.config.architectures == [f"{prefix}PreTraining"]
     assert_same_tensors(
         checkpoint, exported_dir, duplicates=lambda name: name.removesuffix("bias") + "decoder.bias"
     )
     with torch.no_grad():
-        outputs = reopened.eval()(tokens).to_tuple(), reference(tokens).to_tuple()
+        outputs = exported_model.eval()(tokens).to_tuple(), reference(tokens).to_tuple()
         for output, expected in zip(*outputs, strict=True):
             assert_close(output, expected)
     assert not caplog.messages

@@ -1,7 +1,5 @@
 """Tests of hf/families/phi3.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -40,7 +38,7 @@ def test_longer_max_len_uses_long_factors(tmp_path: Path) -> None:
     assert main(["export", str(run_dir), str(exported_dir)]) == 0
     scaling = json.loads((exported_dir / "config.json").read_text())["rope_scaling"]
     assert scaling.keys() == {"type", "short_factor", "long_factor"}, "older readers refuse other keys"
-    reopened = AutoModelForCausalLM.from_pretrained(exported_dir).eval()
-    assert reopened.config.max_position_embeddings == 256
+    exported_model = AutoModelForCausalLM.from_pretrained(exported_dir).eval()
+    assert exported_model.config.max_position_embeddings == 256
     with torch.inference_mode():
-        torch.testing.assert_close(reopened(ids).logits, expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(exported_model(ids).logits, expected, rtol=0, atol=1e-6)

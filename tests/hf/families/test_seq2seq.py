@@ -1,7 +1,5 @@
 """Encoder-decoders against the reference: older files, own components, and parts that no family has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +40,23 @@ def test_shared_embeddings_with_untied_head(name: str, tmp_path: Path) -> None:
     reference = make_seq2seq(checkpoint, Case(case.config, case.sizes | options))
     source, target = random_ids(2, 9), random_ids(2, 7)
     inputs = {"input_ids": source, "decoder_input_ids": target}
-    shared, head = reference.model.shared.weight, reference.lm_head.weight
+    shared_weight, head = reference.model.shared_weight.weight, reference.lm_head.weight
     with torch.no_grad():
-        reference.model.encoder.embed_tokens.weight.copy_(shared)
-        reference.model.decoder.embed_tokens.weight.copy_(shared)
+        reference.model.encoder.embed_tokens.weight.copy_(shared_weight)
+        reference.model.decoder.embed_tokens.weight.copy_(shared_weight)
         expected = reference(**inputs).logits
     tensors = load_file(checkpoint / "model.safetensors")
     rewrite_weights(checkpoint, {n: t for n, t in tensors.items() if not n.endswith("embed_tokens.weight")})
     model = load_model(checkpoint)
     assert model.config.tie_embeddings == "inputs"
-    assert torch.equal(named_state(model)["encoder_embedding.token.weight"], shared)
+    assert torch.equal(named_state(model)["encoder_embedding.token.weight"], shared_weight)
     assert torch.equal(named_state(model)["head.weight"], head)
     _, exported_dir = round_trip(checkpoint)
-    reopened, info = Seq2SeqLM.from_pretrained(exported_dir, output_loading_info=True)
+    exported_model, info = Seq2SeqLM.from_pretrained(exported_dir, output_loading_info=True)
     assert not any(info.values()), info
     with torch.no_grad():
         assert_close(model(source, target), expected)
-        assert_close(reopened.eval()(**inputs).logits, expected)
+        assert_close(exported_model.eval()(**inputs).logits, expected)
         assert_close(load_model(exported_dir)(source, target), expected)
 
 
@@ -137,8 +135,8 @@ def test_exported_translator_opens_in_reference(family: str, parts: dict[str, An
         expected = reference(input_ids=source, decoder_input_ids=target).logits
         assert_close(run.model.eval()(source, target), expected)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
-    hypotheses = run.hypotheses(SOURCES, max_length_ratio=0, max_length_extra=12)
-    for text, (best,) in zip(SOURCES, hypotheses, strict=True):
+    hypotheses = run.hypotheses(SOURCES[:2], max_length_ratio=0, max_length_extra=12)
+    for text, (best,) in zip(SOURCES[:2], hypotheses, strict=True):
         input_ids = torch.tensor([tokenizer(text)["input_ids"]])
         output = reference.generate(input_ids, max_length=13, use_cache=False)
         assert best.tokens == strip_ends(output[0].tolist(), 1)

@@ -1,7 +1,5 @@
 """Tests of hf/families/t5.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
