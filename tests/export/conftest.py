@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from polyhead import Choice, ModelConfig, build
@@ -20,6 +21,8 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["the king of the sea", "a dog barks at two red dogs", "two kings went to sea and one came back"]
 VOCABULARY = 290
+CONFIGS = yaml.safe_load((Path(__file__).parent / "configs.yaml").read_text(encoding="utf-8"))
+BASES: dict[str, dict[str, Any]] = CONFIGS["bases"]
 SIZES = {"d_model": 24, "n_heads": 4, "n_layers": 1, "d_ff": 40, "max_len": 32}
 Feed = dict[str, Tensor]
 ExportedRun = tuple[Run, Path]

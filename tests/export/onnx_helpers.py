@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.export.conftest import ExportedRun, ExportModel, Session, next_past, padded_batch
+from tests.export.conftest import BASES, ExportedRun, ExportModel, Session, next_past, padded_batch
 from torch import Tensor
 
 from polyhead.run.run import Run
 
-LLAMA = {"kind": "decoder", "position": "rope", "norm": "rmsnorm", "norm_first": True, "n_kv_heads": 2}
-LLAMA |= {"attention": {"name": "softmax", "bias": False}, "scale_embedding": False}
-LLAMA |= {"feed_forward": "swiglu"}
+LLAMA = BASES["onnx_llama"]
 
 
 @pytest.fixture(scope="module")

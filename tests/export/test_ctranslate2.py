@@ -9,7 +9,16 @@ import ctranslate2
 import numpy as np
 import pytest
 import torch
-from tests.export.conftest import TEXTS, VOCABULARY, ExportModel, export_run, padded_batch, random_run
+from tests.export.conftest import (
+    BASES,
+    CONFIGS,
+    TEXTS,
+    VOCABULARY,
+    ExportModel,
+    export_run,
+    padded_batch,
+    random_run,
+)
 from torch import Tensor
 
 import polyhead.export.ctranslate2 as ct2_export
@@ -17,75 +26,9 @@ import tokenizers
 from polyhead.cli import main
 from polyhead.core.extras import install_command
 
-
-def softmax(**options: Any) -> dict[str, Any]:
-    return {"attention": {"name": "softmax", **options}}
-
-
-def rope(**options: Any) -> dict[str, Any]:
-    return {"position": {"name": "rope", **options}}
-
-
-def norm(name: str, **options: Any) -> dict[str, Any]:
-    return {"norm": {"name": name, **options}}
-
-
-LLAMA: dict[str, Any] = {"position": "rope", "norm": "rmsnorm", "norm_first": True, "feed_forward": "swiglu"}
-LLAMA |= {"scale_embedding": False}
-T5 = {"position": {"name": "t5", "buckets": 6, "max_distance": 8}}
-PARALLEL = {"norm_first": True, "position": "rope", "feed_forward": "gelu"}
-GEMMA = LLAMA | norm("rmsnorm", zero_centered=True) | {"sandwich_norm": True}
-TIED_VALUES = norm("layernorm", bias=False, eps=1e-2) | softmax(scale=0.4, tie="kv")
-TIED_VALUES |= {"logits_scale": True}
-DECODERS: dict[str, dict[str, Any]] = {
-    "gpt2": {"position": "learned", "norm_first": True, "feed_forward": {"name": "gelu", "tanh": True}},
-    "vaswani": {"n_layers": 2, "tie_embeddings": "none", "lm_head_bias": True},
-    "no positions": {"position": "none", "feed_forward": {"name": "conv1x1", "activation": "silu"}},
-    "llama": LLAMA | softmax(bias=False) | {"n_kv_heads": 2, "n_layers": 2},
-    "multi-query": LLAMA | {"n_kv_heads": 1, "feed_forward": "glu"},
-    "qwen3": LLAMA | softmax(bias="qkv", qk_norm=True) | {"head_dim": 10},
-    "interleaved": LLAMA | rope(layout="interleaved", theta=100.0) | {"feed_forward": "reglu"},
-    "partial rope": LLAMA | rope(fraction=0.5) | {"head_dim": 8, "feed_forward": "tanh"},
-    "linear": LLAMA | rope(scaling="linear", factor=4.0),
-    "ntk": LLAMA | rope(scaling="ntk", factor=4.0),
-    "bloom": {"position": "alibi", "norm_first": True, "embedding_norm": True, "n_heads": 6},
-    "alibi": {"position": "alibi", "n_heads": 6, "n_kv_heads": 2},
-    "shaw": {"position": {"name": "shaw", "clip": 2}, "n_layers": 2},
-    "shaw without values": {"position": {"name": "shaw", "clip": 3, "values": False}},
-    "t5": T5 | {"n_kv_heads": 2},
-    "factors": {"scale_embedding": 3.0, "logits_scale": 4.0, "position": "rope", "norm_first": True},
-    "phi": PARALLEL | {"block": {"name": "parallel", "one_norm": True}, "lm_head_bias": True},
-    "neox": PARALLEL | {"block": "parallel"},
-    "gemma": GEMMA
-    | {"logit_softcap": 3.0, "feed_forward": {"name": "geglu", "tanh": True}, "scale_embedding": True},
-    "gemma3": GEMMA | softmax(bias=False, qk_norm="zero_centered", scale=0.2) | {"n_kv_heads": 1},
-    "qk_eps": LLAMA | norm("rmsnorm", eps=0.1) | softmax(qk_norm=True, qk_eps=0.1),
-    "unweighted norms": LLAMA | norm("rmsnorm", weight=False) | softmax(qk_norm="unweighted"),
-    "shared": LLAMA | {"share_layers": True, "n_layers": 3},
-    "tied values": TIED_VALUES,
-}
-CROSS = {"cross_attention": {"name": "softmax", "scale": 0.2, "bias": False, "tie": "kv"}}
-TRANSLATORS: dict[str, dict[str, Any]] = {
-    "vaswani": {"n_layers": 2, "n_decoder_layers": 1},
-    "shared": {"share_layers": True, "n_layers": 2, "n_decoder_layers": 3},
-    "grouped": {"n_kv_heads": 2, "norm_first": True, "norm": "rmsnorm", "feed_forward": "swiglu"},
-    "t5": T5
-    | softmax(scale=1.0, bias=False)
-    | {"norm": "rmsnorm", "norm_first": True, "logits_scale": True, "n_layers": 2},
-    "bart": {"position": {"name": "learned", "offset": 2}, "embedding_norm": True, "lm_head_bias": True},
-    "rope": {"position": "rope", "n_kv_heads": 1, "tie_embeddings": "target"},
-    "shaw": {"position": {"name": "shaw", "clip": 2}, "head_dim": 10},
-    "cross": CROSS | {"decoder_attention": {"name": "softmax", "bias": "qkv"}, "tie_embeddings": "none"},
-}
-MEAN = {"pooling": {"name": "mean", "activation": "tanh"}}
-ENCODERS: dict[str, dict[str, Any]] = {
-    "bert": {"position": "learned", "n_segments": 2, "embedding_norm": True, "feed_forward": "gelu"},
-    "classifier": {"labels": ("a", "b"), "n_segments": 2},
-    "pooled": {"lm_head": False, "pooling": {"name": "first", "activation": "gelu"}, "position": "rope"},
-    "shared": {"share_layers": True, "n_layers": 3},
-    "mean": MEAN | {"lm_head": False, "position": "t5", "n_kv_heads": 2},
-    "sandwich": {"norm_first": True, "sandwich_norm": True, "position": "shaw"},
-}
+LLAMA = BASES["ct2_llama"]
+DECODERS, ENCODERS = CONFIGS["ct2_decoders"], CONFIGS["ct2_encoders"]
+TRANSLATORS = CONFIGS["ct2_translators"]
 
 
 def assert_close(actual: Any, expected: Tensor) -> None:

@@ -11,6 +11,8 @@ import onnxruntime
 import pytest
 import torch
 from tests.export.conftest import (
+    BASES,
+    CONFIGS,
     TEXTS,
     ExportedRun,
     ExportModel,
@@ -31,8 +33,9 @@ from polyhead.cli import main
 from polyhead.core.extras import install_command
 from polyhead.run.run import Run
 
-BERT = {"kind": "encoder", "position": "learned", "feed_forward": "gelu", "n_segments": 2}
-BERT |= {"embedding_norm": True}
+DECODERS, ENCODERS, TRANSLATORS = (
+    CONFIGS[f"onnx_{name}"] for name in ("decoders", "encoders", "translators")
+)
 LARGER = LLAMA | {"d_model": 64, "d_ff": 128}
 
 
@@ -87,8 +90,9 @@ def greedy_tokens(
     return output
 
 
+@pytest.mark.slow
 def test_encoder_equals_model(export_model: ExportModel) -> None:
-    check_encoder(*export_model("--to", "onnx", **BERT))
+    check_encoder(*export_model("--to", "onnx", **BASES["onnx_bert"]))
 
 
 @pytest.mark.slow
@@ -101,6 +105,7 @@ def relative_error(output: Tensor, expected: Tensor) -> Tensor:
     return (output - expected).square().mean().sqrt() / expected.std()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_int8_classifier_is_close(export_model: ExportModel) -> None:
     pooling = {"name": "first", "activation": "tanh"}
@@ -194,69 +199,6 @@ def test_graph_of_other_weights_is_refused(language_model: ExportedRun) -> None:
     message = r"logits of model.onnx is off by 1\.\d+ of its standard deviation"
     with pytest.raises(ValueError, match=message):
         onnx_export._verify(random_run(seed=2, **LLAMA).model, 0, directory / "model.onnx", 1e-3)
-
-
-def softmax(**options: Any) -> dict[str, Any]:
-    return {"attention": {"name": "softmax", **options}}
-
-
-def position(name: str, **options: Any) -> dict[str, Any]:
-    return {"position": {"name": name, **options}}
-
-
-SANDWICH = {"norm_first": True, "sandwich_norm": True, "position": "rope"}
-GEMMA = SANDWICH | {"norm": {"name": "rmsnorm", "zero_centered": True}, "logit_softcap": 3.0}
-GEMMA |= {"feed_forward": {"name": "geglu", "tanh": True}}
-GEMMA3_LAYER = softmax(qk_norm="zero_centered", window=3) | position("rope", theta=100.0)
-GEMMA3 = SANDWICH | {"n_kv_heads": 1, "layer_pattern": [GEMMA3_LAYER, {"position": "none"}]}
-GEMMA3 |= softmax(qk_norm="zero_centered")
-OLMO2 = {"norm": "rmsnorm", "norm_first": True, "sandwich_norm": "after", "position": "rope"}
-YARN = position("rope", layout="interleaved", scaling="yarn", factor=2.0, original_len=8)
-WINDOW = softmax(window=3, sink=1, softcap=5.0, qk_norm=True, tie="kv", scale=0.3)
-LAYERS = {"layer_pattern": [softmax(window=2), {"position": "alibi"}]}
-DECODERS: dict[str, dict[str, Any]] = {
-    "learned": position("learned", offset=2) | {"norm_first": True, "lm_head_bias": True},
-    "alibi": {"position": "alibi", "n_heads": 6, "n_kv_heads": 3, "embedding_norm": True},
-    "t5": position("t5", buckets=4, max_distance=5) | {"logits_scale": True, "norm": "rmsnorm"},
-    "shaw": position("shaw", clip=2) | {"n_kv_heads": 1},
-    "disentangled": position("disentangled", span=4, max_distance=7) | {"n_kv_heads": 2},
-    "sinusoidal": position("sinusoidal", layout="halves", offset=2) | {"tie_embeddings": "none"},
-    "yarn": YARN | {"n_kv_heads": 2, "v_head_dim": 4},
-    "parallel": position("rope", fraction=0.5) | {"head_dim": 8, "block": "parallel", "norm_first": True},
-    "window": WINDOW | {"position": "none"},
-    "layers": LAYERS | {"n_layers": 2, "position": "rope"},
-    "kernel": {"attention": {"name": "kernel", "sim": "square"}, "norm": "none"},
-    "batchnorm": {"norm": "batchnorm", "feed_forward": {"name": "conv1x1", "activation": "prelu"}},
-    "shared": {"share_layers": True, "n_layers": 3, "position": "rope"},
-    "small embeddings": {"d_embedding": 10, "position": "learned"},
-    "gemma": GEMMA,
-    "gemma3": GEMMA3,
-    "olmo2": OLMO2 | softmax(qk_norm="all_heads") | {"n_kv_heads": 2},
-}
-LABELS = {"labels": ("a", "b")}
-CONVOLUTION = {"block": {"name": "gated_conv", "kernel": 3}}
-MEAN = {"name": "mean", "activation": "tanh"}
-ENCODERS: dict[str, dict[str, Any]] = {
-    "first": {"labels": ("a", "b", "c"), "pooling": "first", "position": "alibi"},
-    "max": LABELS | {"pooling": "max", "position": "t5", "lm_head": False},
-    "vectors": {"lm_head": False, "pooling": MEAN, "position": "rope"},
-    "bare": softmax(window=2, sink=1) | {"lm_head": False, "position": "shaw"},
-    "deberta": LABELS | position("disentangled", span=6, max_distance=9),
-    "convolution": LABELS | CONVOLUTION | {"pooling": "mean"},
-    "shared": LABELS | {"share_layers": True, "position": "t5"},
-    "small embeddings": BERT | {"d_embedding": 10},
-    "linear": {"attention": "linear", "position": "rope"},
-    "kernel": {"attention": {"name": "kernel", "sim": "elu"}},
-}
-LEARNED_POSITION = {"position": "learned", "embedding_norm": True}
-TRANSLATORS: dict[str, dict[str, Any]] = {
-    "t5": {"position": "t5", "norm": "rmsnorm", "norm_first": True, "feed_forward": "geglu"},
-    "learned": LEARNED_POSITION | {"tie_embeddings": "inputs", "lm_head_bias": True},
-    "rope": softmax(qk_norm=True) | {"position": "rope", "n_kv_heads": 1},
-    "alibi": {"position": "alibi", "cross_attention": "kernel"},
-    "convolution": CONVOLUTION | {"decoder_block": "transformer", "position": "learned"},
-    "linear": {"attention": "linear", "decoder_attention": "softmax", "cross_attention": "softmax"},
-}
 
 
 @pytest.mark.slow

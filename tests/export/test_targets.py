@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.export.conftest import SIZES, TEXTS, random_run
+from tests.export.conftest import BASES, CONFIGS, SIZES, TEXTS, random_run
 
 from polyhead import Choice
 from polyhead.cli.export import FORMATS
@@ -21,43 +21,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "masked": {"kind": "encoder"},
     "classifier": {"kind": "encoder", "labels": ("bad", "good"), "pooling": "first"},
 }
-NO_BIAS = {"name": "softmax", "bias": False}
-NORMAL = {"init": "normal"}
-LLAMA = NORMAL | {"kind": "decoder", "position": "rope", "norm": "rmsnorm", "norm_first": True}
-LLAMA |= {"attention": NO_BIAS, "feed_forward": {"name": "swiglu", "bias": False}, "scale_embedding": False}
-BERT = NORMAL | {"kind": "encoder", "position": "learned", "feed_forward": "gelu", "embedding_norm": True}
-BERT |= {"n_segments": 2, "lm_head_bias": True, "scale_embedding": False}
-MARIAN = NORMAL | {"position": {"name": "sinusoidal", "layout": "halves"}, "feed_forward": "gelu"}
-MARIAN |= {"lm_head_bias": True}
 LINEAR_LAYER, LSTM_LAYER = {"attention": "linear"}, {"block": "lstm"}
+
+
+LLAMA = BASES["llama"]
 # components and options that one exporter has and another has not, on models that some family has
-VARIANTS: dict[str, dict[str, Any]] = {
-    "llama": LLAMA,
-    "bert": BERT,
-    "bert without a head": BERT | {"lm_head": False, "pooling": "first"},
-    "bert classifier": BERT | {"labels": ("a", "b"), "pooling": "first"},
-    "marian": MARIAN,
-    "pegasus": MARIAN | {"norm_first": True},
-    "discriminator": BERT | {"generator_layers": 1, "n_layers": 2},
-    "window": LLAMA | {"attention": NO_BIAS | {"window": 4}},
-    "qk_norm": LLAMA | {"attention": NO_BIAS | {"qk_norm": True}},
-    "grouped": LLAMA | {"n_kv_heads": 2},
-    "multi-query": LLAMA | {"n_kv_heads": 1},
-    "v_head_dim": LLAMA | {"v_head_dim": 5},
-    "head_dim": LLAMA | {"head_dim": 8},
-    "untied": LLAMA | {"tie_embeddings": "none"},
-    "softcap": LLAMA | {"logit_softcap": 30.0},
-    "biases": LLAMA | {"attention": {"name": "softmax", "bias": True}},
-    "sandwich_norm": LLAMA | {"sandwich_norm": True},
-    "scale_embedding": LLAMA | {"scale_embedding": True},
-    "d_embedding": LLAMA | {"d_embedding": 16},
-    "share_layers": BERT | {"share_layers": True, "n_layers": 2},
-    "attention pattern": LLAMA | {"n_layers": 2, "layer_pattern": [LINEAR_LAYER, {}]},
-    "block pattern": LLAMA | {"n_layers": 2, "layer_pattern": [{}, LSTM_LAYER]},
-    "linear decoder": {"decoder_attention": "linear"},
-    "linear cross-attention": {"cross_attention": "linear"},
-    "recurrent decoder": {"decoder_block": "gru"},
-}
+VARIANTS = CONFIGS["targets"]
 
 
 def all_configs() -> dict[str, dict[str, Any]]:
@@ -75,7 +44,7 @@ def all_configs() -> dict[str, dict[str, Any]]:
     return small_presets | parts | VARIANTS
 
 
-CONFIGS = all_configs()
+ALL_CONFIGS = all_configs()
 
 
 def export_error(run: Run, target: str, directory: Path) -> str:
@@ -93,12 +62,12 @@ def export_error(run: Run, target: str, directory: Path) -> str:
 
 def small_run(name: str) -> Run:
     try:
-        return random_run(**CONFIGS[name])
+        return random_run(**ALL_CONFIGS[name])
     except UserError as error:
         pytest.skip(f"not applicable: no such model: {error}")
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL_CONFIGS)
 def test_obstacles_equal_export_errors(name: str, tmp_path: Path) -> None:
     run = small_run(name)
     for target, obstacle in find_obstacles(run.config, run.tokenizer).items():
@@ -108,7 +77,7 @@ def test_obstacles_equal_export_errors(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL_CONFIGS)
 def test_graphs_are_written_without_obstacle(name: str, tmp_path: Path) -> None:
     run = small_run(name)
     if not find_obstacles(run.config)["onnx"]:

@@ -13,28 +13,7 @@ import polyhead as ph
 LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
 # the config that PEFT 0.21 writes
-PEFT_CONFIG = {
-    **dict.fromkeys(
-        ("arrow_config", "layer_replication", "modules_to_save", "revision", "target_parameters")
-    ),
-    **dict.fromkeys(("ensure_weight_tying", "fan_in_fan_out", "lora_bias", "use_dora", "use_rslora"), False),
-    "alpha_pattern": {},
-    "rank_pattern": {},
-    "loftq_config": {},
-    "target_modules": ["q_proj"],
-    "bias": "none",
-    "inference_mode": True,
-    "init_lora_weights": True,
-    "megatron_core": "megatron.core",
-    "lora_alpha": 8,
-    "lora_dropout": 0.05,
-    "qalora_group_size": 16,
-    "r": 4,
-    "base_model_name_or_path": "",
-    "peft_type": "LORA",
-    "peft_version": "0.21.2",
-    "task_type": "CAUSAL_LM",
-}
+PEFT_CONFIG = json.loads((Path(__file__).parent / "adapter_config.json").read_text(encoding="utf-8"))
 IDS = torch.randint(5, 300, (2, 9), generator=torch.Generator().manual_seed(1))
 
 

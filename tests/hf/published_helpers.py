@@ -9,16 +9,11 @@ from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.family import FAMILY
 from polyhead.hf.load import to_model_config
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 LINES = (Path(__file__).parent / "published_configs.jsonl").read_text(encoding="utf-8").splitlines()
-
-
-def read_configs(kind: str) -> dict[str, dict[str, Any]]:
-    rows = [json.loads(line) for line in LINES]
-    return {row["name"]: row["config"] for row in rows if row["kind"] == kind}
-
-
-CONFIGS, OTHER_CONFIGS = read_configs("causal"), read_configs("other")
+ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in map(json.loads, LINES)}
+"""The config by name; of causal models also small sizes and the number of parameters."""
+CONFIGS = {name: row["config"] for name, row in ROWS.items() if row["kind"] == "causal"}
+OTHER_CONFIGS = {name: row["config"] for name, row in ROWS.items() if row["kind"] == "other"}
 
 
 def to_config(keys: dict[str, Any]) -> ModelConfig:

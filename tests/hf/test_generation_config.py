@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.hf.conftest import edit_json, random_run
-from tests.hf.save_helpers import LIKE_LLAMA, config
+from tests.hf.save_helpers import BASES, config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polyhead as ph
@@ -127,5 +127,5 @@ def test_settings_unknown_to_other_formats_warn(tmp_path: Path, caplog: pytest.L
     export_run(language_model(**settings), tmp_path)
     assert caplog.messages == [f"generation_config.json {fields}; there sampling ignores it"]
     caplog.clear()
-    write_gguf(language_model(LIKE_LLAMA, **settings), tmp_path)
+    write_gguf(language_model(BASES["llama"], **settings), tmp_path)
     assert caplog.messages == [f"model.gguf {fields}, generation.logit_bias; there sampling ignores it"]

@@ -5,32 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hf import encoder_common_helpers, save_helpers
 from tests.hf.conftest import TEXTS, VOCABULARY, edit_json, small_tokenizer
-from tests.hf.families.seq2seq_helpers import LIKE_T5_SEQ2SEQ, SEQ2SEQ
-from tests.hf.save_helpers import (
-    GEMMA3_ATTENTION,
-    GEMMA3_WINDOW,
-    GEMMA_WINDOW,
-    HALF_ROPE,
-    LIKE_COHERE,
-    LIKE_EXAONE,
-    LIKE_GEMMA,
-    LIKE_GEMMA3,
-    LIKE_GPT2,
-    LIKE_HELIUM,
-    LIKE_LLAMA,
-    LIKE_MODERNBERT,
-    LIKE_MPT,
-    LIKE_NANOCHAT,
-    LIKE_OLMO,
-    LIKE_PHI,
-    LIKE_STABLELM,
-    LIKE_T5,
-    NO_BIAS,
-    config,
-    saved,
-)
+from tests.hf.save_helpers import BASES, CONFIGS, config, model_config, saved
 from tests.hf.tables import read_table
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -46,68 +22,13 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from tokenizers import Tokenizer as Inner
 
-LLAMA3 = {"name": "rope", "scaling": "llama3", "factor": 4.0, "original_len": 16, "theta": 100.0}
-EXPERTS = {"feed_forward": {"name": "moe", "expert": "swiglu", "n_experts": 3, "balance": False}}
+NTK = {"position": {"name": "rope", "scaling": "ntk", "factor": 2.0}}
 NO_ROPE = {"layer_pattern": [{}, {"position": "none"}], "n_layers": 3}
-WINDOW = NO_BIAS | {"window": 4}
-SMALL_HEADS = {"n_kv_heads": 1, "head_dim": 10}
-WINDOW_WITHOUT_ROPE = [{"attention": NO_BIAS | {"qk_norm": True, "window": 4}}, {"position": "none"}]
-GEMMA3_LAYER = {"attention": GEMMA3_ATTENTION}
-GEMMA_LAYERS = [{}, {"attention": GEMMA_WINDOW}, {"attention": GEMMA_WINDOW | {"window": None}}]
-EXPORTABLE: list[tuple[str, dict[str, Any]]] = [
-    ("gpt2", {}),
-    ("gpt2", {"feed_forward": "relu", "tie_embeddings": "none"}),
-    ("gpt_bigcode", {"n_kv_heads": 1}),
-    ("llama", LIKE_LLAMA),
-    ("llama", LIKE_LLAMA | {"position": LLAMA3, "n_kv_heads": 1, "attention": "softmax"}),
-    ("mistral", LIKE_LLAMA | {"attention": WINDOW}),
-    ("qwen2", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": "qkv"}}),
-    ("qwen3", LIKE_LLAMA | {"attention": NO_BIAS | {"qk_norm": True}, "head_dim": 10}),
-    ("mixtral", LIKE_LLAMA | EXPERTS),
-    ("granitemoe", LIKE_LLAMA | EXPERTS | {"residual_scale": 0.5, "logits_scale": 3.0}),
-    ("phi3", LIKE_LLAMA | {"position": HALF_ROPE, "n_kv_heads": 1}),
-    ("gpt_neox", {"block": "parallel", "position": HALF_ROPE, "tie_embeddings": "none"}),
-    ("gpt_neox", {"position": "rope"}),
-    ("opt", {"position": {"name": "learned", "offset": 2}, "norm_first": False, "feed_forward": "relu"}),
-    ("bloom", {"position": "alibi", "embedding_norm": True}),
-    ("seed_oss", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": "o"}, "head_dim": 10}),
-    ("helium", LIKE_HELIUM),
-    ("mpt", LIKE_MPT),
-    ("stablelm", LIKE_STABLELM),
-    ("stablelm", LIKE_STABLELM | {"attention": NO_BIAS | {"qk_norm": "per_head", "qk_eps": 1e-5}}),
-    ("phi", LIKE_PHI),
-    ("cohere", LIKE_COHERE),
-    ("gemma2", LIKE_GEMMA),
-    ("gemma2", LIKE_GEMMA | {"n_layers": 3, "layer_pattern": GEMMA_LAYERS}),
-    ("gemma3_text", LIKE_GEMMA3),
-    ("gemma3_text", LIKE_GEMMA3 | {"layer_pattern": [], "tie_embeddings": "none", "logit_softcap": 5.0}),
-    ("gemma3_text", LIKE_GEMMA3 | {"layer_pattern": [GEMMA3_WINDOW]}),
-    (
-        "gemma3_text",
-        LIKE_GEMMA3 | {"attention": "softmax", "layer_pattern": [{"attention": GEMMA3_ATTENTION}]},
-    ),
-    ("nanochat", LIKE_NANOCHAT),
-    ("nanochat", LIKE_NANOCHAT | SMALL_HEADS | {"tie_embeddings": "none", "logit_softcap": 5.0}),
-    ("smollm3", LIKE_LLAMA | NO_ROPE),
-    (
-        "smollm3",
-        LIKE_LLAMA | {"attention": "softmax", "layer_pattern": [{"attention": NO_BIAS, "position": "none"}]},
-    ),
-    (
-        "smollm3",
-        LIKE_LLAMA | {"position": "none", "layer_pattern": [{"position": "rope"}, {"attention": WINDOW}]},
-    ),
-    ("olmo2", LIKE_OLMO),
-    ("olmo2", LIKE_OLMO | SMALL_HEADS | {"position": LLAMA3, "tie_embeddings": "none"}),
-    ("exaone4", LIKE_EXAONE),
-    ("exaone4", LIKE_EXAONE | NO_ROPE | {"layer_pattern": WINDOW_WITHOUT_ROPE}),
-    ("exaone4", LIKE_EXAONE | SMALL_HEADS | {"layer_pattern": [{"position": "none"}]}),
-]
 
 
-@pytest.mark.parametrize(("family", "changes"), EXPORTABLE)
-def test_exported_run_opens_in_reference(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    model, tokens = saved(tmp_path / "run", **changes), torch.randint(5, VOCABULARY, (2, 20))
+@pytest.mark.parametrize(("family", "parts"), CONFIGS["decoders"])
+def test_exported_run_opens_in_reference(family: str, parts: dict[str, Any], tmp_path: Path) -> None:
+    model, tokens = saved(tmp_path / "run", **parts), torch.randint(5, VOCABULARY, (2, 20))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported"), "--to", "hf"]) == 0
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
     assert reference.config.model_type == family
@@ -118,7 +39,7 @@ def test_exported_run_opens_in_reference(family: str, changes: dict[str, Any], t
     assert (generation.eos_token_id, generation.no_repeat_ngram_size) == (2, 4)
 
 
-@pytest.mark.parametrize("parts", [LIKE_GEMMA3, LIKE_LLAMA | NO_ROPE], ids=["gemma3_text", "smollm3"])
+@pytest.mark.parametrize("parts", [BASES["gemma3"], BASES["llama"] | NO_ROPE], ids=["gemma3_text", "smollm3"])
 def test_exported_keys_for_older_readers(parts: dict[str, Any], tmp_path: Path) -> None:
     """Without the newer keys the older ones say the same."""
     model, tokens = saved(tmp_path / "run", **parts), torch.randint(5, VOCABULARY, (2, 20))
@@ -129,7 +50,7 @@ def test_exported_keys_for_older_readers(parts: dict[str, Any], tmp_path: Path) 
         torch.testing.assert_close(model.eval()(tokens), reference(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("separator", ["line", "blank", "file"])
+@pytest.mark.parametrize("separator", ["line", pytest.param("blank", marks=pytest.mark.slow), "file"])
 @pytest.mark.parametrize("template", ["$A </s>", "<s> $A"])
 def test_exported_tokenizer_frames_prompts_as_run(separator: str, template: str, tmp_path: Path) -> None:
     """Whatever its template was before the training, the exported one is that of the training."""
@@ -168,7 +89,7 @@ def recipe_for(task: str) -> Recipe:
 def test_masks_filled_as_by_reference_pipeline(kind: str, tmp_path: Path) -> None:
     """The mask of the training hides the space before a word, where tokens hold that."""
     recipe, tokenizer = recipe_for("masked-lm"), train_tokenizer(TEXTS * 5, Choice(kind), VOCABULARY)
-    sizes = {**LIKE_GPT2, **POST_NORM, "kind": "encoder", "n_segments": 1}
+    sizes = {**BASES["gpt2"], **POST_NORM, "kind": "encoder", "n_segments": 1}
     model = build(ModelConfig(vocab_size=tokenizer.vocab_size, **sizes), seed=1)
     Run(model, tokenizer, recipe.generation, recipe).save(tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
@@ -196,11 +117,6 @@ def test_sentinels_take_preceding_space_in_export(kind: str, tmp_path: Path) -> 
         assert reference(f"the {name} dog")["input_ids"] == expected
 
 
-BASES: dict[str, dict[str, Any]] = {"SEQ2SEQ": SEQ2SEQ, "LIKE_T5_SEQ2SEQ": LIKE_T5_SEQ2SEQ, "GPT2": LIKE_GPT2}
-BASES |= {name: LIKE_GPT2 | parts for name, parts in vars(save_helpers).items() if name.startswith("LIKE_")}
-BASES |= {name: parts for name, parts in vars(encoder_common_helpers).items() if name.startswith("LIKE_")}
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("family", "base", "changes", "message"),
@@ -210,7 +126,7 @@ def test_unsupported_components_are_refused(
     family: str, base: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        pick_family(ModelConfig.model_validate({"vocab_size": VOCABULARY} | BASES[base] | changes), family)
+        pick_family(model_config(**BASES[base] | changes), family)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -218,17 +134,16 @@ def test_unsupported_components_are_refused(
 def test_unused_options_of_classifier_do_not_matter() -> None:
     """A classifier has no head for masks, so the parts of that head may be any."""
     labels = {"labels": ("a", "b"), "feed_forward": "relu", "head_transform_activation": "silu"}
-    config = encoder_common_helpers.model_config(**encoder_common_helpers.LIKE_BERT | labels)
-    assert pick_family(config) == "bert"
+    assert pick_family(model_config(**BASES["bert"] | labels)) == "bert"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (LIKE_LLAMA | {"position": {"name": "rope", "scaling": "ntk", "factor": 2.0}}, "'llama': scaling of"),
+        (BASES["llama"] | NTK, "'llama': scaling of"),
         ({"attention": {"name": "softmax", "softcap": 50.0}}, "'gpt2': softcap of attention"),
-        (LIKE_T5 | {"n_kv_heads": 1}, "'t5': n_kv_heads is 1, expected 5"),
-        (LIKE_MODERNBERT | {"n_kv_heads": 1}, "'modernbert': n_kv_heads is 1, expected 3"),
+        (BASES["own_t5"] | {"n_kv_heads": 1}, "'t5': n_kv_heads is 1, expected 5"),
+        (BASES["own_modernbert"] | {"n_kv_heads": 1}, "'modernbert': n_kv_heads is 1, expected 3"),
     ],
 )
 def test_nearest_family_is_named(changes: dict[str, Any], message: str) -> None:

@@ -160,7 +160,7 @@ def test_vectors_of_language_models(config: str, mode: str, tmp_path: Path) -> N
     assert read_json(exported_dir / "1_Pooling" / "config.json")[OLDER_KEYS[mode]] is True
 
 
-@pytest.mark.parametrize("mode", ["lasttoken", "mean"])
+@pytest.mark.parametrize("mode", ["lasttoken", pytest.param("mean", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", BARE_DECODERS)
 def test_vectors_of_language_models_without_head(config: str, mode: str, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"

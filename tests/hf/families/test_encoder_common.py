@@ -7,17 +7,9 @@ import pytest
 import torch
 import transformers
 from tests.hf.conftest import TEXTS, VOCABULARY, edit_weights, random_run
-from tests.hf.encoder_common_helpers import (
-    LIKE_ALBERT,
-    LIKE_BERT,
-    LIKE_EUROBERT,
-    LIKE_GTE,
-    LIKE_MODERNBERT,
-    LIKE_NOMIC,
-    model_config,
-)
 from tests.hf.families.encoders import assert_close, make_encoder, reference_output
-from tests.hf.families.encoders_cases import BARE, CASES, CLASSES, DEBERTA, MLM
+from tests.hf.families.encoders_cases import CASES, DEBERTA
+from tests.hf.save_helpers import CONFIGS, model_config
 
 import polyhead as ph
 from polyhead.cli import main
@@ -119,58 +111,7 @@ def test_default_sizes_equal_reference(name: str) -> None:
     assert config.position.options.get("theta") == theta
 
 
-DISENTANGLED_POSITION = {"name": "disentangled", "span": 6, "max_distance": 20, "norm_eps": 1e-5}
-LIKE_DEBERTA = LIKE_BERT | {"n_segments": 0, "position": DISENTANGLED_POSITION}
-DISTILBERT_PARTS = {"n_segments": 0, "tie_embeddings": "none", "norm": {"name": "layernorm", "eps": 1e-12}}
-BARE_MODEL = {"lm_head": False}
-LABELS = {"labels": ("a", "b")}
-NO_DISTANCES = {"name": "disentangled", "span": 9, "max_distance": None, "norm_eps": None}
-LAYER_VECTORS = {"position": "learned", "layer_pattern": [{"position": DISENTANGLED_POSITION}]}
-
-
-def pooling(name: str, **options: Any) -> dict[str, Any]:
-    return {"pooling": {"name": name, "activation": "gelu", **options}}
-
-
-@pytest.mark.parametrize(
-    ("family", "auto", "parts"),
-    [
-        ("bert", MLM, LIKE_BERT),
-        ("bert", CLASSES, LIKE_BERT | LABELS | {"lm_head_bias": False, "head_transform_bias": True}),
-        ("bert", BARE, LIKE_BERT | BARE_MODEL | {"pooling": "first"}),
-        ("bert", MLM, LIKE_BERT | {"tie_embeddings": "none"}),
-        ("roberta", MLM, LIKE_BERT | {"position": {"name": "learned", "offset": 1}}),
-        ("distilbert", MLM, LIKE_BERT | DISTILBERT_PARTS),
-        ("electra", MLM, LIKE_BERT | {"d_embedding": 10}),
-        ("electra", CLASSES, LIKE_BERT | LABELS | {"d_embedding": 30} | pooling("first")),
-        ("electra", BARE, LIKE_BERT | BARE_MODEL | {"head_transform_bias": False}),
-        ("albert", MLM, LIKE_ALBERT),
-        ("albert", CLASSES, LIKE_ALBERT | LABELS | {"head_transform_activation": "gelu"}),
-        ("albert", BARE, LIKE_ALBERT | BARE_MODEL | {"pooling": "first"}),
-        ("deberta-v2", MLM, LIKE_DEBERTA),
-        ("deberta-v2", MLM, LIKE_DEBERTA | {"position": NO_DISTANCES}),
-        ("deberta-v2", CLASSES, LIKE_DEBERTA | LABELS | {"n_segments": 2}),
-        ("deberta-v2", CLASSES, LIKE_DEBERTA | {"labels": ("a",)} | pooling("first")),
-        ("deberta-v2", BARE, LIKE_DEBERTA | BARE_MODEL | LAYER_VECTORS),
-        ("modernbert", MLM, LIKE_MODERNBERT),
-        ("modernbert", CLASSES, LIKE_MODERNBERT | LABELS | pooling("mean", norm=True)),
-        ("modernbert", MLM, LIKE_MODERNBERT | {"head_transform_bias": True, "lm_head_bias": True}),
-        ("gte", MLM, LIKE_GTE | {"n_segments": 0}),
-        ("gte", MLM, LIKE_GTE | {"tie_embeddings": "none"}),
-        ("gte", CLASSES, LIKE_GTE | LABELS | {"feed_forward": {"name": "swiglu", "bias": "down"}}),
-        ("gte", BARE, LIKE_GTE | BARE_MODEL),
-        ("nomic_bert", MLM, LIKE_NOMIC),
-        ("nomic_bert", CLASSES, LIKE_NOMIC | LABELS | {"feed_forward": "geglu"}),
-        ("nomic_bert", BARE, LIKE_NOMIC | BARE_MODEL | {"head_dim": 6, "head_transform_bias": None}),
-        ("eurobert", MLM, LIKE_EUROBERT),
-        (
-            "eurobert",
-            CLASSES,
-            LIKE_EUROBERT | LABELS | {"head_transform_bias": True} | pooling("mean", map_first=True),
-        ),
-        ("eurobert", BARE, LIKE_EUROBERT | BARE_MODEL | {"n_kv_heads": 1}),
-    ],
-)
+@pytest.mark.parametrize(("family", "auto", "parts"), CONFIGS["encoders"])
 def test_exported_encoder_opens_in_reference(
     family: str, auto: str, parts: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 from tests.hf.conftest import VOCABULARY, edit_json
-from tests.hf.encoder_common_helpers import LIKE_MODERNBERT, model_config
 from tests.hf.families.encoders import EncoderFamily, assert_close, make_encoder
 from tests.hf.families.encoders_cases import MLM, MODERN, THETAS, Case
+from tests.hf.save_helpers import BASES, model_config
 
 from polyhead.core.errors import UserError
 from polyhead.hf.load import load_model
@@ -42,4 +42,4 @@ def test_older_config_keys(interval: int, tmp_path: Path) -> None:
 def test_window_with_sink_is_refused() -> None:
     sink = {"attention": {"name": "softmax", "bias": False, "window": 4, "sink": 1}, "position": "rope"}
     with pytest.raises(UserError, match="sink of attention 'softmax' is 1, expected 0"):
-        pick_family(model_config(**(LIKE_MODERNBERT | {"layer_pattern": [{}, sink]})), "modernbert")
+        pick_family(model_config(**(BASES["modernbert"] | {"layer_pattern": [{}, sink]})), "modernbert")

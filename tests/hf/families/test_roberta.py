@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from tests.hf.conftest import random_run
-from tests.hf.encoder_common_helpers import LIKE_BERT, model_config
 from tests.hf.families.encoders import EncoderFamily, make_encoder
 from tests.hf.families.encoders_cases import CASES
+from tests.hf.save_helpers import BASES, model_config
 
 import polyhead as ph
 from polyhead.core.errors import UserError
@@ -30,6 +30,6 @@ def test_default_token_roles(tmp_path: Path) -> None:
 
 
 def test_positions_start_after_padding_id() -> None:
-    run = random_run(model_config(**LIKE_BERT | {"position": {"name": "learned", "offset": 2}}))
+    run = random_run(model_config(**BASES["bert"] | {"position": {"name": "learned", "offset": 2}}))
     with pytest.raises(UserError, match="'roberta': its pad_token_id is 0, expected 1"):
         build_checkpoint(run.model, run.tokenizer, run.generation)

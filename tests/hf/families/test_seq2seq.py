@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tests.hf.conftest import VOCABULARY, edit_json, random_run
+from tests.hf.conftest import edit_json, random_run
 from tests.hf.families.laws import round_trip
 from tests.hf.families.seq2seq import (
     SOURCES,
@@ -18,10 +18,9 @@ from tests.hf.families.seq2seq import (
     strip_ends,
 )
 from tests.hf.families.seq2seq_cases import CASES, Case
-from tests.hf.families.seq2seq_helpers import HALVES, LIKE_T5_SEQ2SEQ, PRE_NORM, SEQ2SEQ
+from tests.hf.save_helpers import CONFIGS, model_config
 
 import polyhead as ph
-from polyhead import ModelConfig
 from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
@@ -104,28 +103,9 @@ def test_default_of_decoder_heads_is_not_the_encoders(name: str, tmp_path: Path)
         assert_close(model(source, target), reference(input_ids=source, decoder_input_ids=target).logits)
 
 
-MARIAN = {"position": HALVES}
-M2M_100 = PRE_NORM | {"position": HALVES | {"endpoint": True, "offset": 1}}
-BART = {"position": {"name": "learned", "offset": 2}, "embedding_norm": True, "lm_head_bias": True}
-GEGLU = {"feed_forward": {"name": "geglu", "tanh": True}, "head_dim": 5, "logits_scale": False}
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    ("family", "parts"),
-    [
-        ("marian", MARIAN | {"lm_head_bias": True, "feed_forward": "silu"}),
-        *(("marian", MARIAN | {"tie_embeddings": tie}) for tie in ("target", "none", "inputs")),
-        *(("m2m_100", M2M_100 | {"tie_embeddings": tie}) for tie in ("none", "inputs", "all")),
-        ("bart", BART),
-        ("mbart", BART | PRE_NORM),
-        ("t5", LIKE_T5_SEQ2SEQ),
-        ("t5", LIKE_T5_SEQ2SEQ | GEGLU | {"tie_embeddings": "inputs"}),
-    ],
-)
+@pytest.mark.parametrize(("family", "parts"), CONFIGS["translators"])
 def test_exported_translator_opens_in_reference(family: str, parts: dict[str, Any], tmp_path: Path) -> None:
-    config = ModelConfig(vocab_size=VOCABULARY, **SEQ2SEQ | parts)
-    run = random_run(config, GenerationConfig(beam_size=3, length_penalty=0.6), noise=0.1)
+    run = random_run(model_config(**parts), GenerationConfig(beam_size=3, length_penalty=0.6), noise=0.1)
     run.save(tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
     reference = Seq2SeqLM.from_pretrained(tmp_path / "exported").eval()
