@@ -79,5 +79,5 @@ def test_time_budget_is_probed_on_the_device(place: Path, monkeypatch: pytest.Mo
     with ghost_device():
         student = recipe_of(place, "language-model", "student", device=str(DEVICE)).model_dump(mode="json")
         recipe = Recipe.model_validate(student | {"distill": {"teacher": str(teacher.out)}})
-        assert measure_trial(recipe, ("time", 0.5), teacher.out)["seconds_per_step"] > 0
+        assert measure_trial(recipe, ("time", 5.0), teacher.out)["seconds_per_step"] > 0
     assert set(devices) == {DEVICE}
