@@ -68,10 +68,19 @@ def browser():
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def shared_page(browser):
+    """A page that is emptied after each test: a new one costs half a second of a processor."""
+    asyncio._set_running_loop(browser._loop)
+    page = browser.new_context().new_page()
+    asyncio._set_running_loop(None)
+    return page
+
+
 @pytest.fixture
-def open_page(browser):
+def open_page(browser, shared_page):
     """The function of ``watch_pages``, for one test."""
-    with watch_pages(browser) as open_one:
+    with watch_pages(browser, shared_page) as open_one:
         yield open_one
 
 
@@ -97,14 +106,14 @@ def open_tool(get_service, open_page):
 
 
 @contextmanager
-def watch_pages(browser):
-    """A function that opens a URL or a file, each in a new browser context; all are closed at the end.
+def watch_pages(browser, shared_page):
+    """A function that opens a URL or a file, the first one without options in the shared page.
 
     AssertionError at the end if a page logged an error or a warning, threw an error, or a request failed,
     unless ``expected``, a regular expression, matches the message. Other options are those of a context of
     playwright (locale, timezone_id, ...).
     """
-    contexts, messages = [], []
+    pages, handlers, messages = [], [], []
     asyncio._set_running_loop(browser._loop)
 
     def open_one(location, screen=DESKTOP, *, expected=None, **options):
@@ -112,24 +121,41 @@ def watch_pages(browser):
             if expected is None or not re.search(expected, message):
                 messages.append(message)
 
-        viewport = {"width": screen.width, "height": 800}
-        context = browser.new_context(color_scheme=screen.theme, viewport=viewport, **options)
-        contexts.append(context)
-        page = context.new_page()
+        is_shared = not options and shared_page not in pages
+        page = shared_page if is_shared else browser.new_context(**options).new_page()
+        pages.append(page)
         page.set_default_timeout(TIMEOUT)
-        page.on("console", lambda m: m.type in ("error", "warning") and add_message(f"console: {m.text}"))
-        page.on("pageerror", lambda error: add_message(f"page: {error}"))
-        page.on("requestfailed", lambda r: add_message(f"request: {r.method} {r.url} {r.failure}"))
+        for event, handler in (
+            ("console", lambda m: m.type in ("error", "warning") and add_message(f"console: {m.text}")),
+            ("pageerror", lambda error: add_message(f"page: {error}")),
+            ("requestfailed", lambda r: add_message(f"request: {r.method} {r.url} {r.failure}")),
+        ):
+            page.on(event, handler)
+            handlers.append((page, event, handler))
+        show_on(page, screen)
+        page.mouse.move(0, 0)
         page.goto(location.resolve().as_uri() if isinstance(location, Path) else location)
         return page
 
     try:
         yield open_one
     finally:
-        for context in contexts:
-            context.close()
+        for page, event, handler in handlers:
+            page.remove_listener(event, handler)
+        for page in pages:
+            if page is shared_page:
+                page.unroute_all()
+                page.evaluate("localStorage.clear(); sessionStorage.clear()")
+                page.goto("about:blank")
+            else:
+                page.context.close()
         asyncio._set_running_loop(None)
     assert not messages, "\n".join(messages)
+
+
+def show_on(page, screen):
+    page.emulate_media(color_scheme=screen.theme)
+    page.set_viewport_size({"width": screen.width, "height": 800})
 
 
 def check_accessibility(page, *screens):
@@ -142,8 +168,7 @@ def check_accessibility(page, *screens):
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE_SCRIPT)
     for screen in screens or (PHONE, DARK_DESKTOP):
-        page.emulate_media(color_scheme=screen.theme)
-        page.set_viewport_size({"width": screen.width, "height": 800})
+        show_on(page, screen)
         violations = page.evaluate("options => axe.run(options)", AXE_OPTIONS)["violations"]
         nodes = [(rule["id"], node["target"], node["html"]) for rule in violations for node in rule["nodes"]]
         assert not nodes, (screen, nodes)

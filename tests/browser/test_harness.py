@@ -33,12 +33,12 @@ def test_accessibility_violation_is_reported(open_page, tmp_path, body, rule):
         ("requestfailed", "fetch('nowhere.txt')", "request: GET .*nowhere.txt"),
     ],
 )
-def test_page_error_fails_unless_expected(browser, tmp_path, event, script, message):
+def test_page_error_fails_unless_expected(browser, shared_page, tmp_path, event, script, message):
     path = tmp_path / "page.html"
     path.write_text(PAGE.format(""))
     for expected in (None, "."):
         outcome = nullcontext() if expected else pytest.raises(AssertionError, match=message)
-        with outcome, watch_pages(browser) as open_one:
+        with outcome, watch_pages(browser, shared_page) as open_one:
             page = open_one(path, expected=expected)
             with page.expect_event(event):
                 page.evaluate(f"setTimeout(() => {{ {script}; }})")
