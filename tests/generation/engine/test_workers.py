@@ -3,15 +3,15 @@
 import pytest
 import torch
 from tests.generation.helpers import build_noisy
+from tests.kernels.build_extension_helpers import needs_kernels
 
 from polyhead.config.model import ModelConfig
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState, beam_search
 from polyhead.generation.engine import workers as module
 from polyhead.generation.engine.engine import Engine
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.pack_model import linear_factory, pack_model
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler for the kernels")
+pytestmark = needs_kernels
 GPT2 = {"position": "learned", "norm_first": True, "feed_forward": {"name": "gelu", "tanh": True}}
 
 
