@@ -22,15 +22,3 @@ def make_run(name="bpe", **changes):
 @pytest.fixture(scope="module")
 def run():
     return make_run()
-
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory, run):
-    """The directory of a saved run, beside a file of texts."""
-    directory = tmp_path_factory.mktemp("fill_mask") / "run"
-    run.save(directory)
-    (directory.parent / "texts.txt").write_text("the dog\na cat runs\n")
-    return directory
-
-
-place = run_dir

@@ -60,6 +60,12 @@ def test_wrong_arity_is_refused(texts, n_texts, message):
         check_text_arity(texts, n_texts)
 
 
+def test_unknown_labels_are_refused():
+    run, example = make_run(labels=LABELS, pooling="mean"), LabeledExample(3, ("a film",), "fine", "3")
+    with pytest.raises(UserError, match="line 3: the model has no class 'fine'; it has good, bad, odd"):
+        measure_classes(run.members, [example], run.generation, 256)
+
+
 def test_classifier_refuses_other_verbs():
     run = make_run(labels=LABELS, pooling="mean")
     with pytest.raises(UserError, match="requires a language model, but the run is a classifier: use"):

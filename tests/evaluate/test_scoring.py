@@ -7,11 +7,14 @@ import sys
 import pytest
 import torch
 from tests.evaluate.scoring_helpers import LINES, make_scoring_run
+from tests.generation.run_helpers import make_run
 
 import polyhead
 from polyhead.cli import main
 from polyhead.core.errors import UserError
 from polyhead.data.readers.plain_text import open_text
+from polyhead.evaluate.scoring import score_tokens
+from polyhead.tokenizers.languages import with_languages
 
 
 @torch.no_grad()
@@ -37,6 +40,39 @@ def test_texts_are_scored_after_the_document_prefix(tmp_path, documents, has_end
         run.perplexity([])
     with pytest.raises(UserError, match=r"text 2 has \d+ tokens; this model's max_len is 24"):
         run.score(["anna", "zxq" * 30])
+
+
+@torch.no_grad()
+def test_score_tokens_equals_single_rows(tmp_path):
+    run = polyhead.load(make_scoring_run(tmp_path, "line"))
+    model, rows = run.model, [[1, 5, 7, 9], [6], [4, 8]]
+    results = score_tokens(model, run.tokenizer.pad_id, rows, top_logprobs=2)
+    for ids, result in zip(rows, results, strict=True):
+        assert list(result.tokens) == ids[1:] and len(result.top_logprobs) == len(ids) - 1
+        for i, (log_prob, top) in enumerate(zip(result.log_probs, result.top_logprobs, strict=True)):
+            log_p = model(torch.tensor([ids]))[0, i].log_softmax(-1)
+            assert log_prob == pytest.approx(float(log_p[ids[i + 1]]), abs=1e-4)
+            assert [p for _, p in top] == pytest.approx(log_p.topk(2).values.tolist(), abs=1e-4)
+
+
+@torch.no_grad()
+def test_pairs_are_scored_with_teacher_forcing():
+    run, sources, targets = (
+        make_run("encoder-decoder"),
+        ["a dog", "ein hund bellt .", "dogs"],
+        ["hund", "a dog barks", ""],
+    )
+    t = run.tokenizer
+    template = with_languages(t)
+    for source, target, score in zip(sources, targets, run.score(sources, targets), strict=True):
+        (x,), (y,) = t.encode([source]), t.encode([target])
+        labels = template.labels(y)
+        inputs = torch.tensor([template.encoder_input(x)]), torch.tensor([template.decoder_input(y)])
+        log_p = run.model(*inputs)[0].log_softmax(-1)
+        assert score.tokens == len(labels)
+        assert score.log_prob == pytest.approx(float(log_p[range(len(labels)), labels].sum()), abs=1e-4)
+    with pytest.raises(UserError, match="3 sources and 1 targets: expected equally many"):
+        run.score(sources, ["a"])
 
 
 def run_main(capsys, *arguments):

@@ -132,3 +132,10 @@ def test_invalid_references_are_refused(metric):
         metric(["a", "b"], ["a"])
     with pytest.raises(UserError, match="nothing to score"):
         metric([], [])
+
+
+def test_n_best_lists_are_refused():
+    with pytest.raises(
+        UserError, match="evaluate measures the best translation of each source: remove n_best"
+    ):
+        evaluate_translations(["a", ["b", "c"]], ["a", "b"])

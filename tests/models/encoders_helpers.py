@@ -10,6 +10,3 @@ SIZES["dropout"] = 0.0
 
 def make_encoder(**changes):
     return build_noisy(ModelConfig(**{**SIZES, **changes}), 1, 0.3, 2)
-
-
-made = make_encoder
