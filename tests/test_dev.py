@@ -33,7 +33,7 @@ class Calls:
 
     def torch(self) -> list[list[str]]:
         """The options of each installation of torch, after those that all of pip's calls have."""
-        return [command[8:-1] for command in self.commands if command[-1] == "torch"]
+        return [command[9:-1] for command in self.commands if command[-1] == "torch"]
 
 
 @pytest.fixture
