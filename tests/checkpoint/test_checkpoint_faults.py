@@ -153,7 +153,7 @@ def test_kill_at_any_operation_leaves_the_committed_checkpoint(memory_dir, injec
 
 
 @pytest.mark.acceptance("B5")
-@pytest.mark.parametrize("improves", [False, True])
+@pytest.mark.parametrize("improves", [False, pytest.param(True, marks=pytest.mark.slow)])
 @KILLS
 def test_kill_during_rotation_leaves_newest_and_best(memory_dir, inject, improves, by_signal):
     """Saving deletes old checkpoints first; the best step that the newest names is there at any time."""

@@ -34,7 +34,6 @@ EMPTY_CALLS = {
     "rmdir": lambda: os.rmdir(""),
     "mkdir": lambda: os.mkdir(""),
 }
-RETRY_CALLS = ["write", "fsync", "rename", "mkdir"]
 
 
 def save_after_empty_calls(directory: Path, step: int, call: str, n: int) -> None:
@@ -45,24 +44,21 @@ def save_after_empty_calls(directory: Path, step: int, call: str, n: int) -> Non
     prune_steps(directory, 1)
 
 
-def save_at_points(root: Path, step: int, calls: list[str], points: int) -> None:
+def save_at_points(root: Path, step: int, calls: list[str]) -> None:
     """Fork a saver for each point, and write [call, n, exit code] of each to a file."""
     results = []
     for call in calls:
-        for n in range(1, (points or LAST) + 1):
+        for n in range(1, LAST + 1):
             directory = root / f"{call}-{n}"
             code = run_in_fork(lambda d=directory, c=call, n=n: save_after_empty_calls(d, step, c, n))
             results.append([call, n, code])
-            if code >= 0 and n > 1 and not points:
+            if code >= 0 and n > 1:
                 break
     (root / "points.json").write_text(json.dumps(results))
 
 
-def trace(root: Path, step: int, calls: list[str], *options: str, points: int = 0) -> list[list]:
-    """Save with strace attached: [call, n, exit code of the saver] for each.
-
-    So many ``points`` for each call, else as many as there are until a saver gets through.
-    """
+def trace(root: Path, step: int, calls: list[str], *options: str) -> list[list]:
+    """Save with strace attached, for each call until a saver gets through: [call, n, exit code] of each."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     save_checkpoint(root / "first", 1, make_filled_tensors(1.0), {"value": 1.0})
@@ -75,7 +71,7 @@ def trace(root: Path, step: int, calls: list[str], *options: str, points: int = 
         try:
             ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # let a process that is no parent attach
             os.read(is_attached, 1)
-            save_at_points(root, step, calls, points)
+            save_at_points(root, step, calls)
             os._exit(0)
         finally:
             os._exit(1)
@@ -92,16 +88,13 @@ def trace(root: Path, step: int, calls: list[str], *options: str, points: int = 
     return json.loads((root / "points.json").read_text())
 
 
-def inject_options(calls: list[str], fault: str) -> list[str]:
-    return [word for call in calls for word in ("-e", f"inject={call}:{fault}:when={LAST}")]
-
-
 @pytest.mark.acceptance("B1")
 @pytest.mark.acceptance("R2")
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)], ids=["new", "same"])
 def test_kill_at_any_system_call_leaves_the_checkpoint(memory_dir, step):
     calls = list(EMPTY_CALLS)
-    points = trace(memory_dir, step, calls, *inject_options(calls, "signal=SIGKILL"))
+    kill = [word for call in calls for word in ("-e", f"inject={call}:signal=SIGKILL:when={LAST}")]
+    points = trace(memory_dir, step, calls, *kill)
     kills = [(call, n) for call, n, status in points if status == -9]
     assert {status for _, _, status in points} == {0, -9}
     assert {call for call, _ in kills} == set(calls)
@@ -113,16 +106,6 @@ def test_kill_at_any_system_call_leaves_the_checkpoint(memory_dir, step):
         value = read_filled_value(read_newest_checkpoint(root))
         assert value in ({2.0} if is_committed else {1.0, 2.0}), (call, n)
         assert not list_leftovers(root)
-
-
-@pytest.mark.acceptance("B3")
-def test_single_failed_system_call_is_retried(memory_dir):
-    options = inject_options(RETRY_CALLS, "error=EIO")
-    points = trace(memory_dir, 2, RETRY_CALLS, *options, points=12)
-    assert (memory_dir / "log").read_text().count("(INJECTED)") > 15
-    for call, n, status in points:
-        assert status == 0
-        assert read_filled_value(read_newest_checkpoint(memory_dir / f"{call}-{n}")) == 2.0
 
 
 @pytest.mark.acceptance("B1")

@@ -34,7 +34,8 @@ LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% en
 )
 @pytest.mark.whole
 def test_hostile_template_is_refused_in_one_line(template, message, monkeypatch):
-    monkeypatch.setattr(client, "CPU_SECONDS", 0.3)
+    if "CPU time" in message:
+        monkeypatch.setattr(client, "CPU_SECONDS", 0.3)
     with pytest.raises(UserError, match=message) as error:
         render_template(template, {"messages": []})
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
