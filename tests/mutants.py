@@ -244,6 +244,8 @@ def mutate_function(mutant: Mutant) -> str:
 
 def mutate_kernel(mutant: Mutant, directory: Path) -> bool:
     """Build the wrong kernels and use them from now on; False if they do not compile."""
+    from tests.kernels.build_extension_helpers import clear_kernels
+
     from polyhead.kernels import build_extension
 
     sources = directory / "cpp"
@@ -255,7 +257,7 @@ def mutate_kernel(mutant: Mutant, directory: Path) -> bool:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     build_extension.SOURCE_DIR = sources
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
-    build_extension.load_kernels.cache_clear()
+    clear_kernels()
     return build_extension.load_kernels() is not None
 
 

@@ -12,6 +12,6 @@ def polyhead_process(*arguments: str, **options: object) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
 
 
-def test_python_m_polyhead_ends_with_the_verbs_exit_code(tmp_path: Path) -> None:
+def test_python_m_polyhead_has_the_exit_code(tmp_path: Path) -> None:
     done = polyhead_process("train", str(tmp_path / "none.yaml"))
     assert (done.returncode, done.stderr) == (2, f"polyhead: {tmp_path / 'none.yaml'}: no such file\n")

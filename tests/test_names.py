@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.source_files import MODULES, ROOT, parse_file, walk_file
+from tests.source_files import MODULES, ROOT, TEST_FILES, TESTS, parse_file, walk_file
 
 PARTICIPLES = set(
     """
@@ -63,6 +63,20 @@ EXCEPTIONS = {
 }
 
 
+TEST_EXCEPTIONS = {
+    "packed": "rows or weights that are packed, beside those that are not",
+    "padded": "rows with padding, beside those without",
+    "tied": "a parameter: whether weights are tied",
+    "excluded": "a parameter: what a comparison leaves out",
+}
+TEST_DIALECT = set(
+    """
+    told tells tell said says say wish wishes nobody nothing beside stands stand stood whoever wanted wants
+    want likeliest anew begun anybody everybody somebody knows know behind speaks speak theirs ours whole
+    """.split()  # noqa: SIM905
+)
+
+
 class Definition(NamedTuple):
     """A name, what it names, and where."""
 
@@ -76,7 +90,9 @@ def definitions(path: Path) -> Iterator[Definition]:
 
     def walk(node: ast.AST, owner: str) -> Iterator[Definition]:
         for child in ast.iter_child_nodes(node):
-            place = f"{path.relative_to(ROOT)}:{getattr(child, 'lineno', 0)}"
+            place = (
+                f"{path.relative_to(TESTS if TESTS in path.parents else ROOT)}:{getattr(child, 'lineno', 0)}"
+            )
             if isinstance(child, ast.ClassDef):
                 yield Definition("class" if owner == "module" else "inner", child.name, place)
                 yield from walk(child, "class")
@@ -119,6 +135,17 @@ def test_no_definition_is_a_bare_participle() -> None:
         d for d in package_definitions() if is_bare(d.name) and d.name.lower().strip("_") not in EXCEPTIONS
     ]
     bare = [d for d in bare if d.name.strip("_") not in EXCEPTIONS]
+    assert bare == []
+
+
+def test_names_of_tests_are_plain_and_short() -> None:
+    """At most eight words, none of them of the dialect; helpers and fixtures have names as in the package."""
+    every = [definition for path in TEST_FILES for definition in definitions(path)]
+    tests = [d for d in every if d.kind in ("function", "method") and d.name.startswith("test_")]
+    assert [d for d in tests if len(d.name.split("_")) > 9 or TEST_DIALECT & {*d.name.split("_")}] == []
+    bare = [
+        d for d in every if is_bare(d.name) and d.name.lower().strip("_") not in EXCEPTIONS | TEST_EXCEPTIONS
+    ]
     assert bare == []
 
 

@@ -54,7 +54,7 @@ def test_residuals(candidate: str, shape, dtype: torch.dtype, with_bias: bool) -
     ("dtype", "inner", "has_epilogue"),
     [(torch.float32, 3, True), (torch.bfloat16, 4, True), (torch.bfloat16, 3, False)],
 )
-def test_epilogues_need_rows_of_whole_words(
+def test_epilogues_need_rows_of_full_words(
     dtype: torch.dtype, inner: int, has_epilogue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packed rows are steps of 4 bytes; other rows are products of a library and a pass."""
