@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.generation.speculative.verify_helpers import COLD, WARM, Counting, Watching, make, say_all, slow
 from tests.generation.speculative.verify_helpers import model as model
-from tests.laws.conftest import HEADS, choices, say
+from tests.laws.conftest import HEADS, choices, format_id
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
@@ -54,7 +54,7 @@ def drafted(small, tokens=3, max_len=64):
 # --- the same tokens ---
 
 DESIGNS = {
-    f"{say(p)}-{heads}": {"position": p, "n_kv_heads": HEADS[heads]}
+    f"{format_id(p)}-{heads}": {"position": p, "n_kv_heads": HEADS[heads]}
     for p, heads in itertools.product([p for p in choices(POSITION) if len(p) == 1], HEADS)
 } | {
     "window": {"attention": {"name": "softmax", "window": 3, "sink": 1}},

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.laws.test_tensor_parallel import Labels, design, difference, fresh, learn, rows, whole
+from tests.laws.test_tensor_parallel import LabelTask as Labels
+from tests.laws.test_tensor_parallel import compare_training as difference
+from tests.laws.test_tensor_parallel import gather_weight as whole
+from tests.laws.test_tensor_parallel import make_batch as rows
+from tests.laws.test_tensor_parallel import make_config as design
+from tests.laws.test_tensor_parallel import make_model as fresh
+from tests.laws.test_tensor_parallel import train_steps as learn
 from tests.train.several import together
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
