@@ -1,11 +1,11 @@
-"""Shared by the tests of propose_recipe."""
+"""Shared by the tests of proposed recipes: sentences, labels, and files of them in the working directory."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +13,42 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-WORDS = "the cat a dog sees bites and loves no bird that sings here".split()  # noqa: SIM905
-
-DRAWN = random.Random(1)
-
-SENTENCES = [" ".join(DRAWN.choices(WORDS, k=6)) for _ in range(60)]
-
-
-def table(place: Path, name: str, rows: Sequence[dict[str, Any]]) -> str:
-    path = place / name
-    columns = list(rows[0])
-    if name.endswith(".jsonl"):
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    elif name.endswith(".parquet"):
-        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
-    else:
-        part = "," if ".csv" in name else "\t"
-        head = [] if ".bare" in name else [columns]
-        text = "".join(
-            part.join(map(str, cells)) + "\n" for cells in [*head, *(row.values() for row in rows)]
-        )
-        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    return name
-
-
-TALKS = [
-    {"messages": [{"role": "user", "content": s}, {"role": "assistant", "content": "yes"}]} for s in SENTENCES
+WORDS = "the cat a dog sees bites and loves no bird that sings here"
+RNG = random.Random(1)
+SENTENCES = [" ".join(RNG.choices(WORDS.split(), k=6)) for _ in range(60)]
+LABELS = ["good" if i % 3 else "bad" for i in range(60)]
+REVIEWS = [
+    {"id": i, "review": text, "stars": label}
+    for i, (text, label) in enumerate(zip(SENTENCES, LABELS, strict=True))
+]
+CONVERSATIONS = [
+    {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]}
+    for text in SENTENCES
 ]
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Callable[..., list[str]]:
-    def write(**files: Sequence[str]) -> list[str]:
-        for name, lines in files.items():
-            (tmp_path / name.replace("_", ".")).write_text("".join(f"{line}\n" for line in lines))
-        return [name.replace("_", ".") for name in files]
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
-    return write
+
+def write_table(name: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Write rows in the format of the name; ".bare" has no header."""
+    if name.endswith(".jsonl"):
+        Path(name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif name.endswith(".parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), name)
+    else:
+        separator = "," if ".csv" in name else "\t"
+        cells = [*([] if ".bare" in name else [list(rows[0])]), *(row.values() for row in rows)]
+        content = "".join(separator.join(map(str, row)) + "\n" for row in cells).encode()
+        Path(name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return name
+
+
+def write_lines(*names: str, lines: Sequence[str] = SENTENCES) -> list[str]:
+    """Write the same lines to files of these names."""
+    for name in names:
+        Path(name).write_text("".join(f"{line}\n" for line in lines))
+    return list(names)

@@ -1,226 +1,226 @@
 """Tests of autoconfig/column_roles.py."""
 
-from __future__ import annotations
-
 import json
-import random
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.autoconfig.propose_recipe_helpers import TALKS, table
+from tests.autoconfig.propose_recipe_helpers import CONVERSATIONS, LABELS, REVIEWS, SENTENCES, write_table
 
 from polyhead.autoconfig.inspect_data import inspect_data
 from polyhead.core.errors import UserError
 
-WORDS = "the cat a dog sees bites and loves no bird that sings here".split()  # noqa: SIM905
-
-DRAWN = random.Random(1)
-
-SENTENCES = [" ".join(DRAWN.choices(WORDS, k=6)) for _ in range(60)]
-
-LABELS = ["good" if i % 3 else "bad" for i in range(60)]
-
-REVIEWS = [{"id": i, "review": s, "stars": k} for i, (s, k) in enumerate(zip(SENTENCES, LABELS, strict=True))]
-
-PAIRED = [{"premise": s, "hypothesis": f"so {s}", "label": i % 3} for i, s in enumerate(SENTENCES)]
-
-MEANT = [{"en": s, "de": s.replace("the", "der")} for s in SENTENCES]
-
-INNER = [{"translation": one, "id": i} for i, one in enumerate(MEANT)]
-
+pytestmark = pytest.mark.usefixtures("workdir")
+INFERENCE = [{"premise": s, "hypothesis": f"so {s}", "label": i % 3} for i, s in enumerate(SENTENCES)]
+PAIRS = [{"en": s, "de": s.replace("the", "der")} for s in SENTENCES]
+NESTED_PAIRS = [{"translation": pair, "id": i} for i, pair in enumerate(PAIRS)]
 STORIES = [{"title": f"no {i}", "n": i, "text": f"{s}\n{s}"} for i, s in enumerate(SENTENCES)]
+LANGUAGES = {"source_lang": "en", "target_lang": "de"}
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "task", "data"),
+    ("name", "rows", "task", "roles"),
     [
         ("a.csv", REVIEWS, "classification", {"text": "review", "label": "stars"}),
         ("a.tsv.gz", REVIEWS, "classification", {"text": "review", "label": "stars"}),
         ("a.bare.tsv", REVIEWS, "classification", {"text": 1, "label": 2}),
-        ("a.parquet", PAIRED, "classification", {"text": ["premise", "hypothesis"], "label": "label"}),
-        ("a.bare.tsv", MEANT, "translation", {"source": 0, "target": 1}),
-        ("a.jsonl", MEANT, "translation", {"source": "en", "target": "de", "source_lang": "en",
-            "target_lang": "de"}),
-        ("a.jsonl", INNER, "translation", {"source": "translation.en", "target": "translation.de",
-                                           "source_lang": "en", "target_lang": "de"}),
+        ("a.parquet", INFERENCE, "classification", {"text": ["premise", "hypothesis"], "label": "label"}),
+        ("a.bare.tsv", PAIRS, "translation", {"source": 0, "target": 1}),
+        ("a.jsonl", PAIRS, "translation", {"source": "en", "target": "de"} | LANGUAGES),
+        (
+            "a.jsonl",
+            NESTED_PAIRS,
+            "translation",
+            {"source": "translation.en", "target": "translation.de"} | LANGUAGES,
+        ),
         ("a.parquet", [{"story": s} for s in SENTENCES], "language-model", {"text": "story"}),
-        ("a.jsonl", TALKS, "chat", {}),
+        ("a.jsonl", CONVERSATIONS, "chat", {}),
     ],
-)  # fmt: skip
-def test_the_columns_of_a_table_tell_what_it_is(
-    name: str, rows: list[dict[str, Any]], task: str, data: dict[str, Any], tmp_path: Path
-) -> None:
-    found = inspect_data([table(tmp_path, name, rows)], {"root": tmp_path})
-    assert found.task == task
-    roles = {
-        key: value for key, value in found.data.items() if key not in ("root", "train", "valid_fraction")
+)
+def test_columns_determine_the_task(name, rows, task, roles):
+    summary = inspect_data([write_table(name, rows)], {})
+    assert summary.task == task
+    data = {
+        key: value for key, value in summary.data.items() if key not in ("root", "train", "valid_fraction")
     }
-    assert roles == data
-    assert (found.rows, found.is_complete) == (60, True)
+    assert data == roles
+    assert (summary.rows, summary.is_complete) == (60, True)
     texts = [value for row in rows for value in row.values() if isinstance(value, str) and value in SENTENCES]
-    assert found.size >= sum(len(text.encode()) for text in texts)
-    assert found.labels == (0 if task != "classification" else 3 if rows is PAIRED else 2)
+    assert summary.size >= sum(len(text.encode()) for text in texts)
+    assert summary.labels == (0 if task != "classification" else 3 if rows is INFERENCE else 2)
 
 
 @pytest.mark.parametrize(
-    ("column", "task"),
-    [("paid", "classification"), ("valid", "classification"), ("user_id", "language-model"), ("userId",
-        "language-model"),
-     ("ID", "language-model")],
-)  # fmt: skip
-def test_what_numbers_things_is_no_label(column: str, task: str, tmp_path: Path) -> None:
+    ("column", "is_label"),
+    [("paid", True), ("valid", True), ("user_id", False), ("userId", False), ("ID", False)],
+)
+def test_identifier_is_no_label(column, is_label):
     rows = [{"note": sentence, column: i % 2} for i, sentence in enumerate(SENTENCES)]
-    assert inspect_data([table(tmp_path, "a.csv", rows)], {"root": tmp_path}).task == task
+    task = "classification" if is_label else "language-model"
+    assert inspect_data([write_table("a.csv", rows)], {}).task == task
 
 
-def test_a_column_that_is_called_text_is_one_whatever_it_holds(tmp_path: Path) -> None:
+def test_column_named_text_may_have_short_values():
     names = [{"text": f"Anna{i}", "label": "mf"[i % 2]} for i in range(60)]
-    found = inspect_data([table(tmp_path, "names.jsonl", names)], {"root": tmp_path})
-    assert (found.task, found.data["text"], found.labels) == ("classification", "text", 2)
+    summary = inspect_data([write_table("names.jsonl", names)], {})
+    assert (summary.task, summary.data["text"], summary.labels) == ("classification", "text", 2)
     numbers = [{"text": i, "label": "mf"[i % 2]} for i in range(60)]
     with pytest.raises(UserError, match="the columns to use are ambiguous"):
-        inspect_data([table(tmp_path, "numbers.jsonl", numbers)], {"root": tmp_path})
+        inspect_data([write_table("numbers.jsonl", numbers)], {})
 
 
-def test_what_is_said_of_columns_goes_before_what_is_found(tmp_path: Path) -> None:
-    three = table(tmp_path, "three.jsonl", [{"a": s, "b": f"{s}.", "c": f"{s}!"} for s in SENTENCES])
-    with pytest.raises(
-        UserError, match=r"three.jsonl has the columns a, b, c: the columns to use are ambiguous; set"
+def test_ambiguous_columns_are_selected_by_settings():
+    rows = [{"a": s, "b": f"{s}.", "c": f"{s}!"} for s in SENTENCES]
+    file = write_table("three.jsonl", rows)
+    message = r"three.jsonl has the columns a, b, c: the columns to use are ambiguous; set"
+    with pytest.raises(UserError, match=message):
+        inspect_data([file], {})
+    assert inspect_data([file], {"text": "b"}).task == "language-model"
+
+
+@pytest.mark.parametrize(
+    ("settings", "task", "expected"),
+    [
+        ({}, None, {"text": "text"}),
+        ({"text": "title"}, None, {"text": "title"}),
+        ({"source": "text", "target": "title"}, None, {"source": "text", "target": "title"}),
+        ({}, "masked-lm", {"text": "text"}),
+    ],
+)
+def test_settings_override_the_detected_columns(settings, task, expected):
+    summary = inspect_data([write_table("a.jsonl", STORIES)], settings, *([task] if task else []))
+    assert summary.task == (task or ("translation" if "source" in settings else "language-model"))
+    assert expected.items() <= summary.data.items() and summary.rows == 60
+
+
+@pytest.mark.parametrize("settings", [{"source": "summary"}, {"target": "article"}])
+def test_one_given_side_determines_the_other(settings):
+    file = write_table("two.jsonl", [{"article": f"{s} {s}", "summary": s} for s in SENTENCES])
+    data = inspect_data([file], settings).data
+    assert (data["source"], data["target"]) == ("summary", "article")
+
+
+def test_given_task_needs_its_columns():
+    file = write_table("b.jsonl", REVIEWS)
+    assert inspect_data([file], {}, "language-model").data["text"] == "review"
+    for task, message in (
+        ("classification", r"none has few frequent values; set the label column"),
+        ("clasification", r"unknown task supported by init 'clasification'; did you mean"),
     ):
-        inspect_data([three], {"root": tmp_path})
-    assert inspect_data([three], {"root": tmp_path, "text": "b"}).task == "language-model"
-    file = table(tmp_path, "a.jsonl", STORIES)
-    assert inspect_data([file], {"root": tmp_path}).data["text"] == "text"
-    found = inspect_data([file], {"root": tmp_path, "text": "title"})
-    assert (found.task, found.data["text"]) == ("language-model", "title")
-    two = table(tmp_path, "two.jsonl", [{"article": f"{s} {s}", "summary": s} for s in SENTENCES])
-    for given, other in (
-        ({"source": "summary"}, {"target": "article"}),
-        ({"target": "article"}, {"source": "summary"}),
-    ):
-        found = inspect_data([two], {"root": tmp_path} | given)
-        assert (given | other).items() <= found.data.items()
-    found = inspect_data([file], {"root": tmp_path, "source": "text", "target": "title"})
-    assert (found.task, found.rows) == ("translation", 60)
-    assert inspect_data([file], {"root": tmp_path}, "masked-lm").data["text"] == "text"
-    reviews = table(tmp_path, "b.jsonl", REVIEWS)
-    assert inspect_data([reviews], {"root": tmp_path}, "language-model").data["text"] == "review"
-    with pytest.raises(UserError, match=r"none has few frequent values; set the label column"):
-        inspect_data([table(tmp_path, "c.jsonl", MEANT)], {"root": tmp_path}, "classification")
-    with pytest.raises(UserError, match=r"unknown task supported by init 'clasification'; did you mean"):
-        inspect_data([file], {"root": tmp_path}, "clasification")
+        with pytest.raises(UserError, match=message):
+            inspect_data([write_table("c.jsonl", PAIRS)], {}, task)
 
 
-def test_labels_may_be_whole_numbers_of_any_kind_but_scores_and_lists_are_told(tmp_path: Path) -> None:
-    root = {"root": tmp_path}
-
-    def labelled(*kinds: Any) -> str:
-        rows = [
-            {"sentence1": s, "sentence2": f"so {s}", "label": kinds[i % len(kinds)]}
-            for i, s in enumerate(SENTENCES)
-        ]
-        return table(tmp_path, "a.jsonl", rows)
-
-    assert inspect_data([labelled(0.0, 1.0)], root).labels == 2  # as columns with gaps come
-    for kinds, shown in (((3.25, 1.0), r"3\.25"), (([1], [2, 3]), r"\[1\]")):
-        file = labelled(*kinds)
-        with pytest.raises(
-            UserError, match=rf"a.jsonl: 'label' holds {shown}; a label must be text, an integer"
-        ):
-            inspect_data([file], root)
-        assert inspect_data([file], root | {"text": "sentence1"}).task == "language-model"
+def write_labels(*labels):
+    """Write pairs of sentences with these labels in turn."""
+    rows = [
+        {"sentence1": s, "sentence2": f"so {s}", "label": labels[i % len(labels)]}
+        for i, s in enumerate(SENTENCES)
+    ]
+    return write_table("a.jsonl", rows)
 
 
-@pytest.mark.parametrize(("names", "rows", "data"), [
-    (["phrase", "polarity"], zip(SENTENCES, LABELS, strict=True), {"text": "phrase", "label": "polarity"}),
-    (["en", "de"], zip(SENTENCES, SENTENCES, strict=True),
-     {"source": "en", "target": "de", "source_lang": "en", "target_lang": "de"}),
-    (["so so", f"{SENTENCES[0]}, {SENTENCES[0]}"], zip(LABELS[1:], SENTENCES[1:], strict=True), {"text": 1,
-        "label": 0}),
-    (["bad", SENTENCES[0]], zip(LABELS[1:], SENTENCES[1:], strict=True), {"text": 1, "label": 0}),
-])  # fmt: skip
-def test_a_tsv_may_have_a_header_of_any_names(
-    names: list[str], rows: Any, data: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "a.tsv").write_text("".join("\t".join(row) + "\n" for row in [names, *rows]))
-    found = inspect_data(["a.tsv"], {"root": tmp_path})
-    assert found.rows == 60
-    assert data.items() <= found.data.items()
+def test_labels_may_be_integers_of_any_type():
+    assert inspect_data([write_labels(0.0, 1.0)], {}).labels == 2  # as columns with missing values have
 
 
-def test_a_json_list_is_told_and_rows_may_be_long(tmp_path: Path) -> None:
-    root = {"root": tmp_path}
-    for indent in (None, 2):
-        (tmp_path / "a.json").write_text(json.dumps(REVIEWS, indent=indent))
-        with pytest.raises(UserError, match=r"a.json is one JSON list; .*jq -c '.\[\]' a.json > a.jsonl"):
-            inspect_data(["a.json"], root)
-    books = table(tmp_path, "books.jsonl", [{"text": f"{i} is so long " * (1 << 17)} for i in range(3)])
-    found = inspect_data([books], root)
-    assert (found.task, found.rows) == ("language-model", 3)
+@pytest.mark.parametrize(
+    ("labels", "value"), [((3.25, 1.0), r"3\.25"), (([1], [2, 3]), r"\[1\]")], ids=["scores", "lists"]
+)
+def test_scores_and_lists_are_no_labels(labels, value):
+    file = write_labels(*labels)
+    message = rf"a.jsonl: 'label' holds {value}; a label must be text, an integer"
+    with pytest.raises(UserError, match=message):
+        inspect_data([file], {})
+    assert inspect_data([file], {"text": "sentence1"}).task == "language-model"
 
 
-def test_an_instruction_and_its_input_are_not_one_of_them_alone(tmp_path: Path) -> None:
-    root = {"root": tmp_path}
+@pytest.mark.parametrize(
+    ("header", "columns", "expected"),
+    [
+        (["phrase", "polarity"], (SENTENCES, LABELS), {"text": "phrase", "label": "polarity"}),
+        (["en", "de"], (SENTENCES, SENTENCES), {"source": "en", "target": "de"} | LANGUAGES),
+        (["so so", f"{SENTENCES[0]}, {SENTENCES[0]}"], (LABELS[1:], SENTENCES[1:]), {"text": 1, "label": 0}),
+        (["bad", SENTENCES[0]], (LABELS[1:], SENTENCES[1:]), {"text": 1, "label": 0}),
+    ],
+)
+def test_header_of_a_tsv_is_detected(header, columns, expected):
+    rows = [header, *zip(*columns, strict=True)]
+    Path("a.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    summary = inspect_data(["a.tsv"], {})
+    assert summary.rows == 60 and expected.items() <= summary.data.items()
 
-    def asked(inputs: Sequence[str]) -> str:
-        rows = [
-            {"instruction": f"say {s}", "input": i, "output": s}
-            for s, i in zip(SENTENCES, inputs, strict=True)
-        ]
-        return table(tmp_path, "a.jsonl", rows)
 
-    data = inspect_data([asked([""] * 60)], root).data
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_list_is_refused_with_advice(indent):
+    Path("a.json").write_text(json.dumps(REVIEWS, indent=indent))
+    with pytest.raises(UserError, match=r"a.json is one JSON list; .*jq -c '.\[\]' a.json > a.jsonl"):
+        inspect_data(["a.json"], {})
+
+
+def test_rows_may_be_long():
+    rows = [{"text": f"{i} is so long " * (1 << 17)} for i in range(3)]
+    summary = inspect_data([write_table("books.jsonl", rows)], {})
+    assert (summary.task, summary.rows) == ("language-model", 3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "is_ambiguous"),
+    [([""] * 60, False), (SENTENCES, True), ([*SENTENCES[:6], *[""] * 54], True)],
+    ids=["no input", "inputs", "few inputs"],
+)
+def test_instruction_with_input_is_ambiguous(inputs, is_ambiguous):
+    rows = [
+        {"instruction": f"say {s}", "input": text, "output": s}
+        for s, text in zip(SENTENCES, inputs, strict=True)
+    ]
+    file = write_table("a.jsonl", rows)
+    if is_ambiguous:
+        message = r"a.jsonl: each of instruction, input may be the source: merge them into one column"
+        with pytest.raises(UserError, match=message):
+            inspect_data([file], {})
+    data = inspect_data([file], {"source": "instruction"} if is_ambiguous else {}).data
     assert (data["source"], data["target"]) == ("instruction", "output")
-    for file in (asked(SENTENCES), asked([*SENTENCES[:6], *[""] * 54])):
-        with pytest.raises(
-            UserError,
-            match=r"a.jsonl: each of instruction, input may be the source: merge them into one column",
-        ):
-            inspect_data([file], root)
-        data = inspect_data([file], root | {"source": "instruction"}).data
-        assert (data["source"], data["target"]) == ("instruction", "output")
 
 
-def test_unnamed_and_doubled_columns_and_the_header_again_are_no_columns(tmp_path: Path) -> None:
-    for name, mark in (("a.csv", ","), ("a.tsv", "\t")):
-        lines = [f"{i}{mark}{s}{mark}{LABELS[i]}{mark}x{mark}y" for i, s in enumerate(SENTENCES)]
-        header = mark.join(["", "phrase", "polarity", "n", "n"])
-        (tmp_path / name).write_text("\n".join([header, *lines[:30], header, *lines[30:]]) + "\n")
-        found = inspect_data([name], {"root": tmp_path})
-        assert (found.task, found.data["text"], found.data["label"]) == (
-            "classification",
-            "phrase",
-            "polarity",
-        )
-        assert (found.rows, found.labels) == (60, 2)
-    with pytest.raises(UserError, match=r"a.csv has 2 columns named 'n': the name is ambiguous"):
-        inspect_data(["a.csv"], {"root": tmp_path, "label": "n"})
+@pytest.mark.parametrize(("name", "separator"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_unnamed_and_repeated_columns_are_ignored(name, separator):
+    header = separator.join(["", "phrase", "polarity", "n", "n"])
+    rows = zip(map(str, range(60)), SENTENCES, LABELS, strict=True)
+    lines = [separator.join([*row, "x", "y"]) for row in rows]
+    Path(name).write_text("\n".join([header, *lines[:30], header, *lines[30:]]) + "\n")
+    summary = inspect_data([name], {})
+    data = summary.data
+    assert (summary.task, data["text"], data["label"]) == ("classification", "phrase", "polarity")
+    assert (summary.rows, summary.labels) == (60, 2), "the repeated header is no row"
+    if name == "a.csv":
+        with pytest.raises(UserError, match=r"a.csv has 2 columns named 'n': the name is ambiguous"):
+            inspect_data([name], {"label": "n"})
 
 
-def test_scores_as_text_and_a_single_class_are_told(tmp_path: Path) -> None:
-    def inspect_column(name: str, values: Sequence[Any]) -> Any:
-        rows = [{"text": s, name: values[i % len(values)]} for i, s in enumerate(SENTENCES)]
-        return inspect_data([table(tmp_path, "a.csv", rows)], {"root": tmp_path})
+def inspect_column(name, values):
+    rows = [{"text": s, name: values[i % len(values)]} for i, s in enumerate(SENTENCES)]
+    return inspect_data([write_table("a.csv", rows)], {})
 
+
+def test_text_scores_and_single_class_are_refused():
     assert inspect_column("label", ["1", "1.0", "0"]).labels == 2
     with pytest.raises(UserError, match=r"a.csv: 'label' holds '0.5'; a label must be text, an integer"):
         inspect_column("label", [0.0, 0.5, 1.0])
     with pytest.raises(UserError, match=r"a.csv: every text has the label 'pos'; there is nothing to class"):
         inspect_column("label", ["pos"])
-    found = inspect_column("stars", [3.5, 4.0])
-    assert (found.task, found.notes) == ("language-model", [
-        "stars has scores such as 3.5, not classes: round them to integers to train a classifier."
-    ])  # fmt: skip
-    assert inspect_column("stars", ["good"]).notes == [
-        "stars is 'good' in each text: a classifier needs at least two classes."
-    ]
 
 
-def test_a_blank_line_at_the_end_of_one_side_is_no_difference(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a dog barks .\n" * 40 + "\n")
-    (tmp_path / "b.txt").write_text("a cat sleeps .\n" * 40)
-    for files in (["a.txt", "b.txt"], ["b.txt", "a.txt"]):
-        found = inspect_data(files, {"root": tmp_path})
-        assert (found.task, found.rows) == ("translation", 40)
+def test_column_that_is_no_label_is_noted():
+    summary = inspect_column("stars", [3.5, 4.0])
+    note = "stars has scores such as 3.5, not classes: round them to integers to train a classifier."
+    assert (summary.task, summary.notes) == ("language-model", [note])
+    note = "stars is 'good' in each text: a classifier needs at least two classes."
+    assert inspect_column("stars", ["good"]).notes == [note]
+
+
+@pytest.mark.parametrize("files", [["a.txt", "b.txt"], ["b.txt", "a.txt"]])
+def test_blank_last_line_of_one_side_is_ignored(files):
+    Path("a.txt").write_text("a dog barks .\n" * 40 + "\n")
+    Path("b.txt").write_text("a cat sleeps .\n" * 40)
+    summary = inspect_data(files, {})
+    assert (summary.task, summary.rows) == ("translation", 40)

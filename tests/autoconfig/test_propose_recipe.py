@@ -1,21 +1,18 @@
-"""From files to a recipe: what is found in them, what is proposed, and that it trains."""
+"""Tests of autoconfig/propose_recipe.py: proposed recipes train, and settings override proposals."""
 
-from __future__ import annotations
-
-import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.autoconfig.propose_recipe_helpers import TALKS, table
-from tests.autoconfig.propose_recipe_helpers import plain as plain
+from tests.autoconfig.propose_recipe_helpers import (
+    CONVERSATIONS,
+    REVIEWS,
+    SENTENCES,
+    write_lines,
+    write_table,
+)
 
 from polyhead.autoconfig.inspect_data import DataSummary, inspect_data
-from polyhead.autoconfig.propose_recipe import (
-    propose_recipe,
-)
-from polyhead.cli import main
+from polyhead.autoconfig.propose_recipe import propose_recipe
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
@@ -24,109 +21,85 @@ from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-WORDS = "the cat a dog sees bites and loves no bird that sings here".split()  # noqa: SIM905
-DRAWN = random.Random(1)
-SENTENCES = [" ".join(DRAWN.choices(WORDS, k=6)) for _ in range(60)]
-LABELS = ["good" if i % 3 else "bad" for i in range(60)]
 
-
-REVIEWS = [{"id": i, "review": s, "stars": k} for i, (s, k) in enumerate(zip(SENTENCES, LABELS, strict=True))]
-
-
-@pytest.mark.parametrize("typed", [
-    ["train.en", "train.de"], ["stories.txt"], ["stories.txt", "task=masked-lm"], ["a.csv",
-        "data.text=review"],
-])  # fmt: skip
-def test_what_is_proposed_can_be_trained(
-    typed: list[str], plain: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    plain(train_en=SENTENCES * 3, train_de=SENTENCES * 3, stories_txt=SENTENCES * 30)
-    table(tmp_path, "a.csv", REVIEWS)
-    assert main(["init", *typed, "train.seed=7"]) == 0
-    said = capsys.readouterr().out
-    assert main(["init", *typed, "train.seed=7", "--output", "mine.yaml"]) == 0
-    assert Path("mine.yaml").read_text() == said
-    assert "mine.yaml; train it: polyhead train mine.yaml" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "words", ["train.en train.de", "stories.txt", "stories.txt task=masked-lm", "a.csv data.text=review"]
+)
+def test_proposed_recipe_trains(words, workdir, cli):
+    write_lines("train.en", "train.de", lines=SENTENCES * 3)
+    write_lines("stories.txt", lines=SENTENCES * 5)
+    write_table("a.csv", REVIEWS)
+    command = ["init", *words.split(), "train.seed=7"]
+    expected = cli(*command).out
+    assert "mine.yaml; train it: polyhead train mine.yaml" in cli(*command, "--output", "mine.yaml").err
+    assert Path("mine.yaml").read_text() == expected
     assert load_recipe("mine.yaml").train.seed == 7
-    assert main(["train", "mine.yaml", "train.steps=2", "train.max_tokens=1024", "train.threads=1"]) == 0
-    assert (tmp_path / "runs" / "mine" / "model.safetensors").is_file()
+    cli("train", "mine.yaml", "train.steps=2", "train.max_tokens=256", "train.threads=1")
+    assert Path("runs/mine/model.safetensors").is_file()
 
 
-def test_what_is_proposed_gives_way_to_what_is_given() -> None:
-    pairs = DataSummary("translation", {"train": ["a"], "valid_fraction": 0.1}, 1000, 10**6, [80] * 1000)
-    whole = propose_recipe(pairs)
+def summary_of(task, size=10**7):
+    return DataSummary(task, {"train": ["a"], "valid_fraction": 0.1}, 1000, size, [80] * 1000)
 
-    def train(**keys: Any) -> Any:
-        return propose_recipe(pairs, {f"train.{key}": value for key, value in keys.items()})["train"]
 
-    assert train(max_tokens=4 * 2048)["steps"] == pytest.approx(whole["train"]["steps"] / 4, rel=0.05)
-    few = train(steps=3)
-    assert (few["steps"], few["eval_every"], few["schedule"]["warmup"]) == (3, 3, 2)
-    passes = train(epochs=3)
-    assert "steps" not in passes and passes["schedule"]["warmup"] < whole["train"]["schedule"]["warmup"]
-    assert train(steps="many") == whole["train"]  # which the recipe refuses
-    wide = propose_recipe(pairs, {"model.d_model": 512})
+def test_proposals_follow_from_the_settings():
+    summary = summary_of("translation", 10**6)
+    default = propose_recipe(summary)["train"]
+
+    def propose_train(**keys):
+        return propose_recipe(summary, {f"train.{key}": value for key, value in keys.items()})["train"]
+
+    assert propose_train(max_tokens=4 * 2048)["steps"] == pytest.approx(default["steps"] / 4, rel=0.05)
+    short = propose_train(steps=3)
+    assert (short["steps"], short["eval_every"], short["schedule"]["warmup"]) == (3, 3, 2)
+    epochs = propose_train(epochs=3)
+    assert "steps" not in epochs and epochs["schedule"]["warmup"] < default["schedule"]["warmup"]
+    assert propose_train(steps="many") == default  # which the recipe refuses
+    wide = propose_recipe(summary, {"model.d_model": 512})
     assert (wide["train"]["lr"], wide["model"]["d_ff"]) == (0.0007, 2048)
-    assert propose_recipe(pairs, {"model.preset": "base"})["model"] == {}
-    started = propose_recipe(pairs, {"init_from.run": "runs/a"})
-    assert not {"tokenizer", "model"} & started.keys()
+    assert propose_recipe(summary, {"model.preset": "base"})["model"] == {}
+    assert not {"tokenizer", "model"} & propose_recipe(summary, {"init_from.run": "runs/a"}).keys()
 
 
-def test_the_rate_is_that_of_the_optimizer_that_is_given() -> None:
-    """What suits Muon is too much for AdamW."""
-    plain = DataSummary("language-model", {"train": ["a"], "valid_fraction": 0.1}, 1000, 10**7, [80] * 1000)
-    hidden = DataSummary("masked-lm", {"train": ["a"], "valid_fraction": 0.1}, 1000, 10**7, [80] * 1000)
-
-    def rate(found: DataSummary, **keys: Any) -> Any:
-        return propose_recipe(found, {key.replace("_", "."): value for key, value in keys.items()})["train"][
-            "lr"
-        ]
-
-    assert (
-        (rate(plain), rate(hidden)) == (0.006, 0.004) == (rate(plain, train_optimizer="muon"), rate(hidden))
-    )
-    for given in ({"train_optimizer": "adamw"}, {"train_optimizer": {"name": "adamw", "beta1": 0.8}}):
-        assert (rate(plain, **given), rate(hidden, **given)) == (0.002, 0.001)
-    assert rate(plain, train_optimizer_name="adamw") == 0.002
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({}, (0.006, 0.004)),
+        ({"train.optimizer": "muon"}, (0.006, 0.004)),
+        ({"train.optimizer": "adamw"}, (0.002, 0.001)),
+        ({"train.optimizer": {"name": "adamw", "beta1": 0.8}}, (0.002, 0.001)),
+        ({"train.optimizer.name": "adamw"}, (0.002, 0.001)),
+    ],
+)
+def test_learning_rate_is_that_of_the_optimizer(settings, rates):
+    """That of Muon is too high for AdamW."""
+    summaries = (summary_of("language-model"), summary_of("masked-lm"))
+    assert tuple(propose_recipe(summary, settings)["train"]["lr"] for summary in summaries) == rates
 
 
-def test_a_recipe_that_begins_with_a_run_can_be_trained(
-    plain: Callable[..., list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    plain(a_txt=SENTENCES * 30)
-    for name, keys in (("first", ["model.preset=tiny"]), ("then", ["init_from=runs/first"])):
-        assert main(["init", "a.txt", *keys, "train.steps=2", "--output", f"{name}.yaml"]) == 0
-        assert main(["train", f"{name}.yaml", "train.threads=1"]) == 0
-    assert "a pretrained model learns answers best" not in Path("then.yaml").read_text()
-    for key, message in (("data.train=b.txt", "data.train is set from the files, a.txt: remove the key"),
-                         ("data.valid=b.txt", "data.valid: no file 'b.txt'")):  # fmt: skip
-        capsys.readouterr()
-        assert main(["init", "a.txt", key]) == 2
-        assert message in capsys.readouterr().err
+def test_recipe_that_is_initialised_from_a_run_trains(workdir, cli):
+    write_lines("a.txt", lines=SENTENCES * 5)
+    for name, override in (("first", "model.preset=tiny"), ("second", "init_from=runs/first")):
+        cli("init", "a.txt", override, "train.steps=2", "--output", f"{name}.yaml")
+        cli("train", f"{name}.yaml", "train.threads=1", "train.max_tokens=256")
+    assert "a pretrained model learns answers best" not in Path("second.yaml").read_text()
+    for key, message in (
+        ("data.train=b.txt", "data.train is set from the files, a.txt: remove the key"),
+        ("data.valid=b.txt", "data.valid: no file 'b.txt'"),
+    ):
+        assert message in cli.error("init", "a.txt", key)
 
 
-@pytest.mark.parametrize(("special", "chat"), [(["<|im_start|>", "<|im_end|>"], "chatml"), ([], "plain")])
-def test_a_conversation_is_of_the_format_and_the_length_of_its_start(
-    special: list[str], chat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize(("tokens", "chat"), [(["<|im_start|>", "<|im_end|>"], "chatml"), ([], "plain")])
+def test_chat_has_format_and_max_len_of_run(tokens, chat, workdir, cli):
     tokenizer = train_tokenizer(SENTENCES, Choice("bpe"), 300)
-    tokenizer._inner.add_special_tokens(special)
+    tokenizer._inner.add_special_tokens(tokens)
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 96}
     Run(build(ModelConfig(kind="decoder", **sizes)), tokenizer, GenerationConfig()).save("writer")
-    talks = table(tmp_path, "talks.jsonl", TALKS)
-    assert main(["init", talks, "init_from=writer", "--output", "mine.yaml"]) == 0
+    file = write_table("talks.jsonl", CONVERSATIONS)
+    cli("init", file, "init_from=writer", "--output", "mine.yaml")
     recipe = load_recipe("mine.yaml")
-    assert recipe.generation.chat is not None
     assert (recipe.generation.chat.name, recipe.data.max_len) == (chat, 96)
-    assert main(["train", "mine.yaml", "train.steps=2", "train.epochs=null"]) == 0
-    found = propose_recipe(
-        inspect_data([talks], {"root": tmp_path}), {"init_from": "HuggingFaceTB/SmolLM2-135M"}
-    )
-    assert (found["generation"]["chat"], found["data"]["max_len"]) == ("chatml", 512)
+    cli("train", "mine.yaml", "train.steps=2", "train.epochs=null")
+    tree = propose_recipe(inspect_data([file], {}), {"init_from": "HuggingFaceTB/SmolLM2-135M"})
+    assert (tree["generation"]["chat"], tree["data"]["max_len"]) == ("chatml", 512)

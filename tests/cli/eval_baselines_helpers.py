@@ -1,4 +1,4 @@
-"""Shared by the tests of eval_baselines."""
+"""Shared by the tests of eval and of baselines: a trained run of every task, with test files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from polyhead.config.recipe import Recipe
 from polyhead.train.run_training import run_training
 
 WORDS = {"ein": "a", "hund": "dog", "katze": "cat", "bellt": "barks", "rennt": "runs", "Berlin": "Berlin"}
-
 KINDS = [
     "translation",
     "classification",
@@ -26,60 +25,53 @@ KINDS = [
     "replaced-token-detection",
     "chat",
 ]
-
 SPLITS = {"train": 60, "valid": 12, "test": 12}
 
 
-def write_texts(place: Path) -> None:
-    """Sentences of two languages, with a class each and as conversations; one sentence is more frequent than
-    others.
-    """
-    chance = random.Random(5)
+def write_texts(directory: Path) -> None:
+    """Write parallel, labelled and conversational files; one sentence is more frequent than the others."""
+    rng = random.Random(5)
     for split, count in SPLITS.items():
         rows = [["ein", "hund", "bellt"]] * (count // 6)
-        rows += [chance.choices(list(WORDS), k=chance.randint(3, 6)) for _ in range(count - len(rows))]
-        chance.shuffle(rows)
+        rows += [rng.choices(list(WORDS), k=rng.randint(3, 6)) for _ in range(count - len(rows))]
+        rng.shuffle(rows)
+        sources = [" ".join(words) for words in rows]
         targets = [" ".join(WORDS[word] for word in words) for words in rows]
-        (place / f"{split}.de").write_text("".join(" ".join(words) + "\n" for words in rows))
-        (place / f"{split}.en").write_text("".join(f"{target}\n" for target in targets))
-        labels = ["loud" if "barks" in target else "quiet" for target in targets]
-        table = "".join(f"{label}\t{target}\n" for label, target in zip(labels, targets, strict=True))
-        (place / f"{split}.tsv").write_text("label\ttext\n" + table)
-        talks = [
-            [{"role": "user", "content": " ".join(words)}, {"role": "assistant", "content": target}]
-            for words, target in zip(rows, targets, strict=True)
+        (directory / f"{split}.de").write_text("".join(f"{text}\n" for text in sources))
+        (directory / f"{split}.en").write_text("".join(f"{text}\n" for text in targets))
+        table = "".join(f"{'loud' if 'barks' in text else 'quiet'}\t{text}\n" for text in targets)
+        (directory / f"{split}.tsv").write_text(f"label\ttext\n{table}")
+        conversations = [
+            [{"role": "user", "content": source}, {"role": "assistant", "content": target}]
+            for source, target in zip(sources, targets, strict=True)
         ]
-        (place / f"{split}.jsonl").write_text("".join(json.dumps({"messages": t}) + "\n" for t in talks))
+        lines = "".join(json.dumps({"messages": messages}) + "\n" for messages in conversations)
+        (directory / f"{split}.jsonl").write_text(lines)
 
 
-def recipe_of(place: Path, kind: str, **train: Any) -> Recipe:
+def recipe_of(directory: Path, kind: str, **train: Any) -> Recipe:
     end = {"translation": None, "classification": "tsv", "chat": "jsonl"}.get(kind, "en")
-    files = {s: f"{s}.{end}" if end else [f"{s}.de", f"{s}.en"] for s in SPLITS}
-    data: dict[str, Any] = {"root": str(place), "max_len": 120, **files}
+    files = {split: f"{split}.{end}" if end else [f"{split}.de", f"{split}.en"] for split in SPLITS}
+    data: dict[str, Any] = {"root": str(directory), "max_len": 120, **files}
     data |= {"text": "text", "label": "label"} if kind == "classification" else {}
     model = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_len": 120}
+    settings = {"steps": 2, "max_tokens": 480, "precision": "fp32", "eval_every": 1, "lr": 1e-5}
     return Recipe.model_validate(
         {
             "task": kind,
             "data": data,
             "tokenizer": {"kind": "char"},
             "model": model | ({"generator_layers": 1} if kind == "replaced-token-detection" else {}),
-            "train": {
-                "steps": 2,
-                "max_tokens": 480,
-                "precision": "fp32",
-                "eval_every": 1,
-                "lr": 1e-5,
-                **train,
-            },
+            "train": settings | train,
             "generation": {"beam_size": 1} if kind == "translation" else {},
-            "out": place / kind,
+            "out": directory / kind,
         }
     )
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the text and a run of each kind, by its name."""
     directory = tmp_path_factory.mktemp("baselines")
     write_texts(directory)
     for kind in KINDS:
@@ -87,17 +79,29 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def copy_runs(runs_dir: Path, directory: Path) -> Path:
+    """Copy the runs as to another machine, which has only the test files."""
+    for kind in KINDS:
+        shutil.copytree(runs_dir / kind, directory / kind)
+    for path in runs_dir.glob("test.*"):
+        shutil.copy(path, directory)
+    return directory
+
+
+@pytest.fixture
+def moved_runs(runs_dir: Path, tmp_path: Path) -> Path:
+    return copy_runs(runs_dir, tmp_path)
+
+
+def card(run_dir: Path) -> dict[str, str]:
+    """The table of a run's README.md."""
+    text = (run_dir / "README.md").read_text()
+    return dict(re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE))
+
+
+place = runs_dir  # this and the next have the names in tests/train
+
+
 @pytest.fixture
 def moved(place: Path, tmp_path: Path) -> Path:
-    """The runs on another machine, which has the test text alone (and what a task opens beside it)."""
-    for kind in KINDS:
-        shutil.copytree(place / kind, tmp_path / kind)
-    for name in place.glob("test.*"):
-        shutil.copy(name, tmp_path)
-    return tmp_path
-
-
-def card(run: Path) -> dict[str, str]:
-    """The table of a run's README.md."""
-    rows = re.findall(r"^\| (.+?) \| (.+) \|$", (run / "README.md").read_text(), re.MULTILINE)
-    return dict(rows)
+    return copy_runs(place, tmp_path)

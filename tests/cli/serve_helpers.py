@@ -1,4 +1,4 @@
-"""Shared by the tests of serve."""
+"""A service in a process of its own, and streams from it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ import torch
 from polyhead import Choice, ModelConfig, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
+from polyhead.serve.http.server import Server
+from polyhead.serve.http.sockets import get_url, listen
+from polyhead.serve.service import Service
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 LONG = {
     "prompt": "dogs",
     "max_tokens": 400,
-    "stop": ["never said"],
+    "stop": ["no such text"],
     "truncate": True,
     "seed": 1,
     "stream": True,
@@ -32,19 +35,11 @@ LONG = {
 
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose texts never end."""
+    """The directory of a run whose outputs do not end by themselves."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer(["two dogs bark .", "a dog barks ."] * 20, Choice("bpe"), 280)
-    config = ModelConfig(
-        kind="decoder",
-        vocab_size=tokenizer.vocab_size,
-        d_model=16,
-        n_heads=2,
-        n_layers=1,
-        max_len=64,
-        tie_embeddings="none",
-    )
-    model = build(config, seed=1)
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 64, "tie_embeddings": "none"}
+    model = build(ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=1)
     with torch.no_grad():
         model.head.weight *= 0.01
     directory = tmp_path_factory.mktemp("runs") / "speaker"
@@ -53,73 +48,84 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Process:
-    """A service that runs in a process."""
+    """A service in a process of its own."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         assert process.stdout is not None
-        self.said = [process.stdout.readline(), process.stdout.readline()]
-        assert self.said[1].startswith("ready at "), (self.said, process.communicate()[1])
-        self.url = self.said[1].split()[-1]
-        self.http = httpx2.Client(base_url=self.url, timeout=60, trust_env=False)
+        self.lines = self.said = [process.stdout.readline(), process.stdout.readline()]
+        assert self.lines[1].startswith("ready at "), (self.lines, process.communicate()[1])
+        self.url = self.lines[1].split()[-1]
+        self.http = httpx2.Client(base_url=self.url, timeout=200, trust_env=False)
 
     def streams(self, number: int, **changes: Any) -> list[Stream]:
-        """Streams that have begun."""
+        """Streams of which the first piece has arrived."""
         return [Stream(self.url, LONG | changes) for _ in range(number)]
 
     def end(self) -> tuple[int, str]:
-        """Its exit code, and what it wrote on standard error."""
-        _, log = self.process.communicate(timeout=60)
+        """Wait for the exit code, and return it with the standard error."""
+        _, log = self.process.communicate(timeout=200)
         return self.process.returncode, log
 
 
 class Stream:
-    """An answer that is read in a thread; it has begun when this is made."""
+    """A streamed response that a thread reads; its first piece has arrived when this is made."""
 
     def __init__(self, url: str, body: dict[str, Any]) -> None:
-        self.text, begun = "", threading.Event()
+        self.text, has_started = "", threading.Event()
 
         def read() -> None:
+            options = {"json": body, "timeout": 200, "trust_env": False}
             try:
-                with httpx2.stream(
-                    "POST", f"{url}/v1/completions", json=body, timeout=60, trust_env=False
-                ) as answer:
-                    for piece in answer.iter_text():
+                with httpx2.stream("POST", f"{url}/v1/completions", **options) as response:
+                    for piece in response.iter_text():
                         self.text += piece
-                        begun.set()
+                        has_started.set()
             except httpx2.TransportError:
                 self.text += "cut"
-            begun.set()
+            has_started.set()
 
         self.thread = threading.Thread(target=read, daemon=True)
         self.thread.start()
-        assert begun.wait(60)
+        assert has_started.wait(200)
 
-    def whole(self) -> str:
-        self.thread.join(60)
+    def read_all(self) -> str:
+        self.thread.join(200)
         return self.text
+
+    whole = read_all  # the name in tests/serve
 
 
 @contextmanager
 def serving(directory: Path, *options: str) -> Iterator[Process]:
-    command = [
-        sys.executable,
-        "-m",
-        "polyhead",
-        "serve",
-        str(directory),
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        *options,
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    """Run `polyhead serve` with one thread on a free port."""
+    arguments = ["serve", str(directory), "--port", "0", "--threads", "1", *options]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-m", "polyhead", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     try:
         yield Process(process)
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def serving_in_thread(service: Service) -> Iterator[httpx2.Client]:
+    """Run the server of a service in a thread of this process; a client of it."""
+    sock, ready = listen("127.0.0.1", 0), threading.Event()
+    server = Server(service, ready.set)
+    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
+    thread.start()
+    assert ready.wait(200)
+    try:
+        with httpx2.Client(base_url=get_url(sock), timeout=200, trust_env=False) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(200)
+        service.close()

@@ -1,22 +1,19 @@
-"""Shells complete verbs and options: asked as bash, zsh and fish ask."""
-
-from __future__ import annotations
+"""Tests of cli/completion.py: verbs and options as bash, zsh and fish ask for them."""
 
 import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from polyhead.cli import completion, main
+from polyhead.cli import completion
 from polyhead.cli.verbs import VERBS
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A home of its own, and a command polyhead on the path that fails if it imports torch."""
+def environment(tmp_path_factory):
+    """A home, and a command polyhead on the path that fails if it imports torch."""
     home = tmp_path_factory.mktemp("home")
     code = "import sys; sys.modules['torch'] = None; from polyhead.cli import main; sys.exit(main())"
     (home / "bin").mkdir()
@@ -26,39 +23,33 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}", "TERM": "dumb"}
 
 
-def output(command: list[str], environment: dict[str, str], **more: str) -> str:
-    done = subprocess.run(command, env=environment | more, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+def output(command, environment, **variables):
+    result = subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=200)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
 
 
-def complete_in_bash(words: list[str], environment: dict[str, str]) -> list[str]:
-    """What bash puts into COMPREPLY, having read the script that polyhead prints."""
-    script = (
-        'eval "$(polyhead --show-completion bash)"; '
-        f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _polyhead_completion polyhead; "
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    return output(["bash", "--norc", "-c", script], environment).split()
+def test_bash_completes_verbs_and_options(environment):
+    """What bash puts into COMPREPLY, with the script that polyhead prints."""
+    lines = [["polyhead", "tra"], ["polyhead", ""], ["polyhead", "translate", "runs/mine", "--beam"]]
+    lines.append(["polyhead", "export", "--"])
+    script = 'eval "$(polyhead --show-completion bash)"; '
+    for words in lines:
+        script += (
+            f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _polyhead_completion polyhead; "
+            'echo "${COMPREPLY[@]}"; '
+        )
+    replies = [line.split() for line in output(["bash", "--norc", "-c", script], environment).splitlines()]
+    assert replies[:3] == [["train", "translate"], list(VERBS), ["--beam-size"]]
+    assert "--to" in replies[3] and "--beam-size" not in replies[3]
 
 
-def test_bash_completes_verbs(environment: dict[str, str]) -> None:
-    assert complete_in_bash(["polyhead", "tra"], environment) == ["train", "translate"]
-    assert complete_in_bash(["polyhead", ""], environment) == list(VERBS)
-
-
-def test_bash_completes_the_options_of_each_verb(environment: dict[str, str]) -> None:
-    assert complete_in_bash(["polyhead", "translate", "runs/mine", "--beam"], environment) == ["--beam-size"]
-    assert "--to" in complete_in_bash(["polyhead", "export", "--"], environment)
-    assert "--beam-size" not in complete_in_bash(["polyhead", "export", "--"], environment)
-
-
-def test_zsh_and_fish_get_verbs_with_what_they_do(environment: dict[str, str]) -> None:
-    asked = {"_TYPER_COMPLETE_ARGS": "polyhead embe"}
-    zsh = output(["polyhead"], environment, _POLYHEAD_COMPLETE="complete_zsh", **asked)
+def test_zsh_and_fish_get_descriptions(environment):
+    variables = {"_TYPER_COMPLETE_ARGS": "polyhead embe"}
+    zsh = output(["polyhead"], environment, _POLYHEAD_COMPLETE="complete_zsh", **variables)
     assert '"embed":"Compute an embedding of each text."' in zsh
-    asked["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
-    fish = output(["polyhead"], environment, _POLYHEAD_COMPLETE="complete_fish", **asked)
+    variables["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
+    fish = output(["polyhead"], environment, _POLYHEAD_COMPLETE="complete_fish", **variables)
     assert fish == "embed\tCompute an embedding of each text.\n"
 
 
@@ -70,23 +61,19 @@ def test_zsh_and_fish_get_verbs_with_what_they_do(environment: dict[str, str]) -
         ("fish", None, ".config/fish/completions/polyhead.fish"),
     ],
 )
-def test_the_script_is_installed_for_the_named_shell(
-    shell: str, start_file: str | None, script: str, tmp_path: Path, environment: dict[str, str]
-) -> None:
-    told = output(["polyhead", "--install-completion", shell], environment, HOME=str(tmp_path))
-    assert told == f"completion for {shell} is in {tmp_path / script}; it works in the next terminal\n"
+def test_script_is_installed_for_the_named_shell(shell, start_file, script, tmp_path, cli, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    out = cli("--install-completion", shell).out
+    assert out == f"completion for {shell} is in {tmp_path / script}; it works in the next terminal\n"
     assert f"_POLYHEAD_COMPLETE=complete_{shell}" in (tmp_path / script).read_text()
     assert start_file is None or (tmp_path / start_file).is_file()
 
 
-def test_the_shell_is_found_or_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shell_is_detected_or_asked_for(cli, monkeypatch):
     monkeypatch.setattr(completion.shellingham, "detect_shell", lambda: ("fish", "/usr/bin/fish"))
-    assert main(["--show-completion"]) == 0
-    assert capsys.readouterr().out.startswith("complete --command polyhead")
+    assert cli("--show-completion").out.startswith("complete --command polyhead")
 
-    def fail() -> None:
+    def fail():
         raise completion.shellingham.ShellDetectionFailure
 
     monkeypatch.setattr(completion.shellingham, "detect_shell", fail)
@@ -95,5 +82,4 @@ def test_the_shell_is_found_or_asked_for(
         (["zs"], "unknown shell 'zs'; did you mean 'zsh'? Known: bash, fish, zsh"),
         (["bash", "zsh"], "expected one shell, got bash, zsh"),
     ):
-        assert main(["--show-completion", *arguments]) == 2
-        assert capsys.readouterr().err == f"polyhead: {message}\n"
+        assert cli.error("--show-completion", *arguments) == message

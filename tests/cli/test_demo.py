@@ -1,33 +1,26 @@
-"""Tests of cli/demo.py."""
-
-from __future__ import annotations
+"""Tests of cli/demo.py; `mistakes.txt` has its messages."""
 
 import re
 from pathlib import Path
 
 import pytest
-from tests.cli.demo_run_helpers import small as small
-from tests.cli.demo_run_helpers import weights
+from tests.cli.demo_run_helpers import REPORT, weights
+from tests.cli.demo_run_helpers import finished as finished
+from tests.cli.demo_run_helpers import trained_demo as trained_demo
+from tests.cli.demo_run_helpers import workdir as workdir
 
-from polyhead.cli import main
 from polyhead.core.i18n import set_language
 
 pytest.importorskip("babel")
 
-REPORT = Path("runs/demo/report.html")
+WEIGHTS = Path("runs/demo/model.safetensors")
 
 
-def written(run: str = "runs/demo") -> int:
-    """When the weights were written."""
-    return (Path(run) / "model.safetensors").stat().st_mtime_ns
-
-
-def test_the_demo_is_told_in_chinese(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_in_chinese(workdir, cli):
     try:
-        assert main(["--lang", "zh", "demo"]) == 0
+        out = cli("--lang", "zh", "demo").out
     finally:
         set_language(None)
-    printed = capsys.readouterr().out
     for line in (
         "Polyhead 演示：英语 → 中文",
         "一个小型 Transformer 在这台机器上从零开始学习翻译。",
@@ -36,60 +29,30 @@ def test_the_demo_is_told_in_chinese(small: Path, capsys: pytest.CaptureFixture[
         "        学习曲线、全部错误，以及每个注意力头看哪里",
         "接下来可以试",
     ):
-        assert line in printed.splitlines()
-    assert re.search(r"^文本  [\d,]+ 个句对，由 Unicode 的 CLDR 数据写成，例如$", printed, re.M)
-    assert re.search(r"^  完全相同     0\.0 %  \d+ 个中有 0 个与参考译文完全相同$", printed, re.M)
-    assert re.search(r"^ +\S+ +译文 +\S+", printed, re.M)
+        assert line in out.splitlines()
+    assert re.search(r"^文本  [\d,]+ 个句对，由 Unicode 的 CLDR 数据写成，例如$", out, re.M)
+    assert re.search(r"^  完全相同     0\.0 %  \d+ 个中有 0 个与参考译文完全相同$", out, re.M)
+    assert re.search(r"^ +\S+ +译文 +\S+", out, re.M)
 
 
-def test_a_finished_demo_is_used_again(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--translate", "in 3 days"]) == 0
-    first = capsys.readouterr()
-    assert "Exact match" in first.err
-    before, report, learned = written(), REPORT.stat().st_mtime_ns, weights()
-
-    assert main(["demo", "--translate", "in 3 days"]) == 0
-    second = capsys.readouterr()
-    assert second.out == first.out
-    assert second.out.count("\n") == 1
-    assert second.err == ""
-    assert written() == before and REPORT.stat().st_mtime_ns == report
-
-    assert main(["demo"]) == 0
-    assert "reused; --again trains a new one" in capsys.readouterr().out
-    assert written() == before
-
-    assert main(["demo", "--again"]) == 0
-    assert written() != before
-    assert weights() == learned, "the same recipe gives the same weights"
+def test_finished_demo_is_reused(finished, cli):
+    times = [path.stat().st_mtime_ns for path in (WEIGHTS, REPORT)]
+    out, err = cli("demo", "--translate", "in 3 days")
+    assert out.count("\n") == 1 and err == ""
+    assert [path.stat().st_mtime_ns for path in (WEIGHTS, REPORT)] == times
+    assert "reused; --again trains a new one" in cli("demo").out
+    assert WEIGHTS.stat().st_mtime_ns == times[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--source", "klingon"], "unknown locale 'klingon'"),
-        (["--target", "chinese"], "unknown locale 'chinese'; did you mean 'zh'?"),
-        (["--target", "en"], "source and target locale are both 'en'"),
-        (["--translate", "  "], "--translate: expected text"),
-        (["--out", "file"], "--out file is a file; give a directory"),
-    ],
-)
-def test_mistakes_are_one_line(
-    small: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    Path("file").write_text("")
-    assert main(["demo", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"polyhead: {message}")
-    assert told.count("\n") == 1
-    assert not Path("runs").exists()
+def test_again_trains_the_same_weights(finished, cli):
+    old_weights, time = weights(), WEIGHTS.stat().st_mtime_ns
+    first = cli("demo", "--translate", "in 3 days").out
+    second = cli("demo", "--again", "--translate", "in 3 days")
+    assert second.out == first and "Exact match" in second.err
+    assert WEIGHTS.stat().st_mtime_ns != time and weights() == old_weights
 
 
-def test_a_run_of_another_pair_is_left_alone(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo"]) == 0
-    capsys.readouterr()
-    assert main(["demo", "--target", "de", "--out", "runs/demo", "--again"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "polyhead: runs/demo has a demo from en to zh; choose another directory"
-    )
+def test_demo_of_another_pair_is_not_replaced(finished, cli):
+    message = cli.error("demo", "--target", "de", "--out", "runs/demo", "--again")
+    assert message.startswith("runs/demo has a demo from en to zh; choose another directory")
     assert REPORT.is_file()

@@ -1,6 +1,4 @@
-"""The demo, small: the same way with fewer pairs and steps. The slow test runs it whole."""
-
-from __future__ import annotations
+"""Tests of cli/demo_run.py: with few pairs and steps, and with all of them in a slow test."""
 
 import json
 import os
@@ -13,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from sacrebleu import corpus_bleu
-from tests.cli.demo_run_helpers import small as small
-from tests.cli.demo_run_helpers import weights
+from tests.cli.demo_run_helpers import REPORT, weights
+from tests.cli.demo_run_helpers import finished as finished
+from tests.cli.demo_run_helpers import trained_demo as trained_demo
+from tests.cli.demo_run_helpers import workdir as workdir
 
 from polyhead.checkpoint import checkpoint
-from polyhead.cli import demo_run, main
+from polyhead.cli import demo_run
 from polyhead.cli.demo_run import DemoEvaluation, select_rows_by_length, training_seconds
 from polyhead.run.recipe import load_recipe
 from polyhead.train.loggers import TextLogger
@@ -25,145 +25,116 @@ from polyhead.train.tasks.translation import TranslationTask
 
 pytest.importorskip("babel")
 
-REPORT = Path("runs/demo/report.html")
 
-
-def test_exact_match_counts_outputs_equal_to_the_last_character() -> None:
-    judged = DemoEvaluation(
+def test_exact_match_counts_identical_outputs():
+    evaluation = DemoEvaluation(
         sources=["in 3 days", "5 m", "May 4", "2 ft"],
         references=["3天后", "5米", "5月4日", "2英尺"],
         outputs=["3天后", "5米 ", "5月4日", "3英尺"],
         scores=[],
     )
-    assert (judged.n_correct, judged.exact_match) == (2, 50.0)
-    assert judged.select_examples([3]) == [{"source": "2 ft", "output": "3英尺", "reference": "2英尺"}]
+    assert (evaluation.n_correct, evaluation.exact_match) == (2, 50.0)
+    example = {"source": "2 ft", "output": "3英尺", "reference": "2英尺"}
+    assert evaluation.select_examples([3]) == [example]
 
 
-def test_the_examples_are_spread_over_the_lengths() -> None:
+def test_examples_are_spread_over_lengths():
     texts = ["x" * n for n in (9, 1, 5, 7, 3, 2, 8, 4, 6, 10)]
     assert [len(texts[row]) for row in select_rows_by_length(texts, 5)] == [2, 4, 6, 8, 10]
 
 
-def test_the_time_of_training_is_summed_over_uneven_reports() -> None:
-    rows = [
-        {"step": 10, "ms_per_step": 100.0},
-        {"step": 20, "ms_per_step": 200.0},
-        {"step": 25, "ms_per_step": 40.0},
-    ]
+def test_training_time_sums_uneven_intervals():
+    rows = [{"step": step, "ms_per_step": ms} for step, ms in ((10, 100.0), (20, 200.0), (25, 40.0))]
     assert training_seconds(rows) == pytest.approx(1.0 + 2.0 + 0.2)
 
 
 class Page(HTMLParser):
-    """Checks that every element is closed in order, and keeps the data blocks."""
+    """Check that every element is closed in order; collect the data blocks."""
 
     VOID = frozenset({"meta", "link", "br", "img", "input"})
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.open: list[str] = []
-        self.data: list[str] = []
-        self.inside_data = False
+        self.open, self.data, self.is_data = [], [], False
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         if tag not in self.VOID:
             self.open.append(tag)
-        self.inside_data = ("type", "application/json") in attrs
+        self.is_data = ("type", "application/json") in attrs
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
-        self.inside_data = False
+        self.is_data = False
 
-    def handle_data(self, data: str) -> None:
-        if self.inside_data:
-            self.data.append(data)
+    def handle_data(self, data):
+        if self.is_data:
+            self.data.append(json.loads(data))
 
 
-def test_the_demo_trains_judges_and_reports(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo"]) == 0
-    told = capsys.readouterr()
-    assert "English to Chinese" in told.out
-    assert re.search(r"Exact match +0\.0 % +0 of \d+ equal their reference", told.out)
-    assert "tok:zh" in told.out
-    sides = [
-        (Path("runs/demo/corpus") / f"test.{locale}").read_text().splitlines() for locale in ("en", "zh")
-    ]
-    counted = Counter(Path("runs/demo/corpus/train.zh").read_text().splitlines())
-    most = max(counted.values())
-    frequent = next(target for target, times in counted.items() if times == most)
-    guesses = [sides[0], [frequent] * len(sides[1])]
-    best = max(corpus_bleu(guess, sides[1:], tokenize="zh").score for guess in guesses)
-    assert f"baseline {best:.1f}: " in told.out
-    assert "BLEU 0.00 is below the baseline" in told.out
-    assert "it has not learned to translate yet; the validation loss was still falling" in " ".join(
-        told.out.split()
-    )
+def test_demo_trains_evaluates_and_reports(trained_demo, finished):
+    out, err = ((trained_demo / name).read_text() for name in ("out.txt", "err.txt"))
+    assert "English to Chinese" in out and "tok:zh" in out and "step      4/4" in err
+    assert re.search(r"Exact match +0\.0 % +0 of \d+ equal their reference", out)
+    corpus = Path("runs/demo/corpus")
+    sources, references = ((corpus / f"test.{lang}").read_text().splitlines() for lang in ("en", "zh"))
+    counts = Counter((corpus / "train.zh").read_text().splitlines())
+    frequent = next(target for target, n in counts.items() if n == max(counts.values()))
+    guesses = [sources, [frequent] * len(references)]
+    best = max(corpus_bleu(guess, [references], tokenize="zh").score for guess in guesses)
+    assert f"baseline {best:.1f}: " in out and "BLEU 0.00 is below the baseline" in out
+    verdict = "it has not learned to translate yet; the validation loss was still falling"
+    assert verdict in " ".join(out.split())
     assert "Baseline of BLEU" in REPORT.read_text()
-    assert f"Report  {REPORT}" in told.out
-    assert "polyhead demo --translate" in told.out
-    assert "step      4/4" in told.err
+    assert f"Report  {REPORT}" in out and "polyhead demo --translate" in out
+    assert load_recipe("runs/demo/recipe.yaml") == demo_run.make_recipe("en", "zh", Path("runs/demo"))
 
+
+def test_report_has_attention_maps_of_test_pairs(finished):
     page = Page()
     page.feed(REPORT.read_text(encoding="utf-8"))
     page.close()
     assert page.open == []
-    maps = next(block for block in map(json.loads, page.data) if isinstance(block[0], dict))
+    maps = next(block for block in page.data if isinstance(block[0], dict))
     assert len(maps) == 5
-    held_out = Path("runs/demo/corpus/test.en").read_text(encoding="utf-8").splitlines()
+    sources = Path("runs/demo/corpus/test.en").read_text(encoding="utf-8").splitlines()
     for attention in maps:
-        assert attention["title"] in held_out
-        assert len(attention["weights"]) == 2 and {len(layer) for layer in attention["weights"]} == {2}
+        assert attention["title"] in sources
+        assert [len(layer) for layer in attention["weights"]] == [2]
         for row in (row for layer in attention["weights"] for head in layer for row in head):
             assert len(row) == len(attention["source"])
             assert sum(row) == pytest.approx(1000, abs=len(row))
 
-    recipe = load_recipe("runs/demo/recipe.yaml")
-    assert recipe == demo_run.make_recipe("en", "zh", Path("runs/demo"))
 
-
-def test_an_interrupted_demo_goes_on(
-    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_training_resumes_to_same_weights(trained_demo, workdir, cli, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(TextLogger, "log_train", lambda self, row: os.kill(os.getpid(), signal.SIGINT))
-        assert main(["demo"]) == 130
-    told = capsys.readouterr()
-    assert "The same command continues from there." in told.out
+        patch.setattr(TextLogger, "log_train", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        assert "The same command continues from there." in cli("demo", code=130).out
     assert checkpoint.list_steps(Path("runs/demo/checkpoints")) == [2]
-
-    assert main(["demo"]) == 0
-    told = capsys.readouterr()
-    assert "interrupted run, which continues" in told.out
-    assert "resumed at step 2 of 4" in told.err
-    assert main(["demo", "--out", "runs/whole"]) == 0
-    assert weights("runs/whole") == weights()
+    out, err = cli("demo")
+    assert "interrupted run, which continues" in out and "resumed at step 2 of 4" in err
+    assert weights() == weights(trained_demo / "runs/demo")
 
 
-def test_a_demo_interrupted_while_it_is_measured_is_measured_when_it_goes_on(
-    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_evaluation_runs_again(workdir, cli, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(TranslationTask, "collect_facts", lambda *_, **__: signal.raise_signal(signal.SIGINT))
-        assert main(["demo"]) == 130
-    assert "The same command continues from there." in capsys.readouterr().out
-    before, card = weights(), Path("runs/demo/README.md")
+        assert "The same command continues from there." in cli("demo", code=130).out
+    old_weights, card = weights(), Path("runs/demo/README.md")
     assert "test bleu" not in card.read_text()
-    assert main(["demo"]) == 0
-    assert "interrupted run, which continues" in capsys.readouterr().out
-    assert "test bleu" in card.read_text() and weights() == before
-    shutil.rmtree("runs/demo/checkpoints")  # what cannot go on is used as it is
+    assert "interrupted run, which continues" in cli("demo").out
+    assert "test bleu" in card.read_text() and weights() == old_weights
+    shutil.rmtree("runs/demo/checkpoints")  # without them it is used as it is
     card.unlink()
-    assert main(["demo"]) == 0
-    assert "reused" in capsys.readouterr().out
+    assert "reused" in cli("demo").out
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_demo_learns_to_translate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_demo_learns_to_translate(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = demo_run.open_recipe("en", "zh", Path("runs/demo"))
     demo_run.write_demo_corpus(recipe)
     run, _ = demo_run.load_or_train(recipe)
-    judged = demo_run.evaluate_demo(run, recipe)
-    assert judged.exact_match >= 95
-    assert judged.bleu.value >= 95
-    assert len(judged.references) >= 500
+    evaluation = demo_run.evaluate_demo(run, recipe)
+    assert evaluation.exact_match >= 95 and evaluation.bleu.value >= 95
+    assert len(evaluation.references) >= 500

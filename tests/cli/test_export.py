@@ -1,34 +1,12 @@
-"""Tests of cli/export.py."""
+"""Tests of cli/export.py and import_.py on a directory that is not empty; `mistakes.txt` has the messages."""
 
-from __future__ import annotations
-
-from pathlib import Path
+import shutil
 
 import pytest
-from tests.hf.save_helpers import saved
-
-from polyhead.cli import main
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--to", "onxn"], "unknown format 'onxn'; did you mean 'onnx'?"),
-        (["--family", "gtp2"], "unknown family 'gtp2'; did you mean 'gpt2'?"),
-        (["--dtype", "int8"], "unknown dtype 'int8'"),
-    ],
-)
-def test_a_mistake_at_the_verb_is_one_line(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saved(tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"polyhead: {message}")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("verb", ["import", "export"])
-def test_nothing_is_written_over(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved(tmp_path / "run")
-    assert main([verb, str(tmp_path / "run"), str(tmp_path / "run")]) == 2
-    assert "is not empty; choose another directory" in capsys.readouterr().err
+def test_existing_run_is_not_overwritten(verb, tiny, tmp_path, cli):
+    shutil.copytree(tiny, tmp_path / "run")
+    message = cli.error(verb, tmp_path / "run", tmp_path / "run")
+    assert "is not empty; choose another directory" in message

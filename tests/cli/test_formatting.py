@@ -1,8 +1,6 @@
 """Tests of cli/formatting.py."""
 
-from __future__ import annotations
-
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -19,7 +17,7 @@ from polyhead.cli.formatting import format_type, format_yaml
         (list[str] | None, "list[str] | null"),
     ],
 )
-def test_types_are_named_as_a_user_would(hint: Any, text: str) -> None:
+def test_type_is_written_in_short(hint, text):
     assert format_type(hint) == text
 
 
@@ -27,5 +25,5 @@ def test_types_are_named_as_a_user_would(hint: Any, text: str) -> None:
     ("value", "text"),
     [(None, "null"), (True, "true"), (0.1, "0.1"), ("", '""'), ((0.9, 0.98), "[0.9, 0.98]")],
 )
-def test_defaults_are_written_as_in_a_recipe(value: Any, text: str) -> None:
+def test_value_is_written_as_in_a_recipe(value, text):
     assert format_yaml(value) == text

@@ -1,123 +1,96 @@
 """Tests of cli/generate.py."""
 
-from __future__ import annotations
-
-import io
-import sys
-from pathlib import Path
+import re
 
 import pytest
-from tests.train.conftest import Notes
-from tests.train.conftest import unsynced as unsynced
-from tests.train.tasks.language_helpers import learned as learned
-from tests.train.tasks.language_helpers import place as place
-from tests.train.tasks.language_helpers import shell
 
 import polyhead as ph
-from polyhead.cli import main
+from polyhead import Choice
+from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
-from polyhead.core.registry import CACHE
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
-
-
-def test_options_without_effect_are_refused(
-    learned: tuple[Path, Notes], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = ph.load(learned[0])
-    with pytest.raises(
-        UserError,
-        match="length_penalty has no effect on sampled text; valid settings: batch_tokens, cache, "
-        "frequency_penalty, grammar",
-    ):
-        run.generate(["a"], length_penalty=2.0)
-    with pytest.raises(
-        UserError, match="top_p has no effect on beam search; valid settings: batch_tokens, beam_size"
-    ):
-        run.generate(["a"], beam_size=3, top_p=0.5)
-    with pytest.raises(UserError, match="seed has no effect on beam search"):
-        run.generate(["a"], beam_size=3, seed=0)
-    assert main(["generate", str(learned[0]), "a", "--beam-size", "3", "--seed", "0"]) == 2
-    assert capsys.readouterr().err.startswith("polyhead: seed has no effect on beam search; ")
-    with pytest.raises(UserError, match="n sets the number of texts, not n_best"):
-        run.generate(["a"], beam_size=3, n_best=2)
-    with pytest.raises(UserError, match=r"^n \(4\) is more than beam_size \(3\)"):
-        run.generate(["a"], n=4, beam_size=3)
-    with pytest.raises(UserError, match=r"^n is 1,000,000,000, expected at most 10,000"):
-        run.generate(["a"], n=10**9)
-    assert main(["generate", str(learned[0]), "a", "--n", "1000000000"]) == 2
-    with pytest.raises(UserError, match="unknown key; did you mean 'temperature'"):
-        run.generate(["a"], temprature=3)
+NAMES = ["anna", "bert", "carl", "dora"]
 
 
-def test_a_prompt_that_is_the_name_of_a_file_is_told_to_be_a_text(
-    learned: tuple[Path, Notes],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = str(learned[0].resolve())
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "begin.txt").write_text("the \n")
-    assert main(["generate", run, "begin.txt", "--max-new-tokens", "3"]) == 0
-    out, err = capsys.readouterr()
-    assert out.startswith("begin.txt")
-    assert (
-        err
-        == "polyhead: 'begin.txt' is used as the prompt text; to read lines from the file: - < begin.txt\n"
-    )
-    (tmp_path / "table.parquet").write_bytes(b"PAR1")
-    assert main(["generate", run, "table.parquet", "--max-new-tokens", "3"]) == 0
-    assert capsys.readouterr().err == "polyhead: 'table.parquet' is used as the prompt text\n"
-    assert main(["generate", run, "begin", "--max-new-tokens", "3"]) == 0
-    assert capsys.readouterr().err == ""
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """An untrained language model of characters."""
+    tokenizer = train_tokenizer([f"{a} and {b}" for a in NAMES for b in NAMES], Choice("char"), 300)
+    sizes = {"d_model": 32, "n_layers": 1, "n_heads": 2, "d_ff": 48, "max_len": 32, "tie_embeddings": "none"}
+    model = ph.build(ph.ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=3)
+    directory = tmp_path_factory.mktemp("generate") / "run"
+    Run(model, tokenizer, GenerationConfig(max_new_tokens=40)).save(directory)
+    return directory
 
 
-def test_generate_in_the_shell(learned: tuple[Path, Notes], capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = learned[0]
-    run = ph.load(out)
-    (said,) = run.generate(["anna"], temperature=0.0)
-    assert shell(capsys, out, "anna", "--temperature", "0")[:2] == (0, f"anna{said}\n")
-    begun = run.generate([""], n=3, seed=4, temperature=0.7)[0]
-    assert shell(capsys, out, "-n", "3", "--seed", "4", "--temperature", "0.7")[:2] == (
-        0,
-        "".join(f"{t}\n" for t in begun),
-    )
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"anna\nbert a\n")))
-    both = run.generate(["anna", "bert a"], max_new_tokens=6, top_k=2, stop=["x"])
-    wanted = "".join(f"{a}{b}\n" for a, b in zip(["anna", "bert a"], both, strict=True))
-    assert shell(capsys, out, "-", "--max-new-tokens", "6", "--top-k", "2", "--stop", "x")[:2] == (0, wanted)
-    for beams in ([], ["--beam-size", "2"]):  # a line that is too long is named
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"anna\n" + b"a" * 40 + b"\nanna\n")))
-        settings = {"beam_size": 2} if beams else {"temperature": 0.0}
-        (said,) = run.generate(["anna"], max_new_tokens=6, **settings)
-        given = ["-", "--max-new-tokens", "6", *(beams or ["--temperature", "0"])]
-        told = "polyhead: line 2: 41 tokens, the model's maximum is 32; its output is blank\n"
-        assert shell(capsys, out, *given) == (0, f"anna{said}\n\nanna{said}\n", told)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"anna\n")))
-    assert shell(capsys, out, "-", "--max-new-tokens", "6", "--beam-size", "2")[1] == f"anna{said}\n"
+@pytest.fixture
+def run(run_dir):
+    return ph.load(run_dir)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("options", "message"),
     [
-        (["a", "--top-p", "2"], "top_p: 2.0 is out of range: should be less than or equal to 1"),
-        (
-            ["a", "--temperature", "-1"],
-            "temperature: -1.0 is out of range: should be greater than or equal to 0",
-        ),
-        (["a", "--stop", ""], "a stop string is empty; it would end every text immediately"),
-        (["a" * 40], "prompt 1 has 41 tokens; the model's maximum is 32: pass only its end"),
-        (
-            ["a", "--cache", "state"],
-            "cache 'state' stores a recurrent state, but layers of this model have keys and "
-            "values: use cache 'static'",
-        ),
-        (
-            ["a", "--cache", "stat"],
-            f"cache: unknown cache 'stat'; did you mean 'state'? Known: {', '.join(CACHE.names())}",
-        ),
+        ({"length_penalty": 2.0}, "length_penalty has no effect on sampled text; valid settings: batch_to"),
+        ({"beam_size": 3, "top_p": 0.5}, "top_p has no effect on beam search; valid settings:"),
+        ({"beam_size": 3, "seed": 0}, "seed has no effect on beam search"),
+        ({"beam_size": 3, "n_best": 2}, "n sets the number of texts, not n_best"),
+        ({"beam_size": 3, "n": 4}, r"^n \(4\) is more than beam_size \(3\)"),
+        ({"n": 10**9}, r"^n is 1,000,000,000, expected at most 10,000"),
+        ({"temprature": 3}, "unknown key; did you mean 'temperature'"),
     ],
 )
-def test_mistakes_are_told_in_one_line_before_anything_is_shown(learned, capsys, arguments, message) -> None:
-    assert shell(capsys, learned[0], *arguments) == (2, "", f"polyhead: {message}\n")
+def test_ineffective_options_are_refused(run, options, message):
+    with pytest.raises(UserError, match=message):
+        run.generate(["a"], **options)
+
+
+def test_ineffective_options_are_refused_by_the_verb(run_dir, cli):
+    message = cli.error("generate", run_dir, "a", "--beam-size", 3, "--seed", 0)
+    assert message.startswith("seed has no effect on beam search; ")
+    assert cli.error("generate", run_dir, "a", "--n", 10**9).startswith(
+        "n is 1,000,000,000, expected at most"
+    )
+
+
+def test_prompt_with_file_name_is_used_as_text(run_dir, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "begin.txt").write_text("the \n")
+    (tmp_path / "table.parquet").write_bytes(b"PAR1")
+    warning = "polyhead: {!r} is used as the prompt text{}\n"
+    for prompt, err in (
+        ("begin.txt", warning.format("begin.txt", "; to read lines from the file: - < begin.txt")),
+        ("table.parquet", warning.format("table.parquet", "")),
+        ("begin", ""),
+    ):
+        output = cli("generate", run_dir, prompt, "--max-new-tokens", 3)
+        assert output.out.startswith(prompt) and output.err == err
+
+
+def test_output_is_that_of_the_library(run_dir, run, cli):
+    (text,) = run.generate(["anna"], temperature=0.0)
+    assert cli("generate", run_dir, "anna", "--temperature", 0).out == f"anna{text}\n"
+    texts = run.generate([""], n=3, seed=4, temperature=0.7)[0]
+    out = cli("generate", run_dir, "-n", 3, "--seed", 4, "--temperature", 0.7).out
+    assert out == "".join(f"{text}\n" for text in texts)
+    prompts = ["anna", "bert a"]
+    texts = run.generate(prompts, max_new_tokens=6, top_k=2, stop=["x"])
+    options = ["-", "--max-new-tokens", "6", "--top-k", "2", "--stop", "x"]
+    out = cli("generate", run_dir, *options, stdin="anna\nbert a\n").out
+    assert out == "".join(f"{a}{b}\n" for a, b in zip(prompts, texts, strict=True))
+
+
+@pytest.mark.parametrize("settings", [{"beam_size": 2}, {"temperature": 0.0}], ids=str)
+def test_too_long_line_of_input_is_reported(run_dir, run, cli, settings):
+    (text,) = run.generate(["anna"], max_new_tokens=6, **settings)
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
+    lines = "anna\n" + "a" * 40 + "\nanna\n"
+    out, err = cli("generate", run_dir, "-", "--max-new-tokens", 6, *options, stdin=lines)
+    assert out == f"anna{text}\n\nanna{text}\n"
+    assert re.fullmatch(
+        r"polyhead: line 2: 4\d tokens, the model's maximum is 32; its output is blank\n", err
+    )
+    out = cli("generate", run_dir, "-", "--max-new-tokens", 6, *options, stdin="anna\n").out
+    assert out == f"anna{text}\n"

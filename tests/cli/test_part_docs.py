@@ -1,12 +1,10 @@
 """Tests of cli/part_docs.py."""
 
-from __future__ import annotations
-
 from polyhead.cli.part_docs import parse_docstring
 
 
-def test_a_docstring_is_taken_apart() -> None:
-    about = parse_docstring(
+def test_docstring_is_parsed_into_its_parts():
+    docs = parse_docstring(
         """Adds 0.5 to x, e.g. to 1 (Su et al., 2021). More about
         that.
 
@@ -22,8 +20,8 @@ def test_a_docstring_is_taken_apart() -> None:
           name: its name
         """
     )
-    assert about.summary == "Adds 0.5 to x, e.g. to 1 (Su et al., 2021)."
-    assert about.text.endswith("\n\nAnd more: all of it.")
-    assert about.fields == {"Equation": "y = x + 0.5\nz = y", "When": "it is too small"}
-    assert about.options == {"half": "what is added, or taken away", "name": "its name"}
+    assert docs.summary == "Adds 0.5 to x, e.g. to 1 (Su et al., 2021)."
+    assert docs.text.endswith("\n\nAnd more: all of it.")
+    assert docs.fields == {"Equation": "y = x + 0.5\nz = y", "When": "it is too small"}
+    assert docs.options == {"half": "what is added, or taken away", "name": "its name"}
     assert parse_docstring(None) == ("", {}, {})

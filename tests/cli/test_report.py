@@ -1,71 +1,54 @@
-"""``polyhead report``: the page of one run and of several, without their models."""
-
-from __future__ import annotations
+"""Tests of cli/report.py: the page of one run, without its model."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 from tests.train.conftest import Notes
 from tests.train.task_runs import task_recipe, write_texts
 from tests.viz.html_pages import Page
 
-from polyhead.cli import main
 from polyhead.train.run_training import run_training
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two trainings that differ in their learning rate."""
-    place = tmp_path_factory.mktemp("place")
-    write_texts(place)
-    for name, lr in (("slow", 1e-3), ("quick", 1e-2)):
-        run_training(task_recipe(place, "translation", place / "runs" / name, lr=lr), report=Notes())
-    return place / "runs"
+def run_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("report")
+    write_texts(directory)
+    run_training(task_recipe(directory, "translation", directory / "run"), report=Notes())
+    return directory / "run"
 
 
-def test_the_page_of_a_run_is_the_one_that_its_training_wrote(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(runs / "slow"), "--output", str(tmp_path / "page.html")]) == 0
-    assert capsys.readouterr().out == f"report: {tmp_path / 'page.html'}\n"
-    again, first = ((place).read_text() for place in (tmp_path / "page.html", runs / "slow/report.html"))
-    assert Page(again).data() == Page(first).data() and Page(again).words() == Page(first).words()
+def read_page(path):
+    return Page(path.read_text())
 
 
-def test_it_needs_no_model(runs: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "slow"
-    bare.mkdir()
+def test_page_is_that_of_the_training(run_dir, tmp_path, cli):
+    path = tmp_path / "page.html"
+    assert cli("report", run_dir, "--output", path).out == f"report: {path}\n"
+    actual, expected = read_page(path), read_page(run_dir / "report.html")
+    assert actual.data() == expected.data() and actual.words() == expected.words()
+
+
+def test_weights_are_not_needed(run_dir, tmp_path, cli):
     for name in ("metrics.jsonl", "recipe.yaml", "report.json", "README.md"):
-        shutil.copy(runs / "slow" / name, bare)
-    assert main(["report", str(bare)]) == 0
-    assert (
-        Page((bare / "report.html").read_text()).data()
-        == Page((runs / "slow/report.html").read_text()).data()
-    )
+        shutil.copy(run_dir / name, tmp_path)
+    cli("report", tmp_path)
+    assert read_page(tmp_path / "report.html").data() == read_page(run_dir / "report.html").data()
 
 
-def test_measures_of_the_card_appear_by_themselves(runs: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "slow"
-    shutil.copytree(runs / "slow", copy, ignore=shutil.ignore_patterns("checkpoints", "data"))
-    card = copy / "README.md"
-    card.write_text(
-        card.read_text().replace("| valid loss |", "| baseline \\| copied source | 1.25 |\n| valid loss |")
-    )
-    assert main(["report", str(copy)]) == 0
-    words = [text for tag, text in Page((copy / "report.html").read_text()).texts if tag in ("dt", "dd")]
+def test_page_has_every_value_of_the_card(run_dir, tmp_path, cli):
+    copy = shutil.copytree(run_dir, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "data"))
+    text = (copy / "README.md").read_text()
+    row = "| baseline \\| copied source | 1.25 |\n| valid loss |"
+    (copy / "README.md").write_text(text.replace("| valid loss |", row))
+    cli("report", copy)
+    words = [text for tag, text in read_page(copy / "report.html").texts if tag in ("dt", "dd")]
     assert words[words.index("baseline | copied source") + 1] == "1.25"
 
 
-def test_mistakes_are_one_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = "expected a directory written by polyhead train, with metrics.jsonl"
-    for typed, said in (
-        (["report", str(tmp_path / "none")], f"{tmp_path}/none does not exist; {wanted}"),
-        (["report", str(tmp_path)], f"{tmp_path} has no training; {wanted}"),
-        (["report", *[str(runs / "slow")] * 13, "--output", str(tmp_path / "x.html")],
-         "13 runs; a chart shows at most 12: pass fewer"),
-        (["report", str(runs / "slow"), "--output", str(runs / "slow/metrics.jsonl")],
-         f"--output {runs}/slow/metrics.jsonl is an input and would be overwritten; choose another file"),
-    ):  # fmt: skip
-        assert main(typed) == 2
-        assert capsys.readouterr().err == f"polyhead: {said}\n"
+def test_invalid_arguments_are_refused(run_dir, tmp_path, cli):
+    message = cli.error("report", *[run_dir] * 13, "--output", tmp_path / "x.html")
+    assert message == "13 runs; a chart shows at most 12: pass fewer"
+    path = run_dir / "metrics.jsonl"
+    message = f"--output {path} is an input and would be overwritten; choose another file"
+    assert cli.error("report", run_dir, "--output", path) == message

@@ -1,117 +1,105 @@
-"""The service as a process of its own: how it starts, what it refuses, and how it ends."""
+"""Tests of cli/serve.py: what it starts, what it refuses, and how the process ends."""
 
-from __future__ import annotations
-
+import logging
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
+from contextlib import contextmanager
 
 import psutil
 import pytest
-from tests.cli.serve_helpers import serving
+from tests.cli.serve_helpers import serving, serving_in_thread
 from tests.cli.serve_helpers import speaker as speaker
 
 from polyhead import Choice
-from polyhead.cli import main
 from polyhead.core.extras import install_command
 from polyhead.run.load import load
 from polyhead.run.run import Run
+from polyhead.serve.http import server
+
+
+@pytest.fixture
+def start(cli, monkeypatch):
+    """A function that runs `serve` up to the start of the server, which then runs in a thread."""
+    services, loggers = [], [logging.getLogger(name) for name in ("polyhead.serve", "uvicorn")]
+    levels = [logger.level for logger in loggers]
+
+    def run_server(service, sock, on_ready):
+        services.append(service)
+        on_ready()
+        sock.close()
+
+    monkeypatch.setattr(server, "run_server", run_server)
+
+    @contextmanager
+    def start_service(*arguments):
+        cli("serve", *arguments, "--port", 0)
+        with serving_in_thread(services.pop()) as client:
+            yield client
+
+    yield start_service
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.mark.acceptance("E9")
-def test_told_twice_it_stops_at_once_and_leaves_no_child(speaker: Path) -> None:
+def test_second_sigterm_stops_immediately_without_child_processes(speaker):
     with serving(speaker, "--max-tokens", "100000") as service:
         (stream,) = service.streams(1, max_tokens=100_000)
         children = psutil.Process(service.process.pid).children(recursive=True)
         os.kill(service.process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while service.http.get("/health/ready").status_code == 200:
             assert time.monotonic() < deadline
         os.kill(service.process.pid, signal.SIGTERM)
         assert service.end()[0] == 128 + signal.SIGTERM
-        assert "[DONE]" not in stream.whole()
+        assert "[DONE]" not in stream.read_all()
         assert not [child for child in children if child.is_running()]
 
 
 @pytest.mark.acceptance("E9", "R10")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_told_to_stop_at_any_moment_no_accepted_request_is_lost(speaker: Path) -> None:
+def test_sigterm_loses_no_accepted_request(speaker):
     for delay in range(10):
         with serving(speaker) as service:
             streams = service.streams(4, max_tokens=30 + 20 * delay)
             time.sleep(0.03 * delay)
             os.kill(service.process.pid, signal.SIGTERM)
-            assert all(stream.whole().endswith("data: [DONE]\n\n") for stream in streams)
+            assert all(stream.read_all().endswith("data: [DONE]\n\n") for stream in streams)
             assert service.end()[0] == 0
 
 
-def test_speculative_decoding_of_the_run_or_by_option_changes_no_text(speaker: Path, tmp_path: Path) -> None:
+def test_speculative_decoding_does_not_change_text(speaker, tmp_path, start, monkeypatch):
+    """Whether the run or the option sets it."""
     run = load(speaker)
     settings = run.generation.model_copy(update={"speculative": Choice("lookup")})
     Run(run.model, run.tokenizer, settings).save(tmp_path / "drafting")
+    choices = []
+    propose = Run._proposer
+    monkeypatch.setattr(Run, "_proposer", lambda *a: (choices.append(a[1]), propose(*a))[1])
     body = {"prompt": "two dogs bark . two", "max_tokens": 20, "seed": 3}
-    (wanted,) = run.generate([str(body["prompt"])], max_new_tokens=20, seed=3)
+    (expected,) = run.generate([str(body["prompt"])], max_new_tokens=20, seed=3)
     for arguments in ((tmp_path / "drafting",), (speaker, "--speculative", "lookup,tokens=3")):
-        with serving(*arguments) as service:
-            answer = service.http.post("/v1/completions", json=body).json()
-            assert answer["choices"][0]["text"] == wanted
-            service.process.send_signal(signal.SIGTERM)
-            code, told = service.end()
-            assert code == 0 and "speculative" not in told
+        choices.clear()
+        with start(*arguments) as client:
+            assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
+        assert [choice.name for choice in choices if choice] == ["lookup"]
 
 
-def test_keys_come_from_a_file_or_the_environment(
-    speaker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "keys").write_text("first-key-of-this-service\n")
-    monkeypatch.setenv("POLYHEAD_API_KEY", "other-key-of-this-service")
-    with serving(speaker, "--api-key-file", str(tmp_path / "keys"), "--name", "mine") as service:
-        assert service.http.get("/v1/models").status_code == 401
-        for key in ("first-key-of-this-service", "other-key-of-this-service"):
-            answer = service.http.get("/v1/models", headers={"authorization": f"Bearer {key}"})
-            assert answer.json()["data"][0]["id"] == "mine"
-
-
-def test_what_cannot_be_served_is_told_in_a_line(
-    speaker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        for arguments, said in (
-            ([str(speaker), "--port", port], f"port {port} is in use"),
-            (
-                [str(speaker), "--host", "0.0.0.0"],
-                "0.0.0.0 is reachable from other machines: give --api-key-file",
-            ),
-            (
-                [str(speaker), "--host", "no.such.host.invalid", "--api-key-file", str(tmp_path / "none")],
-                "No such file",
-            ),
-            ([str(tmp_path / "nothing"), "--port", "0"], "no run directory"),
-            (
-                [str(speaker), "--port", "0", "--shutdown-timeout", "0"],
-                "shutdown_timeout: 0.0 is out of range: should be greater than 0",
-            ),
-            ([str(speaker), "--port", "0", "--cache", "pagd"], "did you mean 'paged'?"),
-        ):
-            assert main(["serve", *arguments]) == 2
-            err = capsys.readouterr().err
-            assert said in err and err.count("\n") == 1, err
+def test_api_keys_come_from_file_and_environment(speaker, tmp_path, start, monkeypatch):
+    keys = ("first-key-of-this-service", "other-key-of-this-service")
+    (tmp_path / "keys").write_text(f"{keys[0]}\n")
+    monkeypatch.setenv("POLYHEAD_API_KEY", keys[1])
+    with start(speaker, "--api-key-file", tmp_path / "keys", "--name", "mine") as client:
+        assert client.get("/v1/models").status_code == 401
+        for key in keys:
+            response = client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+            assert response.json()["data"][0]["id"] == "mine"
 
 
 @pytest.mark.parametrize("module", ["uvicorn", "starlette"])
-def test_without_its_extra_it_says_what_to_install(speaker: Path, module: str) -> None:
-    code = (
-        f"import sys; sys.modules[{module!r}] = None; from polyhead.cli import main; "
-        f"sys.exit(main(['serve', {str(speaker)!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"polyhead: this needs {module}: {install_command('serve')}\n",
-    )
+def test_missing_extra_names_the_install_command(speaker, cli, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert cli.error("serve", speaker) == f"this needs {module}: {install_command('serve')}"

@@ -1,4 +1,4 @@
-"""Two services behind existing routers, as docs/serving.md has them; skipped where a router is missing."""
+"""Services behind routers, as docs/serving.md configures them; skipped where a router is missing."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ def with_ports(text: str, ports: list[int]) -> str:
     return text
 
 
-def command_of(router: str, ports: list[int], place: Path) -> list[str]:
+def router_command(router: str, ports: list[int], directory: Path) -> list[str]:
     if router == "nginx":
         (server,) = re.findall(r"```nginx\n(.*?)```", PAGE, re.S)
-        (place / "polyhead.conf").write_text(with_ports(server, ports))
+        (directory / "polyhead.conf").write_text(with_ports(server, ports))
         temporary = "".join(
-            f"{kind}_temp_path {place};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+            f"{kind}_temp_path {directory};\n"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
-        (place / "nginx.conf").write_text(
-            f"daemon off;\npid {place}/pid;\nerror_log stderr;\nevents {{}}\n"
-            f"http {{\naccess_log off;\n{temporary}include {place}/polyhead.conf;\n}}\n"
+        (directory / "nginx.conf").write_text(
+            f"daemon off;\npid {directory}/pid;\nerror_log stderr;\nevents {{}}\n"
+            f"http {{\naccess_log off;\n{temporary}include {directory}/polyhead.conf;\n}}\n"
         )
-        return ["nginx", "-p", str(place), "-c", str(place / "nginx.conf"), "-e", "stderr"]
+        return ["nginx", "-p", str(directory), "-c", str(directory / "nginx.conf"), "-e", "stderr"]
     (line,) = re.findall(r"^vllm-router .*$", PAGE, re.M)
     program, *options = shlex.split(with_ports(line, ports))
     assert program == "vllm-router"
@@ -72,15 +73,17 @@ def router(request: pytest.FixtureRequest) -> str:
 
 
 @contextmanager
-def routing(router: str, services: list[Process], place: Path, *options: str) -> Iterator[httpx2.Client]:
+def routing(router: str, services: list[Process], directory: Path, *options: str) -> Iterator[httpx2.Client]:
     """A client of the router, when the router is ready."""
     ports = [free_port(), *(int(service.url.rsplit(":", 1)[1]) for service in services)]
     process = subprocess.Popen(
-        [*command_of(router, ports, place), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*router_command(router, ports, directory), *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{ports[0]}", timeout=60, trust_env=False) as client:
-            deadline = time.monotonic() + 60
+        with httpx2.Client(base_url=f"http://127.0.0.1:{ports[0]}", timeout=200, trust_env=False) as client:
+            deadline = time.monotonic() + 200
             while not is_ready(client):
                 assert process.poll() is None and time.monotonic() < deadline, f"{router} does not start"
                 time.sleep(0.1)
@@ -97,24 +100,24 @@ def is_ready(client: httpx2.Client) -> bool:
         return False
 
 
-def body_of(i: int, **changes: Any) -> dict[str, Any]:
+def make_body(i: int, **changes: Any) -> dict[str, Any]:
     return {"model": "speaker", "prompt": "dogs bark . " * (i + 1), "max_tokens": 8, "seed": i} | changes
 
 
-def text_of(answer: httpx2.Response) -> str:
+def response_text(answer: httpx2.Response) -> str:
     assert answer.status_code == 200, answer.text
     text: str = answer.json()["choices"][0]["text"]
     return text
 
 
-def streamed(stream: Stream) -> tuple[str, bool]:
+def read_stream(stream: Stream) -> tuple[str, bool]:
     """The text of a stream, and whether it came to its end."""
-    events = re.findall(r"^data: (\{.*)$", stream.whole(), re.M)
+    events = re.findall(r"^data: (\{.*)$", stream.read_all(), re.M)
     parts = [choice["text"] for event in events for choice in json.loads(event)["choices"]]
-    return "".join(parts), stream.whole().endswith("data: [DONE]\n\n")
+    return "".join(parts), stream.read_all().endswith("data: [DONE]\n\n")
 
 
-def number_answered(service: Process) -> int:
+def count_responses(service: Process) -> int:
     return sum(
         int(float(n))
         for n in re.findall(
@@ -124,67 +127,63 @@ def number_answered(service: Process) -> int:
 
 
 @pytest.mark.parametrize("router", ["vllm-router", "nginx"], indirect=True)
-def test_one_of_two_workers_ends_or_is_killed_and_the_streams_of_the_other_are_whole(
-    router: str, speaker: Path, tmp_path: Path
-) -> None:
-    with serving(speaker) as one, serving(speaker) as other, serving(speaker) as alone:
-        wanted = [text_of(alone.http.post("/v1/completions", json=body_of(i))) for i in range(4)]
-        long = text_of(alone.http.post("/v1/completions", json={**LONG, "stream": False}))
+def test_other_worker_completes_when_one_stops(router, speaker, tmp_path):
+    with serving(speaker) as one, serving(speaker) as other, serving(speaker) as single:
+        expected = [response_text(single.http.post("/v1/completions", json=make_body(i))) for i in range(4)]
+        long = response_text(single.http.post("/v1/completions", json={**LONG, "stream": False}))
         with routing(router, [one, other], tmp_path) as client:
             url = str(client.base_url).rstrip("/")
-            texts = [text_of(client.post("/v1/completions", json=body_of(i % 4))) for i in range(8)]
-            assert texts == wanted * 2
-            assert number_answered(one) and number_answered(other)
+            texts = [response_text(client.post("/v1/completions", json=make_body(i % 4))) for i in range(8)]
+            assert texts == expected * 2
+            assert count_responses(one) and count_responses(other)
             assert client.post("/v1/score", json={"input": "dogs"}).status_code == 200
 
             streams = [Stream(url, LONG) for _ in range(6)]
             with ThreadPoolExecutor(4) as pool:
-                waiting = [
+                pending = [
                     pool.submit(client.post, "/v1/completions", json={**LONG, "stream": False})
                     for _ in range(4)
                 ]
                 time.sleep(0.1)
                 one.process.kill()
                 one.process.wait()
-                ends = [streamed(stream) for stream in streams]
+                ends = [read_stream(stream) for stream in streams]
                 assert {end for text, end in ends} == {True, False}, "each worker had some of them"
                 assert all(text == long for text, end in ends if end)
                 assert all(long.startswith(text) for text, end in ends if not end)
-                assert [text_of(answer.result()) for answer in waiting] == [long] * 4
-            texts = [text_of(client.post("/v1/completions", json=body_of(i % 4))) for i in range(8)]
-            assert texts == wanted * 2
+                assert [response_text(answer.result()) for answer in pending] == [long] * 4
+            texts = [response_text(client.post("/v1/completions", json=make_body(i % 4))) for i in range(8)]
+            assert texts == expected * 2
 
-        with routing(router, [other, alone], tmp_path) as client:
+        with routing(router, [other, single], tmp_path) as client:
             url = str(client.base_url).rstrip("/")
             streams = [Stream(url, LONG) for _ in range(6)]
             other.process.send_signal(signal.SIGTERM)
-            texts = [text_of(client.post("/v1/completions", json=body_of(i % 4))) for i in range(8)]
-            assert texts == wanted * 2
-            assert [streamed(stream) for stream in streams] == [(long, True)] * 6
+            texts = [response_text(client.post("/v1/completions", json=make_body(i % 4))) for i in range(8)]
+            assert texts == expected * 2
+            assert [read_stream(stream) for stream in streams] == [(long, True)] * 6
             assert other.end()[0] == 0
 
 
 @pytest.mark.parametrize("router", ["vllm-router", "sglang-router", "nginx"], indirect=True)
-def test_workers_with_keys_are_behind_it_too(
-    router: str, speaker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_api_keys_pass_through_the_router(router, speaker, tmp_path, monkeypatch):
     monkeypatch.setenv("POLYHEAD_API_KEY", KEY)
     with serving(speaker) as service:
         del os.environ["POLYHEAD_API_KEY"]
         options = [] if router == "nginx" else ["--api-key", KEY]
         with routing(router, [service, service], tmp_path, *options) as client:
             headers = {"authorization": f"Bearer {KEY}"}
-            text_of(client.post("/v1/completions", json=body_of(0), headers=headers))
+            response_text(client.post("/v1/completions", json=make_body(0), headers=headers))
             if router == "sglang-router":  # it has the name from /server_info
                 workers = client.get("/workers", headers=headers).json()["workers"]
                 assert {worker["model_id"] for worker in workers} == {"speaker"}
             wrong = {"authorization": "Bearer no-key-of-these-services"}
-            assert client.post("/v1/completions", json=body_of(0), headers=wrong).status_code == 401
-            assert client.post("/v1/completions", json=body_of(0)).status_code == 401
+            assert client.post("/v1/completions", json=make_body(0), headers=wrong).status_code == 401
+            assert client.post("/v1/completions", json=make_body(0)).status_code == 401
 
 
 @pytest.mark.parametrize("router", ["vllm-router", "nginx"], indirect=True)
-def test_a_worker_that_starts_again_gets_requests_again(router: str, speaker: Path, tmp_path: Path) -> None:
+def test_restarted_worker_gets_requests_again(router, speaker, tmp_path):
     options = ["--health-check-interval-secs", "1"] if router == "vllm-router" else []
     with (
         serving(speaker) as one,
@@ -194,10 +193,10 @@ def test_a_worker_that_starts_again_gets_requests_again(router: str, speaker: Pa
         one.process.kill()
         one.process.wait()
         for i in range(8):
-            text_of(client.post("/v1/completions", json=body_of(i)))
-        with serving(speaker, "--port", one.url.rsplit(":", 1)[1]) as again:
-            deadline = time.monotonic() + 60
-            while not number_answered(again):
+            response_text(client.post("/v1/completions", json=make_body(i)))
+        with serving(speaker, "--port", one.url.rsplit(":", 1)[1]) as new_service:
+            deadline = time.monotonic() + 200
+            while not count_responses(new_service):
                 assert time.monotonic() < deadline
-                text_of(client.post("/v1/completions", json=body_of(0)))
+                response_text(client.post("/v1/completions", json=make_body(0)))
                 time.sleep(0.1)

@@ -1,6 +1,4 @@
-"""A shortlist is made, told of and used; what cannot have one is told in a line."""
-
-from __future__ import annotations
+"""Tests of cli/shortlist.py: a shortlist is built, measured, saved and used."""
 
 import re
 import shutil
@@ -9,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import polyhead
-from polyhead.cli import main
 from polyhead.core.errors import UserError
 
 SOURCE = [
@@ -23,128 +20,92 @@ TARGET = ["a dog barks .", "two dogs bark .", "a man sings .", "two women sing .
 
 
 @pytest.fixture
-def own(tiny: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny, tmp_path / "own"))
+def run_dir(tiny, tmp_path):
+    return Path(shutil.copytree(tiny, tmp_path / "run"))
 
 
 @pytest.fixture
-def pairs(tmp_path: Path) -> list[str]:
+def pairs(tmp_path):
     for name, lines in (("a.de", SOURCE), ("a.en", TARGET)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines * 8))
-    return [str(tmp_path / "a.de"), str(tmp_path / "a.en")]
+    return [tmp_path / "a.de", tmp_path / "a.en"]
 
 
-def test_it_is_learned_measured_kept_and_used(
-    own: Path, pairs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["shortlist", str(own), *pairs, "--per-token", "3", "--frequent", "5"]) == 0
-    out = capsys.readouterr().out
+def test_shortlist_is_measured_saved_and_used(run_dir, pairs, tmp_path, cli):
+    out = cli("shortlist", run_dir, *pairs, "--per-token", 3, "--frequent", 5).out
     assert "learned from  36 pairs\n" in out
-    loaded = polyhead.load(own)
-    made = loaded.get_shortlist()
-    assert made is not None
-    held = loaded.tokenizer.encode(SOURCE[:4])
-    mean = sum(len(made.select_ids(line)) for line in held) / 4
-    assert f"allowed per text  {mean:,.0f} of {loaded.config.vocab_size:,} tokens on average\n" in out
-    said = loaded.tokenizer.target_tokenizer.encode(TARGET[:4])
-    inside = [
-        token in made.select_ids(line) for line, target in zip(held, said, strict=True) for token in target
-    ]
-    assert f"references  {sum(inside) / len(inside):.1%} of their tokens are allowed\n" in out
-    whole, few = (loaded.translate(SOURCE, shortlist=shortlist) for shortlist in (False, True))
-    same = sum(a == b for a, b in zip(whole[:4], few[:4], strict=True))
-    assert re.search(rf"translations  {same} of 4 unchanged, \d+\.\d\d times as fast\n", out)
-    assert whole != few  # random weights say anything
-    assert main(["translate", str(own), pairs[0], "--shortlist", "--output", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out").read_text().splitlines() == [text.replace("\n", " ") for text in few] * 8
-    assert main(["eval", str(own), *pairs, "--shortlist", "--output", str(tmp_path / "again")]) == 0
-    assert (tmp_path / "again").read_text() == (tmp_path / "out").read_text()
-    assert loaded.engine(shortlist=True).submit(SOURCE[1]).collect_texts() == [few[1]]
+    run = polyhead.load(run_dir)
+    shortlist = run.get_shortlist()
+    allowed = [shortlist.select_ids(ids) for ids in run.tokenizer.encode(SOURCE[:4])]
+    mean = sum(map(len, allowed)) / 4
+    assert f"allowed per text  {mean:,.0f} of {run.config.vocab_size:,} tokens on average\n" in out
+    targets = run.tokenizer.target_tokenizer.encode(TARGET[:4])
+    is_covered = [token in ids for ids, target in zip(allowed, targets, strict=True) for token in target]
+    assert f"references  {sum(is_covered) / len(is_covered):.1%} of their tokens are allowed\n" in out
+    free, with_shortlist = (run.translate(SOURCE, shortlist=shortlist) for shortlist in (False, True))
+    n_same = sum(a == b for a, b in zip(free[:4], with_shortlist[:4], strict=True))
+    assert re.search(rf"translations  {n_same} of 4 unchanged, \d+\.\d\d times as fast\n", out)
+    assert free != with_shortlist  # the weights are random
+    cli("translate", run_dir, pairs[0], "--shortlist", "--output", tmp_path / "out")
+    assert (tmp_path / "out").read_text().splitlines() == [t.replace("\n", " ") for t in with_shortlist] * 8
+    cli("eval", run_dir, *pairs, "--shortlist", "--output", tmp_path / "evaluated")
+    assert (tmp_path / "evaluated").read_text() == (tmp_path / "out").read_text()
+    assert run.engine(shortlist=True).submit(SOURCE[1]).collect_texts() == [with_shortlist[1]]
 
 
-def test_from_a_text_alone_it_learns_what_the_run_says(
-    own: Path, pairs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["shortlist", str(own), pairs[0], "--per-token", "200", "--frequent", "300"]) == 0
-    assert "references  100.0% of their tokens are allowed" in capsys.readouterr().out
-    loaded = polyhead.load(own)
-    greedy = [loaded.translate(SOURCE, beam_size=1, shortlist=shortlist) for shortlist in (False, True)]
-    assert greedy[0] == greedy[1]
+def test_source_alone_is_paired_with_the_translations(run_dir, pairs, cli):
+    out = cli("shortlist", run_dir, pairs[0], "--per-token", 200, "--frequent", 300).out
+    assert "references  100.0% of their tokens are allowed" in out
+    run = polyhead.load(run_dir)
+    free, with_shortlist = (
+        run.translate(SOURCE, beam_size=1, shortlist=shortlist) for shortlist in (False, True)
+    )
+    assert free == with_shortlist
 
 
-def test_every_end_may_always_come(own: Path, pairs: list[str]) -> None:
-    run = polyhead.load(own)
+def test_stop_tokens_are_always_allowed(run_dir, pairs, cli):
+    run = polyhead.load(run_dir)
     run.generation = run.generation.model_copy(update={"stop_tokens": ("<mask>",)})
-    run.save(own)
-    assert main(["shortlist", str(own), *pairs, "--per-token", "1", "--frequent", "1"]) == 0
-    made = polyhead.load(own).get_shortlist()
-    assert made is not None
-    assert {run.tokenizer.eos_id, run.tokenizer.token_to_id("<mask>")} <= {*made.frequent.tolist()}
+    run.save(run_dir)
+    cli("shortlist", run_dir, *pairs, "--per-token", 1, "--frequent", 1)
+    frequent = polyhead.load(run_dir).get_shortlist().frequent.tolist()
+    assert {run.tokenizer.eos_id, run.tokenizer.token_to_id("<mask>")} <= {*frequent}
 
 
-def test_pairs_that_the_model_cannot_hold_are_left_out_and_told(
-    own: Path, pairs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each token of a pair is learned from beside each of its other side: one line of a whole book is no
-    pair.
-    """
+def test_too_long_pairs_are_skipped_and_counted(run_dir, pairs, cli):
+    """Every token of a pair is counted with every token of its other side: a book in one line is no pair."""
     for path in pairs:
-        lines = Path(path).read_text().splitlines()
-        Path(path).write_text("".join(f"{line}\n" for line in [lines[0] * 1000, *lines]))
-    assert main(["shortlist", str(own), *pairs]) == 0
-    told = capsys.readouterr()
-    most = polyhead.load(own).config.max_len - 1
-    assert f"polyhead: 1 pairs have more than {most} tokens per side: skipped\n" in told.err
-    assert "learned from  36 pairs\n" in told.out
+        lines = path.read_text().splitlines()
+        path.write_text("".join(f"{line}\n" for line in [lines[0] * 1000, *lines]))
+    out, err = cli("shortlist", run_dir, *pairs)
+    max_len = polyhead.load(run_dir).config.max_len - 1
+    assert f"polyhead: 1 pairs have more than {max_len} tokens per side: skipped\n" in err
+    assert "learned from  36 pairs\n" in out
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        (
-            ["translate", "RUN", "--shortlist"],
-            "this run has no shortlist; create one: polyhead shortlist RUN",
-        ),
-        (
-            ["shortlist", "RUN"],
-            "this run has no recipe with data files; pass files: polyhead shortlist RUN SOURCE TARGET",
-        ),
-        (
-            ["shortlist", "RUN", "FEW"],
-            "a shortlist requires at least two pairs, better 10,000; got 1",
-        ),
-        (["shortlist", "RUN", "nowhere.de"], "no file 'nowhere.de'"),
-        (["shortlist", "gone", "FEW"], "no run directory 'gone'"),
-    ],
-)
-def test_what_cannot_be_is_told(
-    typed: list[str], message: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_files_and_runs_are_refused(run_dir, tmp_path, cli):
     (tmp_path / "few").write_text("ein hund\n")
-    names = {"RUN": str(tiny), "FEW": str(tmp_path / "few")}
-    assert main([names.get(word, word) for word in typed]) == 2
-    told = capsys.readouterr().err
-    assert message in told and told.count("\n") == 1
-    assert not (tiny / "shortlist.safetensors").exists()
+    message = "a shortlist requires at least two pairs, better 10,000; got 1"
+    assert message in cli.error("shortlist", run_dir, tmp_path / "few")
+    assert "no file 'nowhere.de'" in cli.error("shortlist", run_dir, "nowhere.de")
+    assert "no run directory 'gone'" in cli.error("shortlist", "gone", tmp_path / "few")
+    assert not (run_dir / "shortlist.safetensors").exists()
 
 
-def test_none_is_written_over_and_a_damaged_one_is_told_where_it_is_wanted(
-    own: Path, pairs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (own / "shortlist.safetensors").write_bytes(b"nothing")
-    assert main(["translate", str(own), pairs[0]]) == 0
-    assert main(["translate", str(own), pairs[0], "--shortlist"]) == 2
-    assert "shortlist.safetensors is damaged or truncated" in capsys.readouterr().err
-    assert main(["shortlist", str(own), *pairs]) == 2
-    there = own / "shortlist.safetensors"
-    assert capsys.readouterr().err == f"polyhead: {there} already exists; to build another, remove it first\n"
-    assert there.read_bytes() == b"nothing"
-    there.unlink()
-    assert main(["shortlist", str(own), *pairs]) == 0
-    assert main(["translate", str(own), pairs[0], "--shortlist"]) == 0
+def test_damaged_shortlist_is_refused_and_not_overwritten(run_dir, pairs, cli):
+    path = run_dir / "shortlist.safetensors"
+    path.write_bytes(b"nothing")
+    cli("translate", run_dir, pairs[0])
+    message = cli.error("translate", run_dir, pairs[0], "--shortlist")
+    assert "shortlist.safetensors is damaged or truncated" in message
+    message = cli.error("shortlist", run_dir, *pairs)
+    assert message == f"{path} already exists; to build another, remove it first"
+    assert path.read_bytes() == b"nothing"
+    path.unlink()
+    cli("shortlist", run_dir, *pairs)
+    cli("translate", run_dir, pairs[0], "--shortlist")
 
 
-def test_several_runs_together_have_none(tiny: Path) -> None:
-    several = polyhead.load([tiny, tiny])
+def test_ensemble_has_no_shortlist(tiny):
     with pytest.raises(UserError, match="a shortlist is for a single run, not an ensemble"):
-        several.translate(["ein hund"], shortlist=True)
+        polyhead.load([tiny, tiny]).translate(["ein hund"], shortlist=True)

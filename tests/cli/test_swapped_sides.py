@@ -1,118 +1,83 @@
-"""Files of the wrong side are reported by train, eval, translate and score; files of the
-right one are not.
-"""
-
-from __future__ import annotations
-
-from pathlib import Path
+"""Files of the wrong side are reported by eval, translate, score and init, others are not."""
 
 import pytest
-from tests.cli.swapped_sides_helpers import TEXTS, recipe_of
-from tests.cli.swapped_sides_helpers import place as place
+from tests.cli.swapped_sides_helpers import CHINESE, ENGLISH, GERMAN, TEXTS, recipe_of
+from tests.cli.swapped_sides_helpers import workdir as workdir
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelSpec
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-ENGLISH = ["a dog is in the house and it sleeps", "the cat and the man are in the street",
-    "two men see the dog that barks at the cat"]  # fmt: skip
-GERMAN = ["ein Hund ist in dem Haus und er schläft", "die Katze und der Mann sind auf der Straße",
-    "zwei Männer sehen den Hund, der die Katze anbellt"]  # fmt: skip
-CHINESE = ["一只狗在房子里睡觉", "猫和男人在街上", "两个男人看见了对着猫叫的狗"]
+SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 64}
 
 
-def save_translator(source: str, target: str, **data: object) -> None:
-    """An untrained run that has learned from train.SOURCE and train.TARGET."""
+def save_translator(source, target, **data):
+    """Save an untrained run whose recipe has train.SOURCE and train.TARGET."""
     tokenizer = train_tokenizer(TEXTS[source] + TEXTS[target], Choice("bpe"), 400)
-    section = ModelSpec(d_model=16, n_heads=2, n_layers=1, max_len=64)
-    config = ModelConfig(vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, max_len=64)
-    names = {"train": [f"train.{source}", f"train.{target}"], "valid_fraction": 0.1, "valid": None}
-    recipe = recipe_of(**{**names, **data}).model_copy(update={"model": section})
+    files = {"train": [f"train.{source}", f"train.{target}"], "valid_fraction": 0.1, "valid": None}
+    recipe = recipe_of(**files | data).model_copy(update={"model": ModelSpec(**SIZES)})
     generation = GenerationConfig(beam_size=1, max_length_ratio=0.1, max_length_extra=1)
-    Run(build(config), tokenizer, generation, recipe).save("run")
+    model = build(ModelConfig(vocab_size=tokenizer.vocab_size, **SIZES))
+    Run(model, tokenizer, generation, recipe).save("run")
 
 
-HAN = "the text is in Han script; this model translates en to zh: did you swap the files?"
-WORDS = (
-    "the text has the frequent words of the other side; this model translates en to de: did you swap "
-    "the files?"
-)
-CODES = {"source_lang": "en", "target_lang": "zh"}
+SWAP = "did you swap the files?"
+HAN = f"the text is in Han script; this model translates en to zh: {SWAP}"
+LATIN = f"the reference is in Latin script; this model translates en to zh: {SWAP}"
+SCRIPTS = f"the text is in Han script; this model translates Latin script to Han script: {SWAP}"
+WORDS = f"the text has the frequent words of the other side; this model translates en to de: {SWAP}"
+ZH, DE = ({"source_lang": "en", "target_lang": code} for code in ("zh", "de"))
 
 
-@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(
-    ("sides", "data", "typed", "said"),
+    ("languages", "data", "command", "warning"),
     [
-        ("en zh", CODES, "translate run test.zh", HAN),
-        ("en zh", CODES, "translate run test.zh --read-batch 1", HAN),
-        ("en zh", CODES, "eval run test.zh test.en", HAN),
-        ("en zh", CODES, "score run test.zh test.en", HAN),
-        # by the codes alone
-        ("en zh", {**CODES, "train": ["gone.en", "gone.zh"]}, "translate run test.zh", HAN),
-        (
-            "en zh",
-            {},
-            "translate run test.zh",
-            "the text is in Han script; this model translates Latin script to Han script: did you swap the "
-            "files?",
-        ),
-        (
-            "en zh",
-            CODES,
-            "eval run test.en test.en",
-            "the reference is in Latin script; this model translates en to zh: did you swap the files?",
-        ),
-        ("en de", {"source_lang": "en", "target_lang": "de"}, "translate run test.de", WORDS),
-        ("en de", {"source_lang": "en", "target_lang": "de"}, "eval run test.de test.en", WORDS),
-        ("en zh", CODES, "translate run test.en", ""),
-        ("en zh", CODES, "eval run test.en test.zh", ""),
-        ("en zh", CODES, "score run test.en test.zh", ""),
+        ("en zh", ZH, "translate run test.zh", HAN),
+        ("en zh", ZH, "translate run test.zh --read-batch 1", HAN),
+        ("en zh", ZH, "eval run test.zh test.en", HAN),
+        ("en zh", ZH, "score run test.zh test.en", HAN),
+        ("en zh", ZH | {"train": ["gone.en", "gone.zh"]}, "translate run test.zh", HAN),  # by the codes alone
+        ("en zh", {}, "translate run test.zh", SCRIPTS),
+        ("en zh", ZH, "eval run test.en test.en", LATIN),
+        ("en de", DE, "translate run test.de", WORDS),
+        ("en de", DE, "eval run test.de test.en", WORDS),
+        ("en zh", ZH, "translate run test.en", ""),
+        ("en zh", ZH, "eval run test.en test.zh", ""),
+        ("en zh", ZH, "score run test.en test.zh", ""),
         ("en de", {}, "eval run test.en test.de", ""),
-        ("en de", {"train": ["gone.en", "gone.de"]}, "translate run test.de", ""),  # nobody can tell
+        ("en de", {"train": ["gone.en", "gone.de"]}, "translate run test.de", ""),  # not known
     ],
-)  # fmt: skip
-def test_text_of_the_wrong_side_is_warned_of_once(
-    sides: str, data: dict[str, object], typed: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_translator(*sides.split(), **data)
-    assert main(typed.split()) == 0
-    warned = [line for line in capsys.readouterr().err.splitlines() if "did you swap" in line]
-    assert warned == ([f"polyhead: {said}"] if said else [])
+)
+def test_text_of_the_wrong_side_warns_once(languages, data, command, warning, workdir, cli):
+    save_translator(*languages.split(), **data)
+    warnings = [line for line in cli(*command.split()).err.splitlines() if SWAP in line]
+    assert warnings == ([f"polyhead: {warning}"] if warning else [])
 
 
-INVENTED = {
-    "one": [a + b for a in ["ba", "be", "bi", "bo", "bu", "da", "de", "di", "do", "du"] for b in ["na", "ne",
-        "ni", "no", "nu", "ra", "re", "ri", "ro", "ru"]],
-    "other": [a + b for a in ["ka", "ke", "ki", "ko", "ku", "ta", "te", "ti", "to", "tu"] for b in ["sa",
-        "se", "si", "so", "su", "la", "le", "li", "lo", "lu"]],
-}  # fmt: skip
+def syllables(first, second):
+    return [a + b for a in first.split() for b in second.split()]
+
+
+A = syllables("ba be bi bo bu da de di do du", "na ne ni no nu ra re ri ro ru")
+B = syllables("ka ke ki ko ku ta te ti to tu", "sa se si so su la le li lo lu")
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "faulty"),
+    ("source", "target", "is_error"),
     [
         (ENGLISH, CHINESE, True),
-        (INVENTED["one"], INVENTED["other"], True),
-        (INVENTED["one"], INVENTED["one"][::-1], False),
-        (ENGLISH, GERMAN, False),  # too few words to tell
+        (A, B, True),
+        (A, A[::-1], False),
+        (ENGLISH, GERMAN, False),  # too few words to decide
     ],
 )
-def test_two_languages_of_unlike_lengths_are_a_faulty_translation(
-    place: Path, one: list[str], other: list[str], faulty: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (place / "one.txt").write_text("\n".join(one * 20) + "\n", encoding="utf-8")
-    (place / "other.txt").write_text("\n".join(other * 21) + "\n", encoding="utf-8")
-    assert main(["init", "one.txt", "other.txt"]) == (2 if faulty else 0)
-    said = capsys.readouterr()
-    if faulty:
-        assert said.err == (
-            f"polyhead: one.txt has {20 * len(one):,} lines and other.txt {21 * len(other):,}, in different "
-            "languages: line n of the target must translate line n of the source, so both must have the "
-            "same number of lines; task=language-model trains on both as plain text\n"
-        )
+def test_two_languages_of_unequal_lengths_are_refused(source, target, is_error, workdir, cli):
+    (workdir / "a.txt").write_text("\n".join(source * 20) + "\n", encoding="utf-8")
+    (workdir / "b.txt").write_text("\n".join(target * 21) + "\n", encoding="utf-8")
+    if is_error:
+        count = f"a.txt has {20 * len(source):,} lines and b.txt {21 * len(target):,}, in different languages"
+        assert cli.error("init", "a.txt", "b.txt").startswith(f"{count}: line n of the target must translate")
     else:
-        assert "task: language-model" in said.out
+        assert "task: language-model" in cli("init", "a.txt", "b.txt").out

@@ -1,39 +1,26 @@
 """Tests of cli/terminology_file.py."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from polyhead.cli import main
 
-LINES = ["ein hund bellt .", "zwei hunde", "", "EIN Hund", "a dog"]
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "input.txt"
-    path.write_text("\n".join(LINES) + "\n")
-    return path
-
-
-def test_terms_that_are_not_utf_8_are_refused(
-    tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "terms.tsv"
-    file.write_bytes(b"dog\tHund\nman\tM\xe4nner\n")
-    assert main(["translate", str(tiny), str(source), "--terminology", str(file)]) == 2
-    assert f"--terminology: line 2 of {file} has characters that are not UTF-8" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"hund dog\n", "line 1 of FILE is 'hund dog'; expected a word, a tab and its translation"),
+        (b"hund\tdog\n\tcat\n", "line 2 of FILE is '\\tcat'; expected a word, a tab and its translation"),
+        (b"hund\tdog\t\n", "line 1 of FILE is 'hund\\tdog\\t'; expected a word"),
+        (b"\n", "FILE has no line with a word, a tab and its translation"),
+        (b"dog\tHund\nman\tM\xe4nner\n", "line 2 of FILE has characters that are not UTF-8"),
+    ],
+)
+def test_invalid_file_is_refused(content, message, tiny, source, tmp_path, cli):
+    path = tmp_path / "terms.tsv"
+    path.write_bytes(content)
+    err = cli("translate", tiny, source, "--terminology", path, "--read-batch", 2, code=2).err
+    assert f"polyhead: --terminology: {message.replace('FILE', str(path))}" in err
 
 
-def test_a_file_that_is_not_there_or_is_the_text_is_told(
-    tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["translate", str(tiny), str(source), "--terminology", "nowhere.tsv"]) == 2
-    assert "no file 'nowhere.tsv'" in capsys.readouterr().err
-    assert main(["translate", str(tiny), "-", "--terminology", "-"]) == 2
-    assert (
-        "--terminology: standard input is already used for the text; expected a file"
-        in capsys.readouterr().err
-    )
+def test_missing_file_and_standard_input_are_refused(tiny, source, cli):
+    assert "no file 'nowhere.tsv'" in cli.error("translate", tiny, source, "--terminology", "nowhere.tsv")
+    message = "--terminology: standard input is already used for the text; expected a file"
+    assert message in cli.error("translate", tiny, "-", "--terminology", "-")

@@ -1,13 +1,9 @@
-"""From a recipe to translations by the command line alone."""
-
-from __future__ import annotations
+"""Tests of cli/train.py: train, evaluate, translate and resume; `mistakes.txt` has most messages."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
-from polyhead.cli import main
 from polyhead.run.recipe import load_recipe
 
 RECIPE = """
@@ -19,8 +15,7 @@ train: {steps: 40, log_every: 20, eval_every: 40, lr: 1e-2, schedule: {name: con
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with text and a recipe, to stand in."""
+def workdir(tmp_path, monkeypatch):
     for split in ("train", "valid"):
         (tmp_path / f"{split}.de").write_text("ein hund bellt .\nzwei hunde schlafen .\n" * 20)
         (tmp_path / f"{split}.en").write_text("a dog barks .\ntwo dogs are asleep .\n" * 20)
@@ -29,119 +24,77 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_train_eval_translate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "dogs.yaml", "train.steps=60"]) == 0
+def test_trained_run_evaluates_and_translates(workdir, cli):
+    cli("train", "dogs.yaml", "train.steps=60")
     assert load_recipe("runs/dogs/recipe.yaml") == load_recipe("dogs.yaml", ["train.steps=60"])
-    capsys.readouterr()
-
-    assert main(["translate", "runs/dogs", "valid.de"]) == 0
-    assert capsys.readouterr().out == (place / "valid.en").read_text()
-
-    assert main(["eval", "runs/dogs", "--split", "valid", "--output", "out.en", "--limit", "4"]) == 0
-    table = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
-    assert (table["bleu"], table["chrf"], table["exact"]) == (pytest.approx(100, abs=1e-6), 100, 100)
-    assert 1 < table["perplexity"] < 1.5
-    assert (place / "out.en").read_text() == "a dog barks .\ntwo dogs are asleep .\n" * 2
-
-    assert main(["eval", "runs/dogs"]) == 2
-    assert capsys.readouterr().err.startswith("polyhead: this run's recipe has no test files; pass files: ")
-    assert main(["eval", "runs/dogs", "valid.en", "valid.en", "--limit", "2"]) == 0
+    assert cli("translate", "runs/dogs", "valid.de").out == (workdir / "valid.en").read_text()
+    out = cli("eval", "runs/dogs", "--split", "valid", "--output", "out.en", "--limit", 4).out
+    values = {line.split()[0]: float(line.split()[1]) for line in out.splitlines()}
+    assert (values["bleu"], values["chrf"], values["exact"]) == (pytest.approx(100, abs=1e-6), 100, 100)
+    assert 1 < values["perplexity"] < 1.5
+    assert (workdir / "out.en").read_text() == "a dog barks .\ntwo dogs are asleep .\n" * 2
+    assert cli.error("eval", "runs/dogs").startswith("this run's recipe has no test files; pass files: ")
+    cli("eval", "runs/dogs", "valid.en", "valid.en", "--limit", 2)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("override", "message"),
     [
-        (["dogs.yaml", "train.stps=3"], "train.stps: unknown key; did you mean 'steps'?"),
-        (["dog.yaml"], "dog.yaml: no such file; did you mean 'dogs.yaml'?"),
-        (
-            ["dogs.yaml", "data.root=nowhere"],
-            "data.root: no directory 'nowhere'; set it with data.root=...",
-        ),
-        (
-            ["dogs.yaml", "data.train=[train.d, train.en]"],
-            "data.train: no file 'train.d' in '.'; did you mean 'train.de'?",
-        ),
-        (
-            ["dogs.yaml", "distill={teacher: nowhere}"],
-            "distill.teacher: no run directory 'nowhere'; a run on the Hugging Face hub is named owner/name",
-        ),
+        ("data.train=[train.d, train.en]", "data.train: no file 'train.d' in '.'; did you mean 'train.de'?"),
+        ("distill={teacher: nowhere}", "distill.teacher: no run directory 'nowhere'; a run on the Hugging"),
+        ("data.train=[texts/train.d, train.en]", "did you mean 'texts/train.de'?"),
+        ("data.train=[texts/trai*.d, train.en]", "did you mean 'texts/train.de'?"),
+        ("generation.embed_max_len=3", "generation.embed_max_len has no effect on"),
     ],
 )
-def test_a_mistake_is_answered_in_one_line(
-    arguments: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", *arguments]) == 2
-    assert capsys.readouterr().err == f"polyhead: {message}\n"
+@pytest.mark.parametrize("options", [[], ["--resume"]])
+def test_invalid_override_is_refused(override, message, options, workdir, cli):
+    (workdir / "texts").mkdir()
+    (workdir / "texts/train.de").write_text("ein hund bellt .\n")
+    assert message in cli.error("train", "dogs.yaml", override, *options)
 
 
-def test_resume_starts_where_no_run_exists_yet(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = ["train.steps=4", "train.eval_every=4", "train.save_every=2"]
+def test_resume_without_a_checkpoint_starts_at_step_1(workdir, cli):
+    command = ["train", "dogs.yaml", "train.steps=4", "train.eval_every=4", "train.save_every=2"]
     line = "has no checkpoint to resume from: starting at step 1\n"
-    assert main(["train", "dogs.yaml", *steps, "out=plain"]) == 0
-    assert line not in capsys.readouterr().err
-    assert main(["train", "dogs.yaml", *steps, "out=resumed", "--resume"]) == 0
-    assert capsys.readouterr().err.count(f"resumed {line}") == 1
-    weights = [(place / out / "model.safetensors").read_bytes() for out in ("plain", "resumed")]
-    assert weights[0] == weights[1]
+    assert line not in cli(*command, "out=plain").err
+    expected = (workdir / "plain/model.safetensors").read_bytes()
+    command += ["out=resumed", "--resume"]
+    assert cli(*command).err.count(f"resumed {line}") == 1
+    assert (workdir / "resumed/model.safetensors").read_bytes() == expected
 
     # a run that was killed before its first checkpoint
-    shutil.rmtree(place / "resumed/checkpoints")
-    (place / "resumed/model.safetensors").unlink()
-    assert main(["train", "dogs.yaml", *steps, "out=resumed", "--resume"]) == 0
-    assert capsys.readouterr().err.count(f"resumed {line}") == 1
-    assert (place / "resumed/model.safetensors").read_bytes() == weights[0]
-
-    assert main(["train", "dogs.yaml", *steps, "out=resumed", "--resume"]) == 0
-    said = capsys.readouterr().err
-    assert "resumed at step 4 of 4" in said
-    assert line not in said
-
-    (place / "resumed/recipe.yaml").unlink()
-    assert main(["train", "dogs.yaml", *steps, "out=resumed", "--resume"]) == 2
-    assert capsys.readouterr().err == (
-        "polyhead: --resume: the run in resumed has lost its recipe.yaml; restore it, or start a new run "
-        "with out=...\n"
+    shutil.rmtree(workdir / "resumed/checkpoints")
+    (workdir / "resumed/model.safetensors").unlink()
+    assert cli(*command).err.count(f"resumed {line}") == 1
+    assert (workdir / "resumed/model.safetensors").read_bytes() == expected
+    err = cli(*command).err
+    assert "resumed at step 4 of 4" in err and line not in err
+    (workdir / "resumed/recipe.yaml").unlink()
+    message = (
+        "--resume: the run in resumed has lost its recipe.yaml; restore it, or start a new run with out=..."
     )
+    assert cli.error(*command) == message
 
 
-def test_resume_starts_no_run_over_other_files_or_with_settings_without_effect(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (place / "mine").mkdir()
-    (place / "mine/config.json").write_text("{}")
-    assert main(["train", "dogs.yaml", "out=mine", "--resume"]) == 2
-    assert "mine holds config.json, which does not belong to a run" in capsys.readouterr().err
-    for resume in ([], ["--resume"]):
-        assert main(["train", "dogs.yaml", "generation.embed_max_len=3", *resume]) == 2
-        assert capsys.readouterr().err.startswith("polyhead: generation.embed_max_len has no effect on")
+def test_resume_does_not_overwrite_other_files(workdir, cli):
+    (workdir / "mine").mkdir()
+    (workdir / "mine/config.json").write_text("{}")
+    message = cli.error("train", "dogs.yaml", "out=mine", "--resume")
+    assert "mine holds config.json, which does not belong to a run" in message
 
 
-@pytest.mark.parametrize("name", ["texts/train.d", "texts/trai*.d"])
-def test_the_nearest_file_is_told_with_its_folder(
-    name: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (place / "texts").mkdir()
-    (place / "texts/train.de").write_text("ein hund bellt .\n")
-    assert main(["train", "dogs.yaml", f"data.train=[{name}, train.en]"]) == 2
-    said = f"data.train: no file '{name}' in '.'; did you mean 'texts/train.de'?"
-    assert capsys.readouterr().err == f"polyhead: {said}\n"
-
-
-def test_a_run_that_was_copied_goes_on_where_it_is_told(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short = ["train.save_every=2", "train.eval_every=2"]
-    assert main(["train", "dogs.yaml", "train.steps=2", *short]) == 0
+def test_copied_run_resumes_in_the_directory_of_out(workdir, cli):
+    steps = ["train.steps=2", "train.eval_every=2", "train.save_every=2"]
+    cli("train", "dogs.yaml", *steps)
     shutil.copytree("runs/dogs", "runs/copy")
-    before = sorted(path.name for path in (place / "runs/dogs/checkpoints").iterdir())
-    capsys.readouterr()
-
-    assert main(["train", "runs/copy/recipe.yaml", "--resume", "train.steps=4"]) == 2
-    assert capsys.readouterr().err == (
-        "polyhead: --resume: runs/copy/recipe.yaml is in a run but has out: runs/dogs, another directory; "
-        "to continue here set out=runs/copy, to continue there out=runs/dogs\n"
+    checkpoints = sorted(path.name for path in (workdir / "runs/dogs/checkpoints").iterdir())
+    command = ["train", "runs/copy/recipe.yaml", "--resume"]
+    assert cli.error(*command, "train.steps=4") == (
+        "--resume: runs/copy/recipe.yaml is in a run but has out: runs/dogs, another directory; "
+        "to continue here set out=runs/copy, to continue there out=runs/dogs"
     )
-    assert main(["train", "runs/copy/recipe.yaml", "--resume", "train.steps=4", "out=runs/copy"]) == 0
-    assert sorted(path.name for path in (place / "runs/dogs/checkpoints").iterdir()) == before
-    assert (place / "runs/copy/checkpoints/step-4").is_dir()
-    assert main(["train", "runs/copy/recipe.yaml", "--resume", "train.steps=6"]) == 0
+    cli(*command, "train.steps=4", "out=runs/copy")
+    assert sorted(path.name for path in (workdir / "runs/dogs/checkpoints").iterdir()) == checkpoints
+    assert (workdir / "runs/copy/checkpoints/step-4").is_dir()
+    cli(*command, "train.steps=6")

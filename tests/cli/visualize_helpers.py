@@ -1,4 +1,4 @@
-"""Shared by the tests of visualize."""
+"""Shared by the tests of visualize and of its page."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ GERMAN = [
     "ein <b>roter</b> hund schläft",
     "</script><script>",
 ] * 5
-
 ENGLISH = ["a dog barks .", "two dogs bark aloud .", "a <b>red</b> dog sleeps", '&amp; "x"'] * 5
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained run with a recipe whose text lies there, embeddings shared."""
-    return make(tmp_path_factory.mktemp("draw"), "all")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained run with shared embeddings and a recipe whose text exists."""
+    return make(tmp_path_factory.mktemp("visualize"), "all")
 
 
-def make(place: Path, tie: str) -> Path:
+made = run_dir  # the name in tests/viz
+
+
+def make(directory: Path, tie: str) -> Path:
+    """Save an untrained translator and its text; return the directory of the run."""
     for name, lines in (("de", GERMAN), ("en", ENGLISH)):
-        (place / name).write_text("\n".join(lines) + "\n")
+        (directory / name).write_text("\n".join(lines) + "\n")
     tokenizer = train_tokenizer([*GERMAN, *ENGLISH], Choice("bpe"), 320)
-    sizes = {
-        "d_model": 16,
-        "n_heads": 2,
-        "n_layers": 1,
-        "max_len": 24,
-        "position": "t5",
-        "tie_embeddings": tie,
-    }
+    files, languages = ["de", "en"], {"source_lang": "de", "target_lang": "en"}
+    model = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 24, "position": "t5"}
     recipe = Recipe.model_validate(
-        {"data": {"root": place, "train": ["de", "en"], "valid": ["de", "en"], "source_lang": "de",
-            "target_lang": "en"},
-         "model": sizes, "train": {"steps": 1}}
-    )  # fmt: skip
-    model = build(recipe.model.with_vocabulary(tokenizer.vocab_size), seed=0)
-    Run(model, tokenizer, GenerationConfig(), recipe).save(place / "run")
-    return place / "run"
+        {
+            "data": {"root": directory, "train": files, "valid": files} | languages,
+            "model": model | {"tie_embeddings": tie},
+            "train": {"steps": 1},
+        }
+    )
+    network = build(recipe.model.with_vocabulary(tokenizer.vocab_size), seed=0)
+    Run(network, tokenizer, GenerationConfig(), recipe).save(directory / "run")
+    return directory / "run"
 
 
 def clouds(page: Path) -> dict[str, Any]:
-    (found,) = [data for data in Page(page.read_text()).data() if isinstance(data, dict) and "near" in data]
-    assert isinstance(found, dict)
-    return found
+    """The data of the scatter plot of embeddings."""
+    blocks = Page(page.read_text()).data()
+    (block,) = [data for data in blocks if isinstance(data, dict) and "near" in data]
+    return block

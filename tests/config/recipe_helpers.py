@@ -1,4 +1,4 @@
-"""Shared by the tests of recipe."""
+"""Shared by the tests of recipes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ train:
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "small.yaml"
-    path.write_text(TEXT)
-    return path
+def recipe_file(tmp_path: Path) -> Path:
+    return write(tmp_path / "small.yaml", TEXT)
 
 
-def written(path: Path, text: str | bytes) -> Path:
+def write(path: Path, text: str | bytes) -> Path:
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
 
 
-def complaint(path: Path, *overrides: str) -> str:
+def error_of(path: Path, *overrides: str) -> str:
+    """The message for a recipe that is refused."""
     with pytest.raises(UserError) as error:
         load_recipe(path, list(overrides))
     return str(error.value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from pydantic import BaseModel
 
@@ -15,7 +13,7 @@ class Holder(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("given", "choice"),
+    ("value", "choice"),
     [
         ("rope", Choice("rope")),
         ({"name": "rope"}, Choice("rope")),
@@ -23,14 +21,14 @@ class Holder(BaseModel):
         (Choice("rope"), Choice("rope")),
     ],
 )
-def test_a_choice_is_read_from_its_short_and_long_form(given: Any, choice: Choice) -> None:
-    holder = Holder(part=given)
+def test_choice_is_read_from_name_or_mapping(value, choice):
+    holder = Holder(part=value)
     assert holder.part == choice
     assert Holder.model_validate(holder.model_dump()) == holder
     assert Holder.model_validate_json(holder.model_dump_json()) == holder
 
 
-@pytest.mark.parametrize("given", [3, None, {}, {"theta": 1}, {"name": 3}, ["rope"]])
-def test_what_is_no_choice_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("value", [3, None, {}, {"theta": 1}, {"name": 3}, ["rope"]])
+def test_other_values_are_refused(value):
     with pytest.raises(ValueError, match="is not a component: expected a name"):
-        Holder(part=given)
+        Holder(part=value)

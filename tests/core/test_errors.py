@@ -1,11 +1,9 @@
 """Tests of core/errors.py."""
 
-from __future__ import annotations
-
 from polyhead.core.errors import did_you_mean
 
 
-def test_two_letters_in_common_make_no_likeness() -> None:
+def test_did_you_mean_needs_similar_names():
     assert did_you_mean("foo", ["tools", "tool_choice", "user"]) == ""
     assert did_you_mean("fp8", ["fp32", "bf16"]) == "; did you mean 'fp32'?"
     assert did_you_mean("tool", ["tools", "tool_choice", "user"]) == "; did you mean 'tools'?"

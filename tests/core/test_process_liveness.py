@@ -1,11 +1,11 @@
-"""Whether a process lives is told from a later one with the same number."""
+"""Tests of core/process_liveness.py."""
 
 import os
 
 from polyhead.core.process_liveness import is_process_alive, process_start_time
 
 
-def test_start_times_tell_processes_apart():
+def test_process_is_identified_by_its_start_time():
     assert is_process_alive(os.getpid())
     assert is_process_alive(os.getpid(), process_start_time(os.getpid()))
     assert not is_process_alive(os.getpid(), process_start_time(os.getpid()) + 1)

@@ -1,11 +1,10 @@
-"""Parts by name: found, checked, built, and every mistake answered with the nearest right name."""
+"""Tests of core/registry.py."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import threading
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -14,49 +13,54 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ALL_REGISTRIES, Registry
 
+SPIN = """from sample_parts import R
+@R.register('spin')
+class Spin:
+    def __init__(self, width: int, *, theta: float = 1e4, steps: int | None = None, flip: bool = False):
+        self.options = (width, theta, steps, flip)
+"""
+
 
 @pytest.fixture
-def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Any]:
-    """A registry of two parts in a package of its own, found by importing it."""
-    package = tmp_path / "sample_parts"
-    package.mkdir()
-    (package / "__init__.py").write_text(
-        "from polyhead.core.registry import Registry\nR = Registry('part', 'sample_parts')\n"
-    )
-    (package / "spin.py").write_text(
-        "from sample_parts import R\n"
-        "@R.register('spin')\n"
-        "class Spin:\n"
-        "    def __init__(self, width: int, *, theta: float = 1e4, steps: int | None = None, flip: bool = "
-        "False):\n        self.given = (width, theta, steps, flip)\n"
-    )
-    (package / "plain.py").write_text(
-        "from sample_parts import R\n@R.register('plain')\ndef plain(width): return width\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    yield __import__("sample_parts").R
-    for name in [name for name in sys.modules if name.startswith("sample_parts")]:
-        del sys.modules[name]
+def write_package(tmp_path, monkeypatch):
+    """A function that writes a package with these modules, and returns it imported."""
+    names = []
+
+    def write(name, **modules):
+        (tmp_path / name).mkdir()
+        for module, text in modules.items():
+            (tmp_path / name / f"{module}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        names.append(name)
+        return __import__(name)
+
+    yield write
+    for module in [module for module in sys.modules if module.startswith(tuple(names or ["\0"]))]:
+        del sys.modules[module]
 
 
-def test_a_part_in_a_new_file_is_found(parts: Registry[Any]) -> None:
-    assert parts.names() == ["plain", "spin"]
+@pytest.fixture
+def registry(write_package):
+    """A registry of two parts, which it finds by importing its package."""
+    init = "from polyhead.core.registry import Registry\nR = Registry('part', 'sample_parts')\n"
+    plain = "from sample_parts import R\n@R.register('plain')\ndef plain(width): return width\n"
+    return write_package("sample_parts", __init__=init, spin=SPIN, plain=plain).R
 
 
-def test_options_are_the_keyword_only_parameters(parts: Registry[Any]) -> None:
-    assert parts.options("spin") == {
-        "theta": (float, 1e4),
-        "steps": (int | None, None),
-        "flip": (bool, False),
-    }
-    assert parts.options("plain") == {}
+def test_parts_and_their_options_are_found(registry):
+    assert registry.names() == ["plain", "spin"]
+    options = {"theta": (float, 1e4), "steps": (int | None, None), "flip": (bool, False)}
+    assert registry.options("spin") == options and registry.options("plain") == {}
 
 
-def test_options_are_converted_to_their_types(parts: Registry[Any]) -> None:
-    assert parts.check(Choice("spin")) == Choice("spin", theta=1e4, steps=None, flip=False)
-    choice = parts.check(Choice("spin", theta="5e5", steps="3", flip="yes"))
+def test_options_are_converted_to_their_types(registry):
+    assert registry.check(Choice("spin")) == Choice("spin", theta=1e4, steps=None, flip=False)
+    choice = registry.check(Choice("spin", theta="5e5", steps="3", flip="yes"))
     assert choice == Choice("spin", theta=500000.0, steps=3, flip=True)
-    assert parts.build(choice, 8).given == (8, 500000.0, 3, True)
+    assert registry.build(choice, 8).options == (8, 500000.0, 3, True)
+
+
+THETA = "did you mean 'theta'? Known: flip, steps, theta"
 
 
 @pytest.mark.parametrize(
@@ -64,69 +68,61 @@ def test_options_are_converted_to_their_types(parts: Registry[Any]) -> None:
     [
         (Choice("spinn"), "unknown part 'spinn'; did you mean 'spin'? Known: plain, spin"),
         (Choice("zzz"), "unknown part 'zzz'; known: plain, spin"),
-        (
-            Choice("spin", teta=1),
-            "part 'spin' has no option 'teta'; did you mean 'theta'? Known: flip, steps, theta",
-        ),
+        (Choice("spin", teta=1), f"part 'spin' has no option 'teta'; {THETA}"),
         (Choice("plain", theta=1), "part 'plain' has no option 'theta'; known: none"),
         (Choice("spin", theta="soon"), "theta of part 'spin': 'soon' is not a number"),
         (Choice("spin", steps=1.5), "steps of part 'spin': 1.5 is not an integer"),
     ],
 )
-def test_a_wrong_choice_is_explained(parts: Registry[Any], choice: Choice, message: str) -> None:
+def test_invalid_choice_is_refused(registry, choice, message):
     with pytest.raises(UserError) as error:
-        parts.check(choice)
+        registry.check(choice)
     assert str(error.value) == message
 
 
-def test_a_name_is_registered_once(parts: Registry[Any]) -> None:
-    parts.names()
+def test_name_is_registered_once(registry):
+    registry.names()
     with pytest.raises(AssertionError, match="registered twice"):
-        parts.register("spin")(lambda: None)
+        registry.register("spin")(lambda: None)
 
 
 @pytest.mark.parametrize("registry", ALL_REGISTRIES, ids=lambda registry: registry.kind)
-def test_every_part_says_what_it_is_and_types_its_options(registry: Registry[Any]) -> None:
+def test_every_part_has_a_docstring_and_typed_options(registry):
     assert registry.names()
     for name in registry.names():
         assert registry.get(name).__doc__, f"{registry.kind} {name} has no docstring"
         options = registry.options(name)
-        needed = {
-            option: kind()
-            for option, (kind, default) in options.items()
-            if default is inspect.Parameter.empty
-        }
+        required = {o: kind() for o, (kind, default) in options.items() if default is inspect.Parameter.empty}
         for option, (kind, default) in options.items():
             assert kind is not Any, f"{registry.kind} {name}: option {option} has no type"
-            given = needed.get(option, default)
-            checked = registry.check(Choice(name, **needed | {option: given}))
-            assert checked.options[option] == given
+            value = required.get(option, default)
+            assert registry.check(Choice(name, **required | {option: value})).options[option] == value
 
 
 @pytest.mark.parametrize("registry", ALL_REGISTRIES, ids=lambda registry: registry.kind)
-def test_every_part_takes_by_position_what_its_kind_is_given(registry: Registry[Any]) -> None:
-    """So that a part of another package can be told by it."""
+def test_positional_parameters_identify_the_kind(registry):
+    """As the kind of a part of another package is found by them."""
     for name in registry.names() if registry.positional else ():
         parameters = inspect.signature(registry.get(name)).parameters.values()
-        taken = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        assert tuple(taken) == registry.positional, f"{registry.kind} {name}"
-    others = [other.positional for other in ALL_REGISTRIES if other is not registry]
-    assert not registry.positional or registry.positional not in others, "two kinds are given the same"
+        positional = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        assert positional == registry.positional, f"{registry.kind} {name}"
+    other_kinds = [other.positional for other in ALL_REGISTRIES if other is not registry]
+    assert not registry.positional or registry.positional not in other_kinds
 
 
-def test_an_option_without_default_is_asked_for() -> None:
-    registry: Registry[Any] = Registry("kind", "polyhead.core.errors")
-    registry.register("part")(_needy)
+def test_required_option_is_asked_for():
+    registry = Registry("kind", "polyhead.core.errors")
+
+    @registry.register("part")
+    def part(*, width: int) -> None: ...
+
     with pytest.raises(UserError, match="kind 'part' requires the option 'width'"):
         registry.check(Choice("part"))
     assert registry.check(Choice("part", width="3")) == Choice("part", width=3)
 
 
-def _needy(*, width: int) -> None: ...
-
-
-def test_literal_options_name_what_is_allowed() -> None:
-    registry: Registry[Any] = Registry("kind", "polyhead.core.errors")
+def test_literal_option_names_the_allowed_values():
+    registry = Registry("kind", "polyhead.core.errors")
 
     @registry.register("part")
     def part(*, scaling: Literal["none", "linear"] = "none") -> None: ...
@@ -137,40 +133,31 @@ def test_literal_options_name_what_is_allowed() -> None:
     assert str(error.value) == message
 
 
-def test_threads_that_ask_at_once_find_the_same_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second asks while the first is still importing."""
-    package = tmp_path / "slow_parts"
-    package.mkdir()
-    (package / "__init__.py").write_text(
+def test_concurrent_lookups_wait_for_the_import(write_package):
+    init = (
         "import threading\nfrom polyhead.core.registry import Registry\nR = Registry('part', 'slow_parts')\n"
-        "begun, go_on = threading.Event(), threading.Event()\n"
+        "started, proceed = threading.Event(), threading.Event()\n"
     )
-    (package / "one.py").write_text(
-        "from slow_parts import R, begun, go_on\nbegun.set()\ngo_on.wait(10)\n"
+    module = (
+        "from slow_parts import R, started, proceed\nstarted.set()\nproceed.wait(100)\n"
         "@R.register('one')\ndef one(): return 1\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    slow = __import__("slow_parts")
-    found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(slow.R.get("one")())) for _ in range(3)]
+    package, results = write_package("slow_parts", __init__=init, one=module), []
+    threads = [threading.Thread(target=lambda: results.append(package.R.get("one")())) for _ in range(3)]
     threads[0].start()
-    assert slow.begun.wait(10)
+    assert package.started.wait(100)
     for thread in threads[1:]:
         thread.start()
-    threads[1].join(0.2)  # it waits
-    assert found == []
-    slow.go_on.set()
+    threads[1].join(0.2)
+    assert results == []
+    package.proceed.set()
     for thread in threads:
-        thread.join(10)
-    assert found == [1, 1, 1]
-    for name in ("slow_parts", "slow_parts.one"):
-        del sys.modules[name]
+        thread.join(100)
+    assert results == [1, 1, 1]
 
 
-def test_a_module_that_cannot_be_imported_is_named_each_time(parts: Registry[Any], tmp_path: Path) -> None:
+def test_module_that_fails_to_import_is_named(registry, tmp_path):
     (tmp_path / "sample_parts" / "wrong.py").write_text("import nowhere_at_all\n")
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
-            parts.get("spin")
+            registry.get("spin")

@@ -1,4 +1,4 @@
-"""Shared by the tests of data_sample."""
+"""Shared by the tests of samples of the text."""
 
 from __future__ import annotations
 
@@ -13,67 +13,45 @@ from polyhead.estimate import data_sample
 from polyhead.estimate.plan import estimate
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_len": 256}
-
 TRAIN = {"epochs": 1, "max_tokens": 1024, "precision": "fp32"}
-
-WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "bird",
-    "fish",
-    "sees",
-    "eats",
-    "likes",
-    "hates",
-    "red",
-    "blue",
-    "big",
-    "small",
-    "now",
-    "here",
-    "there",
-    "very",
-    "old",
-    "new",
-]
+WORDS = "the a cat dog bird fish sees eats likes hates red blue big small now here there very old new"
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory to stand in, where no more than 40 kB are read whole."""
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory in which more than 40 kB of text are sampled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", 40_000)
     return tmp_path
 
 
-def rows(n: int, least: int = 4, most: int = 9, seed: int = 1) -> list[str]:
-    """Lines of so many words."""
-    bits = np.random.default_rng(seed)
-    return [" ".join(bits.choice(WORDS, bits.integers(least, most))) for _ in range(n)]
+def make_lines(n: int, min_words: int = 4, max_words: int = 9, seed: int = 1) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS.split(), rng.integers(min_words, max_words))) for _ in range(n)]
 
 
-def recipe(task: str, train: list[str], valid: list[str], **sections: Any) -> Recipe:
+def write_lines(name: str, lines: list[str]) -> None:
+    Path(name).write_text("".join(f"{line}\n" for line in lines))
+
+
+def make_recipe(task: str, train: list[str], valid: list[str], **sections: Any) -> Recipe:
     data = {"train": train, "valid": valid, "max_len": 32} | sections.pop("data", {})
-    return Recipe.model_validate(
-        {"task": task, "data": data, "tokenizer": {"kind": "char"}, "model": MODEL, "train": TRAIN} | sections
-    )
+    tree = {"task": task, "data": data, "tokenizer": {"kind": "char"}, "model": MODEL, "train": TRAIN}
+    return Recipe.model_validate(tree | sections)
 
 
-def both(asked: Recipe, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """The plan of a sample, and that of the whole text."""
-    part = estimate(asked, probe=False)
+def estimate_both(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """The plan of a sample, and that of the full text."""
+    sample = estimate(recipe, probe=False)
     with monkeypatch.context() as patch:
         patch.setattr(data_sample, "_MAX_SPLIT_BYTES", 1 << 30)
-        return part, estimate(asked, probe=False)
+        return sample, estimate(recipe, probe=False)
 
 
-def check(part: Any, whole: Any) -> None:
-    """The sample is one, says so, and gives the plan of the whole."""
-    assert part.text["looked_at"] < 0.5 < whole.text["looked_at"] == 1
-    assert any("extrapolated" in note for note in part.notes)
-    assert part.text["bytes"] == whole.text["bytes"]
-    assert part.batches == pytest.approx(whole.batches, rel=0.1)
-    assert part.steps == pytest.approx(whole.steps, rel=0.1)
-    assert part.labels == pytest.approx(whole.labels, rel=0.1)
+def assert_close(sample: Any, full: Any) -> None:
+    """The plan of the sample is nearly that of the full text, and has a note that it is extrapolated."""
+    assert sample.text["looked_at"] < 0.5 < full.text["looked_at"] == 1
+    assert any("extrapolated" in note for note in sample.notes)
+    assert sample.text["bytes"] == full.text["bytes"]
+    for name in ("batches", "steps", "labels"):
+        assert getattr(sample, name) == pytest.approx(getattr(full, name), rel=0.1)

@@ -1,4 +1,4 @@
-"""Shared by the tests of plan."""
+"""Shared by the tests of estimates: recipes of every task, with their text."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from polyhead.models import build
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-MODEL = "{d_model: 16, n_layers: 1, n_heads: 2, max_len: 32}"
+SIZES = "d_model: 16, n_layers: 1, n_heads: 2, max_len: 32"
+LINES = "train: t.en, valid: v.en, document_separator: line, max_len: 16"
+BPE = "vocab_size: 300"
 
-TRAIN = "{epochs: 3, max_tokens: 256, precision: fp32}"
+
+def recipe_text(task: str, data: str, tokenizer: str = BPE, model: str = SIZES) -> str:
+    train = "epochs: 3, max_tokens: 256, precision: fp32"
+    sections = {"data": data, "tokenizer": tokenizer, "model": model, "train": train}
+    return f"task: {task}\n" + "".join(f"{name}: {{{keys}}}\n" for name, keys in sections.items())
+
 
 RECIPES = {
-    "translation": f"data: {{train: [t.en, t.de], valid: [v.en, v.de]}}\ntokenizer: {{vocab_size: "
-                   f"300}}\nmodel: {MODEL}\ntrain: {TRAIN}\n",
-    "language-model": f"task: language-model\ndata: {{train: t.en, valid_fraction: 0.1, max_len: "
-                      f"16}}\ntokenizer: {{kind: char}}\nmodel: {MODEL}\n"
-    f"train: {TRAIN}\n",
-    "masked-lm": f"task: masked-lm\ndata: {{train: t.en, valid: v.en, document_separator: line, max_len: "
-                 f"16}}\ntokenizer: {{vocab_size: 300}}\n"
-    f"model: {MODEL}\ntrain: {TRAIN}\n",
-    "replaced-token-detection": f"task: replaced-token-detection\ndata: {{train: t.en, valid: v.en, "
-                                f"document_separator: line, max_len: 16}}\ntokenizer: {{vocab_size: 300}}\n"
-    f"model: {MODEL[:-1]}, generator_layers: 1}}\ntrain: {TRAIN}\n",
-    "denoising": f"task: denoising\ndata: {{train: t.en, valid: v.en, document_separator: line, max_len: "
-                 f"16}}\ntokenizer: {{vocab_size: 300}}\n"
-    f"model: {MODEL}\ntrain: {TRAIN}\n",
-    "classification": "task: classification\ndata: {train: t.tsv, valid: v.tsv, text: text, label: label}\n"
-    f"tokenizer: {{vocab_size: 300}}\nmodel: {MODEL}\ntrain: {TRAIN}\n",
-}  # fmt: skip
+    "translation": recipe_text("translation", "train: [t.en, t.de], valid: [v.en, v.de]"),
+    "language-model": recipe_text(
+        "language-model", "train: t.en, valid_fraction: 0.1, max_len: 16", "kind: char"
+    ),
+    "masked-lm": recipe_text("masked-lm", LINES),
+    "replaced-token-detection": recipe_text(
+        "replaced-token-detection", LINES, model=f"{SIZES}, generator_layers: 1"
+    ),
+    "denoising": recipe_text("denoising", LINES),
+    "classification": recipe_text("classification", "train: t.tsv, valid: v.tsv, text: text, label: label"),
+}
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with some text of every kind and a recipe for each task, to stand in."""
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with text of every kind and a recipe for each task."""
     monkeypatch.chdir(tmp_path)
-    bits = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     words = ["the", "dog", "barks", "at", "two", "red", "cats", "here"]
     for split, n in (("t", 300), ("v", 20)):
-        rows = [" ".join(bits.choice(words, bits.integers(2, 9))) for _ in range(n)]
+        rows = [" ".join(rng.choice(words, rng.integers(2, 9))) for _ in range(n)]
         Path(f"{split}.en").write_text("".join(f"{row}\n" for row in rows))
         Path(f"{split}.de").write_text("".join(f"{row[::-1]}\n" for row in rows))
         Path(f"{split}.tsv").write_text("text\tlabel\n" + "".join(f"{row}\t{len(row) % 3}\n" for row in rows))
@@ -54,13 +55,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def begun_with(home: Path) -> None:
-    """A run "first" and a recipe "tuned.yaml" that begins with it."""
-    tokenizer = train_tokenizer((home / "t.en").read_text().splitlines(), Choice("bpe"), 300)
-    config = ModelConfig(
-        kind="decoder", vocab_size=tokenizer.vocab_size, d_model=16, n_layers=2, n_heads=2, max_len=32
-    )
-    Run(build(config, 1), tokenizer, GenerationConfig()).save(home / "first")
+def write_finetuning_recipe(workdir: Path) -> None:
+    """Save a run "first", and a recipe "tuned.yaml" that is initialised from it."""
+    tokenizer = train_tokenizer((workdir / "t.en").read_text().splitlines(), Choice("bpe"), 300)
+    sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_layers": 2, "n_heads": 2, "max_len": 32}
+    model = build(ModelConfig(kind="decoder", **sizes), 1)
+    Run(model, tokenizer, GenerationConfig()).save(workdir / "first")
     Path("tuned.yaml").write_text(
         "task: language-model\ninit_from: first\ndata: {train: t.en, valid_fraction: 0.1, max_len: 16}\n"
         "train: {steps: 3, max_tokens: 256, precision: fp32}\n"

@@ -1,7 +1,5 @@
 """Tests of estimate/expected_quality.py."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -9,10 +7,10 @@ from polyhead.estimate.expected_quality import _MEASUREMENTS, CORPUS_UNITS, OWN_
 from polyhead.estimate.summary import describe_measurement
 
 
-def test_quality_is_what_corpora_of_this_size_gave() -> None:
-    found = find_measurements("translation", {"lines": 30_000, "bytes": 4e6})
-    assert [one.corpus for one in found] == ["Multi30k en-de", "Tatoeba en-zh"]
-    assert describe_measurement(found[0]) == "BLEU 40.88 (Multi30k en-de, 29,000 pairs, 2.6 M parameters)"
+def test_quality_is_that_of_corpora_of_similar_size():
+    matches = find_measurements("translation", {"lines": 30_000, "bytes": 4e6})
+    assert [one.corpus for one in matches] == ["Multi30k en-de", "Tatoeba en-zh"]
+    assert describe_measurement(matches[0]) == "BLEU 40.88 (Multi30k en-de, 29,000 pairs, 2.6 M parameters)"
     assert not find_measurements("translation", {"lines": 2_000, "bytes": 4e6})
     assert not find_measurements("chat", {"lines": 30_000, "bytes": 4e6})
     assert not find_measurements("translation", {})
@@ -23,10 +21,10 @@ def test_quality_is_what_corpora_of_this_size_gave() -> None:
         assert one in find_measurements(one.task, size)
 
 
-def test_our_measured_points_are_those_of_the_results() -> None:
+def test_own_measurements_are_in_the_documented_results():
     results = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
     for one in _MEASUREMENTS:
         if one.source == OWN_RESULTS:
             assert one.corpus.split()[0].strip(",") in results.replace("Tinyshakespeare", "Shakespeare")
-            (figure,) = re.findall(r"\d+\.\d+", one.score)
-            assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", results), one
+            (number,) = re.findall(r"\d+\.\d+", one.score)
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", results), one

@@ -1,13 +1,11 @@
 """Tests of estimate/inputs.py."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
 import pytest
 from tests.estimate.plan_helpers import RECIPES
-from tests.estimate.plan_helpers import home as home
+from tests.estimate.plan_helpers import workdir as workdir
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
@@ -17,57 +15,49 @@ from polyhead.estimate.plan import estimate
 from polyhead.models import preset_config
 from polyhead.run.recipe import load_recipe
 
+FILES = {"translation": ["t.en", "t.de"], "masked-lm": ["t.en"], "classification": ["t.tsv"]}
 
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("name", ["translation", "masked-lm", "classification"])
-def test_of_much_text_a_sample_is_read(
-    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, zipped: bool
-) -> None:
-    # many batches, for the last one of a sample is not full; a tokenizer of few lines would know fewer words
-    changes = ["train.max_tokens=128", "tokenizer.kind=char"]
-    if zipped:
-        for path in home.glob("t.*"):
-            Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        train = {
-            "translation": "[t.en.gz, t.de.gz]",
-            "masked-lm": "[t.en.gz]",
-            "classification": "[t.tsv.gz]",
-        }[name]
-        changes += [f"data.train={train}"]
-    whole = estimate(load_recipe(f"{name}.yaml", changes), probe=False)
-    monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", whole.text["bytes"] // 3)
+
+@pytest.mark.parametrize(
+    ("name", "is_gzip"), [("translation", True), ("masked-lm", False), ("classification", True)]
+)
+def test_large_text_is_sampled(workdir, monkeypatch, name, is_gzip):
+    # many batches, as the last one of a sample is not full; a tokenizer of few lines would have fewer words
+    overrides = ["train.max_tokens=128", "tokenizer.kind=char"]
+    if is_gzip:
+        for file in FILES[name]:
+            Path(f"{file}.gz").write_bytes(gzip.compress(Path(file).read_bytes()))
+        overrides.append(f"data.train=[{','.join(f'{file}.gz' for file in FILES[name])}]")
+    recipe = load_recipe(f"{name}.yaml", overrides)
+    full = estimate(recipe, probe=False)
+    monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", full.text["bytes"] // 3)
     monkeypatch.setattr(data_sample, "_MAX_BLOCK_LINES", 10)
-    part = estimate(load_recipe(f"{name}.yaml", changes), probe=False)
-    assert part.text["lines"] == whole.text["lines"] == 300 + (name == "classification")
-    assert part.text["bytes"] == whole.text["bytes"]
-    assert part.text["looked_at"] < 0.5 < whole.text["looked_at"] == 1
-    assert whole.batches is not None
-    assert part.batches == pytest.approx(whole.batches, rel=0.15)
-    assert any("extrapolated" in note for note in part.notes)
+    sample = estimate(recipe, probe=False)
+    assert sample.text["lines"] == full.text["lines"] == 300 + (name == "classification")
+    assert sample.text["bytes"] == full.text["bytes"]
+    assert sample.text["looked_at"] < 0.5 < full.text["looked_at"] == 1
+    assert sample.batches == pytest.approx(full.batches, rel=0.15)
+    assert any("extrapolated" in note for note in sample.notes)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_text_that_is_not_there_is_no_mistake(home: Path, name: str) -> None:
-    for path in [*home.glob("t.*"), *home.glob("v.*")]:
+def test_missing_text_is_a_note(workdir, name):
+    for path in [*workdir.glob("t.*"), *workdir.glob("v.*")]:
         path.unlink()
-    made = estimate(load_recipe(f"{name}.yaml", ["train.epochs=1", "train.max_tokens=160"]), probe=False)
-    assert made.batches is None
-    assert made.steps is None, "so many epochs of nobody knows how much"
-    assert made.operations.run is None
-    assert made.largest.rows * made.largest.length == 160
-    assert any("not found" in note for note in made.notes)
-    assert (
-        estimate(load_recipe(f"{name}.yaml", ["train.steps=7", "train.epochs=null"]), probe=False).steps == 7
-    )
+    plan = estimate(load_recipe(f"{name}.yaml", ["train.epochs=1", "train.max_tokens=160"]), probe=False)
+    assert (plan.batches, plan.steps, plan.operations.run) == (None, None, None)
+    assert plan.largest.rows * plan.largest.length == 160
+    assert any("not found" in note for note in plan.notes)
+    recipe = load_recipe(f"{name}.yaml", ["train.steps=7", "train.epochs=null"])
+    assert estimate(recipe, probe=False).steps == 7
 
 
-def test_a_model_alone_learns_from_so_many_tokens() -> None:
-    made = estimate(
-        preset_config("tiny", 50), context_len=8, probe=False, batch_size=2, seq_len=10, train_tokens=100
-    )
-    assert (made.largest, made.steps) == (BatchShape(2, 10, 10), 5)
-    for fields in ({}, {"labels": ("a", "b"), "lm_head": False}):  # few of whose tokens are asked for
+def test_steps_of_a_model_follow_from_its_tokens():
+    sizes = {"probe": False, "batch_size": 2, "seq_len": 10, "train_tokens": 100}
+    plan = estimate(preset_config("tiny", 50), context_len=8, **sizes)
+    assert (plan.largest, plan.steps) == (BatchShape(2, 10, 10), 5)
+    for fields in ({}, {"labels": ("a", "b"), "lm_head": False}):  # whose labels are fewer than tokens
         encoder = ModelConfig(kind="encoder", vocab_size=50, d_model=16, n_layers=1, n_heads=2, **fields)
-        assert estimate(encoder, probe=False, batch_size=2, seq_len=10, train_tokens=100).steps == 5
+        assert estimate(encoder, **sizes).steps == 5
     with pytest.raises(UserError, match="more than max_len"):
         estimate(preset_config("tiny", 50), seq_len=2000)

@@ -1,18 +1,14 @@
-"""Plans against the runs they are plans of."""
-
-from __future__ import annotations
+"""Tests of estimate/plan.py: plans against the trainings that they describe."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tests.estimate.plan_helpers import RECIPES, begun_with
-from tests.estimate.plan_helpers import home as home
+from tests.estimate.plan_helpers import RECIPES, write_finetuning_recipe
+from tests.estimate.plan_helpers import workdir as workdir
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
-from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
@@ -32,215 +28,198 @@ from polyhead.train.loggers import Reporters
 from polyhead.train.loop import total_steps
 
 
-def opened(recipe: Recipe) -> Any:
-    """The task as training opens it."""
-    part = TASK.get(recipe.task.name)
-    tokenizer = train_tokenizer(
-        part.iter_texts(recipe),
-        recipe.tokenizer.kind,
-        recipe.tokenizer.vocab_size,
-        recipe.tokenizer.sentinels,
-    )
-    return tokenizer, part.open(recipe, tokenizer, Reporters())
+def open_task(recipe):
+    """The tokenizer and the task, as training opens them."""
+    task, settings = TASK.get(recipe.task.name), recipe.tokenizer
+    texts = task.iter_texts(recipe)
+    tokenizer = train_tokenizer(texts, settings.kind, settings.vocab_size, settings.sentinels)
+    return tokenizer, task.open(recipe, tokenizer, Reporters())
+
+
+def forward_flops(config, shape):
+    return sum(op.total for op in count_forward(config, shape))
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_planned_as_it_will_run(home: Path, name: str) -> None:
+def test_plan_is_that_of_the_training(workdir, name):
     recipe = load_recipe(f"{name}.yaml")
-    made = estimate(recipe, probe=False)
-    tokenizer, task = opened(recipe)
+    plan = estimate(recipe, probe=False)
+    tokenizer, task = open_task(recipe)
     epoch = task.epoch_batches(0)
-    assert made.batches == len(epoch)
-    assert made.steps == total_steps(task, recipe.train)
+    assert (plan.batches, plan.steps) == (len(epoch), total_steps(task, recipe.train))
     counts = [task.count_labels(task.collate(rows)) for rows in epoch]
-    assert made.labels == pytest.approx(np.mean(counts), rel=0.1)
+    assert plan.labels == pytest.approx(np.mean(counts), rel=0.1)
     config = recipe.model.with_vocabulary(tokenizer.vocab_size, task.labels)
-    assert made.parameters == sum(p.numel() for p in build(config).parameters())
-    assert made.operations.forward == sum(work.total for work in count_forward(config, made.largest))
-    assert made.operations.run == made.operations.step * made.steps
-    assert not any(home.glob("runs/*/*.*")), "nothing is written"
+    assert plan.parameters == sum(p.numel() for p in build(config).parameters())
+    assert plan.operations.forward == forward_flops(config, plan.largest)
+    assert plan.operations.run == plan.operations.step * plan.steps
+    assert not any(workdir.glob("runs/*/*.*")), "nothing is written"
 
 
-def test_operations_of_a_mean_update_are_those_of_its_batches(home: Path) -> None:
+def test_operations_of_update_are_mean_of_batches(workdir):
     recipe = load_recipe("translation.yaml", ["train.accumulate=2"])
-    made = estimate(recipe, probe=False)
-    tokenizer, task = opened(recipe)
+    plan = estimate(recipe, probe=False)
+    tokenizer, task = open_task(recipe)
     config, epoch = recipe.model.with_vocabulary(tokenizer.vocab_size), task.epoch_batches(0)
-    assert len(epoch) <= data_sample._SAMPLED_BATCHES, "all are looked at"
+    assert len(epoch) <= data_sample._SAMPLED_BATCHES, "all are counted"
     total = 0
     for rows in epoch:
         batch = task.collate(rows)
-        load = BatchShape(*batch.target.shape, batch.source.size(1), batch.n_tokens)
-        total += sum(work.total for work in count_forward(config, load))
-    assert made.operations.step == pytest.approx(
-        update_flops_factor(has_adapters=False) * 2 * total / len(epoch)
-    )
-    assert made.steps == total_steps(task, recipe.train)
+        shape = BatchShape(*batch.target.shape, batch.source.size(1), batch.n_tokens)
+        total += forward_flops(config, shape)
+    factor = 2 * update_flops_factor(has_adapters=False)
+    assert plan.operations.step == pytest.approx(factor * total / len(epoch))
+    assert plan.steps == total_steps(task, recipe.train)
 
 
-def test_a_mistake_in_the_files_is_one(home: Path) -> None:
+def test_unknown_column_is_refused(workdir):
     with pytest.raises(UserError, match="lable"):
         estimate(load_recipe("classification.yaml", ["data.label=lable"]), probe=False)
 
 
-def test_without_a_probe_nothing_is_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any) -> Any:
-        raise AssertionError("run")
+def test_no_probe_builds_no_model(workdir, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("built")
 
     monkeypatch.setattr("polyhead.estimate.benchmark.build", refuse)
     assert estimate(load_recipe("translation.yaml"), probe=False).time is None
 
 
-def test_of_a_hybrid_the_layers_with_keys_and_values_grow() -> None:
-    turns = ({"attention": "linear"}, {}, {"block": "lstm"})
-    config = ModelConfig(
-        kind="decoder", vocab_size=40, d_model=16, n_layers=5, n_heads=2, max_len=64, layer_pattern=turns
-    )
-    made = estimate(config, probe=False, batch_size=2, seq_len=32, decode_batch=(4,), context_len=32).decoding
-    assert made is not None
-    each = 2 * 2 * 16 * 4  # of a token in two layers: keys and values of all heads
-    assert made.heads == {2: each, 1: each / 2}
-    found = {held.cache.name: held for held in made.caches}
-    assert "state" not in found and made.caches[0].cache.name == "static"
+def test_cache_of_hybrid_has_keys_values_and_states():
+    pattern = ({"attention": "linear"}, {}, {"block": "lstm"})
+    sizes = {"vocab_size": 40, "d_model": 16, "n_layers": 5, "n_heads": 2, "max_len": 64}
+    config = ModelConfig(kind="decoder", layer_pattern=pattern, **sizes)
+    plan = estimate(config, probe=False, batch_size=2, seq_len=32, decode_batch=(4,), context_len=32)
+    per_token = 2 * 2 * 16 * 4  # keys and values of all heads, in two layers
+    assert plan.decoding.heads == {2: per_token, 1: per_token / 2}
+    costs = {cost.cache.name: cost for cost in plan.decoding.caches}
+    assert "state" not in costs and plan.decoding.caches[0].cache.name == "static"
     states = 2 * 2 * 8 * 9 + 2 * 16  # numbers a row: sums of two layers, h and c
-    slots = 33  # and the one that swallows padding
-    assert (found["static"].nbytes, found["static"].per_token) == (
-        4 * (slots * (each + 8) + 4 * states),
-        each + 8,
-    )
+    slots = 33  # one of them for padding
+    assert costs["static"].per_token == per_token + 8
+    assert costs["static"].nbytes == 4 * (slots * (per_token + 8) + 4 * states)
 
 
-def test_what_does_not_fit_is_not_probed() -> None:
-    made = estimate(
-        preset_config("gpt3-6.7b", 50257, n_layers=1), batch_size=4096, decode_batch=(1,), context_len=8
-    )
-    assert made.time is None
-    assert any("not probed" in note for note in made.notes)
-    assert made.steps is None
+def test_model_that_does_not_fit_is_not_probed():
+    config = preset_config("gpt3-6.7b", 50257, n_layers=1)
+    plan = estimate(config, batch_size=4096, decode_batch=(1,), context_len=8)
+    assert plan.time is None and plan.steps is None
+    assert any("not probed" in note for note in plan.notes)
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["text", "no text"])
-def test_weights_that_do_not_fit_are_told_before_training_would(home: Path, there: bool) -> None:
-    begun_with(home)
-    if not there:
+@pytest.mark.parametrize("has_text", [True, False])
+def test_initial_weights_of_other_shapes_are_refused(workdir, has_text):
+    write_finetuning_recipe(workdir)
+    if not has_text:
         Path("t.en").unlink()
     assert estimate(load_recipe("tuned.yaml"), probe=False).memory.total
-    for change, said in (
-        ("model.d_model=32", r"init_from\.run: .* model\.d_model=32 \(the run has 16\)"),
-        ("model.n_layers=3", r"init_from\.run: .* model\.n_layers=3 \(the run has 2\)"),
-    ):
-        with pytest.raises(UserError, match=said):
-            estimate(load_recipe("tuned.yaml", [change]), probe=False)
+    for key, value, actual in (("d_model", 32, 16), ("n_layers", 3, 2)):
+        message = rf"init_from\.run: .* model\.{key}={value} \(the run has {actual}\)"
+        with pytest.raises(UserError, match=message):
+            estimate(load_recipe("tuned.yaml", [f"model.{key}={value}"]), probe=False)
 
 
-def taught(name: str, teachers: list[str], sizes: list[int], *changes: str) -> Recipe:
-    """A recipe with teachers, which are saved here: the first of its own tokens, the others of characters."""
-    tokenizer, task = opened(load_recipe(f"{name}.yaml"))
-    model = load_recipe(f"{name}.yaml").model
-    for number, (teacher, size) in enumerate(zip(teachers, sizes, strict=True)):
-        own = train_tokenizer(["abcdefghijklmnopqrstuvwxyz "], Choice("char"), 300) if number else tokenizer
-        config = model.model_copy(update={"d_model": size}).with_vocabulary(own.vocab_size, task.labels)
-        Run(build(config, 1), own, GenerationConfig()).save(Path(teacher))
-    return load_recipe(f"{name}.yaml", [f"distill={{teacher: [{', '.join(teachers)}]}}", *changes])
+def make_distillation_recipe(name, teachers, *overrides):
+    """A recipe whose teachers are saved here: the first with its own tokens, the others with characters."""
+    recipe = load_recipe(f"{name}.yaml")
+    tokenizer, task = open_task(recipe)
+    for directory, d_model in teachers.items():
+        spec = recipe.model.model_copy(update={"d_model": d_model})
+        model = build(spec.with_vocabulary(tokenizer.vocab_size, task.labels), 1)
+        Run(model, tokenizer, GenerationConfig()).save(Path(directory))
+        tokenizer = train_tokenizer(["abcdefghijklmnopqrstuvwxyz "], Choice("char"), 300)
+    return load_recipe(f"{name}.yaml", [f"distill={{teacher: [{', '.join(teachers)}]}}", *overrides])
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "replaced-token-detection"])
-def test_teachers_cost_a_forward_pass_and_their_weights(home: Path, name: str) -> None:
+def test_teachers_cost_a_forward_pass_and_their_weights(workdir, name):
     plain = estimate(load_recipe(f"{name}.yaml", ["train.accumulate=2"]), probe=False)
-    names, sizes = (["a", "b"], [32, 48]) if name == "classification" else (["a"], [32])
-    recipe = taught(name, names, sizes, "train.accumulate=2")
-    made = estimate(recipe, seconds=0.01, decode_batch=(1,))
+    teachers = {"a": 32, "b": 48} if name == "classification" else {"a": 32}
+    recipe = make_distillation_recipe(name, teachers, "train.accumulate=2")
+    plan = estimate(recipe, seconds=0.01, decode_batch=(1,))
     runs = load_teachers(recipe.distill)
-    tokenizer, task = opened(recipe)
-    wrapped, total = make_distillation_task(task, recipe, runs, tokenizer), 0
-    epoch = wrapped.epoch_batches(0)
-    assert len(epoch) <= data_sample._SAMPLED_BATCHES, "all are looked at"
+    tokenizer, task = open_task(recipe)
+    distillation, total = make_distillation_task(task, recipe, runs, tokenizer), 0
+    epoch = distillation.epoch_batches(0)
+    assert len(epoch) <= data_sample._SAMPLED_BATCHES, "all are counted"
     for rows in epoch:
-        for run, batch in zip(runs, wrapped.collate(rows).teachers, strict=True):
-            if name == "translation" or name == "denoising":
-                load = BatchShape(*batch.target.shape, batch.source.size(1), task.count_labels(batch))
+        for run, batch in zip(runs, distillation.collate(rows).teachers, strict=True):
+            if name in ("translation", "denoising"):
+                shape = BatchShape(*batch.target.shape, batch.source.size(1), task.count_labels(batch))
             elif name == "classification":
-                load = BatchShape(*batch.inputs.tokens.shape, label_count=len(rows))
+                shape = BatchShape(*batch.inputs.tokens.shape, label_count=len(rows))
             else:
-                load = BatchShape(*batch.tokens.shape, label_count=task.count_labels(batch))
-            total += sum(work.total for work in count_forward(run.config, load))
-    assert made.operations.teachers == pytest.approx(2 * total / len(epoch), rel=0.01)
-    assert made.operations.step - made.operations.teachers == pytest.approx(plain.operations.step, rel=0.01)
-    held = sum(x.nbytes for run in runs for x in [*run.model.parameters(), *run.model.buffers()])
-    assert made.memory == plain.memory._replace(teachers=held)
-    assert made.memory.total == (plain.memory.total or 0) + held
-    assert made.time is not None
-    text = "\n".join(format_details(made))
-    assert f"(3 x forward and {format_si(made.operations.teachers)}FLOPs of teachers)" in text
-    assert f"\n  teachers    {format_si(held):>7}B\n" in text
+                shape = BatchShape(*batch.tokens.shape, label_count=task.count_labels(batch))
+            total += forward_flops(run.config, shape)
+    assert plan.operations.teachers == pytest.approx(2 * total / len(epoch), rel=0.01)
+    assert plan.operations.step - plan.operations.teachers == pytest.approx(plain.operations.step, rel=0.01)
+    nbytes = sum(x.nbytes for run in runs for x in [*run.model.parameters(), *run.model.buffers()])
+    assert plan.memory == plain.memory._replace(teachers=nbytes)
+    assert plan.memory.total == plain.memory.total + nbytes
+    assert plan.time is not None
+    text = "\n".join(format_details(plan))
+    assert f"(3 x forward and {format_si(plan.operations.teachers)}FLOPs of teachers)" in text
+    assert f"\n  teachers    {format_si(nbytes):>7}B\n" in text
     assert "teachers" not in "\n".join(format_details(plain))
 
 
-def test_a_teacher_of_another_width_is_refused_as_training_refuses_it(home: Path) -> None:
+def test_teacher_of_another_width_is_refused(workdir):
+    recipe = make_distillation_recipe("classification", {"a": 32}, "distill.hidden_weight=1")
     with pytest.raises(UserError, match=r"the student has 16, the teacher 32"):
-        estimate(taught("classification", ["a"], [32], "distill.hidden_weight=1"), probe=False)
+        estimate(recipe, probe=False)
 
 
-def test_teachers_of_a_text_that_is_not_there_are_said_to_be_unknown(home: Path) -> None:
-    recipe = taught("classification", ["a"], [32])
-    (home / "t.tsv").unlink()
-    made = estimate(recipe, probe=False)
-    assert made.memory.teachers == made.operations.teachers == 0
-    assert "the cost of the teachers is unknown without the text" in made.notes
+def test_cost_of_teachers_is_unknown_without_text(workdir):
+    recipe = make_distillation_recipe("classification", {"a": 32})
+    (workdir / "t.tsv").unlink()
+    plan = estimate(recipe, probe=False)
+    assert plan.memory.teachers == plan.operations.teachers == 0
+    assert "the cost of the teachers is unknown without the text" in plan.notes
 
 
-@pytest.mark.parametrize("context", [0, 65, 10**6])
-def test_no_row_is_decoded_beyond_the_greatest_length(context: int) -> None:
-    with pytest.raises(UserError, match=rf"context_len is {context}, expected 1 to max_len \(64\)"):
-        estimate(preset_config("tiny", 50, max_len=64), probe=False, context_len=context)
-    assert estimate(preset_config("tiny", 50, max_len=64), probe=False, context_len=64).decoding is not None
+def test_context_is_limited_by_max_len():
+    config = preset_config("tiny", 50, max_len=64)
+    for context in (0, 65, 10**6):
+        with pytest.raises(UserError, match=rf"context_len is {context}, expected 1 to max_len \(64\)"):
+            estimate(config, probe=False, context_len=context)
+    assert estimate(config, probe=False, context_len=64).decoding is not None
 
 
-def test_a_rank_without_a_split_is_this_model() -> None:
-    config = ModelConfig(kind="decoder", vocab_size=50, d_model=32, n_layers=3, n_heads=2)
-    made = estimate(config, probe=False, batch_size=4, seq_len=16, recompute="blocks", layout=None)
-    assert made.rank is not None and made.rank.time is None
-    memory = made.rank.memory
-    assert (memory.weights, memory.gradients, memory.loss) == (
-        made.memory.weights,
-        made.memory.gradients,
-        made.memory.loss,
-    )
-    kept = estimate_training_memory(
-        config, BatchShape(4, 16), Choice("adamw"), precision=made.precision, recompute=True
-    )
-    assert (memory.activations, memory.recompute_buffer) == (kept.activations, kept.block_activations)
-    assert memory.activations is not None and made.memory.activations is not None
-    assert 3 * 4 * 16 * 32 * 4 <= memory.activations < made.memory.activations
+def test_single_rank_is_the_model():
+    config = ModelConfig(kind="decoder", vocab_size=50, d_model=32, n_layers=3, n_heads=2, max_len=32)
+
+    def plan_of(**options):
+        return estimate(config, probe=False, batch_size=4, seq_len=16, **options)
+
+    plan = plan_of(recompute="blocks", layout=None)
+    memory = plan.rank.memory
+    assert plan.rank.time is None
+    names = ("weights", "gradients", "loss")
+    assert [getattr(memory, n) for n in names] == [getattr(plan.memory, n) for n in names]
+    options = {"precision": plan.precision, "recompute": True}
+    expected = estimate_training_memory(config, BatchShape(4, 16), Choice("adamw"), **options)
+    assert (memory.activations, memory.recompute_buffer) == (expected.activations, expected.block_activations)
+    assert 3 * 4 * 16 * 32 * 4 <= memory.activations < plan.memory.activations
     with pytest.raises(UserError, match=r"unknown recompute 'block'; did you mean 'blocks'\?"):
-        estimate(config, probe=False, recompute="block")  # type: ignore[arg-type]
-    plain = estimate(config, probe=False, batch_size=4, seq_len=16)
+        plan_of(recompute="block")
+    plain = plan_of()
     assert plain.rank is None and plain.traffic is None
-    timed = estimate(config, probe=False, batch_size=4, seq_len=16, hardware="a100")
-    assert timed.rank is not None and timed.rank.time is not None
-    assert timed.precision == "bf16"
-    assert timed.rank.memory.activations == timed.memory.activations
-    # half of the batch in each of two micro-batches keeps half of the activations
-    halves = estimate(
-        config, probe=False, batch_size=4, seq_len=16, hardware="a100", layout=ParallelLayout(micro_batches=2)
-    )
-    assert halves.rank is not None and halves.rank.memory.activations is not None
-    assert timed.rank.memory.activations is not None
-    weights_in_bf16 = sum(2 * p for p in (3 * 12 * 32 * 32,))  # saved with the activations
-    assert (
-        halves.rank.memory.activations - weights_in_bf16
-        == (timed.rank.memory.activations - weights_in_bf16) / 2
-    )
+    a100 = plan_of(hardware="a100")
+    assert a100.rank.time is not None and a100.precision == "bf16"
+    activations = a100.rank.memory.activations
+    assert activations == a100.memory.activations
+    # half of the batch in each of two micro-batches has half of the activations
+    halves = plan_of(hardware="a100", layout=ParallelLayout(micro_batches=2)).rank.memory.activations
+    bf16_weights = 2 * 3 * 12 * 32 * 32  # saved with the activations
+    assert halves - bf16_weights == (activations - bf16_weights) / 2
 
 
-def test_a_rank_recomputes_as_the_recipe_does(home: Path) -> None:
+def test_rank_recomputes_as_the_recipe_or_the_option(workdir):
     recipe = load_recipe("translation.yaml", ["train.recompute=blocks"])
-    layout = ParallelLayout(data_parallel=2)
-    made = estimate(recipe, probe=False, layout=layout)
-    assert made.rank is not None and made.rank.recompute == "blocks"
-    assert made.rank.memory.activations == made.memory.activations
-    assert made.rank.memory.recompute_buffer == made.memory.block_activations
-    changed = estimate(recipe, probe=False, layout=layout, recompute="none")
-    assert changed.rank is not None and changed.rank.memory.recompute_buffer == 0
-    assert made.memory.activations and changed.rank.memory.activations
-    assert changed.rank.memory.activations > made.memory.activations
+    options = {"probe": False, "layout": ParallelLayout(data_parallel=2)}
+    plan = estimate(recipe, **options)
+    assert plan.rank.recompute == "blocks"
+    assert plan.rank.memory.activations == plan.memory.activations
+    assert plan.rank.memory.recompute_buffer == plan.memory.block_activations
+    memory = estimate(recipe, recompute="none", **options).rank.memory
+    assert memory.recompute_buffer == 0 and memory.activations > plan.memory.activations

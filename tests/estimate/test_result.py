@@ -1,11 +1,8 @@
 """Tests of estimate/result.py."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
-from tests.estimate.plan_helpers import home as home
+from tests.estimate.plan_helpers import workdir as workdir
 
 from polyhead.cost.communication import ParallelLayout
 from polyhead.estimate.plan import estimate
@@ -14,15 +11,13 @@ from polyhead.estimate.summary import summarize
 from polyhead.run.recipe import load_recipe
 
 
-def test_a_plan_is_json_and_lines(home: Path) -> None:
-    made = estimate(
-        load_recipe("translation.yaml"), probe=False, layout=ParallelLayout(2, 2), batch_size=None
-    )
-    tree = json.loads(json.dumps(made.to_json()))
-    assert tree["parameters"] == made.parameters
-    assert tree["memory"]["optimizer"] == made.memory.optimizer
+def test_plan_is_json_and_text(workdir):
+    recipe = load_recipe("translation.yaml")
+    plan = estimate(recipe, probe=False, layout=ParallelLayout(2, 2), batch_size=None)
+    tree = json.loads(json.dumps(plan.to_json()))
+    assert tree["parameters"] == plan.parameters
+    assert tree["memory"]["optimizer"] == plan.memory.optimizer
     assert tree["decoding"]["caches"][0]["cache"] == {"name": "static", "chunk": 32, "preallocate": False}
-    assert made.traffic is not None
-    assert tree["traffic"]["data"] == made.traffic.data
-    assert f"{made.parameters:,} parameters" in "\n".join(format_details(made))
-    assert "note:" not in "\n".join(summarize(made))
+    assert tree["traffic"]["data"] == plan.traffic.data
+    assert f"{plan.parameters:,} parameters" in "\n".join(format_details(plan))
+    assert "note:" not in "\n".join(summarize(plan))

@@ -1,17 +1,19 @@
-"""Tests of estimate/unsampled.py."""
-
-from __future__ import annotations
+"""Tests of estimate/unsampled.py: tokens and classes that a sample does not contain."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.estimate.data_sample_helpers import both, check, recipe, rows
-from tests.estimate.data_sample_helpers import home as home
+from tests.estimate.data_sample_helpers import (
+    assert_close,
+    estimate_both,
+    make_lines,
+    make_recipe,
+    write_lines,
+)
+from tests.estimate.data_sample_helpers import workdir as workdir
 
 from polyhead.config.config_sections import DistillConfig
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.estimate import data_sample
@@ -21,71 +23,67 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 BPE = {"kind": "bpe", "vocab_size": 300}
+CLASSES = ("rare", "x", "y")
 
 
-@pytest.fixture
-def uneven(home: Path) -> Path:
-    """A text with words and a class of their own in a stretch of which a sample sees nothing."""
-    given = rows(4000)
-    given[260:300] = [row.upper() for row in given[260:300]]
-    Path("t.txt").write_text("".join(f"{row}\n" for row in given))
-    labelled = [f"{row}\t{'rare' if row.isupper() else 'xy'[i % 2]}\n" for i, row in enumerate(given)]
-    Path("t.tsv").write_text("text\tlabel\n" + "".join(labelled))
-    Path("v.txt").write_text("".join(f"{row}\n" for row in given[290:310]))
-    Path("v.tsv").write_text("text\tlabel\n" + "".join(labelled[290:310]))
-    return home
+@pytest.fixture(autouse=True)
+def write_texts(workdir):
+    """Write text with words and a class in a stretch that is not sampled."""
+    lines = make_lines(4000)
+    lines[260:300] = [line.upper() for line in lines[260:300]]
+    rows = [f"{line}\t{'rare' if line.isupper() else 'xy'[i % 2]}" for i, line in enumerate(lines)]
+    for name, part in (("t", slice(None)), ("v", slice(290, 310))):
+        write_lines(f"{name}.txt", lines[part])
+        write_lines(f"{name}.tsv", ["text\tlabel", *rows[part]])
 
 
-def taught(task: str, tokenizer: dict[str, Any], labels: tuple[str, ...] = (), **distill: Any) -> Recipe:
-    """A recipe whose teacher is saved here, with a tokenizer of the whole text."""
-    ends = "tsv" if task == "classification" else "txt"
-    asked, theirs = (recipe(task, [f"t.{ends}"], [f"v.{ends}"], tokenizer=one) for one in (BPE, tokenizer))
-    own = train_tokenizer(
-        TASK.get(task).iter_texts(theirs), theirs.tokenizer.kind, theirs.tokenizer.vocab_size
-    )
-    config = asked.model.with_vocabulary(own.vocab_size, labels)
-    Run(build(config, 1), own, GenerationConfig()).save(Path("teacher"))
-    return asked.model_copy(update={"distill": DistillConfig(teacher=["teacher"], **distill)})
+def make_distillation_recipe(task, tokenizer, labels=(), **distill):
+    """A recipe with BPE, whose teacher is saved here with a tokenizer of the full text."""
+    end = "tsv" if task == "classification" else "txt"
+    files = [f"t.{end}"], [f"v.{end}"]
+    recipe, teacher = (make_recipe(task, *files, tokenizer=settings) for settings in (BPE, tokenizer))
+    texts = TASK.get(task).iter_texts(teacher)
+    teacher_tokenizer = train_tokenizer(texts, teacher.tokenizer.kind, teacher.tokenizer.vocab_size)
+    model = build(recipe.model.with_vocabulary(teacher_tokenizer.vocab_size, labels), 1)
+    Run(model, teacher_tokenizer, GenerationConfig()).save(Path("teacher"))
+    return recipe.model_copy(update={"distill": DistillConfig(teacher=["teacher"], **distill)})
 
 
-def test_a_teacher_tells_which_tokens_there_are(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the sample are others, and training would take none of them."""
-    part, whole = both(taught("language-model", BPE), monkeypatch)
-    check(part, whole)
-    assert part.parameters == whole.parameters
-    assert part.memory == whole.memory
-    assert "a sample does not give the vocabulary of the whole text: that of teacher is assumed" in part.notes
-    assert not whole.notes
+def test_vocabulary_is_that_of_the_teacher(monkeypatch):
+    """That of the sample is another one, which training would refuse."""
+    sample, full = estimate_both(make_distillation_recipe("language-model", BPE), monkeypatch)
+    assert_close(sample, full)
+    assert (sample.parameters, sample.memory) == (full.parameters, full.memory)
+    note = "a sample does not give the vocabulary of the whole text: that of teacher is assumed"
+    assert note in sample.notes and not full.notes
 
 
 @pytest.mark.parametrize("tokenizer", [{"kind": "char"}, {"kind": "bpe", "vocab_size": 301}], ids=str)
-def test_a_teacher_of_tokens_that_a_student_cannot_have_is_refused(
-    uneven: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: dict[str, Any]
-) -> None:
-    asked = taught("language-model", tokenizer)
-    for most in (data_sample._MAX_SPLIT_BYTES, 1 << 30):
-        monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", most)
+def test_teacher_with_other_tokens_is_refused(monkeypatch, tokenizer):
+    recipe = make_distillation_recipe("language-model", tokenizer)
+    for limit in (data_sample._MAX_SPLIT_BYTES, 1 << 30):
+        monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", limit)
         with pytest.raises(UserError, match="teacher has another tokenizer than the student"):
-            estimate(asked, probe=False)
+            estimate(recipe, probe=False)
 
 
-@pytest.mark.parametrize("hidden", [0.0, 1.0])
-def test_a_teacher_tells_which_classes_there_are(
-    uneven: Path, monkeypatch: pytest.MonkeyPatch, hidden: float
-) -> None:
-    """One that is not in the sample counts, and is no mistake."""
-    part, whole = both(taught("classification", BPE, ("rare", "x", "y"), hidden_weight=hidden), monkeypatch)
-    check(part, whole)
-    assert part.parameters == whole.parameters
+@pytest.mark.parametrize("hidden_weight", [0.0, 1.0])
+def test_classes_are_those_of_the_teacher(monkeypatch, hidden_weight):
+    """With one that the sample does not contain."""
+    recipe = make_distillation_recipe("classification", BPE, CLASSES, hidden_weight=hidden_weight)
+    sample, full = estimate_both(recipe, monkeypatch)
+    assert_close(sample, full)
+    assert sample.parameters == full.parameters
 
 
-def test_a_teacher_of_other_tokens_reads_for_itself(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part, whole = both(taught("classification", {"kind": "char"}, ("rare", "x", "y")), monkeypatch)
-    check(part, whole)
-    assert (part.parameters, part.memory.teachers) == (whole.parameters, whole.memory.teachers)
-    assert len(part.notes) == 1
+def test_teacher_of_classes_may_have_other_tokens(monkeypatch):
+    recipe = make_distillation_recipe("classification", {"kind": "char"}, CLASSES)
+    sample, full = estimate_both(recipe, monkeypatch)
+    assert_close(sample, full)
+    assert (sample.parameters, sample.memory.teachers) == (full.parameters, full.memory.teachers)
+    assert len(sample.notes) == 1
 
 
-def test_a_teacher_who_lacks_a_class_is_refused(uneven: Path) -> None:
+def test_teacher_without_a_class_is_refused():
     with pytest.raises(UserError, match="the classes of teacher are rare, x, not x, y"):
-        estimate(taught("classification", BPE, ("rare", "x")), probe=False)
+        estimate(make_distillation_recipe("classification", BPE, ("rare", "x")), probe=False)

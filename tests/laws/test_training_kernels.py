@@ -4,16 +4,16 @@ import copy
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 from tests.laws.conftest import CASES
 from tests.laws.test_tensor_parallel import LabelTask, make_batch, make_config
 from torch import Tensor
 
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.training.mode import TrainingKernels
 from polyhead.models import build
 from polyhead.train.precision import autocast
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
+pytestmark = needs_kernels
 CPU = torch.device("cpu")
 
 
@@ -49,7 +49,7 @@ def find_errors(model, precision):
 def test_gradients_equal_those_without_kernels(case, precision, error):
     """Up to rounding, which in bf16 switches single units of a ReLU."""
     if CASES[case].get("norm", {}).get("name") == "none":
-        return  # numbers grow, and rounding changes the gradients
+        pytest.skip("not applicable: without a norm, rounding alone changes the gradients")
     plain, fused = find_errors(make_model(CASES[case]), precision)
     assert fused <= 3 * plain + error
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,26 +38,9 @@ ODD = [
     1e308,
     -0.0,
 ]
-PATTERNS = [
-    r"(a+)+$",
-    r"(a|a)*b",
-    r"(.*)*x",
-    r"(\w+\s?)*$",
-    r"a*a*a*a*b",
-    "((abc)+)*$",
-    "(?<n>a\\g<n>?)b",
-    "(" * 5000,
-    "[",
-    r"\p{Nope}",
-    "(?x) a b",
-    "(?:a{1,999}){1,999}c",
-    "x" * 30_000,
-    "(?i:(a|A)+)+$",
-    "",
-    "|",
-    "(a*)*",
-    r"\1",
-]
+PATTERNS = [r"(a+)+$", r"(a|a)*b", r"(.*)*x", r"(\w+\s?)*$", r"a*a*a*a*b", "((abc)+)*$", "(?<n>a\\g<n>?)b"]
+PATTERNS += ["(" * 5000, "[", r"\p{Nope}", "(?x) a b", "(?:a{1,999}){1,999}c", "x" * 30_000, "(?i:(a|A)+)+$"]
+PATTERNS += ["", "|", "(a*)*", r"\1"]
 
 
 class Hostile(NamedTuple):
@@ -76,270 +59,221 @@ def dump(value: Any) -> bytes:
         sys.set_int_max_str_digits(4300)
 
 
-def mutate(draw: random.Random, value: Any) -> Any:
+def mutate(rng: random.Random, value: Any) -> Any:
     """The value with one of its parts replaced by one that is too large, of another type or absent."""
     value = copy.deepcopy(value)
-    places: list[tuple[Any, Any]] = []
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
+    slots: list[tuple[Any, Any]] = []
+    stack = [value]
+    while stack:
+        item = stack.pop()
         for key, child in item.items() if isinstance(item, dict) else enumerate(item):
-            places.append((item, key))
+            slots.append((item, key))
             if isinstance(child, dict | list):
-                waiting.append(child)
-    # a vocabulary has most places: draw a depth of names first
-    item, key = draw.choice(places if draw.random() < 0.3 else places[: 40 + len(places) // 20])
-    if isinstance(item, dict) and draw.random() < 0.15:
+                stack.append(child)
+    # a vocabulary has most slots: rng a depth of names first
+    item, key = rng.choice(slots if rng.random() < 0.3 else slots[: 40 + len(slots) // 20])
+    if isinstance(item, dict) and rng.random() < 0.15:
         del item[key]
     else:
-        item[key] = copy.deepcopy(draw.choice(draw.choice([BIG, ODD, ["\ud800", "</s>", "a"]])))
+        item[key] = copy.deepcopy(rng.choice(rng.choice([BIG, ODD, ["\ud800", "</s>", "a"]])))
     return value
 
 
-def bad_bytes(draw: random.Random, content: bytes) -> bytes:
+def bad_bytes(rng: random.Random, content: bytes) -> bytes:
     """The content damaged as bytes: cut, nested, with half a surrogate pair, a long number or a BOM."""
-    kind = draw.randrange(6)
+    kind = rng.randrange(6)
     if kind == 0:
-        return content[: draw.randrange(len(content))]
+        return content[: rng.randrange(len(content))]
     if kind == 1:
-        return draw.choice([b"[", b'{"a":', b'[{"x":']) * draw.choice([150, 900, 50_000])
+        return rng.choice([b"[", b'{"a":', b'[{"x":']) * rng.choice([150, 900, 50_000])
     if kind == 2:
         return content.replace(b"{", b'{"\\ud800": "\\udfff", ', 1)
     if kind == 3:
-        return content.replace(b"{", b'{"n": ' + b"9" * draw.choice([350, 4_000, 5_000]) + b", ", 1)
+        return content.replace(b"{", b'{"n": ' + b"9" * rng.choice([350, 4_000, 5_000]) + b", ", 1)
     if kind == 4:
-        return draw.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\0"]) + content
-    changed = bytearray(content)
-    for _ in range(draw.choice([1, 5, 50])):
-        changed[draw.randrange(len(changed))] = draw.randrange(256)
-    return bytes(changed)
+        return rng.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\0"]) + content
+    content_copy = bytearray(content)
+    for _ in range(rng.choice([1, 5, 50])):
+        content_copy[rng.randrange(len(content_copy))] = rng.randrange(256)
+    return bytes(content_copy)
 
 
-def hostile_tokenizer(draw: random.Random, rules: dict[str, Any]) -> dict[str, Any]:
+def hostile_tokenizer(rng: random.Random, rules: dict[str, Any]) -> dict[str, Any]:
+    """The rules of a tokenizer with one part that is too expensive, too large or invalid."""
     rules = copy.deepcopy(rules)
-    pattern = {draw.choice(["Regex", "Regex", "String"]): draw.choice(PATTERNS)}
-    bomb = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * draw.choice([2, 10, 1000])}
-    steps = [bomb] * draw.choice([4, 12, 40])
-    match draw.randrange(12):
+    pattern = {rng.choice(["Regex", "Regex", "String"]): rng.choice(PATTERNS)}
+    bomb = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * rng.choice([2, 10, 1000])}
+    steps = [bomb] * rng.choice([4, 12, 40])
+    match rng.randrange(12):
         case 0:
-            token = draw.choice(sorted(rules["model"]["vocab"]))
-            rules["model"]["vocab"][token] = draw.choice(BIG)
+            rules["model"]["vocab"][rng.choice(sorted(rules["model"]["vocab"]))] = rng.choice(BIG)
         case 1:
             rules["normalizer"] = {"type": "Sequence", "normalizers": steps}
         case 2:
             rules["decoder"] = {"type": "Sequence", "decoders": steps}
         case 3:
-            rules["pre_tokenizer"] = {
-                "type": "Split",
-                "pattern": pattern,
-                "behavior": "Isolated",
-                "invert": draw.random() < 0.5,
-            }
+            split = {"type": "Split", "pattern": pattern, "behavior": "Isolated"}
+            rules["pre_tokenizer"] = split | {"invert": rng.random() < 0.5}
         case 4:
-            name = draw.choice(["normalizer", "decoder"])
-            rules[name] = {
-                "type": "Replace",
-                "pattern": pattern,
-                "content": draw.choice(["", "b", "ab" * 99]),
-            }
+            replacement = {"type": "Replace", "pattern": pattern, "content": rng.choice(["", "b", "ab" * 99])}
+            rules[rng.choice(["normalizer", "decoder"])] = replacement
         case 5:
-            rules["added_tokens"].append(
-                {
-                    "id": draw.choice([*BIG, 7, 300]),
-                    "content": draw.choice(["", " ", "a", "x" * 99_999, "</s>"]),
-                    "single_word": True,
-                    "lstrip": True,
-                    "rstrip": True,
-                    "normalized": True,
-                    "special": True,
-                }
-            )
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), True)
+            content = rng.choice(["", " ", "a", "x" * 99_999, "</s>"])
+            rules["added_tokens"].append({"id": rng.choice([*BIG, 7, 300]), "content": content, **flags})
         case 6:
-            part = draw.choice(
-                [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "q", "type_id": 9}}]
+            sequence, special = {"id": "A", "type_id": 0}, {"id": "q", "type_id": 9}
+            parts = [rng.choice([{"Sequence": sequence}, {"SpecialToken": special}])] * rng.choice(
+                [0, 1, 2, 5_000]
             )
-            parts = [part] * draw.choice([0, 1, 2, 5_000])
-            rules["post_processor"] = {
-                "type": "TemplateProcessing",
-                "single": parts,
-                "pair": parts,
-                "special_tokens": {"q": {"id": "q", "ids": [draw.choice([*BIG, 5])], "tokens": ["q"]}},
-            }
+            tokens = {"q": {"id": "q", "ids": [rng.choice([*BIG, 5])], "tokens": ["q"]}}
+            template = {"type": "TemplateProcessing", "single": parts, "pair": parts}
+            rules["post_processor"] = template | {"special_tokens": tokens}
         case 7:
-            rules["decoder"] = draw.choice(
-                [
-                    {"type": "Strip", "content": "a", "start": draw.choice(BIG), "stop": draw.choice(BIG)},
-                    {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
-                    {"type": "BPEDecoder", "suffix": ""},
-                    {"type": "WordPiece", "prefix": "", "cleanup": True},
-                    {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 40},
-                ]
-            )
+            strip = {"type": "Strip", "content": "a", "start": rng.choice(BIG), "stop": rng.choice(BIG)}
+            bpe = {"type": "BPEDecoder", "suffix": ""}
+            ctc = {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True}
+            wordpiece = {"type": "WordPiece", "prefix": "", "cleanup": True}
+            sequence = {"type": "Sequence", "decoders": [bpe] * 40}
+            rules["decoder"] = rng.choice([strip, ctc, bpe, wordpiece, sequence])
         case 8:
-            rules["normalizer"] = draw.choice(
-                [
-                    {
-                        "type": "Precompiled",
-                        "precompiled_charsmap": draw.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7]),
-                    },
-                    {"type": "Prepend", "prepend": "a" * draw.choice([2_000, 10**6])},
-                    {"type": "Sequence", "normalizers": [{"type": "NFKD"}, *[bomb, {"type": "NFKC"}] * 9]},
-                ]
-            )
+            charsmap = rng.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7])
+            long = {"type": "Prepend", "prepend": "a" * rng.choice([2_000, 10**6])}
+            forms = [{"type": "NFKD"}, *[bomb, {"type": "NFKC"}] * 9]
+            precompiled = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+            rules["normalizer"] = rng.choice([precompiled, long, {"type": "Sequence", "normalizers": forms}])
         case 9:
-            rules["model"]["continuing_subword_prefix"] = draw.choice(["##", "é" * 9, "\0"])
+            rules["model"]["continuing_subword_prefix"] = rng.choice(["##", "é" * 9, "\0"])
         case 10:
-            rules["model"]["merges"] += draw.choice([[["a", "\0"]], ["ab"], [[]], [["a"]], [["", ""]], [7]])
+            rules["model"]["merges"] += rng.choice([[["a", "\0"]], ["ab"], [[]], [["a"]], [["", ""]], [7]])
         case _:
-            rules["pre_tokenizer"] = {"type": "FixedLength", "length": draw.choice(BIG)}
+            rules["pre_tokenizer"] = {"type": "FixedLength", "length": rng.choice(BIG)}
     return rules
 
 
-def hostile_config(draw: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+def hostile_config(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
     """A config with a size that is far too large, or mutated."""
-    if draw.random() < 0.5:
-        return dict(mutate(draw, config))
+    if rng.random() < 0.5:
+        return dict(mutate(rng, config))
     sizes = [key for key, value in config.items() if type(value) is int]
-    return config | {draw.choice(sizes): draw.choice([*BIG, 10**9, 10**6, 7])}
+    return config | {rng.choice(sizes): rng.choice([*BIG, 10**9, 10**6, 7])}
 
 
-def hostile_weights(draw: random.Random, content: bytes) -> bytes:
+def hostile_weights(rng: random.Random, content: bytes) -> bytes:
     """A safetensors file with a hostile header."""
     size = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
-    match draw.randrange(4):
-        case 0:
-            return (
-                draw.choice([2**63, 2**31, size + 1, size - 1, 0, 99_999_999]).to_bytes(8, "little")
-                + content[8:]
-            )
-        case 1:
-            changed = bad_bytes(draw, json.dumps(header).encode())
-            return len(changed).to_bytes(8, "little") + changed + data
-        case 2:
-            name = draw.choice([name for name in header if name != "__metadata__"])
-            entry = header[name]
-            entry[draw.choice(sorted(entry))] = draw.choice(
-                ["F8", "I64", [2**40, 2**40], [0, 2**63], [-1], [], [8, 0], [0, 0], None]
-            )
-        case _:
-            header = mutate(draw, header)
-    changed = dump(header)
-    return len(changed).to_bytes(8, "little") + changed + data
+    kind = rng.randrange(4)
+    if kind == 0:
+        wrong_size = rng.choice([2**63, 2**31, size + 1, size - 1, 0, 99_999_999])
+        return wrong_size.to_bytes(8, "little") + content[8:]
+    if kind == 1:
+        text = bad_bytes(rng, json.dumps(header).encode())
+    elif kind == 2:
+        entry = header[rng.choice([name for name in header if name != "__metadata__"])]
+        values = ["F8", "I64", [2**40, 2**40], [0, 2**63], [-1], [], [8, 0], [0, 0], None]
+        entry[rng.choice(sorted(entry))] = rng.choice(values)
+        text = dump(header)
+    else:
+        text = dump(mutate(rng, header))
+    return len(text).to_bytes(8, "little") + text + data
 
 
-def hostile_recipe(draw: random.Random, content: bytes) -> bytes:
+def hostile_recipe(rng: random.Random, content: bytes) -> bytes:
     aliases = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
     )
     lines = content.decode().splitlines()
-    match draw.randrange(5):
+    match rng.randrange(5):
         case 0:
-            return draw.choice(
-                [aliases, "a: &a [*a]\n", "&a *a", "a: !!python/object:os.system x\n"]
-            ).encode()
+            return rng.choice([aliases, "a: &a [*a]\n", "&a *a", "a: !!python/object:os.system x\n"]).encode()
         case 1:
-            return bad_bytes(draw, content)
+            return bad_bytes(rng, content)
         case 2:
-            return content + f"\nx: {'[' * draw.choice([90, 500, 5_000])}\n".encode()
+            return content + f"\nx: {'[' * rng.choice([90, 500, 5_000])}\n".encode()
         case 3:
-            number = draw.randrange(len(lines))
-            lines[number] = (
-                lines[number].partition(":")[0] + ": " + draw.choice(["9" * 5_000, "1e999", ".nan", "{}"])
-            )
+            number = rng.randrange(len(lines))
+            value = rng.choice(["9" * 5_000, "1e999", ".nan", "{}"])
+            lines[number] = f"{lines[number].partition(':')[0]}: {value}"
         case _:
-            lines.insert(
-                draw.randrange(len(lines)), draw.choice(["<<: 7", "\t- a", "? [a]", "\u202e: 1", "--- !x"])
-            )
+            line = rng.choice(["<<: 7", "\t- a", "? [a]", "\u202e: 1", "--- !x"])
+            lines.insert(rng.randrange(len(lines)), line)
     return "\n".join(lines).encode()
 
 
-def hostile_text(draw: random.Random) -> bytes:
+def hostile_text(rng: random.Random) -> bytes:
     """Lines of a text: NULs, bytes that are no UTF-8, marks of direction, combining marks, one huge line."""
-    pieces = [
+    texts = ["\u202e\u2066abc\u2069", "e" + "\u0301" * 5_000, "\u200b\u200d\ufeff", "\ufdfa" * 3_000]
+    texts += [
+        "\U0010ffff\ufffe",
+        "\u2028\u2029\x85\x0b\x0c",
+        "👨‍👩‍👧‍👦" * 500,
+        "<s></s><pad>",
+        "\x1b]0;x\x07\x1b[2J",
+    ]
+    lines = [
         b"\0" * 50,
         b"\xed\xa0\x80",
         b"\xff\xfe\xfd",
-        "\u202e\u2066abc\u2069".encode(),
         b"a" * 300_000,
-        ("e" + "\u0301" * 5_000).encode(),
-        "\u200b\u200d\ufeff".encode(),
-        b"\x1b]0;x\x07\x1b[2J",
         b"\r",
         b"",
-        "\ufdfa".encode() * 3_000,
         b" " * 100_000,
-        "\U0010ffff\ufffe".encode(),
-        b"<s></s><pad>",
         b"\x80" * 9,
-        "\u2028\u2029\x85\x0b\x0c".encode(),
-        "👨‍👩‍👧‍👦".encode() * 500,
     ]
-    return b"\n".join(draw.sample(pieces, draw.randrange(1, 4))) + b"\n"
+    return b"\n".join(rng.sample([*lines, *(text.encode() for text in texts)], rng.randrange(1, 4))) + b"\n"
 
 
 TEMPLATES = [
     "{% for i in range(10**9) %}{{ i }}{% endfor %}",
-    "{{ ''.__class__.__mro__ }}",
-    "{{ 'a' * 10**10 }}",
-    "{{",
-    "{# polyhead: " + "[" * 5_000 + " #}",
-    '{# polyhead: {"name": "os:system"} #}',
-    "\0",
-    7,
-    ["x"],
-    "{% include '/etc/passwd' %}",
-    "<|im_start|>" * 20_000,
-    {"a": "b"},
-    [{"name": "default", "template": None}],
     "{{ messages[0]['content'].__init__.__globals__ }}",
     "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+    '{# polyhead: {"name": "os:system"} #}',
+    "{# polyhead: " + "[" * 5_000 + " #}",
+    *("{{ ''.__class__.__mro__ }}", "{{ 'a' * 10**10 }}", "{{", "{% include '/etc/passwd' %}"),
+    *("\0", 7, ["x"], "<|im_start|>" * 20_000, {"a": "b"}, [{"name": "default", "template": None}]),
 ]
 
 
-def generate(draw: random.Random, kind: str, count: int, directory: Path) -> Iterator[Hostile]:
+def generate(rng: random.Random, kind: str, count: int, directory: Path) -> Iterator[Hostile]:
     """Hostile inputs of one kind, made of the files of a run or of a published checkpoint."""
-    names = [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "recipe.yaml",
-    ]
-    files = [directory / name for name in [*names, "config.json"]]
-    tokenizer, roles, generation, weights, recipe, config = (
-        file.read_bytes() if file.exists() else b"" for file in files
-    )
+
+    def read(name: str) -> bytes:
+        return (directory / name).read_bytes()
+
+    def damage(name: str, change: Callable[[random.Random, Any], Any], share: float) -> bytes:
+        """The JSON file after a change; with the other probability, damaged as bytes."""
+        content = dump(change(rng, json.loads(read(name))))
+        return content if rng.random() < share else bad_bytes(rng, read(name))
+
     for number in range(count):
-        name, text = names[0], b""
+        name, content, text = "", b"", Hostile("", {}).text
         match kind:
             case "tokenizer":
-                change = hostile_tokenizer if draw.random() < 0.8 else mutate
-                content = dump(change(draw, json.loads(tokenizer)))
-                content = content if draw.random() < 0.9 else bad_bytes(draw, tokenizer)
+                change = hostile_tokenizer if rng.random() < 0.8 else mutate
+                name, content = "tokenizer.json", damage("tokenizer.json", change, 0.9)
             case "roles":
-                name, content = names[1], dump(mutate(draw, json.loads(roles)))
-                content = content if draw.random() < 0.5 else bad_bytes(draw, roles)
+                name = "tokenizer_config.json"
+                content = damage(name, mutate, 0.5)
             case "config" | "published":
-                name, content = "config.json", dump(hostile_config(draw, json.loads(config)))
-                content = content if draw.random() < 0.8 else bad_bytes(draw, config)
+                name, content = "config.json", damage("config.json", hostile_config, 0.8)
             case "generation":
-                name, content = names[2], dump(hostile_config(draw, json.loads(generation)))
+                name = "generation_config.json"
+                content = damage(name, hostile_config, 1.0)
             case "weights":
-                name, content = names[3], hostile_weights(draw, weights)
+                name, content = "model.safetensors", hostile_weights(rng, read("model.safetensors"))
             case "recipe":
-                name, content = names[4], hostile_recipe(draw, recipe)
+                name, content = "recipe.yaml", hostile_recipe(rng, read("recipe.yaml"))
             case "template":
-                template = TEMPLATES[number % len(TEMPLATES)]
-                name, content = names[1], dump(json.loads(roles) | {"chat_template": template})
+                name, template = "tokenizer_config.json", TEMPLATES[number % len(TEMPLATES)]
+                content = dump(json.loads(read(name)) | {"chat_template": template})
             case _:
-                content, text = b"", hostile_text(draw)
-        changed = {name: content} if content else {}
-        yield Hostile(f"{kind} {number}", changed, text or Hostile("", {}).text)
+                text = hostile_text(rng)
+        yield Hostile(f"{kind} {number}", {name: content} if content else {}, text)
 
 
 class Outcome(NamedTuple):
-    """What became of a process."""
+    """Exit code and output of a process."""
 
     code: int  # negative: the signal that ended it
     output: str
@@ -348,21 +282,21 @@ class Outcome(NamedTuple):
 
 def run_apart(command: list[str], directory: Path, hostile: Hostile) -> Outcome:
     """Run a verb in a child of this process, which has imported everything already, with limited memory."""
-    with tempfile.TemporaryDirectory() as place:
-        changed = Path(shutil.copytree(directory, Path(place) / "run"))
+    with tempfile.TemporaryDirectory() as parent:
+        run_dir = Path(shutil.copytree(directory, Path(parent) / "run"))
         for name, content in hostile.files.items():
-            (changed / name).write_bytes(content)
-        files = [Path(place) / name for name in ("in", "out", "err")]
+            (run_dir / name).write_bytes(content)
+        files = [Path(parent) / name for name in ("in", "out", "err")]
         files[0].write_bytes(hostile.text)
         if not (pid := os.fork()):
-            _run_child([word.replace("RUN", str(changed)) for word in command], files)
+            _run_child([word.replace("RUN", str(run_dir)) for word in command], files)
         deadline = time.monotonic() + SECONDS
-        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        while not (status := os.waitpid(pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
         output, errors = (file.read_text(errors="replace") for file in files[1:])
-        return Outcome(os.waitstatus_to_exitcode(ended[1]), output, errors)
+        return Outcome(os.waitstatus_to_exitcode(status[1]), output, errors)
 
 
 def _run_child(arguments: list[str], files: list[Path]) -> None:

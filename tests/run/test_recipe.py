@@ -1,19 +1,12 @@
-"""A model whose parts do not fit together is refused wherever a recipe or a config is read, once, with one
-message.
-"""
-
-from __future__ import annotations
+"""Tests of run/recipe.py: a model that cannot be built is refused wherever its recipe or config is read."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import polyhead as ph
-from polyhead.cli import main
 from polyhead.config.model import ModelConfig, ModelSpec
 from polyhead.config.recipe import Recipe, read_recipe
 from polyhead.core.errors import UserError
@@ -26,110 +19,90 @@ from polyhead.run.recipe import load_recipe, validate_recipe
 from polyhead.run.run_directory import read_run_config
 
 SIZES = {"kind": "decoder", "d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 16}
-UNFIT = SIZES | {"block": "lstm", "position": "rope"}
-CHANGES = ["model.block=lstm", "model.position=rope"]
+INVALID = SIZES | {"block": "lstm", "position": "rope"}
+OVERRIDES = ["model.block=lstm", "model.position=rope"]
 MESSAGE = (
     "position 'rope' acts on self-attention, but blocks lstm have none: use none, or one that is added to "
     "the embeddings, such as sinusoidal or learned"
 )
-TREE = {
-    "task": "language-model",
-    "data": {"train": "a.txt", "valid_fraction": 0.1},
-    "train": {"steps": 1},
-    "model": SIZES,
-}
-UNFIT_TREE = TREE | {"model": UNFIT}
+DATA = {"train": "a.txt", "valid_fraction": 0.1}
+TREE = {"task": "language-model", "data": DATA, "train": {"steps": 1}, "model": SIZES}
+INVALID_TREE = TREE | {"model": INVALID}
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("a dog barks and a cat runs\n" * 99)
-    Path("fit.yaml").write_text(json.dumps(TREE))
-    Path("unfit.yaml").write_text(json.dumps(UNFIT_TREE))
+    Path("valid.yaml").write_text(json.dumps(TREE))
+    Path("invalid.yaml").write_text(json.dumps(INVALID_TREE))
 
 
-@pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The models of recipes that are checked; families of published models are configs with a vocabulary."""
-    checked: list[Any] = []
-    build_layers = validate_model.build_sample_layers
-
-    def count_and_build(config: ModelSpec) -> Any:
-        checked.extend([config] if type(config) is ModelSpec else [])
-        return build_layers(config)
-
-    monkeypatch.setattr(validate_model, "build_sample_layers", count_and_build)
-    return checked
-
-
-def test_a_config_is_data_and_build_refuses_it() -> None:
-    config = ModelConfig(vocab_size=9, **UNFIT)
+def test_config_is_data_and_build_refuses_it():
+    config = ModelConfig(vocab_size=9, **INVALID)
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
-    for refuse in (check_model, ph.build):
-        with pytest.raises(UserError) as caught:
-            refuse(config)
-        assert str(caught.value) == MESSAGE
-    fit = ModelSpec(**SIZES)
-    assert check_model(fit) is fit
+    for build in (check_model, ph.build):
+        with pytest.raises(UserError) as error:
+            build(config)
+        assert str(error.value) == MESSAGE
+    spec = ModelSpec(**SIZES)
+    assert check_model(spec) is spec
 
 
-def test_a_check_draws_no_random_numbers() -> None:
+def test_check_draws_no_random_numbers():
     torch.manual_seed(3)
-    before = torch.get_rng_state()
+    state = torch.get_rng_state()
     check_model(ModelConfig(vocab_size=9, d_model=16, n_heads=2, feed_forward="moe", pooling=None))
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(
     "read",
     [
-        lambda: load_recipe("unfit.yaml"),
-        lambda: load_recipe("unfit.yaml", from_run=True),
-        lambda: load_recipe("fit.yaml", CHANGES),
-        lambda: validate_recipe(UNFIT_TREE),
-        lambda: ph.train("unfit.yaml"),
-        lambda: ph.train("fit.yaml", *CHANGES),
-        lambda: ph.train(Recipe(**UNFIT_TREE)),
-        lambda: ph.compare("unfit.yaml", vary={"norm": ["rmsnorm"]}),
-        lambda: ph.estimate("unfit.yaml"),
-        lambda: ph.estimate(Recipe(**UNFIT_TREE)),
-        lambda: ph.estimate(ModelConfig(vocab_size=9, **UNFIT)),
-        lambda: ph.init_recipe("a.txt", *CHANGES),
+        lambda: load_recipe("invalid.yaml"),
+        lambda: load_recipe("invalid.yaml", from_run=True),
+        lambda: load_recipe("valid.yaml", OVERRIDES),
+        lambda: validate_recipe(INVALID_TREE),
+        lambda: ph.train("invalid.yaml"),
+        lambda: ph.train("valid.yaml", *OVERRIDES),
+        lambda: ph.train(Recipe(**INVALID_TREE)),
+        lambda: ph.compare("invalid.yaml", vary={"norm": ["rmsnorm"]}),
+        lambda: ph.estimate("invalid.yaml"),
+        lambda: ph.estimate(Recipe(**INVALID_TREE)),
+        lambda: ph.estimate(ModelConfig(vocab_size=9, **INVALID)),
+        lambda: ph.init_recipe("a.txt", *OVERRIDES),
     ],
 )
-def test_a_recipe_is_refused_where_it_is_read(read: Callable[[], object]) -> None:
-    with pytest.raises(UserError) as caught:
+def test_invalid_recipe_is_refused_where_it_is_read(read):
+    with pytest.raises(UserError) as error:
         read()
-    assert str(caught.value) == f"model: {MESSAGE}"
+    assert str(error.value) == f"model: {MESSAGE}"
     assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
-        ["train", "fit.yaml"],
-        ["compare", "fit.yaml", "--vary", "norm=rmsnorm"],
-        ["estimate", "fit.yaml"],
-        ["estimate", "gpt2"],
-        ["init", "a.txt"],
+        "train valid.yaml",
+        "compare valid.yaml --vary norm=rmsnorm",
+        "estimate valid.yaml",
+        "estimate gpt2",
+        "init a.txt",
     ],
-    ids=" ".join,
 )
-def test_verbs_refuse_it_in_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, *CHANGES]) == 2
-    assert f"model: {MESSAGE}\n" in capsys.readouterr().err
+def test_verbs_refuse_invalid_overrides_in_one_line(command, cli):
+    err = cli(*command.split(), *OVERRIDES, code=2).err
+    assert f"model: {MESSAGE}\n" in err
 
 
-def test_the_config_of_a_run_or_a_published_model_is_refused_with_its_file() -> None:
-    config = ModelConfig(vocab_size=9, **UNFIT)
+def test_invalid_config_is_refused_with_its_file():
+    config = ModelConfig(vocab_size=9, **INVALID)
     Path("config.json").write_text(json.dumps({"model_type": "polyhead", **config.model_dump(mode="json")}))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as error:
         read_run_config(Path())
-    assert str(caught.value) == f"config.json: {MESSAGE}"
-    fields = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8,
-              "vocab_size": 9, "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
-              "hidden_act": "silu"}  # fmt: skip
+    assert str(error.value) == f"config.json: {MESSAGE}"
+    fields = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+    fields |= {"vocab_size": 9, "max_position_embeddings": 8, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
     with pytest.raises(UserError, match=r"^b\.json: head_dim must be even for rope, .*, got 3 "):
         to_model_config(FAMILY.get("llama"), ConfigReader(fields, "b.json"))
 
@@ -137,16 +110,23 @@ def test_the_config_of_a_run_or_a_published_model_is_refused_with_its_file() -> 
 @pytest.mark.parametrize(
     ("read", "n_checks"),
     [
-        (lambda: read_recipe("unfit.yaml"), 0),
-        (lambda: load_recipe("fit.yaml"), 1),
-        (lambda: validate_recipe(TREE), 1),
-        (lambda: load_recipe("fit.yaml").model.with_vocabulary(99), 1),
-        (lambda: ph.estimate("fit.yaml", probe=False), 1),
-        (lambda: main(["estimate", "fit.yaml", "--no-probe"]), 1),
-        (lambda: ph.init_recipe("a.txt"), 1),
-        (lambda: ph.train("fit.yaml", "tokenizer.kind=byte", quiet=True), 1),
+        (lambda cli: read_recipe("invalid.yaml"), 0),
+        (lambda cli: load_recipe("valid.yaml"), 1),
+        (lambda cli: validate_recipe(TREE), 1),
+        (lambda cli: load_recipe("valid.yaml").model.with_vocabulary(99), 1),
+        (lambda cli: ph.estimate("valid.yaml", probe=False), 1),
+        (lambda cli: cli("estimate", "valid.yaml", "--no-probe"), 1),
+        (lambda cli: ph.init_recipe("a.txt"), 1),
+        (lambda cli: ph.train("valid.yaml", "tokenizer.kind=byte", quiet=True), 1),
     ],
 )
-def test_a_recipe_is_checked_once(checks: list[Any], read: Callable[[], object], n_checks: int) -> None:
-    read()
+def test_recipe_is_checked_once(read, n_checks, cli, monkeypatch):
+    checks, build = [], validate_model.build_sample_layers
+
+    def count_and_build(config):
+        checks.extend([config] if type(config) is ModelSpec else [])
+        return build(config)
+
+    monkeypatch.setattr(validate_model, "build_sample_layers", count_and_build)
+    read(cli)
     assert len(checks) == n_checks

@@ -1,16 +1,11 @@
 """Tests of run/run_directory.py."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from tests.run.run_helpers import copy as copy
-from tests.run.run_helpers import edited, run, tokenizer
-from tests.run.run_helpers import saved as saved
+from tests.run.run_helpers import GENERATION, edit, make_run, make_tokenizer
 from tests.train.task_runs import TASKS, task_recipe
 
 import polyhead as ph
@@ -18,118 +13,111 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.run.run import Run
 
-GENERATION = GenerationConfig(beam_size=2, max_length_ratio=1.0, max_length_extra=3)
 
-
-def test_equal_runs_are_equal_files(saved: Path, tmp_path: Path) -> None:
+def test_saving_is_deterministic(run_dir, tmp_path):
     for i in range(4):
-        run().save(tmp_path / str(i), "# facts\n")
-        for path in saved.iterdir():
+        make_run().save(tmp_path / str(i), "# facts\n")
+        for path in run_dir.iterdir():
             assert (tmp_path / str(i) / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 @pytest.mark.acceptance("A15")
-@pytest.mark.parametrize(("tying", "matrices"), [("all", 1), ("target", 2), ("none", 3)])
-def test_tied_weights_are_on_disk_once_and_tied_when_read(tying: str, matrices: int, tmp_path: Path) -> None:
-    ours = run(tie_embeddings=tying)
-    ours.save(tmp_path)
+@pytest.mark.parametrize(("tying", "n_matrices"), [("all", 1), ("target", 2), ("none", 3)])
+def test_tied_weights_are_saved_once_and_loaded_tied(tying, n_matrices, tmp_path):
+    run = make_run(tie_embeddings=tying)
+    run.save(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
         assert file.metadata()["format"] == "pt"
-    assert shapes.count([ours.config.vocab_size, 16]) == matrices
+    assert shapes.count([run.config.vocab_size, 16]) == n_matrices
     model = ph.load(tmp_path).model
-    places = {
-        p.data_ptr()
-        for p in (
-            model.encoder_embedding.token.weight,
-            model.decoder_embedding.token.weight,
-            model.head.weight,
-        )
-    }
-    assert len(places) == matrices
+    embeddings = (model.encoder_embedding.token, model.decoder_embedding.token, model.head)
+    assert len({module.weight.data_ptr() for module in embeddings}) == n_matrices
 
 
-def test_wrong_shapes_are_named(copy: Path) -> None:
-    edited("config.json", d_ff=64)(copy)
-    with pytest.raises(
-        UserError, match=r"down_proj.weight' is torch.float32 \[16, 32\], expected torch.float32 \[16, 64\]; "
-    ):
-        ph.load(copy)
+def test_wrong_shapes_are_named(run_copy):
+    edit(run_copy, "config.json", d_ff=64)
+    shapes = r"down_proj.weight' is torch.float32 \[16, 32\], expected torch.float32 \[16, 64\]; "
+    with pytest.raises(UserError, match=shapes):
+        ph.load(run_copy)
 
 
-def test_what_hugging_face_adds_is_passed_over(copy: Path) -> None:
-    edited("config.json", transformers_version="5.0", torch_dtype="float32")(copy)
-    edited("generation_config.json", transformers_version="5.0")(copy)
-    (copy / "README.md").unlink()
-    assert ph.load(copy).generation == GENERATION
-    (copy / "generation_config.json").unlink()
-    assert ph.load(copy).generation == GenerationConfig()
+def test_keys_of_hugging_face_are_ignored(run_copy):
+    edit(run_copy, "config.json", transformers_version="5.0", torch_dtype="float32")
+    edit(run_copy, "generation_config.json", transformers_version="5.0")
+    (run_copy / "README.md").unlink()
+    assert ph.load(run_copy).generation == GENERATION
+    (run_copy / "generation_config.json").unlink()
+    assert ph.load(run_copy).generation == GenerationConfig()
 
 
-def save_untrained(place: Path, task: str, **data: str) -> Path:
-    """A run of a task, as training writes it, with random weights."""
-    recipe = task_recipe(place, task, place / "run")
+def save_untrained(directory, task, **data):
+    """Save a run of a task with random weights, as training saves it."""
+    recipe = task_recipe(directory, task, directory / "run")
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
-    tokens = tokenizer()
+    tokenizer = make_tokenizer()
     labels = ("cold", "warm") if task == "classification" else ()
-    model = ph.build(recipe.model.with_vocabulary(tokens.vocab_size, labels), seed=1)
-    Run(model, tokens, recipe.generation, recipe).save(recipe.out)
+    model = ph.build(recipe.model.with_vocabulary(tokenizer.vocab_size, labels), seed=1)
+    Run(model, tokenizer, recipe.generation, recipe).save(recipe.out)
     return recipe.out
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_lost_recipe_changes_nothing(task: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever a verb reads of the recipe, it finds in its copy."""
-    out = save_untrained(tmp_path, task)
-    before = ph.load(out)
+def test_lost_recipe_is_read_from_its_copy(task, tmp_path, caplog):
+    directory = save_untrained(tmp_path, task)
+    run = ph.load(directory)
     assert caplog.messages == []
-    (out / "recipe.yaml").unlink()
-    after = ph.load(out)
-    assert after.recipe == before.recipe is not None
-    assert after.saved_prompt_template == before.saved_prompt_template
-    assert caplog.messages == [f"{out} differs from what training wrote: missing: recipe.yaml"]
+    (directory / "recipe.yaml").unlink()
+    copy = ph.load(directory)
+    assert copy.recipe == run.recipe is not None
+    assert copy.saved_prompt_template == run.saved_prompt_template
+    assert caplog.messages == [f"{directory} differs from what training wrote: missing: recipe.yaml"]
 
 
 @pytest.mark.parametrize("separator", ["line", "file"])
-def test_config_tokenizer_and_weights_are_enough_to_continue_a_text(separator: str, tmp_path: Path) -> None:
-    out = save_untrained(tmp_path, "language-model", document_separator=separator)
+def test_config_tokenizer_and_weights_suffice_to_generate(separator, tmp_path):
+    directory = save_untrained(tmp_path, "language-model", document_separator=separator)
+    bare_dir = tmp_path / "bare"
+    bare_dir.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (tmp_path / "bare").mkdir(exist_ok=True)
-        shutil.copy(out / name, tmp_path / "bare")
-    complete, bare = ph.load(out), ph.load(tmp_path / "bare")
-    (newline,) = complete.tokenizer.encode(["\n"])
-    end = [complete.tokenizer.eos_id]
-    frame = {"prefix_ids": end, "suffix_ids": end, "always_add_prefix": True}
+        shutil.copy(directory / name, bare_dir)
+    run, bare = ph.load(directory), ph.load(bare_dir)
+    (newline,), eos = run.tokenizer.encode(["\n"]), [run.tokenizer.eos_id]
+    template = {"prefix_ids": eos, "suffix_ids": eos, "always_add_prefix": True}
     if separator == "file":
-        frame = {"prefix_ids": newline, "suffix_ids": [], "always_add_prefix": False}
-    assert json.loads((out / "config.json").read_text())["prompt_template"] == frame
+        template = {"prefix_ids": newline, "suffix_ids": [], "always_add_prefix": False}
+    fields = json.loads((directory / "config.json").read_text())
+    assert fields.pop("prompt_template") == template
     texts = ["", "ein hund", "zwei"]
-    expected = complete.generate(texts, seed=3, max_new_tokens=5)
+    expected = run.generate(texts, seed=3, max_new_tokens=5)
     assert bare.generate(texts, seed=3, max_new_tokens=5) == expected
-    assert bare.score(texts[1:]) == complete.score(texts[1:])
-    # an older run has the frame in its recipe alone
-    fields = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps({k: v for k, v in fields.items() if k != "prompt_template"}))
-    assert ph.load(out).generate(texts, seed=3, max_new_tokens=5) == expected
+    assert bare.score(texts[1:]) == run.score(texts[1:])
+    (directory / "config.json").write_text(json.dumps(fields))  # older runs have it in the recipe only
+    assert ph.load(directory).generate(texts, seed=3, max_new_tokens=5) == expected
 
 
 @pytest.mark.parametrize(
-    "frame",
-    [[], {}, {"prefix_ids": [1], "suffix_ids": [], "always_add_prefix": 1},
-     {"prefix_ids": [10**6], "suffix_ids": [], "always_add_prefix": True},
-     {"prefix_ids": [True], "suffix_ids": [], "always_add_prefix": True}],
+    "template",
+    [
+        [],
+        {},
+        {"prefix_ids": [1], "suffix_ids": [], "always_add_prefix": 1},
+        {"prefix_ids": [10**6], "suffix_ids": [], "always_add_prefix": True},
+        {"prefix_ids": [True], "suffix_ids": [], "always_add_prefix": True},
+    ],
     ids=str,
-)  # fmt: skip
-def test_an_invalid_prompt_template_is_named(frame: object, copy: Path) -> None:
-    edited("config.json", prompt_template=frame)(copy)
+)
+def test_invalid_prompt_template_is_refused(template, run_copy):
+    edit(run_copy, "config.json", prompt_template=template)
     with pytest.raises(UserError, match=r"config\.json: prompt_template must have prefix_ids and suffix_ids"):
-        ph.load(copy)
+        ph.load(run_copy)
 
 
-def test_an_invalid_copy_of_the_recipe_is_named(copy: Path) -> None:
-    edited("config.json", recipe=[])(copy)
-    with pytest.raises(UserError, match=r"config\.json: recipe must be an object"):
-        ph.load(copy)
-    edited("config.json", recipe={"task": "translatoin"})(copy)
-    with pytest.raises(UserError, match=r"config\.json: recipe: .*translatoin"):
-        ph.load(copy)
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [([], "recipe must be an object"), ({"task": "translatoin"}, "recipe: .*translatoin")],
+)
+def test_invalid_copy_of_the_recipe_is_refused(recipe, message, run_copy):
+    edit(run_copy, "config.json", recipe=recipe)
+    with pytest.raises(UserError, match=rf"config\.json: {message}"):
+        ph.load(run_copy)

@@ -1,13 +1,6 @@
-"""Runs opened together: what they say is the mean of what each says by itself, in every verb; what does not
-fit is refused.
-"""
-
-from __future__ import annotations
+"""Tests of run/run_ensemble.py: outputs are the means of the runs, in Python and on the command line."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +8,6 @@ import torch
 
 import polyhead as ph
 from polyhead import Choice, ModelConfig, build
-from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
@@ -33,246 +25,240 @@ TEXTS = [
     "ein rotes haus",
 ]
 SOURCES, TARGETS = TEXTS[::2], TEXTS[1::2]
-SIZES: list[dict[str, Any]] = [
+SIZES = [
     {"d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 48},
     {"d_model": 24, "n_heads": 3, "n_layers": 1, "max_len": 32, "position": "rope"},
 ]
-KINDS: dict[str, list[dict[str, Any]]] = {
+KINDS = {
     "encoder-decoder": [{}, {}],
     "decoder": [{"kind": "decoder"}] * 2,
-    "classifier": [{"kind": "encoder", "labels": ("bad", "good", "odd")}, {"kind": "encoder",
-        "labels": ("odd", "bad", "good")}],
+    "classifier": [
+        {"kind": "encoder", "labels": labels} for labels in (("bad", "good", "odd"), ("odd", "bad", "good"))
+    ],
     "encoder": [{"kind": "encoder"}] * 2,
-}  # fmt: skip
+}
 
 
-def save(place: Path, kind: str, number: int, **other: Any) -> Path:
-    words = 300 if kind != "classifier" else 300 - 10 * number  # classifiers have a tokenizer each
-    tokens = train_tokenizer(TEXTS * 20, Choice("bpe"), words)
-    sizes = {"d_ff": 32, "tie_embeddings": "none"} | SIZES[number] | KINDS[kind][number] | other
-    model = build(ModelConfig(vocab_size=tokens.vocab_size, **sizes), seed=number + 1)
+def save(directory, kind, number, **changes):
+    """Save the first or the second run of a kind."""
+    size = 300 if kind != "classifier" else 300 - 10 * number  # the tokenizers of classifiers differ
+    tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), size)
+    sizes = {"d_ff": 32, "tie_embeddings": "none"} | SIZES[number] | KINDS[kind][number] | changes
+    model = build(ModelConfig(vocab_size=tokenizer.vocab_size, **sizes), seed=number + 1)
     torch.manual_seed(number)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.2 * torch.randn_like(p))
     generation = GenerationConfig(beam_size=3, max_new_tokens=12, max_length_ratio=1.0, max_length_extra=4)
-    Run(model, tokens, generation).save(place)
-    return place
+    Run(model, tokenizer, generation).save(directory)
+    return directory
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    place = tmp_path_factory.mktemp("together")
-    return {kind: [save(place / f"{kind}-{n}", kind, n) for n in (0, 1)] for kind in KINDS}
+def pairs(tmp_path_factory):
+    """The directories of two runs of each kind."""
+    directory = tmp_path_factory.mktemp("ensemble")
+    return {kind: [save(directory / f"{kind}-{n}", kind, n) for n in (0, 1)] for kind in KINDS}
 
 
-def differ(one: np.ndarray, other: np.ndarray) -> None:
-    assert np.abs(np.log(one / other)).max() > 0.1
+@pytest.fixture
+def texts_file(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return path
 
 
-def test_classes(pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever the order of their classes, and each by its own tokenizer."""
-    each = [[found.probabilities for found in ph.load(one).classify(TEXTS)] for one in pairs["classifier"]]
-    labels = ["bad", "good", "odd"]
-    a, b = (np.array([[found[label] for label in labels] for found in own]) for own in each)
-    differ(a, b)
-    both = ph.load(pairs["classifier"]).classify(TEXTS)
-    found = np.array([[one.probabilities[label] for label in labels] for one in both])
-    np.testing.assert_allclose(found, (a + b) / 2, atol=1e-6)
-    assert [one.label for one in both] == [labels[i] for i in (a + b).argmax(1)]
-
-    given = ["good", "bad", "odd", "good", "good", "bad"]
-    file = tmp_path / "texts.tsv"
-    file.write_text(
-        "text\tlabel\n" + "".join(f"{one}\t{label}\n" for one, label in zip(TEXTS, given, strict=True))
-    )
-    first, second = map(str, pairs["classifier"])
-    assert main(["eval", first, str(file), "--ensemble", second]) == 0
-    said = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
-    chosen = np.log((a + b) / 2)[range(len(given)), [labels.index(one) for one in given]]
-    assert said["loss"] == pytest.approx(-chosen.mean(), abs=1e-3)
-    right = np.mean([one.label == label for one, label in zip(both, given, strict=True)])
-    assert said["accuracy"] == pytest.approx(right, abs=1e-3)
-    assert main(["classify", first, "a dog barks .", "--all", "--ensemble", second]) == 0
-    row = dict(zip(*[iter(capsys.readouterr().out.strip().split("\t"))] * 2, strict=True))
-    assert {label: float(p) for label, p in row.items()} == pytest.approx(
-        dict(zip(labels, (a + b)[1] / 2, strict=True)), abs=1e-4
-    )
+def assert_different(a, b):
+    assert np.abs(np.log(a / b)).max() > 0.1
 
 
-def test_hidden_words(pairs: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]) -> None:
-    text = "ein <mask> bellt ."
-    t = ph.load(pairs["encoder"][0]).tokenizer
-    every = t.vocab_size - len(t.special_ids)
-    each = [ph.load(one).fill_mask([text], top_k=every)[0][0] for one in pairs["encoder"]]
-    a, b = ({fill.token: fill.probability for fill in fills} for fills in each)
-    common = sorted(a.keys() & b.keys())
-    differ(*(np.array([p[token] for token in common]) for p in (a, b)))
-    (found,) = ph.load(pairs["encoder"]).fill_mask([text], top_k=20)[0]
-    assert found[0].probability >= found[-1].probability
-    for fill in found:
-        assert fill.probability == pytest.approx((a[fill.token] + b[fill.token]) / 2, rel=1e-4)
-    first, second = map(str, pairs["encoder"])
-    assert main(["fill-mask", first, text, "--top", "1", "--ensemble", second]) == 0
-    assert capsys.readouterr().out.startswith(f"{found[0].probability:.4f}\t{found[0].token}\t")
-
-
-def mean_log_prob(runs: list[Run], rows: Callable[[Run], torch.Tensor], labels: list[int]) -> float:
-    """Of labels, where each run gives logits (T, V) of their places."""
-    p = [rows(run).detach().double().softmax(-1).numpy()[range(len(labels)), labels] for run in runs]
-    differ(*p)
+def mean_log_prob(runs, inputs, labels):
+    """The log of the mean probability of labels, whose logits are those of the model for the inputs."""
+    logits = [run.model(*inputs)[0].detach().double() for run in runs]
+    p = [row.softmax(-1).numpy()[range(len(labels)), labels] for row in logits]
+    assert_different(*p)
     return float(np.log(np.mean(p, 0)).sum())
 
 
-def test_translations_and_their_likelihood(
-    pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs, both = [ph.load(one) for one in pairs["encoder-decoder"]], ph.load(pairs["encoder-decoder"])
-    t = both.tokenizer
+def test_class_probabilities_are_averaged(pairs, tmp_path, cli):
+    """Whatever the order of the classes; each run has its own tokenizer."""
+    labels, (first, second) = ["bad", "good", "odd"], pairs["classifier"]
 
-    def log_prob(source: str, said: list[int]) -> float:
-        inputs = (
-            torch.tensor([[*t.encode([source])[0], t.eos_id]]),
-            torch.tensor([[t.bos_id, *said][: len(said)]]),
-        )
-        return mean_log_prob(runs, lambda run: run.model(*inputs)[0], said)
+    def probabilities(runs):
+        predictions = ph.load(runs).classify(TEXTS)
+        return np.array([[one.probabilities[label] for label in labels] for one in predictions])
 
-    for source, target, score in zip(SOURCES, TARGETS, both.score(SOURCES, TARGETS), strict=True):
-        wanted = log_prob(source, [*t.encode([target])[0], t.eos_id])
-        assert score.log_prob == pytest.approx(wanted, abs=1e-4)
-    for source, best in zip(SOURCES, both.hypotheses(SOURCES, n_best=3), strict=True):
-        assert len(best) == 3
-        for h in best:
-            whole = h.tokens if round(h.log_prob / h.score) == len(h.tokens) else [*h.tokens, t.eos_id]
-            assert h.log_prob == pytest.approx(log_prob(source, whole), abs=1e-4)
-    texts = both.translate(SOURCES)
-    for dtype in ("bf16", "int8", "int4"):
-        assert len(ph.load(pairs["encoder-decoder"], dtype=dtype, fast=True).translate(SOURCES)) == 3
-    file = tmp_path / "in.txt"
-    file.write_text("".join(f"{one}\n" for one in SOURCES))
-    first, second = map(str, pairs["encoder-decoder"])
-    assert main(["translate", first, str(file), "--ensemble", second]) == 0
-    assert capsys.readouterr().out.splitlines() == texts
-    assert (
-        main(["translate", first, str(file), "--ensemble", first]) == 0
-    )  # two of the same say what one says
-    assert capsys.readouterr().out.splitlines() == runs[0].translate(SOURCES) != texts
-    assert main(["eval", first, str(file), str(file), "--ensemble", second]) == 0
-    assert re.search(
-        r"^perplexity +" + f"{both.perplexity(SOURCES, SOURCES):.3f}", capsys.readouterr().out, re.M
+    a, b = probabilities(first), probabilities(second)
+    assert_different(a, b)
+    mean = (a + b) / 2
+    np.testing.assert_allclose(probabilities([first, second]), mean, atol=1e-6)
+    predicted_labels = [one.label for one in ph.load([first, second]).classify(TEXTS)]
+    assert predicted_labels == [labels[i] for i in mean.argmax(1)]
+
+    correct = ["good", "bad", "odd", "good", "good", "bad"]
+    rows = "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, correct, strict=True))
+    (tmp_path / "texts.tsv").write_text(f"text\tlabel\n{rows}")
+    lines = cli("eval", first, tmp_path / "texts.tsv", "--ensemble", second).out.splitlines()
+    values = {line.split()[0]: float(line.split()[1]) for line in lines}
+    log_probs = np.log(mean)[range(len(correct)), [labels.index(label) for label in correct]]
+    assert values["loss"] == pytest.approx(-log_probs.mean(), abs=1e-3)
+    accuracy = np.mean([a == b for a, b in zip(predicted_labels, correct, strict=True)])
+    assert values["accuracy"] == pytest.approx(accuracy, abs=1e-3)
+    cells = cli("classify", first, TEXTS[1], "--all", "--ensemble", second).out.strip().split("\t")
+    row = dict(zip(cells[::2], map(float, cells[1::2]), strict=True))
+    assert row == pytest.approx(dict(zip(labels, mean[1], strict=True)), abs=1e-4)
+
+
+def test_mask_predictions_are_averaged(pairs, cli):
+    text, (first, second) = "ein <mask> bellt .", pairs["encoder"]
+    t = ph.load(first).tokenizer
+    n = t.vocab_size - len(t.special_ids)
+    a, b = (
+        {p.token: p.probability for p in ph.load(d).fill_mask([text], top_k=n)[0][0]} for d in (first, second)
     )
+    tokens = sorted(a.keys() & b.keys())
+    assert_different(*(np.array([p[token] for token in tokens]) for p in (a, b)))
+    (best,) = ph.load([first, second]).fill_mask([text], top_k=20)[0]
+    assert best[0].probability >= best[-1].probability
+    for p in best:
+        assert p.probability == pytest.approx((a[p.token] + b[p.token]) / 2, rel=1e-4)
+    out = cli("fill-mask", first, text, "--top", 1, "--ensemble", second).out
+    assert out.startswith(f"{best[0].probability:.4f}\t{best[0].token}\t")
 
 
-def test_language_models(
-    pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs, both = [ph.load(one) for one in pairs["decoder"]], ph.load(pairs["decoder"])
-    t = both.tokenizer
-    for text, score in zip(TEXTS, both.score(TEXTS), strict=True):
-        row = [*both.prompt_template.prefix_ids, *t.encode([text])[0], *both.prompt_template.suffix_ids]
-        inputs, labels = torch.tensor([row[:-1]]), row[1:]
-        wanted = mean_log_prob(runs, lambda run, x=inputs: run.model(x)[0], labels)  # type: ignore[misc]
-        assert score.log_prob == pytest.approx(wanted, abs=1e-4)
-    file = tmp_path / "text.txt"
-    file.write_text("".join(f"{one}\n" for one in TEXTS))
-    text = open_text([file], "line")
+def test_translations_and_scores_are_of_mean_probabilities(pairs, tmp_path, cli):
+    first, second = pairs["encoder-decoder"]
+    runs, ensemble = [ph.load(first), ph.load(second)], ph.load([first, second])
+    t = ensemble.tokenizer
+
+    def log_prob(source, target):
+        source_ids = torch.tensor([[*t.encode([source])[0], t.eos_id]])
+        return mean_log_prob(runs, (source_ids, torch.tensor([[t.bos_id, *target[:-1]]])), target)
+
+    for source, target, score in zip(SOURCES, TARGETS, ensemble.score(SOURCES, TARGETS), strict=True):
+        expected = log_prob(source, [*t.encode([target])[0], t.eos_id])
+        assert score.log_prob == pytest.approx(expected, abs=1e-4)
+    for source, hypotheses in zip(SOURCES, ensemble.hypotheses(SOURCES, n_best=3), strict=True):
+        assert len(hypotheses) == 3
+        for h in hypotheses:
+            is_complete = round(h.log_prob / h.score) == len(h.tokens)
+            tokens = h.tokens if is_complete else [*h.tokens, t.eos_id]
+            assert h.log_prob == pytest.approx(log_prob(source, tokens), abs=1e-4)
+    texts = ensemble.translate(SOURCES)
+    for dtype in ("bf16", "int8", "int4"):
+        assert len(ph.load([first, second], dtype=dtype, fast=True).translate(SOURCES)) == 3
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{text}\n" for text in SOURCES))
+    assert cli("translate", first, path, "--ensemble", second).out.splitlines() == texts
+    lines = cli("translate", first, path, "--ensemble", first).out.splitlines()
+    assert lines == runs[0].translate(SOURCES) != texts
+    out = cli("eval", first, path, path, "--ensemble", second).out
+    assert re.search(rf"^perplexity +{ensemble.perplexity(SOURCES, SOURCES):.3f}", out, re.M)
+
+
+def test_scores_of_language_models_are_of_mean_probabilities(pairs, texts_file, cli):
+    first, second = pairs["decoder"]
+    runs, ensemble = [ph.load(first), ph.load(second)], ph.load([first, second])
+    template, t = ensemble.prompt_template, ensemble.tokenizer
+    for text, score in zip(TEXTS, ensemble.score(TEXTS), strict=True):
+        row = [*template.prefix_ids, *t.encode([text])[0], *template.suffix_ids]
+        expected = mean_log_prob(runs, (torch.tensor([row[:-1]]),), row[1:])
+        assert score.log_prob == pytest.approx(expected, abs=1e-4)
+    text = open_text([texts_file], "line")
     a, b = (run.measure_perplexity(text).nll for run in runs)
-    assert ph.load([pairs["decoder"][0]] * 2).measure_perplexity(text).nll == pytest.approx(a)
-    assert min(a, b) - 10 < both.measure_perplexity(text).nll < (a + b) / 2 - 0.1  # the logarithm is concave
+    assert ph.load([first, first]).measure_perplexity(text).nll == pytest.approx(a)
+    nll = ensemble.measure_perplexity(text).nll
+    assert min(a, b) - 10 < nll < (a + b) / 2 - 0.1, "the logarithm is concave"
+    out = cli("score", first, TEXTS[1], "--ensemble", second).out
+    assert out.split("\t")[0] == f"{ensemble.score(TEXTS)[1].log_prob:.4f}"
 
-    greedy = both.generate(["a dog"], temperature=0.0)
-    tokens = both.prompt_template.build_prompt(t.encode(["a dog"])[0])
-    for _ in range(12):  # the whole text anew for each token
+
+def test_generated_tokens_maximize_the_mean_probability(pairs, cli):
+    first, second = pairs["decoder"]
+    runs, ensemble = [ph.load(first), ph.load(second)], ph.load([first, second])
+    t = ensemble.tokenizer
+    tokens = ensemble.prompt_template.build_prompt(t.encode(["a dog"])[0])
+    special = torch.tensor([i for i in t.special_ids if i != t.eos_id])
+    for _ in range(12):  # without a cache
         p = sum(run.model(torch.tensor([tokens]))[0, -1].softmax(-1) for run in runs)
-        p[t.special_ids] = torch.where(torch.tensor(t.special_ids) == t.eos_id, p[t.special_ids], 0)  # type: ignore[index]
-        tokens.append(int(p.argmax()))  # type: ignore[union-attr]
+        p[special] = 0
+        tokens.append(int(p.argmax()))
         if tokens[-1] == t.eos_id:
             break
+    greedy = ensemble.generate(["a dog"], temperature=0.0)
     assert greedy == [t.decode([tokens])[0].removeprefix("a dog")]
-    assert both.generate(["a dog"], temperature=0.0, speculative={"name": "lookup"}) == greedy
-    assert both.generate(["a dog"] * 2, n=2, seed=3) == both.generate(["a dog"] * 2, n=2, seed=3)
-    assert both.generate(["a dog"], n=3, beam_size=3) != runs[0].generate(["a dog"], n=3, beam_size=3)
-    asked = both.engine().submit("a dog", temperature=0.0)  # pages, which each has for itself
-    assert "".join(piece.text for piece in asked) == greedy[0]
-    first, second = map(str, pairs["decoder"])
-    assert main(["generate", first, "a dog", "--temperature", "0", "--ensemble", second]) == 0
-    assert capsys.readouterr().out == f"a dog{greedy[0]}\n"
-    assert main(["score", first, "a dog barks .", "--ensemble", second]) == 0
-    assert capsys.readouterr().out.split("\t")[0] == f"{both.score(TEXTS)[1].log_prob:.4f}"
+    assert ensemble.generate(["a dog"], temperature=0.0, speculative={"name": "lookup"}) == greedy
+    samples = [ensemble.generate(["a dog"] * 2, n=2, seed=3) for _ in range(2)]
+    assert samples[0] == samples[1]
+    beams = [run.generate(["a dog"], n=3, beam_size=3) for run in (ensemble, runs[0])]
+    assert beams[0] != beams[1]
+    request = ensemble.engine().submit("a dog", temperature=0.0)  # each run has its own pages
+    assert "".join(piece.text for piece in request) == greedy[0]
+    out = cli("generate", first, "a dog", "--temperature", 0, "--ensemble", second).out
+    assert out == f"a dog{greedy[0]}\n"
 
 
-def test_keys_and_values_beside_a_state(pairs: dict[str, list[Path]], tmp_path: Path) -> None:
-    """Each keeps what it is made to keep, also where requests share a service."""
+def test_attention_and_recurrent_runs_are_combined(pairs, tmp_path):
+    """Each has its own cache, in the engine too."""
     lstm = save(tmp_path / "lstm", "decoder", 1, block="lstm", position="none")
-    both = ph.load([pairs["decoder"][0], lstm])
-    (wanted,) = both.generate(["a dog"], temperature=0.0)
-    assert "".join(piece.text for piece in both.engine().submit("a dog", temperature=0.0)) == wanted
+    ensemble = ph.load([pairs["decoder"][0], lstm])
+    (expected,) = ensemble.generate(["a dog"], temperature=0.0)
+    request = ensemble.engine().submit("a dog", temperature=0.0)
+    assert "".join(piece.text for piece in request) == expected
 
 
-def test_a_text_is_measured_in_rows_that_all_can_read(tmp_path: Path) -> None:
-    """However long those are that the first one learned from."""
-    learned = {"position": "learned"}
-    runs = [
-        ph.load(save(tmp_path / str(length), "decoder", 0, max_len=length, **learned)) for length in (48, 8)
-    ]
+def test_text_is_measured_with_shortest_max_len(tmp_path):
+    """Whatever max_len the recipe of the first run has."""
+    long, short = (
+        ph.load(save(tmp_path / str(n), "decoder", 0, max_len=n, position="learned")) for n in (48, 8)
+    )
     (tmp_path / "text.txt").write_text(" ".join(TEXTS * 3))
-    text = open_text([tmp_path / "text.txt"], "file")
-    found = []
+    text, nlls = open_text([tmp_path / "text.txt"], "file"), []
     for length in (48, 8):
-        asked = {"train": "a", "valid": "b", "max_len": length}
-        recipe = Recipe.model_validate({"task": "language-model", "data": asked, "train": {"steps": 1}})
-        first = Run(runs[0].model, runs[0].tokenizer, runs[0].generation, recipe)
-        found.append(ensemble_runs([first, runs[1]]).measure_perplexity(text).nll)
-    assert found[0] == pytest.approx(found[1])
+        data = {"train": "a", "valid": "b", "max_len": length}
+        recipe = Recipe.model_validate({"task": "language-model", "data": data, "train": {"steps": 1}})
+        first = Run(long.model, long.tokenizer, long.generation, recipe)
+        nlls.append(ensemble_runs([first, short]).measure_perplexity(text).nll)
+    assert nlls[0] == pytest.approx(nlls[1])
 
 
-def test_one_in_a_list_is_itself(pairs: dict[str, list[Path]]) -> None:
+def test_list_of_one_run_is_that_run(pairs):
     assert repr(ph.load(pairs["decoder"][:1])) == repr(ph.load(pairs["decoder"][0]))
     assert repr(ph.load(pairs["decoder"])).startswith("Run(2 runs, decoder, ")
 
 
-def test_what_does_not_fit_together_is_refused(
-    pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_do_not_match_are_refused(pairs, tmp_path, cli):
     decoder, translator = pairs["decoder"][0], pairs["encoder-decoder"][0]
-    with pytest.raises(
-        UserError, match=rf"one kind; {decoder} is a language model, {translator} an encoder-decoder"
-    ):
-        ph.load([decoder, translator])
-    save(tmp_path / "bare", "encoder", 1, lm_head=False)
-    with pytest.raises(UserError, match="runs of an ensemble must have one kind"):
-        ph.load([pairs["encoder"][0], tmp_path / "bare"])
-    with pytest.raises(UserError, match="no runs"):
-        ph.load([])
+    no_head = save(tmp_path / "no-head", "encoder", 1, lm_head=False)
+    fewer = save(tmp_path / "fewer", "classifier", 1, labels=("odd", "bad"))
     size = ph.load(decoder).config.vocab_size
-    tokens = train_tokenizer([text[::-1] + " xyz qwv" for text in TEXTS] * 20, Choice("bpe"), size)
-    assert tokens.vocab_size == size  # and yet others
-    other = build(ModelConfig(kind="decoder", vocab_size=tokens.vocab_size, **SIZES[0]))
-    Run(other, tokens, GenerationConfig()).save(tmp_path / "other")
-    with pytest.raises(UserError, match=rf"{tmp_path / 'other'} has another tokenizer than {decoder} \("):
-        ph.load([*pairs["decoder"], tmp_path / "other"])
-    save(tmp_path / "fewer", "classifier", 1, labels=("odd", "bad"))
-    with pytest.raises(
-        UserError, match=r"/fewer has the classes odd, bad; .*/classifier-0 has bad, good, odd"
+    tokenizer = train_tokenizer([text[::-1] + " xyz qwv" for text in TEXTS] * 20, Choice("bpe"), size)
+    assert tokenizer.vocab_size == size, "as many tokens, but others"
+    other = tmp_path / "other"
+    Run(build(ModelConfig(kind="decoder", vocab_size=size, **SIZES[0])), tokenizer, GenerationConfig()).save(
+        other
+    )
+    for runs, message in (
+        ([decoder, translator], rf"one kind; {decoder} is a language model, {translator} an encoder-decoder"),
+        ([pairs["encoder"][0], no_head], "runs of an ensemble must have one kind"),
+        ([], "no runs"),
+        ([*pairs["decoder"], other], rf"{other} has another tokenizer than {decoder} \("),
+        ([pairs["classifier"][0], fewer], r"/fewer has the classes odd, bad; .*-0 has bad, good, odd"),
     ):
-        ph.load([pairs["classifier"][0], tmp_path / "fewer"])
-    with pytest.raises(
-        UserError, match="run 1 is a language model, run 2 an encoder-decoder"
-    ):  # opened before
+        with pytest.raises(UserError, match=message):
+            ph.load(runs)
+    with pytest.raises(UserError, match="run 1 is a language model, run 2 an encoder-decoder"):
         ensemble_runs([ph.load(decoder), ph.load(translator)])
-    assert main(["translate", str(translator), "--ensemble", str(decoder)]) == 2
-    assert f"{decoder} a language model" in capsys.readouterr().err
-    assert main(["generate", str(decoder), "a", "--ensemble", str(tmp_path / "none")]) == 2
-    assert "no run directory" in capsys.readouterr().err
+    assert f"{decoder} a language model" in cli.error("translate", translator, "--ensemble", decoder)
+    assert "no run directory" in cli.error("generate", decoder, "a", "--ensemble", tmp_path / "none")
 
 
-def test_what_is_of_one_run_is_not_had_of_several(pairs: dict[str, list[Path]], tmp_path: Path) -> None:
-    both = ph.load(pairs["encoder-decoder"])
-    for ask in (lambda: both.cross_attention("ein hund"), lambda: both.save(tmp_path / "both")):
-        with pytest.raises(
-            UserError, match=r"is supported for a single run only, and this is an ensemble of 2: load one"
-        ):
-            ask()
+def test_features_of_a_single_run_are_refused(pairs, tmp_path):
+    ensemble = ph.load(pairs["encoder-decoder"])
+    message = "is supported for a single run only, and this is an ensemble of 2: load one"
+    for call in (lambda: ensemble.cross_attention("ein hund"), lambda: ensemble.save(tmp_path / "both")):
+        with pytest.raises(UserError, match=message):
+            call()
     assert not (tmp_path / "both").exists()
     with pytest.raises(UserError, match="embeddings are supported for a single run only"):
         ph.load(pairs["classifier"]).embed(["a"])

@@ -1,8 +1,4 @@
-"""`polyhead eval`: every option belongs to a measurement, and where it does not the message says to which it
-does.
-"""
-
-from __future__ import annotations
+"""Tests of cli/eval_metrics/dispatch.py: options of another measurement are refused by name."""
 
 import pytest
 
@@ -10,53 +6,45 @@ from polyhead.cli.eval_metrics.dispatch import EVALUATORS, filter_options
 from polyhead.core.errors import UserError
 
 
-def test_options_that_were_not_typed_are_left_to_the_measurement() -> None:
-    typed = {"limit": 3, "output": None, "text": None, "batch_tokens": None}
-    assert filter_options(EVALUATORS["classifier"], typed) == {"limit": 3}
+def test_missing_options_are_dropped():
+    options = {"limit": 3, "output": None, "text": None, "batch_tokens": None}
+    assert filter_options(EVALUATORS["classifier"], options) == {"limit": 3}
     assert filter_options(EVALUATORS["decoder"], {"limit": None}) == {}
 
 
+TRANSLATOR = "this run is an encoder-decoder and is evaluated on translations"
+CLASSIFIER = "this run is a classifier and is evaluated on labelled texts"
+LANGUAGE_MODEL = "this run is a language model and is evaluated on plain text"
+ENCODER = (
+    "this run is trained to predict masked or damaged tokens and is evaluated on masked or damaged tokens"
+)
+
+
 @pytest.mark.parametrize(
-    ("kind", "typed", "lines"),
+    ("kind", "options", "lines"),
     [
         (
             "classifier",
             {"beam_size": 3, "length_penalty": 1.0, "limit": 2},
-            [
-                "--beam-size, --length-penalty: of translations; this run is a classifier and is "
-                "evaluated on labelled texts"
-            ],
+            [f"--beam-size, --length-penalty: of translations; {CLASSIFIER}"],
         ),
         (
             "decoder",
             {"limit": 2, "label": "class"},
             [
-                "--label: of labelled texts; this run is a language model and is evaluated on plain text",
-                "--limit: of labelled texts and translations; this run is a language model and is "
-                "evaluated on plain text",
+                f"--label: of labelled texts; {LANGUAGE_MODEL}",
+                f"--limit: of labelled texts and translations; {LANGUAGE_MODEL}",
             ],
         ),
         (
             "recovered",
             {"batch_tokens": 0},
-            [
-                "--batch-tokens: of labelled texts and translations; this run is trained to predict "
-                "masked or damaged tokens and is evaluated on masked or damaged tokens"
-            ],
+            [f"--batch-tokens: of labelled texts and translations; {ENCODER}"],
         ),
-        (
-            "encoder-decoder",
-            {"text": ["a"]},
-            [
-                "--text: of labelled texts and plain text; this run is an encoder-decoder and is "
-                "evaluated on translations",
-            ],
-        ),
+        ("encoder-decoder", {"text": ["a"]}, [f"--text: of labelled texts and plain text; {TRANSLATOR}"]),
     ],
 )
-def test_an_option_of_another_measurement_is_refused(
-    kind: str, typed: dict[str, object], lines: list[str]
-) -> None:
-    with pytest.raises(UserError) as refused:
-        filter_options(EVALUATORS[kind], typed)
-    assert str(refused.value).splitlines() == lines
+def test_option_of_another_measurement_is_refused(kind, options, lines):
+    with pytest.raises(UserError) as error:
+        filter_options(EVALUATORS[kind], options)
+    assert str(error.value).splitlines() == lines

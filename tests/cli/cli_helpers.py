@@ -1,0 +1,46 @@
+"""The command line, run in this process."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from polyhead.cli import main
+
+
+class Output(NamedTuple):
+    """What a command wrote on its two streams."""
+
+    out: str
+    err: str
+
+
+class CommandLine:
+    """Runs commands in this process and checks their exit codes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *words: object, stdin: str | bytes | None = None, code: int = 0) -> Output:
+        self.capsys.readouterr()
+        if stdin is not None:
+            content = stdin.encode() if isinstance(stdin, str) else stdin
+            self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        actual = main([str(word) for word in words])
+        output = Output(*self.capsys.readouterr())
+        assert actual == code, output
+        return output
+
+    def error(self, *words: object, stdin: str | bytes | None = None, code: int = 2) -> str:
+        """The message of a command that must fail with one line and no output."""
+        out, err = self(*words, stdin=stdin, code=code)
+        assert err.startswith("polyhead: ") and err.count("\n") == 1 and not out, (out, err)
+        return err.removeprefix("polyhead: ").removesuffix("\n")
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(monkeypatch, capsys)

@@ -1,0 +1,3 @@
+"""Fixtures of the tests of configs."""
+
+from tests.config.recipe_helpers import recipe_file as recipe_file
