@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from tests.laws.conftest import CASES, SIZES, VOCAB, choices, perturb, ragged_positions
-from tests.train.several import together
+from tests.train.ranks import outputs_of
 from torch import nn
 
 from polyhead.config.model import AttentionShape, ModelConfig, ModelSpec
@@ -160,9 +160,7 @@ def assert_same(world, cases):
             errors.append(max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs))
         return errors
 
-    ends = together(world, compare, timeout=100)
-    assert [end.code for end in ends] == [0] * world, ends
-    for case, *errors in zip(cases, *(end.said for end in ends), strict=True):
+    for case, *errors in zip(cases, *outputs_of(world, compare, timeout=100), strict=True):
         assert max(errors) <= 1e-10, case
 
 

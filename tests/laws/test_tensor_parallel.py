@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.laws.conftest import CASES, SIZES, VOCAB, perturb, ragged_positions
-from tests.train.several import together
+from tests.train.ranks import outputs_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -93,9 +93,8 @@ def assert_split_equal(designs, world):
     def compare(ranks):
         return {name: compare_split(config, ranks) for name, config in designs.items()}
 
-    ends = together(world, compare, timeout=100)
-    assert [end.code for end in ends] == [0] * world, ends
-    differences = {name: max(end.said[name] for end in ends) for name in designs}
+    outputs = outputs_of(world, compare, timeout=100)
+    differences = {name: max(output[name] for output in outputs) for name in designs}
     assert {name: value for name, value in differences.items() if not value <= TOLERANCE} == {}
 
 

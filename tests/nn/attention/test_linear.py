@@ -16,7 +16,9 @@ from tests.nn.linear_helpers import (
     make_state_cache,
 )
 
+from polyhead.core.errors import UserError
 from polyhead.nn.attention.kernel import KernelAttention
+from polyhead.nn.position.alibi import Alibi
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.rope import Rope
 
@@ -236,3 +238,22 @@ def test_hooks_receive_weights_of_memory_not_states():
     a.weights_hooks.append(calls.append)
     decode_in_steps(a, x, [2, 1])
     assert not calls
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunk": 0}, "chunk of attention 'linear' is 0, expected at least 1 token"),
+        ({"eps": 0.0}, "above 0, .*not 0.0"),
+        ({"kind": KernelAttention, "eps": -1.0}, "above 0, .*not -1.0"),
+        ({"tie": "qk"}, "as many key heads as query heads: n_kv_heads=6"),
+        ({"feature_map": "elo"}, "unknown feature_map 'elo'; did you mean 'elu'"),
+        ({"kind": KernelAttention, "sim": "epx"}, "unknown similarity 'epx'; did you mean 'exp'"),
+        ({"position": Alibi}, "use position rope, sinusoidal, learned or none, or attention softmax"),
+        ({"kind": KernelAttention, "position": Alibi}, "use position rope, sinusoidal"),
+        ({"position": Rope, "feature_map": "square"}, "features of a head to 10, .* use feature_map elu"),
+    ],
+)
+def test_invalid_options_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        make_attention(**options)

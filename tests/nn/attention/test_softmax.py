@@ -74,6 +74,9 @@ def test_dropout_of_weights_is_off_in_evaluation():
     ("options", "message"),
     [
         ({"window": 0}, "window is 0"),
+        ({"sink": 1}, "it requires a window"),
+        ({"tie": "qk"}, "as many key heads as query heads: n_kv_heads=6"),
+        ({"tie": "kv", "v_head_dim": 3}, "values as wide as keys: v_head_dim=2"),
         ({"softcap": 0.0}, "above 0, not 0.0"),
         ({"dropout": 1.0}, "dropout of attention"),
     ],

@@ -227,6 +227,7 @@ def test_packed_model_has_the_same_logits(name, dtype):
     [
         ({"block": {"name": "lstm", "units": 7}}, "units of block 'lstm' is 7.* even and above 0: 8"),
         ({"block": {"name": "gru", "units": 0}}, "units of block 'gru' is 0"),
+        ({"block": "lstm", "position": "rope"}, "acts on self-attention, but blocks lstm have none"),
         (
             {"block": "gru", "decoder_block": "lstm", "position": "rope"},
             "blocks gru and lstm have none: use none",

@@ -96,6 +96,14 @@ def test_partial_rotation_equals_that_of_gpt_neox(fraction, scaling):
     torch.testing.assert_close(scheme.rotate(q, pos), expected, rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("dim", [3, 5])
+def test_odd_head_dim_is_refused(dim):
+    with pytest.raises(
+        UserError, match=rf"head_dim must be even .* nearest head_dim is {dim - 1} or {dim + 1}"
+    ):
+        make_rope(dim)
+
+
 LONGROPE = {"scaling": "longrope", "original_len": 9, "short": [1.0] * 4, "long": [1.0] * 4}
 
 

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.laws.test_tensor_parallel import Labels, design, difference, fresh, learn, rows, whole
+from tests.laws.test_tensor_parallel import (
+    LabelTask,
+    compare_training,
+    gather_weight,
+    make_batch,
+    make_config,
+    make_model,
+    train_steps,
+)
 from tests.train.conftest import user_error
 from tests.train.ranks import outputs_of
 from torch import Tensor, nn
@@ -40,14 +48,14 @@ def split(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def loss_of(model: nn.Module) -> Tensor:
-    return LossModule(model, Labels())(rows(model.config)).total
+    return LossModule(model, LabelTask())(make_batch(model.config)).total
 
 
 def count_sums(mesh: DeviceMesh, **changes: Any) -> list[int]:
     """All-reduces of a forward and a backward pass that one more layer adds."""
     counts = []
     for n_layers in (1, 2):
-        model = split(fresh(design(DECODER | changes, n_layers=n_layers)), mesh)
+        model = split(make_model(make_config(DECODER | changes, n_layers=n_layers)), mesh)
         with CommDebugMode() as forward:
             loss = loss_of(model)
         with CommDebugMode() as backward:
@@ -70,8 +78,8 @@ class Widths(TorchDispatchMode):
 
 
 def widths_of_loss(mesh: DeviceMesh) -> list[int]:
-    model = split(fresh(design(DECODER, vocab_size=38, tie_embeddings="none")), mesh)
-    inputs, labels = rows(model.config)
+    model = split(make_model(make_config(DECODER, vocab_size=38, tie_embeddings="none")), mesh)
+    inputs, labels = make_batch(model.config)
     features = model.features(*inputs)
     with Widths() as widths:
         cross_entropy(features, model.head, labels, 0.1).total.backward()
@@ -80,7 +88,7 @@ def widths_of_loss(mesh: DeviceMesh) -> list[int]:
 
 def count_stored(mesh: DeviceMesh) -> list[int]:
     """Numbers stored for the weights, and those of the unsplit model."""
-    model = split(fresh(design(DECODER, vocab_size=20, norm={"name": "none"})), mesh)
+    model = split(make_model(make_config(DECODER, vocab_size=20, norm={"name": "none"})), mesh)
     storages = {
         p.to_local().untyped_storage().data_ptr(): p.to_local().untyped_storage() for p in model.parameters()
     }
@@ -88,13 +96,13 @@ def count_stored(mesh: DeviceMesh) -> list[int]:
 
 
 def logits_difference(mesh: DeviceMesh) -> float:
-    one = fresh(design(DECODER, lm_head_bias=True, logit_softcap=3.0)).eval()
-    tokens = rows(one.config)[0][0]
+    one = make_model(make_config(DECODER, lm_head_bias=True, logit_softcap=3.0)).eval()
+    tokens = make_batch(one.config)[0][0]
     other = split(one, mesh)
     (one(tokens).sin().sum() + 0).backward()
     other(tokens).sin().sum().backward()
     grads = [
-        (whole(a.grad) - b.grad).abs().max()
+        (gather_weight(a.grad) - b.grad).abs().max()
         for a, b in zip(other.parameters(), one.parameters(), strict=True)
     ]
     return max(float((other(tokens) - one(tokens)).detach().abs().max()), *map(float, grads))
@@ -102,7 +110,7 @@ def logits_difference(mesh: DeviceMesh) -> float:
 
 def draw_dropout(mesh: DeviceMesh) -> dict[str, Any]:
     """The elements that are dropped in a split part and in a residual, and the random state after them."""
-    model = split(fresh(design(DECODER, dropout=0.5, **DROPOUT)), mesh).train()
+    model = split(make_model(make_config(DECODER, dropout=0.5, **DROPOUT)), mesh).train()
     block, ones = model.stack.layers[0], torch.ones(1, 2, 16, dtype=torch.float64)
     draws: dict[str, Any] = {}
     handle = block.ffn.dropout.register_forward_hook(
@@ -112,34 +120,34 @@ def draw_dropout(mesh: DeviceMesh) -> dict[str, Any]:
     block.ffn(ones)
     handle.remove()
     draws["residual"] = (block.ffn_residual.dropout(ones) == 0).flatten().tolist()
-    learn(LossModule(model, Labels()))
+    train_steps(LossModule(model, LabelTask()))
     draws["state"] = torch.get_rng_state().tolist()
-    draws["norm"] = whole(model.stack.final_norm._parameters["weight"]).tolist()
+    draws["norm"] = gather_weight(model.stack.final_norm._parameters["weight"]).tolist()
     return draws
 
 
 def lora_difference(mesh: DeviceMesh) -> float:
-    one = fresh(design(DECODER, n_kv_heads=2))
+    one = make_model(make_config(DECODER, n_kv_heads=2))
     config = LoraConfig(r=2, target_modules=("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"))
     add_lora(one, config, seed=1)
     with torch.no_grad():
         for name, p in one.named_parameters():
             if "lora" in name:
                 p.add_(0.1)
-    return difference(LossModule(one, Labels()), LossModule(split(one, mesh), Labels()))
+    return compare_training(LossModule(one, LabelTask()), LossModule(split(one, mesh), LabelTask()))
 
 
 def recompute_difference(mesh: DeviceMesh) -> float:
     """Of a split model with and without recomputation, with dropout everywhere."""
-    one = split(fresh(design(DECODER, dropout=0.3, **DROPOUT)), mesh)
-    other = split(fresh(design(DECODER, dropout=0.3, **DROPOUT)), mesh)
+    one = split(make_model(make_config(DECODER, dropout=0.3, **DROPOUT)), mesh)
+    other = split(make_model(make_config(DECODER, dropout=0.3, **DROPOUT)), mesh)
     recompute_blocks(other)
-    return difference(LossModule(one, Labels()), LossModule(other, Labels()))
+    return compare_training(LossModule(one, LabelTask()), LossModule(other, LabelTask()))
 
 
 def bf16_difference(mesh: DeviceMesh) -> list[float]:
     """The relative difference of gradients in bf16, one process and several, to those in fp64."""
-    one = fresh(design(DECODER, norm={"name": "rmsnorm"}))
+    one = make_model(make_config(DECODER, norm={"name": "rmsnorm"}))
     loss_of(one).backward()
     relative = []
     for model in (copy.deepcopy(one).float(), split(copy.deepcopy(one).float(), mesh)):
@@ -148,7 +156,7 @@ def bf16_difference(mesh: DeviceMesh) -> list[float]:
             loss = loss_of(model)
         loss.backward()
         pairs = zip(model.parameters(), one.parameters(), strict=True)
-        relative.append([float((whole(a.grad) - b.grad).norm() / b.grad.norm()) for a, b in pairs])
+        relative.append([float((gather_weight(a.grad) - b.grad).norm() / b.grad.norm()) for a, b in pairs])
     return [max(errors) for errors in relative]
 
 
@@ -214,8 +222,10 @@ def test_bf16_error_is_that_of_one_process(results):
 def test_shard_and_tensor_mesh_matches_one_process():
     def work(ranks):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
-        single = fresh(design(DECODER, n_kv_heads=2, attention={"name": "softmax", "qk_norm": True}))
-        root = LossModule(split(single, mesh["tensor"]), Labels())
+        single = make_model(
+            make_config(DECODER, n_kv_heads=2, attention={"name": "softmax", "qk_norm": True})
+        )
+        root = LossModule(split(single, mesh["tensor"]), LabelTask())
         size = sum(p.to_local().numel() for p in root.parameters())
         for block in root.model.stack.layers:
             fully_shard(block, mesh=mesh["shard"])
@@ -225,7 +235,7 @@ def test_shard_and_tensor_mesh_matches_one_process():
                 part.set_gradient_divide_factor(2.0)  # both have the same rows
                 part.set_force_sum_reduction_for_comms(True)
         assert sum(p.to_local().numel() for p in root.parameters()) < 0.6 * size
-        return difference(LossModule(single, Labels()), root)
+        return compare_training(LossModule(single, LabelTask()), root)
 
     assert max(outputs_of(4, work)) < 1e-12
 
@@ -257,7 +267,7 @@ def test_obstacles_name_the_reason(monkeypatch):
     monkeypatch.setitem(POSITION._parts, "undeclared", UndeclaredScores)
 
     def find_obstacle(size=2, **changes):
-        return find_tensor_obstacle(design(DECODER | changes), size)
+        return find_tensor_obstacle(make_config(DECODER | changes), size)
 
     advice = ": tensor must divide their number"
     undeclared_message = "{} does not declare how it splits over ranks: set its tensor_split"
@@ -274,7 +284,7 @@ def test_obstacles_name_the_reason(monkeypatch):
 
 def test_refused_model_is_unchanged():
     mesh = SimpleNamespace(size=lambda: 8, get_local_rank=lambda: 0)
-    model = fresh(design(DECODER))
+    model = make_model(make_config(DECODER))
     initial_ids = {name: id(p) for name, p in model.named_parameters()}
     with user_error("4 query heads cannot be divided by 8"):
         split_tensors(model, mesh)
