@@ -1,114 +1,126 @@
-"""Pages in a headless Chromium: what a browser complains of fails the test, and axe-core looks for barriers.
+"""Pages in a headless Chromium: browser errors fail the test, and axe-core checks accessibility.
 
-def test_the_page_opens(open_page, tmp_path):
+def test_page_opens(open_page, tmp_path):
     page = open_page(tmp_path / "page.html")  # or a URL; a test may open several
     page.get_by_role("button", name="Translate").click()
-    check_accessibility(page)  # light and dark, 390 and 1280 px wide
+    check_accessibility(page)  # in light at 390 px, in dark at 1280 px
 """
 
-from __future__ import annotations
-
+import asyncio
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
+from tests.browser.serving import run_services
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 WCAG = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa")
+AXE_OPTIONS = {"resultTypes": ["violations"], "runOnly": {"type": "tag", "values": list(WCAG)}}
+TIMEOUT = 100_000  # milliseconds, for a busy machine
 
 
 class Screen(NamedTuple):
-    """What a page is looked at on."""
+    """Color scheme and viewport width of a page."""
 
     theme: Literal["light", "dark"]
     width: int
 
-    def __str__(self) -> str:
-        return f"{self.theme}-{self.width}"
+
+PHONE, DESKTOP = Screen("light", 390), Screen("light", 1280)
+DARK_DESKTOP = Screen("dark", 1280)
 
 
-SCREENS = [Screen(theme, width) for theme in ("light", "dark") for width in (390, 1280)]
-# both themes and both widths, for further variants of a page that is checked on all four
-CORNERS = (SCREENS[0], SCREENS[-1])
-
-
-def find_chromium() -> str | None:
-    """The path of the browser: $POLYHEAD_CHROMIUM, else the first of NAMES on PATH."""
-    names = (os.environ["POLYHEAD_CHROMIUM"],) if os.environ.get("POLYHEAD_CHROMIUM") else NAMES
+def find_chromium():
+    """The path of the browser: $POLYHEAD_CHROMIUM, else the first of CHROMIUM_NAMES on PATH, or None."""
+    names = [os.environ["POLYHEAD_CHROMIUM"]] if os.environ.get("POLYHEAD_CHROMIUM") else CHROMIUM_NAMES
     return next(filter(None, map(shutil.which, names)), None)
 
 
-def refuse(reason: str) -> None:
+def skip_or_fail(reason):
     """Fail where CI is set, which promises a browser; skip elsewhere."""
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
 
 
-# of a module, not of the session: while playwright runs, asyncio.run fails in its thread
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One Chromium for the tests of a module."""
+@pytest.fixture(scope="session")
+def browser():
+    """One Chromium for each worker process."""
     try:
         import axe_playwright_python  # noqa: F401
         from playwright.sync_api import sync_playwright
     except ImportError as error:
-        refuse(f"tests of pages need {error.name}: pip install -c constraints.txt -e '.[dev]'")
+        skip_or_fail(f"tests of pages need {error.name}: pip install -c constraints.txt -e '.[dev]'")
     path = find_chromium()
     if path is None:
-        asked = os.environ.get("POLYHEAD_CHROMIUM") or " or ".join(NAMES)
-        refuse(f"tests of pages need a browser, and there is no {asked}: apt install chromium")
+        names = os.environ.get("POLYHEAD_CHROMIUM") or " or ".join(CHROMIUM_NAMES)
+        skip_or_fail(f"tests of pages need a browser, and there is no {names}: apt install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path)
+        # playwright marks its event loop as running between calls; asyncio.run would fail in other tests
+        asyncio._set_running_loop(None)
         yield browser
+        asyncio._set_running_loop(browser._loop)
         browser.close()
 
 
 @pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """The function of ``watched_pages``, for one test."""
-    with watched_pages(browser) as open_one:
+def open_page(browser):
+    """The function of ``watch_pages``, for one test."""
+    with watch_pages(browser) as open_one:
         yield open_one
 
 
-@contextmanager
-def watched_pages(browser: Any) -> Iterator[Callable[..., Any]]:
-    """A function that opens a URL or a file, each in a context of its own; all are closed at the end.
+@pytest.fixture(scope="session")
+def get_service():
+    """The service of a model of ``serving.MODELS``."""
+    with run_services() as get_service:
+        yield get_service
 
-    AssertionError at the end if a page logged an error or a warning, threw an error, or asked for what did
-    not come, unless
-    ``expected``, a regular expression, is found in the message. Other options are those of a context of
+
+@pytest.fixture
+def open_tool(get_service, open_page):
+    """A function that opens the page of a model's service, and a tool by its tab where there are several."""
+
+    def open_one(model, tab=None, **options):
+        page = open_page(get_service(model).url, **options)
+        page.locator(".button.main:visible").wait_for()
+        if tab:
+            page.get_by_role("tab", name=tab).click()
+        return page
+
+    return open_one
+
+
+@contextmanager
+def watch_pages(browser):
+    """A function that opens a URL or a file, each in a new browser context; all are closed at the end.
+
+    AssertionError at the end if a page logged an error or a warning, threw an error, or a request failed,
+    unless ``expected``, a regular expression, matches the message. Other options are those of a context of
     playwright (locale, timezone_id, ...).
     """
-    contexts, complaints = [], []
+    contexts, messages = [], []
+    asyncio._set_running_loop(browser._loop)
 
-    def open_one(
-        place: str | Path, screen: Screen = SCREENS[1], *, expected: str | None = None, **options: Any
-    ) -> Any:
-        def complain(message: str) -> None:
+    def open_one(location, screen=DESKTOP, *, expected=None, **options):
+        def add_message(message):
             if expected is None or not re.search(expected, message):
-                complaints.append(message)
+                messages.append(message)
 
-        context = browser.new_context(
-            color_scheme=screen.theme, viewport={"width": screen.width, "height": 800}, **options
-        )
+        viewport = {"width": screen.width, "height": 800}
+        context = browser.new_context(color_scheme=screen.theme, viewport=viewport, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on(
-            "console", lambda m: complain(f"console: {m.text}") if m.type in ("error", "warning") else None
-        )
-        page.on("pageerror", lambda error: complain(f"page: {error}"))
-        page.on(
-            "requestfailed",
-            lambda request: complain(f"request: {request.method} {request.url} {request.failure}"),
-        )
-        page.goto(place.resolve().as_uri() if isinstance(place, Path) else place)
+        page.set_default_timeout(TIMEOUT)
+        page.on("console", lambda m: m.type in ("error", "warning") and add_message(f"console: {m.text}"))
+        page.on("pageerror", lambda error: add_message(f"page: {error}"))
+        page.on("requestfailed", lambda r: add_message(f"request: {r.method} {r.url} {r.failure}"))
+        page.goto(location.resolve().as_uri() if isinstance(location, Path) else location)
         return page
 
     try:
@@ -116,27 +128,35 @@ def watched_pages(browser: Any) -> Iterator[Callable[..., Any]]:
     finally:
         for context in contexts:
             context.close()
-    assert not complaints, "\n".join(complaints)
+        asyncio._set_running_loop(None)
+    assert not messages, "\n".join(messages)
 
 
-def show_on(page: Any, screen: Screen) -> None:
-    """Give an open page another theme and width."""
-    page.emulate_media(color_scheme=screen.theme)
-    page.set_viewport_size({"width": screen.width, "height": 800})
+def check_accessibility(page, *screens):
+    """No rule of WCAG 2.2 A or AA is violated and nothing is wider than the window, on each screen.
 
-
-def check_accessibility(page: Any, *screens: Screen) -> None:
-    """No rule of WCAG 2.2 A or AA is violated and nothing sticks out at the side, on each screen (all if
-    none is named).
+    By default on a light phone and a dark desktop, which have both themes and both widths.
     """
-    from axe_playwright_python.sync_playwright import Axe
+    from axe_playwright_python.base import AXE_SCRIPT
 
-    rules = {"resultTypes": ["violations"], "runOnly": {"type": "tag", "values": list(WCAG)}}
-    for screen in screens or SCREENS:
-        show_on(page, screen)
-        found = Axe().run(page, options=rules)
-        assert not found.violations_count, f"{screen}: {found.generate_report()}"
-        sideways = page.evaluate(
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE_SCRIPT)
+    for screen in screens or (PHONE, DARK_DESKTOP):
+        page.emulate_media(color_scheme=screen.theme)
+        page.set_viewport_size({"width": screen.width, "height": 800})
+        violations = page.evaluate("options => axe.run(options)", AXE_OPTIONS)["violations"]
+        nodes = [(rule["id"], node["target"], node["html"]) for rule in violations for node in rule["nodes"]]
+        assert not nodes, (screen, nodes)
+        overflow = page.evaluate(
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
-        assert sideways <= 0, f"{screen}: the page is {sideways} px wider than the window"
+        assert overflow <= 0, f"{screen}: the page is {overflow} px wider than the window"
+
+
+def wait_until(page, expression):
+    """Poll a JavaScript condition; the content security policy refuses playwright's wait_for_function."""
+    for _ in range(TIMEOUT // 50):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(expression)

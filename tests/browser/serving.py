@@ -1,56 +1,50 @@
-"""Services of tiny models for tests of their page, one for each kind, started when a test first opens it."""
-
-from __future__ import annotations
+"""Services of tiny models for tests of their page, one for each kind, started when first used."""
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-from tests.serve.conftest import Live, living, make
+from tests.serve.conftest import living, make
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.config.recipe import Recipe
 from polyhead.run.run import Run
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
-from tokenizers import Tokenizer as Inner
+from tokenizers import Tokenizer as RustTokenizer
 
 
-def with_recipe(run: Run, task: str, **data: Any) -> Run:
-    """The run as if it had been trained by a recipe, whose files may not be there."""
-    files = {"train": ["nowhere.tsv"], "valid": ["nowhere.tsv"], "max_len": 40}
-    run.recipe = Recipe.model_validate({"task": task, "data": {**files, **data}, "train": {"steps": 1}})
+def with_recipe(run, task, **data):
+    """The run with a recipe as if trained by it; the files of the recipe may be missing."""
+    data = {"train": ["nowhere.tsv"], "valid": ["nowhere.tsv"], "max_len": 40, **data}
+    run.recipe = Recipe.model_validate({"task": task, "data": data, "train": {"steps": 1}})
     return run
 
 
-def of_languages() -> Run:
-    """A translator between English and German that settles on English to German."""
+def make_multilingual_run():
+    """A translator between English and German; the default direction is English to German."""
     run = make("encoder-decoder")
-    inner = Inner.from_str(run.tokenizer._inner.to_str())
-    inner.add_special_tokens(["__de__", "__en__"])
-    config = ModelConfig.model_validate(
-        run.config.model_dump() | {"vocab_size": run.tokenizer.vocab_size + 2}
-    )
-    tokenizer = Tokenizer(inner, run.tokenizer._roles)
-    template = with_languages(tokenizer, "en", "de")
-    return Run(build(config, seed=1), tokenizer.with_seq2seq_template(template), run.generation)
+    rust_tokenizer = RustTokenizer.from_str(run.tokenizer._inner.to_str())
+    rust_tokenizer.add_special_tokens(["__de__", "__en__"])
+    tokenizer = Tokenizer(rust_tokenizer, run.tokenizer._roles)
+    config = run.config.model_dump() | {"vocab_size": tokenizer.vocab_size}
+    tokenizer = tokenizer.with_seq2seq_template(with_languages(tokenizer, "en", "de"))
+    return Run(build(ModelConfig.model_validate(config), seed=1), tokenizer, run.generation)
 
 
-def chatting() -> Run:
+def make_chat_run():
     run = make("decoder", max_len=200)
     return Run(run.model, run.tokenizer, run.generation.model_copy(update={"chat": Choice("plain")}))
 
 
-MODELS: dict[str, Callable[[], Run]] = {
+MODELS = {
     "translator": lambda: with_recipe(
         make("encoder-decoder", n_layers=2), "translation", source_lang="en", target_lang="zh"
     ),
-    "languages": of_languages,
+    "languages": make_multilingual_run,
     "language model": lambda: make("decoder"),
-    "chat": chatting,
+    "chat": make_chat_run,
     "classifier": lambda: with_recipe(make("classifier"), "classification"),
     "pairs": lambda: with_recipe(make("classifier"), "classification", text=["a", "b"]),
     "reranker": lambda: make("classifier", labels=("score",), max_len=96),
@@ -60,38 +54,42 @@ MODELS: dict[str, Callable[[], Run]] = {
 
 
 @contextmanager
-def live_services() -> Iterator[Callable[[str], Live]]:
+def run_services():
     """A function from a key of ``MODELS`` to its service; all are stopped at the end."""
-    started: dict[str, Live] = {}
+    services = {}
     with ExitStack() as stack:
 
-        def service(name: str) -> Live:
-            if name not in started:
-                started[name] = stack.enter_context(living(MODELS[name]()))
-            return started[name]
+        def get_service(name):
+            if name not in services:
+                services[name] = stack.enter_context(living(MODELS[name]()))
+            return services[name]
 
-        yield service
+        yield get_service
 
 
-def request_shown(page: Any) -> tuple[str, Any]:
-    """The path and body of the command under "The same from a program"."""
+def read_request(page):
+    """The path and body of the command under "The same request from a program"."""
     command = page.locator(".program pre").text_content()
-    found = re.fullmatch(r"curl http://[^/]+(/\S+) -H '[^']+' -d '(.*)'", command, re.DOTALL)
-    assert found is not None, command
-    return found[1], json.loads(found[2].replace("'\\''", "'"))
+    match = re.fullmatch(r"curl http://[^/]+(/\S+) -H '[^']+' -d '(.*)'", command, re.DOTALL)
+    assert match is not None, command
+    return match[1], json.loads(match[2].replace("'\\''", "'"))
 
 
-def press(page: Any, name: str) -> None:
+def get_panel(page):
+    """The open tool."""
+    return page.locator("#tools > section:visible").first
+
+
+def press(page, name):
     """Press a button of the open tool, and wait until its work is done."""
-    panel = page.locator("#tools > section:visible").first
+    panel = get_panel(page)
     panel.get_by_role("button", name=name, exact=True).first.click()
     panel.locator(".button.main:enabled").wait_for()
 
 
-def open_file(page: Any, path: Path) -> str:
-    """Give a file to the open tool; the text of the file that it offers then."""
-    panel = page.locator("#tools > section:visible").first
-    panel.locator("input[type=file]").set_input_files(path)
+def process_file(page, path):
+    """Open a file in the tool; the text of the file that it offers as a download."""
+    get_panel(page).locator("input[type=file]").set_input_files(path)
     with page.expect_download() as download:
-        panel.locator("a[download]").click()
-    return str(Path(download.value.path()).read_text(encoding="utf-8"))
+        get_panel(page).locator("a[download]").click()
+    return Path(download.value.path()).read_text(encoding="utf-8")

@@ -1,77 +1,57 @@
-"""The page of the demo in a browser: numbers, curves, examples and attention, in both languages."""
-
-from __future__ import annotations
+"""The page of ``demo`` in a browser: numbers, curves, examples and attention, in both languages."""
 
 import json
 import re
-from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.browser.conftest import CORNERS, SCREENS, check_accessibility
-from tests.browser.reading import find_english, run_command
+from tests.browser.conftest import check_accessibility
+from tests.browser.page_texts import find_english, run_command
 
 from polyhead.cli import demo_run
 
 pytest.importorskip("babel")
-
-Open = Callable[..., Any]
+# dear: the command is tested in tests/cli, the page of a translation run in test_report_page.py
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def make_run_dir(tmp_path_factory):
     """The run of a demo of seconds, whose page is written in a language."""
-    place = tmp_path_factory.mktemp("demo")
+    directory = tmp_path_factory.mktemp("demo")
     settings = deepcopy(demo_run.SETTINGS)
     settings["tokenizer"]["vocab_size"] = 300
     settings["model"] |= {"d_model": 32, "n_layers": 2, "n_heads": 2}
-    settings["train"] |= {"steps": 6, "max_tokens": 512, "log_every": 2, "eval_every": 2, "save_every": 2}
+    settings["train"] |= {"steps": 4, "max_tokens": 512, "log_every": 2, "eval_every": 2, "save_every": 2}
 
-    def make_one(language: str) -> Path:
+    def make_one(language):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(demo_run, "SETTINGS", settings)
-            patch.setattr(demo_run, "CORPUS_SIZES", {"n": 300, "n_valid": 20, "n_test": 20})
-            patch.chdir(place)
+            patch.setattr(demo_run, "CORPUS_SIZES", {"n": 100, "n_valid": 8, "n_test": 8})
+            patch.chdir(directory)
             run_command(language, "demo")
-        return place / "runs" / "demo"
+        return directory / "runs" / "demo"
 
     return make_one
 
 
-def test_the_page_shows_the_numbers_of_the_run(make: Callable[[str], Path], open_page: Open) -> None:
-    run = make("en")
-    page = open_page(run / "report.html")
+def test_page_shows_run_metrics_and_examples(make_run_dir, open_page):
+    run_dir = make_run_dir("en")
+    page = open_page(run_dir / "report.html")
     assert page.locator("h1").inner_text() == "English to Chinese"
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = {
-        split: [row["loss"] for row in rows if row.get("split") == split][-1] for split in ("train", "valid")
-    }
-    shown = [
-        float(text) for text in page.locator("figure.plot").first.locator(".key output").all_inner_texts()
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    losses = [[row["loss"] for row in rows if row.get("split") == split][-1] for split in ("train", "valid")]
+    texts = page.locator("figure.plot").first.locator(".key output").all_inner_texts()
+    assert [float(text) for text in texts] == pytest.approx(losses, rel=0.01)
+    names, values = (page.locator(f".tiles {tag}").all_inner_texts() for tag in ("dt", "dd"))
+    tiles = dict(zip(names, values, strict=True))
+    n_parameters = sum(p.numel() for p in demo_run.load(run_dir).model.parameters())
+    assert (tiles["Parameters"], tiles["Steps"]) == (f"{n_parameters:,}", "4")
+    # the examples are those of the test set
+    corpus = [
+        (run_dir / f"corpus/test.{lang}").read_text(encoding="utf-8").splitlines() for lang in ("en", "zh")
     ]
-    assert shown == pytest.approx(list(losses.values()), rel=0.01)
-    parameters = sum(p.numel() for p in demo_run.load(run).model.parameters())
-    tiles = dict(
-        zip(
-            page.locator(".tiles dt").all_inner_texts(),
-            page.locator(".tiles dd").all_inner_texts(),
-            strict=True,
-        )
-    )
-    assert tiles["Parameters"] == f"{parameters:,}"
-    assert tiles["Steps"] == "6"
-
-
-def test_the_examples_are_the_held_out_texts(make: Callable[[str], Path], open_page: Open) -> None:
-    run = make("en")
-    page = open_page(run / "report.html")
-    corpus = {
-        locale: (run / "corpus" / f"test.{locale}").read_text(encoding="utf-8").splitlines()
-        for locale in ("en", "zh")
-    }
-    pairs = set(zip(corpus["en"], corpus["zh"], strict=True))
+    pairs = set(zip(*corpus, strict=True))
     lines = page.locator(".examples tbody tr").all()
     assert lines
     for line in lines:
@@ -80,38 +60,22 @@ def test_the_examples_are_the_held_out_texts(make: Callable[[str], Path], open_p
         assert bool(line.locator(".yes").count()) == (output == reference)
 
 
-def test_curves_are_read_by_the_pointer_and_details_opened_by_the_keyboard(
-    make: Callable[[str], Path], open_page: Open
-) -> None:
-    page = open_page(make("en") / "report.html")
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_page_is_accessible_and_translated(language, make_run_dir, open_page):
+    page = open_page(make_run_dir(language) / "report.html")
     figure = page.locator("figure.plot").first
-    chart = figure.locator("svg").first
-    before = figure.locator(".at output").inner_text()
-    box = chart.bounding_box()
-    chart.hover(position={"x": 70, "y": box["height"] / 2})
-    assert int(figure.locator(".at output").inner_text()) < int(before)
-    summary = page.locator("summary").first
-    summary.focus()
+    chart, step = figure.locator("svg").first, figure.locator(".at output")
+    last_step = int(step.inner_text())
+    chart.hover(position={"x": 70, "y": chart.bounding_box()["height"] / 2})
+    assert int(step.inner_text()) < last_step
+    page.locator("summary").first.focus()
     page.keyboard.press("Enter")
     assert page.locator(".facts").first.is_visible()
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_no_barrier_stands_in_the_page(language: str, make: Callable[[str], Path], open_page: Open) -> None:
-    page = open_page(make(language) / "report.html")
-    page.locator("summary").first.click()
     page.locator(".thumb").first.click()
-    check_accessibility(page, *(SCREENS if language == "en" else CORNERS))
-
-
-def test_the_chinese_page_has_no_english(make: Callable[[str], Path], open_page: Open) -> None:
-    run = make("zh")
-    page = open_page(run / "report.html")
-    assert page.locator("h1").inner_text() == "英语 → 中文"
-    examples = {re.sub(r"\s+", " ", text) for text in page.locator(".examples td").all_text_contents()}
-    tokens = set(page.locator(".attention .token, .chip").all_text_contents())
-    recipe = set(page.locator(".facts dd").all_text_contents())
-    options = set(page.locator(".attention option").all_text_contents())
-    sections = set(demo_run.SETTINGS)
-    names = {"BLEU", "chrF", "Chinese English"} | examples | tokens | recipe | options | sections
-    assert find_english(page, names) == set()
+    check_accessibility(page)
+    if language == "zh":
+        assert page.locator("h1").inner_text() == "英语 → 中文"
+        cells = {re.sub(r"\s+", " ", text) for text in page.locator(".examples td").all_text_contents()}
+        selector = ".attention .token, .chip, .facts dd, .attention option"
+        names = {*cells, *page.locator(selector).all_text_contents(), *demo_run.SETTINGS}
+        assert find_english(page, names | {"BLEU", "chrF", "Chinese English"}) == set()

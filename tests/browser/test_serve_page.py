@@ -1,73 +1,41 @@
-"""Each tool of the service's page shows what the service answers, for each kind of model, without a barrier
-or an error.
-"""
-
-from __future__ import annotations
+"""Each tool of the service's page shows what the service answers, for each kind of model."""
 
 import pytest
 import torch
-from tests.browser.conftest import CORNERS, check_accessibility
-from tests.browser.serving import live_services, press, request_shown
+from tests.browser.conftest import check_accessibility
+from tests.browser.serving import get_panel, press, read_request
 
 
-@pytest.fixture(scope="module")
-def service():
-    with live_services() as service:
-        yield service
+def repeat_request(get_service, model, page):
+    """The answer of the service to the request that the page shows."""
+    path, body = read_request(page)
+    response = get_service(model).ask(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-@pytest.fixture
-def open_tool(service, open_page):
-    """Opens the page of a model, and a tool by its tab where there are several."""
-
-    def open_tool(model, tab=None, **options):
-        page = open_page(service(model).url, **options)
-        page.locator(".button.main:visible").wait_for()
-        if tab:
-            page.get_by_role("tab", name=tab).click()
-        return page
-
-    return open_tool
-
-
-def ask_again(service, model, page):
-    """What the service answers to the request that the page says it sent."""
-    path, body = request_shown(page)
-    answer = service(model).ask(path, body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def panel_of(page):
-    return page.locator("#tools > section:visible").first
-
-
-def test_a_translation_is_shown_with_where_the_decoder_looked(service, open_tool):
+def test_translation_is_displayed_with_attention(get_service, open_tool):
     page = open_tool("translator")
     page.get_by_label("Text (English)").fill("a dog barks .\ntwo dogs bark .")
     press(page, "Translate")
-    data = ask_again(service, "translator", page)["data"]
-    assert page.get_by_role("log").text_content() == "\n".join(one["text"] for one in data)
-    assert service("translator").run.translate(["a dog barks .", "two dogs bark ."]) == [
-        one["text"] for one in data
-    ]
+    texts = [one["text"] for one in repeat_request(get_service, "translator", page)["data"]]
+    assert page.get_by_role("log").text_content() == "\n".join(texts)
+    assert get_service("translator").run.translate(["a dog barks .", "two dogs bark ."]) == texts
     assert page.get_by_role("heading", name="Attention").is_visible()
     assert page.get_by_label("Layer").locator("option").all_text_contents() == ["1", "2", "mean of layers"]
     assert page.locator(".thumb").count() == (2 + 1) * (2 + 1)
     check_accessibility(page)
 
 
-def test_layers_without_attention_are_left_out_by_their_numbers(service, open_tool, monkeypatch):
-    run = service("translator").run
-    maps = run.attention_maps
+def test_layers_without_attention_keep_their_numbers(get_service, open_tool, monkeypatch):
+    run = get_service("translator").run
+    compute_maps = run.attention_maps
 
-    def with_gap(*texts):
-        found = maps(*texts)["cross"]
-        return {
-            "cross": found._replace(weights=torch.cat([found.weights, found.weights[:1]]), layers=[1, 3, 4])
-        }
+    def skip_layer(*texts):
+        cross = compute_maps(*texts)["cross"]
+        return {"cross": cross._replace(weights=cross.weights[[0, 1, 0]], layers=[1, 3, 4])}
 
-    monkeypatch.setattr(run, "attention_maps", with_gap)
+    monkeypatch.setattr(run, "attention_maps", skip_layer)
     page = open_tool("translator")
     page.get_by_label("Text (English)").fill("a dog barks .")
     press(page, "Translate")
@@ -76,159 +44,158 @@ def test_layers_without_attention_are_left_out_by_their_numbers(service, open_to
     assert "(layer 3, head 2)" in page.locator(".readout").text_content()
 
 
-def test_alternatives_are_listed_with_their_scores(service, open_tool):
+def test_alternatives_are_listed_with_scores(get_service, open_tool):
     page = open_tool("translator")
     page.get_by_label("Text (English)").fill("a dog barks .")
     page.get_by_text("Settings").click()
     page.get_by_label("Alternatives").fill("3")
     press(page, "Translate")
-    (found,) = ask_again(service, "translator", page)["data"]
-    ways = [found, *found["alternatives"]]
+    (best,) = repeat_request(get_service, "translator", page)["data"]
+    hypotheses = [best, *best["alternatives"]]
     rows = page.locator(".answer .row")
-    assert rows.locator("span:first-child").all_text_contents() == [way["text"] for way in ways]
-    assert rows.locator(".figure").all_text_contents() == [f"{way['score']:.3f}" for way in ways]
+    assert rows.locator("span:first-child").all_text_contents() == [one["text"] for one in hypotheses]
+    assert rows.locator(".figure").all_text_contents() == [f"{one['score']:.3f}" for one in hypotheses]
 
 
-def test_languages_are_chosen_and_swapped(service, open_tool):
+def test_languages_are_selected_and_swapped(get_service, open_tool):
     page = open_tool("languages")
     text, output = page.get_by_label("Text", exact=True), page.get_by_role("log")
-    assert page.get_by_label("From").input_value() == "en" and page.get_by_label("To").input_value() == "de"
+
+    def read_languages():
+        return [page.get_by_label(name).input_value() for name in ("From", "To")]
+
+    assert read_languages() == ["en", "de"]
     text.fill("a dog barks .")
     press(page, "Translate")
-    assert not {"source", "target"} & request_shown(page)[1].keys()
-    translated = output.text_content()
+    assert not {"source", "target"} & read_request(page)[1].keys()
+    translation = output.text_content()
     press(page, "Swap the languages")
-    assert page.get_by_label("From").input_value() == "de" and page.get_by_label("To").input_value() == "en"
-    assert text.input_value() == translated and output.text_content() == ""
+    assert read_languages() == ["de", "en"]
+    assert (text.input_value(), output.text_content()) == (translation, "")
     text.fill("ein hund bellt .")
     press(page, "Translate")
-    (found,) = ask_again(service, "languages", page)["data"]
-    assert request_shown(page)[1]["source"] == "de" and request_shown(page)[1]["target"] == "en"
-    assert output.text_content() == found["text"]
-    check_accessibility(page, *CORNERS)
+    (result,) = repeat_request(get_service, "languages", page)["data"]
+    body = read_request(page)[1]
+    assert (body["source"], body["target"], output.text_content()) == ("de", "en", result["text"])
+    check_accessibility(page)
 
 
-def test_a_text_is_continued_and_gone_on_from(service, open_tool):
+def test_continuation_becomes_next_input(get_service, open_tool):
     page = open_tool("language model")
     page.get_by_label("Text to continue").fill("two dogs")
     page.get_by_text("Settings").click()
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Maximum answer length in tokens").fill("6")
     press(page, "Continue")
-    shown = page.get_by_role("log", name="Continuation")
-    text = ask_again(service, "language model", page)["choices"][0]["text"]
-    assert text and shown.text_content() == "two dogs" + text
+    output = page.get_by_role("log", name="Continuation")
+    text = repeat_request(get_service, "language model", page)["choices"][0]["text"]
+    assert text and output.text_content() == "two dogs" + text
     press(page, "Use it as input")
     assert page.get_by_label("Text to continue").input_value() == "two dogs" + text
-    assert request_shown(page)[1]["prompt"] == "two dogs" + text
-    assert shown.text_content().startswith("two dogs" + text)
-    check_accessibility(page, *CORNERS)
+    assert read_request(page)[1]["prompt"] == "two dogs" + text
+    assert output.text_content().startswith("two dogs" + text)
+    check_accessibility(page)
 
 
-def test_a_conversation_goes_on_and_begins_anew(service, open_tool):
+def test_conversation_continues_and_restarts(get_service, open_tool):
     page = open_tool("chat")
     page.get_by_text("Settings").first.click()
     page.get_by_label("Temperature").locator("visible=true").fill("0")
     page.get_by_label("Maximum answer length in tokens").locator("visible=true").fill("8")
-    talk, answers = page.locator(".talk"), page.locator(".turn.assistant .text")
-    for number, question in enumerate(("a dog ?", "two dogs ?"), 1):
+    for number, question in enumerate(("a dog ?", "two dogs ?")):
         page.get_by_label("Message").fill(question)
         press(page, "Send")
-        message = ask_again(service, "chat", page)["choices"][0]["message"]
-        assert answers.nth(number - 1).text_content() == message["content"]
-    assert [m["role"] for m in request_shown(page)[1]["messages"]] == ["user", "assistant", "user"]
-    check_accessibility(page, *CORNERS)
+        message = repeat_request(get_service, "chat", page)["choices"][0]["message"]
+        assert page.locator(".turn.assistant .text").nth(number).text_content() == message["content"]
+    assert [m["role"] for m in read_request(page)[1]["messages"]] == ["user", "assistant", "user"]
+    check_accessibility(page)
     press(page, "New conversation")
-    assert talk.text_content() == ""
+    assert page.locator(".talk").text_content() == ""
     page.get_by_label("Message").fill("dogs ?")
     press(page, "Send")
-    assert len(request_shown(page)[1]["messages"]) == 1
+    assert len(read_request(page)[1]["messages"]) == 1
 
 
-def test_classes_are_shown_with_their_probabilities(service, open_tool):
+def test_classes_are_sorted_by_probability(get_service, open_tool):
     page = open_tool("classifier", "Classify")
     page.get_by_label("Texts").first.fill("a dog barks .\ndogs")
     press(page, "Classify")
-    for bars, one in zip(
-        panel_of(page).locator(".bars").all(), ask_again(service, "classifier", page)["data"], strict=True
-    ):
-        ordered = sorted(one["scores"].items(), key=lambda pair: -pair[1])
-        assert bars.locator(".bar span").all_text_contents() == [label for label, _ in ordered]
-        assert bars.locator("output").all_text_contents() == [
-            f"{100 * p:.{1 if p >= 0.1 else 2}f} %" for _, p in ordered
-        ]
-    check_accessibility(page, *CORNERS)
+    results = repeat_request(get_service, "classifier", page)["data"]
+    for bars, result in zip(get_panel(page).locator(".bars").all(), results, strict=True):
+        scores = sorted(result["scores"].items(), key=lambda pair: -pair[1])
+        assert bars.locator(".bar span").all_text_contents() == [label for label, _ in scores]
+        percent = [f"{100 * p:.{1 if p >= 0.1 else 2}f} %" for _, p in scores]
+        assert bars.locator("output").all_text_contents() == percent
+    check_accessibility(page)
 
 
-def test_pairs_of_texts_are_classified(service, open_tool):
+def test_text_pairs_are_classified(get_service, open_tool):
     page = open_tool("pairs", "Classify")
     page.get_by_label("Pairs of texts").fill("a dog barks .\tdogs")
     press(page, "Classify")
-    assert request_shown(page)[1]["input"] == [["a dog barks .", "dogs"]]
-    (one,) = ask_again(service, "pairs", page)["data"]
-    assert panel_of(page).locator(".bar span").first.text_content() == one["label"]
+    assert read_request(page)[1]["input"] == [["a dog barks .", "dogs"]]
+    (result,) = repeat_request(get_service, "pairs", page)["data"]
+    assert get_panel(page).locator(".bar span").first.text_content() == result["label"]
 
 
-def test_texts_are_ranked_by_their_scores(service, open_tool):
+def test_texts_are_ranked_by_score(get_service, open_tool):
     page = open_tool("reranker", "Rank")
     page.get_by_label("Question").fill("dogs ?")
     page.get_by_label("Texts").first.fill("a dog barks .\ntwo dogs\nein hund bellt .")
     press(page, "Rank")
-    texts = [text for _, text in request_shown(page)[1]["input"]]
-    scores = [one["score"] for one in ask_again(service, "reranker", page)["data"]]
-    ranked = sorted(zip(texts, scores, strict=True), key=lambda pair: -pair[1])
-    rows = panel_of(page).locator(".row")
-    assert rows.locator("span:first-child").all_text_contents() == [text for text, _ in ranked]
-    assert rows.locator(".figure").all_text_contents() == [f"{score:.6f}" for _, score in ranked]
-    check_accessibility(page, *CORNERS)
+    texts = [text for _, text in read_request(page)[1]["input"]]
+    scores = [one["score"] for one in repeat_request(get_service, "reranker", page)["data"]]
+    order = sorted(zip(texts, scores, strict=True), key=lambda pair: -pair[1])
+    rows = get_panel(page).locator(".row")
+    assert rows.locator("span:first-child").all_text_contents() == [text for text, _ in order]
+    assert rows.locator(".figure").all_text_contents() == [f"{score:.6f}" for _, score in order]
+    check_accessibility(page)
 
 
-def test_hidden_words_are_filled_in(service, open_tool):
+def test_masked_words_are_filled_in(get_service, open_tool):
     page = open_tool("masked", "Fill in")
     text = page.get_by_label("Text with masks")
     text.fill("a dog ")
     press(page, "Insert <mask>")
     text.press_sequentially(" .")
     press(page, "Fill in")
-    assert request_shown(page)[1]["input"] == "a dog <mask> ."
-    ((fills,),) = (one["masks"] for one in ask_again(service, "masked", page)["data"])
-    bars = panel_of(page).locator(".bar")
-    assert bars.locator("span").all_text_contents() == [
-        fill["token_str"].removeprefix("␣") or "␣" for fill in fills
-    ]
+    assert read_request(page)[1]["input"] == "a dog <mask> ."
+    ((fills,),) = (one["masks"] for one in repeat_request(get_service, "masked", page)["data"])
+    bars = get_panel(page).locator(".bar")
+    names = [fill["token_str"].removeprefix("␣") or "␣" for fill in fills]
+    assert bars.locator("span").all_text_contents() == names
     assert [bar.get_attribute("title") for bar in bars.all()] == [fill["sequence"] for fill in fills]
-    check_accessibility(page, *CORNERS)
+    check_accessibility(page)
 
 
 @pytest.mark.parametrize("model", ["masked", "vectors", "language model", "classifier"])
-def test_texts_are_compared_by_the_cosines_of_their_vectors(service, open_tool, model):
+def test_texts_are_compared_by_cosine_similarity(get_service, open_tool, model):
     page = open_tool(model, None if model == "vectors" else "Compare")
-    texts = panel_of(page).get_by_role("textbox", name="Texts")
-    texts.fill("a dog barks .\ntwo dogs\nein hund")
+    get_panel(page).get_by_role("textbox", name="Texts").fill("a dog barks .\ntwo dogs\nein hund")
     press(page, "Compare")
-    vectors = torch.tensor([one["embedding"] for one in ask_again(service, model, page)["data"]])
-    wanted = torch.nn.functional.cosine_similarity(vectors[:, None], vectors[None], dim=-1)
-    cells = panel_of(page).locator("td").all_text_contents()[1:]
-    shown = [float(cell) if cell else 1.0 for cell in cells]
-    assert shown == pytest.approx(wanted.flatten().tolist(), abs=0.006)
+    vectors = [one["embedding"] for one in repeat_request(get_service, model, page)["data"]]
+    vectors = torch.nn.functional.normalize(torch.tensor(vectors))
+    cells = get_panel(page).locator("td").all_text_contents()[1:]
+    values = [float(cell) if cell else 1.0 for cell in cells]
+    assert values == pytest.approx((vectors @ vectors.T).flatten().tolist(), abs=0.006)
     if model == "masked":
-        check_accessibility(page, *CORNERS)
+        check_accessibility(page)
 
 
 @pytest.mark.parametrize(
     "model", ["translator", "language model", "chat", "classifier", "reranker", "masked", "vectors"]
 )
 @pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
-def test_every_button_of_every_tool_can_be_pressed(open_tool, model, locale):
+def test_every_button_of_every_tool_works(open_tool, model, locale):
     page = open_tool(model, locale=locale)
     for tab in page.get_by_role("tab").all() or [None]:
         if tab:
             tab.click()
-        panel = panel_of(page)
+        panel = get_panel(page)
         panel.locator(".example").first.wait_for()
-        names = panel.get_by_role("button").evaluate_all("all => all.map(one => one.textContent)")
-        assert len(names) >= 3
-        for i in range(len(names)):
+        n_buttons = panel.get_by_role("button").count()
+        assert n_buttons >= 3
+        for i in range(n_buttons):
             button = panel.get_by_role("button").nth(i)
             if button.is_visible() and button.is_enabled():
                 button.click()
@@ -236,16 +203,15 @@ def test_every_button_of_every_tool_can_be_pressed(open_tool, model, locale):
         assert panel.locator(".mistake").all_text_contents() == [""]
 
 
-def test_a_mistake_is_shown_and_the_next_request_clears_it(open_tool):
+def test_next_request_clears_error_message(open_tool):
     page = open_tool("translator", expected="status of 400")
-    text = page.get_by_role("textbox").first
+    text, error = page.get_by_role("textbox").first, page.locator("[role=alert]")
     text.fill("dogs bark " * 60)
     press(page, "Translate")
-    mistake = page.locator("[role=alert]")
-    assert mistake.text_content().startswith("the text has ")
+    assert error.text_content().startswith("the text has ")
     page.get_by_role("button", name="中文").click()
-    assert mistake.text_content().startswith("文本有 ") and "请拆分" in mistake.text_content()
-    check_accessibility(page, *CORNERS)
+    assert error.text_content().startswith("文本有 ") and "请拆分" in error.text_content()
+    check_accessibility(page)
     text.fill("dogs")
     press(page, "翻译")
-    assert mistake.text_content() == ""
+    assert error.text_content() == ""

@@ -1,7 +1,5 @@
 """Tests of cache/factory.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,24 +10,16 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
 
-SIZES = ((2, 3), (4,))
 
-
-def shape(state=SIZES, layers=2, dtype=torch.float32):
-    return CacheShape(layers, 1, 1, 1, dtype, torch.device("cpu"), (state,) * layers)
-
-
-def test_the_cache_that_fits_is_made_and_one_that_does_not_says_which_does():
-    assert isinstance(make_cache(None, shape(), 1, 9), StateCache)
-    with pytest.raises(
-        UserError,
-        match="cache 'state' stores a recurrent state, but layers of this model have keys and values: "
-        "use cache 'static'",
-    ):
-        CACHE.build(Choice("state"), shape(state=None), 1, 9)
-    with pytest.raises(
-        UserError,
-        match="cache 'static' stores keys and values, but this model has a recurrent state: use cache "
-        "'state'",
-    ):
-        CACHE.build(Choice("static"), shape(), 1, 9)
+def test_wrong_cache_kind_names_the_right_one():
+    recurrent, softmax = (
+        CacheShape(2, 1, 1, 1, torch.float32, torch.device("cpu"), (states,) * 2)
+        for states in (((2, 3), (4,)), None)
+    )
+    assert isinstance(make_cache(None, recurrent, 1, 9), StateCache)
+    message = "cache 'state' stores a recurrent state, but .* have keys and values: use cache 'static'"
+    with pytest.raises(UserError, match=message):
+        CACHE.build(Choice("state"), softmax, 1, 9)
+    message = "cache 'static' stores keys and values, but .* a recurrent state: use cache 'state'"
+    with pytest.raises(UserError, match=message):
+        CACHE.build(Choice("static"), recurrent, 1, 9)

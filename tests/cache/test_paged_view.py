@@ -1,10 +1,7 @@
 """A KV in pages is used as any other: rows are selected, concatenated and replaced."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from polyhead.cache.paged_view import PagedKV, PagedView, gather_pages
 from polyhead.nn.kv import KV
@@ -13,57 +10,42 @@ FIELDS = ("k", "v", "pos", "log_count", "mask")
 
 
 @pytest.fixture
-def pair() -> tuple[PagedKV, KV]:
+def pair():
     """Two rows of two pages of two slots, and the same as plain tensors; rows share their first page."""
     torch.manual_seed(0)
     k, v = torch.randn(4, 1, 2, 3), torch.randn(4, 1, 2, 5)
     table = torch.tensor([[1, 2], [1, 3]])
 
-    def gather(x: Tensor) -> Tensor:
+    def gather(x):
         return gather_pages(table.flatten(), 2, x)
 
     pos = torch.tensor([[[0, 1, 2, 3]], [[0, 1, 2, -1]]])
     mask = (pos >= 0)[:, :, None]
-    plain = KV(
-        torch.stack([torch.cat([k[a], k[b]], 1) for a, b in table.tolist()]),
-        torch.stack([torch.cat([v[a], v[b]], 1) for a, b in table.tolist()]),
-        pos,
-        mask=mask,
-    )
-    return PagedKV(PagedView(k, v, table, gather), pos, mask), plain
+    plain = (torch.stack([torch.cat([x[a], x[b]], 1) for a, b in table.tolist()]) for x in (k, v))
+    return PagedKV(PagedView(k, v, table, gather), pos, mask), KV(*plain, pos, mask=mask)
 
 
-def assert_equal(got: KV, wanted: KV) -> None:
+def assert_equal(actual, expected):
     for name in FIELDS:
-        one, other = getattr(got, name), getattr(wanted, name)
+        one, other = getattr(actual, name), getattr(expected, name)
         assert (one is None) == (other is None), name
         assert one is None or torch.equal(one, other), name
 
 
-def test_the_slots_are_those_of_the_pages(pair: tuple[PagedKV, KV]) -> None:
-    assert_equal(*pair)
-
-
-def test_rows_are_selected(pair: tuple[PagedKV, KV]) -> None:
+def test_paged_kv_equals_plain_kv(pair):
+    """As it is, with selected rows, replaced fields and concatenated rows."""
     paged, plain = pair
+    assert_equal(paged, plain)
     for rows in (torch.tensor([1]), torch.tensor([1, 0, 1])):
         assert_equal(paged.select(rows), plain.select(rows))
-
-
-def test_fields_are_replaced(pair: tuple[PagedKV, KV]) -> None:
-    paged, plain = pair
     assert_equal(paged.replace(mask=None), plain.replace(mask=None))
     assert_equal(paged.replace(k=plain.v), plain.replace(k=plain.v))
     assert_equal(paged.contiguous_for_decoding(), plain.contiguous_for_decoding())
-
-
-def test_rows_are_concatenated(pair: tuple[PagedKV, KV]) -> None:
-    paged, plain = pair
     assert_equal(paged.cat_rows(plain), plain.cat_rows(plain))
     assert_equal(plain.cat_rows(paged), plain.cat_rows(plain))
 
 
-def test_pages_are_gathered_once_and_only_when_read(pair: tuple[PagedKV, KV]) -> None:
+def test_pages_are_gathered_once_and_only_when_read(pair):
     paged, _ = pair
     assert not {"k", "v"} & vars(paged).keys()
     assert paged.k is paged.k

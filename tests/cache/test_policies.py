@@ -1,32 +1,48 @@
 """Tests of cache/policies.py."""
 
-from __future__ import annotations
-
 import itertools
 
-from tests.lab.caches_helpers import model
+import torch
 
-from polyhead import Choice
+from polyhead import Choice, ModelConfig, build
+from polyhead.cache.low_rank import fit_low_rank
 from polyhead.cache.policies import make_window_choice, select_policies
 
 
-def test_a_model_that_keeps_a_state_has_one_cache():
-    shape = model(attention="linear", position="none").cache_shape
-    chosen, refused = select_policies(shape, 64, None)
-    assert ([p.choice.name for p in chosen], refused) == (["state"], {})
+def make_model(**parts):
+    sizes = {"vocab_size": 9, "d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 64}
+    return build(ModelConfig(**{"kind": "decoder", "position": "rope", **sizes, **parts}), seed=1)
 
 
-def test_budgets_are_shares_of_the_length_and_what_is_refused_is_told():
-    chosen, refused = select_policies(model().cache_shape, 64, None)
-    assert not refused
-    options = {p.name: p.choice.options for p in chosen}
+def make_shape(**parts):
+    return make_model(**parts).cache_shape
+
+
+def test_recurrent_model_has_one_policy():
+    shape = make_shape(attention="linear", position="none")
+    selected_policies, refusals = select_policies(shape, 64, None)
+    assert ([p.choice.name for p in selected_policies], refusals) == (["state"], {})
+
+
+def test_budgets_are_fractions_of_the_length():
+    selected_policies, refusals = select_policies(make_shape(), 64, None)
+    assert not refusals
+    options = {p.name: p.choice.options for p in selected_policies}
     assert options["h2o 1/4"] == {"budget": 16, "recent": 8, "sink": 0}
     assert options["window+sink 1/8"] == {"window": 6, "sink": 2}
     assert options["window 1/8"] == {"window": 8, "sink": 0}
     assert make_window_choice(32, True) == Choice("window", window=28, sink=4)
     assert make_window_choice(3, True) == Choice("window", window=3, sink=0)
-    _, refused = select_policies(model(position="alibi").cache_shape, 64, None)
+    _, refusals = select_policies(make_shape(position="alibi"), 64, None)
     assert options["subgen sampled 1/4"] == options["subgen 1/4"] | {"values": "sampled"}
     kinds = itertools.product(("subgen", "subgen sampled"), ("1/2", "1/4", "1/8"))
-    assert set(refused) == {" ".join(kind) for kind in kinds}
-    assert all("alibi" in why for why in refused.values())
+    assert set(refusals) == {" ".join(kind) for kind in kinds}
+    assert all("alibi" in reason for reason in refusals.values())
+
+
+def test_ranks_are_fractions_of_the_head_width(tmp_path):
+    model, path = make_model(), tmp_path / "bases.safetensors"
+    fit_low_rank(model, torch.randint(3, 9, (4, 9)), 8, path)
+    policies, _ = select_policies(model.cache_shape, 64, path)
+    ranks = {p.name: p.choice.options["rank"] for p in policies if p.family == "low rank"}
+    assert ranks == {"low rank 3/5": 5, "low rank 1/2": 4, "low rank 1/4": 2, "low rank 1/8": 1}

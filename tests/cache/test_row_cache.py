@@ -1,103 +1,118 @@
-"""Tests of cache/row_cache.py."""
+"""Rows of the static cache, and what static and paged caches have in common."""
+
+import copy
 
 import pytest
 import torch
-from tests.cache.static_helpers import build, feed, held
+from tests.cache.cache_helpers import MAX_LEN, SHAPE, build_paged, build_static, feed, feed_tokens, stamps_of
 
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError
+from polyhead.core.registry import CACHE
 from polyhead.nn.kv import KV, attend, visible
 
-MAX_LEN = 40
+BUILDERS = {"static": build_static, "paged": build_paged}
 
 
-def test_rows_of_a_step_may_be_any_subset_in_any_order():
-    cache = build(3)
-    feed(cache, range(3), torch.zeros(3, 1, dtype=torch.long), torch.tensor([[1.0], [2.0], [3.0]]))
-    kvs = feed(cache, [2, 0], torch.ones(2, 1, dtype=torch.long), torch.tensor([[4.0], [5.0]]))
-    assert [held(kvs, row) for row in range(2)] == [{0: 3, 1: 4}, {0: 1, 1: 5}]
-    kvs = feed(cache, [1], torch.ones(1, 1, dtype=torch.long), torch.tensor([[6.0]]))
-    assert held(kvs, 0) == {0: 2, 1: 6}
-
-
-def test_padding_may_stand_on_the_left_or_fill_a_step():
-    cache = build(2)
-    feed(cache, range(2), torch.full((2, 1), -1), torch.ones(2, 1))
+def test_padding_on_the_left_or_everywhere():
+    cache = build_static(2)
+    empty = torch.full((2, 1), -1), torch.ones(2, 1)
+    feed(cache, range(2), *empty)
     assert cache.free_tokens() == 2 * MAX_LEN
     kvs = feed(cache, range(2), torch.tensor([[-1, 0], [-1, 0]]), torch.tensor([[8.0, 1.0], [9.0, 2.0]]))
-    assert [held(kvs, row) for row in range(2)] == [{0: 1}, {0: 2}]
-    kvs = feed(cache, range(2), torch.full((2, 1), -1), torch.ones(2, 1))
-    assert [held(kvs, row) for row in range(2)] == [{0: 1}, {0: 2}]
+    for output in (kvs, feed(cache, range(2), *empty)):
+        assert [stamps_of(output, row) for row in range(2)] == [{0: 1}, {0: 2}]
 
 
-def test_rewriting_a_position_replaces_it():
-    cache = build(1)
-    feed(cache, [0], torch.tensor([[0, 1]]), torch.tensor([[1.0, 2.0]]))
-    assert held(feed(cache, [0], torch.tensor([[1]]), torch.tensor([[9.0]])), 0) == {0: 1, 1: 9}
-
-
-def test_select_of_all_rows_in_order_moves_nothing():
-    cache = build(3)
-    feed(cache, range(3), torch.arange(4).expand(3, 4), torch.ones(3, 4))
-    before = [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers]
+def test_select_of_all_rows_in_order_is_free():
+    cache = build_static(3)
+    feed_tokens(cache, range(3), 0, [[1.0] * 4] * 3)
+    pointers = [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers]
     cache.select(torch.arange(3))
-    assert [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers] == before
-
-
-def test_select_grows_and_shrinks_the_number_of_rows():
-    cache = build(2)
-    feed(cache, range(2), torch.zeros(2, 1, dtype=torch.long), torch.tensor([[1.0], [2.0]]))
-    cache.select([1, 0, 0, 1])
-    kvs = feed(cache, range(4), torch.ones(4, 1, dtype=torch.long), torch.arange(3.0, 7.0)[:, None])
-    assert [held(kvs, row) for row in range(4)] == [{0: 2, 1: 3}, {0: 1, 1: 4}, {0: 1, 1: 5}, {0: 2, 1: 6}]
-    cache.select([3])
-    assert held(feed(cache, [0], torch.tensor([[2]]), torch.tensor([[7.0]])), 0) == {0: 2, 1: 6, 2: 7}
-    cache.select([])
-    assert cache.free_tokens() == 0
+    assert [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers] == pointers
 
 
 @pytest.mark.acceptance("A4")
-def test_not_a_number_in_padding_changes_nothing():
-    """Padding of every step is NaN; what the spare slot swallows must stay finite, for all slots are read."""
+@pytest.mark.parametrize("name", BUILDERS)
+def test_nan_in_padding_is_inert(name):
+    """Slots of padding are read by attention, so what is written there must be finite."""
     torch.manual_seed(0)
-    clean, poisoned = build(3, chunk=8), build(3, chunk=8)
+    options = {"chunk": 8} if name == "static" else {"block_size": 2}
+    clean, dirty = (BUILDERS[name](3, **options) for _ in range(2))
     q = torch.randn(3, 4, 1, 3)
     for pos in ([[0, 1, 2], [0, -1, -1], [0, 1, -1]], [[3], [1], [-1]], [[-1], [2], [2]], [[4], [3], [3]]):
         pos = torch.tensor(pos)
-        bad = pos.masked_fill(pos >= 0, 0).bool()[:, None, :, None]
-        for cache in (clean, poisoned):
+        padding = (pos < 0)[:, None, :, None]
+        for cache in (clean, dirty):
             cache.prepare_step(range(3), pos)
-        for mine, theirs in zip(clean.layers, poisoned.layers, strict=True):
-            kv = KV(torch.randn(3, 2, pos.size(1), 3), torch.randn(3, 2, pos.size(1), 5), pos[:, None])
-            dirty = KV(kv.k.masked_fill(bad, torch.nan), kv.v.masked_fill(bad, torch.nan), kv.pos)
-            outs = []
-            for layer, new in ((mine, kv), (theirs, dirty)):
-                got = layer.update(new)
-                got = KV(got.k, got.v[..., :3], got.pos)
-                outs.append(attend(q, got, visible(pos[:, -1:], got.pos, causal=True)))
-            assert torch.equal(*outs)
-            assert outs[0].isfinite().all()
+        for layers in zip(clean.layers, dirty.layers, strict=True):
+            k, v, outputs = torch.randn(3, 2, pos.size(1), 3), torch.randn(3, 2, pos.size(1), 5), []
+            for layer, fill in zip(layers, (None, torch.nan), strict=True):
+                new = KV(k, v, pos[:, None])
+                if fill:
+                    new = KV(k.masked_fill(padding, fill), v.masked_fill(padding, fill), pos[:, None])
+                kv = layer.update(new)
+                kv = KV(kv.k, kv.v[..., :3], kv.pos)
+                outputs.append(attend(q, kv, visible(pos[:, -1:], kv.pos, causal=True)))
+            assert torch.equal(*outputs)
+            assert outputs[0].isfinite().all()
 
 
 @pytest.mark.acceptance("A4")
 @pytest.mark.parametrize("rows", [[0, 1], [1]], ids=["aligned", "one row"])
-def test_slots_that_were_skipped_are_finite_and_unseen(rows):
-    cache = build(2, chunk=8)
-    feed(cache, range(2), torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1))
-    for got in feed(cache, rows, torch.full((len(rows), 1), 5), torch.ones(len(rows), 1)):
-        assert got.pos[:, 0].tolist() == [[0, -1, -1, -1, -1, 5, -1, -1, -1]] * len(rows)
-        assert got.k.isfinite().all()
-        assert got.v.isfinite().all()
+def test_skipped_slots_are_finite_and_masked(rows):
+    cache = build_static(2, chunk=8)
+    feed_tokens(cache, range(2), 0, [[1.0], [1.0]])
+    for kv in feed_tokens(cache, rows, 5, [[1.0]] * len(rows)):
+        assert kv.pos[:, 0].tolist() == [[0, -1, -1, -1, -1, 5, -1, -1, -1]] * len(rows)
+        assert kv.k.isfinite().all() and kv.v.isfinite().all()
 
 
 @pytest.mark.acceptance("A4")
-def test_a_released_row_leaves_no_number_behind():
-    cache = build(2)
-    kv = KV(torch.full((2, 2, 4, 3), torch.nan), torch.full((2, 2, 4, 5), torch.nan))
+def test_released_row_has_no_nonfinite_values():
+    cache = build_static(2)
     cache.prepare_step(range(2), torch.arange(4).expand(2, 4))
     for layer in cache.layers:
-        layer.update(kv)
+        layer.update(KV(torch.full((2, 2, 4, 3), torch.nan), torch.full((2, 2, 4, 5), torch.nan)))
     for row in range(2):
         cache.release(row)
-    for got in feed(cache, range(2), torch.tensor([[0, 1], [0, -1]]), torch.ones(2, 2)):
-        assert got.k.isfinite().all()
-        assert got.v.isfinite().all()
+    for kv in feed(cache, range(2), torch.tensor([[0, 1], [0, -1]]), torch.ones(2, 2)):
+        assert kv.k.isfinite().all() and kv.v.isfinite().all()
     assert cache.free_tokens() == 2 * MAX_LEN - 3
+
+
+@pytest.mark.acceptance("C5")
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("max_len", [1, 31, 32, 33])
+def test_max_len_is_exact(name, max_len):
+    cache = BUILDERS[name](1, max_len=max_len)
+    kvs = feed_tokens(cache, [0], 0, [list(range(1, max_len + 1))])
+    assert stamps_of(kvs, 0) == dict(enumerate(range(1, max_len + 1)))
+    assert cache.free_tokens() == 0
+    message = f"position {max_len} does not fit into a cache of {max_len} positions"
+    with pytest.raises(UserError, match=message):
+        cache.prepare_step([0], torch.tensor([[max_len]]))
+
+
+@pytest.mark.parametrize("name", ["static", "growing", "paged", "window", "quantized"])
+def test_appended_rows_are_empty(name):
+    cache = CACHE.build(Choice(name), SHAPE, 1, 8)
+    feed_tokens(cache, [0], 0, [[1.0]])
+    cache.append_rows(2)
+    assert stamps_of(feed_tokens(cache, [2], 0, [[5.0]]), 0) == {0: 5}
+    assert cache.num_rows == 3
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_values_have_the_dtype_of_the_cache(name):
+    cache = CACHE.build(Choice(name), SHAPE._replace(dtype=torch.bfloat16), 1, 8)
+    kv = feed_tokens(cache, [0], 0, [[1.0]])[0]
+    assert (kv.k.dtype, kv.v.dtype) == (torch.bfloat16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_deepcopy_is_independent(name):
+    cache = BUILDERS[name](1)
+    feed_tokens(cache, [0], 0, [[1.0]])
+    feed_tokens(copy.deepcopy(cache), [0], 0, [[2.0]])
+    assert stamps_of(feed_tokens(cache, [0], 1, [[3.0]]), 0) == {0: 1, 1: 3}

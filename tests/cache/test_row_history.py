@@ -1,7 +1,7 @@
 """Where the slots of reordered rows are stored, against rows that are moved."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from polyhead.cache.row_history import RowHistory
@@ -9,25 +9,24 @@ from polyhead.cache.row_history import RowHistory
 ROWS, SLOTS = 5, 12
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=ROWS), max_size=SLOTS))
 def test_any_selections_read_what_moved_rows_read(selections):
     history, storage = RowHistory(ROWS, SLOTS), np.zeros((ROWS, SLOTS), int)
     rows, stamp = [[] for _ in range(ROWS)], 0
-    for length, chosen in enumerate(selections, 1):
+    for length, selection in enumerate(selections, 1):
         for row in rows:
             stamp += 1
             row.append(stamp)
         storage[history.homes, length - 1] = [row[-1] for row in rows]
-        chosen = [i % len(rows) for i in chosen]
-        assert history.select(chosen, [length] * len(chosen))
-        rows = [list(rows[i]) for i in chosen]
+        selection = [i % len(rows) for i in selection]
+        assert history.select(selection, [length] * len(selection))
+        rows = [list(rows[i]) for i in selection]
         assert len(set(history.homes.tolist())) == len(rows)
-        found = storage[history.origins, np.arange(SLOTS)][:, :length]
-        assert found.tolist() == rows
+        stored_rows = storage[history.origins, np.arange(SLOTS)][:, :length]
+        assert stored_rows.tolist() == rows
 
 
-def test_a_home_whose_later_slots_are_read_is_not_reused():
+def test_home_with_slots_in_use_is_not_reused():
     """Rows of two texts: the child of the shorter one would write over slots of the longer one."""
     history = RowHistory(3, 8)
     assert history.select([0, 0, 2], [6, 6, 2])  # the second row of the longer text has ended
@@ -35,7 +34,7 @@ def test_a_home_whose_later_slots_are_read_is_not_reused():
     assert not history.select([0, 1, 1], [7, 2, 2])
 
 
-def test_rows_that_only_end_share_nothing():
+def test_dropping_rows_shares_no_slots():
     history = RowHistory(4, 8)
     assert history.select([0, 2, 3], [3, 3, 3])
     assert not history.is_shared and history.homes.tolist() == [0, 2, 3]

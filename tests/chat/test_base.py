@@ -1,109 +1,111 @@
 """Tests of chat/base.py."""
 
-from __future__ import annotations
-
 import pytest
+from tests.chat.chat_helpers import CALL_NOW, QUESTION, TOOL_FORMATS
 from tests.chat.published_chats import format_choice
 
 from polyhead.chat.apply_template import render_chat
-from polyhead.chat.base import Message, ToolCall, merge_system
+from polyhead.chat.base import Message, merge_system
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 
 
-@pytest.mark.parametrize(
-    ("talk", "answer", "said"),
-    [
-        ([], True, "must have a message with the role 'user'"),
-        (["system"], True, "must have a message with the role 'user'"),
-        (["user", "assistant"], True, "it must have the role 'user'"),
-        (["system", "system"], True, "must have a message with the role 'user'"),
-        (["usr"], True, "did you mean 'user'"),
-        (["tool", "user"], True, "message 0 has the role 'tool'"),
-    ],
-)
 @pytest.mark.parametrize("name", CHAT.names())
-def test_orders_of_roles_that_make_no_sense_are_refused(name, talk, answer, said):
-    with pytest.raises(UserError, match=said) as refused:
-        CHAT.build(format_choice(name)).render([Message(role, "x") for role in talk], answer)
-    assert "\n" not in str(refused.value)
+def test_invalid_orders_of_roles_are_refused(name):
+    format = CHAT.build(format_choice(name))
+    for roles, message in (
+        ([], "must have a message with the role 'user'"),
+        (["system"], "must have a message with the role 'user'"),
+        (["user", "assistant"], "it must have the role 'user'"),
+        (["system", "system"], "must have a message with the role 'user'"),
+        (["usr"], "did you mean 'user'"),
+        (["tool", "user"], "message 0 has the role 'tool'"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            format.render([Message(role, "x") for role in roles], True)
+        assert "\n" not in str(error.value)
 
 
-S, U, A = (lambda text, role=role: Message(role, text) for role in ("system", "user", "assistant"))
-MERGED = [
-    ([S("1"), U("2")], [S("1"), U("2")]),
-    ([S("1"), S("2"), U("3")], [S("1\n\n2"), U("3")]),
-    ([U("1"), A("2"), S("3"), U("4")], [U("1"), A("2"), U("3\n\n4")]),
-    ([S("0"), U("1"), S("2"), A("3"), U("4")], [S("0"), U("1\n\n2"), A("3"), U("4")]),
-    ([U("1"), S("2"), S("3")], [U("1\n\n2\n\n3")]),
-    ([U("1"), A("2"), S("3")], [U("1"), A("2"), U("3")]),
-    ([S("1"), U("2"), A("3"), S("4"), S("5"), U("6"), S("7")],
-        [S("1"), U("2"), A("3"), U("4\n\n5\n\n6\n\n7")]),
-]  # fmt: skip
+SYSTEM, USER, ASSISTANT = (
+    lambda text, role=role: Message(role, text) for role in ("system", "user", "assistant")
+)
+MERGED_SYSTEM = [
+    ([SYSTEM("1"), USER("2")], [SYSTEM("1"), USER("2")]),
+    ([SYSTEM("1"), SYSTEM("2"), USER("3")], [SYSTEM("1\n\n2"), USER("3")]),
+    ([USER("1"), ASSISTANT("2"), SYSTEM("3"), USER("4")], [USER("1"), ASSISTANT("2"), USER("3\n\n4")]),
+    (
+        [SYSTEM("0"), USER("1"), SYSTEM("2"), ASSISTANT("3"), USER("4")],
+        [SYSTEM("0"), USER("1\n\n2"), ASSISTANT("3"), USER("4")],
+    ),
+    ([USER("1"), SYSTEM("2"), SYSTEM("3")], [USER("1\n\n2\n\n3")]),
+    ([USER("1"), ASSISTANT("2"), SYSTEM("3")], [USER("1"), ASSISTANT("2"), USER("3")]),
+    (
+        [SYSTEM("1"), USER("2"), ASSISTANT("3"), SYSTEM("4"), SYSTEM("5"), USER("6"), SYSTEM("7")],
+        [SYSTEM("1"), USER("2"), ASSISTANT("3"), USER("4\n\n5\n\n6\n\n7")],
+    ),
+]
 IN_PLACE = ("chatml", "jinja", "llama3", "phi3", "plain", "tulu", "zephyr")
 
 
-@pytest.mark.parametrize(("talk", "merged"), MERGED, ids=range(len(MERGED)))
 @pytest.mark.parametrize("name", CHAT.names())
-def test_system_messages_may_be_anywhere_and_several(name, talk, merged):
-    """In its place where the format writes every role alike, else as a part of the user messages."""
-    part = CHAT.build(format_choice(name))
-    wanted = talk if name in IN_PLACE else merged
-    assert merge_system(talk) == merged
-    assert part.render(talk, True) == part.render(wanted, True)
-    written = "".join(piece.text for piece in part.render(talk, True))
-    if name in IN_PLACE:
-        places = [written.index(message.content) for message in talk]
-        assert places == sorted(places)
+def test_system_messages_are_rendered_in_place_or_merged(name):
+    """In place where the format writes every role alike, else as a part of the user messages."""
+    format = CHAT.build(format_choice(name))
+    for messages, merged_messages in MERGED_SYSTEM:
+        assert merge_system(messages) == merged_messages
+        pieces = format.render(messages, True)
+        assert pieces == format.render(messages if name in IN_PLACE else merged_messages, True)
+        text = "".join(piece.text for piece in pieces)
+        if name in IN_PLACE:
+            starts = [text.index(message.content) for message in messages]
+            assert starts == sorted(starts)
 
 
 @pytest.mark.parametrize("name", CHAT.names())
-def test_the_start_of_an_answer_is_left_open(name):
-    """It is the written answer without what follows its content."""
-    part = CHAT.build(format_choice(name))
-    talk = [U("x"), A("one"), U("y"), A("two three")]
-    whole, opened = (
+def test_final_assistant_message_is_left_open(name):
+    """It is the complete answer up to the end of its content."""
+    format = CHAT.build(format_choice(name))
+    messages = [USER("x"), ASSISTANT("one"), USER("y"), ASSISTANT("two three")]
+    complete, left_open = (
         "".join(piece.text for piece in pieces)
-        for pieces in (part.render(talk, False), render_chat(part, talk, True))
+        for pieces in (format.render(messages, False), render_chat(format, messages, True))
     )
-    assert opened == whole[: whole.index("two three") + len("two three")]
-    assert render_chat(part, [*talk[:-1], A("")], True) == part.render(talk[:-1], True)
+    assert left_open == complete[: complete.index("two three") + len("two three")]
+    assert render_chat(format, [*messages[:-1], ASSISTANT("")], True) == format.render(messages[:-1], True)
 
 
 @pytest.mark.parametrize("name", ["llama2", "mistral", "gemma"])
-def test_where_turns_are_taken_they_must_be(name):
-    for roles, place in (
-        (["user", "user"], 1),
-        (["system", "assistant"], 1),
-        (["system", "user", "user"], 2),
+def test_roles_must_alternate(name):
+    for index, roles in (
+        (1, ["user", "user"]),
+        (1, ["system", "assistant"]),
+        (2, ["system", "user", "user"]),
     ):
-        with pytest.raises(
-            UserError, match=f"must alternate user/assistant, user first; message {place} has"
-        ):
+        message = f"must alternate user/assistant, user first; message {index} has"
+        with pytest.raises(UserError, match=message):
             CHAT.build(format_choice(name)).render([Message(role, "x") for role in roles], False)
 
 
-ABLE = ("chatml", "llama3", "mistral")
-
-ASK, CALL = Message("user", "x"), Message("assistant", "", (ToolCall("now", "{}", "call00one"),))
+RESULT = Message("tool", "3")
 
 
 @pytest.mark.parametrize(
-    ("talk", "said"),
+    ("messages", "error"),
     [
-        ([ASK, Message("tool", "3")], "message 1 has the role 'tool', but no earlier message calls a "
-                                      "function"),
-        ([ASK, CALL, ASK, Message("tool", "3")], "message 3 has the role 'tool', but no earlier message"),
-        ([ASK, CALL, Message("tool", "3", (), "two")], "message 2 answers the call 'two'; earlier calls: "
-            "'call00one'"),
-        ([Message("user", "x", CALL.tool_calls)], "message 0 has the role 'user'; only the assistant can "
-            "call functions"),
-        ([ASK, CALL], "the last message has the role 'assistant'"),
+        ([QUESTION, RESULT], "message 1 has the role 'tool', but no earlier message calls a function"),
+        ([QUESTION, CALL_NOW, QUESTION, RESULT], "message 3 has the role 'tool', but no earlier message"),
+        (
+            [QUESTION, CALL_NOW, Message("tool", "3", (), "two")],
+            "message 2 answers the call 'two'; earlier calls: 'call00one'",
+        ),
+        (
+            [Message("user", "x", CALL_NOW.tool_calls)],
+            "message 0 has the role 'user'; only the assistant can call functions",
+        ),
+        ([QUESTION, CALL_NOW], "the last message has the role 'assistant'"),
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("name", ABLE)
-def test_an_order_of_calls_and_results_that_makes_no_sense_is_refused(
-    name: str, talk: list[Message], said: str
-) -> None:
-    with pytest.raises(UserError, match=said):
-        CHAT.build(format_choice(name)).render(talk, True)
+)
+def test_invalid_orders_of_calls_and_results_are_refused(messages: list[Message], error: str) -> None:
+    for name in TOOL_FORMATS:
+        with pytest.raises(UserError, match=error):
+            CHAT.build(format_choice(name)).render(messages, True)

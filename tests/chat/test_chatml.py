@@ -1,31 +1,27 @@
 """Tests of chat/chatml.py."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
-from tests.chat.tool_calls_helpers import heard
-
-VALID = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+from tests.chat.chat_helpers import NOW_TEXT, parse_output
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "content", "n_calls"),
     [
-        (f"a\n{VALID}\n", ("a", 1)),
-        (f"\n\n{VALID}", ("", 1)),
-        (f"{VALID}{VALID}\n{VALID}", ("", 3)),
-        (f"a {VALID} b\n{VALID} \n ", ("a  b", 2)),
-        (f"<tool_call>\nno\n</tool_call>\n{VALID}", ("<tool_call>\nno\n</tool_call>", 1)),
-        (f"<tool_call> {VALID}", ("<tool_call> ", 1)),
-        (VALID.removesuffix("\n</tool_call>"), ("", 1)),
-        (VALID.replace("\n", " ").replace(" ", "  "), ("", 1)),
-        (VALID.replace("arguments", "parameters"), ("", 1)),
+        (f"a\n{NOW_TEXT}\n", "a", 1),
+        (f"\n\n{NOW_TEXT}", "", 1),
+        (f"{NOW_TEXT}{NOW_TEXT}\n{NOW_TEXT}", "", 3),
+        (f"a {NOW_TEXT} b\n{NOW_TEXT} \n ", "a  b", 2),
+        (f"<tool_call>\nno\n</tool_call>\n{NOW_TEXT}", "<tool_call>\nno\n</tool_call>", 1),
+        (f"<tool_call> {NOW_TEXT}", "<tool_call> ", 1),
+        (NOW_TEXT.removesuffix("\n</tool_call>"), "", 1),
+        (NOW_TEXT.replace("\n", " ").replace(" ", "  "), "", 1),
+        (NOW_TEXT.replace("arguments", "parameters"), "", 1),
     ],
 )
-def test_calls_and_text_about_them(text: str, wanted: tuple[str, int]) -> None:
+def test_calls_are_split_from_the_text_around_them(text: str, content: str, n_calls: int) -> None:
     for cuts in (None, *map(random.Random, range(10))):
-        assert heard("chatml", text, cuts) == (wanted[0], [("now", "{}")] * wanted[1])
-        said, calls = heard("chatml", text, cuts, parallel_tool_calls=False)
-        assert calls == [("now", "{}")] and wanted[0].startswith(said)
+        assert parse_output("chatml", text, cuts) == (content, [("now", "{}")] * n_calls)
+        start, calls = parse_output("chatml", text, cuts, parallel_tool_calls=False)
+        assert calls == [("now", "{}")] and content.startswith(start)

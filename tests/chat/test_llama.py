@@ -1,9 +1,7 @@
 """Tests of chat/llama.py."""
 
-from __future__ import annotations
-
 import pytest
-from tests.chat.tool_calls_helpers import TOOLS, heard, trained
+from tests.chat.chat_helpers import QUESTION, TOOLS, parse_output, train_tool_tokenizer
 
 from polyhead.chat.apply_template import encode_end_tokens
 from polyhead.chat.base import Message, ToolCall
@@ -12,36 +10,29 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 from polyhead.tokenizers.tokenizer import Tokenizer
+from tokenizers import Tokenizer as InnerTokenizer
 
-NOW, HOT = ToolCall("now"), ToolCall("weather", '{"place": "Rome", "days": 2}')
 
-
-def test_of_several_objects_a_model_of_one_call_has_called_the_first() -> None:
+def test_only_the_first_of_several_calls_is_parsed() -> None:
     text = '{"name": "now", "parameters": {}}; {"name": "weather", "parameters": {"days": 1}}'
-    assert heard("llama3", text) == ("", [("now", "{}")])
-    assert heard("llama3", f" {text.partition(';')[0]}\n") == ("", [("now", "{}")])
+    assert parse_output("llama3", text) == ("", [("now", "{}")])
+    assert parse_output("llama3", f" {text.partition(';')[0]}\n") == ("", [("now", "{}")])
 
 
-ASK, CALL = Message("user", "x"), Message("assistant", "", (ToolCall("now", "{}", "call00one"),))
+def test_end_tokens_include_eom_where_it_exists() -> None:
+    format, tokenizer = CHAT.build(Choice("llama3")), train_tool_tokenizer(None)
+    assert encode_end_tokens(format, tokenizer) == (tokenizer.token_to_id("<|eot_id|>"), tokenizer.eos_id)
+    inner = InnerTokenizer.from_str(tokenizer.tokenizer_json)
+    inner.add_special_tokens(["<|eom_id|>"])
+    ids = [Tokenizer(inner).token_to_id(token) for token in ("<|eot_id|>", "<|eom_id|>")]
+    assert encode_end_tokens(format, Tokenizer(inner)) == (*ids, tokenizer.eos_id)
 
 
-def test_a_call_of_llama_may_end_with_a_token_of_its_own() -> None:
-    part, tokenizer = CHAT.build(Choice("llama3")), trained(None)
-    assert encode_end_tokens(part, tokenizer) == (tokenizer.token_to_id("<|eot_id|>"), tokenizer.eos_id)
-    tokenizer._inner.add_special_tokens(["<|eom_id|>"])
-    more = Tokenizer(tokenizer._inner)
-    assert encode_end_tokens(part, more) == (
-        more.token_to_id("<|eot_id|>"),
-        more.token_to_id("<|eom_id|>"),
-        more.eos_id,
-    )
-
-
-def test_llama_has_one_place_for_tools_and_one_call_at_once() -> None:
-    part = CHAT.build(Choice("llama3"))
+def test_unsupported_calls_and_tools_are_refused() -> None:
+    format = CHAT.build(Choice("llama3"))
+    calls = (ToolCall("now"), ToolCall("weather", '{"place": "Rome", "days": 2}'))
     with pytest.raises(UserError, match="one call per message; a message has 2"):
-        part.render([ASK, Message("assistant", "", (NOW, HOT)), ASK], True)
-    with pytest.raises(
-        UserError, match="writes tools into the first message, which must have the role 'user'"
-    ):
-        part.render([Message("assistant", "x"), ASK], True, build_tool_choice(TOOLS))
+        format.render([QUESTION, Message("assistant", "", calls), QUESTION], True)
+    message = "writes tools into the first message, which must have the role 'user'"
+    with pytest.raises(UserError, match=message):
+        format.render([Message("assistant", "x"), QUESTION], True, build_tool_choice(TOOLS))

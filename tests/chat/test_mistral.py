@@ -1,9 +1,7 @@
 """Tests of chat/mistral.py."""
 
-from __future__ import annotations
-
 import pytest
-from tests.chat.tool_calls_helpers import TOOLS, heard
+from tests.chat.chat_helpers import CALL_NOW, QUESTION, TOOLS, parse_output
 
 from polyhead.chat.base import Message, ToolCall
 from polyhead.chat.tools import ToolChoice, build_tool_choice
@@ -11,31 +9,30 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 
-ASK, CALL = Message("user", "x"), Message("assistant", "", (ToolCall("now", "{}", "call00one"),))
+RESULT = Message("tool", "3")
 
 
 @pytest.mark.parametrize("blank", ["", " "])
-def test_a_mark_that_the_text_does_not_tell_is_not_missed(blank: str) -> None:
+def test_calls_are_parsed_without_their_mark(blank: str) -> None:
     for text in ('[{"name": "now", "arguments": {}}]', '{"name": "now", "arguments": {}, "id": "a"}'):
         for mark in ("", "[TOOL_CALLS]"):
-            assert heard("mistral", f"{mark}{blank}{text}") == ("", [("now", "{}")])
+            assert parse_output("mistral", f"{mark}{blank}{text}") == ("", [("now", "{}")])
 
 
-def test_mistral_wants_ids_of_nine_and_its_first_styles_know_no_tools() -> None:
-    part = CHAT.build(Choice("mistral"))
+def test_call_ids_must_have_nine_characters() -> None:
+    format = CHAT.build(Choice("mistral"))
+    call = Message("assistant", "", (ToolCall("now", "{}", "a-b"),))
     with pytest.raises(UserError, match="the id 'a-b' of a call must be nine letters or digits"):
-        part.render(
-            [ASK, Message("assistant", "", (ToolCall("now", "{}", "a-b"),)), Message("tool", "3")], True
-        )
+        format.render([QUESTION, call, RESULT], True)
     with pytest.raises(UserError, match="the id '' of a call"):
-        part.render([ASK, CALL, Message("tool", "3")], True)
-    for style in ("first", "v1"):
-        old = CHAT.build(Choice("mistral", style=style))
-        for talk, tools in (
-            ([ASK], build_tool_choice(TOOLS)),
-            ([ASK, CALL, Message("tool", "3")], ToolChoice()),
-        ):
-            with pytest.raises(
-                UserError, match=f"does not support tools in the style '{style}'; v3 and tekken do"
-            ):
-                old.render(talk, True, tools)
+        format.render([QUESTION, CALL_NOW, RESULT], True)
+
+
+@pytest.mark.parametrize("style", ["first", "v1"])
+def test_old_styles_refuse_tools(style: str) -> None:
+    format = CHAT.build(Choice("mistral", style=style))
+    message = f"does not support tools in the style '{style}'; v3 and tekken do"
+    with pytest.raises(UserError, match=message):
+        format.render([QUESTION], True, build_tool_choice(TOOLS))
+    with pytest.raises(UserError, match=message):
+        format.render([QUESTION, CALL_NOW, RESULT], True, ToolChoice())

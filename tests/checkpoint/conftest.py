@@ -1,5 +1,55 @@
-"""The fixtures of training that tests of checkpoints use as well."""
+"""Fixtures of tests of checkpoints: saved runs to damage, and a directory without slow syncs."""
 
-from tests.train.conftest import corpus, unsynced
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-__all__ = ["corpus", "unsynced"]
+import pytest
+from tests.checkpoint.checkpoint_helpers import make_training_tensors
+
+from polyhead.checkpoint.checkpoint import read_checkpoint, read_newest_checkpoint, save_checkpoint
+from polyhead.core.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def saved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("saved")
+    for step in (1, 2):
+        tensors, state = make_training_tensors(step), {"step": step, "note": "abc"}
+        save_checkpoint(root, step, tensors, state, extra={"tokenizer": "0123"})
+    return root
+
+
+@pytest.fixture
+def run_dir(saved_run: Path, tmp_path: Path) -> Path:
+    """A run with the checkpoints of steps 1 and 2."""
+    return Path(shutil.copytree(saved_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def assert_falls_back(run_dir: Path, caplog: pytest.LogCaptureFixture) -> Callable[..., None]:
+    def check(*words: str) -> None:
+        """Step 2 is refused in one line, and step 1 is read with a warning that names step 2."""
+        path = str(run_dir / "step-2")
+        with pytest.raises(UserError) as error:
+            read_checkpoint(run_dir / "step-2")
+        for word in (path, *words):
+            assert word in str(error.value)
+        caplog.clear()
+        assert read_newest_checkpoint(run_dir).step == 1  # type: ignore[union-attr]
+        assert [path in record.getMessage() for record in caplog.records] == [True]
+
+    return check
+
+
+@pytest.fixture
+def memory_dir(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory, where there is one: a thousand syncs of a disk take minutes."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)

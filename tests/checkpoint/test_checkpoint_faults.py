@@ -1,18 +1,24 @@
-"""Kills and errors at every file operation of a save: the newest committed checkpoint is there and whole."""
+"""Kills and errors at every file operation of a save: the newest committed checkpoint stays readable."""
 
+import copy
 import errno
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tests.checkpoint.checkpoint_helpers import (
+    list_leftovers,
+    make_filled_tensors,
+    read_filled_value,
+    run_in_fork,
+)
 
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.checkpoint import (
@@ -50,24 +56,13 @@ class FaultyOs:
             self.names.append(name)
             if name == "write" and len(args[1]) > 1:
                 # a write is torn in two, so that a fault can fall between the halves
-                done = real(args[0], args[1][: len(args[1]) // 2])
+                size = real(args[0], args[1][: len(args[1]) // 2])
                 self.fault(name, self.count)
-                return done
+                return size
             self.fault(name, self.count)
             return real(*args, **kwargs)
 
         return call
-
-
-@pytest.fixture
-def quick(tmp_path):
-    """A directory in memory, where there is one: a thousand syncs of a disk take minutes."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as name:
-        yield Path(name)
 
 
 @pytest.fixture
@@ -82,146 +77,141 @@ def inject(monkeypatch):
     monkeypatch.undo()
 
 
-def content(value: float) -> dict:
-    return {"model": {"w": torch.full((4, 4), value)}, "optimizer": {"m": torch.full((4, 4), -value)}}
+def save(root: Path, step: int, value: float) -> None:
+    save_checkpoint(root, step, make_filled_tensors(value), {"value": value})
 
 
-def value_of(found) -> float:
-    """The one value that fills a checkpoint of ``content``; a mix of two saves has none."""
-    values = {
-        x for group in found.tensors.values() for t in group.values() for x in t.abs().flatten().tolist()
-    }
-    assert len(values) == 1
-    assert found.state == {"value": values.copy().pop()}
-    return values.pop()
+def read_newest_value(root: Path) -> float:
+    return read_filled_value(read_newest_checkpoint(root))
 
 
-def start(root: Path) -> None:
-    """What an earlier part of the run left."""
-    save_checkpoint(root, 1, content(1.0), {"value": 1.0})
+def save_and_prune(root: Path) -> None:
+    save(root, 2, 2.0)
+    prune_steps(root, 1)
 
 
-def whole(root: Path, allowed: set[float]) -> None:
-    found = read_newest_checkpoint(root)
-    assert found is not None
-    assert value_of(found) in allowed
-    if (root / "step-2").exists():
-        assert found.step == 2
-    for step in list_steps(root):
-        assert read_checkpoint(root / f"step-{step}").step == step
-    assert not [name for name in os.listdir(root) if ".tmp-" in name or ".old-" in name]
-
-
-SCENARIOS = {
-    "a new step": lambda root: save_checkpoint(root, 2, content(2.0), {"value": 2.0}),
-    "the same step again": lambda root: save_checkpoint(root, 1, content(2.0), {"value": 2.0}),
-    "a new step, then pruning": lambda root: (
-        save_checkpoint(root, 2, content(2.0), {"value": 2.0}),
-        prune_steps(root, 1),
-    ),
+SAVES = {
+    "new step": lambda root: save(root, 2, 2.0),
+    "same step": lambda root: save(root, 1, 2.0),
+    "new step and pruning": save_and_prune,
 }
+
+
+class SimulatedKill(BaseException):
+    """Ends a save; no file operation after it is made."""
+
+
+def run_killed_at(n: int, inject: Callable, function: Callable[[], object], by_signal: bool) -> bool:
+    """Kill a function at its n-th file operation; whether it returns before."""
+
+    def kill(name: str, count: int) -> None:
+        if count >= n and by_signal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if count >= n:
+            raise SimulatedKill
+
+    if by_signal:
+        code = run_in_fork(lambda: (inject(kill), function()))
+        assert code in (0, -signal.SIGKILL)
+        return code == 0
+    faulty = inject(kill)
+    try:
+        function()
+    except SimulatedKill:
+        return False
+    finally:
+        faulty.fault = lambda name, count: None
+    return True
+
+
+KILLS = pytest.mark.parametrize(
+    "by_signal", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["simulated", "SIGKILL"]
+)
 
 
 @pytest.mark.acceptance("B1", "B5")
 @pytest.mark.acceptance("R2")
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_kill_at_any_file_operation_leaves_the_newest_committed_checkpoint(quick, inject, scenario):
-    killed = 0
+@pytest.mark.parametrize("kind", ["same step", "new step and pruning"])
+@KILLS
+def test_kill_at_any_operation_leaves_the_committed_checkpoint(memory_dir, inject, kind, by_signal):
     for n in range(1, 1000):
-        root = quick / str(n)
-        start(root)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                inject(lambda name, at, n=n: os.kill(os.getpid(), signal.SIGKILL) if at == n else None)
-                SCENARIOS[scenario](root)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0
+        root = memory_dir / str(n)
+        save(root, 1, 1.0)
+        if run_killed_at(n, inject, lambda root=root: SAVES[kind](root), by_signal):
             break
-        killed += 1
-        whole(root, {1.0, 2.0})
-        save_checkpoint(root, 3, content(3.0), {"value": 3.0})
-        assert value_of(read_newest_checkpoint(root)) == 3.0
+        newest = read_newest_checkpoint(root)
+        assert read_filled_value(newest) in {1.0, 2.0}
+        assert newest.step == (2 if (root / "step-2").exists() else 1)
+        for step in list_steps(root):
+            assert read_checkpoint(root / f"step-{step}").step == step
+        assert not list_leftovers(root)
+        save(root, 3, 3.0)
+        assert read_newest_value(root) == 3.0
         shutil.rmtree(root)
-    assert killed > 30
-    assert value_of(read_newest_checkpoint(root)) == 2.0
+    assert n > 30
+    assert read_newest_value(root) == 2.0
 
 
 @pytest.mark.acceptance("B5")
-@pytest.mark.parametrize("improved", [False, True])
-def test_a_kill_between_pruning_and_commit_leaves_the_newest_and_the_best_that_it_names(
-    quick, inject, improved
-):
-    """Saving deletes what is old first. Whatever is left names a best step, and that one is still there and
-    whole.
-    """
+@pytest.mark.parametrize("improves", [False, True])
+@KILLS
+def test_kill_during_rotation_leaves_newest_and_best(memory_dir, inject, improves, by_signal):
+    """Saving deletes old checkpoints first; the best step that the newest names is there at any time."""
     config = TrainConfig(steps=9, keep=1)
 
-    def trained() -> TrainState:
+    def make_training() -> TrainState:
         torch.manual_seed(1)
         return TrainState(torch.nn.Linear(2, 2), config, 2, 9)
 
-    def reach(training: TrainState, step: int, better: bool, root: Path) -> None:
+    def reach(training: TrainState, step: int, is_better: bool, root: Path) -> None:
         training.progress.step = step
-        training.progress.record_evaluation(1.0 / step if better else 9.0, False)
+        training.progress.record_evaluation(1.0 / step if is_better else 9.0, False)
         _save_checkpoint(training, config, root, {})
 
-    killed, states = 0, set()
+    first_steps, training = memory_dir / "first", make_training()
+    reach(training, 1, True, first_steps)
+    reach(training, 2, False, first_steps)
+    steps = set()
     for n in range(1, 1000):
-        root, training = quick / str(n), trained()
-        reach(training, 1, True, root)
-        reach(training, 2, False, root)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                inject(lambda name, at, n=n: os.kill(os.getpid(), signal.SIGKILL) if at == n else None)
-                reach(training, 3, improved, root)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        found = read_newest_checkpoint(root)
-        best = found.state["progress"]["best_step"]
-        assert best == (3 if improved and found.step == 3 else 1)
-        assert read_checkpoint(root / f"step-{best}").step == best
-        states.add(found.step)
-        again = trained()
-        again.restore(found)  # a run that is resumed goes on, and keeps what it needs
-        load_final_weights(again, config, root, lambda: 1.0)
-        reach(again, 4, False, root)
-        assert {4, best} <= set(list_steps(root))
+        root = Path(shutil.copytree(first_steps, memory_dir / str(n)))
+        killed_training = copy.deepcopy(training)
+        is_complete = run_killed_at(
+            n, inject, lambda t=killed_training, root=root: reach(t, 3, improves, root), by_signal
+        )
+        newest = read_newest_checkpoint(root)
+        best_step = newest.state["progress"]["best_step"]
+        assert best_step == (3 if improves and newest.step == 3 else 1)
+        assert read_checkpoint(root / f"step-{best_step}").step == best_step
+        steps.add(newest.step)
+        resumed = make_training()
+        resumed.restore(newest)  # a resumed run keeps what it needs
+        load_final_weights(resumed, config, root, lambda: 1.0)
+        reach(resumed, 4, False, root)
+        assert {4, best_step} <= set(list_steps(root))
         shutil.rmtree(root)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0
+        if is_complete:
             break
-        killed += 1
-    assert killed > 30 and states == {2, 3}
+    assert n > 30 and steps == {2, 3}
 
 
 @pytest.mark.acceptance("B3")
-@pytest.mark.parametrize("scenario", ["a new step", "the same step again"])
-def test_an_error_that_passes_is_tried_again(quick, inject, scenario, caplog):
-    n, raised = 0, True
-    while raised:
-        n, raised = n + 1, False
-        root = quick / str(n)
-        start(root)
+@pytest.mark.parametrize("kind", ["new step", "same step"])
+def test_single_error_is_retried(memory_dir, inject, kind, caplog):
+    for n in range(1, 1000):
+        root = memory_dir / str(n)
+        save(root, 1, 1.0)
 
-        def once(name, at, n=n):
-            nonlocal raised
-            if at == n:
-                raised = True
+        def fail_once(name, count, n=n):
+            if count == n:
                 raise OSError(errno.EIO, "Input/output error")
 
-        faulty = inject(once)
-        SCENARIOS[scenario](root)
-        faulty.fault = lambda name, at: None
-        assert value_of(read_newest_checkpoint(root)) == 2.0
-        assert not [name for name in os.listdir(root) if ".tmp" in name or ".old" in name]
+        faulty = inject(fail_once)
+        SAVES[kind](root)
+        faulty.fault = lambda name, count: None
+        assert read_newest_value(root) == 2.0
+        assert not list_leftovers(root) and not (root / "latest.tmp").exists()
+        if faulty.count < n:
+            break
     assert n > 30
     assert caplog.text.count("retrying once") > 30
 
@@ -229,88 +219,76 @@ def test_an_error_that_passes_is_tried_again(quick, inject, scenario, caplog):
 @pytest.mark.acceptance("B3")
 @pytest.mark.acceptance("R2")
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-@pytest.mark.parametrize("scenario", ["a new step", "the same step again"])
-@pytest.mark.parametrize("dead", [False, True], ids=["cleaning works", "nothing works"])
-def test_an_error_that_stays_is_said_and_changes_nothing(quick, inject, scenario, code, dead):
-    n = 0
-    while True:
-        n += 1
-        root = quick / str(n)
-        start(root)
+@pytest.mark.parametrize("kind", ["new step", "same step"])
+@pytest.mark.parametrize("fails_cleaning", [False, True])
+def test_permanent_error_leaves_the_checkpoint_unchanged(memory_dir, inject, kind, code, fails_cleaning):
+    for n in range(1, 1000):
+        root = memory_dir / str(n)
+        save(root, 1, 1.0)
 
-        def always(name, at, n=n):
-            if at >= n and (dead or name not in CLEANING):
+        def fail(name, count, n=n):
+            if count >= n and (fails_cleaning or name not in CLEANING):
                 raise OSError(code, os.strerror(code))
 
-        faulty = inject(always)
+        faulty = inject(fail)
         try:
-            SCENARIOS[scenario](root)
+            SAVES[kind](root)
             break
-        except SaveError as error:
-            said = error
-        assert "\n" not in str(said)
-        assert os.strerror(code) in str(said)
-        assert str(root) in str(said)
-        assert isinstance(said.__cause__, OSError)
-        assert dead or not [name for name in os.listdir(root) if ".tmp-" in name]
-        faulty.fault = lambda name, at: None
-        assert value_of(read_newest_checkpoint(root)) in ({1.0, 2.0} if dead else {1.0})
-        SCENARIOS[scenario](root)
-        assert value_of(read_newest_checkpoint(root)) == 2.0
-        assert not [name for name in os.listdir(root) if ".tmp-" in name or ".old-" in name]
+        except SaveError as caught:
+            error = caught
+        assert os.strerror(code) in str(error) and str(root) in str(error) and "\n" not in str(error)
+        assert isinstance(error.__cause__, OSError)
+        assert fails_cleaning or not [name for name in os.listdir(root) if ".tmp-" in name]
+        faulty.fault = lambda name, count: None
+        assert read_newest_value(root) in ({1.0, 2.0} if fails_cleaning else {1.0})
+        SAVES[kind](root)
+        assert read_newest_value(root) == 2.0
+        assert not list_leftovers(root)
     assert n > 20
 
 
-def test_a_full_disk_is_not_tried_again(tmp_path, inject):
-    def full(name, at):
+def test_full_disk_is_not_retried(tmp_path, inject):
+    def fail_write(name, count):
         if name == "write":
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    faulty = inject(full)
+    faulty = inject(fail_write)
     with pytest.raises(SaveError, match=r"No space left on device; \d+ bytes are needed and \d+ are free"):
-        save_checkpoint(tmp_path, 1, content(1.0), {})
+        save(tmp_path, 1, 1.0)
     assert faulty.names.count("write") == 1
     assert os.listdir(tmp_path) == []
 
 
-def test_an_interruption_from_the_keyboard_leaves_no_rest(tmp_path, inject):
-    def interrupt(name, at):
+def test_keyboard_interrupt_leaves_no_files(tmp_path, inject):
+    def interrupt(name, count):
         if name == "fsync":
             raise KeyboardInterrupt
 
     inject(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(tmp_path, 1, content(1.0), {})
+        save(tmp_path, 1, 1.0)
     assert os.listdir(tmp_path) == []
 
 
-# --- a disk that is really full ---
-
-
-def size_of(root: Path) -> int:
+def count_disk_bytes(root: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in root.rglob("*"))
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A function that mounts a file system of so many bytes; it is gone after the test."""
-    mounted = []
+def mount_disk(tmp_path):
+    """A function that mounts a file system of a number of bytes until the end of the test."""
+    root = tmp_path / "disk"
 
     def mount(size: int) -> Path:
-        root = tmp_path / f"disk-{len(mounted)}"
         root.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(root)]
-        if (
-            os.geteuid() != 0
-            or shutil.which("mount") is None
-            or subprocess.run(command, capture_output=True).returncode
-        ):
+        is_possible = os.geteuid() == 0 and shutil.which("mount") is not None
+        if not is_possible or subprocess.run(command, capture_output=True).returncode:
             pytest.skip("mounting a small file system needs root")
-        mounted.append(root)
         return root
 
     yield mount
-    for root in mounted:
+    if root.is_mount():
         subprocess.run(["umount", str(root)], check=True)
 
 
@@ -320,53 +298,42 @@ ROOM = [0.0, 0.05, 0.2, 0.3, 0.34, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99]  # of wh
 
 @pytest.mark.acceptance("B2")
 @pytest.mark.acceptance("R4")
-@pytest.mark.parametrize("warned", [True, False], ids=["seen before", "met while writing"])
+@pytest.mark.parametrize("is_checked", [True, False], ids=["before writing", "while writing"])
 @pytest.mark.parametrize("room", ROOM)
-def test_a_full_disk_leaves_the_previous_checkpoint(small_disk, tmp_path, monkeypatch, room, warned):
-    large = size_of(save_checkpoint(tmp_path / "measure", 1, LARGE, {}))
-    first = size_of(save_checkpoint(tmp_path / "measure", 2, content(1.0), {"value": 1.0}))
-    root = small_disk(int(first + 4096 + room * large))
-    real = shutil.disk_usage
-
-    def blind(path):
-        usage = real(path)
-        return usage._replace(free=1 << 40)
-
-    monkeypatch.setattr(
-        checkpoint.shutil, "disk_usage", blind
-    )  # the reserve would not let the small one pass
-    save_checkpoint(root, 1, content(1.0), {"value": 1.0})
-    if warned:
-        monkeypatch.setattr(checkpoint.shutil, "disk_usage", real)
-    with pytest.raises(SaveError) as error:
-        save_checkpoint(root, 2, LARGE, {})
+def test_full_disk_leaves_the_previous_checkpoint(mount_disk, tmp_path, monkeypatch, room, is_checked):
+    large = count_disk_bytes(save_checkpoint(tmp_path / "measure", 1, LARGE, {}))
+    small = count_disk_bytes(
+        save_checkpoint(tmp_path / "measure", 2, make_filled_tensors(1.0), {"value": 1.0})
+    )
+    root = mount_disk(int(small + 4096 + room * large))
+    with monkeypatch.context() as patch:  # the reserve would not let the small one pass
+        disk_usage = shutil.disk_usage
+        patch.setattr(shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=1 << 40))
+        save(root, 1, 1.0)
+        if is_checked:
+            patch.undo()
+        with pytest.raises(SaveError) as error:
+            save_checkpoint(root, 2, LARGE, {})
     assert str(root) in str(error.value)
     assert re.search(r"126\d{4} bytes are needed and \d+ are free", str(error.value))  # with the reserve
-    assert warned == ("No space left" not in str(error.value))
+    assert is_checked == ("No space left" not in str(error.value))
     assert sorted(os.listdir(root)) == ["latest", "step-1"]
-    assert value_of(read_newest_checkpoint(root)) == 1.0
+    assert read_newest_value(root) == 1.0
 
 
 @pytest.mark.acceptance("B2")
-def test_a_limit_on_the_size_of_files_leaves_the_previous_checkpoint(tmp_path):
-    save_checkpoint(tmp_path, 1, content(1.0), {"value": 1.0})
-    code = f"""
-import resource, torch
-from polyhead.checkpoint.checkpoint import save_checkpoint
-resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
-try:
-    save_checkpoint({str(tmp_path)!r}, 2, {{"model": {{"w": torch.arange(200_000.)}}}}, {{}})
-except ValueError as error:
-    print(type(error).__name__, error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment())
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("SaveError cannot save ")
-    assert "File too large" in done.stdout
-    assert sorted(os.listdir(tmp_path)) == ["latest", "step-1"]
-    assert value_of(read_newest_checkpoint(tmp_path)) == 1.0
+def test_file_size_limit_leaves_the_previous_checkpoint(tmp_path):
+    root, message = tmp_path / "run", tmp_path / "message"
+    save(root, 1, 1.0)
 
+    def save_with_limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+        try:
+            save_checkpoint(root, 2, LARGE, {})
+        except SaveError as error:
+            message.write_text(str(error))
 
-def _environment() -> dict[str, str]:
-    source = Path(checkpoint.__file__).parents[2]
-    return os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    assert run_in_fork(save_with_limit) == 0
+    assert message.read_text().startswith("cannot save ") and "File too large" in message.read_text()
+    assert sorted(os.listdir(root)) == ["latest", "step-1"]
+    assert read_newest_value(root) == 1.0

@@ -1,201 +1,157 @@
-"""The same kills from outside, at every system call of a save, and the order in which it reaches the disk.
+"""Kills from outside at every system call of a save, and the order in which data reach the disk.
 
-One process imports torch and forks a saver for each point; strace attaches to it once. strace counts the
-calls of each process apart and kills at the LAST-th, so one to die at its n-th makes LAST - n empty calls
-first.
+A forked process forks a saver for each point; strace attaches to it once. strace counts the calls of each
+process apart and kills at the LAST-th, so a saver to die at its n-th makes LAST - n empty calls first.
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
 import threading
 from pathlib import Path
 
 import pytest
-import torch
+from tests.checkpoint.checkpoint_helpers import (
+    list_leftovers,
+    make_filled_tensors,
+    read_filled_value,
+    run_in_fork,
+)
 
-from polyhead.checkpoint import checkpoint
-from polyhead.checkpoint.checkpoint import read_newest_checkpoint, save_checkpoint
+from polyhead.checkpoint.checkpoint import prune_steps, read_newest_checkpoint, save_checkpoint
 
 LAST = 60
-KILLED = ["openat", "write", "fsync", "rename", "unlink", "rmdir", "mkdir"]
-FAILED = ["write", "fsync", "rename", "mkdir"]  # and are tried again
-
-DRIVER = """
-import ctypes, json, os, sys, traceback
-import torch
-from polyhead.checkpoint.checkpoint import prune, save
-root, step, last, calls = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].split(",")
-points = int(sys.argv[5])
-empty = {
-    "openat": lambda: os.open("", 0), "write": lambda: os.write(99999, b""), "fsync": lambda: os.fsync(99999),
-    "rename": lambda: os.rename("", ""), "unlink": lambda: os.unlink(""), "rmdir": lambda: os.rmdir(""),
+EMPTY_CALLS = {
+    "openat": lambda: os.open("", 0),
+    "write": lambda: os.write(99999, b""),
+    "fsync": lambda: os.fsync(99999),
+    "rename": lambda: os.rename("", ""),
+    "unlink": lambda: os.unlink(""),
+    "rmdir": lambda: os.rmdir(""),
     "mkdir": lambda: os.mkdir(""),
 }
-
-def saver(call, n):
-    for _ in range(last - n):
-        try:
-            empty[call]()
-        except OSError:
-            pass
-    directory = f"{root}/{call}-{n}"
-    tensors = {"model": {"w": torch.full((4, 4), 2.0)}, "optimizer": {"m": torch.full((4, 4), -2.0)}}
-    save(directory, step, tensors, {"value": 2.0})
-    prune(directory, 1)
-
-ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # let strace attach where only a parent may
-print(os.getpid(), flush=True)
-sys.stdin.readline()
-results = []
-for call in calls:
-    for n in range(1, (points or last) + 1):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                saver(call, n)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        results.append([call, n, status])
-        if status >= 0 and n > 1 and not points:
-            break
-open(f"{root}/points.json", "w").write(json.dumps(results))
-"""
+RETRY_CALLS = ["write", "fsync", "rename", "mkdir"]
 
 
-def trace(root: Path, step: int, calls: list[str], *options: str, points: int = 0) -> tuple[list[list], str]:
-    """Run the driver with strace attached: [call, n, exit status of the saver] for each, and stderr.
+def save_after_empty_calls(directory: Path, step: int, call: str, n: int) -> None:
+    for _ in range(LAST - n):
+        with contextlib.suppress(OSError):
+            EMPTY_CALLS[call]()
+    save_checkpoint(directory, step, make_filled_tensors(2.0), {"value": 2.0})
+    prune_steps(directory, 1)
+
+
+def save_at_points(root: Path, step: int, calls: list[str], points: int) -> None:
+    """Fork a saver for each point, and write [call, n, exit code] of each to a file."""
+    results = []
+    for call in calls:
+        for n in range(1, (points or LAST) + 1):
+            directory = root / f"{call}-{n}"
+            code = run_in_fork(lambda d=directory, c=call, n=n: save_after_empty_calls(d, step, c, n))
+            results.append([call, n, code])
+            if code >= 0 and n > 1 and not points:
+                break
+    (root / "points.json").write_text(json.dumps(results))
+
+
+def trace(root: Path, step: int, calls: list[str], *options: str, points: int = 0) -> list[list]:
+    """Save with strace attached: [call, n, exit code of the saver] for each.
 
     So many ``points`` for each call, else as many as there are until a saver gets through.
     """
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
-    env = os.environ | {"PYTHONPATH": str(Path(checkpoint.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    arguments = [str(root), str(step), str(LAST), ",".join(calls), str(points)]
-    with subprocess.Popen(
-        [sys.executable, "-c", DRIVER, *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True,
-    ) as driver:  # fmt: skip
-        pid = driver.stdout.readline().strip()
-        command = [
-            "strace",
-            "-f",
-            "-o",
-            str(root / "log"),
-            "-p",
-            pid,
-            "-e",
-            "trace=" + ",".join(calls),
-            *options,
-        ]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
-            line = strace.stderr.readline()
-            if "attached" not in line:
-                driver.kill()
-                strace.kill()
-                pytest.skip(f"strace cannot attach here: {line.strip()}")
-            threading.Thread(target=strace.stderr.read, daemon=True).start()
-            said, errors = driver.communicate("go\n", timeout=100)
-            assert driver.returncode == 0, (said, errors)
-    return json.loads((root / "points.json").read_text()), errors
-
-
-@pytest.fixture
-def quick(tmp_path):
-    """A directory in memory, where there is one."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as name:
-        yield Path(name)
-
-
-def prepare(root: Path, calls: list[str]) -> None:
-    """What an earlier part of the run left, once for each point."""
-    save_checkpoint(root / "first", 1, {"model": {"w": torch.full((4, 4), 1.0)}}, {"value": 1.0})
+    save_checkpoint(root / "first", 1, make_filled_tensors(1.0), {"value": 1.0})
     for call in calls:
         for n in range(1, LAST + 1):
             shutil.copytree(root / "first", root / f"{call}-{n}")
+    is_attached, attach = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # let a process that is no parent attach
+            os.read(is_attached, 1)
+            save_at_points(root, step, calls, points)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    command = ["strace", "-f", "-o", str(root / "log"), "-p", str(pid), "-e", "trace=" + ",".join(calls)]
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as strace:
+        line = strace.stderr.readline()
+        threading.Thread(target=strace.stderr.read, daemon=True).start()
+        os.write(attach, b"x")
+        assert os.waitpid(pid, 0)[1] == 0
+    os.close(is_attached)
+    os.close(attach)
+    if "attached" not in line:
+        pytest.skip(f"strace cannot attach here: {line.strip()}")
+    return json.loads((root / "points.json").read_text())
 
 
-def value_of(found) -> float:
-    values = {
-        x for group in found.tensors.values() for t in group.values() for x in t.abs().flatten().tolist()
-    }
-    assert found.state == {"value": values.copy().pop()}
-    assert len(values) == 1
-    return values.pop()
+def inject_options(calls: list[str], fault: str) -> list[str]:
+    return [word for call in calls for word in ("-e", f"inject={call}:{fault}:when={LAST}")]
 
 
 @pytest.mark.acceptance("B1")
 @pytest.mark.acceptance("R2")
-@pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "a new step"])
-def test_a_kill_at_any_system_call_leaves_the_newest_committed_checkpoint(quick, step):
-    prepare(quick, KILLED)
-    inject = [f"inject={call}:signal=SIGKILL:when={LAST}" for call in KILLED]
-    points, errors = trace(quick, step, KILLED, *(word for rule in inject for word in ("-e", rule)))
-    killed = [(call, n) for call, n, status in points if status == -9]
-    assert {status for _, _, status in points} == {0, -9}, errors
-    assert {call for call, _ in killed} == set(KILLED)
-    assert all(n < LAST for _, n in killed), "there are more calls than points"
-    assert len(killed) > 30
+@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)], ids=["new", "same"])
+def test_kill_at_any_system_call_leaves_the_checkpoint(memory_dir, step):
+    calls = list(EMPTY_CALLS)
+    points = trace(memory_dir, step, calls, *inject_options(calls, "signal=SIGKILL"))
+    kills = [(call, n) for call, n, status in points if status == -9]
+    assert {status for _, _, status in points} == {0, -9}
+    assert {call for call, _ in kills} == set(calls)
+    assert len(kills) > 30
+    assert all(n < LAST for _, n in kills), "there are more calls than points"
     for call, n, status in points:
-        root = quick / f"{call}-{n}"
-        committed = 2.0 if status == 0 or (root / "step-2").exists() else None
-        found = value_of(read_newest_checkpoint(root))
-        assert found == committed or (committed is None and found in {1.0, 2.0}), (call, n)
-        assert not [name for name in os.listdir(root) if ".tmp-" in name or ".old-" in name]
+        root = memory_dir / f"{call}-{n}"
+        is_committed = status == 0 or (root / "step-2").exists()
+        value = read_filled_value(read_newest_checkpoint(root))
+        assert value in ({2.0} if is_committed else {1.0, 2.0}), (call, n)
+        assert not list_leftovers(root)
 
 
 @pytest.mark.acceptance("B3")
-def test_one_failed_system_call_is_tried_again(quick):
-    prepare(quick, FAILED)
-    inject = [f"inject={call}:error=EIO:when={LAST}" for call in FAILED]
-    points, errors = trace(quick, 2, FAILED, *(word for rule in inject for word in ("-e", rule)), points=12)
-    log = (quick / "log").read_text()
-    assert log.count("(INJECTED)") > 15
+def test_single_failed_system_call_is_retried(memory_dir):
+    options = inject_options(RETRY_CALLS, "error=EIO")
+    points = trace(memory_dir, 2, RETRY_CALLS, *options, points=12)
+    assert (memory_dir / "log").read_text().count("(INJECTED)") > 15
     for call, n, status in points:
-        assert status == 0, errors
-        assert value_of(read_newest_checkpoint(quick / f"{call}-{n}")) == 2.0
+        assert status == 0
+        assert read_filled_value(read_newest_checkpoint(memory_dir / f"{call}-{n}")) == 2.0
 
 
 @pytest.mark.acceptance("B1")
-def test_data_reach_the_disk_before_their_names(quick):
+def test_data_reach_the_disk_before_their_names(memory_dir):
     """fsync(data) < fsync(directory) < rename < fsync(parent) < latest < deleting: no kill can show it."""
-    calls = ["openat", "write", "fsync", "rename", "mkdir", "unlink"]
-    prepare(quick, calls)
-    trace(quick, 2, calls, "-y")
-    root = quick / "rename-2"
-    ours = [line for line in (quick / "log").read_text().splitlines() if str(root) in line]
-    text = re.sub(r"step-2\.tmp-\d+-\d+", "NEW", "\n".join(ours)).replace(str(root), "ROOT")
-    text = re.sub(r"step-1\.tmp-\d+-\d+", "OLD", text)
+    trace(memory_dir, 2, ["openat", "write", "fsync", "rename", "mkdir", "unlink"], "-y")
+    root = memory_dir / "rename-2"
+    log = (memory_dir / "log").read_text().splitlines()
+    text = "\n".join(line for line in log if str(root) in line).replace(str(root), "ROOT")
+    for step, name in (("step-2", "NEW"), ("step-1", "OLD")):
+        text = re.sub(rf"{step}\.tmp-\d+-\d+", name, text)
     events = []
     for line in text.splitlines():
-        call, rest = re.fullmatch(r"\d+ +(\w+)\((.*)", line).groups()
-        paths = re.findall(r'ROOT[^">]*', rest)
+        call, arguments = re.fullmatch(r"\d+ +(\w+)\((.*)", line).groups()
         if call != "openat":
-            events.append((call, *paths))
-    files = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
-    wanted = [("mkdir", "ROOT/NEW")]
-    for name in files:
-        wanted += [("write", f"ROOT/NEW/{name}"), ("fsync", f"ROOT/NEW/{name}")]
-    wanted += [
-        ("fsync", "ROOT/NEW"), ("rename", "ROOT/NEW", "ROOT/step-2"), ("fsync", "ROOT"),
-        ("write", "ROOT/latest.tmp"), ("fsync", "ROOT/latest.tmp"),
-        ("rename", "ROOT/latest.tmp", "ROOT/latest"), ("fsync", "ROOT"),
+            events.append((call, *re.findall(r'ROOT[^">]*', arguments)))
+    expected = [("mkdir", "ROOT/NEW")]
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"):
+        expected += [("write", f"ROOT/NEW/{name}"), ("fsync", f"ROOT/NEW/{name}")]
+    expected += [
+        ("fsync", "ROOT/NEW"),
+        ("rename", "ROOT/NEW", "ROOT/step-2"),
+        ("fsync", "ROOT"),
+        ("write", "ROOT/latest.tmp"),
+        ("fsync", "ROOT/latest.tmp"),
+        ("rename", "ROOT/latest.tmp", "ROOT/latest"),
+        ("fsync", "ROOT"),
         ("rename", "ROOT/step-1", "ROOT/OLD"),
-    ]  # fmt: skip
-    assert [event for event in events if event[0] != "unlink"] == wanted
+    ]
+    assert [event for event in events if event[0] != "unlink"] == expected
     deletions = [i for i, event in enumerate(events) if event[0] == "unlink"]
-    assert deletions
-    assert min(deletions) == events.index(wanted[-1]) + 1
+    assert min(deletions) == events.index(expected[-1]) + 1

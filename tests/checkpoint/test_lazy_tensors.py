@@ -1,6 +1,4 @@
-"""Tensors that are read one at a time, and those whose parts are in several files."""
-
-from __future__ import annotations
+"""Tests of checkpoint/lazy_tensors.py: tensors read one at a time, whose parts may be in several files."""
 
 import json
 import struct
@@ -22,9 +20,12 @@ from polyhead.checkpoint.lazy_tensors import LazyTensors
 from polyhead.checkpoint.manifest import hash_file
 from polyhead.core.errors import UserError
 
-WHOLE = torch.arange(35.0).reshape(7, 5)
-PARTS = [{"w": ((0, 0), WHOLE[:4]), "s": ((), torch.tensor(3))}, {"w": ((4, 0), WHOLE[4:, :2])}, {
-    "w": ((4, 2), WHOLE[4:, 2:]), "b": ((0,), torch.tensor([1.5, 2.5], dtype=torch.bfloat16))}]  # fmt: skip
+MATRIX = torch.arange(35.0).reshape(7, 5)
+PARTS = [
+    {"w": ((0, 0), MATRIX[:4]), "s": ((), torch.tensor(3))},
+    {"w": ((4, 0), MATRIX[4:, :2])},
+    {"w": ((4, 2), MATRIX[4:, 2:]), "b": ((0,), torch.tensor([1.5, 2.5], dtype=torch.bfloat16))},
+]
 
 
 def write_parts(directory: Path, parts: list[dict[str, Any]]) -> list[Path]:
@@ -39,58 +40,69 @@ def write_parts(directory: Path, parts: list[dict[str, Any]]) -> list[Path]:
     return paths
 
 
-def test_parts_are_joined_where_they_belong(tmp_path: Path) -> None:
+def test_parts_of_a_tensor_are_joined(tmp_path: Path) -> None:
     tensors = LazyTensors(write_parts(tmp_path, PARTS))
-    assert tensors.specs == {
-        "w": (torch.float32, (7, 5)),
-        "s": (torch.int64, ()),
-        "b": (torch.bfloat16, (2,)),
-    }
+    specs = {"w": (torch.float32, (7, 5)), "s": (torch.int64, ()), "b": (torch.bfloat16, (2,))}
+    assert tensors.specs == specs
     assert len(tensors) == 3 and list(tensors) == list(tensors.specs)
-    assert torch.equal(tensors["w"], WHOLE) and int(tensors["s"]) == 3
+    assert torch.equal(tensors["w"], MATRIX) and int(tensors["s"]) == 3
     assert tensors["b"].dtype is torch.bfloat16 and tensors["b"].tolist() == [1.5, 2.5]
 
 
-def test_a_tensor_without_one_of_its_parts_is_refused(tmp_path: Path) -> None:
+def test_missing_part_is_refused(tmp_path: Path) -> None:
     paths = write_parts(tmp_path, PARTS)
     with pytest.raises(UserError, match=r"does not have all parts of 'w'"):
         LazyTensors([paths[0], paths[2]])
 
 
-def test_tensors_of_one_file_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+def test_lazy_checkpoint_equals_the_checkpoint(tmp_path: Path) -> None:
     table = torch.randn(4, 3)
-    content = {"w": table, "tied": table, "half": torch.randn(2).half(), "none": torch.empty(0, 3),
-        "flag": torch.tensor([True, False])}  # fmt: skip
+    content = {"w": table, "tied": table, "half": torch.randn(2).half(), "none": torch.empty(0, 3)}
+    content["flag"] = torch.tensor([True, False])
     path = save_checkpoint(tmp_path, 1, {"model": content}, {"note": 1}, extra={"x": "y"})
-    lazy, found = open_lazy_checkpoint(path), read_checkpoint(path)
-    assert lazy._replace(tensors={}) == found._replace(tensors={})
-    assert lazy.tensors["model"].keys() == found.tensors["model"].keys() == content.keys()
+    lazy, checkpoint = open_lazy_checkpoint(path), read_checkpoint(path)
+    assert lazy._replace(tensors={}) == checkpoint._replace(tensors={})
+    assert lazy.tensors["model"].keys() == checkpoint.tensors["model"].keys() == content.keys()
     assert all(torch.equal(tensor, content[name]) for name, tensor in lazy.tensors["model"].items())
 
 
-HEADER = {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
 @pytest.mark.parametrize(
     "header",
-    [b"no json", json.dumps([1]).encode(), json.dumps({"w": {**HEADER["w"], "dtype": "F3"}}).encode(),
-     json.dumps({"w": {**HEADER["w"], "shape": [3]}}).encode(), json.dumps({"w": {"dtype": "F32"}}).encode()],
-)  # fmt: skip
-def test_a_header_that_is_none_is_refused(header: bytes, tmp_path: Path) -> None:
+    [
+        b"no json",
+        *(
+            json.dumps(header).encode()
+            for header in (
+                [1],
+                {"w": {**ENTRY, "dtype": "F3"}},
+                {"w": {**ENTRY, "shape": [3]}},
+                {"w": {"dtype": "F32"}},
+            )
+        ),
+    ],
+)
+def test_invalid_header_is_refused(header: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     with pytest.raises(UserError, match=r"x\.safetensors is not a safetensors file"):
         LazyTensors([path])
+
+
+def test_file_that_ends_early_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", 2**60))
     with pytest.raises(UserError, match=r"declares a header of \d+ bytes"):
         LazyTensors([path])
-    text = json.dumps(HEADER).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(7))
+    header = json.dumps({"w": ENTRY}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(7))
     with pytest.raises(UserError, match="it ends within a tensor"):
         LazyTensors([path])["w"]
 
 
-def save_parts(root: Path, step: int) -> Path:
+def save_in_parts(root: Path, step: int) -> Path:
     """A checkpoint whose model was written by three processes."""
     draft = CheckpointDraft(root, step, 0)
     directory = draft.create()
@@ -99,16 +111,10 @@ def save_parts(root: Path, step: int) -> Path:
     return draft.commit(b"{}", {})
 
 
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda path: damage(path), "is damaged: its SHA-256"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), "is damaged: its SHA-256"),
         (lambda path: path.unlink(), "differs from its manifest: missing"),
         (lambda path: (path.parent / "more").write_bytes(b""), "not listed ['model/more']"),
         (lambda path: path.rename(path.parent.parent / path.name), "differs from its manifest"),
@@ -117,9 +123,9 @@ def damage(path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("read", [read_checkpoint, open_lazy_checkpoint])
-def test_damage_of_a_part_is_found(read: Any, change: Any, message: str, tmp_path: Path) -> None:
-    assert torch.equal(read(save_parts(tmp_path, 1)).tensors["model"]["w"], WHOLE)
-    path = save_parts(tmp_path, 2)
+def test_damaged_part_is_detected(read: Any, change: Any, message: str, tmp_path: Path) -> None:
+    assert torch.equal(read(save_in_parts(tmp_path, 1)).tensors["model"]["w"], MATRIX)
+    path = save_in_parts(tmp_path, 2)
     change(path / "model" / "shard-00002-model-00001-of-00001.safetensors")
     with pytest.raises(UserError) as error:
         read(path)

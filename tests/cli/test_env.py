@@ -7,7 +7,11 @@ import socket
 import tomllib
 from pathlib import Path
 
+import pytest
 import torch
+
+from polyhead.kernels import build_extension
+from polyhead.kernels.build_extension import KernelsStatus
 
 
 def test_report_has_versions_and_no_private_data(cli, monkeypatch):
@@ -34,3 +38,21 @@ def test_report_names_the_packages_of_every_extra(cli):
         for extra, names in project["optional-dependencies"].items()
         if extra not in {"all", "dev", "site"}
     }
+
+
+@pytest.mark.parametrize(
+    ("status", "row"),
+    [
+        (KernelsStatus(None, Path("/caches/me/k.so")), "used: $XDG_CACHE_HOME/k.so"),
+        (KernelsStatus(None, Path("/homes/me/.cache/kernels-1.so")), "used: ~/.cache/kernels-1.so"),
+        (
+            KernelsStatus(None, reason="g++ failed: error: x; to compile again, delete /caches/me/k.failed"),
+            "not used: g++ failed: error: x; to compile again, delete $XDG_CACHE_HOME/k.failed",
+        ),
+    ],
+)
+def test_env_states_whether_kernels_are_used(status, row, cli, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches/me")
+    monkeypatch.setenv("HOME", "/homes/me")
+    monkeypatch.setattr(build_extension, "inspect_kernels", lambda: status)
+    assert f"kernels      {row}\n" in cli("env").out

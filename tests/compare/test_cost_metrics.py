@@ -1,147 +1,141 @@
-"""Costs against closed forms and against what is done by hand."""
-
-from __future__ import annotations
+"""Costs against closed forms, and dead units against models changed by hand."""
 
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from tests.compare.cost_metrics_helpers import Ready
+from tests.compare.compare_helpers import UntrainedTask
 from torch import nn
 
 from polyhead.compare import cost_metrics
-from polyhead.compare.tasks.base import EvalBatch
 from polyhead.core.errors import UserError
-from polyhead.run.run import Run
 
 
-@pytest.mark.usefixtures("place")
-def test_flops_of_a_token_are_those_of_the_closed_form() -> None:
-    ready = Ready()
-    piece = ready.part.typical_batch(ready.task)
-    (B, S), T, V, C, F = called(piece)[0].shape, called(piece)[1].size(1), ready.tokenizer.vocab_size, 16, 32
-    encoder = 4 * B * S * C * C + 2 * B * S * S * C + 2 * B * S * C * F
-    # of the decoder: self-attention, then queries and outputs at T, keys and values at S, then feed-forward
-    decoder = 4 * B * T * C * C + 2 * B * T * T * C
-    decoder += 2 * B * T * C * C + 2 * B * S * C * C + 2 * B * T * S * C + 2 * B * T * C * F
-    products = encoder + decoder + B * T * C * V
-    assert ready.flops() == pytest.approx(2 * products / piece.n_tokens)
+@pytest.fixture
+def toy(workdir):
+    return UntrainedTask("toy")
 
 
-@pytest.mark.usefixtures("place")
-def test_recurrent_layers_are_counted_too() -> None:
-    ready = Ready()
-    plain = ready.flops()
-    lstm = nn.LSTM(16, 16, batch_first=True)
-    ready.model.encoder.final_norm = Recurrent(lstm)
-    piece = ready.part.typical_batch(ready.task)
-    more = 2 * called(piece)[0].numel() * (16 + 16) * 4 * 16 / piece.n_tokens
-    assert ready.flops() == pytest.approx(plain + more)
+def count_flops(task):
+    return cost_metrics.flops_per_token(task.model, task.compared.typical_batch(task.task))
 
 
-def called(piece: EvalBatch) -> tuple[torch.Tensor, ...]:
-    """What a piece calls a model with."""
+def measure_dead(task):
+    return cost_metrics.measure_dead_units(task.model, task.compared.eval_batches(task.task))
+
+
+def capture_arguments(batch):
+    """The arguments that a batch calls a model with."""
     model = Mock(parameters=lambda: iter([torch.zeros(1)]))  # its weights are on the CPU
-    piece.features(model)
+    batch.features(model)
     return model.features.call_args.args
 
 
+def kill_units(layers, counts):
+    with torch.no_grad():
+        for layer, n in zip(layers, counts, strict=True):
+            layer.weight[:n], layer.bias[:n] = 0, -1
+
+
+def list_up_projections(model):
+    return [m for name, m in model.named_modules() if name.endswith("up_proj")]
+
+
+def count_products(B, S, T, V, C=16):
+    """Multiplications of attention in both stacks, and of the head."""
+    encoder = 4 * B * S * C * C + 2 * B * S * S * C
+    # self-attention, then queries and outputs at T, keys and values at S
+    decoder = 4 * B * T * C * C + 2 * B * T * T * C
+    decoder += 2 * B * T * C * C + 2 * B * S * C * C + 2 * B * T * S * C
+    return encoder + decoder, B * T * C * V
+
+
+def test_flops_match_closed_form(toy):
+    batch = toy.compared.typical_batch(toy.task)
+    source, target, *_ = capture_arguments(batch)
+    (B, S), T = source.shape, target.size(1)
+    attention, head = count_products(B, S, T, toy.tokenizer.vocab_size)
+    feed_forward = 2 * B * (S + T) * 16 * 32
+    flops = 2 * (attention + feed_forward + head) / batch.n_tokens
+    assert count_flops(toy) == pytest.approx(flops)
+    # recurrent layers add theirs
+    toy.model.encoder.final_norm = Recurrent()
+    lstm_flops = 2 * source.numel() * (16 + 16) * 4 * 16 / batch.n_tokens
+    assert count_flops(toy) == pytest.approx(flops + lstm_flops)
+
+
 class Recurrent(nn.Module):
-    def __init__(self, inner: nn.LSTM) -> None:
+    def __init__(self):
         super().__init__()
-        self.inner = inner
+        self.lstm = nn.LSTM(16, 16, batch_first=True)
 
-    def forward(self, x: torch.Tensor, pos: torch.Tensor | None = None) -> torch.Tensor:
-        return self.inner(x)[0]
+    def forward(self, x, pos=None):
+        return self.lstm(x)[0]
 
 
-@pytest.mark.usefixtures("place")
-def test_units_that_were_killed_are_counted_and_padding_does_not_wake_them() -> None:
-    ready = Ready()
-    layers = [m for name, m in ready.model.named_modules() if name.endswith("up_proj")]
+def test_dead_units_ignore_padding(toy):
+    layers = list_up_projections(toy.model)
     assert len(layers) == 2
-    assert ready.dead() == 0
+    assert measure_dead(toy) == 0
+    kill_units(layers, (5, 3))
+    assert measure_dead(toy) == pytest.approx(8 / 64)
+    # a unit that only padding activates: the input at padding is the embedding of the padding token
+    inputs = []
+    handle = layers[0].register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
+    batches = toy.compared.eval_batches(toy.task)
+    padded_batch = next(batch for batch in batches if capture_arguments(batch)[2] is not None)
     with torch.no_grad():
-        for layer, dead in zip(layers, (5, 3), strict=True):
-            layer.weight[:dead], layer.bias[:dead] = 0, -1
-    assert ready.dead() == pytest.approx(8 / 64)
-    # a unit that only padding activates: what stands at padding is the embedding of the padding token
-    seen: list[torch.Tensor] = []
-    handle = layers[0].register_forward_pre_hook(lambda m, given: seen.append(given[0]))
-    padded = next(piece for piece in ready.part.eval_batches(ready.task) if called(piece)[2] is not None)
-    with torch.no_grad():
-        padded.features(ready.model)
+        padded_batch.features(toy.model)
     handle.remove()
-    x, pos = seen[0], called(padded)[2]
-    at = x[pos < 0][0]
+    x, pos = inputs[0], capture_arguments(padded_batch)[2]
+    padding = x[pos < 0][0]
     with torch.no_grad():
-        layers[0].weight[0], layers[0].bias[0] = at, -0.999 * at @ at
-        others = layers[0](x)[pos >= 0][:, 0].max()
-    assert others < 0
-    assert ready.dead() == pytest.approx(8 / 64)
+        layers[0].weight[0], layers[0].bias[0] = padding, -0.999 * padding @ padding
+        assert layers[0](x)[pos >= 0][:, 0].max() < 0
+    assert measure_dead(toy) == pytest.approx(8 / 64)
 
 
-@pytest.mark.usefixtures("place")
-def test_experts_cost_what_their_tokens_cost_and_are_given_no_padding() -> None:
-    ready = Ready("model.feed_forward={name: moe, n_experts: 2, top_k: 2}")
-    piece = ready.part.typical_batch(ready.task)
-    (B, S), T, V, C, F = called(piece)[0].shape, called(piece)[1].size(1), ready.tokenizer.vocab_size, 16, 32
-    assert piece.token_masks["encoder"] is not None and piece.token_masks["decoder"] is not None
-    n_read, n_written = (int(piece.token_masks[side].sum()) for side in ("encoder", "decoder"))
-    assert (n_read, n_written) < (B * S, B * T) and n_written == piece.n_tokens < B * T
-    attention = 4 * B * S * C * C + 2 * B * S * S * C + 4 * B * T * C * C + 2 * B * T * T * C
-    attention += 2 * B * T * C * C + 2 * B * S * C * C + 2 * B * T * S * C
-    experts = (n_read + n_written) * (2 * C + 2 * 2 * C * F)  # the router, then two feed-forwards a token
-    assert ready.flops() == pytest.approx(2 * (attention + experts + B * T * C * V) / piece.n_tokens)
-    layers = [m for name, m in ready.model.named_modules() if name.endswith("up_proj")]
-    assert len(layers) == 4 and ready.dead() == 0
-    with torch.no_grad():
-        for layer, dead in zip(layers, (5, 3, 0, 1), strict=True):
-            layer.weight[:dead], layer.bias[:dead] = 0, -1
-    assert ready.dead() == pytest.approx(9 / 128)
+@pytest.mark.usefixtures("workdir")
+def test_experts_count_their_tokens_without_padding():
+    moe = UntrainedTask("toy", "model.feed_forward={name: moe, n_experts: 2, top_k: 2}")
+    batch = moe.compared.typical_batch(moe.task)
+    source, target, *_ = capture_arguments(batch)
+    (B, S), T = source.shape, target.size(1)
+    n_source, n_target = (int(batch.token_masks[side].sum()) for side in ("encoder", "decoder"))
+    assert (n_source, n_target) < (B * S, B * T) and n_target == batch.n_tokens < B * T
+    attention, head = count_products(B, S, T, moe.tokenizer.vocab_size)
+    experts = (n_source + n_target) * (2 * 16 + 2 * 2 * 16 * 32)  # the router, two feed-forwards a token
+    assert count_flops(moe) == pytest.approx(2 * (attention + experts + head) / batch.n_tokens)
+    layers = list_up_projections(moe.model)
+    assert len(layers) == 4 and measure_dead(moe) == 0
+    kill_units(layers, (5, 3, 0, 1))
+    assert measure_dead(moe) == pytest.approx(9 / 128)
 
 
-@pytest.mark.usefixtures("place")
-def test_a_model_without_feed_forward_layers_has_no_dead_units() -> None:
-    ready = Ready()
-    for stack in (ready.model.encoder, ready.model.decoder):
+def test_model_without_feed_forward_has_no_dead_units(toy):
+    for stack in (toy.model.encoder, toy.model.decoder):
         for layer in stack.layers:
             layer.ffn = nn.Identity()
-    assert ready.dead() is None
+    assert measure_dead(toy) is None
 
 
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize(
-    ("changes", "per_token"), [((), 1 * 2 * (8 + 8) * 4), (("model.n_kv_heads=1",), 1 * 1 * 16 * 4)]
-)
-def test_the_cache_of_a_token_is_its_keys_and_values(changes: tuple[str, ...], per_token: int) -> None:
-    ready = Ready(*changes)
-    run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)
-    assert cost_metrics.measure_cache_bytes(run, ready.part.encode_memory(run)) == (per_token, 0)
-
-
-@pytest.mark.usefixtures("place")
-def test_it_is_measured_where_a_tokenizer_has_no_token_for_the_beginning() -> None:
-    """As those of Qwen."""
-    ready = Ready()
-    run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)
-    del ready.tokenizer._ids["bos_token"]
+@pytest.mark.usefixtures("workdir")
+@pytest.mark.parametrize(("changes", "per_token"), [([], 2 * (8 + 8) * 4), (["model.n_kv_heads=1"], 16 * 4)])
+def test_cache_bytes_per_token(changes, per_token):
+    toy = UntrainedTask("toy", *changes)
+    del toy.tokenizer._ids["bos_token"]  # tokenizers such as Qwen's have none
     with pytest.raises(UserError):
-        _ = ready.tokenizer.bos_id
-    assert cost_metrics.measure_cache_bytes(run, ready.part.encode_memory(run)) == (1 * 2 * (8 + 8) * 4, 0)
+        _ = toy.tokenizer.bos_id
+    memory = toy.compared.encode_memory(toy.run)
+    assert cost_metrics.measure_cache_bytes(toy.run, memory) == (per_token, 0)
 
 
-def test_peak_memory_is_of_this_process() -> None:
-    here = torch.device("cpu")
-    before = cost_metrics.measure_peak_memory(here)
-    held = np.ones(2**26, dtype=np.uint8)
-    assert cost_metrics.measure_peak_memory(here) >= before > 2**25
-    assert held.sum() == 2**26
-
-
-def test_peak_memory_of_a_training_on_a_gpu_is_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = torch.device("cuda", 1)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {there: 12_345}.__getitem__)
-    assert cost_metrics.measure_peak_memory(there) == 12_345
-    assert cost_metrics.measure_peak_memory(torch.device("cpu")) > 2**25
+def test_peak_memory_of_process_and_gpu(monkeypatch):
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 1)
+    peak_before = cost_metrics.measure_peak_memory(cpu)
+    array = np.ones(2**26, dtype=np.uint8)
+    assert cost_metrics.measure_peak_memory(cpu) >= peak_before > 2**25
+    assert array.sum() == 2**26
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {gpu: 12_345}.__getitem__)
+    assert cost_metrics.measure_peak_memory(gpu) == 12_345

@@ -1,18 +1,14 @@
-"""Ways to go on from a run, side by side: it gives sizes, weights and tokens, and a teacher may look on."""
-
-from __future__ import annotations
+"""Comparison of ways to continue from a run, which gives sizes, weights and tokenizer."""
 
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.compare.compare_helpers import compare, make_toy_plan
 
 from polyhead.cli import main
-from polyhead.compare.budget import Budget
-from polyhead.compare.plan import make_plan
 from polyhead.compare.run import find_changed_keys, prepare_comparison
 from polyhead.compare.sweep import Axis, resolve_key
 from polyhead.core.errors import UserError
@@ -21,163 +17,121 @@ from polyhead.models import build
 from polyhead.run.load import load
 from polyhead.run.run import Run
 
-BASE = """
+RECIPE = """
 task: language-model
 data: {train: train.en, valid: valid.en, max_len: 8}
-train: {steps: 8, max_tokens: 24, lr: 1e-2, precision: fp32, schedule: {name: constant, warmup: 1}, threads: 1}
+train: {steps: 3, max_tokens: 24, lr: 1e-2, precision: fp32, schedule: {name: constant, warmup: 1}, threads: 1}
 """  # noqa: E501
 MODEL = (
     "model: {d_model: 16, n_layers: 2, n_heads: 2, d_ff: 32, max_len: 12, position: learned, dropout: 0}\n"
 )
+NO_RUN = "no run directory 'nowhere'; a run on the Hugging Face hub is named owner/name\n"
+
+
+@pytest.fixture(scope="module")
+def trained_runs(tmp_path_factory):
+    """Two trained runs, with different tokenizers."""
+    directory = tmp_path_factory.mktemp("start")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        Path("train.en").write_text("a dog\ntwo cats here and a red dog\n" * 15)
+        Path("valid.en").write_text("two dog\na red cat here and a dog\ntwo red cats\n" * 4)
+        for name, kind in (("one", "char"), ("two", "byte")):
+            Path(f"{name}.yaml").write_text(f"{RECIPE}{MODEL}tokenizer: {{kind: {kind}}}\n")
+            assert main(["train", f"{name}.yaml", f"out={name}"]) == 0
+    return directory
 
 
 @pytest.fixture
-def begun(place: Path) -> Path:
-    """As ``place``, with two trained runs and a recipe that begins with the first."""
-    for name, kind in (("one", "char"), ("two", "byte")):
-        (place / f"{name}.yaml").write_text(f"{BASE}{MODEL}tokenizer: {{kind: {kind}}}\n")
-        assert main(["train", f"{name}.yaml", f"out={name}"]) == 0
-    (place / "tune.yaml").write_text(f"{BASE}init_from: one\n")
-    return place
+def workdir(trained_runs, tmp_path, monkeypatch):
+    """A working directory with both runs and a recipe that starts from the first."""
+    shutil.copytree(trained_runs, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tune.yaml").write_text(f"{RECIPE}init_from: one\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def compared(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, dict[str, Any]]:
-    """The rows of a comparison by name."""
-    assert main(["compare", "tune.yaml", *options]) == 0
-    capsys.readouterr()
-    return {
-        row["name"]: row for row in json.loads(Path("runs/compare-tune/compare.json").read_text())["rows"]
-    }
-
-
-@pytest.mark.usefixtures("begun", "in_process", "unjudged")
-def test_designs_begin_with_the_weights_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("run_trials", "no_baselines")
+def test_designs_start_from_weights_of_run(monkeypatch):
     shutil.copytree("one", "copy")
-    half = "half: init_from={run: one, layer_stride: 2}"
-    rows = compared(
-        capsys, "train.lr=1e-12", "--budget", "1steps", "--vary", "init_from=two,copy", "--design", half
-    )
+    monkeypatch.setattr("polyhead.run.load.fetch_checkpoint", {"somebody/one": Path("one")}.__getitem__)
+    one = load("one")
+    config = one.config.model_copy(update={"vocab_size": one.config.vocab_size + 5})
+    Run(build(config, 1), one.tokenizer, one.generation).save(Path("wide"))  # more rows than tokens
+    vary = ["--vary", "init_from=two,copy,somebody/one,wide"]
+    half = ["--design", "half: init_from={run: one, layer_stride: 2}"]
+    rows = compare("tune", "train.lr=1e-12", *vary, *half)
     text = open_text([Path("valid.en")], "file")
-    for name, run in (("base", "one"), ("init_from=two", "two")):
-        assert rows[name]["loss"] == pytest.approx(load(run).measure_perplexity(text).loss, rel=1e-5)
-        assert rows[name]["parameters"] == sum(p.numel() for p in load(run).model.parameters())
+    runs = {"base": "one", "init_from=two": "two", "init_from=somebody/one": "one", "init_from=wide": "wide"}
+    for name, directory in runs.items():
+        run = load(directory)
+        if name != "init_from=wide":
+            assert rows[name]["loss"] == pytest.approx(run.measure_perplexity(text).loss, rel=1e-5)
+        assert rows[name]["parameters"] == sum(p.numel() for p in run.model.parameters())
     assert rows["half"]["parameters"] < rows["base"]["parameters"]
     assert rows["half"]["loss_p"] is not None
     assert rows["init_from=copy"]["loss_p"] == 1.0
-    assert rows["init_from=two"]["loss_p"] is None  # its tokens are others
+    assert rows["init_from=two"]["loss_p"] is None  # another tokenizer
     assert rows["init_from=two"]["bits_per_char_p"] is None
 
 
-@pytest.mark.usefixtures("begun", "in_process")
-def test_designs_begin_with_a_run_of_the_hub(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("polyhead.run.load.fetch_checkpoint", {"somebody/one": Path("one")}.__getitem__)
-    same = ["train.lr=1e-12", "--budget", "1steps"]
-    rows = compared(capsys, "init_from=somebody/one", *same)
-    assert rows["base"]["loss"] == pytest.approx(
-        load("one").measure_perplexity(open_text([Path("valid.en")], "file")).loss, rel=1e-5
-    )
-
-
-@pytest.mark.usefixtures("begun", "in_process")
-def test_a_model_may_have_more_rows_than_its_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
-    one = load("one")
-    config = one.config.model_copy(update={"vocab_size": one.config.vocab_size + 5})
-    Run(build(config, 1), one.tokenizer, one.generation).save(Path("wide"))
-    rows = compared(capsys, "init_from=wide", "--budget", "1steps", "--vary", "lr=1e-3")
-    assert rows["base"]["parameters"] == sum(p.numel() for p in load("wide").model.parameters())
-
-
-@pytest.mark.usefixtures("begun", "in_process")
-def test_adapters_frozen_parts_and_rates_are_designs(capsys: pytest.CaptureFixture[str]) -> None:
-    vary = ["lr=1e-3", "freeze=[embedding]", "lora={r: 2, target_modules: [attn]}"]
-    rows = compared(capsys, *(word for one in vary for word in ("--vary", one)))
-    assert len({row["loss"] for row in rows.values()}) == 4
+@pytest.mark.usefixtures("run_trials", "no_baselines")
+def test_adapters_frozen_parts_rates_and_teachers_are_designs():
+    vary = ["lr=1e-3", "freeze=[embedding]", "lora={r: 2, target_modules: [attn]}", "distill={teacher: one}"]
+    warm = ["--design", "warm: distill.teacher=one distill.temperature=4"]
+    rows = compare("tune", *(word for one in vary for word in ("--vary", one)), *warm, budget=None)
+    assert set(rows) == {"base", "warm", *vary}
+    assert len({row["loss"] for row in rows.values()}) == 6
     assert all(row["loss_p"] is not None for row in rows.values() if not row["base"])
     assert len({row["parameters"] for row in rows.values()}) == 1  # adapters are merged
-    spent = {name: row["times_forward"] for name, row in rows.items()}
-    assert spent == dict.fromkeys(rows, 3) | {vary[2]: 2}
+    times_forward = {name: row["times_forward"] for name, row in rows.items() if "distill" not in name}
+    assert times_forward == {"base": 3, "lr=1e-3": 3, "freeze=[embedding]": 3, vary[2]: 2, "warm": 3}
+    recipe = json.loads(Path("runs/compare-tune/cells/warm.s1/cell.json").read_text())["recipe"]
+    assert recipe["distill"]["temperature"] == 4
 
 
-@pytest.mark.usefixtures("begun", "in_process")
-def test_a_teacher_is_part_of_a_design(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = compared(
-        capsys,
-        "--vary",
-        "distill={teacher: one}",
-        "--design",
-        "warm: distill.teacher=one distill.temperature=4",
-    )
-    names = ["base", "distill={teacher: one}", "warm"]
-    assert len({rows[name]["loss"] for name in names}) == 3
-    cell = Path("runs/compare-tune/cells/warm.s1")
-    assert json.loads((cell / "cell.json").read_text())["recipe"]["distill"]["temperature"] == 4
+@pytest.mark.usefixtures("run_trials")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--vary", "d_ff=16", "--match", "params"], "a design with init_from keeps the sizes of that run"),
+        (["init_from=nowhere", "--vary", "lr=1e-3"], f"polyhead: init_from.run: {NO_RUN}"),
+        (["--vary", "init_from=nowhere", "--plan"], f"polyhead: init_from.run: {NO_RUN}"),
+        (["--vary", "distill={teacher: nowhere}", "--plan"], f"polyhead: distill.teacher: {NO_RUN}"),
+        (["data.train=nowhere.txt", "--vary", "lr=1e-3"], "nowhere.txt"),
+        (
+            ["train.freeze=[embeding]", "--vary", "lr=1e-3", "--plan"],
+            "is named 'embeding'; did you mean 'embedding'?",
+        ),
+    ],
+)
+def test_invalid_start_is_an_error(options, message, capsys):
+    assert main(["compare", "tune.yaml", *options]) == 2
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("begun", "in_process")
-def test_what_does_not_go_together_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "tune.yaml", "--vary", "d_ff=16", "--match", "params"]) == 2
-    assert "a design with init_from keeps the sizes of that run" in capsys.readouterr().err
-    assert main(["compare", "tune.yaml", "init_from=nowhere", "--vary", "lr=1e-3"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "polyhead: init_from.run: no run directory 'nowhere'; a run on the Hugging Face hub is "
-        "named owner/name\n"
-    )
-    for vary, key in (
-        ("init_from=nowhere", "init_from.run"),
-        ("distill={teacher: nowhere}", "distill.teacher"),
-    ):
-        assert main(["compare", "tune.yaml", "--vary", vary, "--plan"]) == 2
-        assert (
-            capsys.readouterr().err
-            == f"polyhead: {key}: no run directory 'nowhere'; a run on the Hugging Face hub is named "
-            "owner/name\n"
-        )
-    assert main(["compare", "tune.yaml", "data.train=nowhere.txt", "--vary", "lr=1e-3"]) == 2
-    assert "nowhere.txt" in capsys.readouterr().err
-    assert main(["compare", "tune.yaml", "train.freeze=[embeding]", "--vary", "lr=1e-3", "--plan"]) == 2
-    assert "is named 'embeding'; did you mean 'embedding'?" in capsys.readouterr().err
-    rows = compared(capsys, "--vary", "d_model=32", "--vary", "data.max_len=13", "--budget", "1steps")
+@pytest.mark.usefixtures("run_trials")
+def test_sizes_that_differ_from_run_are_refused():
+    rows = compare("tune", "--vary", "d_model=32", "--vary", "data.max_len=13")
     assert rows["d_model=32"]["status"] == "refused"
     assert rows["max_len=13"]["status"] == "failed"
     assert "rows do not fit" in rows["max_len=13"]["message"]
 
 
-@pytest.mark.usefixtures("begun")
-def test_a_cell_that_was_made_for_another_start_is_another_cell() -> None:
-    plan = prepare_comparison(
-        make_plan(
-            Path("tune.yaml"),
-            [],
-            [Axis("init_from", ("two",))],
-            [],
-            full_grid=False,
-            budget=Budget("recipe"),
-            seeds=1,
-            match=False,
-            out=None,
-        )
-    )
-    one, two = (row.recipe for row in plan.designs)
-    assert one is not None and two is not None
+@pytest.mark.usefixtures("workdir")
+def test_trial_of_another_start_has_changed_key():
+    axis = Axis("init_from", ("two",))
+    plan = prepare_comparison(make_toy_plan(axis, recipe="tune.yaml", budget=None, seeds=1))
+    one, two = (design.recipe for design in plan.designs)
     assert one.model.n_layers == 2
     assert find_changed_keys(one.model_dump(mode="json"), one) == []
-    assert find_changed_keys(
-        one.model_dump(mode="json"), two.model_copy(update={"tokenizer": one.tokenizer})
-    ) == ["init_from"]
+    other_start = two.model_copy(update={"tokenizer": one.tokenizer})
+    assert find_changed_keys(one.model_dump(mode="json"), other_start) == ["init_from"]
 
 
-def test_keys_outside_the_sections() -> None:
-    assert [resolve_key(key, "--vary") for key in ("init_from", "init_from.layer_stride",
-        "distill.temperature", "task.mask")] == [
-        "init_from", "init_from.layer_stride", "distill.temperature", "task.mask",
-    ]  # fmt: skip
-    with pytest.raises(
-        UserError,
-        match=re.escape(
-            "--vary task: all designs have the same task; its options can be varied, e.g. task.mask"
-        ),
-    ):
+def test_resolve_key_outside_of_sections():
+    for key in ("init_from", "init_from.layer_stride", "distill.temperature", "task.mask"):
+        assert resolve_key(key, "--vary") == key
+    message = "--vary task: all designs have the same task; its options can be varied, e.g. task.mask"
+    with pytest.raises(UserError, match=re.escape(message)):
         resolve_key("task", "--vary")

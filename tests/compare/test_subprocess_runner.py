@@ -1,39 +1,28 @@
-"""Tests of compare/subprocess_runner.py."""
-
-from __future__ import annotations
-
-import json
-from pathlib import Path
-from typing import Any
+import signal
+import sys
+from unittest.mock import Mock
 
 import pytest
 
-from polyhead.cli import main
-from polyhead.compare import run
-
-COMMAND = ["compare", "toy.yaml", "--budget", "4steps", "--vary", "norm=layernorm,rmsnorm"]
-
-OUT = Path("runs/compare-toy")
+from polyhead.compare.subprocess_runner import StopHandler, run_subprocess
 
 
-def rows() -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in json.loads((OUT / "compare.json").read_text())["rows"]}
+@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -9 $$", -9)])
+def test_exit_code_or_signal_of_trial(tmp_path, monkeypatch, script, code):
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "-m polyhead compare --cell {tmp_path}" ] && {script}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    stop = StopHandler()
+    assert run_subprocess(tmp_path, stop) == code
+    assert stop.child is None and not stop.is_requested
 
 
-@pytest.mark.usefixtures("place")
-def test_a_cell_that_was_killed_is_a_row_and_is_tried_again(
-    in_process: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = run.run_subprocess
-    monkeypatch.setattr(
-        run,
-        "run_subprocess",
-        lambda directory, stop: -9 if "rmsnorm" in str(directory) else whole(directory, stop),
-    )
-    assert main(COMMAND) == 0
-    assert rows()["norm=rmsnorm"]["message"] == "killed by the system, most likely out of memory"
-    monkeypatch.setattr(run, "run_subprocess", whole)
-    capsys.readouterr()
-    assert main(COMMAND) == 0
-    assert rows()["norm=rmsnorm"]["status"] == "done"
-    assert in_process == ["base.s1", "norm=rmsnorm.s1"]
+def test_stop_signal_is_forwarded_to_trial():
+    stop = StopHandler()
+    with pytest.raises(KeyboardInterrupt):
+        stop(signal.SIGINT, None)
+    stop.child = Mock()
+    stop(signal.SIGINT, None)
+    stop.child.send_signal.assert_called_once_with(signal.SIGTERM)
+    assert stop.is_requested

@@ -1,51 +1,29 @@
-"""Tests of compare/trial.py."""
-
-from __future__ import annotations
-
-import json
-from pathlib import Path
-from typing import Any
-
-import pytest
+from tests.compare.compare_helpers import compare, read_rows
 
 from polyhead.cli import main
 
-OUT = Path("runs/compare-toy")
 
-
-def rows() -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in json.loads((OUT / "compare.json").read_text())["rows"]}
-
-
-@pytest.mark.usefixtures("place")
-def test_what_cannot_be_built_and_what_fails_are_rows_that_say_so(
-    in_process: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["compare", "toy.yaml", "--budget", "12steps", "--vary", "n_heads=3", "--vary", "lr=1e38"]
-    assert main(command) == 0
+def test_refused_and_failed_designs_are_rows(run_trials, capsys):
+    options = ["--vary", "n_heads=3", "--vary", "lr=1e38"]
+    rows = compare("toy", *options, budget="12steps")
     out = capsys.readouterr().out
-    found = rows()
-    assert (found["n_heads=3"]["status"], found["base"]["status"]) == ("refused", "done")
-    assert found["n_heads=3"]["message"].startswith("model: d_model (16) must be divisible by n_heads (3)")
-    failed = found["lr=1e38"]
-    assert failed["status"] == "failed"
-    assert "not finite" in failed["message"]
-    assert failed["loss"] is None
-    assert "lr=1e38: failed: " in out
-    assert "n_heads=3: cannot be built: " in out
-    assert main(command) == 0
-    assert in_process == ["base.s1", "lr=1e38.s1"], "a divergence would come again: it is a result"
+    refused_row, failed_row = rows["n_heads=3"], rows["lr=1e38"]
+    statuses = {name: row["status"] for name, row in rows.items()}
+    assert statuses == {"base": "done", "n_heads=3": "refused", "lr=1e38": "failed"}
+    assert refused_row["message"].startswith("model: d_model (16) must be divisible by n_heads (3)")
+    assert "not finite" in failed_row["message"] and failed_row["loss"] is None
+    assert "lr=1e38: failed: " in out and "n_heads=3: cannot be built: " in out
+    compare("toy", *options, budget="12steps")
+    assert run_trials == ["base.s1", "lr=1e38.s1"], "a divergence is a result, and not run again"
 
 
-@pytest.mark.usefixtures("place")
-def test_memory_that_is_wanting_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, in_process: list[str]
-) -> None:
-    def full(*args: object, **settings: object) -> None:
+def test_trial_out_of_memory_is_run_again(run_trials, monkeypatch):
+    def raise_memory_error(*args, **options):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("polyhead.compare.trial.run_training", full)
+        patch.setattr("polyhead.compare.trial.run_training", raise_memory_error)
         assert main(["compare", "toy.yaml", "--budget", "1steps"]) == 1
-        assert rows()["base"]["message"] == "out of memory"
-    assert main(["compare", "toy.yaml", "--budget", "1steps"]) == 0
+        assert read_rows()["base"]["message"] == "out of memory"
+    compare("toy")
+    assert run_trials == ["base.s1"] * 2

@@ -11,8 +11,6 @@ tables 3 and 5. GPT on A100 80 GB, vocabulary 51,200, rows of 2,048 tokens. Tabl
 micro-batch, which is one row here, as in table 2 of the paper, and no number of interleaved chunks, 1 here.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from polyhead.cost.communication import ParallelLayout, Recompute

@@ -1,6 +1,4 @@
-"""Volumes worked by hand, and a ring that is walked message by message."""
-
-from __future__ import annotations
+"""Traffic computed by hand, and a ring simulated message by message."""
 
 import pytest
 
@@ -23,42 +21,36 @@ from polyhead.models import preset_config
 CONFIG = ModelConfig(kind="decoder", vocab_size=50, d_model=16, n_layers=4, n_heads=4)
 
 
-def walked(numbers: list[list[float]]) -> tuple[list[list[float]], int]:
-    """A ring all-reduce done: rank r sends piece after piece to r + 1; the sums, and
-    numbers sent by a rank.
-    """
+def simulate_ring(numbers):
+    """The sums of a ring all-reduce, in which rank r sends chunk after chunk to r + 1, and numbers sent."""
     n, size = len(numbers), len(numbers[0]) // len(numbers)
-    at = [[list(row[i * size : (i + 1) * size]) for i in range(n)] for row in numbers]
-    sent = 0
+    chunks = [[list(row[i * size : (i + 1) * size]) for i in range(n)] for row in numbers]
+    traffic = 0
     for step in range(2 * (n - 1)):
-        moved = [(r, (r - step) % n) for r in range(n)]
-        pieces = [list(at[r][i]) for r, i in moved]
-        for (r, i), piece in zip(moved, pieces, strict=True):
-            mine = at[(r + 1) % n][i]
-            at[(r + 1) % n][i] = [a + b for a, b in zip(mine, piece, strict=True)] if step < n - 1 else piece
-        sent += size
-    return [[x for piece in row for x in piece] for row in at], sent
+        messages = [(r, (r - step) % n, list(chunks[r][(r - step) % n])) for r in range(n)]
+        for r, i, values in messages:
+            local = chunks[(r + 1) % n][i]
+            reduced = [a + b for a, b in zip(local, values, strict=True)]
+            chunks[(r + 1) % n][i] = reduced if step < n - 1 else values
+        traffic += size
+    return [[x for chunk in row for x in chunk] for row in chunks], traffic
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
-def test_a_ring_sends_two_times_all_but_one_share(n: int) -> None:
+def test_ring_all_reduce_bytes_equal_a_simulation(n):
     numbers = [[float(r * 100 + i) for i in range(24)] for r in range(n)]
-    sums, sent = walked(numbers)
+    sums, traffic = simulate_ring(numbers)
     assert sums == [[sum(column) for column in zip(*numbers, strict=True)]] * n
-    assert ring_all_reduce_bytes(24, n) == sent
+    assert ring_all_reduce_bytes(24, n) == traffic
 
 
-def test_six_billion_gradients_of_two_bytes_are_twelve_gigabytes() -> None:
-    nbytes = 6e9 * 2
-    assert nbytes == 12e9
-    assert ring_all_reduce_bytes(nbytes, 8) == 21e9  # 2 x 7/8 of them
-    assert ring_all_reduce_bytes(nbytes, 1) == 0
+def test_ring_of_eight_sends_seven_quarters():
+    assert ring_all_reduce_bytes(12e9, 8) == 21e9
+    assert ring_all_reduce_bytes(12e9, 1) == 0
 
 
-def simulated(p: int, m: int) -> float:
-    """Share of time that stages idle when micro-batches pass through p stages in turn, forward and back in
-    unit times.
-    """
+def simulate_pipeline(p, m):
+    """Fraction of time that stages idle when m micro-batches pass through p stages in unit times."""
     done = [[0] * m for _ in range(p)]
     for i in range(m):
         for s in range(p):
@@ -67,36 +59,36 @@ def simulated(p: int, m: int) -> float:
 
 
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (1, 3), (8, 8), (2, 16)])
-def test_the_bubble_is_that_of_a_pipeline_that_runs(p: int, m: int) -> None:
-    assert idle_fraction(p, m) == pytest.approx(simulated(p, m))
+def test_bubble_equals_a_simulation(p, m):
+    assert idle_fraction(p, m) == pytest.approx(simulate_pipeline(p, m))
     assert bubble_ratio(p, m) == pytest.approx(idle_fraction(p, m) / (1 - idle_fraction(p, m)))
 
 
-def simulated_chunks(p: int, m: int, v: int) -> float:
-    """Share of time that ranks idle with v chunks each: groups of p micro-batches pass chunk after chunk."""
-    done: dict[tuple[int, int], list[int]] = {}  # (micro-batch, chunk) -> time at each rank
+def simulate_interleaving(p, m, v):
+    """Fraction of time that ranks with v chunks idle: groups of p micro-batches pass chunk after chunk."""
+    ends = {}  # (micro-batch, chunk) -> time at each rank
     free = [0] * p
     for group in range(0, m, p):
         for chunk in range(v):
             for i in range(group, group + p):
-                times = done[i, chunk] = [0] * p
+                times = ends[i, chunk] = [0] * p
                 for rank in range(p):
-                    came = times[rank - 1] if rank else done[i, chunk - 1][-1] if chunk else 0
-                    free[rank] = times[rank] = 1 + max(came, free[rank])
+                    start = times[rank - 1] if rank else ends[i, chunk - 1][-1] if chunk else 0
+                    free[rank] = times[rank] = 1 + max(start, free[rank])
     return 1 - m * v / free[-1]
 
 
 @pytest.mark.parametrize(("p", "m", "v"), [(4, 8, 2), (2, 4, 3), (8, 8, 2), (3, 9, 1)])
-def test_interleaving_divides_the_bubble(p: int, m: int, v: int) -> None:
-    assert idle_fraction(p, m, v) == pytest.approx(simulated_chunks(p, m, v))
+def test_interleaving_divides_the_bubble(p, m, v):
+    assert idle_fraction(p, m, v) == pytest.approx(simulate_interleaving(p, m, v))
     assert bubble_ratio(p, m, v) == pytest.approx(idle_fraction(p, m, v) / (1 - idle_fraction(p, m, v)))
     assert bubble_ratio(p, m, v) == bubble_ratio(p, m) / v
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
-def test_half_a_ring_scatters_the_sums(n: int) -> None:
+def test_gather_is_half_of_a_ring(n):
     numbers = [[float(r * 100 + i) for i in range(24)] for r in range(n)]
-    assert 2 * shard_gather_bytes(24, n) == walked(numbers)[1]
+    assert 2 * shard_gather_bytes(24, n) == simulate_ring(numbers)[1]
 
 
 H, VOCABULARY = 16, 50
@@ -105,30 +97,30 @@ TABLE = VOCABULARY * H  # of the embedding, which is the head as well
 NUMBERS = 4 * LAYER + TABLE
 
 
-def test_what_a_rank_of_a_sharded_model_sends() -> None:
+def test_traffic_of_sharded_data_parallelism():
     # 2 replicas of 4 shards: gradients of 4 bytes are scattered, and each quarter is summed with the other
     # replica's; weights of 2 bytes are gathered for both passes of 3 batches, those outside of blocks for one
     layout = ParallelLayout(data_parallel=2, shard=4, state_bytes=2)
-    sent = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout, accumulate=3)
-    assert sent.data == 3 / 4 * 4 * NUMBERS + 2 * (1 / 2) * NUMBERS
-    assert sent.gather == 3 * (3 / 4) * 2 * (2 * 4 * LAYER + TABLE)
-    assert (sent.ranks, sent.share) == (8, 1 / 4)
-    again = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout, 3, "blocks")
-    assert again.gather == 3 * (3 / 4) * 2 * (3 * 4 * LAYER + TABLE)
+    traffic = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout, accumulate=3)
+    assert traffic.data == 3 / 4 * 4 * NUMBERS + 2 * (1 / 2) * NUMBERS
+    assert traffic.gather == 3 * (3 / 4) * 2 * (2 * 4 * LAYER + TABLE)
+    assert (traffic.ranks, traffic.share) == (8, 1 / 4)
+    recompute_traffic = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout, 3, "blocks")
+    assert recompute_traffic.gather == 3 * (3 / 4) * 2 * (3 * 4 * LAYER + TABLE)
     frozen = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout, 3, n_parameters=NUMBERS)
-    assert (frozen.data, frozen.gather) == (3 / 4 * 4000 + 1000, sent.gather)
+    assert (frozen.data, frozen.gather) == (3 / 4 * 4000 + 1000, traffic.gather)
 
 
-def test_a_stage_of_a_sharded_model_stays_gathered_after_a_backward_pass() -> None:
+def test_sharded_pipeline_stage_stays_gathered():
     layout = ParallelLayout(shard=4, pipeline=2, micro_batches=3, state_bytes=2)
-    sent = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout)
-    assert sent.gather == 3 / 4 * 2 * (4 * 2 * LAYER + TABLE)
-    assert sent.data == 3 / 4 * 4 * (2 * LAYER + TABLE)  # both stages have the table
+    traffic = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout)
+    assert traffic.gather == 3 / 4 * 2 * (4 * 2 * LAYER + TABLE)
+    assert traffic.data == 3 / 4 * 4 * (2 * LAYER + TABLE)  # both stages have the table
     # half of the hidden states' traffic, and the gradients of the shard of the table
-    assert sent.pipeline == 8 * 10 * H * 2 + TABLE / 4 * 4
+    assert traffic.pipeline == 8 * 10 * H * 2 + TABLE / 4 * 4
 
 
-def test_gloo_reduces_and_scatters_by_an_all_reduce() -> None:
+def test_gloo_reduce_scatter_is_an_all_reduce():
     layout = ParallelLayout(shard=4, backend="gloo")
     one, other = (
         estimate_traffic(CONFIG, BatchShape(8, 12), NUMBERS, layout._replace(context_parallel=c))
@@ -142,88 +134,86 @@ def test_gloo_reduces_and_scatters_by_an_all_reduce() -> None:
     assert other.data == 2 * (7 / 8) * 4 * NUMBERS
 
 
-def test_context_parallelism_gathers_keys_and_values() -> None:
+def test_context_parallelism_gathers_keys_and_values():
     config = ModelConfig(kind="decoder", vocab_size=50, d_model=16, n_layers=4, n_heads=4, n_kv_heads=2)
     layout = ParallelLayout(context_parallel=2, activation_bytes=2)
-    sent = estimate_traffic(config, BatchShape(8, 10), 1000, layout)
+    traffic = estimate_traffic(config, BatchShape(8, 10), 1000, layout)
     # 4 layers, half of 8 x 10 keys and values of 2 heads of 4 numbers, and as many gradients; positions of 8
     # bytes
     gathered, positions = 4 * (1 / 2) * (8 * 10 * 2 * 2 * 4 * 2), 1 / 2 * 8 * 10 * 8
-    assert sent.context == 2 * gathered + positions
-    assert (sent.gather, sent.data) == (0, 4000)  # whole weights, whose gradients are summed
-    again = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
-    assert again.context == 3 * gathered + positions
+    assert traffic.context == 2 * gathered + positions
+    assert (traffic.gather, traffic.data) == (0, 4000)  # whole weights, whose gradients are summed
+    recompute_traffic = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
+    assert recompute_traffic.context == 3 * gathered + positions
     shared = estimate_traffic(config, BatchShape(8, 10), 1000, layout._replace(shards_context=True))
     assert (shared.data, shared.share) == (2000, 1 / 2) and shared.gather > 0
     parts = layout._replace(tensor_parallel=2, activation_bytes=4)
     assert estimate_traffic(config, BatchShape(8, 10), 1000, parts).tensor == tensor_bytes(4, 8 * 5)
 
 
-def tensor_bytes(layers: int, tokens: int, recomputed: int = 0, size: int = 4) -> float:
-    """What each of two ranks sends: products forward, hidden states backward, and outside of the layers the
-    embedding, the gradient of the head's input, and two numbers a label.
+def tensor_bytes(layers, tokens, recomputed=0, size=4):
+    """Bytes sent by each of two ranks: products forward, hidden states backward, and outside of the layers
+    the embedding, the gradient of the head's input, and two numbers per label.
     """
     return layers * tokens * H * (2 * 4 + (2 + recomputed) * size) + 2 * tokens * H * 4 + tokens * 2 * 4
 
 
-def test_recomputation_sums_again_but_for_what_nothing_needs() -> None:
+def test_recomputation_repeats_the_required_sums():
     layout = ParallelLayout(tensor_parallel=2, activation_bytes=2)
     for changes, n in (({}, 2), ({"norm_first": True}, 2), ({"norm_first": True, "dropout": 0.0}, 1)):
         config = CONFIG.model_copy(update=changes)
-        sent = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
-        assert sent.tensor == tensor_bytes(4, 80, n, 2)
+        traffic = estimate_traffic(config, BatchShape(8, 10), 1000, layout, recompute="blocks")
+        assert traffic.tensor == tensor_bytes(4, 80, n, 2)
 
 
-def test_traffic_within_a_machine_takes_its_own_link() -> None:
+def test_traffic_within_a_node_uses_its_link():
     layout = ParallelLayout(2, 4, 2, 2, bandwidth=1e6, shard=2, intra_node_bandwidth=1e9, nproc_per_node=8)
-    sent = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout)
-    assert sent.seconds_by_kind is not None
-    assert sent.seconds_by_kind["tensor"] == sent.tensor / 1e9  # 4 neighbours
-    assert sent.seconds_by_kind["gather"] == sent.gather / 1e9  # 2 groups of 4
-    assert sent.seconds_by_kind["data"] == sent.data / 1e6  # 2 machines
-    assert sent.seconds_by_kind["pipeline"] == sent.pipeline / 1e6
-    assert sent.seconds == pytest.approx(sum(sent.seconds_by_kind.values()))
+    traffic = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout)
+    assert traffic.seconds_by_kind is not None
+    assert traffic.seconds_by_kind["tensor"] == traffic.tensor / 1e9  # 4 neighbours
+    assert traffic.seconds_by_kind["gather"] == traffic.gather / 1e9  # 2 groups of 4
+    assert traffic.seconds_by_kind["data"] == traffic.data / 1e6  # 2 machines
+    assert traffic.seconds_by_kind["pipeline"] == traffic.pipeline / 1e6
+    assert traffic.seconds == pytest.approx(sum(traffic.seconds_by_kind.values()))
     one = layout.with_hardware(HARDWARE["h100"])
     assert (one.bandwidth, one.intra_node_bandwidth, one.nproc_per_node) == (1e6, 1e9, 8)
     default = ParallelLayout(tensor_parallel=4).with_hardware(HARDWARE["h100"])
     assert (default.bandwidth, default.link_bandwidth(1, 4)) == (50e9, 450e9)
 
 
-def test_tensor_parallel_sums_twice_a_layer_each_way() -> None:
-    # Shoeybi et al., 2019: 4 all-reduces a layer; B S H = 2 x 8 x 16 numbers of 4 bytes among 2 ranks are
-    # sent once
+def test_tensor_parallel_has_four_all_reduces_per_layer():
+    # Shoeybi et al., 2019; B S H = 2 x 8 x 16 numbers of 4 bytes among 2 ranks are sent once
     assert tensor_parallel_bytes(2, 8, 16, layers=3, ranks=2, itemsize=4) == 4 * 3 * (2 * 8 * 16 * 4)
 
 
-def test_what_a_rank_sends() -> None:
-    sent = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, ParallelLayout(4, 2, 2, 4, 2, 2, bandwidth=1e6))
-    assert sent.data == pytest.approx(2 * 3 / 4 * 1000 * 2 / 2 * (2 * LAYER + TABLE) / NUMBERS)
-    assert sent.tensor == tensor_bytes(4, 8 * 10, size=2) / 2
+def test_traffic_of_combined_parallelism():
+    layout = ParallelLayout(4, 2, 2, 4, 2, 2, bandwidth=1e6)
+    traffic = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout)
+    assert traffic.data == pytest.approx(2 * 3 / 4 * 1000 * 2 / 2 * (2 * LAYER + TABLE) / NUMBERS)
+    assert traffic.tensor == tensor_bytes(4, 8 * 10, size=2) / 2
     # forward from one stage and backward from the other, and the gradients of the common table
     assert point_to_point_bytes(8, 10, 16, 4) == 2 * 8 * 10 * 16 * 4
-    assert sent.pipeline == 8 * 10 * 16 * 4 + TABLE * 2 / 2
-    assert (sent.bubble, sent.idle) == (1 / 4, 1 / 5)
-    assert (sent.ranks, sent.share) == (16, 1 / 4)
-    assert (sent.held_gpipe, sent.held_1f1b) == (4, 2)
-    assert sent.seconds == pytest.approx(sent.total / 1e6)
-    more = estimate_traffic(
-        CONFIG, BatchShape(8, 10), 1000, ParallelLayout(4, 2, 2, 4, 2, 2, bandwidth=1e6), accumulate=3
-    )
-    assert (more.data, more.tensor) == (sent.data, 3 * sent.tensor)
+    assert traffic.pipeline == 8 * 10 * 16 * 4 + TABLE * 2 / 2
+    assert (traffic.bubble, traffic.idle) == (1 / 4, 1 / 5)
+    assert (traffic.ranks, traffic.share) == (16, 1 / 4)
+    assert (traffic.held_gpipe, traffic.held_1f1b) == (4, 2)
+    assert traffic.seconds == pytest.approx(traffic.total / 1e6)
+    more = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout, accumulate=3)
+    assert (more.data, more.tensor) == (traffic.data, 3 * traffic.tensor)
     assert more.pipeline == 3 * 8 * 10 * 16 * 4 + TABLE
-    alone = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, ParallelLayout())
-    assert alone.total == alone.bubble == 0
+    single = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, ParallelLayout())
+    assert single.total == single.bubble == 0
 
 
-def test_a_decoder_with_a_source_sums_three_times() -> None:
+def test_cross_attention_has_further_sums():
     config = preset_config("tiny", 50)
-    sent = estimate_traffic(config, BatchShape(2, 5, 7), 1000, ParallelLayout(tensor_parallel=2))
+    traffic = estimate_traffic(config, BatchShape(2, 5, 7), 1000, ParallelLayout(tensor_parallel=2))
     layers = 4 * (2 * 2 * 2 * 7 + 2 * 3 * 2 * 5) + 4 * 2 * 7  # and the source's gradient in decoder layers
-    assert sent.tensor == (layers + 2 * 7 + 2 * 5 + 2 * 5) * 128 * 4 + 2 * 5 * 8
+    assert traffic.tensor == (layers + 2 * 7 + 2 * 5 + 2 * 5) * 128 * 4 + 2 * 5 * 8
 
 
 @pytest.mark.parametrize(
-    ("layout", "said"),
+    ("layout", "message"),
     [
         (ParallelLayout(tensor_parallel=3), "does not divide n_heads"),
         (ParallelLayout(pipeline=5), "the model 4 layers"),
@@ -234,15 +224,15 @@ def test_a_decoder_with_a_source_sums_three_times() -> None:
         (ParallelLayout(pipeline=2, micro_batches=3, interleave=2), "a multiple of the 2 pipeline stages"),
     ],
 )
-def test_what_cannot_be_is_said(layout: ParallelLayout, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_layout_is_refused(layout, message):
+    with pytest.raises(UserError, match=message):
         layout.check(CONFIG, BatchShape(8, 10))
 
 
 @pytest.mark.parametrize(
     ("changes", "part"), [({"block": "lstm"}, "block lstm"), ({"attention": "linear"}, "attention linear")]
 )
-def test_a_state_along_the_row_is_not_split(changes: dict[str, str], part: str) -> None:
+def test_recurrent_state_is_not_split(changes, part):
     config = ModelConfig(kind="decoder", vocab_size=50, d_model=16, n_layers=2, n_heads=2, **changes)
     ParallelLayout().check(config, BatchShape(8, 10))
     with pytest.raises(UserError, match=f"{part} passes a state along the row"):

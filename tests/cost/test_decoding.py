@@ -1,12 +1,6 @@
-"""Tests of cost/decoding.py."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from tests.cost.memory_helpers import config_of
+from tests.cost.cost_helpers import make_config
 from torch.utils._pytree import tree_leaves
 
 from polyhead.cache.factory import make_cache
@@ -33,59 +27,51 @@ MODELS = [
 ]
 
 
+@torch.inference_mode()
+def read_tokens(model, choice, n_rows, length):
+    """A cache that has read rows of tokens, and the memory of an encoder."""
+    cache = make_cache(CACHE.check(choice), model.cache_shape, n_rows, length)
+    pos = torch.arange(length).expand(n_rows, -1)
+    memory = model.encode(torch.zeros(n_rows, 9, dtype=torch.int64)) if hasattr(model, "encode") else None
+    cache.prepare_step(range(n_rows), pos)
+    model.decode(torch.zeros_like(pos), pos, cache, memory)
+    return cache, memory
+
+
 @pytest.mark.parametrize("changes", MODELS, ids=str)
 @pytest.mark.parametrize("name", CACHE.names())
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_a_cache_holds_what_it_says(kind: str, name: str, changes: dict[str, Any]) -> None:
-    config, rows, length = config_of(kind, changes), 3, 40
-    options = {"rank": 2} if name == "low_rank" else {}
-    said = measure_cache(Choice(name, **options), cache_shape(config), rows, length)
-    model = build(config, 1).eval()
-    if said.unsupported_reason:
-        windows = "layer_pattern" in changes and name == "subgen"
-        assert (name == "state") == bool(model.cache_shape.kv_layers) or windows
+def test_estimate_equals_the_bytes_of_a_cache(kind, name, changes):
+    config, choice = make_config(kind, changes), Choice(name, **({"rank": 2} if name == "low_rank" else {}))
+    estimate, model = measure_cache(choice, cache_shape(config), 3, 40), build(config, 1).eval()
+    if estimate.unsupported_reason:
+        has_windows = "layer_pattern" in changes and name == "subgen"
+        assert (name == "state") == bool(model.cache_shape.kv_layers) or has_windows
         return
-    cache = make_cache(CACHE.check(Choice(name, **options)), model.cache_shape, rows, length)
-    pos = torch.arange(length).expand(rows, -1)
-    with torch.inference_mode():
-        memory = model.encode(torch.zeros(rows, 9, dtype=torch.int64)) if kind == "encoder-decoder" else None
-        cache.prepare_step(range(rows), pos)
-        model.decode(torch.zeros(rows, length, dtype=torch.int64), pos, cache, memory)
-    assert said.nbytes == cache.nbytes
+    cache, memory = read_tokens(model, choice, 3, 40)
+    assert estimate.nbytes == cache.nbytes
     if memory is not None:
-        parts = [x for x in tree_leaves(memory) if x is not None]
-        assert count_source_bytes(config, 9) * rows == sum(x.nbytes for x in parts)
+        assert count_source_bytes(config, 9) * 3 == sum(
+            x.nbytes for x in tree_leaves(memory) if x is not None
+        )
 
 
 @pytest.mark.parametrize("rank", [3, 8, 99])
-def test_directions_that_are_the_whole_head_are_counted_as_they_are_held(rank: int) -> None:
-    config, choice, length = config_of("decoder", {}), Choice("low_rank", rank=rank), 40
-    said, model = measure_cache(choice, cache_shape(config), 1, length), build(config, 1).eval()
-    cache = make_cache(CACHE.check(choice), model.cache_shape, 1, length)
-    with torch.inference_mode():
-        cache.prepare_step([0], torch.arange(length)[None])
-        model.decode(torch.zeros(1, length, dtype=torch.int64), torch.arange(length)[None], cache)
-    assert said.nbytes == cache.nbytes
+def test_rank_is_at_most_the_head_dim(rank):
+    config, choice = make_config("decoder"), Choice("low_rank", rank=rank)
+    cache, _ = read_tokens(build(config, 1).eval(), choice, 1, 40)
+    assert measure_cache(choice, cache_shape(config), 1, 40).nbytes == cache.nbytes
 
 
-def test_heads_that_share_keys_save_in_proportion() -> None:
-    config = preset_config("gpt2", 50257)
-    assert (
-        bytes_by_kv_heads(config, 12)[12] == 12 * 2 * 768 * 4
-    )  # all heads, 12 layers, keys and values, fp32
-    assert {n: bytes_by_kv_heads(config, 12)[12] / b for n, b in bytes_by_kv_heads(config, 12).items()} == {
-        12: 1,
-        6: 2,
-        4: 3,
-        3: 4,
-        2: 6,
-        1: 12,
-    }
+def test_grouped_heads_save_in_proportion():
+    """All heads of 12 layers hold keys and values in fp32."""
+    sizes = bytes_by_kv_heads(preset_config("gpt2", 50257), 12)
+    assert sizes[12] == 12 * 2 * 768 * 4
+    assert {n: sizes[12] / size for n, size in sizes.items()} == {12: 1, 6: 2, 4: 3, 3: 4, 2: 6, 1: 12}
 
 
-def test_a_bounded_cache_bounds_the_operations() -> None:
-    config = config_of("decoder", {"max_len": 4096})
-    whole, bounded = token_flops(config, 4096), token_flops(config, 4096, cache=Choice("h2o", budget=64))
-    assert whole - bounded == 3 * 2 * 2 * 16 * (
-        4096 - 64
-    )  # layers, a product is two, keys and values, d_model, slots
+def test_bounded_cache_bounds_the_operations():
+    config = make_config("decoder", {"max_len": 4096})
+    full, bounded = token_flops(config, 4096), token_flops(config, 4096, cache=Choice("h2o", budget=64))
+    # layers, 2 per product, keys and values, d_model, slots
+    assert full - bounded == 2 * 2 * 2 * 16 * (4096 - 64)

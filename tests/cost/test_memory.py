@@ -1,13 +1,10 @@
-"""Bytes without memory against the bytes of real tensors."""
-
-from __future__ import annotations
+"""Estimated bytes against those of real tensors."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from tests.cost.memory_helpers import config_of
+from tests.cost.cost_helpers import KINDS, make_config, make_shape
 
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.choice import Choice
@@ -21,11 +18,14 @@ from polyhead.nn.loss import cross_entropy
 from polyhead.train.train_state import TrainState
 from polyhead.train.trainable_parameters import freeze
 
-KINDS = {"decoder": BatchShape(3, 13), "encoder": BatchShape(3, 13), "encoder-decoder": BatchShape(3, 13, 9)}
-CHANGES = [{}, {"attention": "linear", "dropout": 0.0}, {"position": "shaw", "feed_forward": "swiglu",
-    "norm": "rmsnorm"},
-           {"attention": {"name": "softmax", "window": 3}}, {"norm": "batchnorm",
-               "feed_forward": "gelu"}]  # fmt: skip
+CHANGES = [
+    {},
+    {"attention": "linear", "dropout": 0.0},
+    {"position": "shaw", "feed_forward": "swiglu", "norm": "rmsnorm"},
+    {"attention": {"name": "softmax", "window": 3}},
+    {"norm": "batchnorm", "feed_forward": "gelu"},
+]
+ADAMW = Choice("adamw")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -37,94 +37,89 @@ CHANGES = [{}, {"attention": "linear", "dropout": 0.0}, {"position": "shaw", "fe
     ],
     ids=str,
 )
-def test_activations_are_what_autograd_keeps(kind: str, changes: dict[str, Any], precision: Any) -> None:
-    config, load = config_of(kind, changes), KINDS[kind]
+def test_activations_equal_the_tensors_saved_by_autograd(kind, changes, precision):
+    config, shape = make_config(kind, changes), make_shape(kind)
     model = build(config, 1).train()
     with SavedActivations(model) as saved, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        compute_features(model, fake_inputs(config, load))
-    # a norm of bf16 keeps statistics of 4 bytes a token where tensors without numbers take them for 2
-    found = estimate_training_memory(config, load, Choice("adamw"), precision=precision).activations
-    assert found == pytest.approx(saved.nbytes, abs=load.rows * load.length * 4)
+        compute_features(model, fake_inputs(config, shape))
+    # a norm of bf16 keeps statistics of 4 bytes per token, for which fake tensors take 2
+    estimate = estimate_training_memory(config, shape, ADAMW, precision=precision).activations
+    assert estimate == pytest.approx(saved.nbytes, abs=shape.rows * shape.length * 4)
 
 
-def test_of_lstm_nothing_is_said() -> None:
-    config = config_of("decoder", {"block": "lstm", "position": "none"})
-    assert estimate_training_memory(config, BatchShape(2, 5), Choice("adamw")).activations is None
+def test_activations_of_an_lstm_are_unknown():
+    config = make_config("decoder", {"block": "lstm", "position": "none"})
+    assert estimate_training_memory(config, BatchShape(2, 5), ADAMW).activations is None
 
 
 @pytest.mark.parametrize("name", OPTIMIZER.names())
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_gradients_and_optimizer_are_those_of_a_run(kind: str, name: str) -> None:
-    config, load = config_of(kind, {}), KINDS[kind]
-    model = build(config, 1)
+def test_weights_gradients_and_optimizer_equal_a_run(kind, name):
+    config, shape = make_config(kind), make_shape(kind)
+    model, labels = build(config, 1), torch.ones(shape.rows, shape.length, dtype=torch.int64)
     training = TrainState(model, TrainConfig(steps=5, optimizer=name, ema=0.9), config.d_model, 5)
-    labels = torch.ones(load.rows, load.length, dtype=torch.int64)
-    cross_entropy(compute_features(model, fake_inputs(config, load)), model.head, labels).total.backward()
+    features = compute_features(model, fake_inputs(config, shape))
+    cross_entropy(features, model.head, labels).total.backward()
     for optimizer in training.optimizers:
         optimizer.step()
-    memory = estimate_training_memory(config, load, OPTIMIZER.check(Choice(name)), ema=True)
-    tables = sum(x.nbytes for x in model.buffers())
-    assert memory.weights == sum(p.nbytes for p in model.parameters()) + tables
+    memory = estimate_training_memory(config, shape, OPTIMIZER.check(Choice(name)), ema=True)
+    tensors = (*model.parameters(), *model.buffers())
+    assert memory.weights == sum(x.nbytes for x in tensors)
     assert memory.gradients == sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
     states = [x for o in training.optimizers for state in o.state.values() for x in state.values()]
     assert memory.optimizer == sum(x.nbytes for x in states if isinstance(x, torch.Tensor))
-    assert training.ema is not None
     assert memory.average == sum(x.nbytes for x in training.ema.weights.values())
-    assert estimate_training_memory(config, load, Choice("adamw")).average == 0
+    assert estimate_training_memory(config, shape, ADAMW).average == 0
 
 
-def test_adamw_keeps_eight_bytes_a_parameter_and_adafactor_hardly_any() -> None:
-    config = preset_config("gpt2", 50257)
-    load, each = BatchShape(1, 8), count_model_parameters(config)
+def test_optimizer_bytes_per_parameter():
+    """Adamw keeps two moments, muon one inside of the blocks, adafactor almost nothing."""
+    config = preset_config("gpt2", 50257).model_copy(update={"n_layers": 2})
+    n, n_blocks = count_model_parameters(config), 2 * 12 * 768**2
     adamw, muon, adafactor = (
-        estimate_training_memory(config, load, Choice(name)).optimizer
+        estimate_training_memory(config, BatchShape(1, 8), Choice(name)).optimizer
         for name in ("adamw", "muon", "adafactor")
     )
-    assert adamw == pytest.approx(8 * each, rel=1e-4)
-    assert muon == pytest.approx(
-        4 * 12 * 12 * 768**2 + 8 * (each - 12 * 12 * 768**2), rel=1e-2
-    )  # one moment inside the blocks
+    assert adamw == pytest.approx(8 * n, rel=1e-4)
+    assert muon == pytest.approx(4 * n_blocks + 8 * (n - n_blocks), rel=1e-2)
     assert adafactor < 0.01 * adamw
 
 
-def test_frozen_parts_have_no_gradients() -> None:
-    config = config_of("encoder", {})
-    model = build(config, 1)
-    frozen = sum(p.nbytes for p in model.encoder.stack.layers[0].parameters())
-    whole, part = (
+def test_frozen_parts_have_no_gradients():
+    config = make_config("encoder")
+    n_bytes = sum(p.nbytes for p in build(config, 1).encoder.stack.layers[0].parameters())
+    full, partial = (
         estimate_training_memory(
-            config, BatchShape(2, 5), Choice("adamw"), prepare=lambda model, f=f: freeze(model, f)
+            config, BatchShape(2, 5), ADAMW, prepare=lambda model, names=names: freeze(model, names)
         )
-        for f in ((), ("encoder.stack.layers.0",))
+        for names in ((), ("encoder.stack.layers.0",))
     )
-    assert whole.gradients - part.gradients == frozen
-    assert part.optimizer < whole.optimizer
+    assert full.gradients - partial.gradients == n_bytes
+    assert partial.optimizer < full.optimizer
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_loss_keeps_what_it_says(precision: Any) -> None:
-    config = config_of("decoder", {"lm_head_bias": True})
-    load, model = BatchShape(3, 13), build(config, 1)
-    features = torch.ones(
-        3, 13, 16, dtype=torch.bfloat16 if precision == "bf16" else torch.float32, requires_grad=True
-    )
-    with SavedActivations(model) as saved, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+@pytest.mark.parametrize(
+    ("kind", "changes", "width", "precision"),
+    [
+        ("decoder", {"lm_head_bias": True}, 16, "fp32"),
+        ("decoder", {"lm_head_bias": True}, 16, "bf16"),
+        ("encoder", {"d_embedding": 6}, 6, "fp32"),
+    ],
+    ids=str,
+)
+def test_loss_equals_the_tensors_saved_by_autograd(kind, changes, width, precision):
+    """And chunks of logits: two in fp32, and one in bf16."""
+    config = make_config(kind, changes)
+    model, is_bf16 = build(config, 1), precision == "bf16"
+    features = torch.ones(3, 13, width, dtype=torch.bfloat16 if is_bf16 else None, requires_grad=True)
+    with SavedActivations(model) as saved, torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
         cross_entropy(features, model.head, torch.ones(3, 13, dtype=torch.int64))
-    working = 39 * 50 * (4 + 4 + (2 if precision == "bf16" else 0))
-    wanted = estimate_training_memory(config, load, Choice("adamw"), precision=precision).loss
-    assert wanted - working == pytest.approx(saved.nbytes, abs=39 * 8 + 50 * 4)
+    logits = 39 * 50 * (4 + 4 + 2 * is_bf16)
+    estimate = estimate_training_memory(config, BatchShape(3, 13), ADAMW, precision=precision).loss
+    assert estimate - logits == pytest.approx(saved.nbytes, abs=39 * 8 + 50 * 4)
 
 
-def test_a_head_that_reads_narrow_vectors_keeps_as_much_less() -> None:
-    config = config_of("encoder", {"d_embedding": 6})
-    model, features = build(config, 1), torch.ones(3, 13, 6, requires_grad=True)
-    with SavedActivations(model) as saved:
-        cross_entropy(features, model.head, torch.ones(3, 13, dtype=torch.int64))
-    wanted = estimate_training_memory(config, BatchShape(3, 13), Choice("adamw")).loss - 39 * 50 * (4 + 4)
-    assert wanted == pytest.approx(saved.nbytes, abs=39 * 8)
-
-
-def test_the_formula_of_the_literature_by_hand() -> None:
+def test_formula_equals_that_of_the_literature():
+    """Korthikanti et al., 2022, with their 175B: s 2048, h 12288, a 96, b 1: 34 + 5 x 16 = 114 a layer."""
     config = preset_config("gpt3-175b", 50257)
-    # Korthikanti et al., 2022, with their 175B: s 2048, h 12288, a 96, b 1: 34 + 5 x 16 = 114 a layer
     assert activation_bytes_formula(config, BatchShape(1, 2048)) == 96 * 2048 * 12288 * 114

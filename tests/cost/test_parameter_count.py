@@ -1,10 +1,4 @@
-"""Parameters by part: the tables of the literature to the last one, against the reference implementation's
-own count.
-"""
-
-from __future__ import annotations
-
-from typing import Any
+"""Parameters by part against the tables of the literature and against Hugging Face Transformers."""
 
 import pytest
 import torch
@@ -23,7 +17,8 @@ from polyhead.models.build import model_class
 
 BART = {"vocab_size": 50265}
 T5 = {"vocab_size": 32128}
-THEIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
+BASE = {"num_attention_heads": 12, "intermediate_size": 3072}
+MODELS = {
     "gpt": ("OpenAIGPTConfig", "OpenAIGPTLMHeadModel", {}),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
     "gpt2-medium": ("GPT2Config", "GPT2LMHeadModel", {"n_embd": 1024, "n_layer": 24, "n_head": 16}),
@@ -34,14 +29,11 @@ THEIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}),
     "distilbert": ("DistilBertConfig", "DistilBertModel", {}),
     "electra-small": ("ElectraConfig", "ElectraModel", {}),
-    "electra-base": ("ElectraConfig", "ElectraModel", {
-        "embedding_size": 768, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
-    "albert-base-v2": ("AlbertConfig", "AlbertModel", {
-        "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
+    "electra-base": ("ElectraConfig", "ElectraModel", {**BASE, "embedding_size": 768, "hidden_size": 768}),
+    "albert-base-v2": ("AlbertConfig", "AlbertModel", {**BASE, "hidden_size": 768}),
     "bart-base": ("BartConfig", "BartForConditionalGeneration", {
         **BART, "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 3072,
-        "decoder_ffn_dim": 3072,
-        "encoder_attention_heads": 12, "decoder_attention_heads": 12}),
+        "decoder_ffn_dim": 3072, "encoder_attention_heads": 12, "decoder_attention_heads": 12}),
     "bart-large": ("BartConfig", "BartForConditionalGeneration", BART),
     "t5-small": ("T5Config", "T5ForConditionalGeneration", T5),
     "t5-base": ("T5Config", "T5ForConditionalGeneration", {
@@ -55,165 +47,161 @@ THEIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", THEIRS)
-def test_a_preset_has_as_many_parameters_as_the_model_it_is_named_after(name: str) -> None:
-    config, model, sizes = THEIRS[name]
+def count_meta_parameters(build):
     with torch.device("meta"):
-        theirs = getattr(transformers, model)(getattr(transformers, config)(**sizes))
-    # the reference implementation keeps the bias of BART's scores as a buffer
-    wanted = sum(p.numel() for p in theirs.parameters()) + (50265 if name.startswith("bart") else 0)
-    assert count_model_parameters(published_config(name)) == wanted
+        return sum(p.numel() for p in build().parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_preset_has_the_parameters_of_its_model(name):
+    config, model, sizes = MODELS[name]
+    n = count_meta_parameters(lambda: getattr(transformers, model)(getattr(transformers, config)(**sizes)))
+    # BART keeps the bias of its logits as a buffer
+    assert count_model_parameters(published_config(name)) == n + (50265 if name.startswith("bart") else 0)
 
 
 @pytest.mark.parametrize("name", PRESET_INFO)
-def test_a_preset_is_near_what_its_paper_says(name: str) -> None:
-    # table 2.1 of Brown et al. gives GPT-3 XL 24 heads of 128, wider than its d_model: its 1.3 billion are
-    # not of these sizes
-    far = 0.17 if name == "gpt3-xl" else 0.045
-    assert count_model_parameters(published_config(name)) == pytest.approx(
-        PRESET_INFO[name].parameters, rel=far
-    )
-
-
-@pytest.mark.parametrize("name", PRESET_INFO)
-def test_every_parameter_is_in_one_part_and_every_part_has_its_formula(name: str) -> None:
+def test_preset_parameters_are_counted_by_part(name):
+    """All parameters, with a formula of each part, near the published number."""
     config = published_config(name)
-    with torch.device("meta"):
-        assert sum(p.numel() for p in model_class(config)(config).parameters()) == count_model_parameters(
-            config
-        )
+    n = count_model_parameters(config)
+    assert count_meta_parameters(lambda: model_class(config)(config)) == n
+    assert sum(part.total for part in group_parameters(config)) == n
     assert all(part.formula for part in group_parameters(config))
+    # table 2.1 of Brown et al. gives GPT-3 XL 24 heads of 128, more than d_model: not of its 1.3 billion
+    assert n == pytest.approx(PRESET_INFO[name].parameters, rel=0.17 if name == "gpt3-xl" else 0.045)
 
 
-def test_bert_is_explained_to_the_last_parameter() -> None:
-    """Embeddings VH + TH + 2H + 2H, layers 12H² + 13H, pooler H² + H: 110 and 340 million (Devlin et al.,
-    2018).
-    """
-    for name, layers, H in (("bert-base", 12, 768), ("bert-large", 24, 1024)):
-        found = {part.name: (part.total, part.formula) for part in group_parameters(published_config(name))}
-        assert found == {
-            "token embedding": (30522 * H, "VH"),
-            "position embedding": (512 * H, "TH"),
-            "segment embedding": (2 * H, "2H"),
-            "embedding norm": (2 * H, "2H"),
-            "layer": (layers * (12 * H * H + 13 * H), "12H² + 13H"),
-            "pooler": (H * H + H, "H² + H"),
-        }
-    assert (
-        count_model_parameters(published_config("bert-base")),
-        count_model_parameters(published_config("bert-large")),
-    ) == (109_482_240, 335_141_888)
+@pytest.mark.parametrize(
+    ("name", "layers", "H", "total"),
+    [("bert-base", 12, 768, 109_482_240), ("bert-large", 24, 1024, 335_141_888)],
+)
+def test_parts_of_bert_equal_the_formula(name, layers, H, total):
+    """Devlin et al., 2018: 110 and 340 million."""
+    parts = {part.name: (part.total, part.formula) for part in group_parameters(published_config(name))}
+    assert parts == {
+        "token embedding": (30522 * H, "VH"),
+        "position embedding": (512 * H, "TH"),
+        "segment embedding": (2 * H, "2H"),
+        "embedding norm": (2 * H, "2H"),
+        "layer": (layers * (12 * H * H + 13 * H), "12H² + 13H"),
+        "pooler": (H * H + H, "H² + H"),
+    }
+    assert count_model_parameters(published_config(name)) == total
 
 
-def test_grouped_and_gated_layers_have_their_formula_too() -> None:
+def test_grouped_and_gated_layers_have_a_formula():
     config = ModelConfig(
         kind="decoder", vocab_size=100, d_model=32, n_heads=4, n_kv_heads=2, d_ff=48, norm="rmsnorm",
-        norm_first=True,
-        attention={"name": "softmax", "bias": False}, feed_forward="swiglu", position="rope",
-            tie_embeddings="none",
+        norm_first=True, attention={"name": "softmax", "bias": False}, feed_forward="swiglu",
+        position="rope", tie_embeddings="none",
     )  # fmt: skip
-    found = {part.name: (part.params_each, part.formula) for part in group_parameters(config)}
-    assert found["layer"] == (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 64, "2HA + 2HG + 3HF + 2H")
-    assert found["head"] == (3200, "VH")
+    parts = {part.name: (part.params_each, part.formula) for part in group_parameters(config)}
+    assert parts["layer"] == (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 64, "2HA + 2HG + 3HF + 2H")
+    assert parts["head"] == (3200, "VH")
 
 
-def test_embeddings_with_a_width_of_their_own_have_their_formulas() -> None:
-    H, E, V, T = 32, 12, 100, 20
+H, E, V, T = 32, 12, 100, 20
+FACTORIZED = {
+    "vocab_size": V, "d_model": H, "d_embedding": E, "n_heads": 4, "n_layers": 1, "max_len": T,
+    "position": "learned", "embedding_norm": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"kind": "encoder", "n_segments": 2, "lm_head_bias": True, "norm_first": True},
+            {
+                "token embedding": (V * E, "VE"),
+                "position embedding": (T * E, "TE"),
+                "segment embedding": (2 * E, "2E"),
+                "embedding norm": (2 * E, "2E"),
+                "embedding projection": (E * H + H, "EH + H"),
+                "final_norm": (2 * H, "2H"),
+                "head": (H * E + E + 2 * E + V, "HE + E + 2E + V"),
+            },
+        ),
+        *(
+            (
+                {"kind": "decoder", "tie_embeddings": tying},
+                {
+                    "token embedding": (V * E, "VE"),
+                    "position embedding": (T * H, "TH"),
+                    "embedding norm": (2 * H, "2H"),
+                    "embedding projection": (E * H, "EH"),
+                    "head": (H * E + head, formula),
+                },
+            )
+            for tying, head, formula in (("all", 0, "HE"), ("none", V * E, "HE + VE"))
+        ),
+    ],
+    ids=["encoder", "tied decoder", "decoder"],
+)
+def test_factorized_embeddings_have_formulas(changes, expected):
+    """Only the token embeddings of a decoder are narrow."""
+    config = ModelConfig(**FACTORIZED, **changes)
+    parts = {part.name: (part.total, part.formula) for part in group_parameters(config)}
+    assert {name: part for name, part in parts.items() if name != "layer"} == expected
+
+
+def test_layers_of_a_pattern_are_counted_by_kind():
+    pattern = [{}, {"attention": {"name": "softmax", "qk_norm": True}}]
     config = ModelConfig(
-        kind="encoder", vocab_size=V, d_model=H, d_embedding=E, n_heads=4, n_layers=1, max_len=T,
-        position="learned", n_segments=2,
-        embedding_norm=True, lm_head_bias=True, norm_first=True,
-    )  # fmt: skip
-    found = {
-        part.name: (part.total, part.formula) for part in group_parameters(config) if part.name != "layer"
-    }
-    assert found == {
-        "token embedding": (V * E, "VE"),
-        "position embedding": (T * E, "TE"),
-        "segment embedding": (2 * E, "2E"),
-        "embedding norm": (2 * E, "2E"),
-        "embedding projection": (E * H + H, "EH + H"),
-        "final_norm": (2 * H, "2H"),
-        "head": (H * E + E + 2 * E + V, "HE + E + 2E + V"),
-    }
-
-
-@pytest.mark.parametrize(("tying", "head", "formula"), [("all", 0, "HE"), ("none", 1200, "HE + VE")])
-def test_of_a_decoder_the_embeddings_alone_are_narrow(tying: str, head: int, formula: str) -> None:
-    H, E, V, T = 32, 12, 100, 20
-    config = ModelConfig(
-        kind="decoder", vocab_size=V, d_model=H, d_embedding=E, n_heads=4, n_layers=1, max_len=T,
-        position="learned",
-        embedding_norm=True, tie_embeddings=tying,
-    )  # fmt: skip
-    found = {
-        part.name: (part.total, part.formula) for part in group_parameters(config) if part.name != "layer"
-    }
-    assert found == {
-        "token embedding": (V * E, "VE"),
-        "position embedding": (T * H, "TH"),
-        "embedding norm": (2 * H, "2H"),
-        "embedding projection": (E * H, "EH"),
-        "head": (H * E + head, formula),
-    }
-
-
-def test_layers_of_a_pattern_are_counted_by_kind() -> None:
-    normed = {"attention": {"name": "softmax", "qk_norm": True}}
-    config = ModelConfig(
-        kind="decoder", vocab_size=50, d_model=32, n_layers=5, n_heads=2, layer_pattern=[{}, normed]
+        kind="decoder", vocab_size=50, d_model=32, n_layers=5, n_heads=2, layer_pattern=pattern
     )
     layers = [
         (part.name, part.times, part.params_each) for part in group_parameters(config) if "layer" in part.name
     ]
     plain = 12 * 32**2 + 13 * 32
     assert layers == [("layer, as 1", 3, plain), ("layer, as 2", 2, plain + 2 * 16)]
-    assert count_model_parameters(config) == sum(p.numel() for p in model_class(config)(config).parameters())
+    assert count_model_parameters(config) == count_meta_parameters(lambda: model_class(config)(config))
 
 
-def test_of_experts_a_token_passes_those_that_it_has() -> None:
-    """Mixtral 8x7B (Jiang et al., 2024, sec. 2.1): 47 billion parameters, of which a token has 13."""
+def test_active_parameters_are_those_of_selected_experts():
+    """Mixtral 8x7B (Jiang et al., 2024, sec. 2.1): 47 billion parameters, 13 of them per token."""
     experts = {"name": "moe", "n_experts": 8, "top_k": 2, "expert": "swiglu", "balance": False}
     config = ModelConfig(
         kind="decoder", vocab_size=32000, d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8, d_ff=14336,
-        norm="rmsnorm",
-        norm_first=True, position="rope", attention={"name": "softmax", "bias": False}, feed_forward=experts,
-            tie_embeddings="none",
+        norm="rmsnorm", norm_first=True, position="rope", attention={"name": "softmax", "bias": False},
+        feed_forward=experts, tie_embeddings="none",
     )  # fmt: skip
     assert count_model_parameters(config) == 46_702_792_704
     assert count_active_parameters(config) == 46_702_792_704 - 32 * 6 * 3 * 4096 * 14336
     assert round(count_active_parameters(config) / 1e9, 1) == 12.9
 
 
-@pytest.mark.parametrize(("typed", "said"), [([], "requires a preset"), (["runs/mine"], "a run has its own")])
-def test_a_vocabulary_is_that_of_a_preset(
-    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["params", *typed, "--vocab-size", "7"]) == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"), [([], "requires a preset"), (["runs/mine"], "a run has its own")]
+)
+def test_vocab_size_requires_a_preset(arguments, message, capsys):
+    assert main(["params", *arguments, "--vocab-size", "7"]) == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1) and "polyhead: --vocab-size" in err and said in err
+    assert (out, err.count("\n")) == ("", 1) and "polyhead: --vocab-size" in err and message in err
 
 
-@pytest.mark.parametrize("changes", [{}, {"d_embedding": 8, "position": "learned", "share_layers": True},
-    {"tie_embeddings": "none"}])  # fmt: skip
-def test_of_an_encoder_that_tells_replaced_tokens_its_generator_is_apart(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"d_embedding": 8, "position": "learned", "share_layers": True}, {"tie_embeddings": "none"}],
+    ids=str,
+)
+def test_generator_of_an_electra_model_is_counted_separately(changes):
     config = ModelConfig(
         kind="encoder", vocab_size=50, d_model=16, n_heads=2, n_layers=3, generator_layers=2, norm_first=True,
         max_len=20, **changes
     )  # fmt: skip
-    model = model_class(config)(config)
-    named = dict(model.named_parameters())
-    found: dict[str, int] = {}
+    model, totals = model_class(config)(config), {}
     for part in group_parameters(config):
-        found[part.name] = found.get(part.name, 0) + part.total
+        totals[part.name] = totals.get(part.name, 0) + part.total
 
-    def counted(*beginnings: str) -> int:
-        return sum(p.numel() for name, p in named.items() if name.startswith(beginnings))
+    def count(*prefixes):
+        return sum(p.numel() for name, p in model.named_parameters() if name.startswith(prefixes))
 
-    assert sum(found.values()) == sum(p.numel() for p in model.parameters())
-    assert found["layer"] == counted("encoder.stack.layers.")
-    assert found["generator layer"] == counted("generator.encoder.stack.layers.")
-    assert found["head"] == counted("detector")
-    assert found["generator head"] == counted("generator.transform", "generator.head")
-    assert found["final_norm"] == found["generator final_norm"] == 32
+    assert sum(totals.values()) == count("")
+    assert totals["layer"] == count("encoder.stack.layers.")
+    assert totals["generator layer"] == count("generator.encoder.stack.layers.")
+    assert totals["head"] == count("detector")
+    assert totals["generator head"] == count("generator.transform", "generator.head")
+    assert totals["final_norm"] == totals["generator final_norm"] == 32
     assert {part.formula for part in group_parameters(config) if part.name == "head"} == {"H² + 2H + 1"}

@@ -1,9 +1,6 @@
 """Shared by the tests of conversations."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from tests.chat.published_chats import format_choice
@@ -14,33 +11,32 @@ from polyhead.data.stores.conversation_store import ConversationStore
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-ASK, TELL = (
-    {"role": "user", "content": "How are you? 犬"},
-    {"role": "assistant", "content": "I am well.\nYou?"},
-)
-
-TOKENS = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
-    "<start_of_turn>",
-          "<end_of_turn>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"]  # fmt: skip
+QUESTION = {"role": "user", "content": "How are you? 犬"}
+ANSWER = {"role": "assistant", "content": "I am well.\nYou?"}
+NEXT_QUESTION = {"role": "user", "content": "well"}
+NEXT_ANSWER = {"role": "assistant", "content": "Good 🐕"}
+SPECIAL_TOKENS = [
+    *("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end|>"),
+    *("<start_of_turn>", "<end_of_turn>", "<|user|>", "<|assistant|>", "<|system|>"),
+]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    made = train_tokenizer(["How are you? I am well. Good"] * 3, Choice("bpe"), 290)
-    made._inner.add_special_tokens(TOKENS)
-    return Tokenizer(made._inner)
+def tokenizer():
+    trained = train_tokenizer(["How are you? I am well. Good"] * 3, Choice("bpe"), 290)
+    trained._inner.add_special_tokens(SPECIAL_TOKENS)
+    return Tokenizer(trained._inner)
 
 
-def lines(place: Path, *rows: object, name: str = "talks.jsonl") -> Path:
-    path = place / name
-    path.write_bytes(
-        b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
-    )
+def write_lines(directory, *rows, name="talks.jsonl"):
+    """Lines of bytes as they are, others as JSON."""
+    path = directory / name
+    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path
 
 
-def store(path: Path, tokenizer: Tokenizer, chat: str = "plain", max_len: int = 200, **options: object):
-    found = open_conversations([path], **options)
+def open_store(path, tokenizer, chat="plain", max_len=200):
     return ConversationStore.open_or_build(
-        found, format_choice(chat), tokenizer, path.parent / "cache", max_len=max_len
+        open_conversations([path]), format_choice(chat), tokenizer, path.parent / "cache", max_len=max_len
     )

@@ -1,23 +1,23 @@
-"""Shared by the tests of plain_text."""
+"""Shared by the tests of plain text."""
 
-from pathlib import Path
-
-from polyhead.data.readers.plain_text import TextFiles, TextReport, open_text
+from polyhead.data.readers.plain_text import TextReport, open_text
 from polyhead.data.stores.token_store import TokenStore
-from polyhead.tokenizers.tokenizer import Tokenizer
+
+PLAY = "ROMEO:\nBut soft!\n\n\nJULIET:\nAy me.\n \nROMEO:\nShe speaks."
+PARAGRAPHS = ["ROMEO:\nBut soft!", "JULIET:\nAy me.", "ROMEO:\nShe speaks."]
 
 
-def documents(of: TextFiles) -> tuple[list[str], TextReport]:
-    """The documents, whole, and the report."""
-    report, found, held = TextReport(of.source_label), [], ""
-    for piece in of.read_chunks(report):
-        held += piece.text
-        if piece.is_last:
-            found.append(held)
-            held = ""
-    assert not held
-    return found, report
+def read_documents(files):
+    """The documents, joined from their chunks, and the report."""
+    report, documents, chunks = TextReport(files.source_label), [], ""
+    for chunk in files.read_chunks(report):
+        chunks += chunk.text
+        if chunk.is_last:
+            documents.append(chunks)
+            chunks = ""
+    assert not chunks
+    return documents, report
 
 
-def build(tmp_path: Path, tokenizer: Tokenizer, paths: list[Path], kind: str) -> TokenStore:
+def build_store(tmp_path, tokenizer, paths, kind):
     return TokenStore.open_or_build(open_text(paths, kind), tokenizer, tmp_path / "cache")

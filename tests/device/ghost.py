@@ -1,7 +1,7 @@
-"""A second device whose numbers are the CPU's: what mixes devices fails there as it would on a GPU.
+"""A second device that computes on the CPU: code that mixes devices fails as it would on a GPU.
 
-torch lets a device be written in Python. Each tensor of this one holds one of the CPU; every operation is
-done with those, after a look whether all of its tensors are of the device.
+torch supports devices that are written in Python. Each tensor of this one wraps one of the CPU; every
+operation checks that all of its tensors are on the device and runs on the wrapped ones.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "ghost"
-ACROSS = {"aten::copy_", "aten::_to_copy", "aten::_foreach_copy_"}  # what goes from one device to another
-INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-MAKES = {torch.tensor, torch.as_tensor, torch.from_numpy}  # by ways that no dispatch sees
+COPY_OPERATIONS = {
+    "aten::copy_",
+    "aten::_to_copy",
+    "aten::_foreach_copy_",
+}  # operations between devices
+INDEX_OPERATIONS = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+FACTORIES = {torch.tensor, torch.as_tensor, torch.from_numpy}  # these bypass the dispatcher
 
 
 class _Backend:
-    """What torch asks of a device's module."""
+    """The interface of a device module."""
 
     @staticmethod
     def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -44,7 +48,7 @@ class _Backend:
 
     @staticmethod
     def manual_seed_all(seed: int) -> None:
-        """The numbers are drawn by the CPU's generator."""
+        """Random numbers come from the CPU's generator."""
 
     @staticmethod
     def device_count() -> int:
@@ -97,26 +101,30 @@ def _of(device: Any) -> bool:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """One operation, by the CPU."""
+    """Run one operation on the CPU."""
     ghosts = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Ghost)]
-    if ghosts and func._schema.name not in ACROSS:
-        indexed = func._schema.name in INDEXED  # also by tensors of the CPU
-        for x in tree_leaves(((args[0], args[2:]) if indexed else args, kwargs)):
+    if ghosts and func._schema.name not in COPY_OPERATIONS:
+        is_index = func._schema.name in INDEX_OPERATIONS  # indices may be on the CPU
+        for x in tree_leaves(((args[0], args[2:]) if is_index else args, kwargs)):
             if isinstance(x, Tensor) and not isinstance(x, Ghost) and x.dim():
                 raise RuntimeError(
                     f"{func}: expected all tensors on one device, found {DEVICE} and {x.device}"
                 )
-    asked = kwargs.get("device")
-    here = bool(ghosts) if asked is None else _of(asked)
+    device = kwargs.get("device")
+    is_result_ghost = bool(ghosts) if device is None else _of(device)
     if func._schema.name == "aten::copy_":
-        here = isinstance(args[0], Ghost)
+        is_result_ghost = isinstance(args[0], Ghost)
     args, kwargs = tree_map_only(Ghost, lambda x: x.raw, (args, kwargs))
-    if _of(asked):
+    if _of(device):
         kwargs["device"] = torch.device("cpu")
     with _disable_current_modes():
         out = func(*args, **kwargs)
-    known = {id(x.raw): x for x in ghosts}  # what was written in place is the same tensor
-    return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else Ghost(t), out) if here else out
+    ghost_of_raw = {id(x.raw): x for x in ghosts}  # results of in-place operations are the same tensor
+    return (
+        tree_map_only(Tensor, lambda t: ghost_of_raw[id(t)] if id(t) in ghost_of_raw else Ghost(t), out)
+        if is_result_ghost
+        else out
+    )
 
 
 class _Dispatch(TorchDispatchMode):
@@ -127,17 +135,17 @@ class _Dispatch(TorchDispatchMode):
 class _Function(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func in MAKES and _of(kwargs.get("device")):
+        if func in FACTORIES and _of(kwargs.get("device")):
             del kwargs["device"]
             return Ghost(func(*args, **kwargs))
         return func(*args, **kwargs)
 
 
 @contextmanager
-def haunted() -> Iterator[torch.device]:
-    """Within it the device is there, and modules that move to it keep their ties.
+def ghost_device() -> Iterator[torch.device]:
+    """Context manager with the device, in which modules that move to it keep their tied weights.
 
-    Tensors written in Python cannot be made in inference mode, so that only switches gradients off.
+    Tensor subclasses cannot be created in inference mode, so it only disables gradients.
     """
     swaps, mode = torch.__future__.get_swap_module_params_on_conversion(), torch.inference_mode
     torch.__future__.set_swap_module_params_on_conversion(True)

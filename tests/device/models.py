@@ -1,4 +1,4 @@
-"""Models on another device say and learn what they do on the CPU."""
+"""Models on a second device give the losses and gradients of the CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.device.ghost import Ghost, haunted
+from tests.device.ghost import Ghost, ghost_device
 
 import polyhead as ph
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POSITION
@@ -27,7 +27,7 @@ PARTS: list[dict[str, Any]] = [
             "position": "none" if name == "gated_conv" else "rope",
         }
         for name in BLOCK.names()
-        # lstm, gru: their cells are one operation of CUDA's own; rnn: torch transposes its output in place
+        # lstm and gru are single operations of CUDA; rnn: torch transposes its output in place
         if name not in ("lstm", "gru", "rnn")
     ),
     {
@@ -37,18 +37,18 @@ PARTS: list[dict[str, Any]] = [
 ]
 
 
-def learned(kind: str, changes: dict[str, Any], device: str) -> list[torch.Tensor]:
-    """The loss of a batch and the gradients of it, on the CPU."""
+def loss_and_gradients(kind: str, changes: dict[str, Any], device: str) -> list[torch.Tensor]:
+    """The loss of a batch and its gradients, copied to the CPU."""
     model = (
         build(ph.ModelConfig.model_validate({**SIZES, "kind": kind, **changes}), seed=1).to(device).train()
     )
-    draw = torch.Generator().manual_seed(0)
-    tokens, pos = torch.randint(0, 50, (3, 9), generator=draw), torch.arange(9).repeat(3, 1)
+    generator = torch.Generator().manual_seed(0)
+    tokens, pos = torch.randint(0, 50, (3, 9), generator=generator), torch.arange(9).repeat(3, 1)
     pos[1, 6:] = -1
     labels = tokens.masked_fill(pos < 0, IGNORE_INDEX).to(device)
     tokens, pos = tokens.to(device), pos.to(device)
-    given = (tokens, tokens, pos, pos) if kind == "encoder-decoder" else (tokens, pos)
-    loss = cross_entropy(model.features(*given), model.head, labels, 0.1)
+    inputs = (tokens, tokens, pos, pos) if kind == "encoder-decoder" else (tokens, pos)
+    loss = cross_entropy(model.features(*inputs), model.head, labels, 0.1)
     loss.total.backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert all(isinstance(grad, Ghost) == (device != "cpu") for grad in grads.values())
@@ -57,18 +57,18 @@ def learned(kind: str, changes: dict[str, Any], device: str) -> list[torch.Tenso
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("changes", PARTS, ids=str)
-def test_a_model_learns_there_what_it_learns_here(kind: str, changes: dict[str, Any]) -> None:
-    wanted = learned(kind, changes, "cpu")
-    with haunted() as device:
-        found = learned(kind, changes, str(device))
-    assert len(found) == len(wanted)
-    largest = max(float(b.abs().max()) for b in wanted[1:])
-    for a, b in zip(found, wanted, strict=True):
+def test_training_step_matches_the_cpu(kind: str, changes: dict[str, Any]) -> None:
+    expected = loss_and_gradients(kind, changes, "cpu")
+    with ghost_device() as device:
+        actual = loss_and_gradients(kind, changes, str(device))
+    assert len(actual) == len(expected)
+    largest = max(float(b.abs().max()) for b in expected[1:])
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1.0, largest))
 
 
-def test_what_stayed_behind_is_noticed() -> None:
-    with haunted() as device:
+def test_mixed_devices_raise() -> None:
+    with ghost_device() as device:
         model = build(ph.ModelConfig.model_validate({**SIZES, "kind": "decoder"}), seed=1).to(device)
         with pytest.raises(RuntimeError, match="one device"):
             model(torch.zeros(2, 5, dtype=torch.int64))

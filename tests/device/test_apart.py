@@ -1,29 +1,40 @@
-"""The tests of another device, in a process of their own: one that has such a device can no longer be
-forked.
-"""
+"""Tests of a second device, in processes of their own: a process that has such a device cannot be forked."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+DIRECTORY = Path(__file__).parent
+ROOT = DIRECTORY.parents[1]
+FEW_TESTS = """
+from tests.device.models import test_mixed_devices_raise, test_training_step_matches_the_cpu
+
+test_training_step_matches_the_cpu("encoder-decoder", {"position": "rope", "feed_forward": "swiglu"})
+test_mixed_devices_raise()
+"""
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["models", "questions", "runs", "cells"])
-def test_another_device(name: str) -> None:
-    """Models that say and learn what they do on the CPU, and do not wait for numbers; runs that learn and are
-    used there; cells of a comparison.
-    """
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "--timeout=500", str(HERE / f"{name}.py")],
-        cwd=HERE.parent.parent,
-        capture_output=True,
-        text=True,
+def run_python(*arguments: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    process = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
+
+
+def test_training_step_of_one_model() -> None:
+    run_python("-c", FEW_TESTS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["models", "syncs", "runs", "trials"])
+def test_second_device(name: str) -> None:
+    """Models, device synchronisations, runs, and trials of a comparison."""
+    options = ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--timeout=3000", "--all"]
+    run_python("-m", "pytest", *options, str(DIRECTORY / f"{name}.py"))

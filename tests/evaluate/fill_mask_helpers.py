@@ -1,8 +1,4 @@
-"""Shared by the tests of fill_mask."""
-
-from __future__ import annotations
-
-from pathlib import Path
+"""An untrained masked language model."""
 
 import pytest
 
@@ -15,29 +11,26 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 TEXTS = ["the dog sat on the mat", "a cat runs; it is tired.", "the dogs run home, tired", "你好 世界"] * 10
 
 
-def made(name: str = "bpe", **changes: object) -> Run:
+def make_run(name="bpe", **changes):
     tokenizer = train_tokenizer(TEXTS, Choice(name), 300)
-    sizes = {
-        "kind": "encoder",
-        "d_model": 16,
-        "n_heads": 2,
-        "n_layers": 2,
-        "max_len": 40,
-        "position": "learned",
-        "dropout": 0.0,
-    }
-    config = ph.ModelConfig.model_validate({"vocab_size": tokenizer.vocab_size + 3, **sizes, **changes})
-    return Run(ph.build(config, 3), tokenizer, GenerationConfig())
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 40, "position": "learned"}
+    config = {"kind": "encoder", "vocab_size": tokenizer.vocab_size + 3, "dropout": 0.0, **sizes, **changes}
+    model = ph.build(ph.ModelConfig.model_validate(config), 3)
+    return Run(model, tokenizer, GenerationConfig())
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
-    return made()
+def run():
+    return make_run()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
-    directory = tmp_path_factory.mktemp("filling") / "run"
+def run_dir(tmp_path_factory, run):
+    """The directory of a saved run, beside a file of texts."""
+    directory = tmp_path_factory.mktemp("fill_mask") / "run"
     run.save(directory)
     (directory.parent / "texts.txt").write_text("the dog\na cat runs\n")
     return directory
+
+
+place = run_dir

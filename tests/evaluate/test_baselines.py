@@ -1,7 +1,5 @@
 """Baselines against computations that share no code with them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 
@@ -23,64 +21,61 @@ REFERENCES = ["The dog barks 3 times .", "Berlin , 4 May", "A cat"]
 CHINESE = ["狗叫了三次。", "柏林，五月四日", "一只猫"]
 
 
-def test_the_majority_class_is_that_of_the_training_text() -> None:
-    labels, wanted = ["no", "perhaps", "yes"], [0, 0, 0, 0, 1, 2, 2]
-    found = class_baselines({"no": 3, "perhaps": 9, "yes": 5}, wanted, labels)
-    assert found["accuracy"] == Baseline(1 / 7, "majority class", "perhaps")
+def test_majority_class_baseline():
+    labels, true_ids = ["no", "perhaps", "yes"], [0, 0, 0, 0, 1, 2, 2]
+    result = class_baselines({"no": 3, "perhaps": 9, "yes": 5}, true_ids, labels)
+    assert result["accuracy"] == Baseline(1 / 7, "majority class", "perhaps")
     precision, recall = 1 / 7, 1.0
-    assert found["f1"].value == pytest.approx((0 + 2 * precision * recall / (precision + recall) + 0) / 3)
-    assert found["mcc"].value == 0.0
+    assert result["f1"].value == pytest.approx((0 + 2 * precision * recall / (precision + recall) + 0) / 3)
+    assert result["mcc"].value == 0.0
     shares = {0: 4 / 20, 1: 10 / 20, 2: 6 / 20}  # one more text of each class is assumed
-    nats = [-math.log(shares[number]) for number in wanted]
-    assert found["loss"].value == pytest.approx(sum(nats) / len(nats))
+    nats = [-math.log(shares[number]) for number in true_ids]
+    assert result["loss"].value == pytest.approx(sum(nats) / len(nats))
 
 
-def test_of_two_classes_the_f1_of_the_second_has_a_baseline_as_well() -> None:
-    found = class_baselines({"no": 1, "yes": 2}, [0, 1, 1, 1], ["no", "yes"])
-    assert found["f1_yes"].value == pytest.approx(2 * 0.75 / 1.75)
-    assert found["accuracy"].value == 0.75
+def test_binary_f1_has_a_baseline():
+    result = class_baselines({"no": 1, "yes": 2}, [0, 1, 1, 1], ["no", "yes"])
+    assert result["f1_yes"].value == pytest.approx(2 * 0.75 / 1.75)
+    assert result["accuracy"].value == 0.75
 
 
 @pytest.mark.parametrize(("references", "lang", "tokens"), [(REFERENCES, "en", "13a"), (CHINESE, "zh", "zh")])
-def test_a_translation_is_held_against_the_better_of_two_guesses(
-    references: list[str], lang: str, tokens: str
-) -> None:
+def test_translation_baseline_is_the_better_guess(references, lang, tokens):
     frequent = references[0]
-    found = translation_baselines(SOURCES, references, lang, frequent)
+    result = translation_baselines(SOURCES, references, lang, frequent)
     for name, score in {
         "bleu": lambda outputs: corpus_bleu(outputs, [references], tokenize=tokens).score,
         "chrf": lambda outputs: corpus_chrf(outputs, [references]).score,
     }.items():
-        copied, fixed = score(SOURCES), score([frequent] * 3)
-        assert found[name].value == pytest.approx(max(copied, fixed))
-        assert found[name].guess == ("copied source" if copied >= fixed else "most frequent target")
-        alone = translation_baselines(SOURCES, references, lang)
-        assert alone[name] == Baseline(pytest.approx(copied), "copied source")
+        copied_score, frequent_score = score(SOURCES), score([frequent] * 3)
+        assert result[name].value == pytest.approx(max(copied_score, frequent_score))
+        guess = "copied source" if copied_score >= frequent_score else "most frequent target"
+        assert result[name].guess == guess
+        without_frequent = translation_baselines(SOURCES, references, lang)
+        assert without_frequent[name] == Baseline(pytest.approx(copied_score), "copied source")
 
 
-def test_a_source_that_is_its_own_reference_is_no_guess() -> None:
+def test_copied_source_equal_to_reference_is_no_baseline():
     assert translation_baselines(REFERENCES, REFERENCES) == {}
-    assert (
-        translation_baselines(REFERENCES, REFERENCES, frequent_target="A cat")["bleu"].guess
-        == "most frequent target"
-    )
+    result = translation_baselines(REFERENCES, REFERENCES, frequent_target="A cat")
+    assert result["bleu"].guess == "most frequent target"
 
 
-def test_unigram_perplexity_counts_one_more_of_each_token() -> None:
+def test_unigram_perplexity_counts_one_more_of_each_token():
     train, text, size = [0, 1, 1, 3, 3, 3], [1, 3, 3, 2], 5
     times = Counter(train)
     nats = -sum(math.log((times[token] + 1) / (len(train) + size)) for token in text)
     arrays = [count_tokens([np.array(ids)], size) for ids in (train, text)]
-    found = unigram_baselines(*arrays, n_words=2, n_chars=9)
-    assert found["loss"].value == pytest.approx(nats / 4)
-    assert found["ppl"].value == pytest.approx(math.exp(nats / 4))
-    assert found["word_ppl"].value == pytest.approx(math.exp(nats / 2))
-    assert found["bits_per_char"].value == pytest.approx(nats / 9 / math.log(2))
-    assert found["accuracy"] == Baseline(0.5, "most frequent token")  # two of four are token 3
+    result = unigram_baselines(*arrays, n_words=2, n_chars=9)
+    assert result["loss"].value == pytest.approx(nats / 4)
+    assert result["ppl"].value == pytest.approx(math.exp(nats / 4))
+    assert result["word_ppl"].value == pytest.approx(math.exp(nats / 2))
+    assert result["bits_per_char"].value == pytest.approx(nats / 9 / math.log(2))
+    assert result["accuracy"] == Baseline(0.5, "most frequent token")  # two of four are token 3
     assert unigram_baselines(arrays[0], np.zeros(5, dtype=np.int64)) == {}
 
 
-def test_tokens_are_counted_in_pieces_and_without_what_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_tokens_in_chunks_without_ignored(monkeypatch):
     monkeypatch.setattr("polyhead.evaluate.baselines._CHUNK_SIZE", 3)
     ids = np.array([1, -100, 2, 2, 0, -100, 2, 1])
     assert count_tokens([ids, np.array([3], dtype=np.int32)], 5).tolist() == [1, 2, 3, 1, 0]
@@ -99,7 +94,5 @@ def test_tokens_are_counted_in_pieces_and_without_what_is_ignored(monkeypatch: p
         ("mcc", 0.0, 0.0, False),
     ],
 )
-def test_a_score_beats_its_baseline_in_its_own_direction(
-    name: str, value: float, baseline: float, better: bool
-) -> None:
+def test_beats_baseline_by_direction_of_metric(name, value, baseline, better):
     assert beats_baseline(name, value, Baseline(baseline, "unigram")) is better

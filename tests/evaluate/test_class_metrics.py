@@ -1,4 +1,4 @@
-"""Measures of classes are those written out over pairs of texts, and those of published tables."""
+"""Classification metrics against their definitions over pairs, and published tables."""
 
 import math
 
@@ -16,70 +16,62 @@ from polyhead.evaluate.class_metrics import (
 )
 
 
-def naive_f1(given: list[int], wanted: list[int], label: int) -> float:
+def naive_f1(predictions, labels, label):
     """Harmonic mean of precision and recall, as van Rijsbergen has it."""
-    right = sum(g == w == label for g, w in zip(given, wanted, strict=True))
-    precision = right / given.count(label) if label in given else 0.0
-    recall = right / wanted.count(label) if label in wanted else 0.0
+    right = sum(p == y == label for p, y in zip(predictions, labels, strict=True))
+    precision = right / predictions.count(label) if label in predictions else 0.0
+    recall = right / labels.count(label) if label in labels else 0.0
     return 2 * precision * recall / (precision + recall) if right else 0.0
 
 
-def naive_matthews(given: list[int], wanted: list[int], n: int) -> float:
-    """The correlation of one-hot rows over all classes (Gorodkin, 2004, eq. 2-3): cov(X, Y) / sqrt(cov(X, X)
-    cov(Y, Y)).
-    """
-    x, y = np.eye(n)[given], np.eye(n)[wanted]
+def naive_matthews(predictions, labels, n):
+    """Correlation of one-hot rows (Gorodkin, 2004, eq. 2-3): cov(X, Y) / sqrt(cov(X, X) cov(Y, Y))."""
+    x, y = np.eye(n)[predictions], np.eye(n)[labels]
     x, y = x - x.mean(0), y - y.mean(0)
-    spread = math.sqrt((x * x).sum() * (y * y).sum())
-    return float((x * y).sum() / spread) if spread else 0.0
+    norm = math.sqrt((x * x).sum() * (y * y).sum())
+    return float((x * y).sum() / norm) if norm else 0.0
 
 
-@pytest.mark.parametrize("n", [2, 3, 6])
-@pytest.mark.parametrize("seed", range(4))
-def test_they_are_the_definitions(n: int, seed: int) -> None:
+@pytest.mark.parametrize(("n", "seed"), [(2, 0), (3, 1), (3, 2), (6, 3)])
+def test_metrics_equal_their_definitions(n, seed):
     rng = np.random.default_rng(seed)
-    wanted = rng.integers(0, n, 50).tolist()
-    given = [w if rng.random() < 0.6 else int(rng.integers(0, n)) for w in wanted]
-    counts = confusion_matrix(given, wanted, n)
-    assert all(
-        counts[i, j] == sum((w, g) == (i, j) for g, w in zip(given, wanted, strict=True))
-        for i in range(n)
-        for j in range(n)
-    )
-    assert accuracy(counts) == pytest.approx(sum(g == w for g, w in zip(given, wanted, strict=True)) / 50)
-    each = [naive_f1(given, wanted, label) for label in range(n)]
-    assert per_class_f1(counts) == pytest.approx(each)
-    assert macro_f1(counts) == pytest.approx(sum(each) / n)
-    assert matthews_corrcoef(counts) == pytest.approx(naive_matthews(given, wanted, n))
+    labels = rng.integers(0, n, 50).tolist()
+    predictions = [y if rng.random() < 0.6 else int(rng.integers(0, n)) for y in labels]
+    counts, pairs = confusion_matrix(predictions, labels, n), list(zip(labels, predictions, strict=True))
+    assert [[pairs.count((i, j)) for j in range(n)] for i in range(n)] == counts.tolist()
+    assert accuracy(counts) == pytest.approx(sum(y == p for y, p in pairs) / 50)
+    f1 = [naive_f1(predictions, labels, label) for label in range(n)]
+    assert per_class_f1(counts) == pytest.approx(f1)
+    assert macro_f1(counts) == pytest.approx(sum(f1) / n)
+    assert matthews_corrcoef(counts) == pytest.approx(naive_matthews(predictions, labels, n))
 
 
-def test_two_classes_have_the_formula_of_matthews() -> None:
+def test_mcc_of_two_classes():
     """An unbalanced table: 93 % right, and hardly better than chance."""
     tp, tn, fp, fn = 90, 3, 4, 3
-    given = [1] * tp + [0] * tn + [1] * fp + [0] * fn
-    wanted = [1] * tp + [0] * tn + [0] * fp + [1] * fn
+    predictions, labels = [1] * tp + [0] * tn + [1] * fp + [0] * fn, [1] * tp + [0] * tn + [0] * fp + [1] * fn
     mcc = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    measured = class_measures(given, wanted, ["no", "yes"])
-    assert measured["mcc"] == pytest.approx(mcc)
-    assert measured["accuracy"] == pytest.approx(0.93)
-    assert measured["f1_yes"] == pytest.approx(2 * tp / (2 * tp + fp + fn))
-    assert measured["f1"] == pytest.approx((measured["f1_yes"] + 2 * tn / (2 * tn + fp + fn)) / 2)
+    measures = class_measures(predictions, labels, ["no", "yes"])
+    assert measures["mcc"] == pytest.approx(mcc)
+    assert measures["accuracy"] == pytest.approx(0.93)
+    assert measures["f1_yes"] == pytest.approx(2 * tp / (2 * tp + fp + fn))
+    assert measures["f1"] == pytest.approx((measures["f1_yes"] + 2 * tn / (2 * tn + fp + fn)) / 2)
 
 
-def test_the_ends_of_the_scale() -> None:
+def test_extremes_of_the_scale():
     assert class_measures([0, 1, 2], [0, 1, 2], "abc") == {"accuracy": 1.0, "f1": 1.0, "mcc": 1.0}
     assert class_measures([1, 0], [0, 1], "ab")["mcc"] == -1.0
-    always = class_measures([1, 1, 1, 1], [0, 1, 1, 1], "ab")
-    assert (always["mcc"], always["accuracy"], always["f1_b"]) == (0.0, 0.75, pytest.approx(6 / 7))
-    assert always["f1"] == pytest.approx(3 / 7)  # the class that is never given counts as 0
+    constant = class_measures([1, 1, 1, 1], [0, 1, 1, 1], "ab")
+    assert (constant["mcc"], constant["accuracy"], constant["f1_b"]) == (0.0, 0.75, pytest.approx(6 / 7))
+    assert constant["f1"] == pytest.approx(3 / 7)  # the class that is never predicted counts as 0
 
 
-def test_a_class_that_is_nowhere_does_not_count() -> None:
+def test_absent_classes_do_not_count():
     assert class_measures([0, 1], [0, 1], "abc")["f1"] == 1.0
     assert class_measures([0, 2], [0, 1], "abc")["f1"] == pytest.approx(1 / 3)
 
 
-def test_what_is_not_text_by_text_is_refused() -> None:
+def test_unequal_lengths_are_refused():
     with pytest.raises(UserError, match="2 predicted classes and 1 references"):
         confusion_matrix([0, 1], [0], 2)
     with pytest.raises(UserError, match="nothing to evaluate"):

@@ -1,85 +1,69 @@
 """Tests of evaluate/classify.py."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
-from tests.hf.conftest import TEXTS
-from tests.hf.rerankers_helpers import reranker
-from tests.train.conftest import Notes
-from tests.train.conftest import unsynced as unsynced
-from tests.train.tasks.classification_helpers import learned as learned
-from tests.train.tasks.classification_helpers import place as place
+from tests.evaluate.fill_mask_helpers import TEXTS, make_run
 
-import polyhead as ph
 from polyhead.cli import main
 from polyhead.core.errors import UserError
-from polyhead.data.readers.labeled import read_labeled
+from polyhead.data.readers.labeled import LabeledExample
 from polyhead.evaluate.class_metrics import class_measures
-from polyhead.evaluate.classify import ClassPrediction, measure_classes
-from polyhead.models import Classifier
-from polyhead.train.tasks.classification import open_split_labeled
+from polyhead.evaluate.classify import ClassPrediction, check_text_arity, measure_classes
 
-PAIRS = [(a, b) for a in TEXTS for b in TEXTS]
+LABELS = ("good", "bad", "odd")
 
 
-def test_numbers_near_their_bounds_are_still_in_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reranker(tmp_path / "a", {})
-    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
+def test_scores_near_their_bounds_stay_in_order(tmp_path, capsys, monkeypatch):
+    """As printed for a reranker, whose sigmoid rounds to 0 and 1."""
+    run = make_run(labels=("relevance",), pooling="first", n_segments=2)
+    run.generation = run.generation.model_copy(update={"score_activation": "sigmoid"})
+    run.save(tmp_path / "run")
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a in TEXTS[:3] for b in TEXTS[:3]))
     logits = torch.tensor([10.0, 11.0, 9.9, -10.0, -11.0, -9.9, 0.0, 1.0, -1.0])[:, None].double()
-    monkeypatch.setattr(
-        "polyhead.evaluate.classify._compute_logits", lambda _m, _t, texts, _c, _b: (logits[: len(texts)], 0)
-    )
-    assert main(["classify", str(tmp_path / "a"), str(tmp_path / "pairs.tsv")]) == 0
-    found = torch.tensor([float(line) for line in capsys.readouterr().out.splitlines()])
-    assert found.argsort().tolist() == logits[:, 0].argsort().tolist()
+    monkeypatch.setattr("polyhead.evaluate.classify._compute_logits", lambda *_: (logits, 0))
+    assert main(["classify", str(tmp_path / "run"), str(tmp_path / "pairs.tsv")]) == 0
+    scores = torch.tensor([float(line) for line in capsys.readouterr().out.splitlines()])
+    assert scores.argsort().tolist() == logits[:, 0].argsort().tolist()
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("unsynced")
-def test_measures_are_those_of_one_text_after_another(learned: tuple[Path, Notes]) -> None:
-    out, notes = learned
-    run = ph.load(out)
-    assert run.recipe is not None and isinstance(run.model, Classifier)
-    examples, _ = read_labeled(open_split_labeled(run.recipe, "valid"))
+@torch.no_grad()
+def test_measures_equal_those_of_single_texts():
+    run, texts = make_run(labels=LABELS, pooling="mean"), TEXTS[:4]
     log_p = []
-    for example in examples:
-        ids = [run.tokenizer.bos_id, *run.tokenizer.encode(example.texts)[0], run.tokenizer.eos_id]
-        with torch.no_grad():
-            log_p.append(run.model(torch.tensor([ids]))[0].log_softmax(-1))
-    wanted = [run.config.labels.index(example.label) for example in examples]
-    naive = {"loss": -sum(float(row[w]) for row, w in zip(log_p, wanted, strict=True)) / len(wanted)}
-    naive |= class_measures([int(row.argmax()) for row in log_p], wanted, run.config.labels)
-    measured = measure_classes(run.members, examples, run.generation, 256)
-    assert measured.measures == pytest.approx(naive, rel=1e-4)
-    best = max(
-        (row for row in notes.rows if row["split"] == "valid"),
-        key=lambda row: (row["accuracy"], -row["step"]),
-    )
-    assert {name: best[name] for name in naive} == pytest.approx(naive, rel=1e-4)
-    each = run.classify([example.texts[0] for example in examples])
-    assert [[*one.probabilities.values()] for one in each] == [
-        pytest.approx(row.exp().tolist(), rel=1e-4) for row in log_p
-    ]
-    assert run.classify([examples[0].texts[0]])[0].label == each[0].label
-    with pytest.raises(UserError, match=r"^pairs of texts; expected a text or a list"):
-        run.classify([("a dull film", "some music")])
-    assert isinstance(each[0], ClassPrediction)
+    for ids in run.tokenizer.encode(texts):
+        row = torch.tensor([[run.tokenizer.bos_id, *ids, run.tokenizer.eos_id]])
+        log_p.append(run.model(row)[0].log_softmax(-1))
+    true_ids = [0, 2, 1, 0]
+    examples = [LabeledExample(i, (t,), LABELS[true_ids[i]], str(i)) for i, t in enumerate(texts)]
+    expected = {"loss": -sum(float(row[i]) for row, i in zip(log_p, true_ids, strict=True)) / 4}
+    expected |= class_measures([int(row.argmax()) for row in log_p], true_ids, LABELS)
+    result = measure_classes(run.members, examples, run.generation, 256)
+    assert result.measures == pytest.approx(expected, rel=1e-4)
+    predictions = run.classify(texts)
+    for prediction, row in zip(predictions, log_p, strict=True):
+        assert [*prediction.probabilities.values()] == pytest.approx(row.exp().tolist(), rel=1e-4)
+    assert run.classify(texts[:1])[0].label == predictions[0].label == LABELS[int(log_p[0].argmax())]
+    assert isinstance(predictions[0], ClassPrediction)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("unsynced")
-def test_a_classifier_does_nothing_else_and_nothing_else_classifies(learned: tuple[Path, Notes]) -> None:
-    run = ph.load(learned[0])
-    with pytest.raises(
-        UserError, match="this requires a language model, but the run is a classifier: use classify, "
-    ):
+@pytest.mark.parametrize(
+    ("texts", "n_texts", "message"),
+    [
+        ([("a film", "music")], 1, "^pairs of texts; expected a text or a list of texts, as in"),
+        (["a film"], 2, r'^single texts; expected a list of pairs, \["a", "b"\], as in'),
+        ([3], 0, "text 0 is int, expected a string or a pair of strings"),
+        (["a", ("a",)], 0, "text 1 has 1 parts, expected a pair of texts"),
+    ],
+)
+def test_wrong_arity_is_refused(texts, n_texts, message):
+    with pytest.raises(UserError, match=message):
+        check_text_arity(texts, n_texts)
+
+
+def test_classifier_refuses_other_verbs():
+    run = make_run(labels=LABELS, pooling="mean")
+    with pytest.raises(UserError, match="requires a language model, but the run is a classifier: use"):
         run.generate(["a"])
-    with pytest.raises(
-        UserError, match="this requires an encoder-decoder or a language model, but the run is a classifier"
-    ):
+    message = "requires an encoder-decoder or a language model, but the run is a classifier"
+    with pytest.raises(UserError, match=message):
         run.score(["a"], ["b"])

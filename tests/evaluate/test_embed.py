@@ -1,13 +1,8 @@
-"""Tests of evaluate/embed.py."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+"""Text and token vectors, against the layers of each text alone."""
 
 import pytest
 import torch
-from tests.evaluate.fill_mask_helpers import made
+from tests.evaluate.fill_mask_helpers import make_run
 from tests.evaluate.fill_mask_helpers import run as run
 from transformers import AutoModel
 
@@ -16,35 +11,7 @@ from polyhead.core.errors import UserError
 from polyhead.models import CausalLM
 from polyhead.run.run import Run
 
-
-@pytest.mark.parametrize("pooling", ["mean", "first", "max"])
-def test_vectors_are_those_of_a_text_alone(run: Run, pooling: str) -> None:
-    t, texts = run.tokenizer, ["the dog", "a cat runs; it is tired.", "", "the dog sat " * 20]
-    found = run.embed(texts, pooling=pooling)
-    assert found.shape == (4, 16) and found.dtype == torch.float32
-    for ids, vector in zip(t.encode(texts), found, strict=True):
-        row = torch.tensor([[t.bos_id, *ids[:38], t.eos_id]])
-        with torch.no_grad():
-            x = run.model.encoder(row)[0]
-        wanted = {"mean": x.mean(0), "first": x[0], "max": x.amax(0)}[pooling]
-        torch.testing.assert_close(vector, wanted, atol=1e-5, rtol=1e-4)
-
-
-def test_a_pooling_of_its_own() -> None:
-    classifier = made(labels=("a", "b"), pooling="first")
-    texts = ["the dog", "a cat runs"]
-    t = classifier.tokenizer
-    for ids, vector in zip(t.encode(texts), classifier.embed(texts, pooling="own"), strict=True):
-        row = torch.tensor([[t.bos_id, *ids, t.eos_id]])
-        with torch.no_grad():
-            model = classifier.model
-            wanted = torch.tanh(model.pooler.proj(model.encoder(row)[:, 0]))[0]
-        torch.testing.assert_close(vector, wanted, atol=1e-5, rtol=1e-4)
-    vectors = made(lm_head=False, pooling="mean")
-    torch.testing.assert_close(vectors.embed(texts, pooling="own"), vectors.embed(texts))
-
-
-TEXTS = ["the dog", "a cat runs; it is tired.", "你好 世界", "the dog sat " * 20]
+TEXTS = ["the dog", "a cat runs; it is tired.", "你好 世界", "", "the dog sat " * 20]
 DESIGNS = {
     "masked": {},
     "pre-norm": {"norm_first": True, "position": "rope", "layer_pattern": [{}, {"block": "gated_conv"}]},
@@ -52,85 +19,116 @@ DESIGNS = {
     "classes": {"labels": ("a", "b"), "pooling": "first"},
     "language model": {"kind": "decoder", "norm_first": True, "position": "rope"},
 }
+POOLINGS = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "max": lambda x: x.amax(0)}
+POOLINGS["last"] = lambda x: x[-1]
 
 
-def layer_by_layer(model: Any, row: torch.Tensor) -> list[torch.Tensor]:
-    """The embeddings of a row alone and the output of every layer, the last after the final norm."""
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+def encode(run, text):
+    """The token ids of a text alone, as an input of at most 40 tokens."""
+    t = run.tokenizer
+    (ids,) = t.encode([text])
+    return [*ids[:39], t.eos_id] if run.kind == "decoder" else [t.bos_id, *ids[:38], t.eos_id]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "max"])
+@torch.no_grad()
+def test_vectors_are_those_of_a_text_alone(run, pooling):
+    vectors = run.embed(TEXTS, pooling=pooling)
+    assert vectors.shape == (5, 16) and vectors.dtype == torch.float32
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        states = run.model.encoder(torch.tensor([encode(run, text)]))[0]
+        assert_close(vector, POOLINGS[pooling](states))
+
+
+@torch.no_grad()
+def test_own_pooling_includes_the_dense_layers():
+    classifier, texts = make_run(labels=("a", "b"), pooling="first"), TEXTS[:2]
+    model = classifier.model
+    for text, vector in zip(texts, classifier.embed(texts, pooling="own"), strict=True):
+        states = model.encoder(torch.tensor([encode(classifier, text)]))
+        assert_close(vector, torch.tanh(model.pooler.proj(states[:, 0]))[0])
+    encoder = make_run(lm_head=False, pooling="mean")
+    assert_close(encoder.embed(texts, pooling="own"), encoder.embed(texts))
+
+
+def layer_states(model, row):
+    """The embeddings of a row and the output of every layer, the last after the final norm."""
     encoder = model if isinstance(model, CausalLM) else model.encoder
     states = [encoder.embedding(row)]
     for layer in encoder.stack.layers:
         states.append(layer(states[-1]))
-    final_norm = encoder.stack.final_norm
-    return [x[0] for x in (states if final_norm is None else [*states[:-1], final_norm(states[-1])])]
+    if encoder.stack.final_norm is not None:
+        states[-1] = encoder.stack.final_norm(states[-1])
+    return torch.cat(states)
 
 
 @pytest.mark.parametrize("design", DESIGNS)
 @torch.no_grad()
-def test_tokens_have_the_vectors_of_every_layer_of_the_text_alone(design: str) -> None:
-    run = made(**DESIGNS[design])
-    t, n = run.tokenizer, run.config.n_layers
-    whole, last, picked = (run.embed_tokens(TEXTS, layers=layers) for layers in ("all", None, [-1, 0]))
-    for text, every, one, two in zip(TEXTS, whole, last, picked, strict=True):
-        (ids,) = t.encode([text])
-        ids = [*ids, t.eos_id] if run.kind == "decoder" else [t.bos_id, *ids[:38], t.eos_id]
-        ids = ids if run.kind != "decoder" else [*ids[:-1][:39], t.eos_id]
-        assert every.ids == one.ids == two.ids == ids
-        assert every.tokens == t.ids_to_tokens(ids) and every.truncated == (len(text) > 100)
-        wanted = torch.stack(layer_by_layer(run.model, torch.tensor([ids])))
-        assert every.vectors.shape == (n + 1, len(ids), 16)
-        torch.testing.assert_close(every.vectors, wanted, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(one.vectors, wanted[-1], atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(two.vectors, wanted[[-1, 0]], atol=1e-5, rtol=1e-4)
+def test_embed_tokens_equals_layer_by_layer(design):
+    run = make_run(**DESIGNS[design])
+    texts = [text for text in TEXTS if text]
+    outputs = (run.embed_tokens(texts, layers=layers) for layers in ("all", None, [-1, 0]))
+    for text, all_layers, last, two_layers in zip(texts, *outputs, strict=True):
+        ids = encode(run, text)
+        assert all_layers.ids == last.ids == two_layers.ids == ids
+        assert all_layers.tokens == run.tokenizer.ids_to_tokens(ids)
+        assert all_layers.truncated == (len(text) > 100)
+        expected = layer_states(run.model, torch.tensor([ids]))
+        assert all_layers.vectors.shape == (run.config.n_layers + 1, len(ids), 16)
+        assert_close(all_layers.vectors, expected)
+        assert_close(last.vectors, expected[-1])
+        assert_close(two_layers.vectors, expected[[-1, 0]])
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "max", "last"])
-def test_layers_are_pooled_each(run: Run, pooling: str) -> None:
-    pool = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "max": lambda x: x.amax(0)}
-    pool["last"] = lambda x: x[-1]
-    found = run.embed(TEXTS, layers=[0, 1, 2], pooling=pooling, normalize=True)
-    assert found.shape == (4, 3, 16)
-    for vectors, one in zip(found, run.embed_tokens(TEXTS, layers="all"), strict=True):
-        for vector, states in zip(vectors, one.vectors, strict=True):
-            wanted = pool[pooling](states)
-            torch.testing.assert_close(vector, wanted / wanted.norm(), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(found[:, -1], run.embed(TEXTS, pooling=pooling, normalize=True))
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_layers_are_pooled_each(run, pooling):
+    vectors = run.embed(TEXTS, layers=[0, 1, 2], pooling=pooling, normalize=True)
+    assert vectors.shape == (5, 3, 16)
+    for text_vectors, tokens in zip(vectors, run.embed_tokens(TEXTS, layers="all"), strict=True):
+        for vector, states in zip(text_vectors, tokens.vectors, strict=True):
+            expected = POOLINGS[pooling](states)
+            assert_close(vector, expected / expected.norm())
+    assert_close(vectors[:, -1], run.embed(TEXTS, pooling=pooling, normalize=True))
 
 
-def test_layers_are_pooled_without_maps_of_the_last() -> None:
-    """The pooling of a classifier without its map, and that of a sentence encoder without its dense maps."""
-    classifier = made(labels=("a", "b"), pooling="first")
-    found = classifier.embed(TEXTS, pooling="own", layers=[-1])[:, 0]
-    torch.testing.assert_close(found, classifier.embed(TEXTS, pooling="first"))
-    dense = made(lm_head=False, pooling="mean", dense=[{"width": 4}])
-    assert dense.embed(TEXTS, pooling="own").shape == (4, 4)
-    assert dense.embed(TEXTS, pooling="own", layers="all").shape == (4, 3, 16)
+def test_layers_are_pooled_without_dense_layers():
+    classifier = make_run(labels=("a", "b"), pooling="first")
+    vectors = classifier.embed(TEXTS, pooling="own", layers=[-1])[:, 0]
+    assert_close(vectors, classifier.embed(TEXTS, pooling="first"))
+    dense = make_run(lm_head=False, pooling="mean", dense=[{"width": 4}])
+    assert dense.embed(TEXTS, pooling="own").shape == (5, 4)
+    assert dense.embed(TEXTS, pooling="own", layers="all").shape == (5, 3, 16)
 
 
-def test_a_prompt_is_part_of_the_tokens_unless_it_is_left_out(run: Run) -> None:
-    (whole,) = run.embed_tokens(["the dog"], embed_prompt="a cat: ")
-    (rest,) = run.embed_tokens(["the dog"], embed_prompt="a cat: ", include_prompt=False)
-    (prompt,) = run.tokenizer.encode(["a cat: "])
-    (both,) = run.tokenizer.encode(["a cat: the dog"])
-    assert whole.ids == [run.tokenizer.bos_id, *both, run.tokenizer.eos_id]
-    assert rest.ids == whole.ids[1 + len(prompt) :]
-    torch.testing.assert_close(rest.vectors, whole.vectors[1 + len(prompt) :])
+def test_embed_prompt_can_be_excluded(run):
+    t, options = run.tokenizer, {"embed_prompt": "a cat: "}
+    (full,) = run.embed_tokens(["the dog"], **options)
+    (rest,) = run.embed_tokens(["the dog"], include_prompt=False, **options)
+    prompt, both = t.encode(["a cat: ", "a cat: the dog"])
+    assert full.ids == [t.bos_id, *both, t.eos_id]
+    assert rest.ids == full.ids[1 + len(prompt) :]
+    torch.testing.assert_close(rest.vectors, full.vectors[1 + len(prompt) :])
 
 
-def test_token_vectors_are_normalized_only_if_asked_here(run: Run) -> None:
-    texts = ["the dog"]
-    (plain,), (unit,) = run.embed_tokens(texts), run.embed_tokens(texts, normalize=True)
+def test_token_vectors_are_normalized_only_on_request(run):
+    """Whatever the run's own setting, which is of text vectors."""
+    (plain,), (unit,) = run.embed_tokens(["the dog"]), run.embed_tokens(["the dog"], normalize=True)
     torch.testing.assert_close(unit.vectors, plain.vectors / plain.vectors.norm(dim=-1, keepdim=True))
     config = run.generation.model_copy(update={"normalize": True})
-    (same,) = Run(run.model, run.tokenizer, config).embed_tokens(texts)
-    torch.testing.assert_close(same.vectors, plain.vectors)
+    (default,) = Run(run.model, run.tokenizer, config).embed_tokens(["the dog"])
+    torch.testing.assert_close(default.vectors, plain.vectors)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("options", "message"),
     [
         (
             {"layers": [3]},
-            "layers: no layer 3; this model has 0 (its embeddings) to 2, or from the last -1 to -3",
+            "layers: no layer 3; this model has 0 (its embeddings) to 2, or from the last -1 to",
         ),
         ({"layers": [-4]}, "layers: no layer -4; this model has"),
         ({"layers": [True]}, "layers: no layer true; this model has"),
@@ -139,23 +137,27 @@ def test_token_vectors_are_normalized_only_if_asked_here(run: Run) -> None:
         ({"pooling": "mean"}, "pooling has no effect on token embeddings; valid settings: embed_max_len"),
     ],
 )
-def test_layers_that_a_model_lacks_are_named(run: Run, changes: dict[str, Any], message: str) -> None:
+def test_invalid_layers_are_refused(run, options, message):
     with pytest.raises(UserError) as error:
-        run.embed_tokens(["a"], **changes)
+        run.embed_tokens(["a"], **options)
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_layers_are_the_hidden_states_of_transformers(name: str, tmp_path: Path) -> None:
-    bert = {"feed_forward": "gelu", "embedding_norm": True, "n_segments": 2, "init": "normal"}
-    bert |= {"scale_embedding": False, "lm_head_bias": True, "norm": {"name": "layernorm", "eps": 1e-12}}
-    llama = {"kind": "decoder", "norm": "rmsnorm", "norm_first": True, "position": "rope"}
-    llama |= {"feed_forward": "swiglu", "attention": {"name": "softmax", "bias": False}}
-    run = made(**(bert if name == "bert" else llama | {"scale_embedding": False}))
+HF_DESIGNS = {
+    "bert": {"feed_forward": "gelu", "embedding_norm": True, "n_segments": 2, "init": "normal"}
+    | {"lm_head_bias": True, "norm": {"name": "layernorm", "eps": 1e-12}},
+    "llama": {"kind": "decoder", "norm": "rmsnorm", "norm_first": True, "position": "rope"}
+    | {"feed_forward": "swiglu", "attention": {"name": "softmax", "bias": False}},
+}
+
+
+@pytest.mark.parametrize("name", HF_DESIGNS)
+@torch.no_grad()
+def test_layers_are_the_hidden_states_of_transformers(name, tmp_path):
+    run = make_run(scale_embedding=False, **HF_DESIGNS[name])
     run.save(tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf"]) == 0
-    theirs = AutoModel.from_pretrained(tmp_path / "out").eval()
-    for one in run.embed_tokens(TEXTS[:2], layers="all"):
-        with torch.no_grad():
-            wanted = theirs(torch.tensor([one.ids]), output_hidden_states=True).hidden_states
-        torch.testing.assert_close(one.vectors, torch.cat(wanted), atol=1e-5, rtol=1e-4)
+    reference = AutoModel.from_pretrained(tmp_path / "out").eval()
+    for tokens in run.embed_tokens(TEXTS[:2], layers="all"):
+        states = reference(torch.tensor([tokens.ids]), output_hidden_states=True).hidden_states
+        assert_close(tokens.vectors, torch.cat(states))

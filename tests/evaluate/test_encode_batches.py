@@ -1,8 +1,4 @@
-"""Texts that are read together are few on a CPU, and what comes out does not depend on how many they are."""
-
-from __future__ import annotations
-
-from typing import Any
+"""Encoding in batches: small ones on a CPU, with the vectors of each text alone."""
 
 import pytest
 import torch
@@ -11,37 +7,47 @@ from torch import nn
 from polyhead.core.choice import Choice
 from polyhead.data.batching.encoder_inputs import EncoderInput
 from polyhead.evaluate import encode_batches
-from polyhead.evaluate.encode_batches import _CPU_BATCH_TOKENS, encode_in_batches, limit_batch_tokens
+from polyhead.evaluate.encode_batches import (
+    _CPU_BATCH_TOKENS,
+    encode_in_batches,
+    encode_layers_in_batches,
+    limit_batch_tokens,
+)
 from polyhead.models import build, preset_config
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
+LENGTHS = [1, 9, 64, 30, 30, 2, 17]
+
 
 @pytest.mark.parametrize(
-    ("device", "most", "wanted"), [("cpu", 4096, _CPU_BATCH_TOKENS), ("cpu", 7, 7), ("meta", 4096, 4096)]
+    ("device", "batch_tokens", "expected"),
+    [("cpu", 4096, _CPU_BATCH_TOKENS), ("cpu", 7, 7), ("meta", 4096, 4096)],
 )
-def test_a_cpu_reads_a_few_tokens_together(device: str, most: int, wanted: int) -> None:
-    assert limit_batch_tokens(nn.Linear(1, 1, device=device), most) == wanted
+def test_batches_are_small_on_a_cpu(device, batch_tokens, expected):
+    assert limit_batch_tokens(nn.Linear(1, 1, device=device), batch_tokens) == expected
 
 
-def test_vectors_are_those_of_all_texts_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "limit"), [("encoder", 4096), ("encoder", 40), ("decoder", 40)])
+@torch.no_grad()
+def test_vectors_of_batches_equal_those_of_each_text(monkeypatch, kind, limit):
+    """Of the last layer, and of the embeddings and the second of two layers."""
     torch.manual_seed(0)
-    model = build(preset_config("tiny", 50, kind="encoder", n_layers=2, max_len=64)).eval()
+    model = build(preset_config("tiny", 50, kind=kind, n_layers=2, max_len=64)).eval()
+    encoder = model if kind == "decoder" else model.encoder
     tokenizer = train_tokenizer(["a b c"], Choice("char"), 50)
-    lengths = [1, 9, 64, 30, 30, 2, 17]
-    rows = [EncoderInput(torch.randint(5, 50, (n,)).tolist(), n, False) for n in lengths]
-    sizes: list[int] = []
-    model.encoder.register_forward_pre_hook(lambda _, given: sizes.append(given[0].numel()))
-
-    def vectors() -> dict[int, Any]:
-        found = {}
-        for numbers, some, _ in encode_in_batches(model, rows, tokenizer, 4096):
-            found |= {n: one[: lengths[n]] for n, one in zip(numbers, some, strict=True)}
-        return found
-
-    together = vectors()
-    monkeypatch.setattr(encode_batches, "_CPU_BATCH_TOKENS", 40)
-    sizes.clear()
-    few = vectors()
-    assert sorted(sizes) == [17, 3 * 9, 30, 30, 64]
-    for n in range(len(rows)):
-        torch.testing.assert_close(few[n], together[n], rtol=1e-5, atol=1e-5)
+    rows = [EncoderInput(torch.randint(5, 50, (n,)).tolist(), n, False) for n in LENGTHS]
+    monkeypatch.setattr(encode_batches, "_CPU_BATCH_TOKENS", limit)
+    sizes = []
+    encoder.embedding.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].numel()))
+    layers = list(encode_layers_in_batches(model, rows, tokenizer, 4096, [2, 0]))
+    if limit == 40:
+        assert sorted(sizes) == [17, 3 * 9, 30, 30, 64]
+    last = list(encode_in_batches(model, rows, tokenizer, 4096)) if kind == "encoder" else []
+    assert sorted(n for numbers, _, _ in layers for n in numbers) == list(range(len(rows)))
+    for numbers, vectors, _ in layers + last:
+        for n, actual in zip(numbers, vectors, strict=True):
+            embeddings = encoder.embedding(torch.tensor([rows[n].ids]))
+            output = encoder.stack(embeddings)[0]
+            expected = torch.stack([output, embeddings[0]]) if vectors.dim() == 4 else output
+            actual = actual[..., : LENGTHS[n], :]
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)

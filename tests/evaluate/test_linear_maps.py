@@ -1,6 +1,4 @@
-"""A model that folds the past shows the maps it can, and the others are missing rather than wrong."""
-
-from __future__ import annotations
+"""Attention maps of linear attention: those that exist are right, and the others are missing."""
 
 import pytest
 import torch
@@ -9,69 +7,52 @@ from polyhead.cache.factory import make_cache
 from polyhead.config.model import ModelConfig
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.introspect.compute_attention import compute_pair_attention, record_attention
-from polyhead.models import Seq2Seq, build
+from polyhead.models import build
 from polyhead.viz.attention_page import write_attention_page
 
 
-def made(**design: object) -> Seq2Seq:
-    config = ModelConfig(
-        vocab_size=17, d_model=16, n_heads=4, n_kv_heads=2, n_layers=2, d_ff=24, dropout=0.0, **design
-    )
-    return build(config, seed=0).eval()
+def make_model(attention="linear", **parts):
+    sizes = {"vocab_size": 17, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "d_ff": 24}
+    return build(ModelConfig(attention=attention, dropout=0.0, **sizes, **parts), seed=0).eval()
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "rope"])
-def test_maps_of_a_pair_are_the_weights_of_the_same_kernel_written_out(position):
-    model = made(attention="linear", position=position)
+def test_linear_maps_equal_kernel_attention(position, tmp_path):
+    """Only without rope: kernel attention rotates queries and keys, not their features."""
+    model = make_model(position=position)
     torch.manual_seed(1)
     source, target = torch.randint(5, 17, (1, 6)), torch.randint(5, 17, (1, 4))
-    found = compute_pair_attention(model, source, target)
-    assert {kind: tuple(maps.weights.shape) for kind, maps in found.items()} == {
-        "encoder": (2, 4, 6, 6),
-        "decoder": (2, 4, 4, 4),
-        "cross": (2, 4, 4, 6),
-    }
-    assert (found["decoder"].weights.triu(1) == 0).all()
-    torch.testing.assert_close(found["cross"].weights.sum(-1), torch.ones(2, 4, 4), rtol=0, atol=1e-5)
-    if position == "rope":
-        return  # there the kernel written out turns queries and keys, not their features
-    other = made(attention={"name": "kernel", "sim": "elu"})
-    other.load_state_dict(model.state_dict())
-    for kind, maps in compute_pair_attention(other, source, target).items():
-        torch.testing.assert_close(found[kind].weights, maps.weights, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("position", ["sinusoidal", "rope"])
-def test_the_page_of_a_linear_model_is_written(tmp_path, position):
-    source, target = torch.arange(5, 11)[None], torch.arange(5, 9)[None]
-    for kind, layers in compute_pair_attention(
-        made(attention="linear", position=position), source, target
-    ).items():
-        weights = layers.weights
-        rows, columns = list("abcdef"[: weights.size(2)]), list("abcdef"[: weights.size(3)])
-        page = write_attention_page(tmp_path / f"{kind}.html", AttentionMap(columns, rows, weights, kind))
+    maps = compute_pair_attention(model, source, target)
+    shapes = {"encoder": (2, 4, 6, 6), "decoder": (2, 4, 4, 4), "cross": (2, 4, 4, 6)}
+    assert {kind: tuple(each.weights.shape) for kind, each in maps.items()} == shapes
+    assert (maps["decoder"].weights.triu(1) == 0).all()
+    torch.testing.assert_close(maps["cross"].weights.sum(-1), torch.ones(2, 4, 4), rtol=0, atol=1e-5)
+    for kind, each in maps.items():
+        rows, columns = (list("abcdef"[: each.weights.size(i)]) for i in (2, 3))
+        attention_map = AttentionMap(columns, rows, each.weights, kind)
+        page = write_attention_page(tmp_path / f"{kind}.html", attention_map)
         assert "NaN" not in page.read_text()
+    if position != "rope":
+        kernel = make_model(attention={"name": "kernel", "sim": "elu"})
+        kernel.load_state_dict(model.state_dict())
+        for kind, each in compute_pair_attention(kernel, source, target).items():
+            torch.testing.assert_close(maps[kind].weights, each.weights, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
-def test_stepwise_the_source_is_seen_and_the_folded_past_is_not():
-    model, source = made(attention="linear"), torch.randint(5, 17, (2, 6))
-    target = torch.randint(5, 17, (2, 5))
-    with record_attention(model) as seen:
+def test_stepwise_linear_attention_records_only_cross_maps():
+    model, source, target = make_model(), torch.randint(5, 17, (2, 6)), torch.randint(5, 17, (2, 5))
+    with record_attention(model) as maps:
         model(source, target)
-    whole = {name: passes[0] for name, passes in seen.items()}
-    with record_attention(model) as seen:
-        memory = [kept.contiguous_for_decoding() for kept in model.encode(source)]
+    full_maps = {name: passes[0] for name, passes in maps.items()}
+    with record_attention(model) as maps:
+        memory = [kv.contiguous_for_decoding() for kv in model.encode(source)]
         cache = make_cache(None, model.cache_shape, 2, 5)
         for t in range(5):
             pos = torch.full((2, 1), t)
             cache.prepare_step(range(2), pos)
             model.decode(target[:, t : t + 1], pos, cache, memory)
     for i in range(2):
-        assert seen[f"decoder.layers.{i}.attn"] == []
-        torch.testing.assert_close(
-            torch.cat(seen[f"decoder.layers.{i}.cross"], 2),
-            whole[f"decoder.layers.{i}.cross"],
-            rtol=0,
-            atol=1e-6,
-        )
+        assert maps[f"decoder.layers.{i}.attn"] == []
+        name = f"decoder.layers.{i}.cross"
+        torch.testing.assert_close(torch.cat(maps[name], 2), full_maps[name], rtol=0, atol=1e-6)

@@ -1,43 +1,35 @@
-"""Likelihoods of texts, against one token after another."""
-
-from __future__ import annotations
+"""Log-probabilities of texts, against one token after another."""
 
 import io
 import math
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from tests.evaluate.scoring_helpers import made
+from tests.evaluate.scoring_helpers import LINES, make_scoring_run
 
 import polyhead
 from polyhead.cli import main
 from polyhead.core.errors import UserError
 from polyhead.data.readers.plain_text import open_text
-from polyhead.run.run import Run
-
-LINES = ["anna and bert", "carl", "", "dora and emil and anna"]
 
 
-def naive(run: Run, ids: list[int]) -> float:
-    """log p of all tokens after the first, each by the whole text before it."""
-    with torch.no_grad():
-        return sum(
-            float(run.model(torch.tensor([ids[:i]]))[0, -1].log_softmax(-1)[ids[i]])
-            for i in range(1, len(ids))
-        )
+@torch.no_grad()
+def naive_log_prob(run, ids):
+    """log p of all tokens after the first, each given the whole text before it."""
+    logits = [run.model(torch.tensor([ids[:i]]))[0, -1] for i in range(1, len(ids))]
+    return sum(float(row.log_softmax(-1)[token]) for row, token in zip(logits, ids[1:], strict=True))
 
 
-@pytest.mark.parametrize(("documents", "end"), [("line", True), ("file", False), (None, False)])
-def test_a_text_is_scored_as_one_that_begins(tmp_path: Path, documents: str | None, end: bool) -> None:
-    run = polyhead.load(made(tmp_path, documents))
+@pytest.mark.parametrize(("documents", "has_end"), [("line", True), ("file", False), (None, False)])
+def test_texts_are_scored_after_the_document_prefix(tmp_path, documents, has_end):
+    run = polyhead.load(make_scoring_run(tmp_path, documents))
     t = run.tokenizer
-    begin = t.encode(["\n"])[0] if documents == "file" else [t.eos_id]
+    prefix = t.encode(["\n"])[0] if documents == "file" else [t.eos_id]
     for score, ids in zip(run.score(LINES, batch_tokens=9), t.encode(LINES), strict=True):
-        whole = [*begin, *ids, *[t.eos_id] * end]
-        assert score.tokens == len(whole) - 1
-        assert score.log_prob == pytest.approx(naive(run, whole), abs=1e-4)
+        ids = [*prefix, *ids, *[t.eos_id] * has_end]
+        assert score.tokens == len(ids) - 1
+        assert score.log_prob == pytest.approx(naive_log_prob(run, ids), abs=1e-4)
     scores = run.score(LINES)
     mean = sum(s.log_prob for s in scores) / sum(s.tokens for s in scores)
     assert run.perplexity(LINES) == pytest.approx(math.exp(-mean))
@@ -47,72 +39,42 @@ def test_a_text_is_scored_as_one_that_begins(tmp_path: Path, documents: str | No
         run.score(["anna", "zxq" * 30])
 
 
-def answered(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+def run_main(capsys, *arguments):
     code = main([str(a) for a in arguments])
     return code, *capsys.readouterr()
 
 
-def test_the_verbs_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
-    directory = made(tmp_path, "line")
-    run = polyhead.load(directory)
-    code, out, err = answered(capsys, "score", directory, tmp_path / "names.txt", "--read-batch", "3")
-    wanted = run.score(LINES)
+def test_score_command(tmp_path, capsys, monkeypatch):
+    run_dir, names = make_scoring_run(tmp_path, "line"), tmp_path / "names.txt"
+    run = polyhead.load(run_dir)
+    code, out, err = run_main(capsys, "score", run_dir, names, "--read-batch", "3")
+    rows = [line.split("\t") for line in out.splitlines()]
+    expected = run.score(LINES)
     assert code == 0
-    assert [float(line.split("\t")[0]) for line in out.splitlines()] == pytest.approx(
-        [s.log_prob for s in wanted], abs=1e-3
-    )
-    assert [int(line.split("\t")[1]) for line in out.splitlines()] == [s.tokens for s in wanted]
+    assert [float(row[0]) for row in rows] == pytest.approx([s.log_prob for s in expected], abs=1e-3)
+    assert [int(row[1]) for row in rows] == [s.tokens for s in expected]
     assert float(err.split()[1]) == pytest.approx(run.perplexity(LINES), rel=1e-3)
-
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"carl\n")))
-    assert answered(capsys, "score", directory)[1] == out.splitlines()[1] + "\n"
+    assert run_main(capsys, "score", run_dir)[1] == out.splitlines()[1] + "\n"
+    (score,) = run.score(["carl carl"])
+    assert run_main(capsys, "score", run_dir, "carl carl")[1].endswith(f"\t{score.tokens}\n")
 
-    assert answered(capsys, "score", directory, LINES[1] + " " + LINES[1])[1].endswith(
-        f"\t{run.score([LINES[1] + ' ' + LINES[1]])[0].tokens}\n"
-    )
 
-    bad = tmp_path / "bad.txt"
-    bad.write_bytes(b"carl\n\xff\nanna\n" + b"carl\n" * 8)
-    assert (
-        answered(capsys, "eval", directory, bad)[2]
-        == "polyhead: bad.txt: skipped 1 lines that are not text or too long\n"
+def test_eval_command(tmp_path, capsys):
+    run_dir, names, damaged_file = (
+        make_scoring_run(tmp_path, "line"),
+        tmp_path / "names.txt",
+        tmp_path / "bad.txt",
     )
-    code, out, _ = answered(capsys, "eval", directory, tmp_path / "names.txt")
+    damaged_file.write_bytes(b"carl\n\xff\nanna\n" + b"carl\n" * 8)
+    err = run_main(capsys, "eval", run_dir, damaged_file)[2]
+    assert err == "polyhead: bad.txt: skipped 1 lines that are not text or too long\n"
+    code, out, _ = run_main(capsys, "eval", run_dir, names)
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines()}
-    measured = run.measure_perplexity(open_text([tmp_path / "names.txt"], "line"))
+    expected = polyhead.load(run_dir).measure_perplexity(open_text([names], "line"))
     assert code == 0
-    assert float(rows["perplexity"]) == pytest.approx(measured.per_token, rel=1e-3)
-    assert float(rows["word-ppl"]) == pytest.approx(measured.per_word, rel=1e-3)
-    assert float(rows["bits"]) == pytest.approx(measured.bits_per_character, rel=1e-3)
-    code, out, _ = answered(capsys, "eval", directory, "--split", "valid")
+    assert float(rows["perplexity"]) == pytest.approx(expected.per_token, rel=1e-3)
+    assert float(rows["word-ppl"]) == pytest.approx(expected.per_word, rel=1e-3)
+    assert float(rows["bits"]) == pytest.approx(expected.bits_per_character, rel=1e-3)
+    code, out, _ = run_main(capsys, "eval", run_dir, "--split", "valid")
     assert code == 0 and "nats per token" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["eval", "RUN"],
-            "this run's recipe has no test files; pass files: polyhead eval RUN FILE, or use --split valid",
-        ),
-        (
-            ["eval", "RUN", "--split", "valid", "--beam-size", "2", "--length-penalty", "1"],
-            "--beam-size, --length-penalty: of translations; this run is a language model and is "
-            "evaluated on plain text",
-        ),
-        (
-            ["score", "RUN", "FILE", "FILE"],
-            "this run is a language model: it scores the lines of one file, without TARGET",
-        ),
-        (
-            ["translate", "RUN", "FILE"],
-            "this requires an encoder-decoder, but the run is a language model: use generate, "
-            "eval, score, embed or attend",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(tmp_path: Path, capsys, arguments: list[str], message: str) -> None:
-    directory = made(tmp_path, "file")
-    named = {"RUN": str(directory), "FILE": str(tmp_path / "names.txt")}
-    code, out, err = answered(capsys, *(named.get(a, a) for a in arguments))
-    assert (code, out, err) == (2, "", f"polyhead: {message}\n")

@@ -1,16 +1,12 @@
 """Tests of evaluate/training_counts.py."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from polyhead.evaluate.training_counts import BASELINE_FILE, TrainingCounts, read_counts, write_counts
 
 
-def test_counts_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_counts_come_back_as_they_were_written(tmp_path):
     counts = TrainingCounts.from_token_counts(np.array([0, 3, 0, 7]), "今天\n")
     write_counts(tmp_path, counts)
     assert read_counts(tmp_path) == counts
@@ -22,7 +18,7 @@ def test_counts_come_back_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[1]", '{"labels": {"a": -1}}', '{"tokens": {"a": 1}}', '{"vocab_size": 1e12}']
 )
-def test_counts_that_are_damaged_are_no_counts(text: str, tmp_path: Path) -> None:
+def test_counts_that_are_damaged_are_no_counts(text, tmp_path):
     (tmp_path / BASELINE_FILE).write_text(text)
     assert read_counts(tmp_path) is None
     assert read_counts(tmp_path / "elsewhere") is None

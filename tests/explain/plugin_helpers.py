@@ -1,11 +1,7 @@
 """Parts of another package, as a user may write them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyhead.nn.kv import KV, attention_mask, split_heads
 from polyhead.nn.position.base import Position
@@ -14,24 +10,23 @@ from polyhead.nn.position.base import Position
 class ScaleNorm(nn.Module):
     """g x / |x|."""
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model):
         super().__init__()
         self.gain = nn.Parameter(torch.ones(()))
 
-    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+    def forward(self, x, pos=None):
         return self.gain * x / x.norm(dim=-1, keepdim=True)
 
 
 class SineLayer(nn.Module):
     """A feed-forward layer with a sine."""
 
-    def __init__(self, d_model: int, d_ff: int) -> None:
+    def __init__(self, d_model, d_ff):
         super().__init__()
         self.first, self.second = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
 
-    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
-        out: Tensor = self.second(self.first(x).sin())
-        return out
+    def forward(self, x, pos=None):
+        return self.second(self.first(x).sin())
 
 
 class MeanAttention(nn.Module):
@@ -39,29 +34,18 @@ class MeanAttention(nn.Module):
 
     state = None
 
-    def __init__(self, shape: Any, position: Position) -> None:
+    def __init__(self, shape, position):
         super().__init__()
         self.v_proj = nn.Linear(shape.d_model, shape.d_model)
-        self.position, self.causal, self.heads, self.width = (
-            position,
-            shape.causal,
-            shape.n_heads,
-            shape.head_dim,
-        )
-        self.weights_hooks: list[Any] = []
+        self.position, self.causal = position, shape.causal
+        self.heads, self.width = shape.n_heads, shape.head_dim
+        self.weights_hooks = []
 
-    def project_kv(self, x: Tensor, pos: Tensor | None) -> KV:
+    def project_kv(self, x, pos):
         v = split_heads(self.v_proj(x), self.width)
         return KV(v, v, None if pos is None else pos[:, None])
 
-    def forward(
-        self,
-        x: Tensor,
-        pos: Tensor | None = None,
-        cache: Any = None,
-        memory: Any = None,
-        position: Any = None,
-    ) -> Tensor:
+    def forward(self, x, pos=None, cache=None, memory=None, position=None):
         kv = self.project_kv(x, pos) if memory is None else memory
         kv = kv if cache is None else cache.update(kv)
         mask = attention_mask(pos, kv, x.size(1), self.causal)
@@ -78,29 +62,22 @@ class MeanAttention(nn.Module):
 class ForgetfulAttention(MeanAttention):
     """The same without a cache, so that decoding goes wrong."""
 
-    def forward(
-        self,
-        x: Tensor,
-        pos: Tensor | None = None,
-        cache: Any = None,
-        memory: Any = None,
-        position: Any = None,
-    ) -> Tensor:
+    def forward(self, x, pos=None, cache=None, memory=None, position=None):
         return super().forward(x, pos, None, memory, position)
 
 
 class ReversingPosition(Position):
     """Changes the sign of the heads of every second token."""
 
-    def rotate(self, x: Tensor, pos: Tensor | None) -> Tensor:
+    def rotate(self, x, pos):
         at = torch.arange(x.size(2)) if pos is None else pos[0]
-        sign: Tensor = 1 - 2 * (at % 2)
+        sign = 1 - 2 * (at % 2)
         return x * sign[:, None]
 
 
 class RampPosition(Position):
     """Adds its number to a token."""
 
-    def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
+    def embed(self, x, pos):
         at = torch.arange(x.size(1)) if pos is None else pos[0]
         return x + at[:, None] / 100

@@ -1,17 +1,14 @@
-"""Arrays survive being stored, in Python and in the script of the page."""
-
-from __future__ import annotations
+"""Arrays are restored from the document, in Python and in the script of the page."""
 
 import json
 import shutil
 import subprocess
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.explain.explain_helpers import TARGET, TEXT, explain_walk, make_run
+from tests.explain.explain_helpers import explain_config
 
 from polyhead.core.errors import NotFiniteError
 from polyhead.explain.arrays import OPERATIONS, ArrayReader, ArrayStore
@@ -25,48 +22,39 @@ openArrays(JSON.parse(require("fs").readFileSync(0, "utf8"))).then((arrays) => {
 """
 
 
-def read_back(store: ArrayStore) -> ArrayReader:
+def read_back(store):
     return ArrayReader.from_document({"data": store.pack(), "values": json.loads(json.dumps(store.values))})
+
+
+def roundtrip(x):
+    store = ArrayStore()
+    store.store("x", x)
+    return read_back(store)("x")
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 3e5])
 @pytest.mark.parametrize("outlier", [1.0, 3000.0])
-def test_a_stored_array_is_exact_to_a_millionth_of_its_usual_size(scale: float, outlier: float) -> None:
+def test_stored_array_is_exact_to_a_millionth(scale, outlier):
     torch.manual_seed(0)
     x = torch.randn(20, 32) * scale
     x[3, 7] *= outlier
-    store = ArrayStore()
-    store.store("x", x)
-    error = np.abs(read_back(store)("x") - x.double().numpy())
-    assert error.max() <= 5e-7 * scale
-    assert error.max() > 0
+    error = np.abs(roundtrip(x) - x.double().numpy())
+    assert 0 < error.max() <= 5e-7 * scale
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_whole_numbers_are_exact(dtype: torch.dtype) -> None:
-    x = torch.tensor([[0, 1, 70_000, -3]]).to(dtype)
-    store = ArrayStore()
-    store.store("x", x)
-    store.store("zero", torch.zeros(2, 3))
-    read = read_back(store)
-    assert read("x").tolist() == x.long().tolist()
-    assert read("zero").tolist() == torch.zeros(2, 3).tolist()
-
-
-def test_half_precision_is_stored() -> None:
+def test_dtypes_are_stored():
+    for dtype in (torch.int64, torch.bool):
+        x = torch.tensor([[0, 1, 70_000, -3]]).to(dtype)
+        assert roundtrip(x).tolist() == x.long().tolist()
+    assert roundtrip(torch.zeros(2, 3)).tolist() == torch.zeros(2, 3).tolist()
     x = torch.randn(3, 4).to(torch.bfloat16)
-    store = ArrayStore()
-    store.store("x", x)
-    assert read_back(store)("x") == pytest.approx(x.float().numpy(), abs=1e-6)
-
-
-def test_numbers_that_are_not_finite_are_an_error() -> None:
+    assert roundtrip(x) == pytest.approx(x.float().numpy(), abs=1e-6)
     with pytest.raises(NotFiniteError):
         ArrayStore().store("x", torch.tensor([1.0, float("nan")]))
 
 
-def test_rounding_errors_of_many_sums_do_not_add_up() -> None:
-    """Each branch makes up for the errors before it."""
+def test_rounding_errors_of_sums_do_not_accumulate():
+    """Each branch compensates the errors before it."""
     torch.manual_seed(0)
     store, x = ArrayStore(), torch.randn(8, 16)
     name = store.store("x0", x)
@@ -78,31 +66,24 @@ def test_rounding_errors_of_many_sums_do_not_add_up() -> None:
     assert np.abs(read_back(store)(name) - x.numpy()).max() < 1e-6
 
 
-def test_the_script_reads_the_same_numbers() -> None:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
-    documents = [
-        explain_walk(make_run(kind="decoder", position="rope", n_kv_heads=2), TEXT, n_shown=5),
-        explain_walk(make_run(kind="decoder", position={"name": "rope", "layout": "interleaved"}), TEXT),
-        explain_walk(make_run(kind="decoder", attention="kernel", position="none"), TEXT, n_shown=5),
-        explain_walk(make_run(norm="rmsnorm"), TEXT, TARGET),
-        explain_walk(make_run(kind="encoder", norm="batchnorm", position="shaw"), TEXT),
-    ]
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_script_reads_same_numbers():
     script = (files("polyhead.explain") / "arrays.js").read_text() + SCRIPT
-    used = set()
-    for document in documents:
-        ran = subprocess.run([node, "-e", script], input=json.dumps(document), capture_output=True, text=True)
-        assert ran.returncode == 0, ran.stderr
-        read, numbers = ArrayReader.from_document(document), json.loads(ran.stdout)
-        assert numbers.keys() == document["values"].keys()
-        for name, data in numbers.items():
+    operations = set()
+    for config, options in (
+        ({"kind": "decoder", "position": "rope", "n_kv_heads": 2}, {"n_shown": 5}),
+        ({"kind": "decoder", "position": {"name": "rope", "layout": "interleaved"}}, {}),
+        ({"kind": "decoder", "attention": "kernel", "position": "none"}, {"n_shown": 5}),
+        ({"norm": "rmsnorm"}, {}),
+        ({"kind": "encoder", "norm": "batchnorm", "position": "shaw"}, {}),
+    ):
+        document, read = explain_config(config, **options)
+        command, text = [shutil.which("node"), "-e", script], json.dumps(document)
+        process = subprocess.run(command, input=text, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        arrays = json.loads(process.stdout)
+        assert arrays.keys() == document["values"].keys()
+        for name, data in arrays.items():
             assert data == pytest.approx(read(name).ravel().tolist(), abs=1e-12, rel=1e-12), name
-        used |= {value["op"] for value in document["values"].values() if "op" in value}
-    assert used == set(OPERATIONS)
-
-
-def test_the_script_has_the_operations_of_the_package() -> None:
-    script = Path(str(files("polyhead.explain") / "arrays.js")).read_text()
-    for operation in OPERATIONS:
-        assert f"\n  {operation}: (" in script
+        operations |= {value["op"] for value in document["values"].values() if "op" in value}
+    assert operations == set(OPERATIONS)

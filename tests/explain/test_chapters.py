@@ -1,27 +1,21 @@
-"""The lesson: complete in both languages, and bound to what exists."""
-
-from __future__ import annotations
+"""The chapters: complete in both languages, and bound to existing steps, levers and experiments."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tests.explain.levers.levers_helpers import make_input, make_model
 
-from polyhead.explain.chapters import STEPS, Chapter, load_chapters, parse_chapter
+from polyhead.explain.chapters import STEPS, load_chapters, parse_chapter
 from polyhead.explain.levers.table import LEVERS
 from polyhead.explain.watch import watch_model
 from polyhead.lab.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
-NAMES = [
-    "tokens", "embedding", "positions", "queries-keys-values", "scale", "heads", "masks", "encoder-decoder",
-    "residual-norm", "feed-forward", "training", "decoding", "cache", "cost",
-]  # fmt: skip
-DESIGNS: list[tuple[str, dict[str, Any]]] = [
+NAMES = ["tokens", "embedding", "positions", "queries-keys-values", "scale", "heads", "masks"]
+NAMES += ["encoder-decoder", "residual-norm", "feed-forward", "training", "decoding", "cache", "cost"]
+DESIGNS = [
     ("encoder-decoder", {}),
     ("decoder", {"position": "rope", "norm_first": True, "norm": "rmsnorm", "feed_forward": "swiglu"}),
     ("decoder", {"position": "alibi", "feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}}),
@@ -30,8 +24,8 @@ DESIGNS: list[tuple[str, dict[str, Any]]] = [
     ("decoder", {"block": "gated_conv", "position": "none"}),
     ("encoder", {"position": "learned"}),
 ]
-OF_THE_PAGE = {"tokens", "output", "generation", "cost"}  # stations that are no step of the model
-FRONT = """---
+PAGE_STEPS = {"tokens", "output", "generation", "cost"}  # stations of the page that are no step of the model
+FRONT_MATTER = """---
 title: A title
 look:
   - {step: attention, value: scores, layer: first, head: 2, label: "Look, here"}
@@ -44,148 +38,112 @@ papers: ["Vaswani et al., 2017"]
 """
 
 
-def chapters() -> list[Chapter]:
-    return [*load_chapters("en"), *load_chapters("zh")]
-
-
-def links(chapter: Chapter) -> Iterator[tuple[str, dict[str, Any]]]:
+def find_links(chapter):
     """The targets of the links of a chapter, in order of the text."""
     for paragraph in chapter["paragraphs"]:
         for span in paragraph["spans"]:
-            if "look" in span:
-                yield "look", span["look"]
-            if "lever" in span:
-                yield "lever", span["lever"]
+            yield from ((kind, span[kind]) for kind in ("look", "lever") if kind in span)
 
 
-def without_labels(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in entry.items() if key != "label"} for entry in entries]
+def join_spans(chapter, separator, style=None):
+    spans = [span for paragraph in chapter["paragraphs"] for span in paragraph["spans"]]
+    return separator.join(span["text"] for span in spans if style in (None, span.get("style")))
 
 
-def bindings(chapter: Chapter) -> dict[str, Any]:
+def collect_bindings(chapter):
     """All of a chapter that does not depend on its language."""
+    code = join_spans(chapter, " ", "code").replace("layers", "")
     return {
         "name": chapter["name"],
-        "look": without_labels(chapter["look"]),
-        "lever": without_labels(chapter["lever"]),
         "experiment": [entry["command"] for entry in chapter["experiment"]],
         "papers": chapter["papers"],
-        "links": sorted(map(repr, links(chapter))),
+        "links": sorted(map(repr, find_links(chapter))),
         "conditions": [(paragraph["if"], paragraph["not"]) for paragraph in chapter["paragraphs"]],
-        "code": sorted(re.findall(r"[A-Za-z_]{3,}", " ".join(code_of(chapter)))),
+        "code": sorted(re.findall(r"[A-Za-z_]{3,}", code)),
+    } | {
+        kind: [{key: value for key, value in entry.items() if key != "label"} for entry in chapter[kind]]
+        for kind in ("look", "lever")
     }
 
 
-def code_of(chapter: Chapter) -> list[str]:
-    spans = [span for paragraph in chapter["paragraphs"] for span in paragraph["spans"]]
-    return [re.sub(r"layers", "", span["text"]) for span in spans if span.get("style") == "code"]
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_lesson_has_fourteen_chapters_in_order(language: str) -> None:
-    loaded = load_chapters(language)
-    assert [chapter["name"] for chapter in loaded] == NAMES
-    assert [chapter["number"] for chapter in loaded] == list(range(1, 15))
-
-
 @pytest.mark.parametrize("number", range(14))
-def test_both_languages_have_the_same_bindings(number: int) -> None:
-    assert bindings(load_chapters("en")[number]) == bindings(load_chapters("zh")[number])
+def test_languages_have_same_bindings_and_translated_texts(number):
+    english, chinese = (load_chapters(language)[number] for language in ("en", "zh"))
+    assert english["name"] == NAMES[number] and english["number"] == chinese["number"] == number + 1
+    assert collect_bindings(english) == collect_bindings(chinese)
+    assert english["look"] and english["lever"] and english["experiment"] and english["papers"]
+    for chapter, is_ascii in ((english, True), (chinese, False)):
+        labels = [entry["label"] for key in ("look", "lever") for entry in chapter[key]]
+        assert {text.isascii() for text in (chapter["title"], *labels)} == {is_ascii}
+    assert not any(entry["claim"].isascii() for entry in chinese["experiment"]), "a claim lacks in lab.json"
+    assert 120 <= len(join_spans(english, " ").split()) <= 220
+    assert 220 <= len(join_spans(chinese, "")) <= 400
 
 
-def test_titles_and_labels_are_translated() -> None:
-    for english, chinese in zip(load_chapters("en"), load_chapters("zh"), strict=True):
-        assert english["title"].isascii()
-        assert not chinese["title"].isascii()
-        for key in ("look", "lever"):
-            assert all(entry["label"].isascii() for entry in english[key])  # type: ignore[literal-required]
-            assert not any(entry["label"].isascii() for entry in chinese[key])  # type: ignore[literal-required]
-        for entry in chinese["experiment"]:
-            assert not entry["claim"].isascii(), f"no Chinese in lab.json: {entry['claim']}"
-
-
-def test_a_chapter_is_short() -> None:
-    for chapter in load_chapters("en"):
-        text = " ".join(span["text"] for paragraph in chapter["paragraphs"] for span in paragraph["spans"])
-        assert 120 <= len(text.split()) <= 220, chapter["name"]
-    for chapter in load_chapters("zh"):
-        text = "".join(span["text"] for paragraph in chapter["paragraphs"] for span in paragraph["spans"])
-        assert 220 <= len(text) <= 400, chapter["name"]
-
-
-def test_every_chapter_has_a_target_a_lever_an_experiment_and_papers() -> None:
-    for chapter in chapters():
-        assert chapter["look"] and chapter["lever"] and chapter["experiment"] and chapter["papers"]
-
-
-def test_every_claim_is_one_of_a_registered_experiment() -> None:
+def test_claims_are_those_of_registered_experiments():
     page = (ROOT / "docs" / "lab.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
-    for chapter in load_chapters("en"):
-        for entry in chapter["experiment"]:
-            assert entry["name"] in EXPERIMENTS.names()
-            assert f"| {entry['claim']} |" in sections[entry["name"]], entry["claim"]
+    for entry in (entry for chapter in load_chapters("en") for entry in chapter["experiment"]):
+        assert entry["name"] in EXPERIMENTS.names()
+        assert f"| {entry['claim']} |" in sections[entry["name"]], entry["claim"]
 
 
-def record_values(kind: str, changes: dict[str, Any]) -> dict[str, set[str]]:
+def record_values(kind, changes):
     """Steps of a model's forward pass, each with the names of its values."""
     model = make_model(kind, **changes)
     lengths = [6, 5] if kind == "encoder-decoder" else [6]
-    recorded: dict[str, set[str]] = {}
+    steps = {}
     with torch.inference_mode(), watch_model(model, lengths, [(0, n) for n in lengths]) as trace:
         model(*(torch.arange(n)[None] + 5 for n in lengths))
     for step in trace.steps:
         name = "cross_attention" if step.memory_side is not None else step.kind
-        recorded.setdefault(name, set()).update(step.values)
-    return recorded
+        steps.setdefault(name, set()).update(step.values)
+    return steps
 
 
-def test_every_step_and_value_is_recorded_of_some_model() -> None:
-    of_designs = [record_values(kind, changes) for kind, changes in DESIGNS]
-    assert {name for recorded in of_designs for name in recorded} >= STEPS.keys() - OF_THE_PAGE
+def test_steps_and_chapters_match_recorded_values():
+    """Every step and value is recorded of some model, and every chapter has a target in every model."""
+    records = [record_values(kind, changes) for kind, changes in DESIGNS]
+    assert {name for record in records for name in record} >= STEPS.keys() - PAGE_STEPS
     for name, values in STEPS.items():
-        assert values <= set().union(*(recorded.get(name, set()) for recorded in of_designs)), name
+        assert values <= set().union(*(record.get(name, set()) for record in records)), name
+    for record in records:
+        for chapter in load_chapters("en"):
+            looks = [look for look in chapter["look"] if look["step"] in record.keys() | PAGE_STEPS]
+            values = [look["value"] in record[look["step"]] if "value" in look else True for look in looks]
+            assert any(values), chapter["name"]
 
 
-@pytest.mark.parametrize(("kind", "changes"), DESIGNS)
-def test_every_chapter_has_a_target_in_every_model(kind: str, changes: dict[str, Any]) -> None:
-    recorded = record_values(kind, changes)
-    for chapter in load_chapters("en"):
-        looks = [look for look in chapter["look"] if look["step"] in recorded or look["step"] in OF_THE_PAGE]
-        assert any("value" not in look or look["value"] in recorded[look["step"]] for look in looks), chapter[
-            "name"
-        ]
-
-
-def test_every_lever_has_a_case_of_that_setting() -> None:
+def test_lever_links_have_a_case():
     inputs = [make_input(make_model(kind, **changes)) for kind, changes in DESIGNS[:2] + DESIGNS[-1:]]
     cases = {
         name: [case for one in inputs if not lever.find_obstacle(one) for case in lever.list_cases(one)]
         for name, lever in LEVERS.items()
     }
-    chapters = load_chapters("en")
-    linked = [target for chapter in chapters for kind, target in links(chapter) if kind == "lever"]
-    for lever in [*linked, *(lever for chapter in chapters for lever in chapter["lever"])]:
-        assert any(includes(case, lever["setting"]) for case in cases[lever["name"]]), lever
+    for chapter in load_chapters("en"):
+        links = [target for kind, target in find_links(chapter) if kind == "lever"]
+        for lever in [*links, *chapter["lever"]]:
+            assert any(includes(case, lever["setting"]) for case in cases[lever["name"]]), lever
 
 
-def includes(case: Any, setting: Any) -> bool:
+def includes(case, setting):
     """Whether a case has all values of a setting, also within nested ones."""
-    if isinstance(setting, dict):
-        return isinstance(case, dict) and all(
-            includes(case.get(key), value) for key, value in setting.items()
-        )
-    return bool(case == setting)
+    if not isinstance(setting, dict):
+        return case == setting
+    return isinstance(case, dict) and all(includes(case.get(key), value) for key, value in setting.items())
 
 
-def test_a_paragraph_is_split_into_spans() -> None:
+def parse_paragraphs(text, language="en"):
+    return parse_chapter("05-scale.md", FRONT_MATTER + text, language)["paragraphs"]
+
+
+def test_paragraph_is_split_into_spans():
     text = (
         "Some `q·k`, **so** and *so*,\nthen [the scores](#step=attention&value=scores&head=2).\n\n"
         "{if not cross_attention} [No scale](#lever=scale&scale=0.5), "
-        "[a policy](#lever=cache&cache.name=h2o) "
-        "and [a page](https://example.org)."
+        "[a policy](#lever=cache&cache.name=h2o) and [a page](https://example.org)."
     )
-    first, second = parse_chapter("05-scale.md", FRONT + text, "en")["paragraphs"]
+    first, second = parse_paragraphs(text)
     assert first == {
         "if": None,
         "not": False,
@@ -207,10 +165,8 @@ def test_a_paragraph_is_split_into_spans() -> None:
         {"text": "a policy", "lever": {"name": "cache", "setting": {"cache": {"name": "h2o"}}}},
         {"text": "a page", "href": "https://example.org"},
     ]
-
-
-def test_lines_of_chinese_join_without_a_space() -> None:
-    (paragraph,) = parse_chapter("05-scale.md", FRONT + "注意力\n比较向量。", "zh")["paragraphs"]
+    # lines of Chinese join without a space
+    (paragraph,) = parse_paragraphs("注意力\n比较向量。", "zh")
     assert paragraph["spans"] == [{"text": "注意力比较向量。"}]
 
 
@@ -225,22 +181,13 @@ def test_lines_of_chinese_join_without_a_space() -> None:
         ("setting: {scale: 1}, ", "", "a lever must have name, setting and label"),
         ("papers:", "paper:", "front matter must have the keys title, look, lever, experiment, papers"),
         ("---\ntitle", "title", "expected NN-name.md with front matter|expected NN-name.md that begins"),
+        ("TEXT", "[x](#stp=attention)", "a link must begin with #step=, #lever= or https://"),
+        ("TEXT", "[x](#step=norm&value=scores)", "unknown value 'scores' of the step norm"),
+        ("TEXT", "{if attnetion} Text.", "unknown condition 'attnetion'"),
     ],
 )
-def test_a_mistake_in_the_front_matter_names_the_file(old: str, new: str, message: str) -> None:
-    assert old in FRONT
+def test_error_in_chapter_names_file(old, new, message):
+    text = FRONT_MATTER + "TEXT"
+    assert old in text
     with pytest.raises(ValueError, match=rf"05-scale\.md: .*(?:{message})"):
-        parse_chapter("05-scale.md", FRONT.replace(old, new) + "Text.", "en")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[x](#stp=attention)", "a link must begin with #step=, #lever= or https://"),
-        ("[x](#step=norm&value=scores)", "unknown value 'scores' of the step norm"),
-        ("{if attnetion} Text.", "unknown condition 'attnetion'"),
-    ],
-)
-def test_a_mistake_in_the_text_names_the_file(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"05-scale\.md: {message}"):
-        parse_chapter("05-scale.md", FRONT + text, "en")
+        parse_chapter("05-scale.md", text.replace(old, new), "en")

@@ -1,40 +1,48 @@
-"""What is said of a step is what its part says of itself."""
-
-from __future__ import annotations
+"""Each step has the name and the notes of its part."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.explain.explain_helpers import TARGET, TEXT, explain_walk, make_run
+from tests.explain.explain_helpers import explain_config
 
 import polyhead
 from polyhead.explain.part_notes import read_notes
 
 
-def find_parts(config: dict[str, Any], target: str | None = None) -> dict[str, str]:
-    """Path of each step -> the part that it is said to be."""
-    document = explain_walk(make_run(**config), TEXT, target)
-    return {step["path"]: step["part"] for step in document["walk"] if step["part"]}
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"decoder_attention": "linear", "cross_attention": "kernel"},
+            {
+                "encoder.layers.0.attn": "softmax",
+                "decoder.layers.0.attn": "linear",
+                "decoder.layers.0.cross": "kernel",
+            },
+        ),
+        (
+            {
+                "kind": "decoder",
+                "layer_pattern": [{"attention": "linear", "position": "rope"}, {"block": "gru"}],
+                "position": "none",
+            },
+            {
+                "stack.layers.0.attn": "linear",
+                "stack.layers.0.attn.position": "rope",
+                "stack.layers.1.rnn": "gru",
+            },
+        ),
+    ],
+    ids=["stacks", "layer pattern"],
+)
+def test_step_names_part_of_its_layer(config, expected):
+    document, _ = explain_config(config)
+    parts = {step["path"]: step["part"] for step in document["walk"] if step["part"]}
+    assert expected.items() <= parts.items()
 
 
-def test_the_attentions_of_a_decoder_have_their_own_parts() -> None:
-    parts = find_parts({"decoder_attention": "linear", "cross_attention": "kernel"}, TARGET)
-    assert parts["encoder.layers.0.attn"] == "softmax"
-    assert parts["decoder.layers.0.attn"] == "linear"
-    assert parts["decoder.layers.0.cross"] == "kernel"
-
-
-def test_a_layer_pattern_gives_each_layer_its_part() -> None:
-    pattern = [{"attention": "linear", "position": "rope"}, {"block": "gru"}]
-    parts = find_parts({"kind": "decoder", "layer_pattern": pattern, "position": "none"})
-    assert parts["stack.layers.0.attn"] == "linear"
-    assert parts["stack.layers.0.attn.position"] == "rope"
-    assert parts["stack.layers.1.rnn"] == "gru"
-
-
-def test_notes_are_the_fields_of_a_docstring() -> None:
-    def part() -> None:
+def test_notes_are_fields_of_docstring():
+    def part():
         """A part. It does things.
 
         Equation: y = x,
@@ -44,19 +52,17 @@ def test_notes_are_the_fields_of_a_docstring() -> None:
         When: never
         """
 
-    assert read_notes(part) == {
-        "about": "A part.",
-        "equation": "y = x,\nz = y",
-        "paper": "Someone et al., 2020",
-    }
-    assert read_notes(None) == {"about": None, "equation": None, "paper": None}
+    notes = {"about": "A part.", "equation": "y = x,\nz = y", "paper": "Someone et al., 2020"}
+    assert read_notes(part) == notes
+    assert read_notes(None) == dict.fromkeys(notes)
 
 
-@pytest.mark.parametrize("position", ["rope", "alibi", "t5", "sinusoidal"])
-def test_the_line_of_source_is_where_the_part_does_its_work(position: str) -> None:
-    document = explain_walk(make_run(kind="decoder", position=position), TEXT)
-    root = Path(polyhead.__file__).parent
-    method = {"rope": "rotate", "alibi": "bias", "t5": "bias", "sinusoidal": "embed"}[position]
+@pytest.mark.parametrize(
+    ("position", "method"), [("rope", "rotate"), ("alibi", "bias"), ("t5", "bias"), ("sinusoidal", "embed")]
+)
+def test_source_line_is_method_of_part(position, method):
+    document, _ = explain_config({"kind": "decoder", "position": position})
     for step in document["walk"]:
-        line = (root / step["source"]["file"]).read_text().splitlines()[step["source"]["line"] - 1]
+        source = Path(polyhead.__file__).parent / step["source"]["file"]
+        line = source.read_text().splitlines()[step["source"]["line"] - 1]
         assert f"def {method if step['kind'] == 'position' else 'forward'}(" in line

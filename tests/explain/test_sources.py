@@ -1,7 +1,5 @@
 """The line of source of each kind of number is that of the function that computes it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import polyhead
@@ -9,20 +7,16 @@ from polyhead.explain.levers.table import LEVERS
 from polyhead.explain.sources import list_sources
 from polyhead.explain.trace import locate_function
 
-PACKAGE = Path(polyhead.__file__).parent
+
+def read_function_name(source):
+    path = Path(polyhead.__file__).parent / source["file"]
+    line = path.read_text(encoding="utf-8").splitlines()[source["line"] - 1]
+    assert line.strip().startswith("def ")
+    return line.strip().removeprefix("def ").split("(")[0]
 
 
-def read_line(source: dict) -> str:
-    return (PACKAGE / source["file"]).read_text(encoding="utf-8").splitlines()[source["line"] - 1]
-
-
-def test_each_number_has_the_line_of_its_function() -> None:
-    sources = list_sources()
-    names = {
-        name: read_line(source).split("(")[0].removeprefix("    def ").removeprefix("def ")
-        for name, source in sources.items()
-    }
-    assert names == {
+def test_sources_name_their_functions():
+    assert {name: read_function_name(source) for name, source in list_sources().items()} == {
         "kl": "compute_kl",
         "comparison": "compare_outputs",
         "rank": "rank_references",
@@ -43,9 +37,7 @@ def test_each_number_has_the_line_of_its_function() -> None:
     }
 
 
-def test_a_lever_has_the_line_of_what_it_changes() -> None:
-    lines = {name: read_line(locate_function(lever.compute) or {}) for name, lever in LEVERS.items()}
-    assert lines["head"].startswith("def _compute_head(")
-    assert lines["positions"].startswith("def remove_positions(")
-    assert all(line.startswith("def ") for line in lines.values())
+def test_lever_source_is_its_computation():
+    names = {name: read_function_name(locate_function(lever.compute)) for name, lever in LEVERS.items()}
+    assert (names["head"], names["positions"]) == ("_compute_head", "remove_positions")
     assert locate_function(None) is None

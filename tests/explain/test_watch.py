@@ -1,6 +1,4 @@
-"""Watching changes nothing, sees only its own thread, and leaves no hooks."""
-
-from __future__ import annotations
+"""Watching a model changes no output, records only its own thread, and leaves no hooks."""
 
 from threading import Thread
 
@@ -11,14 +9,14 @@ from tests.explain.explain_helpers import make_run
 from polyhead.explain.watch import watch_model
 
 
-def test_watching_leaves_no_hooks_also_after_an_error() -> None:
+def test_watching_leaves_no_hooks_even_after_error():
     model = make_run(kind="decoder", attention="linear").model
     ids = torch.tensor([[5, 6, 7]])
     with torch.inference_mode():
         plain = model(ids)
         with watch_model(model, [3], [(0, 3)]) as trace:
-            watched = model(ids)
-    assert torch.equal(plain, watched)
+            output = model(ids)
+    assert torch.equal(plain, output)
     n = len(trace.steps)
     with pytest.raises(IndexError), torch.inference_mode(), watch_model(model, [1], [(0, 1)]):
         model(torch.tensor([[999]]))
@@ -29,7 +27,7 @@ def test_watching_leaves_no_hooks_also_after_an_error() -> None:
     assert len(trace.steps) == n
 
 
-def test_passes_of_other_threads_are_not_seen() -> None:
+def test_passes_of_other_threads_are_not_recorded():
     model = make_run(kind="decoder").model
     ids = torch.tensor([[5, 6, 7]])
     with watch_model(model, [3], [(0, 3)]) as trace:
@@ -39,7 +37,7 @@ def test_passes_of_other_threads_are_not_seen() -> None:
     assert trace.steps == []
 
 
-def test_layers_that_share_weights_have_their_own_steps() -> None:
+def test_layers_with_shared_weights_have_own_steps():
     model = make_run(kind="decoder", share_layers=True).model
     with torch.inference_mode(), watch_model(model, [3], [(0, 3)]) as trace:
         model(torch.tensor([[5, 6, 7]]))

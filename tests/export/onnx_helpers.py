@@ -1,52 +1,42 @@
-"""Shared by the tests of onnx."""
-
-from __future__ import annotations
+"""Shared by the tests of ONNX graphs."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from tests.export.conftest import Session, kept, padded
+from tests.export.conftest import BASES, ExportedRun, ExportModel, Session, next_past, padded_batch
 from torch import Tensor
 
 from polyhead.run.run import Run
 
-Make = Callable[..., tuple[Run, Path]]
-
-Exported = tuple[Run, Path]
-
-LLAMA = {
-    "kind": "decoder", "position": "rope", "norm": "rmsnorm", "norm_first": True, "feed_forward": "swiglu",
-    "n_kv_heads": 2, "attention": {"name": "softmax", "bias": False}, "scale_embedding": False,
-}  # fmt: skip
+LLAMA = BASES["onnx_llama"]
 
 
 @pytest.fixture(scope="module")
-def language(make: Make) -> Exported:
-    return make("--to", "onnx", **LLAMA)
+def language_model(export_model: ExportModel) -> ExportedRun:
+    return export_model("--to", "onnx", **LLAMA)
 
 
 @pytest.fixture(scope="module")
-def translator(make: Make) -> Exported:
-    return make("--to", "onnx", n_kv_heads=2, v_head_dim=5)
+def translator(export_model: ExportModel) -> ExportedRun:
+    return export_model("--to", "onnx", n_kv_heads=2, v_head_dim=5)
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
-def goes_on_like_the_model(run: Run, out: Path) -> None:
-    """A language model: all at once, and in steps of several lengths, with padding on either side."""
-    (tokens, mask, pos), session = padded(), Session(out / "model.onnx")
-    wanted = run.model(tokens, pos)
-    for cuts, there in (([0, 7], -1), ([0, 1, 2, 5, 7], 1)):  # what stands at padding makes no difference
-        past, numbers = session.empty(3), pos.masked_fill(mask == 0, there)
-        for begin, end in itertools.pairwise(cuts):
-            given = {"input_ids": tokens[:, begin:end], "position_ids": numbers[:, begin:end]}
-            found = session(**given, attention_mask=mask[:, :end], **past)
-            past, real = kept(found), mask[:, begin:end] == 1
-            assert not found["logits"].isnan().any()
-            close(found["logits"][real], wanted[:, begin:end][real])
+def check_decoder_steps(run: Run, directory: Path) -> None:
+    """The graph of a language model, at once and in steps of several lengths, with padding on either side."""
+    (tokens, mask, pos), session = padded_batch(), Session(directory / "model.onnx")
+    expected = run.model(tokens, pos)
+    for cuts, fill in (([0, 7], -1), ([0, 1, 2, 5, 7], 1)):  # the position of padding makes no difference
+        past, positions = session.empty_past(3), pos.masked_fill(mask == 0, fill)
+        for start, end in itertools.pairwise(cuts):
+            inputs = {"input_ids": tokens[:, start:end], "position_ids": positions[:, start:end]}
+            outputs = session(**inputs, attention_mask=mask[:, :end], **past)
+            past, selection = next_past(outputs), mask[:, start:end] == 1
+            assert not outputs["logits"].isnan().any()
+            assert_close(outputs["logits"][selection], expected[:, start:end][selection])

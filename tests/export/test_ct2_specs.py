@@ -1,29 +1,20 @@
 """Tests of export/ct2_specs.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from tests.export.conftest import made
+from tests.export.conftest import random_run
+from tests.export.gguf_helpers import LLAMA
 
-import polyhead.export.ctranslate2 as writing
+import polyhead.export.ctranslate2 as ct2_export
 from polyhead.cli import main
 
-LIKE = {
-    "position": "rope",
-    "norm": "rmsnorm",
-    "norm_first": True,
-    "feed_forward": "swiglu",
-    "scale_embedding": False,
-}
 
-
-def test_what_is_written_is_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were the wrong weights written, nothing would be."""
-    run, other = made(**LIKE), made(seed=2, **LIKE)
+def test_written_model_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the weights of another model nothing is written."""
+    run, other = (random_run(seed=seed, **LLAMA) for seed in (1, 2))
     run.save(tmp_path / "run")
-    honest = writing.build_spec
-    monkeypatch.setattr(writing, "build_spec", lambda _: honest(other.model))
+    build_spec = ct2_export.build_spec
+    monkeypatch.setattr(ct2_export, "build_spec", lambda _: build_spec(other.model))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "ctranslate2"]) == 2
     assert [x.name for x in tmp_path.iterdir()] == ["run"]

@@ -1,7 +1,5 @@
 """Tests of export/gguf_vocabulary.py."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable
@@ -21,165 +19,149 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-
-def pieces(pre: Any = None, prefix: bool = True) -> Tokenizer:
-    """A vocabulary of pieces with bytes for what is none, as Llama 2 has it."""
-    inner = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    inner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    inner.train_from_iterator(
-        TEXTS * 5,
-        trainers.BpeTrainer(vocab_size=60, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False),
-    )
-    learned = inner.get_vocab()
-    size = len(learned)
-    vocab = learned | {f"<0x{byte:02X}>": size + byte for byte in range(256)}
-    merges = json.loads(inner.to_str())["model"]["merges"]
-    whole = tokenizers.Tokenizer(
-        models.BPE(
-            vocab=vocab,
-            merges=[tuple(pair) for pair in merges],
-            byte_fallback=True,
-            unk_token="<unk>",
-            fuse_unk=True,
-        )
-    )
-    whole.normalizer = inner.normalizer if prefix else normalizers.Replace(" ", "▁")
-    if pre is not None:
-        whole.pre_tokenizer = pre
-    whole.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    whole.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return Tokenizer(whole, {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"})
+SPECIAL_TOKENS = ["<unk>", "<s>", "</s>"]
 
 
-def cut_by(*steps: Any, ignore_merges: bool = False) -> Callable[[], Tokenizer]:
-    """A vocabulary of bytes whose words are cut in another way."""
+def byte_fallback(pre_tokenizer: Any = None, has_prefix: bool = True) -> Tokenizer:
+    """Pieces, with bytes for unknown characters, as Llama 2 has them."""
+    options = {"byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True}
+    trained_model = tokenizers.Tokenizer(models.BPE(**options))
+    trained_model.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    replace = normalizers.Replace(" ", "▁")
+    trained_model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
+    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=SPECIAL_TOKENS, show_progress=False)
+    trained_model.train_from_iterator(TEXTS * 5, trainer)
+    vocab = trained_model.get_vocab()
+    vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
+    merges = [tuple(pair) for pair in json.loads(trained_model.to_str())["model"]["merges"]]
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
+    inner.normalizer = trained_model.normalizer if has_prefix else replace
+    if pre_tokenizer is not None:
+        inner.pre_tokenizer = pre_tokenizer
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(steps)
+    inner.add_special_tokens(SPECIAL_TOKENS)
+    return Tokenizer(inner, {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"})
+
+
+def byte_level(*steps: Any, ignore_merges: bool = False) -> Callable[[], Tokenizer]:
+    """A vocabulary of bytes with other rules for words."""
 
     def build() -> Tokenizer:
         inner = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
         inner.pre_tokenizer = pre_tokenizers.Sequence(list(steps))
         inner.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        inner.train_from_iterator(
-            [*TEXTS * 5, "1234 12 you're I'll  \n\n x-y"] * 3,
-            trainers.BpeTrainer(
-                vocab_size=400, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False
-            ),
-        )
+        options = {"special_tokens": ["</s>"], "initial_alphabet": alphabet, "show_progress": False}
+        texts = [*TEXTS * 5, "1234 12 you're I'll  \n\n x-y"] * 3
+        inner.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, **options))
         return Tokenizer(inner, {"eos_token": "</s>"})
 
     return build
 
 
-BYTES_ALONE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+def trained_on(texts: list[str], size: int, **options: Any) -> Callable[[], Tokenizer]:
+    return lambda: train_tokenizer(texts, Choice.from_config(options), size)
 
+
+BYTES_ONLY = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 GPT2_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
 QWEN_WORDS = Regex(rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}")
-
 QWEN = pre_tokenizers.Split(QWEN_WORDS, "isolated")
-
-LLAMA = pre_tokenizers.Split(Regex(rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}"), "isolated")
-
+LLAMA3 = pre_tokenizers.Split(Regex(rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}"), "isolated")
+DIGITS, DIGIT_GROUPS = (pre_tokenizers.Digits(individual_digits=on) for on in (True, False))
+NO_PREFIX = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
 VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
-    "bpe": lambda: train_tokenizer([*TEXTS * 5, "a  b <c (d)"], Choice("bpe"), 300),
-    "byte": lambda: train_tokenizer(TEXTS, Choice("byte"), 300),
-    "char": lambda: train_tokenizer([*TEXTS, "é中文😀ñ\n\t<>"], Choice("char"), 300),
-    "pieces": pieces,
-    "pieces as of Gemma": lambda: pieces(pre_tokenizers.Split(" ", "merged_with_previous"), prefix=False),
-    "pieces without a blank before": lambda: pieces(
-        pre_tokenizers.Metaspace(prepend_scheme="never", split=False), prefix=False
-    ),
-    "gpt2": cut_by(GPT2_WORDS),
-    "starcoder": cut_by(pre_tokenizers.Digits(individual_digits=True), GPT2_WORDS),
-    "qwen2": cut_by(QWEN, BYTES_ALONE),
-    "dbrx": cut_by(LLAMA, BYTES_ALONE),
-    "llama3": cut_by(LLAMA, BYTES_ALONE, ignore_merges=True),
+    "bpe": trained_on([*TEXTS * 5, "a  b <c (d)"], 300, name="bpe"),
+    "byte": trained_on(TEXTS, 300, name="byte"),
+    "char": trained_on([*TEXTS, "é中文😀ñ\n\t<>"], 300, name="char"),
+    "llama2": byte_fallback,
+    "gemma": lambda: byte_fallback(pre_tokenizers.Split(" ", "merged_with_previous"), has_prefix=False),
+    "llama2 without prefix": lambda: byte_fallback(NO_PREFIX, has_prefix=False),
+    "gpt2": byte_level(GPT2_WORDS),
+    "starcoder": byte_level(DIGITS, GPT2_WORDS),
+    "qwen2": byte_level(QWEN, BYTES_ONLY),
+    "dbrx": byte_level(LLAMA3, BYTES_ONLY),
+    "llama3": byte_level(LLAMA3, BYTES_ONLY, ignore_merges=True),
 }
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "said"),
+    ("build", "message"),
     [
-        (lambda: train_tokenizer(TEXTS, Choice("wordpiece"), 200), "a vocabulary of the kind WordPiece"),
+        (trained_on(TEXTS, 200, name="wordpiece"), "a vocabulary of the kind WordPiece"),
+        (trained_on(TEXTS, 290, name="bpe", lowercase=True), "it normalizes texts (Lowercase)"),
+        (byte_level(pre_tokenizers.Whitespace(), BYTES_ONLY), "it splits words by 'Whitespace'"),
+        (byte_level(DIGIT_GROUPS, GPT2_WORDS), "'Digits together' and 'ByteLevel'"),
         (
-            lambda: train_tokenizer(TEXTS, Choice("bpe", lowercase=True), 290),
-            "it normalizes texts (Lowercase)",
-        ),
-        (cut_by(pre_tokenizers.Whitespace(), BYTES_ALONE), "it splits words by 'Whitespace'"),
-        (
-            cut_by(pre_tokenizers.Digits(individual_digits=False), GPT2_WORDS),
-            "'Digits together' and 'ByteLevel'",
-        ),
-        (
-            cut_by(pre_tokenizers.Split(QWEN_WORDS, "merged_with_next"), BYTES_ALONE),
+            byte_level(pre_tokenizers.Split(QWEN_WORDS, "merged_with_next"), BYTES_ONLY),
             "it splits words by 'Split'",
         ),
-        (lambda: pieces(pre_tokenizers.Split("e", "isolated")), "Split with byte fallback"),
-        (cut_by(GPT2_WORDS, ignore_merges=True), "ignore_merges with the rule 'gpt-2'"),
+        (lambda: byte_fallback(pre_tokenizers.Split("e", "isolated")), "Split with byte fallback"),
+        (byte_level(GPT2_WORDS, ignore_merges=True), "ignore_merges with the rule 'gpt-2'"),
     ],
 )
-def test_vocabularies_that_cut_otherwise_are_refused(tokenizer: Callable[[], Tokenizer], said: str) -> None:
-    with pytest.raises(UserError) as told:
-        tokenizer_metadata(tokenizer(), 500)
-    assert said in str(told.value) and "bpe, byte and char" in str(told.value)
+def test_unsupported_vocabulary_is_refused(build: Callable[[], Tokenizer], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        tokenizer_metadata(build(), 500)
+    assert message in str(error.value) and "bpe, byte and char" in str(error.value)
 
 
-def test_rows_without_a_token_are_told(tmp_path: Path) -> None:
-    found = tokenizer_metadata(train_tokenizer(TEXTS, Choice("byte"), 300), 263)
-    assert found["tokenizer.ggml.tokens"][261:] == ["[PAD261]", "[PAD262]"]
-    assert found["tokenizer.ggml.token_type"][260:] == [gguf.TokenType.NORMAL, *[gguf.TokenType.UNUSED] * 2]
+def test_rows_without_token_are_padding() -> None:
+    metadata = tokenizer_metadata(train_tokenizer(TEXTS, Choice("byte"), 300), 263)
+    assert metadata["tokenizer.ggml.tokens"][261:] == ["[PAD261]", "[PAD262]"]
+    types = [gguf.TokenType.NORMAL, *[gguf.TokenType.UNUSED] * 2]
+    assert metadata["tokenizer.ggml.token_type"][260:] == types
 
 
-def test_characters_are_merged_from_their_bytes() -> None:
-    """Of three bytes the first two, and then the third; what those make is the character as bytes are
-    spelled.
-    """
-    found = tokenizer_metadata(train_tokenizer(["a中"], Choice("char"), 300), 8)
-    spelled = "".join(chr({0xE4: 0xE4, 0xB8: 0xB8, 0xAD: 0x143}[byte]) for byte in "中".encode())
-    assert found["tokenizer.ggml.merges"] == [f"{spelled[0]} {spelled[1]}", f"{spelled[:2]} {spelled[2]}"]
-    assert {"a", spelled} <= set(found["tokenizer.ggml.tokens"])
+def test_characters_are_merged_from_bytes() -> None:
+    """Of three bytes the first two, and then the third."""
+    metadata = tokenizer_metadata(train_tokenizer(["a中"], Choice("char"), 300), 8)
+    spelling = "".join(chr({0xE4: 0xE4, 0xB8: 0xB8, 0xAD: 0x143}[byte]) for byte in "中".encode())
+    merges = [f"{spelling[0]} {spelling[1]}", f"{spelling[:2]} {spelling[2]}"]
+    assert metadata["tokenizer.ggml.merges"] == merges
+    assert {"a", spelling} <= set(metadata["tokenizer.ggml.tokens"])
 
 
-def test_pieces_that_are_merged_first_score_highest() -> None:
-    tokenizer = pieces()
-    found = tokenizer_metadata(tokenizer, tokenizer.vocab_size)
-    scores = dict(zip(found["tokenizer.ggml.tokens"], found["tokenizer.ggml.scores"], strict=True))
-    merged = ["".join(pair) for pair in json.loads(tokenizer.tokenizer_json)["model"]["merges"]]
-    assert [scores[piece] for piece in merged] == [-float(i) for i in range(len(merged))]
-    assert min(scores.values()) == scores["<0x41>"] == -len(merged)
+def test_first_merges_have_highest_scores() -> None:
+    tokenizer = byte_fallback()
+    metadata = tokenizer_metadata(tokenizer, tokenizer.vocab_size)
+    scores = dict(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"], strict=True))
+    pieces = ["".join(pair) for pair in json.loads(tokenizer.tokenizer_json)["model"]["merges"]]
+    assert [scores[piece] for piece in pieces] == [-float(i) for i in range(len(pieces))]
+    assert min(scores.values()) == scores["<0x41>"] == -len(pieces)
 
 
-def test_tokens_that_were_added_to_pieces_have_scores_too() -> None:
-    tokenizer = pieces()
+def test_added_tokens_have_scores() -> None:
+    tokenizer = byte_fallback()
     tokenizer._inner.add_tokens([tokenizers.AddedToken("<|user|>", normalized=False)])
-    found = tokenizer_metadata(tokenizer, tokenizer.vocab_size + 2)
-    assert found["tokenizer.ggml.tokens"][-3:-1] == ["<|user|>", f"[PAD{tokenizer.vocab_size}]"]
-    lengths = {len(found[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type", "scores")}
+    metadata = tokenizer_metadata(tokenizer, tokenizer.vocab_size + 2)
+    names = ["<|user|>", f"[PAD{tokenizer.vocab_size}]"]
+    assert metadata["tokenizer.ggml.tokens"][-3:-1] == names
+    lengths = {len(metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type", "scores")}
     assert lengths == {tokenizer.vocab_size + 2}
 
 
+EDGE_CASES = ["a <b  <c", "you're I'LL", "12345 6", "  two", "tail  ", "\n\n\nx", "</s>"]
+
+
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_llama_cpp_cuts_texts_alike(name: str, tmp_path: Path) -> None:
+def test_llama_cpp_encodes_same_ids(name: str, tmp_path: Path) -> None:
     llama = pytest.importorskip("llama_cpp")
-    tokenizer = VOCABULARIES[name]()
-    path = tmp_path / "vocabulary.gguf"
+    tokenizer, path = VOCABULARIES[name](), tmp_path / "vocabulary.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    sizes = {"context_length": 8, "embedding_length": 8, "block_count": 1, "feed_forward_length": 8,
-             "attention.head_count": 1, "attention.layer_norm_rms_epsilon": 1e-5}  # fmt: skip
+    sizes = {"context_length": 8, "embedding_length": 8, "block_count": 1, "feed_forward_length": 8}
+    sizes |= {"attention.head_count": 1, "attention.layer_norm_rms_epsilon": 1e-5}
     _add_metadata(writer, {f"llama.{key}": value for key, value in sizes.items()})
     _add_metadata(writer, tokenizer_metadata(tokenizer, tokenizer.vocab_size))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    model = llama.Llama(str(path), vocab_only=True, verbose=False)
-    draw = random.Random(1)
+    model, generator = llama.Llama(str(path), vocab_only=True, verbose=False), random.Random(1)
     alphabet = "abckingsthedo  \n\t.,!?'\"()<>-0123 é中文ñ😀\r"
-    texts = ["".join(draw.choice(alphabet) for _ in range(draw.randint(1, 40))) for _ in range(500)]
-    for text in [*texts, *TEXTS, "a <b  <c", "you're I'LL", "12345 6", "  two", "tail  ", "\n\n\nx", "</s>"]:
-        wanted = tokenizer.encode([text])[0]
-        if name == "char":  # what is unknown is left out there
-            wanted = [i for i in wanted if i != tokenizer.unk_id]
-        assert model.tokenize(text.encode(), add_bos=False, special=False) == wanted, repr(text)
+    texts = ["".join(generator.choices(alphabet, k=generator.randint(1, 40))) for _ in range(500)]
+    for text in [*texts, *TEXTS, *EDGE_CASES]:
+        expected = tokenizer.encode([text])[0]
+        if name == "char":  # llama.cpp leaves unknown characters out
+            expected = [i for i in expected if i != tokenizer.unk_id]
+        assert model.tokenize(text.encode(), add_bos=False, special=False) == expected, repr(text)

@@ -1,56 +1,49 @@
 """Tests of export/onnx_graphs.py."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-from tests.export.conftest import Session
-from tests.export.onnx_helpers import language as language
+from tests.export.conftest import ExportedRun, Session
+from tests.export.onnx_helpers import language_model as language_model
 from tests.export.onnx_helpers import translator as translator
 
-import polyhead.export.onnx as writing
-from polyhead.run.run import Run
-
-Exported = tuple[Run, Path]
+import polyhead.export.onnx as onnx_export
 
 
-def test_inputs_and_outputs_have_the_names_that_users_know(language: Exported, translator: Exported) -> None:
-    session = Session(language[1] / "model.onnx")
-    everything = "past_sequence_length + sequence_length"
+def test_names_and_shapes_of_language_model(language_model: ExportedRun) -> None:
+    """Those of Optimum, which users know."""
+    session = Session(language_model[1] / "model.onnx")
+    all_tokens = "past_sequence_length + sequence_length"
+    kinds = ("key", "value")
+    past = {f"past_key_values.0.{kind}": ["batch_size", 2, "past_sequence_length", 6] for kind in kinds}
     assert session.inputs == {
         "input_ids": ["batch_size", "sequence_length"],
-        "attention_mask": ["batch_size", everything],
+        "attention_mask": ["batch_size", all_tokens],
         "position_ids": ["batch_size", "sequence_length"],
-        "past_key_values.0.key": ["batch_size", 2, "past_sequence_length", 6],
-        "past_key_values.0.value": ["batch_size", 2, "past_sequence_length", 6],
+        **past,
     }
-    assert session.outputs == {
-        "logits": ["batch_size", "sequence_length", 290],
-        "present.0.key": ["batch_size", 2, everything, 6],
-        "present.0.value": ["batch_size", 2, everything, 6],
-    }
-    sides = [Session(translator[1] / f"{side}_model.onnx") for side in ("encoder", "decoder")]
-    assert list(sides[0].inputs) == ["input_ids", "attention_mask"]
-    pairs = ["0.{}.key", "0.{}.value"]
-    assert list(sides[0].outputs) == ["last_hidden_state", *(f"present.{x.format('encoder')}" for x in pairs)]
-    past = [f"past_key_values.{x.format(side)}" for side in ("decoder", "encoder") for x in pairs]
-    assert list(sides[1].inputs) == ["input_ids", "encoder_attention_mask", *past]
-    assert list(sides[1].outputs) == ["logits", *(f"present.{x.format('decoder')}" for x in pairs)]
-    assert sides[1].inputs["past_key_values.0.encoder.value"] == [
-        "batch_size",
-        2,
-        "encoder_sequence_length",
-        5,
-    ]
+    present = {f"present.0.{kind}": ["batch_size", 2, all_tokens, 6] for kind in kinds}
+    assert session.outputs == {"logits": ["batch_size", "sequence_length", 290], **present}
 
 
-def test_examples_stay_within_the_positions_of_a_model() -> None:
-    assert writing.ExampleSizes(3, 1, 2, 7).clamp_to(4) == (3, 1, 2, 3)
-    assert writing.ExampleSizes(1, 6, 4, 0).clamp_to(3) == (1, 3, 3, 0)
-    assert writing.ExampleSizes(1, 6, 4, 9).clamp_to(8) == (1, 6, 4, 2)
-    assert all(sizes.clamp_to(512) == sizes for sizes in writing.VERIFY_SIZES)
+def test_names_of_translator(translator: ExportedRun) -> None:
+    encoder, decoder = (Session(translator[1] / f"{side}_model.onnx") for side in ("encoder", "decoder"))
+    encoder_names, decoder_names = (
+        [f"0.{side}.{kind}" for kind in ("key", "value")] for side in ("encoder", "decoder")
+    )
+    assert list(encoder.inputs) == ["input_ids", "attention_mask"]
+    assert list(encoder.outputs) == ["last_hidden_state", *(f"present.{name}" for name in encoder_names)]
+    past = [f"past_key_values.{name}" for name in (*decoder_names, *encoder_names)]
+    assert list(decoder.inputs) == ["input_ids", "encoder_attention_mask", *past]
+    assert list(decoder.outputs) == ["logits", *(f"present.{name}" for name in decoder_names)]
+    shape = ["batch_size", 2, "encoder_sequence_length", 5]
+    assert decoder.inputs["past_key_values.0.encoder.value"] == shape
 
 
-def test_sizes_of_the_examples_are_all_different() -> None:
+def test_example_sizes_stay_within_max_len() -> None:
+    assert onnx_export.ExampleSizes(3, 1, 2, 7).clamp_to(4) == (3, 1, 2, 3)
+    assert onnx_export.ExampleSizes(1, 6, 4, 0).clamp_to(3) == (1, 3, 3, 0)
+    assert onnx_export.ExampleSizes(1, 6, 4, 9).clamp_to(8) == (1, 6, 4, 2)
+    assert all(sizes.clamp_to(512) == sizes for sizes in onnx_export.VERIFY_SIZES)
+
+
+def test_example_sizes_are_all_different() -> None:
     """Equal ones would be taken for one axis."""
-    assert len(set(writing.TRACE_SIZES)) == 4
+    assert len(set(onnx_export.TRACE_SIZES)) == 4

@@ -1,16 +1,9 @@
 """Tests of export/onnx_past.py."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-from tests.export.onnx_helpers import goes_on_like_the_model
-from tests.export.onnx_helpers import language as language
-
-from polyhead.run.run import Run
-
-Exported = tuple[Run, Path]
+from tests.export.conftest import ExportedRun
+from tests.export.onnx_helpers import check_decoder_steps
+from tests.export.onnx_helpers import language_model as language_model
 
 
-def test_a_language_model_goes_on_like_the_model(language: Exported) -> None:
-    goes_on_like_the_model(*language)
+def test_decoder_steps_equal_model(language_model: ExportedRun) -> None:
+    check_decoder_steps(*language_model)

@@ -1,16 +1,15 @@
-"""Shared by the tests of generate."""
+"""Models of several designs, and the events of generate."""
 
-import torch
+from tests.generation.helpers import GREEDY, build_noisy, ids_by_row
 
 from polyhead.config.model import ModelConfig
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.generate import generate
-from polyhead.models import build
 
 PAD, EOS, V = 0, 2, 23
-
-COLD, WARM = Sampling(temperature=0.0), Sampling(temperature=1.3, top_k=9, repetition_penalty=1.2)
-
+NO_EOS = -1  # an id that no model generates
+PROMPTS = [[5, 6, 7], [9], [4, 4, 8, 11, 3, 12, 20], [21, 5]]
+WARM = Sampling(temperature=1.3, top_k=9, repetition_penalty=1.2)
 DESIGNS = {
     "gpt-2": {"position": "learned", "norm_first": True, "feed_forward": "gelu", "scale_embedding": False},
     "llama": {"position": "rope", "norm": "rmsnorm", "norm_first": True, "n_kv_heads": 2},
@@ -20,23 +19,13 @@ DESIGNS = {
 
 
 def make(design, **sizes):
-    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 40, "max_len": 64} | sizes
-    model = build(
-        ModelConfig(kind="decoder", vocab_size=V, tie_embeddings="none", **sizes, **DESIGNS[design]), seed=3
-    )
-    torch.manual_seed(4)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
-        model.head.weight.mul_(3)  # outputs of many lengths, far from ties
-    return model.eval()
+    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 40, "max_len": 64} | sizes | DESIGNS[design]
+    config = ModelConfig(kind="decoder", vocab_size=V, tie_embeddings="none", **sizes)
+    return build_noisy(config, 3, 0.2, 4, head_scale=3)
 
 
 def collect(model, prompts, **options):
-    """The new tokens of every sequence, and all that was yielded."""
-    given = {"sampling": COLD, "eos_id": EOS, "max_new_tokens": 12} | options
-    said = list(generate(model, prompts, **given))
-    found = [[] for _ in range(given.get("n", 1) * len(prompts))]
-    for token in said:
-        found[token.row - given.get("row_offset", 0)].append(token.id)
-    return found, said
+    """The new tokens of every sequence, and all events."""
+    options = {"sampling": GREEDY, "eos_id": EOS, "max_new_tokens": 12} | options
+    events = list(generate(model, prompts, **options))
+    return ids_by_row(events, options.get("n", 1) * len(prompts), options.get("row_offset", 0)), events

@@ -1,31 +1,28 @@
-"""Shared by the tests of penalties."""
+"""Frequency and presence penalties and a bias of logits, written out token by token."""
 
 import math
 
 import pytest
 import torch
+from tests.generation.helpers import build_noisy
 
-from polyhead import ModelConfig, build
+from polyhead import ModelConfig
 
-V, NEVER = 13, -1
-
-RULES = {
+V, NO_EOS = 13, -1
+PROMPTS = [[5, 6, 7, 5], [9], [4, 4, 8, 10, 3, 4, 4]]
+PENALTIES = {
     "frequency": {"frequency_penalty": 1.3},
     "presence": {"presence_penalty": 2.0},
-    "said again": {"frequency_penalty": -0.7, "presence_penalty": -1.0},
-    "a bias": {"logit_bias": ((3, 2.5), (4, -100.0))},
+    "negative": {"frequency_penalty": -0.7, "presence_penalty": -1.0},
+    "bias": {"logit_bias": ((3, 2.5), (4, -100.0))},
     "all": {"frequency_penalty": 0.4, "presence_penalty": 0.6, "logit_bias": ((0, 1.0), (12, -1.5))},
 }
 
 
 def make(kind="decoder", vocab_size=V, **sizes):
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 64} | sizes
-    model = build(ModelConfig(kind=kind, vocab_size=vocab_size, tie_embeddings="none", **sizes), seed=1)
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return model.eval()
+    config = ModelConfig(kind=kind, vocab_size=vocab_size, tie_embeddings="none", **sizes)
+    return build_noisy(config, 1, 0.3, 2)
 
 
 @pytest.fixture(scope="module")
@@ -33,30 +30,29 @@ def model():
     return make()
 
 
-def changed(row, said, frequency_penalty=0.0, presence_penalty=0.0, logit_bias=()):
-    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, and the bias of j."""
-    new = []
-    for token, logit in enumerate(row):
-        count = sum(other == token for other in said)
-        logit = logit - count * frequency_penalty - float(count > 0) * presence_penalty
-        new.append(logit + sum(bias for other, bias in logit_bias if other == token))
-    return new
+def penalise(row, output, frequency_penalty=0.0, presence_penalty=0.0, logit_bias=()):
+    """mu[j] - c[j] * frequency - (c[j] > 0) * presence + bias[j], as OpenAI writes it."""
+    bias, counts = dict(logit_bias), [output.count(token) for token in range(len(row))]
+    return [
+        logit - n * frequency_penalty - (n > 0) * presence_penalty + bias.get(token, 0.0)
+        for token, (logit, n) in enumerate(zip(row, counts, strict=True))
+    ]
 
 
-def plainly(model, prompt, rule, limit, temperature=0.0, numbers=None):
-    """A text, all of it read anew for every token, and each drawn by adding probabilities up in a loop."""
-    said = []
+@torch.no_grad()
+def decode_penalised(model, prompt, penalties, limit, temperature=0.0, rng=None):
+    """Plain decoding without a cache; a sample adds probabilities up in a loop."""
+    output = []
     for _ in range(limit):
-        with torch.no_grad():
-            row = model(torch.tensor([[*prompt, *said]]))[0, -1].double().tolist()
-        row = changed(row, said, **rule)
+        row = model(torch.tensor([[*prompt, *output]]))[0, -1].double().tolist()
+        row = penalise(row, output, **penalties)
         if not temperature:
-            said.append(max(range(len(row)), key=row.__getitem__))
+            output.append(max(range(len(row)), key=row.__getitem__))
             continue
         weights = [math.exp((logit - max(row)) / temperature) for logit in row]
-        wanted, total, token = numbers.random() * math.fsum(weights), weights[0], 0
-        while total <= wanted:
+        threshold, total, token = rng.random() * math.fsum(weights), weights[0], 0
+        while total <= threshold:
             token += 1
             total += weights[token]
-        said.append(token)
-    return said
+        output.append(token)
+    return output

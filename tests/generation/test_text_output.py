@@ -1,47 +1,84 @@
 """Tests of generation/text_output.py."""
 
 import pytest
-from tests.generation.text_engine_helpers import speaker as speaker
+from tests.generation.run_helpers import TEXTS, ends_inside_character, make_byte_run
+from tests.generation.run_helpers import run as run
 
-TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
+MARK = "\ufffd"
+PROMPTS = ["你好", "a dog", "🙂"]
 
 
-def test_pieces_come_before_the_end_and_make_the_whole(speaker):
-    engine = speaker.engine()
-    first = engine.submit(TEXTS[1], seed=1, n=2)
-    pieces = iter(first)
-    begun = next(pieces)
-    assert first.request.finish_status is None and not begun.is_last
+def test_deltas_stream_and_add_up(run):
+    stream = run.engine().submit(TEXTS[1], seed=1, n=2)
+    deltas = iter(stream)
+    first = next(deltas)
+    assert stream.request.finish_status is None and not first.is_last
     texts = ["", ""]
-    for row, text, _ in [begun, *pieces]:
+    for row, text, _ in [first, *deltas]:
         texts[row] += text
-    (wanted,) = speaker.generate([TEXTS[1]], seed=1, n=2)
-    assert texts == wanted == first.collect_texts()
+    (expected,) = run.generate([TEXTS[1]], seed=1, n=2)
+    assert texts == expected == stream.collect_texts()
 
 
-def test_how_each_sequence_ended(speaker):
-    engine = speaker.engine()
-    plain = engine.submit(TEXTS[0], seed=5, max_new_tokens=12)
+def test_finish_reasons(run):
+    engine, options = run.engine(), {"seed": 5, "max_new_tokens": 12}
+    plain = engine.submit(TEXTS[0], **options)
     (text,) = plain.collect_texts()
     assert plain.finish_reasons in (["length"], ["stop"])
-    cut = engine.submit(TEXTS[0], seed=5, max_new_tokens=12, stop=text[4:7])
+    cut = engine.submit(TEXTS[0], stop=text[4:7], **options)
     assert cut.collect_texts() == [text[: text.index(text[4:7])]]
     assert cut.finish_reasons == ["stop"]
     short = engine.submit(TEXTS[0], seed=5, max_new_tokens=2, n=3)
-    assert (short.collect_texts(), short.finish_reasons)[1] == ["length"] * 3
-    gone = engine.submit(TEXTS[0], seed=5, max_new_tokens=12, n=2)
-    next(iter(gone))
-    gone.cancel()
-    gone.collect_texts()
-    assert gone.finish_reasons == ["cancelled"] * 2
+    short.collect_texts()
+    assert short.finish_reasons == ["length"] * 3
+    cancelled_stream = engine.submit(TEXTS[0], n=2, **options)
+    next(iter(cancelled_stream))
+    cancelled_stream.cancel()
+    cancelled_stream.collect_texts()
+    assert cancelled_stream.finish_reasons == ["cancelled"] * 2
     assert engine.engine.idle
 
 
-def test_the_log_probability_of_each_token_adds_up_to_that_of_the_text(speaker):
-    stream = speaker.engine().submit(TEXTS[1], seed=2, n=2)
+def test_token_log_probs_add_up(run):
+    stream = run.engine().submit(TEXTS[1], seed=2, n=2)
     stream.collect_texts()
-    for hypothesis, log_probs, tokens in zip(
-        stream.request.result(), stream.log_probs, stream.tokens, strict=True
-    ):
-        assert len(log_probs) == len(tokens)
-        assert sum(log_probs) == pytest.approx(hypothesis.log_prob)
+    assert list(map(len, stream.log_probs)) == list(map(len, stream.tokens))
+    expected = [hypothesis.log_prob for hypothesis in stream.request.result()]
+    assert list(map(sum, stream.log_probs)) == pytest.approx(expected)
+
+
+def test_samples_have_no_partial_character():
+    """However the tokens cut the bytes of characters; all three ways to generate agree."""
+    run, options = make_byte_run("decoder"), {"n": 8, "seed": 5, "temperature": 1.0}
+    texts = [text for row in run.generate(PROMPTS, **options) for text in row]
+    streamed_texts = [""] * len(texts)
+    for delta in run.stream(PROMPTS, **options):
+        streamed_texts[delta.row] += delta.text
+    engine = run.engine()
+    requests = [engine.submit(prompt, **options | {"seed": 5 + i}) for i, prompt in enumerate(PROMPTS)]
+    engine_texts = [text for request in requests for text in request.collect_texts()]
+    rows = [row for request in requests for row in request.tokens]
+    assert texts == streamed_texts
+    assert engine_texts[:8] == texts[:8]
+    assert not any(text.endswith(MARK) for text in texts + engine_texts)
+    assert ends_inside_character(run, rows), "otherwise nothing is tested"
+    assert all(len(row) == 7 or row[-1] == run.tokenizer.eos_id for row in rows), "no token is dropped"
+
+
+def test_beams_have_no_partial_character():
+    run, options = make_byte_run("decoder"), {"n": 4, "beam_size": 4}
+    texts = [text for row in run.generate(PROMPTS, **options) for text in row]
+    hypotheses = run.hypotheses(PROMPTS, beam_size=4, n_best=4)
+    plain = [run.tokenizer.decode([h.tokens])[0] for row in hypotheses for h in row]
+    assert texts == [text.rstrip(MARK) for text in plain]
+    assert any(text.endswith(MARK) for text in plain)
+    assert run.engine().submit(PROMPTS[1], **options).collect_texts() == texts[4:8]
+
+
+def test_chat_answers_have_no_partial_character():
+    run, messages = make_byte_run("decoder"), [{"role": "user", "content": "你好"}]
+    for seed in range(12):
+        options = {"chat": "plain", "seed": seed, "temperature": 1.0}
+        answer = run.chat(messages, **options)
+        assert answer == "".join(run.stream_chat(messages, **options))
+        assert not answer.endswith(MARK)

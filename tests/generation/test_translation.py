@@ -1,51 +1,42 @@
 """Tests of generation/translation.py."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
+from tests.generation.run_helpers import ends_inside_character, make_byte_run, make_run
 
-from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.config.generation_config import GenerationConfig
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
-
-PROMPTS = ["你好", "a dog", "🙂"]
+from polyhead.core.errors import UserError
+from polyhead.generation.translation import decode_translations
 
 MARK = "\ufffd"
+PROMPTS = ["你好", "a dog", "🙂"]
 
 
-def untrained(kind: str, seed: int = 3) -> Run:
-    """A run of random weights that says bytes, most of which are no character."""
-    tokenizer = train_tokenizer(["a"], Choice("byte"), 261)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 64}
-    model = build(ModelConfig(kind=kind, vocab_size=tokenizer.vocab_size, **sizes), seed=seed)
-    generation = GenerationConfig(max_new_tokens=7, max_length_ratio=0, max_length_extra=7)
-    return Run(model, tokenizer, generation)
-
-
-def is_cut(run: Run, rows: list[list[int]]) -> bool:
-    """Whether the plain text of some row ends inside a character."""
-    return any(text.endswith(MARK) for text in run.tokenizer.decode(rows))
-
-
-@pytest.mark.parametrize("changes", [{}, {"temperature": 1.0, "seed": 1}])
-def test_translations_end_with_a_whole_character(
-    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = untrained("encoder-decoder", seed=4)
-    found = run.hypotheses(PROMPTS, n_best=3, **changes)
-    texts = run.translate(PROMPTS, n_best=3, **changes)
-    plain = [run.tokenizer.decode([one.tokens for one in own]) for own in found]
-    assert texts == [[text.rstrip(MARK) for text in own] for own in plain]
-    assert is_cut(run, [one.tokens for own in found for one in own])
-    if changes:
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 1}])
+def test_translations_have_no_partial_character(options, tmp_path, capsys):
+    run = make_byte_run("encoder-decoder", seed=4)
+    hypotheses = run.hypotheses(PROMPTS, n_best=3, **options)
+    texts = run.translate(PROMPTS, n_best=3, **options)
+    plain = [run.tokenizer.decode([h.tokens for h in row]) for row in hypotheses]
+    assert texts == [[text.rstrip(MARK) for text in row] for row in plain]
+    assert ends_inside_character(run, [h.tokens for row in hypotheses for h in row])
+    if options:
         return
-    assert run.translate(PROMPTS) == [own[0] for own in texts]
+    assert run.translate(PROMPTS) == [row[0] for row in texts]
     run.save(tmp_path / "run")
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in PROMPTS))
     assert main(["translate", str(tmp_path / "run"), str(tmp_path / "in.txt")]) == 0
     assert not any(line.endswith(MARK) for line in capsys.readouterr().out.splitlines())
+
+
+def test_long_sources_are_refused_unless_truncated():
+    run = make_run("encoder-decoder")
+
+    def decode(text, **options):
+        arguments = run.model, run.tokenizer, run.generation, [text], 48, None
+        ((_, hypotheses),) = decode_translations(*arguments, **options)
+        return [h.tokens for h in hypotheses]
+
+    with pytest.raises(UserError, match=r"line 1 has .* maximum is 47"):
+        decode("dogs " * 60)
+    assert decode("dogs " * 60, truncate=True) == decode("dogs " * 70, truncate=True)
+    assert decode("dogs") == decode("dogs", truncate=True)

@@ -1,6 +1,4 @@
-"""Shared by the tests of grammar_constraint."""
-
-from __future__ import annotations
+"""Tokenizers, constraints and random walks that the tests of grammars share."""
 
 import string
 from functools import cache
@@ -13,41 +11,9 @@ from polyhead.grammar.grammar_constraint import GrammarConstraint, constraint_fo
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-LINES = [
-    '{"name": "Ann", "age": 33} 0123456789 -two (2) cats and a dog, 狗 and 猫, é?! [1] true false null :.'
-] * 30
-
-LINES += [string.printable]
-
-
-@cache
-def trained(kind: str) -> Tokenizer:
-    return train_tokenizer(LINES, Choice(kind), 420)
-
-
-def made(kind: str, name: str, *ends: int, **options: Any) -> GrammarConstraint:
-    tokenizer = trained(kind)
-    found = constraint_for(Choice(name, **options), tokenizer, ends or [tokenizer.eos_id])
-    assert found is not None
-    return found
-
-
-def walk(
-    form: GrammarConstraint, tokenizer: Tokenizer, seed: int, most: int = 400
-) -> tuple[list[int], list[np.ndarray]]:
-    """A text drawn from what may come, each token as likely as another, and what might have come at each
-    place.
-    """
-    draw, said, masks = np.random.default_rng(seed), list[int](), []
-    for _ in range(most):
-        masks.append(form.allowed_tokens(said))
-        token = int(draw.choice(np.flatnonzero(masks[-1])))
-        if token == tokenizer.eos_id:
-            return said, masks
-        said.append(token)
-    raise AssertionError("no end")
-
-
+TOKENIZERS = ("bpe", "unigram", "wordpiece", "char", "byte")
+LINE = '{"name": "Ann", "age": 33} 0123456789 -two (2) cats and a dog, 狗 and 猫, é?! [1] true false null :.'
+LINES = [LINE] * 30 + [string.printable]
 PERSON = {
     "type": "object",
     "properties": {
@@ -59,3 +25,34 @@ PERSON = {
     "required": ["name", "age", "tags", "who"],
     "additionalProperties": False,
 }
+
+
+@cache
+def load_tokenizer(kind: str) -> Tokenizer:
+    return train_tokenizer(LINES, Choice(kind), 420)
+
+
+def build_constraint(kind: str, name: str, *stop_ids: int, **options: Any) -> GrammarConstraint:
+    tokenizer = load_tokenizer(kind)
+    constraint = constraint_for(Choice(name, **options), tokenizer, stop_ids or [tokenizer.eos_id])
+    assert constraint is not None
+    return constraint
+
+
+def draw_text(constraint: GrammarConstraint, tokenizer: Tokenizer, seed: int) -> list[int]:
+    """Tokens drawn from those allowed, each as probable as another."""
+    return draw_with_masks(constraint, tokenizer, seed)[0]
+
+
+def draw_with_masks(
+    constraint: GrammarConstraint, tokenizer: Tokenizer, seed: int
+) -> tuple[list[int], list[np.ndarray]]:
+    """Drawn tokens, and the mask of allowed ones before each of them and before the end."""
+    rng, ids, masks = np.random.default_rng(seed), list[int](), []
+    for _ in range(400):
+        masks.append(constraint.allowed_tokens(ids))
+        token = int(rng.choice(np.flatnonzero(masks[-1])))
+        if token == tokenizer.eos_id:
+            return ids, masks
+        ids.append(token)
+    raise AssertionError("the text does not end")

@@ -1,13 +1,11 @@
-"""Numbers between bounds, next to the bounds themselves."""
-
-from __future__ import annotations
+"""Tests of grammar/number_bounds.py."""
 
 import json
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.grammar.grammar_constraint_helpers import trained
+from tests.grammar.grammar_constraint_helpers import load_tokenizer
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
@@ -16,12 +14,12 @@ from polyhead.grammar.number_bounds import tighten_bounds
 
 PAIRS = [
     *pairwise([-10.5, -10, -9.75, -1, -0.5, 0, 0.05, 0.5, 1, 1.25, 100, 100.5, 2**24, 2**24 + 0.5]),
-    (0, 1), (0, 1.5), (-0.5, 0.5), (-1.5, 0), (0.5, 1.5),
-]  # fmt: skip
+    *[(0, 1), (0, 1.5), (-0.5, 0.5), (-1.5, 0), (0.5, 1.5)],
+]
 
 
 def is_writable(text: str, kind: str, **options: Any) -> bool:
-    tokenizer = trained("byte")
+    tokenizer = load_tokenizer("byte")
     constraint = constraint_for(Choice(kind, **options), tokenizer, [tokenizer.eos_id])
     assert constraint is not None
     (ids,) = tokenizer.encode([text])
@@ -31,7 +29,7 @@ def is_writable(text: str, kind: str, **options: Any) -> bool:
 
 
 @pytest.mark.parametrize(("low", "high"), PAIRS)
-def test_exclusive_bounds_are_not_written(low: float, high: float) -> None:
+def test_exclusive_bounds_cannot_be_written(low: float, high: float) -> None:
     middle = str((low + high) / 2)
     for low_key, high_key in (
         ("exclusiveMinimum", "exclusiveMaximum"),
@@ -41,33 +39,33 @@ def test_exclusive_bounds_are_not_written(low: float, high: float) -> None:
         schema = {"type": ["number", "null"], low_key: low, high_key: high}
         assert is_writable(middle, "json", schema=schema)
         for key, bound in ((low_key, low), (high_key, high)):
-            forms = [str(bound), f"{bound}0" if "." in str(bound) else f"{bound}.0"]
-            forms += ["-0", "-0.0", "0.00"] if bound == 0 else []
+            texts = [str(bound), f"{bound}0" if "." in str(bound) else f"{bound}.0"]
+            texts += ["-0", "-0.0", "0.00"] if bound == 0 else []
             if key.startswith("exclusive"):
-                assert not [form for form in forms if is_writable(form, "json", schema=schema)], schema
+                assert not [text for text in texts if is_writable(text, "json", schema=schema)], schema
             else:
-                assert is_writable(forms[0], "json", schema=schema), schema
+                assert is_writable(texts[0], "json", schema=schema), schema
 
 
-def test_bounds_within_other_schemas_are_rewritten() -> None:
+def test_tighten_bounds_rewrites_nested_schemas() -> None:
     number = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
-    rewritten = {"type": "number", "minimum": 1e-9, "maximum": 0.5}
+    tight_number = {"type": "number", "minimum": 1e-9, "maximum": 0.5}
     schema = {
         "properties": {"default": number, "x": {"items": number}, "enum": {"enum": [number]}},
         "$defs": {"share": number},
         "anyOf": [number, {"maximum": 0.25}],
     }
-    wanted = {
-        "properties": {"default": rewritten, "x": {"items": rewritten}, "enum": {"enum": [number]}},
-        "$defs": {"share": rewritten},
-        "anyOf": [rewritten, {"maximum": 0.25}],
+    expected = {
+        "properties": {"default": tight_number, "x": {"items": tight_number}, "enum": {"enum": [number]}},
+        "$defs": {"share": tight_number},
+        "anyOf": [tight_number, {"maximum": 0.25}],
     }
-    assert tighten_bounds(schema) == wanted
-    untouched = {"type": "integer", "exclusiveMinimum": 0, "maximum": 10.5}
-    assert tighten_bounds(untouched) == untouched
+    assert tighten_bounds(schema) == expected
+    integer = {"type": "integer", "exclusiveMinimum": 0, "maximum": 10.5}
+    assert tighten_bounds(integer) == integer
 
 
-def test_a_grammar_with_schemas_is_rewritten_too() -> None:
+def test_schemas_within_a_grammar_are_tightened() -> None:
     schema = json.dumps({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5})
     lark = f'start: "a" x | "%json" x\nx: %json {schema}\n'
     assert is_writable("a0.5", "grammar", lark=lark) and is_writable("%json0.25", "grammar", lark=lark)
@@ -90,13 +88,13 @@ LOW, HIGH = {"type": "number", "exclusiveMinimum": 0}, {"type": "number", "maxim
 def test_bounds_in_several_schemas_are_refused(schema: dict[str, Any]) -> None:
     message = "exclusiveMinimum: 0 and maximum: 0.5 of one number are in two schemas"
     with pytest.raises(UserError, match=message):
-        constraint_for(Choice("json", schema=schema), trained("byte"), [2])
+        constraint_for(Choice("json", schema=schema), load_tokenizer("byte"), [2])
 
 
-def test_bounds_without_numbers_between_are_refused() -> None:
+def test_bounds_with_no_number_between_are_refused() -> None:
     schema = {"exclusiveMinimum": 0, "maximum": 1e-10}
     with pytest.raises(UserError, match="exclusiveMinimum: 0 and maximum: 1e-10 leave no number"):
-        constraint_for(Choice("json", schema=schema), trained("byte"), [2])
-    # what the library refuses by itself stays its message
+        constraint_for(Choice("json", schema=schema), load_tokenizer("byte"), [2])
+    # a schema that the library refuses keeps the library's message
     with pytest.raises(UserError, match="grammar 'json'"):
-        constraint_for(Choice("json", schema={"type": 3, "minimum": 10**400}), trained("byte"), [2])
+        constraint_for(Choice("json", schema={"type": 3, "minimum": 10**400}), load_tokenizer("byte"), [2])

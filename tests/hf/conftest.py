@@ -1,9 +1,11 @@
-"""Small random models of the reference implementation, saved as it saves them, with a tokenizer trained
-here.
-"""
+"""Small random checkpoints of the reference implementation, saved as it saves them, with a tokenizer."""
 
-from __future__ import annotations
-
+import atexit
+import copy
+import functools
+import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,55 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
-from polyhead import Choice
+from polyhead import Choice, ModelConfig, build
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.run.run import Run
+from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["the king of the sea", "a dog barks at two red dogs", "two kings went to sea and one came back"]
 VOCABULARY = 300
-Make = Callable[..., Any]
+Builder = Callable[..., Any]
 
 
+def build_once(build: Builder) -> Builder:
+    """``build(directory, ...)`` of the same arguments runs once a process; later calls copy files and model.
+
+    The copy of the model takes longer than that of the files; ``files_only`` leaves it out. The random state
+    goes on as if the model had been built, so that a test draws the same numbers alone and after others.
+    """
+    checkpoints: dict[str, tuple[Any, Path, torch.Tensor]] = {}
+
+    @functools.wraps(build)
+    def copy_checkpoint(directory: Path, *args: Any, files_only: bool = False, **kwargs: Any) -> Any:
+        key = repr((args, sorted(kwargs.items())))
+        if key not in checkpoints:
+            origin = Path(tempfile.mkdtemp(dir=_cache_dir()))
+            model = build(origin, *args, **kwargs)
+            checkpoints[key] = model, origin, torch.get_rng_state()
+        model, origin, random_state = checkpoints[key]
+        shutil.copytree(origin, directory, dirs_exist_ok=True)
+        torch.set_rng_state(random_state)
+        return None if files_only else copy.deepcopy(model)
+
+    return copy_checkpoint
+
+
+@functools.cache
+def _cache_dir() -> str:
+    directory = tempfile.mkdtemp(prefix="polyhead-checkpoints-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+@functools.cache
+def small_tokenizer() -> Tokenizer:
+    return train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY)
+
+
+@build_once
 def make(
     directory: Path,
     config: str,
@@ -28,23 +70,42 @@ def make(
     auto: str = "AutoModelForCausalLM",
     **sizes: Any,
 ) -> Any:
-    """The reference model of that config with every weight random, biases and norms too; saved with its
-    tokenizer.
-    """
+    """The reference model of a config, every weight random, biases and norms too; saved with a tokenizer."""
     torch.manual_seed(seed)
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-    built = getattr(transformers, config)(**{"vocab_size": VOCABULARY, **ids, **sizes})
-    model = getattr(transformers, auto).from_config(built, attn_implementation="eager").eval()
+    reference_config = getattr(transformers, config)(**{"vocab_size": VOCABULARY, **ids, **sizes})
+    model = getattr(transformers, auto).from_config(reference_config, attn_implementation="eager").eval()
     with torch.no_grad():
-        # sinusoids stay
+        # tables of sinusoids need no gradient and stay
         for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model = model.to(dtype)
     if model.can_generate():
         model.generation_config = transformers.GenerationConfig(eos_token_id=2, bos_token_id=1)
     model.save_pretrained(directory)
-    train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY).save(directory)
+    small_tokenizer().save(directory)
     return model
+
+
+def edit_json(path: Path, remove: tuple[str, ...] = (), **values: Any) -> None:
+    """Change a file of JSON: keys are removed and values set."""
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({key: content[key] for key in content if key not in remove} | values))
+
+
+def edit_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def random_run(config: ModelConfig, generation: GenerationConfig | None = None, noise: float = 0.0) -> Run:
+    """A run of random weights with the small tokenizer; noise is added to biases and norms too."""
+    model = build(config, seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters() if noise else ():
+            parameter.add_(torch.randn_like(parameter) * noise)
+    return Run(model, small_tokenizer(), generation or GenerationConfig())
 
 
 @pytest.fixture

@@ -1,6 +1,4 @@
-"""Shared by the tests of lora."""
-
-from __future__ import annotations
+"""Adapters as PEFT writes them."""
 
 import json
 from pathlib import Path
@@ -12,63 +10,49 @@ from torch import Tensor, nn
 
 import polyhead as ph
 
-LLAMA = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-
-# what PEFT 0.21 writes beside what a test says
-SAID = {
-    "alpha_pattern": {}, "arrow_config": None, "base_model_name_or_path": "", "bias": "none",
-        "ensure_weight_tying": False,
-    "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True, "layer_replication": None,
-    "loftq_config": {},
-    "lora_alpha": 8, "lora_bias": False, "lora_dropout": 0.05, "megatron_core": "megatron.core",
-    "modules_to_save": None,
-    "peft_type": "LORA", "peft_version": "0.21.2", "qalora_group_size": 16, "r": 4, "rank_pattern": {},
-        "revision": None,
-    "target_modules": ["q_proj"], "target_parameters": None, "task_type": "CAUSAL_LM", "use_dora": False,
-        "use_rslora": False,
-}  # fmt: skip
-
+LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
+# the config that PEFT 0.21 writes
+PEFT_CONFIG = json.loads((Path(__file__).parent / "adapter_config.json").read_text(encoding="utf-8"))
 IDS = torch.randint(5, 300, (2, 9), generator=torch.Generator().manual_seed(1))
 
 
-def write(directory: Path, base: Path, tensors: dict[str, Tensor], **said: Any) -> Path:
+def write_adapter(directory: Path, base: Path, tensors: dict[str, Tensor], **keys: Any) -> Path:
     directory.mkdir(exist_ok=True)
-    save_file({f"base_model.model.{name}": x for name, x in tensors.items()},
-        directory / "adapter_model.safetensors")  # fmt: skip
-    config = SAID | {"base_model_name_or_path": str(base)} | said
+    tensors = {f"base_model.model.{name}": x for name, x in tensors.items()}
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = PEFT_CONFIG | {"base_model_name_or_path": str(base)} | keys
     (directory / "adapter_config.json").write_text(json.dumps(config))
     return directory
 
 
-def drawn(model: nn.Module, ranks: dict[str, int], turned: bool = False) -> dict[str, Tensor]:
-    """A and B for the modules whose names end so, and A alone turned where the weight is."""
-    bits, made = torch.Generator().manual_seed(2), {}
+def random_lora(model: nn.Module, ranks: dict[str, int], is_transposed: bool = False) -> dict[str, Tensor]:
+    """A and B for the modules whose names end so; ``transposed`` for weights of (inputs, outputs)."""
+    generator, tensors = torch.Generator().manual_seed(2), {}
     for name, module in model.named_modules():
-        for end, rank in ranks.items():
-            if name.endswith(end):
-                out, into = module.weight.shape[::-1] if turned else module.weight.shape
-                made[f"{name}.lora_A.weight"] = torch.randn(rank, into, generator=bits) * 0.2
-                made[f"{name}.lora_B.weight"] = torch.randn(out, rank, generator=bits) * 0.2
-    assert made
-    return made
+        for ending, rank in ranks.items():
+            if name.endswith(ending):
+                n_out, n_in = module.weight.shape[::-1] if is_transposed else module.weight.shape
+                tensors[f"{name}.lora_A.weight"] = torch.randn(rank, n_in, generator=generator) * 0.2
+                tensors[f"{name}.lora_B.weight"] = torch.randn(n_out, rank, generator=generator) * 0.2
+    assert tensors
+    return tensors
 
 
 @torch.no_grad()
-def add(model: nn.Module, tensors: dict[str, Tensor], scales: dict[str, float], turned: bool = False) -> None:
-    """The same done to the reference: W + scale B A."""
+def merge_lora(
+    model: nn.Module, tensors: dict[str, Tensor], scales: dict[str, float], is_transposed: bool = False
+) -> None:
+    """Merge the adapter into the reference: W + scale B A."""
     for name, a in tensors.items():
         if name.endswith(".lora_A.weight"):
             module = name.removesuffix(".lora_A.weight")
-            [scale] = {value for end, value in scales.items() if module.endswith(end)}
+            [scale] = {value for ending, value in scales.items() if module.endswith(ending)}
             change = scale * tensors[f"{module}.lora_B.weight"] @ a
-            model.get_submodule(module).weight += change.T if turned else change
+            model.get_submodule(module).weight += change.T if is_transposed else change
 
 
-def same(directory: Path, model: nn.Module) -> None:
-    ours = ph.load(directory).model
+def assert_logits_equal(directory: Path, reference: nn.Module) -> None:
+    model = ph.load(directory).model
     with torch.no_grad():
-        torch.testing.assert_close(ours(IDS), model(IDS).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(IDS), reference(IDS).logits, atol=1e-5, rtol=1e-5)

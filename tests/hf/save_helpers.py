@@ -1,29 +1,29 @@
-"""Shared by the tests of save."""
-
-from __future__ import annotations
+"""Our own configurations that a published family has, and runs of them."""
 
 from pathlib import Path
 from typing import Any
 
-from tests.hf.conftest import TEXTS, VOCABULARY
+import yaml
+from tests.hf.conftest import VOCABULARY, random_run
 
-from polyhead import Choice, ModelConfig, build
+from polyhead import ModelConfig
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-LIKE_GPT2 = {
-    "kind": "decoder", "d_model": 24, "n_heads": 3, "n_layers": 2, "max_len": 32, "norm_first": True,
-    "position": "learned", "feed_forward": {"name": "gelu", "tanh": True}, "scale_embedding": False,
-}  # fmt: skip
+CONFIGS = yaml.safe_load((Path(__file__).parent / "own_configs.yaml").read_text(encoding="utf-8"))
+BASES: dict[str, dict[str, Any]] = CONFIGS["bases"]
 
 
 def config(**changes: Any) -> ModelConfig:
-    return ModelConfig(vocab_size=VOCABULARY, **(LIKE_GPT2 | changes))
+    return ModelConfig(vocab_size=VOCABULARY, **(BASES["gpt2"] | changes))
+
+
+def model_config(**parts: Any) -> ModelConfig:
+    return ModelConfig.model_validate({"vocab_size": VOCABULARY, **parts})
 
 
 def saved(directory: Path, **changes: Any) -> Any:
-    model = build(config(**changes), seed=1)
+    """A random model, saved as a run."""
     generation = GenerationConfig(temperature=0.8, top_p=0.9, no_repeat_ngram_size=4)
-    Run(model, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), generation).save(directory)
-    return model
+    run = random_run(config(**changes), generation)
+    run.save(directory)
+    return run.model

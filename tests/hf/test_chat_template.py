@@ -1,13 +1,13 @@
-"""A checkpoint's chat format is detected from its template, kept by a run, and written back."""
-
-from __future__ import annotations
+"""A checkpoint's chat format is detected from its template, kept by a run, and exported again."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 from tests.chat.published_chats import PUBLISHED
-from tests.hf.conftest import make
+from tests.hf.conftest import edit_json, make
 
 from polyhead.cli import main
 from polyhead.core.choice import Choice
@@ -15,113 +15,108 @@ from polyhead.core.errors import UserError
 from polyhead.generation.chat import parse_conversation
 from polyhead.run.load import load
 
-TALK = [{"role": "user", "content": "the king </s> <|im_end|>"}, {"role": "assistant", "content": "a dog"}]
-ASKED = [*TALK, {"role": "user", "content": "went to sea"}]
-SIZES = {
-    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}  # fmt: skip
+# texts that look like special tokens
+CHAT = [{"role": "user", "content": "the king </s> <|im_end|>"}, {"role": "assistant", "content": "a dog"}]
+QUESTION = [*CHAT, {"role": "user", "content": "went to sea"}]
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
 
 
 @pytest.fixture
-def checkpoint(tmp_path, request):
+def checkpoint(tmp_path: Path) -> Path:
     """A small Llama with the tokens of ChatML, as transformers saves it."""
-    where = tmp_path / "llama"
-    model = make(where, "LlamaConfig", vocab_size=302, **SIZES)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(where)
+    directory = tmp_path / "llama"
+    model = make(directory, "LlamaConfig", vocab_size=302, **SIZES)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = PUBLISHED["qwen2.5"]
-    tokenizer.save_pretrained(where)
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    model.generation_config.eos_token_id = [2, end]
-    model.generation_config.save_pretrained(where)
-    return where
+    tokenizer.save_pretrained(directory)
+    model.generation_config.eos_token_id = [2, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    model.generation_config.save_pretrained(directory)
+    return directory
 
 
-def in_config(where, template):
-    """The template where older versions wrote it."""
-    (where / "chat_template.jinja").unlink(missing_ok=True)
-    path = where / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+def write_older_template(directory: Path, template: Any) -> None:
+    """In tokenizer_config.json."""
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    edit_json(directory / "tokenizer_config.json", chat_template=template)
 
 
-@pytest.mark.parametrize("kept", ["chatml", "jinja"])
-def test_the_format_is_found_kept_and_written_back(checkpoint, tmp_path, kept):
+@pytest.mark.parametrize("format_name", ["chatml", "jinja"])
+def test_chat_format_survives_import_and_export(checkpoint: Path, tmp_path: Path, format_name: str) -> None:
+    run_dir, exported_dir = tmp_path / "run", tmp_path / "exported"
     system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-    wanted = Choice("chatml", system=system, bos=False, thinks=False)
-    if kept == "jinja":
+    expected = Choice("chatml", system=system, bos=False, thinks=False)
+    if format_name == "jinja":
         template = PUBLISHED["qwen2.5"].replace("# Tools", "# Functions")
         (checkpoint / "chat_template.jinja").write_text(template)
-        wanted = Choice("jinja", template=template)
-    assert (checkpoint / "chat_template.jinja").exists()
-    assert load(checkpoint).generation.chat == wanted
-    assert main(["import", str(checkpoint), str(tmp_path / "run")]) == 0
-    run = load(tmp_path / "run")
-    assert run.generation.chat == wanted
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "back")]) == 0
-    ends = json.loads((tmp_path / "back/generation_config.json").read_text())["eos_token_id"]
-    assert ends == [run.tokenizer.eos_id, run.tokenizer.token_to_id("<|im_end|>")]
+        expected = Choice("jinja", template=template)
+    assert main(["import", str(checkpoint), str(run_dir)]) == 0
+    assert main(["export", str(run_dir), str(exported_dir)]) == 0
+    for directory in (checkpoint, run_dir, exported_dir):
+        assert load(directory).generation.chat == expected
+    tokenizer = load(run_dir).tokenizer
+    ends = json.loads((exported_dir / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == [tokenizer.eos_id, tokenizer.token_to_id("<|im_end|>")]
     reference = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    honest = [one | {"content": "a dog"} for one in ASKED]
-    for where in ("run", "back"):
-        written = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / where)
-        for talk, answer in ((honest, True), (honest[:2], False)):
-            rest = {"add_generation_prompt": answer, "return_dict": False}
-            assert written.apply_chat_template(talk, **rest) == reference.apply_chat_template(talk, **rest)
-    assert load(tmp_path / "back").generation.chat == wanted
+    chat = [message | {"content": "a dog"} for message in QUESTION]
+    for directory in (run_dir, exported_dir):
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
+        for messages, has_prompt in ((chat, True), (chat[:2], False)):
+            ids, expected_ids = (
+                one.apply_chat_template(messages, add_generation_prompt=has_prompt, return_dict=False)
+                for one in (tokenizer, reference)
+            )
+            assert ids == expected_ids
 
 
-def test_templates_of_older_versions_are_found_too(checkpoint):
-    in_config(checkpoint, PUBLISHED["zephyr"])
+def test_templates_in_tokenizer_config(checkpoint: Path) -> None:
+    write_older_template(checkpoint, PUBLISHED["zephyr"])
     assert load(checkpoint).generation.chat == Choice("zephyr")
-    in_config(
-        checkpoint,
-        [
-            {"name": "tool_use", "template": PUBLISHED["zephyr"]},
-            {"name": "default", "template": PUBLISHED["llama2"]},
-        ],
-    )
+    names = {"tool_use": "zephyr", "default": "llama2"}
+    templates = [{"name": name, "template": PUBLISHED[template]} for name, template in names.items()]
+    write_older_template(checkpoint, templates)
     assert load(checkpoint).generation.chat == Choice("llama2")
 
 
 @pytest.mark.acceptance("F4")
-def test_a_template_that_cannot_be_rendered_is_no_obstacle(checkpoint, caplog):
-    for template in ("{{ cycler.__init__.__globals__.os.system('touch evil') }}", 7, [], [1], "{% for"):
-        in_config(checkpoint, template)
+def test_invalid_template_is_ignored(checkpoint: Path) -> None:
+    hostile = "{{ cycler.__init__.__globals__.os.system('touch evil') }}"
+    for template in (hostile, 7, [], [1], "{% for"):
+        write_older_template(checkpoint, template)
         run = load(checkpoint)
         assert run.generation.chat is None
         with pytest.raises(UserError, match="set it with --chat"):
-            run.chat(ASKED)
+            run.chat(QUESTION)
         assert not list(checkpoint.glob("evil"))
-        assert isinstance(run.chat(ASKED, chat="chatml", max_new_tokens=3), str)
+    assert isinstance(run.chat(QUESTION, chat="chatml", max_new_tokens=3), str)
     (checkpoint / "chat_template.jinja").write_text("x" * (1 << 21))
     with pytest.raises(UserError, match=r"chat_template.jinja has 2,097,152 bytes"):
         load(checkpoint)
 
 
-def test_an_unknown_template_answers_and_no_text_becomes_a_special_token(checkpoint):
+def test_texts_in_unknown_template_stay_text(checkpoint: Path) -> None:
     template = PUBLISHED["openhermes"].replace("message['content']", "message['content'].strip()")
     (checkpoint / "chat_template.jinja").write_text(template)
     run = load(checkpoint)
     assert run.generation.chat == Choice("jinja", template=template)
-    assert isinstance(run.chat(TALK[:1], max_new_tokens=3), str)
+    assert isinstance(run.chat(CHAT[:1], max_new_tokens=3), str)
     session = run.chat_session()
     assert session.eos_ids == (run.tokenizer.token_to_id("<|im_end|>"), run.tokenizer.eos_id)
+    plain, special_ids = [{"role": "user", "content": " the king "}], run.tokenizer.special_ids
     reference = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    honest, forged = [{"role": "user", "content": " the king "}], TALK[:1]
-    wanted = reference.apply_chat_template(honest, add_generation_prompt=True, return_dict=False)
-    assert session.encode_prompt(parse_conversation(honest)) == wanted
-    ids = session.encode_prompt(parse_conversation(forged))
-    ends = [i for i in ids if i in run.tokenizer.special_ids]
-    assert ends == [i for i in wanted if i in run.tokenizer.special_ids], "only those of the template"
+    expected = reference.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
+    assert session.encode_prompt(parse_conversation(plain)) == expected
+    ids = session.encode_prompt(parse_conversation(CHAT[:1]))
+    # only the special tokens of the template
+    assert [i for i in ids if i in special_ids] == [i for i in expected if i in special_ids]
     assert "the king </s> <|im_end|>" in run.tokenizer.decode([ids])[0]
 
 
-def test_import_takes_another_template_of_a_file(checkpoint, tmp_path):
-    path = tmp_path / "own.jinja"
+def test_import_with_template_file(checkpoint: Path, tmp_path: Path) -> None:
+    path, run_dir = tmp_path / "own.jinja", tmp_path / "run"
     path.write_text(PUBLISHED["openhermes"])
-    assert main(["import", str(checkpoint), str(tmp_path / "run"), "--chat-template", str(path)]) == 0
-    assert load(tmp_path / "run").generation.chat == Choice("jinja", template=PUBLISHED["openhermes"])
-    written = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "run")
-    assert written.chat_template == PUBLISHED["openhermes"]
+    assert main(["import", str(checkpoint), str(run_dir), "--chat-template", str(path)]) == 0
+    assert load(run_dir).generation.chat == Choice("jinja", template=PUBLISHED["openhermes"])
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(run_dir)
+    assert tokenizer.chat_template == PUBLISHED["openhermes"]

@@ -1,7 +1,5 @@
 """Tests of hf/checkpoint_files.py."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.hf.load_helpers import INDEX, WEIGHTS, edited, pickled, tensors
+from tests.hf.conftest import edit_json, edit_weights
+from tests.hf.load_helpers import INDEX, WEIGHTS, pickled
 
 import polyhead as ph
 from polyhead.core.errors import UserError
@@ -19,125 +18,135 @@ from polyhead.core.errors import UserError
 NORM = "transformer.ln_f.weight"
 
 
-def sharded(**files: str) -> Callable[[Path], None]:
+def split_weights(**files: str) -> Callable[[Path], None]:
     """The weights in two files with an index; ``files`` are changes of the index: name=file."""
 
-    def spoil(directory: Path) -> None:
-        found = load_file(directory / WEIGHTS)
+    def damage(directory: Path) -> None:
+        tensors = load_file(directory / WEIGHTS)
         (directory / WEIGHTS).unlink()
-        names = sorted(found)
+        names = sorted(tensors)
         parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
         for file, part in parts.items():
-            save_file({name: found[name] for name in part}, directory / file)
+            save_file({name: tensors[name] for name in part}, directory / file)
         index = {name: file for file, part in parts.items() for name in part} | files
         (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
-    return spoil
+    return damage
 
 
-def linked(name: str) -> Callable[[Path], None]:
-    def spoil(directory: Path) -> None:
+def link_outside(name: str) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
         (directory / name).rename(directory.parent / "outside")
         (directory / name).symlink_to(directory.parent / "outside")
 
-    return spoil
+    return damage
 
 
-def cut(directory: Path) -> None:
+def truncate(directory: Path) -> None:
     path = directory / WEIGHTS
     path.write_bytes(path.read_bytes()[:1000])
 
 
-def huge_header(directory: Path) -> None:
+def write_huge_header(directory: Path) -> None:
     (directory / WEIGHTS).write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
 
 
-def several(found: dict[str, torch.Tensor]) -> None:
-    del found[NORM]
-    found["transformer.h.7.ln_1.weight"] = torch.zeros(3)
-    found["transformer.wpe.weight"] = torch.zeros(31, 16)
-    found["transformer.ln_f.bias"] = torch.zeros(16, dtype=torch.int8)
+def damage_tensors(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[NORM]
+    tensors["transformer.h.7.ln_1.weight"] = torch.zeros(3)
+    tensors["transformer.wpe.weight"] = torch.zeros(31, 16)
+    tensors["transformer.ln_f.bias"] = torch.zeros(16, dtype=torch.int8)
 
 
-MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
-    (pickled, "{0} has no model.safetensors, only pytorch_model.bin: pickle files can run code"),
-    (lambda d: (d / WEIGHTS).unlink(), "{0} has no model.safetensors and no model.safetensors.index.json"),
-    (cut, "{0}/model.safetensors is damaged or truncated: "),
-    (huge_header, "{0}/model.safetensors is damaged or truncated: "),
-    (linked(WEIGHTS), "{0}/model.safetensors is a link to a file outside the checkpoint"),
-    (linked("tokenizer.json"), "{0}/tokenizer.json is a link to a file outside the checkpoint"),
-    (sharded(**{NORM: "../outside.safetensors"}), "{0}/" + INDEX + " names '../outside.safetensors', which "
-        "is not a file"),
-    (sharded(**{NORM: "/etc/passwd"}), "{0}/" + INDEX + " names '/etc/passwd', which is not a file"),
-    (sharded(**{NORM: "model-3.safetensors"}), "{0}/model-3.safetensors is missing, but "),
-    (sharded(more="model-1.safetensors"), "{0}/" + INDEX + " names 'more' in model-1.safetensors, which "
-        "does not have it"),
-    (sharded(**{"transformer.h.0.attn.c_attn.bias": "model-2.safetensors"}),
-     "{0}/model-1.safetensors holds 'transformer.h.0.attn.c_attn.bias', which is not in the index"),
-    (tensors(several), "{0}: the weights do not match config.json; missing: transformer.ln_f.weight; unused: "
-            "transformer.h.7.ln_1.weight; with another shape: transformer.wpe.weight [31, 16], expected "
-            "[32, 16]; none of F32, BF16, F16: transformer.ln_f.bias I8"),
-    (tensors(lambda t: t.update({"lm_head.weight": torch.zeros(300, 16)})),
-     "{0}: lm_head.weight is not transformer.wte.weight, but according to config.json they are tied"),
-    (edited("config.json", n_layer=3),
-        "{0}: the weights do not match config.json; missing: transformer.h.2."),
-    (edited("config.json", n_layer=1 << 22), "{0}/config.json: n_layers: 4194304 is out of range: should be "
-                                             "less than or equal to 10000"),
-    (edited("config.json", n_layer=9000), "{0}/config.json has 9000 layers, but the files have 28 tensors"),
-    (edited("config.json", n_embd=1 << 60), "{0}/config.json: n_embd is 1152921504606846976, expected an "
-                                            "integer from 1"),
-    (edited("config.json", n_embd="wide"), "{0}/config.json: n_embd is 'wide', expected an integer"),
-    (edited("config.json", n_head=3), "{0}/config.json: d_model (16) must be divisible by n_heads (3)"),
-    (edited("config.json", activation_function="gelu_old"), "{0}/config.json: activation_function is "
-        "'gelu_old', expected one of"),
-    (edited("config.json", add_cross_attention=True), "{0}/config.json: add_cross_attention is true, "
-        "expected false"),
-    (edited("config.json", new_trick=1), "{0}/config.json: 'new_trick' unknown for this family"),
-    (edited("config.json", auto_map={"AutoModel": "evil.Evil"}), "{0}/config.json: auto_map refers to "
-        "Python code"),
-    (edited("config.json", quantization_config={"quant_method": "awq", "bits": 4}), "{0}/config.json: "
-        "according to quantization_config the "
-     "weights are quantized (by 'awq'); only fp32, bf16 and fp16 are supported; use the original checkpoint"),
-    (edited("config.json", layer_norm_epsilon=float("nan")), "{0}/config.json: layer_norm_epsilon is nan, "
-        "expected a number"),
-    (edited("config.json", model_type="gpt3"), "{0}/config.json: unknown model_type 'gpt3'; did you mean "
-                                               "'gptj'? Known: albert, "),
-    (edited("config.json", vocab_size=299), "{0}: the weights do not match config.json; with another shape: "
-                                            "transformer.wte"),
-    (edited("generation_config.json", eos_token_id=[900]), "{0}/generation_config.json: eos_token_id is "
-        "900, but the tokenizer"),
-    (edited("generation_config.json", do_sample=True, top_p=7), "{0}/generation_config.json: top_p: 7 is "
-        "out of range"),
-    (edited("tokenizer_config.json", bos_token="<end>"), "tokenizer_config.json: bos_token is '<end>', "
-        "which is not in the"),
-    (lambda d: (d / "tokenizer.json").unlink(), "{0} has neither tokenizer.json nor vocab.json and "
-                                                "merges.txt"),
-]  # fmt: skip
+def add_untied_head(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = torch.zeros(300, 16)
 
 
+def edit(name: str, **values: Any) -> Callable[[Path], None]:
+    return lambda directory: edit_json(directory / name, **values)
+
+
+NO_TOKENIZER = "{0} has neither tokenizer.json nor vocab.json and merges.txt"
+DAMAGED_WEIGHTS = "{0}/model.safetensors is damaged or truncated: "
+OUTSIDE = "is a link to a file outside the checkpoint"
+BIAS = "transformer.h.0.attn.c_attn.bias"
+MISMATCH = (
+    "{0}: the weights do not match config.json; missing: transformer.ln_f.weight; unused: "
+    "transformer.h.7.ln_1.weight; with another shape: transformer.wpe.weight [31, 16], expected [32, 16]; "
+    "none of F32, BF16, F16: transformer.ln_f.bias I8"
+)
+UNTIED_HEAD = "{0}: lm_head.weight is not transformer.wte.weight, but according to config.json they are tied"
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
+
+
+@pytest.mark.whole
 @pytest.mark.acceptance("F1", "F3", "F6", "F10")
-@pytest.mark.parametrize(("spoil", "message"), MISTAKES)
-def test_each_thing_that_is_wrong_is_named(spoil: Callable[[Path], Any], message: str, gpt2: Path) -> None:
-    spoil(gpt2)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (pickled, "{0} has no model.safetensors, only pytorch_model.bin: pickle files can run code"),
+        (lambda d: (d / WEIGHTS).unlink(), "{0} has no model.safetensors and no " + INDEX),
+        (truncate, DAMAGED_WEIGHTS),
+        (write_huge_header, DAMAGED_WEIGHTS),
+        (link_outside(WEIGHTS), "{0}/model.safetensors " + OUTSIDE),
+        (link_outside("tokenizer.json"), "{0}/tokenizer.json " + OUTSIDE),
+        (split_weights(**{NORM: "../x.safetensors"}), "{0}/" + INDEX + " names '../x.safetensors', which is"),
+        (
+            split_weights(**{NORM: "/etc/passwd"}),
+            "{0}/" + INDEX + " names '/etc/passwd', which is not a file",
+        ),
+        (split_weights(**{NORM: "model-3.safetensors"}), "{0}/model-3.safetensors is missing, but "),
+        (
+            split_weights(more="model-1.safetensors"),
+            "{0}/" + INDEX + " names 'more' in model-1.safetensors, which does not have it",
+        ),
+        (
+            split_weights(**{BIAS: "model-2.safetensors"}),
+            "{0}/model-1.safetensors holds '" + BIAS + "', which is not in the index",
+        ),
+        (lambda d: edit_weights(d, damage_tensors), MISMATCH),
+        (lambda d: edit_weights(d, add_untied_head), UNTIED_HEAD),
+        (
+            edit(GENERATION, eos_token_id=[900]),
+            "{0}/" + GENERATION + ": eos_token_id is 900, but the",
+        ),
+        (edit(GENERATION, do_sample=True, top_p=7), "{0}/" + GENERATION + ": top_p: 7 is out of range"),
+        (edit(TOKENIZER, bos_token="<end>"), TOKENIZER + ": bos_token is '<end>', which is not in the"),
+        (lambda d: (d / "tokenizer.json").unlink(), NO_TOKENIZER),
+    ],
+)
+def test_damaged_checkpoint_is_refused(damage: Callable[[Path], Any], message: str, gpt2: Path) -> None:
+    damage(gpt2)
     with pytest.raises(UserError, match="^" + re.escape(message.replace("{0}", str(gpt2)))) as error:
         ph.load(gpt2)
     assert "\n" not in str(error.value)
 
 
+def add_buffer(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 32, 32, dtype=torch.uint8)
+
+
+def add_tied_head(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+
+
+def remove_prefix(tensors: dict[str, torch.Tensor]) -> None:
+    for name in list(tensors):
+        tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        sharded(),
-        tensors(lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"].clone()})),
-        tensors(
-            lambda t: t.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.uint8)})
-        ),
-        tensors(lambda t: [t.update({name.removeprefix("transformer."): t.pop(name)}) for name in list(t)]),
+        split_weights(),
+        lambda directory: edit_weights(directory, add_tied_head),
+        lambda directory: edit_weights(directory, add_buffer),
+        lambda directory: edit_weights(directory, remove_prefix),
     ],
-    ids=["in two files", "with its tied head", "with buffers of old files", "of the bare model"],
+    ids=["two files", "copy of tied head", "buffers of older files", "bare model"],
 )
-def test_other_forms_of_the_same_weights_are_the_same(change: Callable[[Path], Any], gpt2: Path) -> None:
-    tokens, before = torch.randint(5, 300, (2, 9)), ph.load(gpt2).model
+def test_other_forms_of_same_weights(change: Callable[[Path], Any], gpt2: Path) -> None:
+    tokens, expected = torch.randint(5, 300, (2, 9)), ph.load(gpt2).model
     change(gpt2)
     with torch.no_grad():
-        assert torch.equal(ph.load(gpt2).model(tokens), before(tokens))
+        assert torch.equal(ph.load(gpt2).model(tokens), expected(tokens))

@@ -1,30 +1,24 @@
 """Tests of hf/family.py."""
 
-from __future__ import annotations
+from typing import Any
 
-from tests.hf.families.causal_cases import CASES as FAMILIES_CASES
-from tests.hf.families.encoders_cases import BARE, CASES, CLASSES, MLM
-from tests.hf.families.seq2seq_cases import CASES as SEQ2SEQ_CASES
+import pytest
+from tests.hf.families import causal_cases, encoders_cases, seq2seq_cases
+from tests.hf.families.encoders_cases import BARE, CLASSES, MLM
 
 from polyhead.hf.family import FAMILY
 
 
-def test_every_family_of_encoders_has_three_shapes() -> None:
-    assert CASES.keys() == {name for name in FAMILY.names() if "MaskedLM" in FAMILY.get(name).architectures}
-    assert all(
-        len(cases) >= 3 and {case.auto for case in cases} == {MLM, CLASSES, BARE} for cases in CASES.values()
-    )
-
-
-def test_every_family_has_three_shapes() -> None:
-    assert FAMILIES_CASES.keys() == {
-        name for name in FAMILY.names() if "CausalLM" in FAMILY.get(name).architectures
-    }
-    assert all(len(cases) >= 3 for cases in FAMILIES_CASES.values())
-
-
-def test_every_family_of_encoder_decoders_has_three_shapes() -> None:
-    assert SEQ2SEQ_CASES.keys() == {
-        name for name in FAMILY.names() if "Seq2Seq" in FAMILY.get(name).architectures
-    }
-    assert all(len(cases) >= 3 for cases in SEQ2SEQ_CASES.values())
+@pytest.mark.parametrize(
+    ("model", "cases"),
+    [
+        ("CausalLM", causal_cases.CASES),
+        ("MaskedLM", encoders_cases.CASES),
+        ("Seq2Seq", seq2seq_cases.CASES),
+    ],
+)
+def test_every_family_has_three_cases(model: str, cases: dict[str, list[Any]]) -> None:
+    assert cases.keys() == {name for name in FAMILY.names() if model in FAMILY.get(name).architectures}
+    assert all(len(rows) >= 3 for rows in cases.values())
+    if model == "MaskedLM":
+        assert all({case.auto for case in rows} == {MLM, CLASSES, BARE} for rows in cases.values())

@@ -1,158 +1,131 @@
-"""generation_config.json both ways: outputs are drawn there as here, and what cannot be said is told."""
+"""generation_config.json in both directions: the same outputs are sampled, and what is unsupported warns."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.hf.conftest import TEXTS, VOCABULARY
-from tests.hf.save_helpers import config
+from tests.hf.conftest import edit_json, random_run
+from tests.hf.save_helpers import BASES, config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polyhead as ph
-from polyhead import Choice, build
+from polyhead import Choice
 from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.export.gguf import write_gguf
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
+
+FILE = "generation_config.json"
 
 
-def decoding(directory: Path, **values: Any) -> None:
-    path = directory / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+def language_model(parts: dict[str, Any] | None = None, **settings: Any) -> Run:
+    return random_run(config(**(parts or {})), GenerationConfig(**settings))
 
 
-def speaker(parts: dict[str, Any] | None = None, **settings: Any) -> Run:
-    tokenizer = train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY)
-    return Run(build(config(**(parts or {})), seed=1), tokenizer, GenerationConfig(**settings))
+def export_run(run: Run, directory: Path) -> Path:
+    run.save(directory / "run")
+    exported_dir = directory / "exported"
+    assert main(["export", str(directory / "run"), str(exported_dir), "--to", "hf"]) == 0
+    return exported_dir
 
 
-def exported(run: Run, place: Path) -> Path:
-    run.save(place / "run")
-    assert main(["export", str(place / "run"), str(place / "out"), "--to", "hf"]) == 0
-    return place / "out"
+def warnings(checkpoint: Path, *settings: str) -> list[str]:
+    return [f"{checkpoint / FILE}: {one}, and generation is autoregressive without it" for one in settings]
 
 
-def test_how_decoding_draws_is_taken_over(gpt2: Path) -> None:
-    decoding(gpt2, do_sample=True, temperature=0.7, top_p=0.9)
-    found = ph.load(gpt2).generation
-    # 50 is theirs where nothing is said
-    assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, 50)
-    decoding(gpt2, do_sample=False)
-    assert (ph.load(gpt2).generation.temperature, ph.load(gpt2).generation.top_p) == (0, 1)
+def test_sampling_settings_are_read(gpt2: Path) -> None:
+    edit_json(gpt2 / FILE, do_sample=True, temperature=0.7, top_p=0.9)
+    generation = ph.load(gpt2).generation
+    # 50 is the default of the reference
+    assert (generation.temperature, generation.top_p, generation.top_k) == (0.7, 0.9, 50)
+    edit_json(gpt2 / FILE, do_sample=False)
+    generation = ph.load(gpt2).generation
+    assert (generation.temperature, generation.top_p) == (0, 1)
 
 
-def test_how_decoding_cannot_draw_is_told(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each of these changes what theirs says; what is neutral is not worth a word."""
-    decoding(gpt2, num_beams=1, min_length=0, typical_p=1.0, suppress_tokens=[])
+def test_unsupported_settings_warn(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neutral values do not."""
+    edit_json(gpt2 / FILE, num_beams=1, min_length=0, typical_p=1.0, suppress_tokens=[])
     ph.load(gpt2)
     assert not caplog.messages
-    decoding(gpt2, num_beams=4, suppress_tokens=[5], min_new_tokens=3)
+    edit_json(gpt2 / FILE, num_beams=4, suppress_tokens=[5], min_new_tokens=3)
     ph.load(gpt2)
-    where = gpt2 / "generation_config.json"
-    assert caplog.messages == [
-        f"{where}: {said}, and generation is autoregressive without it"
-        for said in ("suppress_tokens is [5]", "num_beams is 4", "min_new_tokens is 3")
-    ]
+    expected = warnings(gpt2, "suppress_tokens is [5]", "num_beams is 4", "min_new_tokens is 3")
+    assert caplog.messages == expected
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.8])
-def test_biases_and_penalties_say_there_what_they_say_here(penalty: float, tmp_path: Path) -> None:
-    """Two tokens are favoured that none of them would say, and one is forbidden; the penalty is of logits
+def test_logit_biases_and_penalties_as_in_reference(penalty: float, tmp_path: Path) -> None:
+    """Two tokens are favoured that would not be generated, and one is forbidden; the penalty is of logits
     with their biases.
     """
-    plain = speaker(temperature=0)
+    plain = language_model(temperature=0)
     [text] = plain.generate(["the king"], max_new_tokens=20)
-    never = plain.tokenizer.encode([text])[0][0]
-    run = speaker(
-        temperature=0,
-        repetition_penalty=penalty,
-        logit_bias={never: -100, 70: 3.2, 90: 3.1},
-        max_new_tokens=20,
-    )
-    theirs = AutoModelForCausalLM.from_pretrained(exported(run, tmp_path)).eval()
+    forbidden = plain.tokenizer.encode([text])[0][0]
+    biases = {forbidden: -100, 70: 3.2, 90: 3.1}
+    run = language_model(temperature=0, repetition_penalty=penalty, logit_bias=biases, max_new_tokens=20)
+    exported_dir = export_run(run, tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(exported_dir).eval()
     ids = run.tokenizer.encode(["the king"])[0]
-    said = theirs.generate(torch.tensor([ids]), pad_token_id=0)[0, len(ids) :].tolist()
-    assert never not in said and {70, 90} & {*said}
-    found = run.generate(["the king"])[0]
-    assert found == run.tokenizer.decode([said])[0] != text
-    again = ph.load(tmp_path / "out")
-    assert again.generation.logit_bias == run.generation.logit_bias
-    assert again.generate(["the king"])[0] == found
+    tokens = reference.generate(torch.tensor([ids]), pad_token_id=0)[0, len(ids) :].tolist()
+    assert forbidden not in tokens and {70, 90} & {*tokens}
+    expected = run.tokenizer.decode([tokens])[0]
+    exported_model = ph.load(exported_dir)
+    assert run.generate(["the king"])[0] == exported_model.generate(["the king"])[0] == expected != text
+    assert exported_model.generation.logit_bias == run.generation.logit_bias
 
 
-def test_biases_that_cannot_be_said_are_told(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of tokens that follow others, and beyond what a bias may be."""
-    decoding(gpt2, sequence_bias=[[[5], -3.5], [[5, 6], 2.0], [[7], -1000.0]])
+def test_unsupported_biases_warn(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of sequences of tokens, and beyond the bounds of a bias."""
+    edit_json(gpt2 / FILE, sequence_bias=[[[5], -3.5], [[5, 6], 2.0], [[7], -1000.0]])
     assert ph.load(gpt2).generation.logit_bias == {5: -3.5}
-    assert caplog.messages == [
-        f"{gpt2 / 'generation_config.json'}: sequence_bias is [[[5, 6], 2.0], [[7], -1000.0]], and "
-        "generation is autoregressive without it"
-    ]
+    assert caplog.messages == warnings(gpt2, "sequence_bias is [[[5, 6], 2.0], [[7], -1000.0]]")
 
 
-def test_a_longest_text_is_told_where_nothing_else_bounds_it(
-    gpt2: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    decoding(gpt2, max_length=10, max_new_tokens=5)
+def test_max_length_warns_without_max_new_tokens(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edit_json(gpt2 / FILE, max_length=10, max_new_tokens=5)
     assert ph.load(gpt2).generation.max_new_tokens == 5
     assert not caplog.messages
-    decoding(gpt2, max_new_tokens=None)
+    edit_json(gpt2 / FILE, max_new_tokens=None)
     ph.load(gpt2)
-    assert caplog.messages == [
-        f"{gpt2 / 'generation_config.json'}: max_length is 10, and generation is autoregressive without it"
-    ]
+    assert caplog.messages == warnings(gpt2, "max_length is 10")
 
 
-def test_a_tokenizer_that_is_exported_fills_and_cuts_as_the_model_wants(tmp_path: Path) -> None:
-    run = speaker()
-    tokens = run.tokenizer
-    roles = {role: token for role, token in tokens._roles.items() if role != "pad_token"}
-    run.tokenizer = Tokenizer(tokens._inner, roles)
-    theirs = AutoTokenizer.from_pretrained(exported(run, tmp_path))
-    assert theirs.model_max_length == run.config.max_len
+def test_exported_tokenizer_pads_and_truncates(tmp_path: Path) -> None:
+    """To the length of the model; without a padding token with the end."""
+    run = language_model()
+    roles = {role: token for role, token in run.tokenizer._roles.items() if role != "pad_token"}
+    run.tokenizer = Tokenizer(run.tokenizer._inner, roles)
+    exported_dir = export_run(run, tmp_path)
+    tokenizer, max_len = AutoTokenizer.from_pretrained(exported_dir), run.config.max_len
+    assert tokenizer.model_max_length == max_len
     texts = ["the king", "the king " * 200]
-    found = theirs(texts, padding=True, truncation=True, return_tensors="pt")
-    assert found["input_ids"].shape == (2, run.config.max_len)
-    assert int(found["input_ids"][0, -1]) == run.tokenizer.eos_id
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert model(**found).logits.isfinite().all()
-    assert model.get_input_embeddings().padding_idx is None  # which would take the end's gradient
-    assert "pad_token" not in ph.load(tmp_path / "out").tokenizer.role_ids
+    inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    assert inputs["input_ids"].shape == (2, max_len)
+    assert int(inputs["input_ids"][0, -1]) == run.tokenizer.eos_id
+    reference = AutoModelForCausalLM.from_pretrained(exported_dir)
+    assert reference(**inputs).logits.isfinite().all()
+    assert reference.get_input_embeddings().padding_idx is None  # else the end had no gradient
+    assert "pad_token" not in ph.load(exported_dir).tokenizer.role_ids
 
 
-@pytest.mark.parametrize("wrong", [3, "a", [3], [[5, 1.0]], [[[5], "a"]], [[[5]]], {"5": 1}, [[["a"], 1.0]]])
-def test_biases_that_are_none_are_refused(wrong: Any, gpt2: Path) -> None:
-    decoding(gpt2, sequence_bias=wrong)
-    with pytest.raises(
-        UserError, match=r"generation_config.json: (sequence_bias is .*, expected lists|.*not a token id)"
-    ):
+@pytest.mark.parametrize("value", [3, "a", [3], [[5, 1.0]], [[[5], "a"]], [[[5]]], {"5": 1}, [[["a"], 1.0]]])
+def test_wrong_types_of_biases_are_refused(value: Any, gpt2: Path) -> None:
+    edit_json(gpt2 / FILE, sequence_bias=value)
+    message = r"generation_config.json: (sequence_bias is .*, expected lists|.*not a token id)"
+    with pytest.raises(UserError, match=message):
         ph.load(gpt2)
 
 
-def test_settings_that_others_have_no_words_for_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = {
-        "frequency_penalty": 0.5,
-        "grammar": Choice("choice", choices=["yes", "no"]),
-        "logit_bias": {5: 2.0},
-    }
-    exported(speaker(**said), tmp_path)
-    without = "does not support generation.frequency_penalty, generation.grammar"
-    assert caplog.messages == [f"generation_config.json {without}; there sampling ignores it"]
+def test_settings_unknown_to_other_formats_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grammar = Choice("choice", choices=["yes", "no"])
+    settings = {"frequency_penalty": 0.5, "grammar": grammar, "logit_bias": {5: 2.0}}
+    fields = "does not support generation.frequency_penalty, generation.grammar"
+    export_run(language_model(**settings), tmp_path)
+    assert caplog.messages == [f"generation_config.json {fields}; there sampling ignores it"]
     caplog.clear()
-    llama = {
-        "position": "rope",
-        "norm": "rmsnorm",
-        "feed_forward": "swiglu",
-        "attention": {"name": "softmax", "bias": False},
-    }
-    write_gguf(speaker(llama, **said), tmp_path)
-    assert caplog.messages == [f"model.gguf {without}, generation.logit_bias; there sampling ignores it"]
+    write_gguf(language_model(BASES["llama"], **settings), tmp_path)
+    assert caplog.messages == [f"model.gguf {fields}, generation.logit_bias; there sampling ignores it"]

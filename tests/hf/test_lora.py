@@ -1,10 +1,5 @@
-"""Adapters as PEFT writes them: the checkpoint with what they add, beside the reference implementation with
-it.
-"""
+"""Adapters as PEFT writes them: the checkpoint with an adapter equals the reference with it merged."""
 
-from __future__ import annotations
-
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,269 +8,259 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.hf.conftest import make
-from tests.hf.lora_helpers import LLAMA, add, drawn, same, write
+from tests.hf.conftest import edit_json, make
+from tests.hf.lora_helpers import IDS, LLAMA, assert_logits_equal, merge_lora, random_lora, write_adapter
 
 import polyhead as ph
 from polyhead.cli import main
 
-IDS = torch.randint(5, 300, (2, 9), generator=torch.Generator().manual_seed(1))
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+ALPHAS = {"layers.1.self_attn.q_proj": 3, "o_proj": 5}
+ALPHA_SCALES = {"0.self_attn.q_proj": 4, "1.self_attn.q_proj": 3 / 4, "o_proj": 5 / 2}
 
 
 @pytest.mark.parametrize(
-    ("root", "alphas", "scales"),
+    ("use_rslora", "alphas", "scales"),
     [
         (False, {}, {"q_proj": 16 / 4, "o_proj": 16 / 2}),
         (True, {}, {"q_proj": 16 / 2, "o_proj": 16 / 2**0.5}),
-        (False, {"layers.1.self_attn.q_proj": 3, "o_proj": 5}, {"0.self_attn.q_proj": 4,
-            "1.self_attn.q_proj": 3 / 4, "o_proj": 5 / 2}),
+        (False, ALPHAS, ALPHA_SCALES),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_added_to_a_llama(
-    root: bool, alphas: dict[str, int], scales: dict[str, float], dtype: torch.dtype, tmp_path: Path
+def test_scales_of_low_rank_changes(
+    use_rslora: bool, alphas: dict[str, int], scales: dict[str, float], dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Ranks differ from module to module."""
-    make(tmp_path / "base", "LlamaConfig", dtype=dtype, **LLAMA)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
-    tensors = drawn(model, {"q_proj": 4, "o_proj": 2})
-    adapter = write(tmp_path / "a", tmp_path / "base", tensors, lora_alpha=16, use_rslora=root,
-        alpha_pattern=alphas,
-                    rank_pattern={"o_proj": 2})  # fmt: skip
+    """alpha / r, or alpha / sqrt(r); ranks and alphas differ between modules."""
+    base = tmp_path / "base"
+    make(base, "LlamaConfig", dtype=dtype, **LLAMA)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    tensors = random_lora(model, {"q_proj": 4, "o_proj": 2})
+    options = {"use_rslora": use_rslora, "alpha_pattern": alphas, "rank_pattern": {"o_proj": 2}}
+    adapter = write_adapter(tmp_path / "adapter", base, tensors, lora_alpha=16, **options)
     with pytest.raises(AssertionError):
-        same(adapter, model)
-    add(model, tensors, scales)
-    same(adapter, model)
+        assert_logits_equal(adapter, model)
+    merge_lora(model, tensors, scales)
+    assert_logits_equal(adapter, model)
 
 
-def test_weights_of_gpt2_are_stored_turned(tmp_path: Path) -> None:
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
-    model = make(tmp_path / "base", "GPT2Config", **sizes)
+def test_transposed_weights_and_biases_of_gpt2(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    model = make(base, "GPT2Config", **GPT2)
     ranks = {"attn.c_attn": 4, "attn.c_proj": 4, "mlp.c_fc": 4}
-    tensors = drawn(model, ranks, turned=True)
+    tensors = random_lora(model, ranks, is_transposed=True)
     biases = {name: 1 + p.detach() for name, p in model.named_parameters() if name.endswith("c_attn.bias")}
-    adapter = write(
-        tmp_path / "a", tmp_path / "base", tensors | biases, fan_in_fan_out=True, bias="lora_only"
-    )
-    add(model, tensors, dict.fromkeys(ranks, 2.0), turned=True)
+    options = {"fan_in_fan_out": True, "bias": "lora_only"}
+    adapter = write_adapter(tmp_path / "adapter", base, tensors | biases, **options)
+    merge_lora(model, tensors, dict.fromkeys(ranks, 2.0), is_transposed=True)
     model.load_state_dict(biases, strict=False)
-    same(adapter, model)
-    # as OpenAI's own files have them: names without their beginning
-    bare = {
-        name.removeprefix("transformer."): x
-        for name, x in load_file(tmp_path / "base/model.safetensors").items()
-    }
-    save_file(bare, tmp_path / "base/model.safetensors")
-    same(adapter, model)
+    assert_logits_equal(adapter, model)
+    # OpenAI's own files have names without the prefix
+    weights = load_file(base / "model.safetensors")
+    weights = {name.removeprefix("transformer."): x for name, x in weights.items()}
+    save_file(weights, base / "model.safetensors")
+    assert_logits_equal(adapter, model)
 
 
-def test_embeddings_and_what_is_there_whole(tmp_path: Path) -> None:
-    """An embedding has a change, and is saved beside it; the head is new."""
+def test_embedding_lora_and_saved_modules(tmp_path: Path) -> None:
+    """An embedding has a change and is saved with it; the head is new."""
     model = make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=False, **LLAMA)
-    bits = torch.Generator().manual_seed(3)
-    a, b = torch.randn(4, 300, generator=bits) * 0.2, torch.randn(32, 4, generator=bits) * 0.2
-    rows, head = (torch.randn(300, 32, generator=bits) for _ in "ab")
-    name = "model.embed_tokens"
-    tensors = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b,
-        f"{name}.base_layer.weight": rows, "lm_head.weight": head}  # fmt: skip
-    adapter = write(tmp_path / "a", tmp_path / "base", tensors, modules_to_save=["lm_head"])
-    with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(rows + 2 * (b @ a).T)
-        model.lm_head.weight.copy_(head)
-    same(adapter, model)
-
-
-def test_conv1d_is_turned_and_a_linear_map_beside_it_is_not(tmp_path: Path) -> None:
-    """PEFT goes by the module; its config says what the last of them was."""
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "tie_word_embeddings": False}
-    model = make(tmp_path / "base", "GPT2Config", **sizes)
-    turned, plain = drawn(model, {"c_proj": 4}, turned=True), drawn(model, {"lm_head": 4})
-    adapter = write(tmp_path / "a", tmp_path / "base", turned | plain, fan_in_fan_out=False)
-    add(model, turned, {"c_proj": 2.0}, turned=True)
-    add(model, plain, {"lm_head": 2.0})
-    same(adapter, model)
-
-
-def test_an_encoder_without_its_head(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    model = make(tmp_path / "base", "BertConfig", auto="AutoModel", pad_token_id=0, **sizes)
-    tensors = drawn(model, {"query": 4, "value": 4})
-    adapter = write(tmp_path / "a", tmp_path / "base", tensors, task_type="FEATURE_EXTRACTION")
-    add(model, tensors, {"query": 2.0, "value": 2.0})
-    ours = ph.load(adapter).model
-    with torch.no_grad():
-        torch.testing.assert_close(ours(IDS), model(IDS).last_hidden_state, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("base", ["AutoModelForMaskedLM", "AutoModel"])
-@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
-def test_what_tells_classes_is_in_the_adapter(kind: str, base: str, tmp_path: Path) -> None:
-    """The checkpoint fills masks, or is bare."""
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "pad_token_id": 0,
-    }
-    whole = make(
-        tmp_path / "classes",
-        f"{kind}Config",
-        auto="AutoModelForSequenceClassification",
-        num_labels=3,
-        **sizes,
+    generator = torch.Generator().manual_seed(3)
+    a, b, rows, head = (
+        torch.randn(*shape, generator=generator) for shape in ((4, 300), (32, 4), (300, 32), (300, 32))
     )
-    state = whole.state_dict()
-    with_head = getattr(transformers, base).from_pretrained(tmp_path / "classes")
-    if base == "AutoModelForMaskedLM" and kind == "Bert":  # as the one that it began as, with its pooler
-        with_head = transformers.BertForPreTraining.from_pretrained(tmp_path / "classes")
-    with_head.save_pretrained(tmp_path / "base")
-    said = json.loads((tmp_path / "base/config.json").read_text())
-    said = {key: value for key, value in said.items() if key not in ("id2label", "label2id")}
-    (tmp_path / "base/config.json").write_text(json.dumps(said))
-    shutil.copy(tmp_path / "classes/tokenizer.json", tmp_path / "base")
-    low = drawn(whole, {"query": 4, "value": 4})
-    head = {name: tensor for name, tensor in state.items() if name.startswith("classifier.")}
-    adapter = write(tmp_path / "a", tmp_path / "base", low | head, task_type="SEQ_CLS")
-    add(whole, low, {"query": 2.0, "value": 2.0})
-    same(adapter, whole)
-    assert ph.load(adapter).config.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
-    # on one that tells classes, its names stay if they are as many
+    name = "model.embed_tokens"
+    tensors = {f"{name}.lora_embedding_A": a * 0.2, f"{name}.lora_embedding_B": b * 0.2}
+    tensors |= {f"{name}.base_layer.weight": rows, "lm_head.weight": head}
+    adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", tensors, modules_to_save=["lm_head"])
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(rows + 2 * (b * 0.2 @ (a * 0.2)).T)
+        model.lm_head.weight.copy_(head)
+    assert_logits_equal(adapter, model)
+
+
+def test_conv1d_is_transposed_linear_is_not(tmp_path: Path) -> None:
+    """PEFT goes by the type of each module; its config has the value for the last of them."""
+    model = make(tmp_path / "base", "GPT2Config", **GPT2, tie_word_embeddings=False)
+    conv1d = random_lora(model, {"c_proj": 4}, is_transposed=True)
+    linear = random_lora(model, {"lm_head": 4})
+    adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", conv1d | linear, fan_in_fan_out=False)
+    merge_lora(model, conv1d, {"c_proj": 2.0}, is_transposed=True)
+    merge_lora(model, linear, {"lm_head": 2.0})
+    assert_logits_equal(adapter, model)
+
+
+def test_adapter_of_bare_encoder(tmp_path: Path) -> None:
+    model = make(tmp_path / "base", "BertConfig", auto="AutoModel", pad_token_id=0, **BERT)
+    tensors = random_lora(model, {"query": 4, "value": 4})
+    options = {"task_type": "FEATURE_EXTRACTION"}
+    adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", tensors, **options)
+    merge_lora(model, tensors, {"query": 2.0, "value": 2.0})
+    with torch.no_grad():
+        vectors, expected = ph.load(adapter).model(IDS), model(IDS).last_hidden_state
+        torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("auto", ["AutoModelForMaskedLM", "AutoModel"])
+@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+def test_classification_head_in_adapter(family: str, auto: str, tmp_path: Path) -> None:
+    """The base fills masks or is bare; a base with as many labels keeps their names."""
+    base, classifier = tmp_path / "base", tmp_path / "classifier"
+    options = {"auto": "AutoModelForSequenceClassification", "num_labels": 3, "pad_token_id": 0}
+    model = make(classifier, f"{family}Config", **options, **BERT)
+    base_class = getattr(transformers, auto)
+    if (auto, family) == ("AutoModelForMaskedLM", "Bert"):  # with the pooler that it was trained with
+        base_class = transformers.BertForPreTraining
+    base_class.from_pretrained(classifier).save_pretrained(base)
+    edit_json(base / "config.json", ("id2label", "label2id"))
+    shutil.copy(classifier / "tokenizer.json", base)
+    lora = random_lora(model, {"query": 4, "value": 4})
+    head = {name: x for name, x in model.state_dict().items() if name.startswith("classifier.")}
+    adapter = write_adapter(tmp_path / "adapter", base, lora | head, task_type="SEQ_CLS")
+    merge_lora(model, lora, {"query": 2.0, "value": 2.0})
+    assert_logits_equal(adapter, model)
+    default = ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert ph.load(adapter).config.labels == default
     names = {"0": "bad", "1": "so so", "2": "good"}
-    for said, labels in (
-        (names, tuple(names.values())),
-        ({"0": "no", "1": "yes"}, ("LABEL_0", "LABEL_1", "LABEL_2")),
-    ):
-        shutil.copytree(tmp_path / "classes", tmp_path / "base", dirs_exist_ok=True)
-        config = json.loads((tmp_path / "base/config.json").read_text()) | {
-            "id2label": said,
-            "label2id": None,
-        }
-        (tmp_path / "base/config.json").write_text(json.dumps(config))
-        same(adapter, whole)
+    for id2label, labels in ((names, tuple(names.values())), ({"0": "no", "1": "yes"}, default)):
+        shutil.copytree(classifier, base, dirs_exist_ok=True)
+        edit_json(base / "config.json", id2label=id2label, label2id=None)
+        assert_logits_equal(adapter, model)
         assert ph.load(adapter).config.labels == labels
 
 
-def test_it_is_imported_with_its_own_tokenizer_and_chat(tmp_path: Path,
-    capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    model = make(tmp_path / "base", "LlamaConfig", **LLAMA)
-    tensors = drawn(model, {"q_proj": 4})
-    adapter = write(tmp_path / "a", tmp_path / "base", tensors)
+@pytest.fixture
+def llama(tmp_path: Path) -> Any:
+    """A small Llama, saved as ``base``."""
+    return make(tmp_path / "base", "LlamaConfig", **LLAMA)
+
+
+def write_lora(model: Any, directory: Path, **keys: Any) -> tuple[Path, dict[str, torch.Tensor]]:
+    tensors = random_lora(model, {"q_proj": 4})
+    return write_adapter(directory / "adapter", directory / "base", tensors, **keys), tensors
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_tokenizer_and_chat_template_of_adapter(llama: Any, tmp_path: Path) -> None:
+    adapter, tensors = write_lora(llama, tmp_path)
     assert ph.load(adapter).generation.chat is None
-    template = (
-        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
-        "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
-        "'<|im_start|>assistant\n' }}{% endif %}"
-    )  # fmt: skip
-    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        if (tmp_path / "base" / file).is_file():
-            shutil.copy(tmp_path / "base" / file, adapter)
-    (adapter / "chat_template.jinja").write_text(template)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "base" / file, adapter)
+    (adapter / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     assert main(["import", str(adapter), str(tmp_path / "run")]) == 0
-    run = ph.load(tmp_path / "run")
-    assert run.generation.chat is not None and run.generation.chat.name == "jinja"
-    add(model, tensors, {"q_proj": 2.0})
-    same(tmp_path / "run", model)
+    chat = ph.load(tmp_path / "run").generation.chat
+    assert chat is not None and chat.name == "jinja"
+    merge_lora(llama, tensors, {"q_proj": 2.0})
+    assert_logits_equal(tmp_path / "run", llama)
 
 
-def refused(adapter: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def load_error(adapter: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which a verb refuses an adapter."""
     capsys.readouterr()
     assert main(["generate", str(adapter), "the king"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     return line
 
 
+BASE, PARAMETERS = "base_model_name_or_path", "target_parameters"
+
+
+@pytest.mark.whole
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("keys", "message"),
     [
-        ({"peft_type": "IA3"}, "adapter_config.json: peft_type is 'IA3', expected 'LORA', the only "
-                               "supported value"),
-        ({"use_dora": True}, "adapter_config.json: use_dora is true, expected false, the only supported "
-                             "value"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', expected one that does not change "
-                                         "the checkpoint"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', expected 'LORA', the only supported value"),
+        ({"use_dora": True}, "use_dora is true, expected false, the only supported value"),
+        ({"init_lora_weights": "pissa"}, "is 'pissa', expected one that does not change the checkpoint"),
         ({"alpha_pattern": {".*q_proj": 3}}, "expected numbers by module name; patterns are not supported"),
         ({"alpha_pattern": {"q_proj": "3"}}, "q_proj is '3', expected a number"),
-        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication is [[0, 2], [1, 2]], expected null: "
-            "repeated layers are not supported"),
-        ({"target_parameters": ["experts.gate"]}, "target_parameters is ['experts.gate'], expected null: "
-            "LoRA of parameters outside linear "
-                "layers, such as experts, is not supported"),
-        ({"base_model_name_or_path": None}, "base_model_name_or_path is null, expected the base checkpoint, "
-                                            "a directory or owner/name"),
-        ({"base_model_name_or_path": "/not/there"}, "is '/not/there', expected an existing directory, or "
-            "owner/name on the hub"),
-        ({"base_model_name_or_path": ""}, "base_model_name_or_path is '', expected the base checkpoint"),
+        ({"layer_replication": [[0, 2]]}, "expected null: repeated layers are not supported"),
+        ({PARAMETERS: ["experts.gate"]}, "expected null: LoRA of parameters outside linear layers, such as"),
+        ({BASE: None}, f"{BASE} is null, expected the base checkpoint, a directory or owner/name"),
+        ({BASE: "/not/there"}, "is '/not/there', expected an existing directory, or owner/name on the hub"),
+        ({BASE: ""}, f"{BASE} is '', expected the base checkpoint"),
         ({"revision": 3}, "revision is 3, expected the revision of the checkpoint on the hub"),
         ({"lora_alpha": "many"}, "lora_alpha is 'many', expected a number"),
         ({"lora_alpha": 10**400}, "a number has 401 digits; the maximum is 300"),
     ],
-)  # fmt: skip
-def test_what_would_change_a_model_otherwise_is_refused(
-    said: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+)
+def test_unsupported_adapter_config_is_refused(
+    keys: dict[str, Any], message: str, llama: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = make(tmp_path / "base", "LlamaConfig", **LLAMA)
-    adapter = write(tmp_path / "a", tmp_path / "base", drawn(model, {"q_proj": 4}), **said)
-    assert message in refused(adapter, capsys)
+    adapter, _ = write_lora(llama, tmp_path, **keys)
+    assert message in load_error(adapter, capsys)
+
+
+Q_PROJ, NORM = "model.layers.0.self_attn.q_proj", "model.norm"
 
 
 @pytest.mark.parametrize(
-    ("tensors", "message"),
+    ("shapes", "message"),
     [
-        ({"model.layers.0.self_attn.q_proj.lora_A.weight": (4, 32)}, "lora_A and lora_B of "
-            "model.layers.0.self_attn.q_proj do not match"),
-        ({"model.norm.lora_A.weight": (0, 32), "model.norm.lora_B.weight": (32, 0)}, "lora_A and lora_B of "
-            "model.norm do not match"),
-        ({"score.lora_A.weight": (4, 32), "score.lora_B.weight": (300, 4)}, "changes model.score.weight, "
-            "which the checkpoint does not have as a separate tensor"),
-        ({"model.norm.lora_A.weight": (4, 32), "model.norm.lora_B.weight": (32, 4)}, "changes "
-            "model.norm.weight by [32, 32], and it is [32]"),
-        ({"model.layers.0.self_attn.q_proj.lora_magnitude_vector": (32,)}, "only lora_A and lora_B are "
-            "supported"),
-        ({"score.weight": (2, 32), "model.norm.weight": (32,)}, "/a has score.weight, which is not in the "
-            "checkpoint"),
+        ({f"{Q_PROJ}.lora_A.weight": (4, 32)}, f"lora_A and lora_B of {Q_PROJ} do not match"),
+        (
+            {f"{NORM}.lora_A.weight": (0, 32), f"{NORM}.lora_B.weight": (32, 0)},
+            f"lora_A and lora_B of {NORM} do not match",
+        ),
+        (
+            {"score.lora_A.weight": (4, 32), "score.lora_B.weight": (300, 4)},
+            "changes model.score.weight, which the checkpoint does not have as a separate tensor",
+        ),
+        (
+            {f"{NORM}.lora_A.weight": (4, 32), f"{NORM}.lora_B.weight": (32, 4)},
+            f"changes {NORM}.weight by [32, 32], and it is [32]",
+        ),
+        ({f"{Q_PROJ}.lora_magnitude_vector": (32,)}, "only lora_A and lora_B are supported"),
+        (
+            {"score.weight": (2, 32), f"{NORM}.weight": (32,)},
+            "/adapter has score.weight, which is not in the checkpoint",
+        ),
     ],
-)  # fmt: skip
-def test_tensors_that_do_not_fit_are_named(
-    tensors: dict[str, tuple[int, ...]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+)
+def test_mismatched_tensors_are_refused(
+    shapes: dict[str, tuple[int, ...]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=True, **LLAMA)
-    adapter = write(tmp_path / "a", tmp_path / "base", {name: torch.zeros(shape) for name,
-        shape in tensors.items()})  # fmt: skip
-    assert message in refused(adapter, capsys)
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", tensors)
+    assert message in load_error(adapter, capsys)
 
 
-def test_what_it_changes_is_no_adapter_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tensors = drawn(make(tmp_path / "base", "LlamaConfig", **LLAMA), {"q_proj": 4})
-    for base in (write(tmp_path / "a", tmp_path / "base", tensors), tmp_path / "b"):
-        said = refused(write(tmp_path / "b", base, tensors), capsys)
-        assert "expected a full checkpoint; this one is itself an adapter" in said
+def test_base_may_not_be_an_adapter(llama: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adapter, tensors = write_lora(llama, tmp_path)
+    for base in (adapter, tmp_path / "second"):
+        second = write_adapter(tmp_path / "second", base, tensors)
+        message = "expected a full checkpoint; this one is itself an adapter"
+        assert message in load_error(second, capsys)
 
 
-def test_no_pickle_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = make(tmp_path / "base", "LlamaConfig", **LLAMA)
-    adapter = write(tmp_path / "a", tmp_path / "base", drawn(model, {"q_proj": 4}))
+def test_pickled_adapter_is_refused(llama: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adapter, _ = write_lora(llama, tmp_path)
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
-    assert "only adapter_model.bin: pickle files can run code" in refused(adapter, capsys)
+    assert "only adapter_model.bin: pickle files can run code" in load_error(adapter, capsys)
 
 
-def test_a_whole_checkpoint_beside_an_adapter_is_read(tmp_path: Path) -> None:
-    """As tools leave it that merge: the file of the adapter says nothing any more."""
-    model = make(tmp_path / "base", "LlamaConfig", **LLAMA)
-    write(tmp_path / "base", tmp_path / "base", drawn(model, {"q_proj": 4}))
-    same(tmp_path / "base", model)
+def test_full_checkpoint_precedes_adapter_in_directory(llama: Any, tmp_path: Path) -> None:
+    """Tools that merge leave the file of the adapter, which then has no effect."""
+    write_adapter(tmp_path / "base", tmp_path / "base", random_lora(llama, {"q_proj": 4}))
+    assert_logits_equal(tmp_path / "base", llama)
 
 
-def test_training_begins_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = make(tmp_path / "base", "LlamaConfig", **LLAMA)
-    tensors = drawn(model, {"q_proj": 4})
-    adapter = write(tmp_path / "a", tmp_path / "base", tensors)
+def test_training_starts_from_adapter(llama: Any, tmp_path: Path) -> None:
+    adapter, tensors = write_lora(llama, tmp_path)
     (tmp_path / "t.txt").write_text("the king of the sea\n" * 50)
     (tmp_path / "r.yaml").write_text(
-        f"task: language-model\ninit_from: {adapter}\ndata: {{root: {tmp_path}, train: t.txt, "
-        f"valid_fraction: 0.2, max_len: 16}}\ntrain: {{steps: 1, lr: 1.0e-12, max_tokens: 64, precision: "
-        f"fp32}}\nout: {tmp_path / 'run'}\n"
+        f"task: language-model\ninit_from: {adapter}\n"
+        f"data: {{root: {tmp_path}, train: t.txt, valid_fraction: 0.2, max_len: 16}}\n"
+        f"train: {{steps: 1, lr: 1.0e-12, max_tokens: 64, precision: fp32}}\nout: {tmp_path / 'run'}\n"
     )
     assert main(["train", str(tmp_path / "r.yaml")]) == 0
-    add(model, tensors, {"q_proj": 2.0})
-    same(tmp_path / "run", model)
+    merge_lora(llama, tensors, {"q_proj": 2.0})
+    assert_logits_equal(tmp_path / "run", llama)

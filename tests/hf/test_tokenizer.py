@@ -1,97 +1,92 @@
 """Tests of hf/tokenizer.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
-from tests.hf.conftest import make
-from tests.hf.load_helpers import LLAMA, edited
+from tests.hf.conftest import edit_json, make
+from tests.hf.families.causal_cases import LLAMA
 from tokenizers.processors import TemplateProcessing
 
 import polyhead as ph
 import tokenizers
 
+PROMPTS = ["a dog", "two red dogs at sea"]
 
-def test_roles_come_from_whichever_file_gives_them(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+
+def generate(directory: Path) -> list[str]:
+    return ph.load(directory).generate(PROMPTS, max_new_tokens=4)
+
+
+def test_roles_come_from_any_file(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = gpt2 / "tokenizer_config.json"
     config.write_text(json.dumps({"pad_token": "</s>"}))
-    loaded = ph.load(gpt2)
-    # ids of config.json; padding that ends is no role
-    assert loaded.tokenizer.role_ids == {"bos_token": 1, "eos_token": 2}
-    assert loaded.generate(["a dog", "two red dogs at sea"], max_new_tokens=4) == [
-        loaded.generate([text], max_new_tokens=4)[0] for text in ("a dog", "two red dogs at sea")
-    ]
-    (gpt2 / "special_tokens_map.json").write_text(
-        json.dumps({"pad_token": {"content": "<pad>"}, "unk_token": "<unk>"})
-    )
+    run = ph.load(gpt2)
+    # the ids of config.json; the end as padding is no role
+    assert run.tokenizer.role_ids == {"bos_token": 1, "eos_token": 2}
+    one_by_one = [run.generate([text], max_new_tokens=4)[0] for text in PROMPTS]
+    assert run.generate(PROMPTS, max_new_tokens=4) == one_by_one
+    roles = {"pad_token": {"content": "<pad>"}, "unk_token": "<unk>"}
+    (gpt2 / "special_tokens_map.json").write_text(json.dumps(roles))
     config.unlink()
-    assert ph.load(gpt2).tokenizer.role_ids == {
-        "bos_token": 1,
-        "eos_token": 2,
-        "pad_token": 0,
-        "unk_token": 3,
-    }
-    edited("generation_config.json", eos_token_id=[4, 2])(gpt2)
-    again = ph.load(gpt2)
-    assert (again.tokenizer.eos_id, again.generation.stop_tokens) == (2, ("<mask>",))
+    expected = {"bos_token": 1, "eos_token": 2, "pad_token": 0, "unk_token": 3}
+    assert ph.load(gpt2).tokenizer.role_ids == expected
+    edit_json(gpt2 / "generation_config.json", eos_token_id=[4, 2])
+    run = ph.load(gpt2)
+    assert (run.tokenizer.eos_id, run.generation.stop_tokens) == (2, ("<mask>",))
     assert not caplog.messages
 
 
 @pytest.mark.parametrize("pad", [-1, 300])
-def test_a_padding_id_without_a_token_is_none(gpt2: Path, pad: int) -> None:
+def test_padding_id_without_token_is_ignored(gpt2: Path, pad: int) -> None:
     """-1, or one past the rows, stands in config.json of checkpoints that never pad."""
-    wanted = ph.load(gpt2).generate(["a dog", "two red dogs at sea"], max_new_tokens=4)
-    edited("config.json", pad_token_id=pad)(gpt2)
-    edited("generation_config.json", pad_token_id=pad)(gpt2)
+    expected = generate(gpt2)
+    for file in ("config.json", "generation_config.json"):
+        edit_json(gpt2 / file, pad_token_id=pad)
     (gpt2 / "tokenizer_config.json").write_text("{}")
-    loaded = ph.load(gpt2)
-    assert "pad_token" not in loaded.tokenizer.role_ids
-    assert loaded.generate(["a dog", "two red dogs at sea"], max_new_tokens=4) == wanted
+    assert "pad_token" not in ph.load(gpt2).tokenizer.role_ids
+    assert generate(gpt2) == expected
 
 
-def test_a_padding_token_that_the_vocabulary_lacks_is_none(gpt2: Path) -> None:
-    edited("tokenizer_config.json", pad_token="[PAD]")(gpt2)
+def test_padding_token_outside_vocabulary_is_ignored(gpt2: Path) -> None:
+    edit_json(gpt2 / "tokenizer_config.json", pad_token="[PAD]")
     assert "pad_token" not in ph.load(gpt2).tokenizer.role_ids
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_a_padding_token_past_the_rows_is_dropped(gpt2: Path, special: bool) -> None:
-    wanted = ph.load(gpt2).generate(["a dog", "two red dogs at sea"], max_new_tokens=4)
+def test_padding_token_past_rows_is_dropped(gpt2: Path, special: bool) -> None:
+    expected = generate(gpt2)
     inner = tokenizers.Tokenizer.from_file(str(gpt2 / "tokenizer.json"))
-    added = tokenizers.AddedToken("[PAD]", special=special)
-    assert (inner.add_special_tokens if special else inner.add_tokens)([added]) == 1
+    token = tokenizers.AddedToken("[PAD]", special=special)
+    assert (inner.add_special_tokens if special else inner.add_tokens)([token]) == 1
     inner.save(str(gpt2 / "tokenizer.json"))
-    edited("tokenizer_config.json", pad_token="[PAD]")(gpt2)
-    loaded = ph.load(gpt2)
-    assert loaded.tokenizer.vocab_size == 300 and "pad_token" not in loaded.tokenizer.role_ids
-    assert loaded.generate(["a dog", "two red dogs at sea"], max_new_tokens=4) == wanted
-    assert loaded.generate(["[PAD]"], max_new_tokens=2), "it is text"
+    edit_json(gpt2 / "tokenizer_config.json", pad_token="[PAD]")
+    run = ph.load(gpt2)
+    assert run.tokenizer.vocab_size == 300 and "pad_token" not in run.tokenizer.role_ids
+    assert generate(gpt2) == expected
+    assert run.generate(["[PAD]"], max_new_tokens=2), "it is text"
 
 
-@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("has_list", [True, False])
 @pytest.mark.parametrize(
     ("newer", "older"),
     [("<mask>", "<unk>"), ("<mask>", None), (None, "<unk>"), ("<mask>", {"content": "<unk>"})],
 )
-def test_where_files_disagree_about_a_role_it_is_as_the_reference_has_it(
-    gpt2: Path, newer: Any, older: Any, listed: bool
-) -> None:
+def test_contradicting_roles_as_in_reference(gpt2: Path, newer: Any, older: Any, has_list: bool) -> None:
     """The file of newer releases counts where it lists the added tokens."""
-    tokens = {"added_tokens_decoder": {"3": {"content": "<unk>", "special": True}}} if listed else {}
-    said = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": newer, **tokens}
-    (gpt2 / "tokenizer_config.json").write_text(json.dumps(said))
+    tokens = {"added_tokens_decoder": {"3": {"content": "<unk>", "special": True}}} if has_list else {}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": newer, **tokens}
+    (gpt2 / "tokenizer_config.json").write_text(json.dumps(config))
     (gpt2 / "special_tokens_map.json").write_text(json.dumps({"unk_token": older}))
-    wanted = transformers.AutoTokenizer.from_pretrained(gpt2).unk_token_id
-    assert wanted == ({"<mask>": 4, None: None}[newer] if listed else 3 if older else None)
-    assert ph.load(gpt2).tokenizer.role_ids.get("unk_token") == wanted
+    expected = transformers.AutoTokenizer.from_pretrained(gpt2).unk_token_id
+    assert expected == ({"<mask>": 4, None: None}[newer] if has_list else 3 if older else None)
+    assert ph.load(gpt2).tokenizer.role_ids.get("unk_token") == expected
 
 
-def test_what_the_tokenizer_puts_before_a_text_is_read(tmp_path: Path) -> None:
-    theirs = make(tmp_path, "LlamaConfig", **LLAMA)
+def test_template_of_tokenizer_precedes_prompts(tmp_path: Path) -> None:
+    reference = make(tmp_path, "LlamaConfig", **LLAMA)
     inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     inner.post_processor = TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
@@ -100,7 +95,6 @@ def test_what_the_tokenizer_puts_before_a_text_is_read(tmp_path: Path) -> None:
     run, prompt = ph.load(tmp_path), "two red dogs"
     ids = transformers.AutoTokenizer.from_pretrained(tmp_path)(prompt, return_tensors="pt")["input_ids"]
     assert ids[0].tolist() == [1, *run.tokenizer.encode([prompt])[0]]
-    out = theirs.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
-    assert prompt + run.generate([prompt], max_new_tokens=8)[0] == run.tokenizer.decode([out[0].tolist()])[
-        0
-    ].rstrip("\ufffd")
+    output = reference.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    expected = run.tokenizer.decode([output[0].tolist()])[0].rstrip("\ufffd")
+    assert prompt + run.generate([prompt], max_new_tokens=8)[0] == expected

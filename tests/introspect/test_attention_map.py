@@ -1,22 +1,18 @@
-from __future__ import annotations
+"""Tests of introspect/attention_map.py."""
 
 import numpy as np
 import pytest
 from rich.cells import cell_len
 
 from polyhead.core.errors import UserError
-from polyhead.introspect.attention_map import (
-    AttentionMap,
-    attention_text,
-    select_weights,
-)
+from polyhead.introspect.attention_map import AttentionMap, attention_text, select_weights
 
 WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(4), size=(2, 3, 5))
 MAP = AttentionMap(["in", " 3", " days", "</s>"], ["3", "天", "后", "。", "</s>"], WEIGHTS)
 
 
 @pytest.mark.parametrize(
-    ("layer", "head", "wanted"),
+    ("layer", "head", "expected"),
     [
         (0, 1, WEIGHTS[0, 1]),
         (-1, -1, WEIGHTS[1, 2]),
@@ -25,24 +21,16 @@ MAP = AttentionMap(["in", " 3", " days", "</s>"], ["3", "天", "后", "。", "</
         (None, None, WEIGHTS.mean((0, 1))),
     ],
 )
-def test_the_map_picked_is_the_head_asked_for_or_the_mean(layer, head, wanted):
-    assert np.allclose(select_weights(MAP, layer, head), wanted)
+def test_select_weights_by_head_or_mean(layer, head, expected):
+    assert np.allclose(select_weights(MAP, layer, head), expected)
+    assert np.allclose(select_weights(MAP._replace(weights=WEIGHTS.tolist()), layer, head), expected)
 
 
-def test_nested_lists_do_as_well_as_arrays():
-    assert select_weights(MAP._replace(weights=WEIGHTS.tolist()), 0, 0) == select_weights(MAP, 0, 0)
-
-
-def test_the_text_lines_up_in_the_terminal_and_names_the_largest_weight():
+def test_text_map_aligns_and_names_maxima():
     lines = attention_text(MAP, 1, 0).splitlines()
     assert lines[0] == "cross-attention, layer 2 of 2, head 1 of 3"
-    rows = lines[3:8]
-    starts = {
-        cell_len(line[: line.index(token) + len(token)])
-        for line, token in zip(rows, MAP.target_tokens, strict=True)
-    }
-    assert starts == {cell_len("</s>")}
-    for line, weights in zip(rows, WEIGHTS[1, 0], strict=True):
+    for line, token, weights in zip(lines[3:8], MAP.target_tokens, WEIGHTS[1, 0], strict=True):
+        assert cell_len(line[: line.index(token) + len(token)]) == cell_len("</s>")
         best = int(weights.argmax())
         assert line.endswith(f"{weights[best]:.2f} {MAP.source_tokens[best].strip()}")
     assert lines[-1] == "1 in  2 3  3 days  4 </s>"
@@ -54,7 +42,7 @@ def test_the_shade_of_the_text_follows_the_weight():
     assert "mean of 1 heads" in attention_text(sharp)
 
 
-def test_a_map_wider_than_the_terminal_goes_on_below():
+def test_wide_map_wraps():
     wide = AttentionMap(
         [f"s{i}" for i in range(9)], ["甲", "b"], [[[[0.0] * 6 + [0.9, 0.1, 0], [0.1, 0.9] + [0.0] * 7]]]
     )
@@ -69,27 +57,16 @@ def test_a_map_wider_than_the_terminal_goes_on_below():
     assert attention_text(wide, width=200) == attention_text(wide)
 
 
-def test_wide_characters_take_two_columns():
-    assert [cell_len(t) for t in ("abc", "星期五", "é", "e\u0301", "ａ")] == [3, 6, 1, 1, 2]
-
-
 @pytest.mark.parametrize(
-    ("weights", "message"),
+    ("weights", "layer", "head", "message"),
     [
-        (np.ones((1, 1, 4, 5)), r"4 x 5 do not match 5 target and 4 source tokens"),
-        (np.ones((1, 0, 5, 4)), "at least one layer, one head"),
-        (np.full((1, 1, 5, 4), np.nan), "NaN or infinite"),
+        (np.ones((1, 1, 4, 5)), None, None, r"4 x 5 do not match 5 target and 4 source tokens"),
+        (np.ones((1, 0, 5, 4)), None, None, "at least one layer, one head"),
+        (np.full((1, 1, 5, 4), np.nan), None, None, "NaN or infinite"),
+        (WEIGHTS, 2, 0, "no layer 2: expected 0 to 1"),
+        (WEIGHTS, 0, -4, "no head -4: expected 0 to 2"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(weights, message):
+def test_invalid_weights_and_heads_are_refused(weights, layer, head, message):
     with pytest.raises(UserError, match=message):
-        select_weights(MAP._replace(weights=weights))
-
-
-@pytest.mark.parametrize(
-    ("layer", "head", "message"),
-    [(2, 0, "no layer 2: expected 0 to 1"), (0, -4, "no head -4: expected 0 to 2")],
-)
-def test_a_head_that_is_not_there_is_refused(layer, head, message):
-    with pytest.raises(UserError, match=message):
-        select_weights(MAP, layer, head)
+        select_weights(MAP._replace(weights=weights), layer, head)

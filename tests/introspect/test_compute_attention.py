@@ -1,18 +1,14 @@
-"""The same weights are seen from training, stepwise decoding and search."""
-
-from __future__ import annotations
+"""The same weights are recorded in training, stepwise decoding and search."""
 
 import copy
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable
-from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 import torch
-from tests.tokenizers.test_word_boundaries import foreign
+from tests.generation.helpers import perturb
 
 import polyhead
 from polyhead import Choice, ModelConfig, build
@@ -32,26 +28,25 @@ from polyhead.introspect.compute_attention import (
 from polyhead.run.run import Run
 from polyhead.tokenizers.display import tokens_to_text, visible_token
 from polyhead.tokenizers.token_bytes import escape_bytes
-from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.viz.attention_page import heat_map_svg
 
 V, BOS, EOS = 17, 1, 2
-NAMES = {"encoder.layers.{}.attn", "decoder.layers.{}.attn", "decoder.layers.{}.cross"}
+NAMES = {
+    "cross": "decoder.layers.{}.cross",
+    "encoder": "encoder.layers.{}.attn",
+    "decoder": "decoder.layers.{}.attn",
+}
 
 
-@pytest.fixture(
-    params=[{}, {"position": "rope", "n_kv_heads": 1, "norm_first": True}], ids=["paper", "modern"]
-)
+def build_model(kind="encoder-decoder", vocab_size=V, **parts):
+    sizes = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 24, "dropout": 0.0} | parts
+    return build(ModelConfig(kind=kind, vocab_size=vocab_size, **sizes), seed=0).eval()
+
+
+@pytest.fixture(params=[{}, {"position": "rope", "n_kv_heads": 1, "norm_first": True}], ids=str)
 def model(request):
-    config = ModelConfig(
-        vocab_size=V, d_model=16, n_heads=4, n_layers=2, d_ff=24, dropout=0.0, **request.param
-    )
-    model = build(config, seed=0).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
-    return model
+    return perturb(build_model(**request.param), 0.2)
 
 
 @pytest.fixture
@@ -60,19 +55,29 @@ def source():
     return torch.randint(5, V, (2, 6))
 
 
-def teacher_forced(model, source, target, training=False):
+def teacher_forced_maps(model, source, target, training=False):
     model = copy.deepcopy(model).train(training)
-    with record_attention(model) as seen:
+    with record_attention(model) as maps:
         model(source, target)
-    assert all(len(passes) == 1 for passes in seen.values())
-    return {name: passes[0] for name, passes in seen.items()}
+    assert all(len(passes) == 1 for passes in maps.values())
+    return {name: passes[0] for name, passes in maps.items()}
 
 
-def test_every_attention_of_every_layer_is_seen_and_its_rows_sum_to_one(model, source):
-    target = torch.randint(5, V, (2, 4))
-    seen = teacher_forced(model, source, target, training=True)
-    assert set(seen) == {name.format(i) for name in NAMES for i in range(2)}
-    for name, weights in seen.items():
+def assert_maps_close(maps, expected):
+    """Recorded maps of one pass."""
+    for name, weights in expected.items():
+        assert len(maps[name]) == 1
+        torch.testing.assert_close(maps[name][0], weights, rtol=0, atol=1e-6)
+
+
+def has_no_hooks(model):
+    return all(not m.weights_hooks for m in model.modules() if hasattr(m, "weights_hooks"))
+
+
+def test_all_attentions_are_recorded_with_normalized_rows(model, source):
+    maps = teacher_forced_maps(model, source, torch.randint(5, V, (2, 4)), training=True)
+    assert set(maps) == {name.format(i) for name in NAMES.values() for i in range(2)}
+    for name, weights in maps.items():
         T, S = (6, 6) if name.startswith("encoder") else (4, 4) if name.endswith("attn") else (4, 6)
         assert weights.shape == (2, 4, T, S)
         assert not weights.requires_grad
@@ -83,115 +88,101 @@ def test_every_attention_of_every_layer_is_seen_and_its_rows_sum_to_one(model, s
             assert (weights > 0).all()
 
 
-def test_training_and_evaluation_and_watching_itself_change_nothing(model, source):
+def test_recording_changes_no_output(model, source):
     target = torch.randint(5, V, (2, 4))
-    a, b = (teacher_forced(model, source, target, training) for training in (False, True))
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-6)
-    plain = model(source, target)
+    evaluation, training = (teacher_forced_maps(model, source, target, flag) for flag in (False, True))
+    for name in evaluation:
+        torch.testing.assert_close(evaluation[name], training[name], rtol=0, atol=1e-6)
+    expected = model(source, target)
     with record_attention(model):
-        torch.testing.assert_close(model(source, target), plain, rtol=0, atol=1e-5)
+        torch.testing.assert_close(model(source, target), expected, rtol=0, atol=1e-5)
     with pytest.raises(RuntimeError, match="inside"), record_attention(model):
         raise RuntimeError("inside")
-    assert all(not m.weights_hooks for m in model.modules() if hasattr(m, "weights_hooks"))
+    assert has_no_hooks(model)
 
 
-def test_several_threads_watch_one_model_and_each_sees_its_own(model, source):
+def test_threads_record_attention_independently(model, source):
     target = torch.randint(5, V, (2, 4))
-    other, inside, done = target.flip(0), Event(), Event()
-    alone = [teacher_forced(model, source, given) for given in (target, other)]
-    found = []
+    other_target, has_entered, has_left, other_maps = target.flip(0), Event(), Event(), []
 
-    def beside():
-        with record_attention(model) as seen:
-            inside.set()
-            done.wait(10)  # the first has looked and left
-            model(source, other)
-            found.append(seen)
+    def record_other():
+        with record_attention(model) as maps:
+            has_entered.set()
+            has_left.wait(100)
+            model(source, other_target)
+            other_maps.append(maps)
 
-    thread = Thread(target=beside)
-    with record_attention(model) as seen:
+    thread = Thread(target=record_other)
+    with record_attention(model) as maps:
         thread.start()
-        inside.wait(10)
+        has_entered.wait(100)
         model(source, target)
-    done.set()
+    has_left.set()
     thread.join()
-    for kept, wanted in ((seen, alone[0]), (found[0], alone[1])):
-        for name, weights in wanted.items():
-            assert len(kept[name]) == 1
-            torch.testing.assert_close(kept[name][0], weights, rtol=0, atol=1e-6)
-    assert all(not m.weights_hooks for m in model.modules() if hasattr(m, "weights_hooks"))
+    assert_maps_close(maps, teacher_forced_maps(model, source, target))
+    assert_maps_close(other_maps[0], teacher_forced_maps(model, source, other_target))
+    assert has_no_hooks(model)
 
 
 @torch.no_grad()
-def test_stepwise_decoding_shows_the_rows_of_the_teacher_forced_maps(model, source):
+def test_stepwise_maps_equal_teacher_forced_maps(model, source):
     target = torch.randint(5, V, (2, 5))
-    whole = teacher_forced(model, source, target)
-    with record_attention(model) as seen:
+    expected = teacher_forced_maps(model, source, target)
+    with record_attention(model) as maps:
         memory = model.encode(source)
         cache = CACHE.build(Choice("static"), model.cache_shape, 2, 5)
         for t in range(5):
             pos = torch.full((2, 1), t)
             cache.prepare_step(range(2), pos)
             model.decode(target[:, t : t + 1], pos, cache, memory)
-    compare(seen, whole, [(t, [0, 1], [0, 1]) for t in range(5)])
+    assert_steps_close(maps, expected, range(5))
 
 
-def compare(seen, whole, steps):
-    """Each step's weights of rows are row t of the whole maps; slots that hold nothing weigh nothing."""
-    for name, weights in whole.items():
+def assert_steps_close(maps, expected, steps):
+    """The weights of each step are row t of the full maps; unused slots have no weight."""
+    for name, weights in expected.items():
         if name.startswith("encoder"):
-            torch.testing.assert_close(seen[name][0], weights[: len(seen[name][0])], rtol=0, atol=1e-6)
+            torch.testing.assert_close(maps[name][0], weights[: len(maps[name][0])], rtol=0, atol=1e-6)
             continue
-        assert len(seen[name]) == len(steps)
-        for step, (t, rows, maps) in zip(seen[name], steps, strict=True):
+        assert len(maps[name]) == len(steps)
+        for step, t in zip(maps[name], steps, strict=True):
             width = t + 1 if name.endswith(".attn") else weights.size(-1)
-            wanted = weights[maps, :, t, :width]
-            torch.testing.assert_close(step[rows, :, 0, :width], wanted, rtol=0, atol=2e-6)
+            torch.testing.assert_close(step[:, :, 0, :width], weights[:, :, t, :width], rtol=0, atol=2e-6)
             assert (step[..., width:] == 0).all()
 
 
-def test_beam_search_shows_the_maps_of_each_hypothesis_it_extends(model, source, monkeypatch):
+def test_beam_search_records_maps_of_each_hypothesis(model, source, monkeypatch):
     """The beams move between rows; each row's weights are those of its own prefix."""
-    prefixes, decode, select, moves = [], model.decode, StaticCache.select, []
+    prefixes, decode, select, selections = [], model.decode, StaticCache.select, []
 
-    def recorded(tokens, pos, cache, memory):
-        before = (
-            [[] for _ in tokens]
-            if not prefixes
-            else [prefixes[-1][row] for row in (moves.pop() if moves else range(len(tokens)))]
-        )
-        prefixes.append([[*held, int(token)] for held, token in zip(before, tokens[:, 0], strict=True)])
+    def decode_recording(tokens, pos, cache, memory):
+        if prefixes:
+            previous = [prefixes[-1][row] for row in (selections.pop() if selections else range(len(tokens)))]
+        else:
+            previous = [[] for _ in tokens]
+        prefixes.append([[*prefix, int(t)] for prefix, t in zip(previous, tokens[:, 0], strict=True)])
         return decode(tokens, pos, cache, memory)
 
-    def moved(cache, rows):
-        moves.append([int(row) for row in rows])
+    def select_recording(cache, rows):
+        selections.append([int(row) for row in rows])
         select(cache, rows)
 
-    monkeypatch.setattr(model, "decode", recorded)
-    monkeypatch.setattr(StaticCache, "select", moved)
-    rules = {"bos_id": BOS, "eos_id": EOS, "beam_size": 3, "max_new_tokens": [6], "min_new_tokens": 5}
-    with record_attention(model) as seen:
-        beam_search(model, source[:1], None, **rules)
-    assert len(prefixes) == 6
+    monkeypatch.setattr(model, "decode", decode_recording)
+    monkeypatch.setattr(StaticCache, "select", select_recording)
+    options = {"bos_id": BOS, "eos_id": EOS, "beam_size": 3, "max_new_tokens": [6], "min_new_tokens": 5}
+    with record_attention(model) as maps:
+        beam_search(model, source[:1], None, **options)
     assert [len(step) for step in prefixes] == [1, 3, 3, 3, 3, 3]
-    moved_on = [
-        (old, new[:-1])
-        for was, now in itertools.pairwise(prefixes)
-        for old, new in zip(was, now, strict=False)
-    ]
-    assert any(old != new for old, new in moved_on)
+    pairs = (zip(a, b, strict=False) for a, b in itertools.pairwise(prefixes))
+    assert any(old != new[:-1] for step in pairs for old, new in step), "no beam has moved"
     for t, rows in enumerate(prefixes):
-        target = torch.tensor(rows)
-        whole = teacher_forced(model, source[:1].expand(len(rows), -1), target)
-        here = {
-            name: passes if name.startswith("encoder") else passes[t : t + 1] for name, passes in seen.items()
-        }
-        compare(here, whole, [(t, list(range(len(rows))), list(range(len(rows))))])
+        expected = teacher_forced_maps(model, source[:1].expand(len(rows), -1), torch.tensor(rows))
+        step = {name: x if name.startswith("encoder") else x[t : t + 1] for name, x in maps.items()}
+        assert_steps_close(step, expected, [t])
 
 
-class Blind(torch.nn.Module):
-    """An attention that has no weights to show."""
+class BlindAttention(torch.nn.Module):
+    """An attention that shows no weights."""
 
     def __init__(self, inner):
         super().__init__()
@@ -201,36 +192,28 @@ class Blind(torch.nn.Module):
         return self.hidden[0](x, pos, cache, memory)
 
 
-def test_all_kinds_of_a_pair_are_those_that_a_teacher_forced_pass_shows(model, source):
+def test_pair_attention_equals_teacher_forced_maps(model, source):
     target = torch.randint(5, V, (1, 4))
-    whole = teacher_forced(model, source[:1], target)
-    found = compute_pair_attention(model, source[:1], target)
-    names = {
-        "cross": "decoder.layers.{}.cross",
-        "encoder": "encoder.layers.{}.attn",
-        "decoder": "decoder.layers.{}.attn",
-    }
-    assert list(found) == list(names)
-    for kind, weights in found.items():
-        torch.testing.assert_close(
-            weights.weights, torch.cat([whole[names[kind].format(i)] for i in range(2)]), rtol=0, atol=0
-        )
+    expected = teacher_forced_maps(model, source[:1], target)
+    result = compute_pair_attention(model, source[:1], target)
+    assert list(result) == list(NAMES)
+    for kind, attention_map in result.items():
+        layers = [expected[NAMES[kind].format(i)] for i in range(2)]
+        assert torch.equal(attention_map.weights, torch.cat(layers))
     for layer in model.decoder.layers:
-        layer.cross = Blind(layer.cross)
+        layer.cross = BlindAttention(layer.cross)
     assert list(compute_pair_attention(model, source[:1], target)) == ["encoder", "decoder"]
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
-def test_a_model_of_one_side_shows_what_its_layers_look_at(kind, source):
-    config = ModelConfig(kind=kind, vocab_size=V, d_model=16, n_heads=4, n_layers=2, d_ff=24, dropout=0.0)
-    model = build(config, seed=0).eval()
-    with record_attention(model) as seen:
+def test_self_attention_of_decoders_and_encoders(kind, source):
+    model = build_model(kind)
+    with record_attention(model) as maps:
         model(source[:1])
-    layers = [weights[0] for (weights,) in seen.values()]
-    maps = compute_self_attention(model, source[:1])
-    assert maps.layer_numbers == [1, 2] and maps.weights.shape == (2, 4, 6, 6)
-    assert torch.equal(maps.weights, torch.stack(layers))
-    assert bool((maps.weights.triu(1) == 0).all()) == (kind == "decoder")
+    result = compute_self_attention(model, source[:1])
+    assert result.layer_numbers == [1, 2] and result.weights.shape == (2, 4, 6, 6)
+    assert torch.equal(result.weights, torch.stack([weights[0] for (weights,) in maps.values()]))
+    assert bool((result.weights.triu(1) == 0).all()) == (kind == "decoder")
     assert compute_self_attention(torch.nn.Embedding(V, 4), source[:1]) is None
 
 
@@ -238,18 +221,22 @@ TEXTS = ["中文分词很难。", "我们喜欢 emoji 😀😁", "中国人民",
 SENTENCE = "中文 我爱😀🚀é"
 
 
-def make_byte_level() -> Tokenizer:
+@pytest.fixture(scope="module")
+def byte_level():
     """Merges for 中 and for a part of the emoji; most characters stay in pieces."""
     return train_tokenizer(TEXTS, Choice("bpe"), 275)
 
 
-def make_fallback() -> Tokenizer:
-    """A vocabulary with a token <0xE4> for each byte."""
-    return foreign("llama")
+@pytest.fixture(params=["byte-level", "byte fallback"])
+def tokenizer(request, byte_level):
+    if request.param == "byte-level":
+        return byte_level
+    texts = ["the dog runs, tired", "a man sits; the dogs run"] * 20
+    return train_tokenizer(texts, Choice("unigram", byte_fallback=True), 400)
 
 
-def is_mojibake(text: str) -> bool:
-    """Whether a text of Chinese, emoji and é holds what bytes look like when they are read as characters."""
+def is_mojibake(text):
+    """Whether a text of Chinese, emoji and é has what bytes look like when read as characters."""
     return "\ufffd" in text or any("\x80" <= c <= "\u024f" and c not in "éï\xa0" for c in text)
 
 
@@ -263,117 +250,98 @@ def is_mojibake(text: str) -> bool:
         (b"", ""),
     ],
 )
-def test_bytes_that_are_no_whole_character_are_written_as_numbers(utf8: bytes, text: str) -> None:
+def test_partial_characters_are_escaped(utf8, text):
     assert escape_bytes(utf8).replace("\xa0", " ") == text
 
 
-@pytest.mark.parametrize("make", [make_byte_level, make_fallback])
-def test_the_labels_of_a_sentence_hold_all_of_its_bytes_in_order(make: Callable[[], Tokenizer]) -> None:
-    tokenizer = make()
-    names = axis_labels(tokenizer, tokenizer.encode([SENTENCE])[0])
-    assert any("⟨" in name for name in names)
-    assert not any(map(is_mojibake, names)), names
-    said = b"".join(
-        bytes.fromhex(part[1:-1]) if part.startswith("⟨") else part.encode()
-        for part in re.split("(⟨[^⟩]*⟩)", "".join(names).replace("\xa0", " "))
-    )
-    assert said.decode().replace("▁", "").strip() == SENTENCE
+def test_axis_labels_have_all_bytes(tokenizer):
+    labels = axis_labels(tokenizer, tokenizer.encode([SENTENCE])[0])
+    assert any("⟨" in label for label in labels)
+    assert not any(map(is_mojibake, labels)), labels
+    parts = re.split("(⟨[^⟩]*⟩)", "".join(labels).replace("\xa0", " "))
+    data = b"".join(bytes.fromhex(p[1:-1]) if p.startswith("⟨") else p.encode() for p in parts)
+    assert " ".join(data.decode().replace("▁", " ").split()) == SENTENCE
 
 
-@pytest.mark.parametrize("make", [make_byte_level, make_fallback])
-def test_no_token_of_a_vocabulary_is_shown_by_what_its_bytes_look_like(make: Callable[[], Tokenizer]) -> None:
-    tokenizer = make()
+def test_visible_tokens_have_no_mojibake(tokenizer):
     for token in range(tokenizer.vocab_size):
-        shown = visible_token(tokenizer, token)
-        assert "\ufffd" not in shown
-        assert shown
-        assert " " not in shown
+        text = visible_token(tokenizer, token)
+        assert text and "\ufffd" not in text and " " not in text
 
 
-def test_a_text_that_breaks_off_inside_a_character_ends_with_its_bytes() -> None:
-    tokenizer = make_byte_level()
-    ids = tokenizer.encode(["中文"])[0]
-    assert tokens_to_text(tokenizer, ids) == "中文"
-    assert tokens_to_text(tokenizer, ids[:-1]).replace("\xa0", " ") == "中⟨E6⟩⟨96⟩".replace("⟩⟨", " ")
+def test_partial_character_is_displayed_as_bytes(byte_level):
+    ids = byte_level.encode(["中文"])[0]
+    assert tokens_to_text(byte_level, ids) == "中文"
+    assert tokens_to_text(byte_level, ids[:-1]).replace("\xa0", " ") == "中⟨E6 96⟩"
 
 
 @pytest.fixture(scope="module")
-def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tokenizer = make_byte_level()
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 48}
-    model = build(ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=0)
-    place = tmp_path_factory.mktemp("bytes") / "run"
-    Run(model, tokenizer, GenerationConfig()).save(place)
-    return place
+def run_dir(byte_level, tmp_path_factory):
+    model = build_model("decoder", byte_level.vocab_size, n_heads=2, n_layers=1, max_len=48)
+    directory = tmp_path_factory.mktemp("bytes") / "run"
+    Run(model, byte_level, GenerationConfig()).save(directory)
+    return directory
 
 
-def test_maps_and_pictures_of_chinese_and_emoji_show_no_mojibake(language_model: Path) -> None:
-    found = polyhead.load(language_model).attention_maps(SENTENCE)["self"]
-    for drawn in (attention_text(found), heat_map_svg(found)):
-        assert "⟨F0\xa09F\xa098⟩" in drawn
-        assert "中" in drawn
-        assert not is_mojibake(drawn)
+def test_maps_and_pictures_have_no_mojibake(run_dir):
+    attention_map = polyhead.load(run_dir).attention_maps(SENTENCE)["self"]
+    for picture in (attention_text(attention_map), heat_map_svg(attention_map)):
+        assert "⟨F0\xa09F\xa098⟩" in picture
+        assert "中" in picture
+        assert not is_mojibake(picture)
 
 
-@pytest.mark.parametrize("verb", [["attention", SENTENCE], ["visualize", "--tokens", "270"]])
-def test_pages_show_no_mojibake(
-    verb: list[str], language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("arguments", [["attention", SENTENCE], ["visualize", "--tokens", "270"]])
+def test_pages_have_no_mojibake(arguments, run_dir, tmp_path, capsys):
     page = tmp_path / "page.html"
-    name, *rest = verb
-    assert main([name, str(language_model), *rest, "--out", str(page)]) == 0
+    verb, *options = arguments
+    assert main([verb, str(run_dir), *options, "--out", str(page)]) == 0
     html = page.read_text()
     assert "⟨F0\xa09F\xa098⟩" in html
     assert "\ufffd" not in html + capsys.readouterr().out
     assert not [c for c in html if unicodedata.name(c, "").startswith("LATIN") and ord(c) > 0xFF]
 
 
-PAIRS = ["a dog runs", "the cat sat", "a red house", "dogs and cats"] * 5
-
-
-def make_run(kind: str) -> Run:
-    tokenizer = train_tokenizer(PAIRS, Choice("bpe"), 300)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 24, "max_len": 48, "dropout": 0.0}
-    model = build(ModelConfig(kind=kind, vocab_size=tokenizer.vocab_size, **sizes), seed=0).eval()
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return Run(model, tokenizer, GenerationConfig())
+def make_run(kind):
+    texts = ["a dog runs", "the cat sat", "a red house", "dogs and cats"]
+    tokenizer = train_tokenizer(texts * 5, Choice("bpe"), 300)
+    model = build_model(kind, tokenizer.vocab_size, n_heads=2, max_len=48)
+    return Run(perturb(model, 0.3, 1), tokenizer, GenerationConfig())
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
-def test_every_beam_has_the_attention_that_the_search_computed(kind: str) -> None:
+def test_beam_attention_equals_recorded_weights(kind):
     """Each row of a map is among the weights that were recorded during the search."""
     run, text = make_run(kind), "a red dog"
     lengths = {"max_new_tokens": 6} if kind == "decoder" else {"max_length_extra": 6, "max_length_ratio": 0}
-    rules = {"beam_size": 4, "n_best": 3, **lengths}
-    with record_attention(run.model) as seen:
-        (searched,) = run.hypotheses([text], **rules)
-    found = run.beam_attention(text, **rules)
-    assert [one.hypothesis.tokens for one in found] == [one.tokens for one in searched]
-    assert len({str(one.tokens) for one in searched}) == 3
+    options = {"beam_size": 4, "n_best": 3, **lengths}
+    with record_attention(run.model) as maps:
+        (hypotheses,) = run.hypotheses([text], **options)
+    result = run.beam_attention(text, **options)
+    assert [one.hypothesis.tokens for one in result] == [one.tokens for one in hypotheses]
+    assert len({str(one.tokens) for one in hypotheses}) == 3
     (ids,) = run.tokenizer.encode([text])
     layer_name = "layers.{}.attn" if kind == "decoder" else "decoder.layers.{}.cross"
-    for one in found:
-        n, names = len(one.hypothesis.tokens), axis_labels(run.tokenizer, one.hypothesis.tokens)
+    for one in result:
+        n, labels = len(one.hypothesis.tokens), axis_labels(run.tokenizer, one.hypothesis.tokens)
         assert list(one.maps) == (["self"] if kind == "decoder" else ["cross", "encoder", "decoder"])
-        shown = next(iter(one.maps.values()))
-        start = len(shown.target_tokens) - n - (kind != "decoder")  # a translation has a row for its end
-        assert list(shown.target_tokens)[start : start + n] == names
+        attention_map = next(iter(one.maps.values()))
+        start = len(attention_map.target_tokens) - n - (kind != "decoder")  # a row for the end
+        assert list(attention_map.target_tokens)[start : start + n] == labels
         if kind == "encoder-decoder":
-            assert shown.weights.shape[2:] == (n + 1, len(ids) + 1)
+            assert attention_map.weights.shape[2:] == (n + 1, len(ids) + 1)
         for layer in range(2):
-            passes = next(x for name, x in seen.items() if name.endswith(layer_name.format(layer)))
-            recorded = [beam[:, q] for step in passes for beam in step for q in range(step.size(2))]
+            passes = next(x for name, x in maps.items() if name.endswith(layer_name.format(layer)))
+            rows = [beam[:, q] for step in passes for beam in step for q in range(step.size(2))]
             for t in range(start, start + n - 1):
-                row = shown.weights[layer, :, t]
+                row = attention_map.weights[layer, :, t]
                 width = t + 1 if kind == "decoder" else row.size(-1)
-                same = [x for x in recorded if x.size(-1) >= width and (x[:, width:] == 0).all()]
-                assert min((x[:, :width] - row[:, :width]).abs().max() for x in same) < 1e-5, (layer, t)
+                candidates = [x for x in rows if x.size(-1) >= width and (x[:, width:] == 0).all()]
+                errors = [(x[:, :width] - row[:, :width]).abs().max() for x in candidates]
+                assert min(errors) < 1e-5, (layer, t)
 
 
-def test_beams_of_a_model_without_search_are_refused() -> None:
+def test_beam_attention_of_encoders_is_refused():
     with pytest.raises(UserError, match="encoder"):
         make_run("encoder").beam_attention("a dog")
     with pytest.raises(UserError, match="target_lang: unknown key"):

@@ -1,6 +1,4 @@
-"""Both projections against their definitions, written out."""
-
-from __future__ import annotations
+"""Both projections against their definitions."""
 
 import math
 
@@ -39,68 +37,66 @@ def test_principal_components_are_those_of_the_covariance(mixture):
     assert torch.allclose(pca(x + 5, 3)[0], points, atol=1e-4)
 
 
-def test_every_point_has_the_perplexity_asked_for_by_a_gaussian_of_its_own(mixture):
-    x = mixture[0] * torch.logspace(-2, 2, 120)[:, None]  # widths differ ten thousand times
+def test_affinities_have_the_requested_perplexity(mixture):
+    """Each row is a Gaussian, whose width differs from that of others by up to ten thousand times."""
+    x = mixture[0] * torch.logspace(-2, 2, 120)[:, None]
     p = affinities(x, 12.0)
-    for i in range(120):
+    for i in range(0, 120, 8):
         bits = -sum(v * math.log2(v) for v in p[i].tolist() if v > 0)
         assert 2**bits == pytest.approx(12, abs=1e-6)
-        squared = (x[i].double() - x.double()).square().sum(1)
-        seen = [j for j in range(120) if j != i and p[i, j] > 1e-12]
-        widths = [-math.log(p[i, j] / p[i, seen[0]]) / (squared[j] - squared[seen[0]]) for j in seen[1:]]
+        distances = (x[i].double() - x.double()).square().sum(1)
+        first, *other_points = [j for j in range(120) if j != i and p[i, j] > 1e-12]
+        widths = [-math.log(p[i, j] / p[i, first]) / (distances[j] - distances[first]) for j in other_points]
         assert widths == pytest.approx([float(widths[0])] * len(widths), rel=1e-5)
     assert torch.equal(p.diagonal(), torch.zeros(120).double())
     assert torch.allclose(p.sum(1), torch.ones(120).double())
 
 
-def written_out(p, y):
+def plain_divergence(p, y):
     """KL(P || Q) with Student-t neighbourhoods, loop by loop."""
-    n = len(y)
-    near = [[0 if i == j else 1 / (1 + (y[i] - y[j]).square().sum()) for j in range(n)] for i in range(n)]
-    total = sum(sum(row) for row in near)
-    return sum(
-        p[i, j] * torch.log(p[i, j] * total / near[i][j]) for i in range(n) for j in range(n) if i != j
-    )
+    pairs = [(i, j) for i in range(len(y)) for j in range(len(y)) if i != j]
+    q = {(i, j): 1 / (1 + (y[i] - y[j]).square().sum()) for i, j in pairs}
+    total = sum(q.values())
+    return sum(p[pair] * torch.log(p[pair] * total / q[pair]) for pair in pairs)
 
 
-def test_the_slope_is_that_of_the_divergence():
+def test_gradient_is_that_of_the_divergence():
     torch.manual_seed(0)
     y = torch.randn(7, 2, dtype=torch.double, requires_grad=True)
     p = torch.rand(7, 7, dtype=torch.double).fill_diagonal_(0)
     p = (p + p.T) / (p + p.T).sum()
-    wanted = written_out(p, y)
-    wanted.backward()
-    assert tsne_divergence(p, y.detach()) == pytest.approx(wanted.item())
+    expected = plain_divergence(p, y)
+    expected.backward()
+    assert tsne_divergence(p, y.detach()) == pytest.approx(expected.item())
     assert torch.allclose(tsne_gradient(p, y.detach()), y.grad)
 
 
-def test_groups_stay_together_the_divergence_falls_and_the_same_points_give_the_same_picture(mixture):
+def test_tsne_separates_groups_and_is_deterministic(mixture):
     x, groups = mixture
-    found = tsne(x, perplexity=15, steps=300)
-    assert found.points.shape == (120, 2)
-    near = torch.cdist(found.points, found.points).fill_diagonal_(math.inf).topk(10, largest=False).indices
-    assert bool((groups[near] == groups[:, None]).all())
-    assert found.kl[-1] < 0.35 * found.kl[0]
-    assert found.kl[-1] == min(found.kl)
+    result = tsne(x, perplexity=15, steps=300)
+    assert result.points.shape == (120, 2)
+    distances = torch.cdist(result.points, result.points).fill_diagonal_(math.inf)
+    neighbours = distances.topk(10, largest=False).indices
+    assert bool((groups[neighbours] == groups[:, None]).all())
+    assert result.kl[-1] == min(result.kl) < 0.35 * result.kl[0]
     p = affinities(x, 15)
-    assert found.kl[-1] == pytest.approx(tsne_divergence((p + p.T) / 240, found.points))
-    assert torch.equal(tsne(x, perplexity=15, steps=300).points, found.points)
+    assert result.kl[-1] == pytest.approx(tsne_divergence((p + p.T) / 240, result.points))
+    assert torch.equal(tsne(x, perplexity=15, steps=300).points, result.points)
 
 
 @pytest.mark.parametrize("n", [2, 5])
-def test_few_points_and_equal_points_have_a_picture_too(n):
-    x = torch.randn(n, 1)
-    assert bool(tsne(x, steps=60).points.isfinite().all())
+def test_few_or_equal_points_are_projected(n):
+    assert bool(tsne(torch.randn(n, 1), steps=60).points.isfinite().all())
     assert bool(tsne(torch.ones(n, 3), steps=60).points.isfinite().all())
     points, share = pca(torch.ones(n, 3))
     assert torch.equal(points.abs(), torch.zeros(n, 2).double())
     assert share.tolist() == [0, 0]
 
 
-def test_neighbours_are_the_nearest_by_the_cosine(mixture):
+def test_neighbours_are_the_nearest_by_cosine(mixture):
     x, _ = mixture
-    found = nearest_neighbours(x, 4)
+    result = nearest_neighbours(x, 4)
     for i in (0, 50, 119):
         cosines = torch.nn.functional.cosine_similarity(x[i : i + 1].double(), x.double())
         order = [j for j in cosines.argsort(descending=True).tolist() if j != i]
-        assert found[i].tolist() == order[:4]
+        assert result[i].tolist() == order[:4]

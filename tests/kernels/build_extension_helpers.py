@@ -5,19 +5,41 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyhead.kernels import build_extension
 from polyhead.models import preset_config
 
+# the condition is a string, so it is evaluated when a test starts, not at collection
+needs_kernels = pytest.mark.skipif(
+    "__import__('polyhead.kernels.build_extension').kernels.build_extension.load_kernels() is None",
+    reason="kernels are not used here; 'polyhead env' names the reason",
+)
+
 PRECISIONS = pytest.mark.parametrize(
-    ("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
 
 
-def close(found, wanted, near, terms=None):
-    """Equal within rounding, which grows with the terms of a sum: those of a sum near zero are not."""
-    size = wanted if terms is None else terms
-    torch.testing.assert_close(found.double(), wanted, rtol=near, atol=near * float(size.abs().max()))
+def clear_kernels() -> None:
+    """The next use of kernels loads them again."""
+    build_extension.kernels_status.cache_clear()
+    build_extension._load_once.cache_clear()
 
 
+def assert_close(actual, expected, tolerance, terms=None):
+    """Compare within rounding, which is relative to the largest of ``terms``, by default of ``expected``."""
+    size = expected if terms is None else terms
+    torch.testing.assert_close(
+        actual.double(), expected, rtol=tolerance, atol=tolerance * float(size.abs().max())
+    )
+
+
+def quantize_rows(x):
+    """The rows in fp64 as integers from -127 to 127, and the scale of each row."""
+    size = x.double().abs().amax(1, keepdim=True) / 127
+    return (x.double() / torch.where(size == 0, 1, size)).round(), size
+
+
+DECODING = {"bos_id": 1, "eos_id": 2, "max_new_tokens": [12] * 3, "min_new_tokens": 12}
 CONFIGS = {
     "grouped": preset_config("tiny", 97, n_layers=2, d_model=128, n_heads=4, n_kv_heads=2, max_len=48),
     "rope": preset_config("gpt2", 97, n_layers=2, d_model=128, n_heads=4, position="rope",

@@ -93,8 +93,8 @@ ENCODERS = {
 }  # fmt: skip
 
 
-def made(name, dtype=torch.float32):
-    """A model whose biases and factors are not 0 and 1."""
+def build_model(name, dtype=torch.float32):
+    """A model with random biases and norm weights in place of 0 and 1."""
     model = build(ModelConfig.model_validate(SIZES | (MODELS | ENCODERS)[name]), seed=1).eval()
     torch.manual_seed(2)
     with torch.no_grad():
@@ -104,32 +104,36 @@ def made(name, dtype=torch.float32):
 
 
 @torch.inference_mode()
-def decoded(model, cache="static", rows=3, beams=1):
+def decode_logits(model, cache="static", rows=3, beams=1):
     """Logits of 7 tokens: four one by one, then three at once."""
     torch.manual_seed(3)
     tokens, source = torch.randint(5, 97, (rows * beams, 7)), torch.randint(5, 97, (rows, 6))
-    held, memory = make_cache(Choice(cache), model.cache_shape, rows * beams, 48), None
+    kv_cache, memory = make_cache(Choice(cache), model.cache_shape, rows * beams, 48), None
     if model.config.kind == "encoder-decoder":
         source_pos = torch.arange(6).repeat(rows, 1)
         source_pos[-1, 4:] = -1
         memory = [kv.contiguous_for_decoding() for kv in model.encode(source, source_pos)]
-    found = []
-    for part in [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4), slice(4, 7)]:
-        pos = torch.arange(7).repeat(rows * beams, 1)[:, part]
-        held.prepare_step(range(rows * beams), pos)
-        found.append(model.decode(tokens[:, part], pos, held, memory))
-    return torch.cat(found, 1).float()
+    actual = []
+    for step in [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4), slice(4, 7)]:
+        pos = torch.arange(7).repeat(rows * beams, 1)[:, step]
+        kv_cache.prepare_step(range(rows * beams), pos)
+        actual.append(model.decode(tokens[:, step], pos, kv_cache, memory))
+    return torch.cat(actual, 1).float()
+
+
+def assert_logits_close(actual, expected, atol=2e-5):
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=1e-5)
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    """Whether each step was one call."""
-    seen, inner = [], steps.FusedSteps.__call__
+def fused_calls(monkeypatch):
+    """For each step, whether it was one call of the kernels."""
+    was_fused, inner = [], steps.FusedSteps.__call__
 
-    def counted(*given):
+    def record_call(*given):
         out = inner(*given)
-        seen.append(out is not None)
+        was_fused.append(out is not None)
         return out
 
-    monkeypatch.setattr(steps.FusedSteps, "__call__", counted)
-    return seen
+    monkeypatch.setattr(steps.FusedSteps, "__call__", record_call)
+    return was_fused

@@ -1,13 +1,16 @@
-"""The kernels against the formulas in double precision, and what happens where they cannot be had."""
+"""Models with kernels against plain ones, and the reason why kernels are not used."""
 
 from __future__ import annotations
 
 import copy
+import os
+import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.kernels.build_extension_helpers import CONFIGS, PRECISIONS
+from tests.kernels.build_extension_helpers import CONFIGS, DECODING, PRECISIONS, clear_kernels, needs_kernels
 
 from polyhead.cache.paged_view import PagedView
 from polyhead.core.choice import Choice
@@ -15,53 +18,42 @@ from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.greedy import greedy_search
 from polyhead.kernels import build_extension
 from polyhead.kernels.attention import PackedAttention, paged_attention
-from polyhead.kernels.build_extension import load_kernels
+from polyhead.kernels.build_extension import inspect_kernels, kernels_status, load_kernels
 from polyhead.kernels.linear import NativeLinear, PackedLinear
 from polyhead.kernels.pack_model import can_pack, pack_model
+from polyhead.kernels.user_cache import user_cache_dir
 from polyhead.models import build
 
-compiled = pytest.mark.skipif(load_kernels() is None, reason="no kernel can be compiled here")
 
-
-@compiled
+@needs_kernels
 @PRECISIONS
-def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(dtype, near):
+def test_rows_do_not_depend_on_the_batch(dtype, tolerance):
     x, layer = torch.randn(41, 900, dtype=dtype), NativeLinear(torch.randn(70, 900, dtype=dtype), None)
     for rows in (slice(0, 1), slice(3, 5), slice(0, 6), slice(2, 13), slice(4, 21), slice(7, 40)):
         assert torch.equal(layer(x[rows]), layer(x)[rows])
-    q, k, v = (
-        torch.randn(4, 2, 1, 32, dtype=dtype),
-        torch.randn(4, 2, 40, 32, dtype=dtype),
-        torch.randn(4, 2, 40, 16, dtype=dtype),
-    )
+    sizes = (1, 32), (40, 32), (40, 16)
+    q, k, v = (torch.randn(4, 2, *size, dtype=dtype) for size in sizes)
     mask = torch.rand(4, 1, 1, 40) < 0.5
     mask[1, ..., 21:] = False
-    together = paged_attention(q, PagedView(k, v, torch.arange(4)[:, None], lambda x: x), mask)
-    alone = paged_attention(
+    batch_output = paged_attention(q, PagedView(k, v, torch.arange(4)[:, None], lambda x: x), mask)
+    single_output = paged_attention(
         q[1:2], PagedView(k[:, :, :21], v[:, :, :21], torch.tensor([[1]]), lambda x: x), mask[1:2, ..., :21]
     )
-    assert torch.equal(together[1:2], alone)
+    assert torch.equal(batch_output[1:2], single_output)
 
 
-@compiled
+@needs_kernels
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("cache", ["static", "growing", "paged", "quantized", "window", "h2o"])
-def test_a_packed_model_says_what_the_plain_one_says_with_every_cache(name, cache):
+def test_packed_decoding_with_every_cache(name, cache):
     plain = build(CONFIGS[name], seed=1).eval()
     fast = pack_model(copy.deepcopy(plain))
-    assert sum(isinstance(part, PackedAttention) for part in fast.modules()) == (
-        6 if name == "grouped" else 2
-    )
+    num_packed = sum(isinstance(part, PackedAttention) for part in fast.modules())
+    assert num_packed == (6 if name == "grouped" else 2)
     source = torch.randint(5, 97, (3, 11), generator=torch.Generator().manual_seed(2))
     pos = torch.arange(11).repeat(3, 1)
     pos[1, 4:] = -1
-    rules = {
-        "bos_id": 1,
-        "eos_id": 2,
-        "max_new_tokens": [12] * 3,
-        "min_new_tokens": 12,
-        "cache": Choice(cache),
-    }
+    rules = DECODING | {"cache": Choice(cache)}
     a, b = (greedy_search(model, source, pos, **rules) for model in (plain, fast))
     assert [x.tokens for x in a] == [x.tokens for x in b]
     assert [x.log_prob for x in a] == pytest.approx([x.log_prob for x in b], abs=1e-4)
@@ -70,59 +62,108 @@ def test_a_packed_model_says_what_the_plain_one_says_with_every_cache(name, cach
 
 
 @pytest.fixture
-def nothing_known():
-    load_kernels.cache_clear()
-    yield
-    load_kernels.cache_clear()
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "no compiler",
-        "a compiler that refuses",
-        "a library that does not load",
-        "a home nobody may write",
-        "no home",
-    ],
-)
-def test_without_kernels_the_products_are_those_of_torch(nothing_known, monkeypatch, tmp_path, reason):
+def fake_compiler(reset_kernels, monkeypatch, tmp_path):
+    """Writes a script that is found as g++, with an empty cache directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    if reason == "no compiler":
-        monkeypatch.setattr(build_extension.shutil, "which", lambda name: None)
-    elif reason == "a compiler that refuses":
-        monkeypatch.setattr(build_extension, "COMPILER_FLAGS", ["--no-such-flag"])
-    elif reason == "a library that does not load":
-        monkeypatch.setattr(
-            build_extension.subprocess, "run", lambda command, **_: command[-2].write_text("no library")
-        )
-    elif reason == "no home":
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
-        def homeless():
+    def write_compiler(script):
+        (tmp_path / "g++").write_text(f"#!/bin/sh\necho call >> {tmp_path}/calls\n{script}\n")
+        (tmp_path / "g++").chmod(0o755)
+
+    write_compiler("echo 'kernels.cpp:1: error: unknown' >&2; exit 1")
+    return write_compiler
+
+
+REASONS = {
+    "no compiler": r"no compiler \(g\+\+\) is installed",
+    "compiler fails": r"g\+\+ failed: kernels.cpp:1: error: unknown",
+    "library does not load": r".*/kernels-\w+\.so: .*",
+    "shared cache": ".*/cache/polyhead can be written by other users; .*",
+    "file in place of the cache": ".*/cache.*: Not a directory",
+    "no home": "Could not determine home directory.",
+}
+
+
+@pytest.mark.parametrize("failure", REASONS)
+def test_reason_without_kernels_is_reported_once(failure, fake_compiler, monkeypatch, tmp_path, capsys):
+    if failure == "no compiler":
+        monkeypatch.setattr(build_extension.shutil, "which", lambda name: None)
+    elif failure == "library does not load":
+        fake_compiler('for output; do :; done; echo "no library" > "$output"')
+    elif failure == "shared cache":
+        (tmp_path / "cache" / "polyhead").mkdir(parents=True)
+        (tmp_path / "cache" / "polyhead").chmod(0o777)
+    elif failure == "file in place of the cache":
+        (tmp_path / "cache").write_text("a file")
+    elif failure == "no home":
+
+        def raise_error():
             raise RuntimeError("Could not determine home directory.")
 
         monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(build_extension.Path, "home", homeless)
-    else:
-        (tmp_path / "cache").write_text("a file")
-    assert load_kernels() is None
+        monkeypatch.setattr(build_extension.Path, "home", raise_error)
+    with ThreadPoolExecutor(4) as executor:
+        assert list(executor.map(lambda _: load_kernels(), range(8))) == [None] * 8
+    reason = kernels_status().reason
+    assert re.fullmatch(REASONS[failure], reason)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "compiling" not in line] == [
+        f"polyhead: kernels are not used: {reason}"
+    ]
     if can_pack():
         model = pack_model(build(CONFIGS["grouped"], seed=1).eval())
         assert any(isinstance(part, PackedLinear) for part in model.modules())
         assert not any(isinstance(part, NativeLinear | PackedAttention) for part in model.modules())
 
 
-@compiled
-def test_what_was_compiled_is_found_again(nothing_known, monkeypatch, tmp_path):
+def test_other_ranks_do_not_report(fake_compiler, monkeypatch, capsys):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert load_kernels() is None
+    assert "not used" not in capsys.readouterr().err
+
+
+def test_report_is_translated(fake_compiler, monkeypatch, capsys):
+    monkeypatch.setenv("POLYHEAD_LANG", "zh")
+    monkeypatch.setattr(build_extension.shutil, "which", lambda name: None)
+    assert load_kernels() is None
+    assert capsys.readouterr().err == "polyhead: 不使用内核：没有安装编译器（g++）\n"
+
+
+def test_failure_is_remembered_until_the_compiler_changes(fake_compiler, tmp_path):
+    for _ in range(2):
+        clear_kernels()
+        assert "unknown" in kernels_status().reason
+    assert (tmp_path / "calls").read_text() == "call\n"
+    fake_compiler("echo 'kernels.cpp:1: error: another' >&2; exit 1")
+    clear_kernels()
+    assert "another" in kernels_status().reason
+
+
+def test_inspection_does_not_compile(fake_compiler, tmp_path):
+    assert inspect_kernels().reason == "not compiled yet; the first use compiles them"
+    assert not (tmp_path / "calls").exists()
+    assert load_kernels() is None
+    assert re.search(r"error: unknown; to compile again, delete .*\.failed$", inspect_kernels().reason)
+    assert (tmp_path / "calls").read_text() == "call\n"
+
+
+@needs_kernels
+def test_inspection_names_the_library(reset_kernels):
+    assert load_kernels() is not None
+    status = inspect_kernels()
+    assert status.path == kernels_status().path
+    assert status.path.parent == user_cache_dir()
+    assert status.reason == ""
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_kernels_are_compiled_once(reset_kernels, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert load_kernels() is not None
-    made = list((tmp_path / "polyhead").iterdir())
-    assert [path.suffix for path in made] == [".so"]
-    load_kernels.cache_clear()
-
-    def refuse(*given, **options):
-        raise subprocess.SubprocessError
-
-    monkeypatch.setattr(build_extension.subprocess, "run", refuse)
+    files = sorted((tmp_path / "polyhead").iterdir())
+    assert [path.suffix for path in files] == [".sha256", ".so", ""]
+    clear_kernels()
+    monkeypatch.setattr(subprocess, "Popen", None)
     assert load_kernels() is not None
-    assert list((tmp_path / "polyhead").iterdir()) == made

@@ -1,4 +1,4 @@
-"""The kernels of processors that can do less than this one may: their tests once more, with those."""
+"""The kernels for processors with fewer instruction sets."""
 
 from __future__ import annotations
 
@@ -9,53 +9,43 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kernels.build_extension_helpers import needs_kernels
 
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.cpu_features import cpu_flags
 
-HERE = Path(__file__).parent
 PLUGIN = """
 from polyhead.kernels import build_extension
 
 at = build_extension.COMPILER_FLAGS.index("-march=native")
 build_extension.COMPILER_FLAGS[at : at + 1] = {flags}
 """
-LESS = {
-    "registers of 4 numbers": (["-march=x86-64-v2"], "sse4_2"),
-    "registers of 8 numbers": (["-march=x86-64-v3"], "avx2"),
-    "no instructions for bf16 and int8": (["-march=x86-64-v4"], "avx512vl"),
+FLAGS = {  # compiler flags, and the feature that they need of this processor
+    "4-float registers": (["-march=x86-64-v2"], "sse4_2"),
+    "8-float registers": (["-march=x86-64-v3"], "avx2"),
+    "no bf16 or int8": (["-march=x86-64-v4"], "avx512vl"),
     "no tiles": (["-march=native", "-mno-amx-int8", "-mno-amx-bf16"], "amx_int8"),
 }
+TEST_FILES = [
+    f"test_{name}.py"
+    for name in (
+        "build_extension", "linear", "attention", "logits", "int_linear", "int4", "int8",
+        "fused_step", "program",
+    )
+]  # fmt: skip
 
 
-@pytest.mark.skipif(
-    load_kernels() is None or platform.machine() != "x86_64", reason="no such kernel can be compiled here"
-)
-@pytest.mark.parametrize(
-    "less", [pytest.param(less, marks=[pytest.mark.slow] * (i > 0)) for i, less in enumerate(LESS)]
-)
-def test_kernels_that_do_with_less_pass_their_tests(less: str, tmp_path: Path) -> None:
-    """What the others have is taken from the compiler."""
-    named, needed = LESS[less]
-    if needed not in cpu_flags():
-        pytest.skip(f"this processor has no {needed}")
-    (tmp_path / "other_processor.py").write_text(PLUGIN.format(flags=named))
-    tests = [
-        str(HERE / f"test_{name}.py")
-        for name in (
-            "build_extension",
-            "linear",
-            "attention",
-            "logsumexp",
-            "logits",
-            "int_linear",
-            "int4",
-            "int8",
-            "fused_step",
-            "program",
-        )
-    ]
-    done = subprocess.run(
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="not applicable: flags of x86-64")
+@needs_kernels
+@pytest.mark.parametrize("instructions", FLAGS)
+def test_kernels_for_other_instruction_sets(instructions: str, tmp_path: Path) -> None:
+    """The tests of kernels pass with kernels that are compiled without some of this processor's features."""
+    flags, feature = FLAGS[instructions]
+    if feature not in cpu_flags():
+        pytest.skip(f"not applicable: this processor has no {feature}")
+    (tmp_path / "compiler_flags.py").write_text(PLUGIN.format(flags=flags))
+    files = [str(Path(__file__).with_name(name)) for name in TEST_FILES]
+    process = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -63,10 +53,10 @@ def test_kernels_that_do_with_less_pass_their_tests(less: str, tmp_path: Path) -
             "-q",
             "-x",
             "-p",
-            "other_processor",
+            "compiler_flags",
             "-p",
             "no:cacheprovider",
-            *tests,
+            *files,
         ],
         env=os.environ
         | {
@@ -74,10 +64,9 @@ def test_kernels_that_do_with_less_pass_their_tests(less: str, tmp_path: Path) -
             "XDG_CACHE_HOME": str(tmp_path),
             "OMP_NUM_THREADS": "1",
         },
-        cwd=HERE.parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=300,
     )
-    assert done.returncode == 0, done.stdout[-2000:]
+    assert process.returncode == 0, process.stdout[-2000:]
     assert len(list((tmp_path / "polyhead").glob("kernels-*.so"))) == 1, "other kernels were tested"

@@ -1,19 +1,18 @@
-"""Which linear layer packed weights get."""
+"""Linear layers with packed weights against fp64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.kernels.build_extension_helpers import PRECISIONS, close
+from tests.kernels.build_extension_helpers import PRECISIONS, assert_close, needs_kernels
 from torch import nn
 
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.linear import PANEL, NativeLinear, make_linear
 
 
-def test_bf16_that_no_kernel_packs_is_computed_by_torch(monkeypatch):
-    """A width that our kernel does not take, on a processor for which oneDNN has no bf16."""
+def test_unpackable_bf16_is_computed_by_torch(monkeypatch):
+    """Of a width that the kernel does not support, on a processor without bf16 in oneDNN."""
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     torch.manual_seed(0)
     weight, x = torch.randn(5, 3).bfloat16(), torch.randn(2, 4, 3).bfloat16()
@@ -24,45 +23,36 @@ def test_bf16_that_no_kernel_packs_is_computed_by_torch(monkeypatch):
         assert not any(p.requires_grad for p in layer.parameters())
 
 
-compiled = pytest.mark.skipif(load_kernels() is None, reason="no kernel can be compiled here")
-
-
-@compiled
+@needs_kernels
 @PRECISIONS
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
     [(1, 8, 1), (5, 24, 63), (6, 40, 64), (7, 16, 65), (13, 700, 130), (40, 1030, 200), (400, 20, 70)],
 )
-def test_a_product_is_the_sum_of_products(dtype, near, rows, inputs, outputs):
-    x, weight, bias = (
-        torch.randn(rows, inputs, dtype=dtype),
-        torch.randn(outputs, inputs, dtype=dtype),
-        torch.randn(outputs, dtype=dtype),
-    )
+def test_linear_against_fp64(dtype, tolerance, rows, inputs, outputs):
+    sizes = (rows, inputs), (outputs, inputs), (outputs,)
+    x, weight, bias = (torch.randn(size, dtype=dtype) for size in sizes)
     terms = x.double()[:, None] * weight.double()
-    wanted, size = terms.sum(-1), terms.abs().sum(-1)
-    close(NativeLinear(weight, None)(x), wanted, near, size)
-    close(NativeLinear(weight, bias)(x), wanted + bias.double(), near, size)
-    several = NativeLinear(weight, bias)(x.expand(2, 3, -1, -1))
-    assert several.shape == (2, 3, rows, outputs)
-    close(several[1, 2], wanted + bias.double(), near, size)
+    expected, size = terms.sum(-1), terms.abs().sum(-1)
+    assert_close(NativeLinear(weight, None)(x), expected, tolerance, size)
+    assert_close(NativeLinear(weight, bias)(x), expected + bias.double(), tolerance, size)
+    batched = NativeLinear(weight, bias)(x.expand(2, 3, -1, -1))
+    assert batched.shape == (2, 3, rows, outputs)
+    assert_close(batched[1, 2], expected + bias.double(), tolerance, size)
 
 
-@compiled
+@needs_kernels
 @PRECISIONS
-def test_a_part_of_a_product_is_that_of_its_rows(dtype, near):
-    x, weight, bias = (
-        torch.randn(3, 10, dtype=dtype),
-        torch.randn(3 * PANEL + 5, 10, dtype=dtype),
-        torch.randn(3 * PANEL + 5, dtype=dtype),
-    )
-    layer, wanted = NativeLinear(weight, bias), x.double() @ weight.double().T + bias.double()
+def test_forward_slice(dtype, tolerance):
+    sizes = (3, 10), (3 * PANEL + 5, 10), (3 * PANEL + 5,)
+    x, weight, bias = (torch.randn(size, dtype=dtype) for size in sizes)
+    layer, expected = NativeLinear(weight, bias), x.double() @ weight.double().T + bias.double()
     for first, end in ((0, PANEL), (PANEL, 2 * PANEL), (PANEL, 3 * PANEL + 5), (2 * PANEL, 3 * PANEL + 1)):
-        close(layer.forward_slice(x, first, end), wanted[:, first:end], near)
+        assert_close(layer.forward_slice(x, first, end), expected[:, first:end], tolerance)
 
 
-@compiled
-def test_bf16_results_are_rounded_to_the_nearest_as_torch_does():
+@needs_kernels
+def test_bf16_outputs_round_to_nearest():
     x = torch.randn(3, 2, dtype=torch.bfloat16)
     pairs = torch.cat(
         [
@@ -72,17 +62,17 @@ def test_bf16_results_are_rounded_to_the_nearest_as_torch_does():
     )
     weight = pairs.bfloat16()
     exact = x.float()[:, None] * weight.float()
-    wanted = (exact[..., 0] + exact[..., 1]).bfloat16()
-    found = NativeLinear(weight, None)(x)
-    assert (found == wanted).float().mean() > 0.99  # the sum itself may be off by a rounding of fp32
+    expected = (exact[..., 0] + exact[..., 1]).bfloat16()
+    actual = NativeLinear(weight, None)(x)
+    assert (actual == expected).float().mean() > 0.99  # the sum has a rounding error of fp32
     ones = torch.ones(1, 2, dtype=torch.bfloat16)
     assert torch.equal(NativeLinear(weight, None)(ones)[0], weight.float().sum(1).bfloat16())
 
 
-@compiled
-def test_numbers_that_are_not_finite_stay_so():
+@needs_kernels
+def test_nonfinite_values_propagate():
     weight = torch.eye(4)
     x = torch.tensor([[torch.nan, 1, torch.inf, 2]])
-    assert NativeLinear(weight, None)(x).isnan().all()  # 0 times infinity too, as in any product
+    assert NativeLinear(weight, None)(x).isnan().all()  # 0 * inf is nan
     half = NativeLinear(torch.eye(2).bfloat16(), None)(torch.tensor([[torch.nan, 1]]).bfloat16())
     assert half.isnan().all()

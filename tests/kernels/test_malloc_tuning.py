@@ -1,4 +1,4 @@
-"""What a process keeps of freed memory."""
+"""Memory that a process returns to the system."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import sys
 import pytest
 
 CODE = """
-import sys, torch
+import torch
 from polyhead.kernels.malloc_tuning import tune_malloc
 
-def resident():
+def get_resident_bytes():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
-tune_malloc()
-tune_malloc(reuse=sys.argv[1] == "True")  # the last call holds
-held = [torch.ones(2**18) for _ in range(64)] + [torch.ones(2**24)]  # 64 MB each
-pins = [torch.ones(8) for _ in range(64)]
-before = resident()
-held.clear()
-print(before - resident())
+for reuse in (False, True):
+    tune_malloc(reuse=not reuse)
+    tune_malloc(reuse=reuse)  # the last call counts
+    tensors = [torch.ones(2**18) for _ in range(64)] + [torch.ones(2**24)]  # 64 MiB each
+    pins = [torch.ones(8) for _ in range(64)]
+    before = get_resident_bytes()
+    tensors.clear()
+    print(before - get_resident_bytes())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's settings")
+@pytest.mark.skipif(sys.platform != "linux", reason="not applicable: settings of glibc")
 def test_freed_tensors_are_returned_without_reuse() -> None:
-    returned = [
-        int(subprocess.run([sys.executable, "-c", CODE, reuse], capture_output=True, text=True).stdout)
-        for reuse in ("True", "False")
-    ]
-    assert returned[0] < 2**20 and returned[1] > 120 * 2**20
+    process = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
+    without_reuse, with_reuse = map(int, process.stdout.split())
+    assert without_reuse > 120 * 2**20
+    assert with_reuse < 2**20

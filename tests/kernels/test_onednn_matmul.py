@@ -1,4 +1,4 @@
-"""Products by oneDNN while a model learns: the numbers of torch, and only where torch's are slow."""
+"""oneDNN products in training: the values of torch, on processors where MKL is slow."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 @pytest.fixture(autouse=True)
 def avx512_of_amd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor whose products run in oneDNN, whatever runs the tests."""
+    """Let the processor be an AMD with AVX-512, whose products run in oneDNN."""
     cpu = {"vendor_id": "AuthenticAMD", "flags": "avx512f"}
     monkeypatch.setattr(cpu_features, "cpu_info", lambda: cpu)
 
 
 class Calls(TorchDispatchMode):
-    """Counts what torch is asked for."""
+    """Counts the operations."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counted: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counted[str(func)] += 1
-        if func is torch.ops.mkldnn._linear_pointwise.default:  # nothing else is fast
+        self.counts[str(func)] += 1
+        if func is torch.ops.mkldnn._linear_pointwise.default:  # other layouts are slow
             assert all(side.is_contiguous() or side.T.is_contiguous() for side in args[:2])
         return func(*args, **(kwargs or {}))
 
     @property
-    def wide(self) -> int:
-        """Products by oneDNN."""
-        return self.counted["mkldnn._linear_pointwise.default"]
+    def num_onednn(self) -> int:
+        """Number of oneDNN products."""
+        return self.counts["mkldnn._linear_pointwise.default"]
 
 
 PRODUCTS: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...]]] = {
@@ -52,44 +52,44 @@ PRODUCTS: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...]]] = {
     "linear of three axes": (F.linear, (4, 64, 64), (96, 64)),
     "matrices": (lambda a, b: a @ b, (256, 64), (64, 96)),
     "matmul": (torch.matmul, (256, 64), (64, 96)),
-    "left side turned": (lambda a, b: a.T @ b, (64, 256), (64, 96)),
-    "both turned": (lambda a, b: a.T @ b.T, (64, 256), (96, 64)),
+    "left side transposed": (lambda a, b: a.T @ b, (64, 256), (64, 96)),
+    "both transposed": (lambda a, b: a.T @ b.T, (64, 256), (96, 64)),
     "every second row": (lambda a, b: a[::2] @ b, (512, 64), (64, 96)),
-    "a part of the columns": (lambda a, b: F.linear(a[:, 8:72], b), (256, 80), (96, 64)),
-    "a part of the outputs": (lambda a, b: a @ b[:, :96], (256, 64), (64, 128)),
+    "slice of columns": (lambda a, b: F.linear(a[:, 8:72], b), (256, 80), (96, 64)),
+    "slice of outputs": (lambda a, b: a @ b[:, :96], (256, 64), (64, 128)),
 }
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_and_their_gradients_are_those_of_torch(name: str) -> None:
     product, first, second = PRODUCTS[name]
-    drawn = torch.Generator().manual_seed(1)
-    a, b = (torch.randn(shape, generator=drawn, requires_grad=True) for shape in (first, second))
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(shape, generator=generator, requires_grad=True) for shape in (first, second))
     exact = product(a.double(), b.double())
-    weights = torch.randn(exact.shape, generator=drawn)
-    wanted = torch.autograd.grad((exact * weights.double()).sum(), (a, b))
+    weights = torch.randn(exact.shape, generator=generator)
+    expected = torch.autograd.grad((exact * weights.double()).sum(), (a, b))
     with Calls() as calls:
         with TrainingKernels():
             out = product(a, b)
-        found = torch.autograd.grad((out * weights).sum(), (a, b))
-    assert calls.wide == 3
+        actual = torch.autograd.grad((out * weights).sum(), (a, b))
+    assert calls.num_onednn == 3
     torch.testing.assert_close(out, exact.float(), rtol=1e-5, atol=1e-4)
-    for own, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-4)
+    for a_grad, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a_grad, other, rtol=1e-5, atol=1e-4)
 
 
-def test_the_bias_learns_too_and_what_is_frozen_costs_nothing() -> None:
+def test_bias_gradient_and_frozen_operands() -> None:
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
     bias = torch.randn(128, requires_grad=True)
     with Calls() as calls, TrainingKernels():
         out = F.linear(x, weight, bias)
-        out.sum().backward()  # a gradient of ones that lie in one place
-    assert calls.wide == 1
+        out.sum().backward()  # the gradient is an expanded 1
+    assert calls.num_onednn == 1
     torch.testing.assert_close(out, torch.addmm(bias, x, weight.T), rtol=1e-5, atol=1e-4)
     assert bias.grad is not None and torch.equal(bias.grad, torch.full((128,), 512.0))
 
 
-def test_gradients_of_ones_that_lie_in_one_place() -> None:
+def test_expanded_gradients() -> None:
     x, weight = torch.randn(512, 64, requires_grad=True), torch.randn(128, 64, requires_grad=True)
     with TrainingKernels():
         F.linear(x, weight).sum().backward()
@@ -97,8 +97,8 @@ def test_gradients_of_ones_that_lie_in_one_place() -> None:
     torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(128, 64), rtol=1e-5, atol=1e-4)
 
 
-def test_gradients_have_gradients() -> None:
-    """As a penalty on the length of gradients wants."""
+def test_second_derivatives() -> None:
+    """A gradient penalty differentiates twice."""
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
 
     def second(mode: Any) -> tuple[Tensor, ...]:
@@ -107,8 +107,8 @@ def test_gradients_have_gradients() -> None:
             slope = torch.autograd.grad(F.linear(a, b).square().sum(), (a, b), create_graph=True)
         return torch.autograd.grad(sum(one.square().sum() for one in slope), (a, b))  # type: ignore[arg-type]
 
-    for own, other in zip(second(TrainingKernels()), second(nullcontext()), strict=True):
-        assert (own - other).norm() < 1e-5 * other.norm()
+    for a_grad, other in zip(second(TrainingKernels()), second(nullcontext()), strict=True):
+        assert (a_grad - other).norm() < 1e-5 * other.norm()
 
 
 @pytest.mark.parametrize(
@@ -121,50 +121,52 @@ def test_gradients_have_gradients() -> None:
         (torch.randn(2**20), torch.randn(2**20)),
         (torch.empty(512, 64, device="meta"), torch.empty(64, 128, device="meta")),
     ],
-    ids=["small", "fp64", "bf16", "batches", "vectors", "no numbers"],
+    ids=["small", "fp64", "bf16", "batches", "vector_outputs", "meta"],
 )
-def test_other_products_stay_torchs(a: Tensor, b: Tensor) -> None:
+def test_other_products_use_torch(a: Tensor, b: Tensor) -> None:
     with Calls() as calls, TrainingKernels():
         a @ b
-    assert calls.wide == 0
+    assert calls.num_onednn == 0
 
 
-def test_any_other_form_of_a_product_is_torchs() -> None:
+def test_other_call_forms_use_torch() -> None:
     (a, b), out = torch.randn(2, 1024, 1024).unbind(), torch.zeros(1024, 1024)
     with Calls() as calls, TrainingKernels():
         torch.matmul(a, b, out=out)
-        named = torch.matmul(a, other=b), F.linear(input=a, weight=b.T)
-        vectors = F.linear(a[0], b.T), F.linear(a, b[:, 0])
-    assert calls.wide == 0
-    for one in (out, *named):
+        keyword_outputs = torch.matmul(a, other=b), F.linear(input=a, weight=b.T)
+        vector_outputs = F.linear(a[0], b.T), F.linear(a, b[:, 0])
+    assert calls.num_onednn == 0
+    for one in (out, *keyword_outputs):
         torch.testing.assert_close(one, a @ b)
-    for one, whole in zip(vectors, ((a @ b)[0], (a @ b)[:, 0]), strict=True):
-        torch.testing.assert_close(one, whole, rtol=1e-4, atol=1e-4)
+    for one, expected in zip(vector_outputs, ((a @ b)[0], (a @ b)[:, 0]), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_autocast_goes_before() -> None:
+def test_autocast_takes_precedence() -> None:
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
     with Calls() as calls, torch.autocast("cpu", torch.bfloat16), TrainingKernels():
         assert F.linear(x, weight).dtype is torch.bfloat16
-    assert calls.wide == 0
+    assert calls.num_onednn == 0
 
 
 @pytest.mark.parametrize(
-    ("vendor", "known", "wanted"),
+    ("vendor", "flags", "expected"),
     [
         ("AuthenticAMD", "fma avx2 avx512f avx512_bf16", True),
         ("AuthenticAMD", "fma avx2", False),
         ("GenuineIntel", "fma avx2 avx512f", False),
     ],
 )
-def test_where_it_is_done(vendor: str, known: str, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_features, "cpu_info", lambda: {"vendor_id": vendor, "flags": known})
-    assert mkl_without_avx512() is wanted
+def test_processors_with_onednn_products(
+    vendor: str, flags: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_features, "cpu_info", lambda: {"vendor_id": vendor, "flags": flags})
+    assert mkl_without_avx512() is expected
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
     for mode in (training_kernels(), autocast("fp32", torch.device("cpu"))):
         with Calls() as calls, mode:
             F.linear(x, weight)
-        assert calls.wide == wanted
+        assert calls.num_onednn == expected
     with Calls() as calls, autocast("fp32", torch.device("cuda")):
         F.linear(x, weight)
-    assert calls.wide == 0
+    assert calls.num_onednn == 0

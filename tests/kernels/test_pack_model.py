@@ -26,97 +26,101 @@ pytestmark = pytest.mark.skipif(not can_pack(), reason="this build of torch has 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)], ids=["fp32", "bf16"]
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)], ids=["fp32", "bf16"]
 )
-def test_a_packed_model_gives_the_logits_of_the_plain_one(dtype, near):
-    # where queries, keys and values are one
-    products = 2 * 7 + 2 * 11 + 1 if load_kernels() is None else 2 * 5 + 2 * 7 + 1
+def test_packed_logits(dtype, tolerance):
+    # kernels join the projections of queries, keys and values
+    num_products = 2 * 7 + 2 * 11 + 1 if load_kernels() is None else 2 * 5 + 2 * 7 + 1
     model, pos = build(CONFIG, seed=1).eval().to(dtype), torch.arange(9).repeat(3, 1)
     pos[1, 5:] = -1
     with torch.inference_mode():
         plain = model(SOURCE, TARGET, pos)
         assert (
             sum(isinstance(layer, PackedLinear | NativeLinear) for layer in pack_model(model).modules())
-            == products
+            == num_products
         )
-        torch.testing.assert_close(model(SOURCE, TARGET, pos), plain, atol=near, rtol=near)
+        torch.testing.assert_close(model(SOURCE, TARGET, pos), plain, atol=tolerance, rtol=tolerance)
 
 
-def test_beams_of_a_packed_model_are_those_of_the_plain_one():
+def test_packed_beam_search():
     model = build(CONFIG, seed=1).eval()
     search = {"bos_id": 1, "eos_id": 2, "beam_size": 4, "max_new_tokens": [12] * 3}
     plain = beam_search(model, SOURCE, None, **search)
-    found = beam_search(pack_model(model), SOURCE, None, **search)
-    assert [[h.tokens for h in best] for best in found] == [[h.tokens for h in best] for best in plain]
+    actual = beam_search(pack_model(model), SOURCE, None, **search)
+    assert [[h.tokens for h in best] for best in actual] == [[h.tokens for h in best] for best in plain]
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("block", BLOCK.names())
-def test_every_block_decodes_packed_as_it_does_plain(block, kind):
-    """Read in a piece, then token by token, with the memory that the block asks for."""
+def test_packed_decoding_of_every_block(block, kind):
+    """A prefix of 4 tokens, then token by token."""
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 32, "d_ff": 32, "norm_first": True}
     config = ModelConfig(kind=kind, vocab_size=97, block=Choice(block), position=Choice("none"), **sizes)
     model = build(config, seed=1).eval()
 
-    def decoded(model):
+    def decode_logits(model):
         tokens, memory = TARGET, None
         if kind == "encoder-decoder":
-            memory = [kept.contiguous_for_decoding() for kept in model.encode(SOURCE)]
-        held, found = make_cache(None, model.cache_shape, 3, 32), []
+            memory = [kv.contiguous_for_decoding() for kv in model.encode(SOURCE)]
+        cache, actual = make_cache(None, model.cache_shape, 3, 32), []
         for i, piece in enumerate((tokens[:, :4], *tokens[:, 4:].split(1, 1))):
             pos = torch.arange(4).expand(3, -1) if not i else torch.full((3, 1), 3 + i)
-            held.prepare_step(range(3), pos)
-            found.append(model.decode(piece, pos, held, memory))
-        return torch.cat(found, 1)
+            cache.prepare_step(range(3), pos)
+            actual.append(model.decode(piece, pos, cache, memory))
+        return torch.cat(actual, 1)
 
     with torch.inference_mode():
-        plain = decoded(model)
-        torch.testing.assert_close(decoded(pack_model(model)), plain, atol=1e-5, rtol=1e-5)
+        plain = decode_logits(model)
+        torch.testing.assert_close(decode_logits(pack_model(model)), plain, atol=1e-5, rtol=1e-5)
 
 
-def test_a_model_in_training_is_left_alone():
+def test_training_models_are_not_packed():
     model = build(CONFIG, seed=1).train()
     assert not any(isinstance(layer, PackedLinear | NativeLinear) for layer in pack_model(model).modules())
 
 
-def test_a_packed_model_can_be_copied_and_its_parts_are_what_they_were():
+def test_packed_models_can_be_copied_and_changed():
     model = pack_model(build(CONFIG, seed=1).eval())
     other = copy.deepcopy(model)
     assert [type(a).__name__ for a in model.modules()] == [type(a).__name__ for a in other.modules()]
     assert isinstance(model.decoder.layers[0], Block) and isinstance(model.decoder.layers[0].attn, Attention)
     assert model.head is model._modules["head"]
-    wanted = model(SOURCE, TARGET)
+    expected = model(SOURCE, TARGET)
     model.decoder.layers[1].ffn_residual.norm = NoNorm(128)
-    assert not torch.equal(model(SOURCE, TARGET), wanted)
-    assert torch.equal(other(SOURCE, TARGET), wanted)
+    assert not torch.equal(model(SOURCE, TARGET), expected)
+    assert torch.equal(other(SOURCE, TARGET), expected)
 
 
-def test_a_hook_from_before_still_fires():
-    model, seen = build(CONFIG, seed=1).eval(), []
-    model.decoder.register_forward_hook(lambda *given: seen.append(given))
+def test_hooks_of_the_plain_model_fire():
+    model, calls = build(CONFIG, seed=1).eval(), []
+    model.decoder.register_forward_hook(lambda *given: calls.append(given))
     pack_model(model)(SOURCE, TARGET)
-    assert len(seen) == 1
+    assert len(calls) == 1
 
 
-def test_a_position_of_ones_own_is_not_passed_over(monkeypatch):
-    """The kernels would leave out a bias that they know nothing of."""
+def test_custom_positions_are_not_skipped(monkeypatch):
+    """Kernels support only known positions; a model with another one keeps its own layers."""
 
-    class Near(Position):
+    class CustomBias(Position):
         def bias(self, q, kv, pos, scale=None):
             return kv.k.new_ones(q.shape[2], kv.k.shape[2]).tril(-2).mul(-3)[None, None]
 
-    class Turned(Position):
+    class CustomRotation(Position):
         def rotate(self, x, pos):
             return x.flip(-1)
 
-    class Nearer(Near):
+    class CustomBiasAndEmbedding(CustomBias):
         def embed(self, x, pos):
             return x
 
-    assert (Near.kind, Turned.kind, Nearer.kind) == ("scores", "heads", "scores")
+    assert (CustomBias.kind, CustomRotation.kind, CustomBiasAndEmbedding.kind) == (
+        "scores",
+        "heads",
+        "scores",
+    )
     assert Position.kind == "nothing"
-    monkeypatch.setitem(POSITION._parts, "near", Near)
-    config = ModelConfig(kind="decoder", vocab_size=50, d_model=64, n_heads=4, n_layers=2, position="near")
+    monkeypatch.setitem(POSITION._parts, "custom", CustomBias)
+    config = ModelConfig(kind="decoder", vocab_size=50, d_model=64, n_heads=4, n_layers=2, position="custom")
     model, tokens = build(config, seed=1).eval(), torch.arange(5, 25)[None]
     with torch.inference_mode():
         torch.testing.assert_close(pack_model(model)(tokens), model(tokens), atol=1e-4, rtol=0)

@@ -4,28 +4,27 @@ import copy
 
 import pytest
 import torch
-from tests.kernels.fused_step_helpers import ENCODERS, SIZES, decoded, made
-from tests.kernels.fused_step_helpers import calls as calls
+from tests.kernels.build_extension_helpers import needs_kernels
+from tests.kernels.fused_step_helpers import ENCODERS, SIZES, assert_logits_close, build_model, decode_logits
+from tests.kernels.fused_step_helpers import fused_calls as fused_calls
 
 from polyhead.config.model import ModelConfig
 from polyhead.kernels import fused_step as steps
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.fused_step import PackedStack
 from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.models import build
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler for the kernels")
+pytestmark = needs_kernels
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_whole_numbers_beside_fp32_are_those_of_the_layers(dtype, monkeypatch):
-    model = pack_model(made("llama"), linear_factory(dtype))
-    found = decoded(model)
+def test_quantized_stack_in_fp32_matches_its_layers(dtype, monkeypatch):
+    model = pack_model(build_model("llama"), linear_factory(dtype))
+    actual = decode_logits(model)
     monkeypatch.setattr(steps.FusedSteps, "__call__", lambda *given: None)
-    wanted = decoded(model)
-    assert (
-        found - wanted
-    ).square().mean().sqrt() < 2e-3 * wanted.std()  # a number between two whole ones may go to either
+    expected = decode_logits(model)
+    # values near the middle of two steps may be rounded to either
+    assert (actual - expected).square().mean().sqrt() < 2e-3 * expected.std()
 
 
 @pytest.mark.parametrize(
@@ -49,33 +48,31 @@ def test_whole_numbers_beside_fp32_are_those_of_the_layers(dtype, monkeypatch):
     ],
     ids=str,
 )
-def test_a_part_without_operations_leaves_the_stack_as_it_is(changes):
+def test_unsupported_parts_keep_the_plain_stack(changes):
     model = build(ModelConfig.model_validate(SIZES | changes), seed=1).eval()
     tokens = torch.randint(5, 97, (2, 6))
     with torch.inference_mode():
-        wanted = model(tokens)
+        expected = model(tokens)
         assert type(pack_model(model).stack).__name__ == "Stack" and not isinstance(model.stack, PackedStack)
-        torch.testing.assert_close(model(tokens), wanted, atol=2e-5, rtol=1e-5)
+        assert_logits_close(model(tokens), expected)
 
 
 @pytest.mark.parametrize(
     "name", ["gpt2", "llama", "patterned", "bloom", "gemma2", "neox", "sandwich", *ENCODERS]
 )
-def test_rows_that_keep_nothing_are_one_call_too(name, calls):
-    """Encoders, and language models that are shown whole texts, with padding and with several documents in a
-    row.
-    """
-    model = made(name)
+def test_uncached_stacks_are_one_call(name, fused_calls):
+    """Encoders, and language models without a cache, with padding and with several documents in a row."""
+    model = build_model(name)
     tokens, rows = torch.randint(5, 97, (3, 9)), torch.arange(9).repeat(3, 1)
-    padded, several = rows.clone(), rows.clone()
-    padded[1, 5:], padded[2, :4] = -1, -1
-    several[0, 4:] -= 4
+    padded_pos, document_pos = rows.clone(), rows.clone()
+    padded_pos[1, 5:], padded_pos[2, :4] = -1, -1
+    document_pos[0, 4:] -= 4
     parts = [
         one if hasattr(one, "stack") else one.encoder for one in (model, pack_model(copy.deepcopy(model)))
     ]
     with torch.inference_mode():
-        for pos in (None, padded, several):
-            wanted, found = (part.stack(part.embedding(tokens, pos), pos) for part in parts)
-            there = slice(None) if pos is None else pos >= 0
-            torch.testing.assert_close(found[there], wanted[there], atol=2e-5, rtol=1e-5)
-    assert calls == [True] * 3
+        for pos in (None, padded_pos, document_pos):
+            expected, actual = (part.stack(part.embedding(tokens, pos), pos) for part in parts)
+            is_token = slice(None) if pos is None else pos >= 0
+            assert_logits_close(actual[is_token], expected[is_token])
+    assert fused_calls == [True] * 3

@@ -1,9 +1,4 @@
-"""Shared by the tests of caches."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+"""Small models and runs for the tests of experiments on caches and serving."""
 
 import torch
 
@@ -12,34 +7,30 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-TEXT = (
-    "".join(
-        f"{a} {b} barks at {c} .\n" for a in ("a", "the") for b in ("dog", "cat") for c in ("me", "you", "it")
-    )
-    * 4
-)
+LINES = [f"{a} {b} barks at {c} ." for a in ("a", "the") for b in ("dog", "cat") for c in ("me", "you", "it")]
+TEXT = "".join(f"{line}\n" for line in LINES) * 4
+SENTENCES = ["a dog barks at the cat .", "the cat looks at a dog .", "two dogs bark ."]
+SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 24, "max_len": 32}
 
 
-def model(kind: str = "decoder", **changes: Any) -> Any:
-    sizes = {
-        "vocab_size": 40,
-        "d_model": 16,
-        "n_heads": 2,
-        "n_layers": 2,
-        "d_ff": 24,
-        "max_len": 32,
-        "position": "rope",
-    }
-    made = build(ModelConfig(kind=kind, **{**sizes, **changes}), seed=1).eval()
-    with torch.no_grad():  # larger weights, so that what is forgotten makes a difference
-        for p in made.parameters():
+def model(kind="decoder", **changes):
+    """A model with weights so large that evicted tokens make a difference."""
+    config = ModelConfig(kind=kind, **{**SIZES, "vocab_size": 40, "position": "rope", **changes})
+    model = build(config, seed=1).eval()
+    with torch.no_grad():
+        for p in model.parameters():
             p.mul_(2.0)
-    return made
+    return model
 
 
-def the_run(directory: Path, kind: str = "decoder", **changes: Any) -> Path:
-    tokens = train_tokenizer(TEXT.splitlines(), Choice("bpe"), 300)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48}
-    made = build(ModelConfig(kind=kind, vocab_size=tokens.vocab_size, **(sizes | changes)), seed=1)
-    Run(made, tokens, GenerationConfig(max_length_ratio=1.0, max_length_extra=3)).save(directory)
+def make_run(kind="decoder", lines=tuple(SENTENCES * 5), **changes):
+    tokenizer = train_tokenizer(lines, Choice("bpe"), 300)
+    sizes = SIZES | {"n_layers": 1, "d_ff": 32, "max_len": 48, **changes}
+    model = build(ModelConfig(kind=kind, vocab_size=tokenizer.vocab_size, **sizes), seed=1)
+    return Run(model, tokenizer, GenerationConfig(max_length_ratio=1.0, max_length_extra=3))
+
+
+def save_run(directory, kind="decoder", **changes):
+    """The directory of a saved run with a tokenizer of TEXT."""
+    make_run(kind, TEXT.splitlines(), **changes).save(directory)
     return directory

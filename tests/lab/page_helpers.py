@@ -1,6 +1,4 @@
-"""Shared by the tests of page."""
-
-from __future__ import annotations
+"""A result with every kind of figure and verdict, and names that need escaping."""
 
 import math
 

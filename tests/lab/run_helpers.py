@@ -1,50 +1,35 @@
-"""Shared by the tests of run."""
-
-from __future__ import annotations
+"""The names of the experiments, and a registry of two experiments that measure nothing."""
 
 import pytest
 
-from polyhead.lab.registry import EXPERIMENTS, LabContext
+from polyhead.lab.registry import EXPERIMENTS
 from polyhead.lab.result import Claim, ExperimentResult
 
-NAMES = (
-    "activations",
-    "caches",
-    "embedding",
-    "heads",
-    "linear",
-    "norms",
-    "paging",
-    "parallelism",
-    "positions",
-    "prenorm",
-    "recurrence",
-    "scaling",
-    "tied-qkv",
-    "tokens",
-)
+QUICK = ("linear", "parallelism", "scaling")  # whose quick runs take a second
+SLOW = ("activations", "caches", "embedding", "heads", "norms")
+SLOW += ("paging", "positions", "prenorm", "recurrence", "tied-qkv", "tokens")
+NAMES = sorted(QUICK + SLOW)
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> list[LabContext]:
-    """A catalogue of two experiments that measure nothing."""
+def toy(monkeypatch):
+    """Registers two experiments in place of the package's; the contexts that they are run with."""
     EXPERIMENTS.names()
     monkeypatch.setattr(EXPERIMENTS, "_parts", {})
-    seen: list[LabContext] = []
+    contexts = []
 
     @EXPERIMENTS.register("toy")
-    def toy(bench: LabContext) -> ExperimentResult:
+    def toy(context):
         """What a toy does."""
-        seen.append(bench)
-        bench.info("half of it is done")
-        return ExperimentResult(
-            "A toy", "Why?", [Claim("It works.", "Me, today", f"seed {bench.seed}", None)]
-        )
+        contexts.append(context)
+        context.info("half of it is done")
+        claim = Claim("It works.", "Me, today", f"seed {context.seed}", None)
+        return ExperimentResult("A toy", "Why?", [claim])
 
     @EXPERIMENTS.register("yo-yo")
-    def yoyo(bench: LabContext) -> ExperimentResult:
+    def yoyo(context):
         """Up and down."""
-        seen.append(bench)
+        contexts.append(context)
         return ExperimentResult("A yo-yo", "Why?", [Claim("It goes up.", "Me", "it went down", False)])
 
-    return seen
+    return contexts

@@ -1,79 +1,59 @@
-"""Divergence of caches against what is written out by hand, by the whole forward pass and by other models."""
-
-from __future__ import annotations
+"""The experiment on caches with a run and text of the user."""
 
 import json
 
 import pytest
-from tests.lab.caches_helpers import TEXT, the_run
+from tests.lab.caches_helpers import TEXT, save_run
 
+from polyhead import load
 from polyhead.cli import main
+from polyhead.evaluate.translation_metrics import bleu
 
 
-def test_a_model_of_ones_own_goes_in_and_pages_come_out(tmp_path, capsys):
+@pytest.fixture
+def run_caches(tmp_path):
+    """Run the experiment with a run and texts; the result."""
     (tmp_path / "text.txt").write_text(TEXT)
-    given = ["--run", str(the_run(tmp_path / "run")), "--text", str(tmp_path / "text.txt"), "--limit", "2"]
-    assert main(["experiments", "caches", *given, "--out", str(tmp_path / "out")]) == 0
-    found = json.loads((tmp_path / "out/caches.json").read_text())
-    assert found["given"] == given
-    assert "the language model run on text.txt" in found["lead"]
-    table = found["figures"][2]
-    assert [row[0] for row in table["rows"]][:5] == ["static", "growing", "paged", "8 bits", "4 bits"]
-    assert found["claims"][0]["is_supported"] is True
+
+    def run_one(run_dir, *files, limit="2"):
+        texts = [word for file in files or ["text.txt"] for word in ("--text", str(tmp_path / file))]
+        options = ["--run", str(run_dir), *texts, "--limit", limit]
+        assert main(["experiments", "caches", *options, "--out", str(tmp_path / "out")]) == 0
+        result = json.loads((tmp_path / "out/caches.json").read_text())
+        assert result["given"] == options
+        return result
+
+    return run_one
+
+
+def test_language_model_has_every_cache(run_caches, tmp_path):
+    result = run_caches(save_run(tmp_path / "run"))
+    assert "the language model run on text.txt" in result["lead"]
+    names = [row[0] for row in result["figures"][2]["rows"]]
+    assert names[:5] == ["static", "growing", "paged", "8 bits", "4 bits"]
+    assert result["claims"][0]["is_supported"] is True
     assert (tmp_path / "out/caches-low-rank.safetensors").is_file()
     assert f"--text {tmp_path}/text.txt" in (tmp_path / "out/caches.html").read_text()
 
 
-def test_a_model_that_keeps_a_state_has_a_page_of_one_line(tmp_path):
-    (tmp_path / "text.txt").write_text(TEXT)
-    run = the_run(tmp_path / "run", attention="linear", position="none")
-    given = ["--run", str(run), "--text", str(tmp_path / "text.txt"), "--limit", "2"]
-    assert main(["experiments", "caches", *given, "--out", str(tmp_path / "out")]) == 0
-    found = json.loads((tmp_path / "out/caches.json").read_text())
-    assert [row[0] for row in found["figures"][2]["rows"]] == ["state"]
-    assert [claim["is_supported"] for claim in found["claims"]] == [True]
+def test_model_with_state_has_one_row(run_caches, tmp_path):
+    result = run_caches(save_run(tmp_path / "run", attention="linear", position="none"))
+    assert [row[0] for row in result["figures"][2]["rows"]] == ["state"]
+    assert [claim["is_supported"] for claim in result["claims"]] == [True]
     assert not (tmp_path / "out/caches-low-rank.safetensors").exists()
 
 
-def test_a_translator_has_bleu_against_references(tmp_path):
-    from polyhead import load
-    from polyhead.evaluate.translation_metrics import bleu
-
+def test_translator_has_bleu(run_caches, tmp_path):
     lines = TEXT.splitlines()[:12]
-    run = str(the_run(tmp_path / "run", "encoder-decoder"))
-    outputs = load(run).translate(lines, beam_size=1)
-    # so that some of it is right
-    references = [f"{output} {line}" for output, line in zip(outputs, lines, strict=True)]
+    run_dir = save_run(tmp_path / "run", "encoder-decoder")
+    outputs = load(run_dir).translate(lines, beam_size=1)
+    references = [f"{output} {line}" for output, line in zip(outputs, lines, strict=True)]  # in part correct
     for name, texts in (("a", lines), ("b", references)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in texts))
-    texts = ["--text", str(tmp_path / "a"), "--text", str(tmp_path / "b")]
-    assert (
-        main(["experiments", "caches", "--run", run, *texts, "--limit", "4", "--out", str(tmp_path / "out")])
-        == 0
-    )
-    found = json.loads((tmp_path / "out/caches.json").read_text())
-    assert "BLEU" in found["figures"][2]["head"]
-    assert "BLEU with references" in found["figures"][2]["caption"]
-    at = found["figures"][2]["head"].index("BLEU")
-    assert 1 < float(found["figures"][2]["rows"][0][at]) < 100
-    assert float(found["figures"][2]["rows"][0][at]) == pytest.approx(
-        bleu(outputs[4:8], references[4:8]).value, abs=0.01
-    )
-    assert (
-        main(
-            [
-                "experiments",
-                "caches",
-                "--run",
-                run,
-                *texts[:2],
-                "--limit",
-                "4",
-                "--out",
-                str(tmp_path / "out"),
-            ]
-        )
-        == 0
-    )
-    found = json.loads((tmp_path / "out/caches.json").read_text())
-    assert "BLEU with the output of static" in found["figures"][2]["caption"]
+    table = run_caches(run_dir, "a", "b", limit="4")["figures"][2]
+    assert "BLEU with references" in table["caption"]
+    score = float(table["rows"][0][table["head"].index("BLEU")])
+    assert 1 < score < 100
+    assert score == pytest.approx(bleu(outputs[4:8], references[4:8]).value, abs=0.01)
+    table = run_caches(run_dir, "a", limit="4")["figures"][2]
+    assert "BLEU with the output of static" in table["caption"]

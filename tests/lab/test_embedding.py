@@ -1,10 +1,7 @@
-"""Tests of lab/embedding.py."""
-
-from __future__ import annotations
-
 import math
 
 import pytest
+from tests.explain.explain_helpers import sinusoid
 
 from polyhead.lab import embedding
 from polyhead.lab.short_training import make_small_config
@@ -14,41 +11,29 @@ D = 16
 N_TOKENS, N_POSITIONS = 258, 64
 
 
-def sinusoid(position: int) -> list[float]:
-    """A row of section 3.5 of Vaswani et al., 2017, number by number."""
-    angles = [position / 10_000 ** (2 * (i // 2) / D) for i in range(D)]
-    return [math.cos(a) if i % 2 else math.sin(a) for i, a in enumerate(angles)]
-
-
-def norm(vector: list[float]) -> float:
-    return math.sqrt(sum(x * x for x in vector))
-
-
-def cosine(a: list[float], b: list[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True)) / (norm(a) * norm(b))
+def cosine(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))
 
 
 @pytest.mark.parametrize(("scale", "factor"), [(True, math.sqrt(D)), (False, 1.0)])
-def test_rows_and_positions_are_measured_as_by_hand(scale: bool, factor: float) -> None:
-    measured = embedding.measure_inputs(D, 3, position="sinusoidal", scale_embedding=scale)
+def test_norms_and_cosines_match_reference(scale, factor):
+    result = embedding.measure_inputs(D, 3, position="sinusoidal", scale_embedding=scale)
     config = make_small_config(embedding._TASK, d_model=D, n_layers=1, d_ff=16)
-    table = build(config, 3).encoder_embedding.token.weight.detach().tolist()
-    rows = [[factor * x for x in row] for row in table]
-    positions = [sinusoid(p) for p in range(N_POSITIONS)]
-    ratio = sum(map(norm, rows)) / N_TOKENS / (sum(map(norm, positions)) / N_POSITIONS)
-    assert measured.ratio == pytest.approx(ratio, rel=1e-4)
-
-    def add(row: list[float], position: list[float]) -> list[float]:
-        return [x + y for x, y in zip(row, position, strict=True)]
-
+    rows = (factor * build(config, 3).encoder_embedding.token.weight.detach().double()).tolist()
+    positions = sinusoid(N_POSITIONS, D).double().tolist()
+    row_norm, position_norm = (sum(math.hypot(*x) for x in table) / len(table) for table in (rows, positions))
+    assert len(rows) == N_TOKENS
+    assert result.ratio == pytest.approx(row_norm / position_norm, rel=1e-4)
     cosines = [
-        cosine(add(a, p), add(b, p)) for a, b in zip(rows[::2], rows[1::2], strict=True) for p in positions
+        cosine(*([x + y for x, y in zip(row, p, strict=True)] for row in pair))
+        for pair in zip(rows[::2], rows[1::2], strict=True)
+        for p in positions
     ]
-    assert measured.cosine == pytest.approx(sum(cosines) / len(cosines), rel=1e-4)
+    assert result.cosine == pytest.approx(sum(cosines) / len(cosines), rel=1e-4)
 
 
-def test_learned_positions_are_as_large_as_rows_without_the_factor() -> None:
-    measured = embedding.measure_inputs(256, 1, position="learned", scale_embedding=False)
-    assert measured.ratio == pytest.approx(1, abs=0.05)
-    scaled = embedding.measure_inputs(256, 1, position="learned", scale_embedding=True)
-    assert scaled.ratio == pytest.approx(16 * measured.ratio, rel=1e-4)
+def test_unscaled_rows_are_as_large_as_learned_positions():
+    result = embedding.measure_inputs(256, 1, position="learned", scale_embedding=False)
+    assert result.ratio == pytest.approx(1, abs=0.05)
+    scaled_result = embedding.measure_inputs(256, 1, position="learned", scale_embedding=True)
+    assert scaled_result.ratio == pytest.approx(16 * result.ratio, rel=1e-4)

@@ -1,14 +1,5 @@
-"""Tests of lab/heads.py."""
-
-from __future__ import annotations
-
 from polyhead.lab import heads
 
 
-def test_the_closed_form_of_the_cache():
-    assert [heads.kv_bytes(*heads.HEAD_DESIGNS[name]) for name in heads.HEAD_DESIGNS] == [
-        1024,
-        1024,
-        512,
-        256,
-    ]
+def test_cache_bytes_of_designs():
+    assert [heads.kv_bytes(*design) for design in heads.HEAD_DESIGNS.values()] == [1024, 1024, 512, 256]

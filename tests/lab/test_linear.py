@@ -1,20 +1,13 @@
-"""Tests of lab/linear.py."""
-
-from __future__ import annotations
-
 import pytest
 
 from polyhead.lab import linear
 
 
-def test_the_crossover_is_where_the_curves_meet():
-    points = [2.0**i for i in range(4, 10)]
-    times = {"softmax": [(n, n * n) for n in points], "linear": [(n, 100 * n) for n in points]}
+def test_crossover_is_where_curves_meet():
+    lengths = [2.0**i for i in range(4, 10)]
+    quadratic, linear_times = [(n, n * n) for n in lengths], [(n, 100 * n) for n in lengths]
+    times = {"softmax": quadratic, "linear": linear_times}
     assert linear.find_crossover(times) == pytest.approx(100.0)
-    assert (
-        linear.find_crossover({"softmax": times["linear"], "linear": times["softmax"]}) is None
-    )  # it was faster, and ends slower
-    assert (
-        linear.find_crossover({"softmax": times["softmax"], "linear": [(n, n / 2) for n in points]}) == 16.0
-    )
+    assert linear.find_crossover({"softmax": linear_times, "linear": quadratic}) is None  # slower at the end
+    assert linear.find_crossover({"softmax": quadratic, "linear": [(n, n / 2) for n in lengths]}) == 16.0
     assert "about 100 tokens" in linear.describe_crossover(times)

@@ -1,7 +1,3 @@
-"""Tests of lab/pareto_plot.py."""
-
-from __future__ import annotations
-
 import math
 import re
 
@@ -11,33 +7,30 @@ from polyhead.lab.page import make_error_chart
 from polyhead.lab.result import ParetoPlot
 from polyhead.viz.pareto_plot import find_frontier, pareto_svg
 
-FRONT = ParetoPlot("t", "KiB", "KL", {"a": [("a", 100.0, 1e-12), ("a 1/2", 50.0, 1e-3)],
-    "b <i>": [("b <i> 1/2", 60.0, 1e-2), ("b <i> 1/4", 10.0, 1.0)]})  # fmt: skip
+POINTS = {
+    "a": [("a", 100.0, 1e-12), ("a 1/2", 50.0, 1e-3)],
+    "b <i>": [("b <i> 1/2", 60.0, 1e-2), ("b <i> 1/4", 10.0, 1.0)],
+}
+PLOT = ParetoPlot("t", "KiB", "KL", POINTS)
 
 
-def test_the_front_has_those_that_no_other_one_beats():
-    assert [dot.name for dot in find_frontier(make_error_chart(FRONT).points, True)] == [
-        "b <i> 1/4",
-        "a 1/2",
-        "a",
-    ]
-    # both no more than rounding
+def test_frontier_is_undominated_points():
+    frontier = find_frontier(make_error_chart(PLOT).points, True)
+    assert [point.name for point in frontier] == ["b <i> 1/4", "a 1/2", "a"]
+    # errors that are both rounding are equal
     equal = ParetoPlot("t", "x", "y", {"a": [("a", 2.0, 1e-12)], "b": [("b", 1.0, 1e-9)]})
-    assert [dot.name for dot in find_frontier(make_error_chart(equal).points, True)] == ["b"]
+    assert [point.name for point in find_frontier(make_error_chart(equal).points, True)] == ["b"]
 
 
-def test_points_of_the_front_stand_where_their_values_are():
-    chart = make_error_chart(FRONT)
+def test_points_are_at_logarithms_of_values():
+    chart = make_error_chart(PLOT)
     assert [point.label for point in chart.points] == ["a", "1/2", "b <i> 1/2", "1/4"]
     svg = pareto_svg(chart, 900, 460)
     assert "<i>" not in svg
     assert "a: KL ≤1e-07, KiB 100" in svg
-    places = [
-        (float(x), float(y)) for x, y in re.findall(r'class="dot c\d" cx="([\d.]+)" cy="([\d.]+)"', svg)
-    ]
-    (x0, y0), (x1, y1), (x2, y2), (x3, y3) = places
-    # logarithms of both: from 100 to 10 is as far as twice half of it; the error below the floor stands at
-    # the floor
+    points = re.findall(r'class="dot c\d" cx="([\d.]+)" cy="([\d.]+)"', svg)
+    (x0, x1, x2, x3), (y0, y1, y2, y3) = zip(*((float(x), float(y)) for x, y in points), strict=True)
+    # 100 to 50 is log10(2) of 100 to 10; the smallest error is at the floor of 1e-7
     assert (x0 - x1) / (x0 - x3) == pytest.approx(math.log10(2), abs=2e-3)
     assert (y1 - y0) / (y3 - y0) == pytest.approx(4 / 7, abs=2e-3)
     assert (y2 - y0) / (y3 - y0) == pytest.approx(5 / 7, abs=2e-3)

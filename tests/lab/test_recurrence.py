@@ -1,16 +1,9 @@
-"""Tests of lab/recurrence.py."""
-
-from __future__ import annotations
-
 from polyhead.lab import recurrence
 
 
-def test_the_place_of_an_asked_item_is_where_its_key_stands():
+def test_item_position_is_that_of_its_key():
     batch = recurrence.RECALL_TASK.batch(1, 0, 5)
-    for source, target, places in zip(
-        batch.source.tolist(),
-        batch.target.tolist(),
-        recurrence.find_item_positions(batch).tolist(),
-        strict=True,
-    ):
-        assert [(source[at] - 2) // 4 for at in places] == [key - 2 - 8 * 4 for key in target]
+    positions = recurrence.find_item_positions(batch).tolist()
+    rows = zip(batch.source.tolist(), batch.target.tolist(), positions, strict=True)
+    for source, target, positions in rows:
+        assert [(source[pos] - 2) // 4 for pos in positions] == [key - 2 - 8 * 4 for key in target]

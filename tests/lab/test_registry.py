@@ -1,32 +1,20 @@
-"""Tests of lab/registry.py."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.lab.run_helpers import NAMES
 
 from polyhead.lab.registry import EXPERIMENTS, LabContext, describe_experiment
 
-ROOT = Path(__file__).parents[2]
 
-
-def test_the_experiments_are_these():
-    assert EXPERIMENTS.names() == sorted(NAMES)
-
-
-def test_sizes_and_seeds_of_quick_and_full_runs():
-    assert LabContext(5).make_seeds(3) == [5, 6, 7]
-    assert LabContext(5, quick=True).make_seeds(3) == [5, 6]
-    assert (LabContext().pick_size("full", "quick"), LabContext(quick=True).pick_size("full", "quick")) == (
-        "full",
-        "quick",
-    )
-
-
-def test_the_guide_of_the_lab_tells_of_every_experiment():
-    page = (ROOT / "docs/lab.md").read_text()
+def test_every_experiment_is_registered_and_documented():
+    assert EXPERIMENTS.names() == NAMES
+    page = (Path(__file__).parents[2] / "docs/lab.md").read_text()
     for name in NAMES:
         assert f"\n## {name}\n" in page
         assert f"polyhead experiments {name}\n" in page
         assert describe_experiment(name)
+
+
+def test_seeds_and_sizes_of_quick_and_full_runs():
+    full, quick = LabContext(5), LabContext(5, quick=True)
+    assert (full.make_seeds(3), quick.make_seeds(3)) == ([5, 6, 7], [5, 6])
+    assert [context.pick_size("full", "quick") for context in (full, quick)] == ["full", "quick"]

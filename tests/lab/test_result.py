@@ -1,22 +1,15 @@
-"""Tests of lab/result.py."""
-
-from __future__ import annotations
-
 import json
 
 from tests.lab.page_helpers import RESULT
 
 
-def test_json_has_everything_and_no_nan():
-    found = json.loads(json.dumps(RESULT.to_json(), allow_nan=False))
-    assert [claim["is_supported"] for claim in found["claims"]] == [True, False, None, None]
-    assert [claim["verdict"] for claim in found["claims"]] == [
-        "held",
-        "did not hold",
-        "undecided",
-        "undecided",
-    ]
-    assert [figure["kind"] for figure in found["figures"]] == ["plot", "dots", "table"]
-    assert found["figures"][0]["curves"][0] == {"name": "<x>", "points": [[1, 4.0], [2, None], [3, 2.0]]}
-    assert found["figures"][1]["rows"]["two <b>"] == [None, 3.0]
-    assert found["figures"][2]["rows"] == [["<i>", 12000], ["b", 0.03125]]
+def test_json_is_complete_and_without_nan():
+    result = json.loads(json.dumps(RESULT.to_json(), allow_nan=False))
+    assert [claim["is_supported"] for claim in result["claims"]] == [True, False, None, None]
+    verdicts = ["held", "did not hold", "undecided", "undecided"]
+    assert [claim["verdict"] for claim in result["claims"]] == verdicts
+    plot, dots, table = result["figures"]
+    assert [plot["kind"], dots["kind"], table["kind"]] == ["plot", "dots", "table"]
+    assert plot["curves"][0] == {"name": "<x>", "points": [[1, 4.0], [2, None], [3, 2.0]]}
+    assert dots["rows"]["two <b>"] == [None, 3.0]
+    assert table["rows"] == [["<i>", 12000], ["b", 0.03125]]

@@ -1,9 +1,8 @@
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from polyhead.lab.short_training import evaluate_held_out, make_small_config, run_short_training
 from polyhead.lab.tasks import START, SyntheticTask, make_copy_task
@@ -11,91 +10,77 @@ from polyhead.models.build import build
 from polyhead.train.tasks.seq2seq_common import seq2seq_features
 
 EASY = make_copy_task(3, 4)._replace(rows=16)
+TINY = {"d_model": 16, "d_ff": 16}
 
 
-def test_an_easy_task_is_learned_and_judged_on_other_rows():
-    learned = run_short_training(
-        make_small_config(EASY, d_model=32, d_ff=32, n_layers=1), EASY, seed=1, steps=150, lr=5e-3
-    )
-    assert learned.accuracy > 0.95
-    assert learned.loss < 0.3 < math.log(4) < learned.curve[0][1]
-    assert [step for step, _ in learned.curve][-1] == 150
-    assert not learned.diverged
+def test_easy_task_is_learned():
+    config = make_small_config(EASY, d_model=32, d_ff=32, n_layers=1)
+    result = run_short_training(config, EASY, seed=1, steps=150, lr=5e-3)
+    assert result.accuracy > 0.95
+    assert result.loss < 0.3 < math.log(4) < result.curve[0][1]
+    assert result.curve[-1][0] == 150
+    assert not result.diverged
 
 
-def test_the_same_seed_gives_the_same_training():
-    runs = [
-        run_short_training(make_small_config(EASY, d_model=16, d_ff=16), EASY, seed=seed, steps=5)
-        for seed in (1, 1, 2)
-    ]
-    assert runs[0].curve == runs[1].curve
-    assert runs[0].curve != runs[2].curve
+def test_training_is_deterministic_by_seed():
+    config = make_small_config(EASY, **TINY)
+    curves = [run_short_training(config, EASY, seed=seed, steps=5).curve for seed in (1, 1, 2)]
+    assert curves[0] == curves[1] != curves[2]
 
 
-def test_designs_that_are_compared_read_the_same_rows():
-    drawn: list[tuple[int, ...]] = []
+def test_compared_designs_read_same_rows():
+    def train(norm, seed):
+        """The batches that a training reads."""
+        batches = []
 
-    def draw(rng, rows):
-        source, target, labels = EASY.draw(rng, rows)
-        drawn.append(tuple(source.flatten().tolist()))
-        return source, target, labels
+        def draw(rng, rows):
+            source, target, labels = EASY.draw(rng, rows)
+            batches.append(tuple(source.flatten().tolist()))
+            return source, target, labels
 
-    seen = []
-    for norm, seed in (("layernorm", 3), ("rmsnorm", 3), ("rmsnorm", 4)):
-        drawn.clear()
-        run_short_training(
-            make_small_config(EASY, norm=norm, d_model=16, d_ff=16),
-            SyntheticTask(*EASY[:2], draw, 16),
-            seed=seed,
-            steps=4,
-        )
-        seen.append(list(drawn))
-    assert seen[0] == seen[1]
-    assert not set(seen[1][:5]) & set(seen[2][:5])  # another seed, other rows
-    assert seen[1][5:] == seen[2][5:]  # judged on the same ones
-    assert len(set(seen[0][:5])) == 4  # the rehearsal reads the first batch, which comes again
+        config = make_small_config(EASY, norm=norm, **TINY)
+        run_short_training(config, SyntheticTask(*EASY[:2], draw, 16), seed=seed, steps=4)
+        return batches
+
+    layernorm, rmsnorm, other_seed = train("layernorm", 3), train("rmsnorm", 3), train("rmsnorm", 4)
+    assert layernorm == rmsnorm
+    assert not set(rmsnorm[:5]) & set(other_seed[:5])  # another seed, other rows
+    assert rmsnorm[5:] == other_seed[5:]  # evaluated on the same ones
+    assert len(set(layernorm[:5])) == 4  # the memory check reads the first batch too
 
 
-def test_a_training_that_diverges_is_a_finding_and_no_error():
-    learned = run_short_training(
-        make_small_config(EASY, d_model=16, d_ff=16, norm="none"),
-        EASY,
-        seed=1,
-        steps=40,
-        lr=1e18,
-        warmup=0,
-        clip_norm=0.0,
-    )
-    assert learned.diverged
-    assert math.isnan(learned.accuracy)
+def test_diverged_training_is_a_result():
+    config = make_small_config(EASY, **TINY, norm="none")
+    result = run_short_training(config, EASY, seed=1, steps=40, lr=1e18, warmup=0, clip_norm=0.0)
+    assert result.diverged
+    assert math.isnan(result.accuracy)
 
 
-def test_judging_is_cross_entropy_and_accuracy_written_out():
-    model = build(make_small_config(EASY, d_model=16, d_ff=16), 1)
-    found = evaluate_held_out(model, EASY, n_batches=2)
-    nll, right, count = 0.0, 0, 0
+def test_evaluation_matches_cross_entropy_and_accuracy():
+    model = build(make_small_config(EASY, **TINY), 1)
+    result = evaluate_held_out(model, EASY, n_batches=2)
+    nll, n_correct, n = 0.0, 0, 0
     for number in (1_000_000, 1_000_001):
         batch = EASY.batch(0, number)
         with torch.inference_mode():
             logits = model(batch.source, batch.target).double()
-        for row, labels in zip(logits, batch.labels.tolist(), strict=True):
-            for scores, label in zip(row, labels, strict=True):
-                nll -= float(scores[label] - scores.logsumexp(0))
-                right += int(scores.argmax()) == label
-                count += 1
-    wanted = {"loss": nll / count, "ppl": math.exp(nll / count), "accuracy": right / count}
-    assert found == pytest.approx(wanted, rel=1e-5)
+        for scores, label in zip(logits.flatten(0, 1), batch.labels.flatten().tolist(), strict=True):
+            nll -= float(scores[label] - scores.logsumexp(0))
+            n_correct += int(scores.argmax()) == label
+            n += 1
+    expected = {"loss": nll / n, "ppl": math.exp(nll / n), "accuracy": n_correct / n}
+    assert result == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_norm_that_counts_tokens_is_told_of_padding():
-    problem = make_copy_task(5, shortest=1)
-    model = build(make_small_config(problem, norm="batchnorm"), 1).double()
-    batch = problem.batch(1, 0)
-    x = seq2seq_features(model, batch)
-    wider = batch._replace(
-        target=torch.nn.functional.pad(batch.target, (0, 4), value=START),
-        labels=torch.nn.functional.pad(batch.labels, (0, 4), value=-100),
-    )
-    model = build(make_small_config(problem, norm="batchnorm"), 1).double()
+def test_padding_is_masked_for_batchnorm():
+    task = make_copy_task(5, shortest=1)
+    batch = task.batch(1, 0)
+    target, labels = pad(batch.target, (0, 4), value=START), pad(batch.labels, (0, 4), value=-100)
+
+    def compute_features(batch):
+        return seq2seq_features(build(make_small_config(task, norm="batchnorm"), 1).double(), batch)
+
+    features = compute_features(batch)
+    padded_features = compute_features(batch._replace(target=target, labels=labels))[:, :5]
     valid = batch.labels != -100
-    torch.testing.assert_close(seq2seq_features(model, wider)[:, :5][valid], x[valid], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(padded_features[valid], features[valid], atol=1e-5, rtol=1e-5)

@@ -1,28 +1,31 @@
-"""Tests of lab/model.py."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-from tests.lab.caches_helpers import the_run
+from tests.lab.caches_helpers import save_run
 
 from polyhead.cli import main
 
 
-def words(capsys: Any) -> str:
-    err: str = capsys.readouterr().err
-    assert err.count("\n") == 1, err
-    return err
+@pytest.fixture
+def expect_error(tmp_path, monkeypatch, capsys):
+    """The command fails with this message, on one line."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(arguments, message):
+        assert main(["experiments", *arguments]) == 2
+        err = capsys.readouterr().err
+        assert message in err and err.count("\n") == 1
+
+    return run_command
+
+
+OTHER_MODELS = (
+    "experiment 'scaling' uses its own models and text; experiments for your own run: caches, paging"
+)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (
-            ["scaling", "--run", "r", "--text", "t"],
-            "experiment 'scaling' uses its own models and text; experiments for your own run: caches, paging",
-        ),
+        (["scaling", "--run", "r", "--text", "t"], OTHER_MODELS),
         (["all", "--run", "r", "--text", "t"], "uses its own models and text"),
         (["caches", "--text", "t"], "requires --run RUN"),
         (["caches", "--limit", "3"], "requires --run RUN"),
@@ -30,30 +33,13 @@ def words(capsys: Any) -> str:
         (["caches", "--run", "nowhere", "--text", "t"], "no run directory 'nowhere'"),
     ],
 )
-def test_what_does_not_go_together_is_told_in_one_line(arguments, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["experiments", *arguments]) == 2
-    assert said in words(capsys)
+def test_invalid_options_are_errors(arguments, message, expect_error):
+    expect_error(arguments, message)
 
 
-def test_a_model_without_decoder_and_a_short_text_are_refused(tmp_path, capsys):
+def test_unsuitable_model_or_text_is_an_error(tmp_path, expect_error):
     (tmp_path / "t").write_text("a dog .\n")
-    at = ["--text", str(tmp_path / "t"), "--out", str(tmp_path / "out")]
-    assert main(["experiments", "caches", "--run", str(the_run(tmp_path / "e", "encoder")), *at]) == 2
-    assert "has no decoder" in words(capsys)
-    assert main(["experiments", "caches", "--run", str(the_run(tmp_path / "d")), *at]) == 2
-    assert "at least two windows of 49" in words(capsys)
-    assert (
-        main(
-            [
-                "experiments",
-                "caches",
-                "--run",
-                str(the_run(tmp_path / "d")),
-                "--text",
-                str(tmp_path / "nothing"),
-            ]
-        )
-        == 2
-    )
-    assert "no file 'nothing'" in words(capsys)
+    encoder, decoder = (str(save_run(tmp_path / kind, kind)) for kind in ("encoder", "decoder"))
+    expect_error(["caches", "--run", encoder, "--text", "t"], "has no decoder")
+    expect_error(["caches", "--run", decoder, "--text", "t"], "at least two windows of 49")
+    expect_error(["caches", "--run", decoder, "--text", "nothing"], "no file 'nothing'")

@@ -1,7 +1,3 @@
-"""Tests of lab/tokens.py."""
-
-from __future__ import annotations
-
 import pytest
 
 from polyhead.core.choice import Choice
@@ -14,23 +10,18 @@ TRAIN = [" ".join([word] * n) for word, n in COUNTS.items()]
 HELD_OUT = ["the the cat", "sat mat zebra"]
 
 
-def test_without_merges_a_word_has_its_letters_and_a_space_as_tokens():
+def test_unmerged_words_are_their_characters():
     fit = tokens.fit_vocabulary(TRAIN, HELD_OUT, tokens.N_BASE_TOKENS)
     assert fit.tokens_per_word == pytest.approx((11 + 13) / 6)  # characters over words
-    assert fit.word_lengths == {
-        "never": 6,
-        "once": 4,
-        "2 to 9 times": 4,
-        "10 to 99 times": 4,
-        "100 times or more": 4,
-    }
+    frequencies = ("once", "2 to 9 times", "10 to 99 times", "100 times or more")
+    assert fit.word_lengths == {"never": 6, **dict.fromkeys(frequencies, 4)}  # with the space
     assert set(fit.single_token.values()) == {0}
     assert (fit.new_words, fit.lost_words, fit.unknown_words) == (1, 0, pytest.approx(1 / 6))
     assert fit.rare_tokens == 0
 
 
-def test_a_frequent_word_becomes_one_token():
-    # pairs are merged if they occur twice: "the" alone and after a space, "cat" and " cat", ...
+def test_frequent_word_is_one_token():
+    # pairs are merged if they occur twice: "the" at the start and after a space, "cat" and " cat", ...
     fit = tokens.fit_vocabulary(TRAIN, HELD_OUT, 300)
     assert fit.single_token["100 times or more"] == fit.single_token["10 to 99 times"] == 1
     assert fit.single_token["never"] == 0
@@ -38,7 +29,7 @@ def test_a_frequent_word_becomes_one_token():
     assert fit.lost_words == 0
 
 
-def test_words_beyond_the_size_of_a_list_are_unknown():
+def test_words_beyond_word_list_are_unknown():
     names = [f"w{a}{b}" for a in "abcdefghijklmnopqrst" for b in "abcdefghijklmnopqrst"]
     train = [" ".join(names), *TRAIN, *TRAIN]  # the four of TRAIN are more frequent and come first
     last = 270 - len(COUNTS)
@@ -46,26 +37,24 @@ def test_words_beyond_the_size_of_a_list_are_unknown():
     assert fit.unknown_words == pytest.approx(2 / 8)  # zebra, and the first one beyond the list
 
 
-def test_tokens_with_few_occurrences_are_rare():
+def test_rare_tokens_occur_less_than_100_times():
     tokenizer = train_tokenizer(TRAIN, Choice("bpe"), 300)
     text = " the" * 99 + " cat" * 100
-    names = {name: tokenizer.token_to_id(name) for name in ("Ġthe", "Ġcat")}
-    assert len(set(names.values())) == 2
-    merged = tokenizer.vocab_size - tokens.N_BASE_TOKENS
-    assert tokens.measure_rare_tokens(tokenizer, [text]) == pytest.approx((merged - 1) / merged)
+    assert len({tokenizer.token_to_id(name) for name in ("Ġthe", "Ġcat")}) == 2
+    n_merged = tokenizer.vocab_size - tokens.N_BASE_TOKENS
+    assert tokens.measure_rare_tokens(tokenizer, [text]) == pytest.approx((n_merged - 1) / n_merged)
 
 
-def test_docstrings_of_a_source_are_found():
-    source = (
-        '"""Module."""\nx = "no"\nclass A:\n    """Class."""\n    def f(self):\n        """Function."""\n'
-    )
+def test_docstrings_are_extracted():
+    function = '    def f(self):\n        """Function."""\n'
+    source = f'"""Module."""\nx = "no"\nclass A:\n    """Class."""\n{function}'
     assert list(tokens.find_docstrings(source)) == ["Module.", "Class.", "Function."]
     texts = tokens.read_docstrings()
     assert all(texts)
     assert any(text.startswith(tokens.__doc__) for text in texts)
 
 
-def test_a_tenth_of_the_documents_is_held_out():
+def test_tenth_of_documents_is_validation():
     documents = [str(n) for n in range(40)]
     train, held_out = tokens.hold_out_documents(documents, 3)
     assert (len(train), len(held_out)) == (36, 4)

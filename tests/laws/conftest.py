@@ -1,4 +1,4 @@
-"""Every law is tested on every registered part, so a new part is covered the day it is born."""
+"""Designs of the laws: every registered part, so that a new part is tested once it is registered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from tests.sampling import CASE_PARTS
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
@@ -26,10 +26,8 @@ from polyhead.core.registry import (
     Registry,
 )
 from polyhead.models import Seq2Seq, build
+from polyhead.nn.norm import BatchNorm
 from polyhead.nn.validate_model import check_model
-
-NEEDS: dict[str, dict[str, Any]] = {}
-"""Options that a part cannot do without: its name -> an example of them."""
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "softmax": [
@@ -69,7 +67,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "gru": [{"attention": False, "units": 24}],
     "gated_conv": [{"kernel": 5}],
 }
-"""Options that change what a part does and are worth the laws of their own."""
+"""Options that change what a part computes."""
 
 HYBRIDS: list[list[dict[str, Any]]] = [
     [{"attention": {"name": "linear"}}, {}],
@@ -80,82 +78,78 @@ HYBRIDS: list[list[dict[str, Any]]] = [
         {"block": {"name": "gated_conv"}},
     ],
 ]
-"""Layers in turn that keep keys and values, and such that keep a state."""
+"""Layer patterns that mix keys and values with recurrent states."""
 
 HEADS = {"mha": 4, "gqa": 2, "mqa": 1}
 VOCAB = 19
 
 
 def choices(registry: Registry[Any]) -> list[dict[str, Any]]:
-    """Every part of a registry, those with variants in all of them."""
-    parts = []
-    for name in registry.names():
-        plain = {"name": name, **NEEDS.get(name, {})}
-        parts += [plain, *({**plain, **options} for options in VARIANTS.get(name, []))]
-    return parts
+    """Every part of a registry, without options and in each variant."""
+    return [
+        {"name": name, **options} for name in registry.names() for options in ({}, *VARIANTS.get(name, []))
+    ]
 
 
-def cases() -> dict[str, dict[str, Any]]:
+def make_cases() -> dict[str, dict[str, Any]]:
     """What differs from the base model, by a readable name.
 
-    Attentions, positions and head counts meet each other in full, for they act on the same numbers; norms and
-    feed-forward layers, which see one token at a time, take turns. Variants meet the other parts once, those
-    of blocks only themselves. Designs that are refused when the config is read are left out; test_refused.py
-    has them by name.
+    Attentions, positions and head counts form a full product, for they act on the same numbers; norms and
+    feed-forward layers, which read one token at a time, take turns. Variants are combined with the other
+    parts once, those of blocks only with themselves. Invalid designs are left out; test_refused.py lists
+    them.
     """
     core = [
         {"attention": a, "position": p, "n_kv_heads": HEADS[heads]}
         for a, p, heads in itertools.product(choices(ATTENTION), choices(POSITION), HEADS)
         if len(a) + len(p) == 2 or (heads == "gqa" and 1 in (len(a), len(p)))
     ]
-    core = [case for case in core if possible(case)]
+    core = [case for case in core if is_valid(case)]
     norms = [{"norm": n, "norm_first": pre} for n, pre in itertools.product(choices(NORM), (False, True))]
     ffns = [{"feed_forward": f} for f in choices(FEED_FORWARD)]
     turns = range(max(map(len, (core, norms, ffns))))
-    found = [core[i % len(core)] | norms[i % len(norms)] | ffns[i % len(ffns)] for i in turns]
-    found += [{"init": i, "tie_embeddings": "none"} for i in choices(INIT)]
+    cases = [core[i % len(core)] | norms[i % len(norms)] | ffns[i % len(ffns)] for i in turns]
+    cases += [{"init": i, "tie_embeddings": "none"} for i in choices(INIT)]
     pairs = itertools.product(choices(BLOCK), repeat=2)
     blocks = [{"block": b, "decoder_block": d} for b, d in pairs if b == d or len(b) + len(d) == 2]
-    found += [case | first(case) for case in blocks if possible(case | first(case))]
-    found += [
-        {
-            "block": b,
-            "cross_attention": {"name": a},
-            "norm": {"name": n},
-            "norm_first": True,
-            "sandwich_norm": True,
-        }
-        for b, a, n in zip(
-            choices(BLOCK), itertools.cycle(ATTENTION.names()), itertools.cycle(NORM.names()), strict=False
-        )
-        if len(b) == 1 and b["name"] != "parallel"
+    blocks = [case | required_options(case) for case in blocks]
+    cases += [case for case in blocks if is_valid(case)]
+    sandwich = {"norm_first": True, "sandwich_norm": True}
+    plain_blocks = (b for b in choices(BLOCK) if len(b) == 1)
+    attentions, norm_names = itertools.cycle(ATTENTION.names()), itertools.cycle(NORM.names())
+    cases += [
+        {"block": b, "cross_attention": {"name": a}, "norm": {"name": n}} | sandwich
+        for b, a, n in zip(plain_blocks, attentions, norm_names, strict=False)
+        if b["name"] != "parallel"
     ]
-    found += [{"tie_embeddings": "target", "scale_embedding": False, "n_decoder_layers": 1}]
-    found += [{"norm_first": True, "sandwich_norm": True, "head_dim": 6, "v_head_dim": 3}]
-    found += [{"norm_first": True, "sandwich_norm": "after", "norm": {"name": "rmsnorm"}}]
-    found += [{"attention": {"name": "softmax", "tie": "qkv"}, "position": {"name": "rope"}}]
-    found += [
+    cases += [
+        {"tie_embeddings": "target", "scale_embedding": False, "n_decoder_layers": 1},
+        sandwich | {"head_dim": 6, "v_head_dim": 3},
+        {"norm_first": True, "sandwich_norm": "after", "norm": {"name": "rmsnorm"}},
+        {"attention": {"name": "softmax", "tie": "qkv"}, "position": {"name": "rope"}},
+    ]
+    cases += [
         {"decoder_attention": a, "cross_attention": c, "position": {"name": "none"}}
         for a, c in zip(choices(ATTENTION), reversed(choices(ATTENTION)), strict=True)
     ]
-    found += [
-        {"layer_pattern": turns, "n_layers": 4, "n_kv_heads": heads, "position": {"name": position}}
-        for turns, heads, position in zip(
+    cases += [
+        {"layer_pattern": pattern, "n_layers": 4, "n_kv_heads": heads, "position": {"name": position}}
+        for pattern, heads, position in zip(
             HYBRIDS, HEADS.values(), ("rope", "none", "sinusoidal"), strict=True
         )
     ]
-    return {"-".join(map(say, case.values())): case for case in found}
+    return {"-".join(map(format_id, case.values())): case for case in cases}
 
 
 SIZES = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 20, "max_len": 16, "dropout": 0.1}
 
 
-def first(case: dict[str, Any]) -> dict[str, Any]:
-    """Some blocks have their norms first alone."""
+def required_options(case: dict[str, Any]) -> dict[str, Any]:
+    """Parallel blocks require norm_first."""
     return {"norm_first": True} if {"name": "parallel"} in case.values() else {}
 
 
-def possible(case: dict[str, Any]) -> bool:
+def is_valid(case: dict[str, Any]) -> bool:
     try:
         check_model(ModelConfig(vocab_size=VOCAB, **{**SIZES, **case}))
     except UserError:
@@ -163,17 +157,17 @@ def possible(case: dict[str, Any]) -> bool:
     return True
 
 
-def say(value: Any) -> str:
+def format_id(value: Any) -> str:
     if isinstance(value, dict):
         return "_".join([value["name"], *(f"{k}={v}" for k, v in value.items() if k != "name")])
     if isinstance(value, list):
-        return "+".join(say(next(iter(turn.values()), "own")) for turn in value)
+        return "+".join(format_id(next(iter(layer.values()), "own")) for layer in value)
     if isinstance(value, bool):
         return "pre" if value else "post"
     return str(value)
 
 
-CASES = cases()
+CASES = make_cases()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -211,29 +205,46 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.stash[CASE_PARTS] = frozenset(find_parts(callspec.params))
 
 
-@functools.cache
-def made(case: str) -> Seq2Seq:
-    model = build(ModelConfig(vocab_size=VOCAB, **{**SIZES, **CASES[case]}), seed=1)
+def perturb(model: nn.Module, std: float, shrink: bool = False) -> None:
+    """Change every parameter, so that no bias is 0 and no gain 1 and each has an effect.
+
+    ``shrink`` is for models without norms, in which gated layers square the numbers of the layer before.
+    """
     torch.manual_seed(2)
     with torch.no_grad():
-        for p in model.parameters():  # no bias at 0, no gain at 1: nothing may hide
-            p.add_(0.1 * torch.randn_like(p))
-            if model.config.norm.name == "none":
-                p.mul_(0.5)  # or gated layers square the numbers of the layer before, and rounding with them
-        for _ in range(30):  # running statistics that fit
-            model.train()(torch.randint(5, VOCAB, (4, 9)), torch.randint(5, VOCAB, (4, 9)))
+        for p in model.parameters():
+            p.add_(std * torch.randn_like(p))
+            if shrink:
+                p.mul_(0.5)
+
+
+def fit_running_statistics(model: nn.Module, *tokens: Tensor) -> None:
+    """Set the running statistics of batch norms to those of one batch."""
+    norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        if norms:
+            model.train()(*tokens)
+
+
+@functools.cache
+def build_model(case: str) -> Seq2Seq:
+    model = build(ModelConfig(vocab_size=VOCAB, **{**SIZES, **CASES[case]}), seed=1)
+    perturb(model, 0.1, shrink=model.config.norm.name == "none")
+    fit_running_statistics(model, *torch.randint(5, VOCAB, (2, 16, 9)))
     return model.eval()
 
 
 @pytest.fixture
 def config(case: str) -> ModelConfig:
-    return made(case).config
+    return build_model(case).config
 
 
 @pytest.fixture
 def model(case: str) -> Seq2Seq:
     """In evaluation mode; a test that changes it takes a copy."""
-    return made(case)
+    return build_model(case)
 
 
 class Pairs(NamedTuple):
@@ -245,13 +256,15 @@ class Pairs(NamedTuple):
     target_pos: Tensor
 
 
+def ragged_positions(*lengths: int) -> Tensor:
+    """Positions of rows of these lengths, padded on the right: (B, T)."""
+    pos = torch.arange(max(lengths)).expand(len(lengths), -1)
+    return pos.masked_fill(pos >= torch.tensor(lengths)[:, None], -1)
+
+
 @pytest.fixture
 def pairs() -> Pairs:
     torch.manual_seed(3)
 
-    def positions(*lengths: int) -> Tensor:
-        at = torch.arange(max(lengths)).expand(len(lengths), -1)
-        return at.masked_fill(at >= torch.tensor(lengths)[:, None], -1)
-
     source, target = torch.randint(5, VOCAB, (3, 7)), torch.randint(5, VOCAB, (3, 9))
-    return Pairs(source, target, positions(7, 4, 1), positions(9, 1, 6))
+    return Pairs(source, target, ragged_positions(7, 4, 1), ragged_positions(9, 1, 6))

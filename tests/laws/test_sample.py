@@ -21,14 +21,14 @@ REGISTERED = {
 @pytest.mark.parametrize(
     "law", ["test_padding_is_inert", "test_rows_do_not_interact", "test_a_law_of_tomorrow"]
 )
-def test_sample_of_a_law_has_every_registered_part(law: str) -> None:
+def test_sample_of_a_law_has_every_registered_part(law):
     cases = {f"tests/laws/test_models.py::{law}[{case}]": find_parts({"case": case}) for case in CASES}
     sample = sample_cases(cases)
     assert set().union(*(cases[id] for id in sample)) >= REGISTERED
     assert len(sample) < len(cases) // 4
 
 
-def test_laws_of_this_run_have_every_registered_part(request: pytest.FixtureRequest) -> None:
+def test_laws_of_this_run_have_every_registered_part(request):
     laws: dict[str, set[str]] = defaultdict(set)
     for item in request.session.items:
         if item.nodeid.startswith("tests/laws/test_models.py") and "case" in item.callspec.params:

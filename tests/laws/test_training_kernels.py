@@ -1,73 +1,69 @@
-"""Every design learns alike with the fused kernels of training, and with its parts alone."""
-
-from __future__ import annotations
+"""Every design has the same gradients with the fused kernels of training as without."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 from tests.laws.conftest import CASES
-from tests.laws.test_tensor_parallel import Labels, design, rows
-from torch import Tensor, nn
+from tests.laws.test_tensor_parallel import LabelTask, make_batch, make_config
+from torch import Tensor
 
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.training.mode import TrainingKernels
 from polyhead.models import build
 from polyhead.train.precision import autocast
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
+pytestmark = needs_kernels
 CPU = torch.device("cpu")
 
 
-def make_model(case: dict[str, Any]) -> nn.Module:
+def make_model(case):
     """Heads wide enough for the kernel of attention."""
-    return build(design(case, d_model=64, d_ff=48, dropout=0.25), seed=1).float()
+    return build(make_config(case, d_model=64, d_ff=48, dropout=0.25), seed=1).float()
 
 
-def gradients(model: nn.Module, context: Any) -> dict[str, Tensor]:
-    """The loss and all gradients of a step with dropout, which draws the same numbers each time."""
+def compute_gradients(model, context):
+    """The gradients of a step with dropout, which draws the same numbers each time."""
     model = copy.deepcopy(model).train()
     torch.manual_seed(1)
     with context:
-        loss = Labels().loss(model, rows(model.config))  # type: ignore[arg-type]
+        loss = LabelTask().loss(model, make_batch(model.config))
     (loss.total / loss.count).backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {"loss": loss.total.detach(), **found}
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def find_errors(model: nn.Module, precision: str) -> tuple[float, float]:
-    """Errors of the gradients, as parts of their norm: of the parts alone, and with the kernels."""
-    exact = gradients(copy.deepcopy(model).double(), torch.enable_grad())
+def find_errors(model, precision):
+    """Relative errors of the gradients without and with the kernels."""
+    exact = compute_gradients(copy.deepcopy(model).double(), torch.enable_grad())
     half = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
-    found = [gradients(model, half), gradients(model, autocast(precision, CPU))]  # type: ignore[arg-type]
-    norm = sum(float(exact[name].norm()) ** 2 for name in exact if name != "loss") ** 0.5
+    results = [compute_gradients(model, half), compute_gradients(model, autocast(precision, CPU))]
+    norm = sum(float(exact[name].norm()) ** 2 for name in exact) ** 0.5
     plain, fused = (
-        sum(float((grads[name] - exact[name]).norm()) ** 2 for name in grads if name != "loss") ** 0.5 / norm
-        for grads in found
+        sum(float((grads[name] - exact[name]).norm()) ** 2 for name in grads) ** 0.5 / norm
+        for grads in results
     )
     return plain, fused
 
 
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("bf16", 0.03)])
-def test_gradients_with_kernels_are_those_of_the_parts(case: str, precision: str, error: float) -> None:
-    """Up to rounding, which in bf16 turns single units of a ReLU on or off: errors of two ways differ."""
+def test_gradients_equal_those_without_kernels(case, precision, error):
+    """Up to rounding, which in bf16 switches single units of a ReLU."""
     if CASES[case].get("norm", {}).get("name") == "none":
-        pytest.skip("without a norm to keep numbers small, rounding alone changes the gradients")
+        pytest.skip("not applicable: without a norm, rounding alone changes the gradients")
     plain, fused = find_errors(make_model(CASES[case]), precision)
     assert fused <= 3 * plain + error
 
 
-def test_most_designs_have_fused_sublayers() -> None:
-    """The comparison above compares something: the mode replaces residuals of the standard designs."""
+def test_standard_designs_have_fused_sublayers():
+    """The comparison above is not vacuous: the mode replaces residuals of the standard designs."""
     calls = []
 
     class Counting(TrainingKernels):
-        def replace_call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        def replace_call(self, function, args, kwargs):
             out = super().replace_call(function, args, kwargs)
             if isinstance(out, Tensor):
                 calls.append(type(out.grad_fn).__name__)
             return out
 
-    gradients(make_model({"kind": "encoder-decoder"}), Counting())
+    compute_gradients(make_model({"kind": "encoder-decoder"}), Counting())
     assert sum("Residual" in name for name in calls) >= 4, calls

@@ -1,27 +1,15 @@
-"""Shared by the tests of encoders."""
+"""A small encoder with random weights."""
 
-from __future__ import annotations
-
-import torch
+from tests.generation.helpers import build_noisy
 
 from polyhead.config.model import ModelConfig
-from polyhead.models import build
 
-SIZES = {
-    "kind": "encoder",
-    "vocab_size": 13,
-    "d_model": 8,
-    "n_heads": 2,
-    "n_layers": 2,
-    "max_len": 12,
-    "dropout": 0.0,
-}
+SIZES = {"kind": "encoder", "vocab_size": 13, "d_model": 8, "n_heads": 2, "n_layers": 2, "max_len": 12}
+SIZES["dropout"] = 0.0
 
 
-def made(**changes):
-    model = build(ModelConfig(**{**SIZES, **changes}), seed=1)
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return model.eval()
+def make_encoder(**changes):
+    return build_noisy(ModelConfig(**{**SIZES, **changes}), 1, 0.3, 2)
+
+
+made = make_encoder

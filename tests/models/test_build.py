@@ -15,8 +15,7 @@ def count(config):
 
 def formula(c):
     """Encoder layer: attention 4H^2 + 4H, feed-forward 2HF + F + H, two norms 4H; a decoder layer has one
-    more
-    attention and norm. With F = 4H these are 12H^2 + 13H and 16H^2 + 19H."""
+    more attention and norm. With F = 4H these are 12H^2 + 13H and 16H^2 + 19H."""
     H, F, V = c.d_model, c.d_ff, c.vocab_size
     attention, ffn, norm = 4 * H * H + 4 * H, 2 * H * F + F + H, 2 * H
     layers = c.n_layers * (attention + ffn + 2 * norm) + c.decoder_layers * (2 * attention + ffn + 3 * norm)
@@ -47,7 +46,7 @@ def test_base_is_the_base_model_of_the_paper():
     assert count(big) == pytest.approx(213e6, rel=0.02)
 
 
-def test_changes_go_over_the_preset_and_unknown_names_are_user_errors():
+def test_preset_overrides_and_unknown_presets():
     assert preset_config("tiny", 10, d_ff=64).d_ff == 64
     with pytest.raises(UserError, match="unknown preset 'bas'; did you mean 'base'"):
         preset_config("bas", 10)

@@ -1,105 +1,96 @@
 """Encoders for masked tokens, classes and vectors against the same numbers computed by other means."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models.encoders_helpers import SIZES, made
+from tests.models.encoders_helpers import SIZES, make_encoder
 
 from polyhead.config.model import ModelConfig
 from polyhead.models import CausalLM, Classifier, MaskedLM, SentenceEncoder, build
 
 TOKENS = torch.tensor([[4, 7, 2, 9, 5], [3, 6, 8, 1, 1]])
 POS = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
+SEGMENTS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
+CLASSES = ["a", "b"]
 
 
-def test_the_config_says_what_an_encoder_is_for():
-    assert isinstance(made(), MaskedLM)
-    assert isinstance(made(labels=["a", "b"]), Classifier)
-    assert isinstance(made(lm_head=False), SentenceEncoder)
+def test_config_selects_the_encoder_class():
+    assert isinstance(make_encoder(), MaskedLM)
+    assert isinstance(make_encoder(labels=CLASSES), Classifier)
+    assert isinstance(make_encoder(lm_head=False), SentenceEncoder)
 
 
-def test_embeddings_are_tokens_positions_and_segments_under_a_norm():
-    model = made(position="learned", n_segments=2, embedding_norm=True, scale_embedding=False)
-    e = model.encoder.embedding
-    segments = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
-    x = F.embedding(TOKENS, e.token.weight) + e.position.weight[:5] + F.embedding(segments, e.segment.weight)
-    wanted = F.layer_norm(x, (8,), e.norm.weight, e.norm.bias)
-    torch.testing.assert_close(e(TOKENS, None, segments), wanted)
+def test_embeddings_add_positions_and_segments():
+    parts = {"embedding_norm": True, "scale_embedding": False}
+    e = make_encoder(position="learned", n_segments=2, **parts).encoder.embedding
+    x = F.embedding(TOKENS, e.token.weight) + e.position.weight[:5] + F.embedding(SEGMENTS, e.segment.weight)
+    expected = F.layer_norm(x, (8,), e.norm.weight, e.norm.bias)
+    torch.testing.assert_close(e(TOKENS, None, SEGMENTS), expected)
     assert torch.equal(e(TOKENS), e(TOKENS, None, torch.zeros_like(TOKENS)))
-    assert not torch.allclose(e(TOKENS), wanted)
+    assert not torch.allclose(e(TOKENS), expected)
 
 
-@pytest.mark.parametrize(("own", "feed_forward", "wanted"), [
-    (None, "gelu", True), (None, "swiglu", False), (True, "swiglu", True), (False, "gelu", False),
-])  # fmt: skip
-def test_maps_behind_the_layers_have_biases_where_it_says_so_else_as_the_layers(own, feed_forward, wanted):
-    parts = {"head_transform_bias": own, "feed_forward": feed_forward}
-    maps = made(**parts).transform, made(**parts, labels=["a", "b"]).pooler.proj
-    assert [one.bias is not None for one in maps] == [wanted, wanted]
+@pytest.mark.parametrize(
+    ("head_transform_bias", "feed_forward", "has_bias"),
+    [(None, "gelu", True), (None, "swiglu", False), (True, "swiglu", True), (False, "gelu", False)],
+)
+def test_head_transform_bias_defaults_to_feed_forward(head_transform_bias, feed_forward, has_bias):
+    parts = {"head_transform_bias": head_transform_bias, "feed_forward": feed_forward}
+    for linear in (make_encoder(**parts).transform, make_encoder(**parts, labels=CLASSES).pooler.proj):
+        assert (linear.bias is not None) == has_bias
 
 
-@pytest.mark.parametrize("position", ["learned", "sinusoidal"])
-@pytest.mark.parametrize("width", [6, 8, 10])
-def test_embeddings_of_a_width_of_their_own_are_mapped_to_that_of_the_model(width, position):
-    """All that makes them is so wide, and so is what the head reads (Lan et al., 2019, sec. 3.1)."""
-    model = made(d_embedding=width, position=position, n_segments=2, embedding_norm=True, lm_head_bias=True)
-    e, segments = model.encoder.embedding, torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
+@pytest.mark.parametrize(("position", "width"), [("learned", 6), ("sinusoidal", 8), ("learned", 10)])
+def test_d_embedding_is_projected_to_d_model(width, position):
+    """Embeddings and the head have that width (Lan et al., 2019, sec. 3.1)."""
+    parts = {"n_segments": 2, "embedding_norm": True, "lm_head_bias": True}
+    model = make_encoder(d_embedding=width, position=position, **parts)
+    e = model.encoder.embedding
     table = e.position.weight if position == "learned" else e.position.table
     x = F.embedding(TOKENS, e.token.weight) * width**0.5 + table[:5]
-    x = F.layer_norm(x + F.embedding(segments, e.segment.weight), (width,), e.norm.weight, e.norm.bias)
-    wanted = x @ e.proj.weight.T + e.proj.bias
-    assert wanted.shape == (2, 5, 8)
-    torch.testing.assert_close(e(TOKENS, None, segments), wanted)
-    h = F.gelu(model.transform(model.encoder.stack(wanted)))
+    x = F.layer_norm(x + F.embedding(SEGMENTS, e.segment.weight), (width,), e.norm.weight, e.norm.bias)
+    expected = x @ e.proj.weight.T + e.proj.bias
+    assert expected.shape == (2, 5, 8)
+    torch.testing.assert_close(e(TOKENS, None, SEGMENTS), expected)
+    h = F.gelu(model.transform(model.encoder.stack(expected)))
     h = F.layer_norm(h, (width,), model.transform_norm.weight, model.transform_norm.bias)
-    wanted = h @ e.token.weight.T + model.head.bias
-    torch.testing.assert_close(model(TOKENS, None, segments), wanted, rtol=1e-4, atol=1e-4)
+    logits = h @ e.token.weight.T + model.head.bias
+    torch.testing.assert_close(model(TOKENS, None, SEGMENTS), logits, rtol=1e-4, atol=1e-4)
     assert model.features(TOKENS, POS).shape == (2, 5, width)
-    assert made(d_embedding=width, tie_embeddings="none").head.weight.shape == (13, width)
+    assert make_encoder(d_embedding=width, tie_embeddings="none").head.weight.shape == (13, width)
 
 
-def test_vectors_and_classes_are_as_wide_as_the_model():
-    assert made(d_embedding=6, lm_head=False)(TOKENS, POS).shape == (2, 5, 8)
-    assert made(d_embedding=6, labels=["a", "b"]).classifier.in_features == 8
-
-
-def test_positions_of_the_layers_do_not_depend_on_the_width_of_embeddings():
+def test_outputs_do_not_depend_on_d_embedding():
+    assert make_encoder(d_embedding=6, lm_head=False)(TOKENS, POS).shape == (2, 5, 8)
+    assert make_encoder(d_embedding=6, labels=CLASSES).classifier.in_features == 8
     for position in ("rope", "t5", "shaw", "alibi"):
-        assert made(d_embedding=3, position=position)(TOKENS, POS).shape == (2, 5, 13)
+        assert make_encoder(d_embedding=3, position=position)(TOKENS, POS).shape == (2, 5, 13)
 
 
-def test_an_embedding_norm_can_stand_for_that_of_the_first_layer():
-    model = made(embedding_norm="first", norm_first=True, position="rope")
+def test_embedding_norm_replaces_first_layer_norm():
+    model = make_encoder(embedding_norm="first", norm_first=True, position="rope")
     layers, e = model.encoder.stack.layers, model.encoder.embedding
     x = F.layer_norm(e.token(TOKENS) * e.scale, (8,), e.norm.weight, e.norm.bias)
-    wanted = x + layers[0].attn(x, None, None)
-    wanted = layers[0].ffn_residual(wanted, layers[0].ffn, None)
-    wanted = model.encoder.stack.final_norm(layers[1](wanted))
-    torch.testing.assert_close(model.encoder(TOKENS), wanted)
-    assert sum(p.numel() for p in made(norm_first=True, embedding_norm=True).parameters()) == 16 + sum(
-        p.numel() for p in model.parameters()
-    )
+    x = x + layers[0].attn(x, None, None)
+    x = layers[0].ffn_residual(x, layers[0].ffn, None)
+    torch.testing.assert_close(model.encoder(TOKENS), model.encoder.stack.final_norm(layers[1](x)))
+    both_norms = make_encoder(norm_first=True, embedding_norm=True)
+    n_first, n_both = (sum(p.numel() for p in m.parameters()) for m in (model, both_norms))
+    assert n_both == 16 + n_first
 
 
-def test_layers_in_turn_have_attention_and_positions_of_their_own():
-    turns = [{"attention": {"name": "softmax", "window": 2}, "position": {"name": "rope", "theta": 50.0}}, {}]
-    config = ModelConfig(
-        **{**SIZES, "kind": "decoder", "n_layers": 4, "position": "rope", "layer_pattern": turns}
-    )
+def test_layer_pattern_sets_attention_and_position():
+    window = {"attention": {"name": "softmax", "window": 2}, "position": {"name": "rope", "theta": 50.0}}
+    changes = {"kind": "decoder", "n_layers": 4, "position": "rope", "layer_pattern": [window, {}]}
+    config = ModelConfig(**SIZES | changes)
     model = build(config, seed=1).eval()
     assert isinstance(model, CausalLM)
-    assert [layer.attn.window and layer.attn.window.size for layer in model.stack.layers] == [
-        2,
-        None,
-        2,
-        None,
-    ]
+    windows = [layer.attn.window and layer.attn.window.size for layer in model.stack.layers]
+    assert windows == [2, None, 2, None]
     assert [layer.attn.position.theta for layer in model.stack.layers] == [50.0, 1e4, 50.0, 1e4]
     assert ModelConfig.model_validate(config.model_dump()) == config
     for i, layer in enumerate(model.stack.layers):
         x = torch.randn(1, 6, 8, requires_grad=True)
         (layer(x)[0, 5] * torch.arange(8.0)).sum().backward()  # a plain sum over a norm is constant
-        seen = (x.grad[0].abs().sum(-1) > 0).tolist()
-        assert seen == ([False] * 4 + [True] * 2 if i % 2 == 0 else [True] * 6)
+        is_visible = (x.grad[0].abs().sum(-1) > 0).tolist()
+        assert is_visible == ([False] * 4 + [True] * 2 if i % 2 == 0 else [True] * 6)

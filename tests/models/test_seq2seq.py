@@ -1,4 +1,4 @@
-"""The encoder-decoder against torch.nn.Transformer with the same weights; tied weights; initial build."""
+"""The encoder-decoder against torch.nn.Transformer with the same weights; tied weights; initialization."""
 
 import copy
 
@@ -7,35 +7,27 @@ import torch
 from torch import nn
 
 from polyhead.config.model import ModelConfig
+from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.models import Seq2Seq, build
 from polyhead.nn.position.sinusoidal import sinusoids
 
-H, HEADS, V = 24, 4, 29
+D, HEADS, V = 24, 4, 29
 
 
-def copy_attention(theirs, mine):
-    theirs.in_proj_weight.copy_(torch.cat([p.weight for p in (mine.q_proj, mine.k_proj, mine.v_proj)]))
-    theirs.in_proj_bias.copy_(torch.cat([p.bias for p in (mine.q_proj, mine.k_proj, mine.v_proj)]))
-    theirs.out_proj.load_state_dict(mine.o_proj.state_dict())
+def copy_attention(target, attn):
+    target.in_proj_weight.copy_(torch.cat([p.weight for p in (attn.q_proj, attn.k_proj, attn.v_proj)]))
+    target.in_proj_bias.copy_(torch.cat([p.bias for p in (attn.q_proj, attn.k_proj, attn.v_proj)]))
+    target.out_proj.load_state_dict(attn.o_proj.state_dict())
 
 
-def peer(model):
+def build_reference(model):
     """torch.nn.Transformer with the weights of a model of ours."""
     c = model.config
-    theirs = nn.Transformer(
-        H,
-        HEADS,
-        c.n_layers,
-        c.decoder_layers,
-        c.d_ff,
-        0.0,
-        c.feed_forward.name,
-        batch_first=True,
-        norm_first=c.norm_first,
-    )
+    sizes = D, HEADS, c.n_layers, c.decoder_layers, c.d_ff, 0.0, c.feed_forward.name
+    reference = nn.Transformer(*sizes, batch_first=True, norm_first=c.norm_first)
     if not c.norm_first:  # torch closes its stacks with a norm; the paper does not after a post-norm
-        theirs.encoder.norm = theirs.decoder.norm = None
-    for stack, other in ((model.encoder, theirs.encoder), (model.decoder, theirs.decoder)):
+        reference.encoder.norm = reference.decoder.norm = None
+    for stack, other in ((model.encoder, reference.encoder), (model.decoder, reference.decoder)):
         if c.norm_first:
             other.norm.load_state_dict(stack.final_norm.state_dict())
         for a, b in zip(stack.layers, other.layers, strict=True):
@@ -43,15 +35,13 @@ def peer(model):
             residuals, norms = [a.attn_residual, a.ffn_residual], [b.norm1, b.norm2]
             if hasattr(a, "cross"):
                 copy_attention(b.multihead_attn, a.cross)
-                residuals, norms = (
-                    [a.attn_residual, a.cross_residual, a.ffn_residual],
-                    [b.norm1, b.norm2, b.norm3],
-                )
+                residuals.insert(1, a.cross_residual)
+                norms.append(b.norm3)
             for residual, norm in zip(residuals, norms, strict=True):
                 norm.load_state_dict(residual.norm.state_dict())
             b.linear1.load_state_dict(a.ffn.up_proj.state_dict())
             b.linear2.load_state_dict(a.ffn.down_proj.state_dict())
-    return theirs
+    return reference
 
 
 @pytest.mark.filterwarnings("ignore:.*nested.tensor")
@@ -60,74 +50,74 @@ def peer(model):
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post", "pre"])
 @torch.no_grad()
 def test_the_model_equals_that_of_torch(norm_first, activation, training):
-    config = ModelConfig(
-        vocab_size=V, d_model=H, n_heads=HEADS, n_layers=2, n_decoder_layers=3, d_ff=40, dropout=0.0,
-        norm_first=norm_first, feed_forward=activation, tie_embeddings="none",
-    )  # fmt: skip
-    model = build(config, seed=0).train(training)
+    sizes = {
+        "vocab_size": V,
+        "d_model": D,
+        "n_heads": HEADS,
+        "n_layers": 2,
+        "n_decoder_layers": 3,
+        "d_ff": 40,
+    }
+    parts = {"dropout": 0.0, "norm_first": norm_first, "feed_forward": activation, "tie_embeddings": "none"}
+    model = build(ModelConfig(**sizes, **parts), seed=0).train(training)
     for p in model.parameters():
         p.add_(0.1 * torch.randn_like(p))
-    theirs = peer(model).train(training)
+    reference = build_reference(model).train(training)
     source, target = torch.randint(0, V, (3, 7)), torch.randint(0, V, (3, 5))
-    source_pos = (
-        torch.arange(7).expand(3, 7).masked_fill(torch.arange(7) >= torch.tensor([[7], [4], [1]]), -1)
-    )
-    padding, table = source_pos < 0, sinusoids(7, H)
-    x = model.encoder_embedding.token(source) * H**0.5 + table
-    y = model.decoder_embedding.token(target) * H**0.5 + table[:5]
-    out = theirs(
-        x, y, tgt_mask=nn.Transformer.generate_square_subsequent_mask(5), tgt_is_causal=True,
-        src_key_padding_mask=padding, memory_key_padding_mask=padding,
-    )  # fmt: skip
-    mine = model.features(source, target, source_pos)
-    torch.testing.assert_close(mine, out, rtol=0, atol=1e-5)
-    torch.testing.assert_close(
-        model(source, target, source_pos), out @ model.head.weight.T, rtol=0, atol=1e-5
-    )
+    is_padding = torch.arange(7) >= torch.tensor([[7], [4], [1]])
+    source_pos = torch.arange(7).expand(3, 7).masked_fill(is_padding, -1)
+    x = model.encoder_embedding.token(source) * D**0.5 + sinusoids(7, D)
+    y = model.decoder_embedding.token(target) * D**0.5 + sinusoids(5, D)
+    masks = {"src_key_padding_mask": is_padding, "memory_key_padding_mask": is_padding, "tgt_is_causal": True}
+    expected = reference(x, y, tgt_mask=nn.Transformer.generate_square_subsequent_mask(5), **masks)
+    actual = model.features(source, target, source_pos)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    logits = model(source, target, source_pos)
+    torch.testing.assert_close(logits, expected @ model.head.weight.T, rtol=0, atol=1e-5)
 
 
 @pytest.mark.acceptance("A15")
 @pytest.mark.parametrize("tying", ["all", "target", "inputs", "none"])
-def test_tied_embeddings_are_one_storage_after_build_load_copy_and_move(tying):
+def test_tied_embeddings_share_storage(tying):
+    """After building, loading, copying, moving and an optimizer step."""
     config = ModelConfig(vocab_size=V, d_model=8, n_heads=2, n_layers=1, tie_embeddings=tying)
-    built = build(config, seed=0)
-    loaded = build(config, seed=1)
-    loaded.load_state_dict(built.state_dict())
-    stepped = build(config, seed=0)
-    optimizer = torch.optim.SGD(stepped.parameters(), 0.1)
+    original, loaded_model, trained_model = (build(config, seed=seed) for seed in (0, 1, 0))
+    loaded_model.load_state_dict(original.state_dict())
     tokens = torch.randint(0, V, (2, 4))
-    stepped(tokens, tokens).logsumexp(-1).sum().backward()
-    optimizer.step()
-    for model in (built, loaded, copy.deepcopy(built), build(config).to(torch.float64), stepped):
-        weights = (
-            model.encoder_embedding.token.weight,
-            model.decoder_embedding.token.weight,
-            model.head.weight,
-        )
-        different = len({w.data_ptr() for w in weights})
-        assert different == {"all": 1, "target": 2, "inputs": 2, "none": 3}[tying]
+    trained_model(tokens, tokens).logsumexp(-1).sum().backward()
+    torch.optim.SGD(trained_model.parameters(), 0.1).step()
+    for model in (
+        original,
+        loaded_model,
+        copy.deepcopy(original),
+        build(config).to(torch.float64),
+        trained_model,
+    ):
+        weights = [e.token.weight for e in (model.encoder_embedding, model.decoder_embedding)]
+        weights.append(model.head.weight)
+        n_distinct = len({w.data_ptr() for w in weights})
+        assert n_distinct == {"all": 1, "target": 2, "inputs": 2, "none": 3}[tying]
         assert torch.equal(weights[1], weights[2]) == (tying in ("all", "target"))
         assert torch.equal(weights[0], weights[1]) == (tying in ("all", "inputs"))
-        named = [n for n, _ in model.named_parameters() if n.endswith(("token.weight", "head.weight"))]
-        assert len(named) == different
+        names = [n for n, _ in model.named_parameters() if n.endswith(("token.weight", "head.weight"))]
+        assert len(names) == n_distinct
         assert model.cache_shape.dtype == weights[0].dtype
 
 
-def test_a_gradient_reaches_a_shared_embedding_from_every_use():
+def test_gradient_of_tied_embedding_sums_all_uses():
     config = ModelConfig(vocab_size=V, d_model=8, n_heads=2, n_layers=1, dropout=0.0)
-    tied = build(config, seed=0)
-    free = Seq2Seq(ModelConfig(**{**config.model_dump(), "tie_embeddings": "none"}))
-    free.load_state_dict(tied.state_dict())
+    tied_model = build(config, seed=0)
+    untied_model = Seq2Seq(ModelConfig(**{**config.model_dump(), "tie_embeddings": "none"}))
+    untied_model.load_state_dict(tied_model.state_dict())
     source, target = torch.randint(0, V, (2, 4)), torch.randint(0, V, (2, 3))
-    for model in (tied, free):
+    for model in (tied_model, untied_model):
         model(source, target).square().sum().backward()
-    uses = free.encoder_embedding.token, free.decoder_embedding.token, free.head
-    torch.testing.assert_close(
-        tied.head.weight.grad, sum(part.weight.grad for part in uses), rtol=1e-4, atol=1e-4
-    )
+    uses = untied_model.encoder_embedding.token, untied_model.decoder_embedding.token, untied_model.head
+    expected = sum(part.weight.grad for part in uses)
+    torch.testing.assert_close(tied_model.head.weight.grad, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_build_leaves_no_trace_of_the_random_state_before_it():
+def test_build_depends_only_on_its_seed():
     config = ModelConfig(vocab_size=V, d_model=8, n_heads=2, n_layers=1)
     torch.manual_seed(123)
     first = build(config, seed=4).state_dict()
@@ -136,23 +126,33 @@ def test_build_leaves_no_trace_of_the_random_state_before_it():
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_embeddings_are_scaled_unless_asked_otherwise():
-    for scaled, factor in ((True, 4.0), (False, 1.0)):
-        config = ModelConfig(
-            vocab_size=V, d_model=16, n_heads=2, n_layers=1, scale_embedding=scaled, position="none"
-        )
-        embedding = build(config).eval().encoder_embedding
-        assert torch.equal(embedding(torch.tensor([[3]]))[0, 0], embedding.token.weight[3] * factor)
+@pytest.mark.parametrize(("scale_embedding", "factor"), [(True, 4.0), (False, 1.0)])
+def test_embeddings_are_scaled_by_default(scale_embedding, factor):
+    sizes = {"vocab_size": V, "d_model": 16, "n_heads": 2, "n_layers": 1}
+    config = ModelConfig(scale_embedding=scale_embedding, position="none", **sizes)
+    embedding = build(config).eval().encoder_embedding
+    assert torch.equal(embedding(torch.tensor([[3]]))[0, 0], embedding.token.weight[3] * factor)
 
 
-def test_cross_attention_reads_the_last_encoder_output_and_has_no_positions_of_its_own():
+def test_cross_attention_reads_encoder_output_without_positions():
     config = ModelConfig(vocab_size=V, d_model=16, n_heads=2, n_layers=2, position="rope")
     model = build(config, seed=0).eval()
     source = torch.randint(0, V, (1, 5))
-    last = model.encoder(model.encoder_embedding(source))
-    memory = model.encode(source)
+    output, memory = model.encoder(model.encoder_embedding(source)), model.encode(source)
     assert len(memory) == 2
     for layer, kv in zip(model.decoder.layers, memory, strict=True):
-        flat = kv.k.transpose(1, 2).flatten(2)
-        torch.testing.assert_close(flat, layer.cross.k_proj(last))
-        torch.testing.assert_close(kv.v.transpose(1, 2).flatten(2), layer.cross.v_proj(last))
+        torch.testing.assert_close(kv.k.transpose(1, 2).flatten(2), layer.cross.k_proj(output))
+        torch.testing.assert_close(kv.v.transpose(1, 2).flatten(2), layer.cross.v_proj(output))
+
+
+@pytest.mark.acceptance("C5")
+@pytest.mark.parametrize("limit", [31, 32])
+def test_outputs_may_reach_max_len(limit):
+    sizes = {"vocab_size": V, "d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 32}
+    model, source = (
+        build(ModelConfig(position="learned", **sizes), seed=0).eval(),
+        torch.tensor([[5, 6, 7, 2]]),
+    )
+    limits = {"max_new_tokens": [limit], "min_new_tokens": limit}
+    ((best,),) = beam_search(model, source, None, bos_id=1, eos_id=2, beam_size=2, **limits)
+    assert len(best.tokens) == limit

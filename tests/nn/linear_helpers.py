@@ -1,6 +1,4 @@
-"""Shared by the tests of linear."""
-
-from __future__ import annotations
+"""Shared by the tests of linear and kernel attention."""
 
 import torch
 
@@ -12,50 +10,52 @@ from polyhead.nn.position.base import Position
 
 C, H, D = 12, 6, 4
 
-PHI = {  # eq. 7; its plainest rival; all D^2 products, whose dot product is (x . y)^2
+PHI = {  # Katharopoulos et al., 2020, eq. 7; relu; all D^2 products, whose dot product is (x . y)^2
     "elu": lambda x: torch.where(x > 0, x + 1, x.exp()),
     "relu": lambda x: x.clamp(min=0),
     "square": lambda x: (x[..., :, None] * x[..., None, :]).flatten(-2),
 }
 
 
-def layer(
+def make_attention(
     kind=LinearAttention,
     n_kv_heads=2,
     causal=False,
     position=Position,
     head_dim=D,
-    v_head_dim=None,
     dtype=torch.double,
     **options,
 ):
     torch.manual_seed(0)
-    shape = AttentionShape.from_sizes(
-        C, H, n_kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, causal=causal
-    )
-    made = kind(shape, position(shape), **options).to(dtype)
-    for p in made.parameters():
+    sizes = {"head_dim": head_dim, "v_head_dim": options.pop("v_head_dim", None), "causal": causal}
+    shape = AttentionShape.from_sizes(C, H, n_kv_heads, **sizes)
+    attention = kind(shape, position(shape), **options).to(dtype)
+    for p in attention.parameters():
         p.data.add_(0.3 * torch.randn_like(p))
-    return made
+    return attention
 
 
-def equal(a, b, atol=1e-10):
+def draw(*shape):
+    return torch.randn(*shape, C, dtype=torch.double)
+
+
+def assert_close(a, b, atol=1e-10):
     torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
-def state_cache(a, n_rows, layers=1):
-    weight = a.k_proj.weight
-    shape = CacheShape(layers, 0, 0, 0, weight.dtype, weight.device, (a.state,) * layers)
+def make_state_cache(attention, n_rows, layers=1):
+    weight = attention.k_proj.weight
+    shape = CacheShape(layers, 0, 0, 0, weight.dtype, weight.device, (attention.state,) * layers)
     return StateCache(shape, n_rows, 99)
 
 
-def fed(a, x, widths, cache=None):
-    """The outputs as decoding computes them, a few tokens at a time."""
-    cache, out, done = cache or state_cache(a, len(x)), [], 0
+def decode_in_steps(attention, x, widths, cache=None):
+    """The outputs of steps of a few tokens each."""
+    cache, outputs, start = cache or make_state_cache(attention, len(x)), [], 0
     for width in widths:
-        pos = torch.arange(done, done + width).expand(len(x), -1)
+        pos = torch.arange(start, start + width).expand(len(x), -1)
         cache.prepare_step(range(len(x)), pos)
-        out.append(a(x[:, done : done + width], pos, cache.layers[0]))
-        done += width
-    assert done == x.size(1)
-    return torch.cat(out, 1)
+        outputs.append(attention(x[:, start : start + width], pos, cache.layers[0]))
+        start += width
+    assert start == x.size(1)
+    return torch.cat(outputs, 1)

@@ -1,4 +1,4 @@
-"""Initial weights: their spread by part, whatever a model is made of."""
+"""Initial weights: their standard deviation by part."""
 
 import pytest
 import torch
@@ -11,49 +11,52 @@ SIZES = {"vocab_size": 400, "d_model": 96, "n_heads": 4, "n_layers": 2, "d_ff": 
 TYING = ["all", "target", "none"]
 
 
-def linears(model):
+def build_model(**changes):
+    return build(ModelConfig(**SIZES | changes), seed=0)
+
+
+def find_linears(model):
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
-def tables(model):
+def find_tables(model):
     """Embeddings, learned positions and head."""
     names = ("token.weight", "position.weight", "head.weight")
     return {n: p for n, p in model.named_parameters(remove_duplicate=False) if n.endswith(names)}
 
 
+def assert_std(weight, std, name=""):
+    assert float(weight.detach().std()) == pytest.approx(std, rel=0.03), name
+
+
 @pytest.mark.parametrize("tying", TYING)
 @pytest.mark.parametrize("gain", [1.0, 0.5])
-def test_xavier_is_uniform_within_its_bound_and_embeddings_are_normal(tying, gain):
-    init = {"name": "xavier", "gain": gain}
-    model = build(ModelConfig(**SIZES, init=init, tie_embeddings=tying, position="learned"), seed=0)
-    for name, linear in linears(model).items():
+def test_xavier_is_uniform_and_embeddings_are_normal(tying, gain):
+    model = build_model(init={"name": "xavier", "gain": gain}, tie_embeddings=tying, position="learned")
+    for name, linear in find_linears(model).items():
         bound = gain * (6 / (linear.in_features + linear.out_features)) ** 0.5
-        assert linear.weight.abs().max() <= bound, name
-        assert linear.weight.abs().max() > 0.99 * bound, name
-        assert float(linear.weight.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.03), name
+        assert 0.99 * bound < linear.weight.abs().max() <= bound, name
+        assert_std(linear.weight, bound / 3**0.5, name)
         assert (linear.bias == 0).all(), name
-    for name, weight in tables(model).items():
-        assert float(weight.detach().std()) == pytest.approx(96**-0.5, rel=0.03), name
+    for name, weight in find_tables(model).items():
+        assert_std(weight, 96**-0.5, name)
         assert abs(float(weight.detach().mean())) < 0.005, name
 
 
-def test_embeddings_of_a_width_of_their_own_have_the_spread_of_that_width():
-    sizes = SIZES | {"kind": "encoder", "d_embedding": 24, "tie_embeddings": "none", "position": "learned"}
-    for name, weight in tables(build(ModelConfig(**sizes), seed=0)).items():
-        assert float(weight.detach().std()) == pytest.approx(24**-0.5, rel=0.03), name
+def test_factorized_embeddings_scale_with_their_width():
+    model = build_model(kind="encoder", d_embedding=24, tie_embeddings="none", position="learned")
+    for name, weight in find_tables(model).items():
+        assert_std(weight, 24**-0.5, name)
 
 
 @pytest.mark.parametrize("tying", TYING)
-def test_normal_has_one_spread_everywhere_but_on_the_way_into_the_stream(tying):
-    init = {"name": "normal", "std": 0.05}
-    model = build(ModelConfig(**SIZES, init=init, tie_embeddings=tying, position="learned"), seed=0)
-    for name, linear in linears(model).items():
-        into_stream = name.endswith(("o_proj", "down_proj"))
-        wanted = 0.05 / (2 * 2) ** 0.5 if into_stream else 0.05
-        assert float(linear.weight.detach().std()) == pytest.approx(wanted, rel=0.03), name
+def test_normal_has_one_std_except_before_residuals(tying):
+    model = build_model(init={"name": "normal", "std": 0.05}, tie_embeddings=tying, position="learned")
+    for name, linear in find_linears(model).items():
+        assert_std(linear.weight, 0.05 / (2 if name.endswith(("o_proj", "down_proj")) else 1), name)
         assert (linear.bias == 0).all(), name
-    for name, weight in tables(model).items():
-        assert float(weight.detach().std()) == pytest.approx(0.05, rel=0.03), name
+    for name, weight in find_tables(model).items():
+        assert_std(weight, 0.05, name)
 
 
 @pytest.mark.parametrize(
@@ -65,29 +68,26 @@ def test_normal_has_one_spread_everywhere_but_on_the_way_into_the_stream(tying):
     ],
     ids=["decoder", "generator", "shared"],
 )
-def test_the_way_into_the_stream_is_as_narrow_as_its_own_stack_is_deep(changes, depths):
-    model = build(ModelConfig(**SIZES | changes, init={"name": "normal", "std": 0.05}), seed=0)
+def test_std_before_residuals_depends_on_depth(changes, depths):
+    model = build_model(init={"name": "normal", "std": 0.05}, **changes)
     for start, depth in depths.items():
-        into = [w for n, w in model.named_parameters() if n.startswith(start) and n.endswith("o_proj.weight")]
-        assert into
-        for weight in into:
-            assert float(weight.detach().std()) == pytest.approx(0.05 / (2 * depth) ** 0.5, rel=0.03)
+        weights = [
+            p for n, p in model.named_parameters() if n.startswith(start) and n.endswith("o_proj.weight")
+        ]
+        assert weights
+        for weight in weights:
+            assert_std(weight, 0.05 / (2 * depth) ** 0.5)
 
 
-def test_norms_begin_as_norms_alone():
-    model = build(ModelConfig(**SIZES, norm_first=True), seed=0)
-    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+def test_norms_are_initially_the_identity():
+    norms = [module for module in build_model(norm_first=True).modules() if isinstance(module, nn.LayerNorm)]
     assert len(norms) == 2 * 2 + 2 * 3 + 2
-    for norm in norms:
-        assert (norm.weight == 1).all()
-        assert (norm.bias == 0).all()
+    assert all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in norms)
 
 
 @pytest.mark.parametrize("name", ["xavier", "normal"])
-def test_the_loss_of_a_fresh_model_is_near_that_of_a_guess(name):
-    """exp(loss) near the size of the vocabulary: no logit is loud at the start."""
-    model = build(ModelConfig(**SIZES, init=name), seed=0).eval()
-    tokens = torch.randint(0, 400, (4, 12))
+def test_initial_loss_is_near_a_uniform_guess(name):
+    model, tokens = build_model(init=name).eval(), torch.randint(0, 400, (4, 12))
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(tokens, tokens).flatten(0, 1), torch.randint(0, 400, (48,)))
-    assert torch.tensor(400.0).log() - 0.3 < loss < torch.tensor(400.0).log() + 2
+    assert -0.3 < loss - torch.tensor(400.0).log() < 2

@@ -1,8 +1,4 @@
-"""Low-rank adapters: their equation, their gradients, and that merged they are plain weights that give the
-same.
-"""
-
-from __future__ import annotations
+"""Low-rank adapters: their equation, their gradients, and merging."""
 
 import pytest
 import torch
@@ -11,87 +7,78 @@ from torch import Tensor, nn
 from polyhead.nn.lora import LoraLinear, merge_lora, merge_lora_tensors
 from polyhead.nn.state import named_state
 
+SCALE = 6.0 / 3  # alpha / r
 
-def made(bias: bool = True, dropout: float = 0.0, rank: int = 3) -> tuple[nn.Linear, LoraLinear]:
+
+def make_adapter(bias=True, dropout=0.0, trained=True):
     torch.manual_seed(1)
-    linear = nn.Linear(8, 6, bias=bias)
-    bits = torch.Generator().manual_seed(2)
-    return linear, LoraLinear(linear, rank, alpha=6.0, dropout=dropout, generator=bits)
-
-
-def taught(adapter: LoraLinear) -> LoraLinear:
-    nn.init.normal_(adapter.lora_b)
+    rng = torch.Generator().manual_seed(2)
+    adapter = LoraLinear(nn.Linear(8, 6, bias=bias), 3, alpha=6.0, dropout=dropout, generator=rng)
+    if trained:
+        nn.init.normal_(adapter.lora_b)
     return adapter
 
 
-def naive(adapter: LoraLinear, x: Tensor) -> Tensor:
-    """The equation, written out in float64."""
+def reference(adapter, x, adapter_x):
+    """W x + s B A x + b in float64."""
     W, A, B = (w.detach().double() for w in (adapter.weight, adapter.lora_a, adapter.lora_b))
-    y = x.double() @ W.T + 6.0 / len(A) * (x.double() @ A.T) @ B.T
+    y = x.double() @ W.T + SCALE * (adapter_x.double() @ A.T) @ B.T
     return y if adapter.bias is None else y + adapter.bias.detach().double()
 
 
-def test_nothing_is_changed_until_it_has_learned() -> None:
-    linear, adapter = made()
-    x = torch.randn(2, 5, 8)
-    assert torch.equal(adapter(x), linear(x))
-    assert adapter.weight is linear.weight and adapter.bias is linear.bias
+def test_new_adapter_does_not_change_the_output():
+    adapter, x = make_adapter(trained=False), torch.randn(2, 5, 8)
+    assert torch.equal(adapter(x), nn.functional.linear(x, adapter.weight, adapter.bias))
     assert 0 < adapter.lora_a.abs().max() <= 8**-0.5
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_it_is_its_equation(bias: bool) -> None:
-    adapter = taught(made(bias)[1])
-    x = torch.randn(2, 5, 8)
-    torch.testing.assert_close(adapter(x).double(), naive(adapter, x), rtol=1e-5, atol=1e-6)
+def test_adapter_equals_its_equation(bias):
+    adapter, x = make_adapter(bias), torch.randn(2, 5, 8)
+    torch.testing.assert_close(adapter(x).double(), reference(adapter, x, x), rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_are_those_of_the_formula() -> None:
+def test_gradients_equal_the_formula():
     """dL/dA = s Bᵀ G x, dL/dB = s G (A x)ᵀ, dL/dx = (W + s B A)ᵀ G, where G is dL/dy."""
-    adapter, s = taught(made()[1]), 6.0 / 3
+    adapter, s = make_adapter(), SCALE
     adapter.weight.requires_grad_(False)
     x, g = torch.randn(7, 8, requires_grad=True), torch.randn(7, 6)
     (adapter(x) * g).sum().backward()
     W, A, B, X, G = (t.detach().double() for t in (adapter.weight, adapter.lora_a, adapter.lora_b, x, g))
-    wanted = {"a": s * (B.T @ G.T) @ X, "b": s * G.T @ (X @ A.T), "x": G @ (W + s * B @ A)}
-    found = {"a": adapter.lora_a.grad, "b": adapter.lora_b.grad, "x": x.grad}
-    for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor.float(), rtol=1e-5, atol=1e-5)
+    actual = adapter.lora_a.grad, adapter.lora_b.grad, x.grad
+    expected = s * (B.T @ G.T) @ X, s * G.T @ (X @ A.T), G @ (W + s * B @ A)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=1e-5, atol=1e-5)
     assert adapter.weight.grad is None
 
 
-def test_dropout_is_on_what_the_adapter_reads_alone() -> None:
-    _, adapter = made(dropout=0.5)
-    x = torch.ones(1, 8)
-    taught(adapter).train()
-    frozen = x @ adapter.weight.T + adapter.bias
-    several = torch.cat([adapter(x) for _ in range(4000)]).detach()
-    assert not torch.equal(several[0], several[1])
-    torch.testing.assert_close(several.mean(0).double(), naive(adapter, x)[0], rtol=0, atol=0.25)
-    assert (several.mean(0) - frozen).abs().max() > 0.5
-    assert torch.equal(adapter.eval()(x), adapter(x))
+def test_dropout_applies_to_the_adapter_input_only():
+    adapter, x = make_adapter(dropout=0.5).train(), torch.randn(9, 8)
+    adapter.dropout.register_forward_hook(lambda module, args, output: masks.append(output))
+    masks: list[Tensor] = []
+    output = adapter(x)
+    assert 0.2 < float((masks[0] == 0).float().mean()) < 0.8
+    torch.testing.assert_close(output.double(), reference(adapter, x, masks[0]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(adapter.eval()(x).double(), reference(adapter, x, x), rtol=1e-5, atol=1e-6)
 
 
-def test_merged_it_is_a_linear_that_gives_the_same() -> None:
-    model = nn.Sequential(taught(made()[1]), nn.ReLU(), nn.Linear(6, 2))
-    tied = nn.ModuleDict({"q": model[0], "k": model[0], "rest": model})
-    x, names = torch.randn(9, 8), named_state(tied).keys()
-    before, by_name = model(x), merge_lora_tensors(named_state(tied), 6.0 / 3)
-    merge_lora(tied)
-    assert type(tied["q"]) is nn.Linear and tied["q"] is tied["k"] and tied["q"] is model[0]
-    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-6)
-    assert {name.rpartition(".")[2] for name in names - named_state(tied).keys()} == {
-        "lora_a",
-        "lora_b",
-    }
-    assert by_name.keys() == named_state(tied).keys()
-    for name, tensor in named_state(tied).items():
-        torch.testing.assert_close(by_name[name], tensor, rtol=0, atol=0)
+def test_merged_adapter_is_an_equal_linear():
+    model = nn.Sequential(make_adapter(), nn.ReLU(), nn.Linear(6, 2))
+    modules = nn.ModuleDict({"q": model[0], "k": model[0], "rest": model})
+    x, names = torch.randn(9, 8), named_state(modules).keys()
+    expected, tensors = model(x), merge_lora_tensors(named_state(modules), SCALE)
+    merge_lora(modules)
+    assert type(modules["q"]) is nn.Linear and modules["q"] is modules["k"] and modules["q"] is model[0]
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-6)
+    state = named_state(modules)
+    assert {name.rpartition(".")[2] for name in names - state.keys()} == {"lora_a", "lora_b"}
+    assert tensors.keys() == state.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())
 
 
-def test_a_model_without_adapters_is_left_as_it_is() -> None:
+def test_merging_without_adapters_keeps_the_model():
     model = nn.Sequential(nn.Linear(3, 3))
-    before = {name: tensor.clone() for name, tensor in named_state(model).items()}
+    expected = {name: tensor.clone() for name, tensor in named_state(model).items()}
     merge_lora(model)
-    assert all(torch.equal(before[name], tensor) for name, tensor in named_state(model).items())
-    assert merge_lora_tensors(before, 2.0) == before
+    assert all(torch.equal(expected[name], tensor) for name, tensor in named_state(model).items())
+    assert merge_lora_tensors(expected, 2.0) == expected

@@ -1,98 +1,85 @@
-"""The thread of the model beside an event loop that is slow, or stands still."""
+"""The engine's thread with an event loop that is slow or blocked."""
 
 import asyncio
 import threading
 from types import SimpleNamespace
 
-from tests.serve.conftest import make
-from tests.serve.engine_thread_helpers import Ear, Loop, until
+from tests.serve.engine_thread_helpers import make_thread, wait_until
 
 from polyhead.serve import engine_thread
-from polyhead.serve.client_stream import ClientStream
-from polyhead.serve.engine_thread import EngineThread
 
 
-def test_what_waits_is_counted_in_texts_whatever_they_came_in():
-    engine, loop = make("decoder").engine(), Loop()
-    talks = [
-        ClientStream(i, engine.prepare_request("dogs", max_new_tokens=2, seed=i), Ear(), True)
-        for i in range(3)
-    ]
-    driver = EngineThread(engine, loop, engine_timeout=60.0, batch_size=0)
-    driver.submit(talks)
-    done = driver.submit_job("double", lambda items: [2 * item for item in items], [1, 2, 3, 4, 5])
-    assert driver.num_waiting == 3 + 5
-    driver.abort(talks[0])
-    assert driver.num_waiting == 3 + 5  # nobody waits for a farewell
-    driver.start()
+def test_num_waiting_counts_texts_of_streams_and_jobs():
+    thread, loop, streams = make_thread(3, max_new_tokens=2)
+    thread.submit(streams)
+    job = thread.submit_job("double", lambda items: [2 * item for item in items], [1, 2, 3, 4, 5])
+    assert thread.num_waiting == 3 + 5
+    thread.abort(streams[0])
+    assert thread.num_waiting == 3 + 5  # an abort is no text
+    thread.start()
     try:
-        assert done.result(10) == [2, 4, 6, 8, 10]
-        until(lambda: driver.num_waiting == 0 and (loop.go_round() or not driver.streams))
+        assert job.result(100) == [2, 4, 6, 8, 10]
+        wait_until(lambda: thread.num_waiting == 0 and (loop.run_once() or not thread.streams))
     finally:
-        driver.close()
+        thread.close()
 
 
-def test_when_the_thread_ends_those_in_its_inbox_are_told_and_those_who_come_later():
-    loop, engine = Loop(), make("decoder").engine()
-    talks = [ClientStream(i, engine.prepare_request("dogs", seed=i), Ear(), True) for i in range(3)]
-    driver = EngineThread(engine, loop, engine_timeout=60.0, batch_size=0)
+def test_requests_of_a_dead_thread_fail_once():
+    thread, loop, streams = make_thread(3)
 
-    def dies():
+    def die():
         raise SystemExit
 
-    driver.submit(talks[:1])
-    driver._post_command(dies)
-    driver.submit(talks[1:2])
-    early = driver.submit_job("double", list, [1, 2])
-    driver.start()
-    driver.join(10)
-    driver.submit(talks[2:])
-    late = driver.submit_job("double", list, [1, 2])
-    for talk in talks:
-        driver.abort(talk)
-    loop.go_round()
-    for talk in talks:
-        assert talk.queue[-1].is_finished and "is stopping" in str(talk.queue[-1].error)
-        assert sum(one.is_finished for one in talk.queue) == 1
-    for done in (early, late):
-        assert "is stopping" in str(done.exception(0))
-    assert not driver.streams and not driver._inbox and not driver._num_pending
+    thread.submit(streams[:1])
+    thread._post_command(die)
+    thread.submit(streams[1:2])
+    jobs = [thread.submit_job("double", list, [1, 2])]
+    thread.start()
+    thread.join(100)
+    thread.submit(streams[2:])
+    jobs.append(thread.submit_job("double", list, [1, 2]))
+    for stream in streams:
+        thread.abort(stream)
+    loop.run_once()
+    for stream in streams:
+        assert stream.queue[-1].is_finished and "is stopping" in str(stream.queue[-1].error)
+        assert sum(update.is_finished for update in stream.queue) == 1
+    for job in jobs:
+        assert "is stopping" in str(job.exception(0))
+    assert not thread.streams and not thread._inbox and not thread._num_pending
 
 
-def test_a_text_that_is_dropped_while_the_last_news_are_told_takes_nobody_elses():
-    loop, engine = Loop(), make("decoder").engine()
-    talks = [ClientStream(i, engine.prepare_request("dogs", seed=i), Ear(), True) for i in range(3)]
-    driver = EngineThread(engine, loop, engine_timeout=60.0, batch_size=0)
-    driver._submit_streams(talks)
-    first = driver.streams[talks[0]]
+def test_abort_during_shutdown_keeps_other_updates():
+    thread, loop, streams = make_thread(3)
+    thread._submit_streams(streams)
 
-    def news():
-        driver.abort(talks[1])  # as by the event loop, beside the thread that ends
+    def abort_another():
+        thread.abort(streams[1])  # as the event loop does, while the thread ends
         return iter(())
 
-    first.drain_deltas = news
-    driver._shut_down(RuntimeError("the service is stopping"))
-    loop.go_round()
-    for talk in (talks[0], talks[2]):
-        assert [one.is_finished for one in talk.queue] == [False, True]
-        assert "is stopping" in str(talk.queue[-1].error)
-    assert not driver.streams
+    thread.streams[streams[0]].drain_deltas = abort_another
+    thread._shut_down(RuntimeError("the service is stopping"))
+    loop.run_once()
+    for stream in (streams[0], streams[2]):
+        assert [update.is_finished for update in stream.queue] == [False, True]
+        assert "is stopping" in str(stream.queue[-1].error)
+    assert not thread.streams
 
 
-def test_other_tasks_have_their_turn_between_the_updates_of_many_texts(monkeypatch):
+def test_other_tasks_run_between_deliveries(monkeypatch):
     monkeypatch.setattr(engine_thread, "DELIVERY_SIZE", 2)
     events: list[object] = []
 
     async def deliver() -> None:
-        loop, delivered = asyncio.get_running_loop(), threading.Event()
+        loop, is_delivered = asyncio.get_running_loop(), threading.Event()
         thread = engine_thread.EngineThread(None, loop, 1.0, 1)
         updates = [SimpleNamespace(stream=SimpleNamespace(push=events.append), number=i) for i in range(5)]
-        thread._deliver_updates(updates, delivered)  # type: ignore[arg-type]
-        while not delivered.is_set():
-            events.append("another task")
+        thread._deliver_updates(updates, is_delivered)  # type: ignore[arg-type]
+        while not is_delivered.is_set():
+            events.append("other")
             await asyncio.sleep(0)
 
     asyncio.run(deliver())
-    numbers = [event if isinstance(event, str) else event.number for event in events]
-    assert [number for number in numbers if isinstance(number, int)] == [0, 1, 2, 3, 4]
-    assert "another task" in numbers[2 : numbers.index(2)] and "another task" in numbers[4 : numbers.index(4)]
+    names = [event if isinstance(event, str) else event.number for event in events]
+    assert [name for name in names if name != "other"] == [0, 1, 2, 3, 4]
+    assert "other" in names[2 : names.index(2)] and "other" in names[4 : names.index(4)]

@@ -1,8 +1,4 @@
-"""Clients that leave, stop reading or come all at once; a model's thread that hangs or dies; an engine that
-fails.
-"""
-
-from __future__ import annotations
+"""Clients that disconnect or come all at once, and a thread of the engine that hangs or dies."""
 
 import gc
 import json
@@ -14,257 +10,226 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.serve.conftest import ENDLESS, build_run, get_error, serve_run
 
 from polyhead.serve.http.limits import Limits
 
-BODY = {"prompt": "a dog barks .", "max_tokens": 30, "seed": 1, "stop": ["never said"]}
+PATH = "/v1/completions"
 
 
-def send(live, body, path="/v1/completions"):
-    """A request on a socket of its own, whose answer nobody has read yet."""
-    content = json.dumps(body).encode()
-    sock = live.raw()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
-        f"{len(content)}\r\n\r\n"
-    )
-    sock.sendall(head.encode() + content)
-    return sock
+def die():
+    raise SystemExit
 
 
 @pytest.mark.acceptance("E1", "D7")
-@pytest.mark.parametrize("more", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=len)
+@pytest.mark.parametrize("data", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=len)
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("phase", ["waits", "reads", "says"])
-def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, stream, more):
-    """Also who had sent more than its request by then."""
-    with serving(runs["decoder"], max_num_seqs=2, prefill_chunk=3) as live, slowly(live) as engine:
-        driver, inner = live.service.engine_thread, live.service.engine.engine
-        others = [send(live, BODY) for _ in range(2)] if phase == "waits" else []
-        if others:
-            live.until(
-                lambda: len(driver._inbox) + len(inner.waiting_requests) + driver.num_running == 2,
-                "both are there before a step is made",
+@pytest.mark.parametrize("phase", ["queue", "prefill", "decode"])
+def test_disconnect_frees_the_request_within_a_step(runs, phase, stream, data):
+    """Also if the client had sent more than its request."""
+    with serve_run(runs["decoder"], max_num_seqs=2, prefill_chunk=3) as client, client.hold_steps() as steps:
+        thread, engine = client.service.engine_thread, client.service.engine.engine
+        other_sockets = [client.send(ENDLESS) for _ in range(2)] if phase == "queue" else []
+        if other_sockets:
+            client.wait_until(
+                lambda: len(thread._inbox) + len(engine.waiting_requests) + thread.num_running == 2, "no two"
             )
-            engine.let(2)
-            live.until(lambda: driver.num_running == 2, "all rows are taken")
-        prompt = "a dog barks ." if phase != "reads" else "ein hund bellt . " * 3
-        gone = send(live, BODY | {"stream": stream, "seed": 9, "prompt": prompt, "truncate": True})
-        if phase == "waits":
-            live.until(lambda: len(driver._inbox) + len(inner.waiting_requests) > 0, "it waits")
-            engine.let()
-            live.until(lambda: len(inner.waiting_requests) == 1, "it waits")
-        elif phase == "reads":
-            engine.let()
-            live.until(
-                lambda: engine.steps == 1 and driver.num_running == 1,
-                "it reads its prompt, three tokens a step",
-            )
-            assert inner.running_members[0].num_pending
+            steps.allow(2)
+            client.wait_until(lambda: thread.num_running == 2, "a row is free")
+        prompt = "ein hund bellt . " * 3 if phase == "prefill" else "a dog barks ."
+        body = ENDLESS | {"stream": stream, "seed": 9, "prompt": prompt, "truncate": True}
+        sock = client.send(body)
+        if phase == "queue":
+            client.wait_until(lambda: thread._inbox or engine.waiting_requests, "it does not come")
+            steps.allow()
+            client.wait_until(lambda: len(engine.waiting_requests) == 1, "it does not wait")
+        elif phase == "prefill":
+            steps.allow()
+            client.wait_until(lambda: steps.num_steps == thread.num_running == 1, "it does not run")
+            assert engine.running_members[0].num_pending, "three tokens a step"
         else:
-            engine.let(8)
-            live.until(lambda: engine.steps == 8, "it says something")
-            assert inner.running_members[0].request.state.rows[0]
-        (talk,) = [talk for talk in driver.streams if talk.request.state.random_streams is not None][-1:]
-        request = talk.output.request
-        if more:
-            gone.sendall(more)
+            steps.allow(8)
+            client.wait_until(lambda: steps.num_steps == 8, "it does not run")
+            assert engine.running_members[0].request.state.rows[0]
+        streams = [s for s in thread.streams if s.request.state.random_streams is not None]
+        request = streams[-1].output.request
+        if data:
+            sock.sendall(data)
             time.sleep(0.1)  # so that it comes by itself
-        engine.still()
-        done, news = engine.steps, len(driver._inbox)
-        gone.close()
-        live.until(lambda: len(driver._inbox) > news, "the service has noticed")
-        engine.let()
-        live.until(lambda: request.finish_status is not None, "it ends")
-        assert request.finish_status.reason == "cancelled" and engine.steps - done <= 1
-        assert request not in inner.waiting_requests and request not in [
-            member.request for member in inner.running_members
-        ]
-        engine.let(1000)
-        for sock in others:
-            assert b"200 OK" in sock.recv(65536)
-            sock.close()
-        live.idle()
-    assert live.service.metrics.aborted_requests.labels("disconnect")._value.get() == 1
+        steps.wait_blocked()
+        num_steps, num_commands = steps.num_steps, len(thread._inbox)
+        sock.close()
+        client.wait_until(lambda: len(thread._inbox) > num_commands, "the disconnect is not noticed")
+        steps.allow()
+        client.wait_until(lambda: request.finish_status is not None, "it goes on")
+        assert request.finish_status.reason == "cancelled" and steps.num_steps - num_steps <= 1
+        running = [member.request for member in engine.running_members]
+        assert request not in [*engine.waiting_requests, *running]
+        steps.allow(1000)
+        for other in other_sockets:
+            assert b"200 OK" in other.recv(65536)
+            other.close()
+        client.wait_idle()
+    assert client.count_aborted("disconnect") == 1
 
 
 @pytest.mark.acceptance("R9", "D7")
-def test_after_a_storm_of_those_who_leave_everything_is_free_and_the_others_were_served(speaker):
-    chance = random.Random(1)
-    wanted = {
-        seed: speaker.run.generate([BODY["prompt"]], seed=seed, max_new_tokens=30)[0] for seed in range(4)
-    }
-    aborted = speaker.service.metrics.aborted_requests.labels("disconnect")._value.get()
+def test_disconnects_under_load_change_no_other_answer(client):
+    rng = random.Random(1)
+    prompt = ENDLESS["prompt"]
+    expected = [client.run.generate([prompt], seed=seed, max_new_tokens=30)[0] for seed in range(4)]
+    num_aborted = client.count_aborted("disconnect")
 
-    def one(number):
-        seed, leaves, stream = number % 4, number % 2 == 0, number % 3 == 0
-        sock = send(speaker, BODY | {"seed": seed, "stream": stream})
-        if leaves:
-            time.sleep(chance.random() * 0.05)
-            sock.close()
-            return None
-        answer = b""
-        while b"\r\n0\r\n\r\n" not in answer and not (
-            b"\r\n\r\n" in answer and not stream and answer.endswith(b"}")
-        ):
-            answer += sock.recv(65536)
-        sock.close()
-        if stream:
-            pieces = [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
-            return seed, "".join(piece["choices"][0]["text"] for piece in pieces)
-        return seed, json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"]
+    def request(number):
+        seed, disconnects, streams = number % 4, number % 2 == 0, number % 3 == 0
+        body = ENDLESS | {"seed": seed}
+        if disconnects:
+            with client.send(body | {"stream": streams}):
+                time.sleep(rng.random() * 0.05)
+            return
+        if streams:
+            text = "".join(event["choices"][0]["text"] for event in client.stream(PATH, body))
+        else:
+            text = client.ask(PATH, body).json()["choices"][0]["text"]
+        assert text == expected[seed]
 
     with ThreadPoolExecutor(16) as pool:
-        for found in pool.map(one, range(120)):
-            assert found is None or found[1] == wanted[found[0]]
-    speaker.idle()
-    speaker.until(lambda: not speaker.server.app.active_tasks, "every request has ended")
-    speaker.until(lambda: speaker.service.num_waiting == 0, "nobody waits")
-    assert speaker.service.metrics.aborted_requests.labels("disconnect")._value.get() > aborted
+        list(pool.map(request, range(60)))
+    client.wait_idle()
+    client.wait_until(lambda: not client.server.app.active_tasks, "a request does not end")
+    client.wait_until(lambda: client.service.num_waiting == 0, "a text waits")
+    assert client.count_aborted("disconnect") > num_aborted
 
 
 @pytest.mark.acceptance("E2")
-def test_who_resets_a_connection_leaves_nothing_of_it(runs, serving):
-    with serving(runs["decoder"]) as live:
-        known = weakref.WeakSet()
+def test_reset_connections_are_freed(runs):
+    with serve_run(runs["decoder"]) as client:
+        references = weakref.WeakSet()
         for _ in range(5):
-            sock = live.raw()
-            sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
-            assert live.server.server_state.connections
-            known |= set(live.server.server_state.connections)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            sock.close()
-        live.until(lambda: not live.server.server_state.connections, "they are gone")
-        live.until(lambda: gc.collect() is not None and not known, "nothing knows of them")
+            with client.connect() as sock:
+                sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
+                assert client.server.server_state.connections
+                references |= set(client.server.server_state.connections)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.wait_closed()
+        client.wait_until(lambda: gc.collect() is not None and not references, "a connection is referenced")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("leaves", [False, True])
-def test_nothing_of_a_request_waits_for_the_search_for_garbage(
-    runs, serving, slowly, unsearched, leaves, stream
-):
-    """That is rare in a service, and goes through what lives as well. The last news of who has left is read
-    by nobody.
-    """
-    with serving(runs["decoder"]) as live, slowly(live) as engine:
-        sock = send(live, BODY | {"stream": stream})
-        engine.let(3)
-        live.until(lambda: engine.entered == 4, "three tokens are there, and a step is under way")
-        driver, known = live.service.engine_thread, weakref.WeakSet(live.server.server_state.connections)
-        known |= {connection.transport._transport for connection in known} | set(driver.streams)
-        known |= {talk.output.request for talk in driver.streams}
-        assert len(known) == 4
-        if leaves:
+@pytest.mark.parametrize(("stream", "disconnects"), [(False, False), (False, True), (True, True)])
+def test_requests_are_freed_without_gc(runs, unsearched, disconnects, stream):
+    """Collections are rare in a service. The last update of a disconnected client is read by no task."""
+    with serve_run(runs["decoder"]) as client, client.hold_steps() as steps:
+        sock = client.send(ENDLESS | {"stream": stream})
+        steps.allow(3)
+        steps.wait_entered(4)
+        thread = client.service.engine_thread
+        references = weakref.WeakSet(client.server.server_state.connections)
+        references |= {connection.transport._transport for connection in references} | set(thread.streams)
+        references |= {s.output.request for s in thread.streams}
+        assert len(references) == 4
+        if disconnects:
             sock.close()
-            live.until(lambda: driver._inbox, "the service has noticed")
-        engine.let(1000)
-        live.idle()
+            client.wait_until(lambda: thread._inbox, "the disconnect is not noticed")
+        steps.allow(1000)
+        client.wait_idle()
         sock.close()
-        live.until(lambda: not live.server.server_state.connections, "it is gone")
-        live.until(lambda: not known, "nothing knows of them")
+        client.wait_closed()
+        client.wait_until(lambda: not references, "the request is referenced")
 
 
 @pytest.mark.acceptance("E10")
-def test_a_translation_that_was_let_in_tells_where_it_looked_however_many_wait(runs, serving, slowly):
-    body = {"input": "a dog barks .", "max_tokens": 3, "beam_size": 2}
+def test_attention_of_translation_is_computed_under_load(runs):
+    body, path = {"input": "a dog barks .", "max_tokens": 3, "beam_size": 2}, "/v1/translations"
+    limits = Limits(max_queue=2)
     with (
-        serving(runs["encoder-decoder"], max_num_seqs=2, limits=Limits(max_queue=2)) as live,
-        slowly(live) as engine,
+        serve_run(runs["encoder-decoder"], max_num_seqs=2, limits=limits) as client,
+        client.hold_steps() as steps,
     ):
-        first = send(live, body | {"return_attention": True}, "/v1/translations")
-        live.until(lambda: engine.entered == 1, "it is made")
-        engine.let()
-        engine.still()
-        others = [send(live, body, "/v1/translations") for _ in range(2)]
-        live.until(lambda: live.service.num_waiting == 2, "two wait")
-        engine.let(2)
-        engine.still()
-        time.sleep(0.2)  # it is made, and two wait still
-        engine.let(1000)
-        told, _, answer = first.recv(65536).partition(b"\r\n\r\n")
-        assert b"200 OK" in told
+        first = client.send(body | {"return_attention": True}, path)
+        steps.wait_entered()
+        steps.allow()
+        steps.wait_blocked()
+        other_sockets = [client.send(body, path) for _ in range(2)]
+        client.wait_until(lambda: client.service.num_waiting == 2, "no two wait")
+        steps.allow(2)
+        steps.wait_blocked()
+        time.sleep(0.2)  # the translation is complete, and two still wait
+        steps.allow(1000)
+        head, _, answer = first.recv(65536).partition(b"\r\n\r\n")
+        assert b"200 OK" in head
         assert json.loads(answer or first.recv(65536))["data"][0]["attention"]["weights"]
-        for sock in (first, *others):
+        for sock in (first, *other_sockets):
             sock.close()
-        live.idle()
+        client.wait_idle()
 
 
 @pytest.mark.acceptance("E4")
-def test_readiness_tells_of_a_thread_that_hangs_and_of_one_that_died(runs, serving, slowly):
-    with serving(runs["decoder"], limits=Limits(engine_timeout=0.6)) as live:
-        assert live.ask("/health").json() == live.ask("/health/ready").json() == {"status": "ready"}
-        live.service.engine_thread.slowest_step = 0.0
-        with slowly(live):
-            sock = send(live, BODY)
-            live.until(lambda: live.ask("/health/ready").status_code == 503, "a step hangs")
-            assert "has made no progress" in live.ask("/health/ready").json()["error"]["message"]
-            assert live.ask("/health/live").status_code == 200
+def test_readiness_reports_a_hanging_and_a_dead_thread(runs):
+    with serve_run(runs["decoder"], limits=Limits(engine_timeout=0.6)) as client:
+        ready, thread = "/health/ready", client.service.engine_thread
+        assert client.ask("/health").json() == client.ask(ready).json() == {"status": "ready"}
+        thread.slowest_step = 0.0
+        with client.hold_steps():
+            sock = client.send(ENDLESS)
+            client.wait_until(lambda: client.ask(ready).status_code == 503, "the hang is not noticed")
+            assert "has made no progress" in client.ask(ready).json()["error"]["message"]
+            assert client.ask("/health/live").status_code == 200
         assert b"200 OK" in sock.recv(65536)
         sock.close()
-        live.until(lambda: live.ask("/health").status_code == 200, "it goes on")
-
-        def dies():
-            raise SystemExit
-
-        waits = send(live, BODY | {"max_tokens": 1})
-        assert b"200 OK" in waits.recv(65536)
-        live.service.engine_thread._post_command(dies)
-        live.service.engine_thread.join(10)
-        answer = live.ask("/health/ready")
-        assert answer.status_code == 503 and "has stopped" in answer.json()["error"]["message"]
-        assert live.ask("/v1/completions", BODY).status_code == 503
+        client.wait_until(lambda: client.ask("/health").status_code == 200, "it stays unready")
+        thread._post_command(die)
+        thread.join(100)
+        assert "has stopped" in get_error(client.ask(ready), 503)["message"]
+        assert client.ask(PATH, ENDLESS).status_code == 503
 
 
 @pytest.mark.acceptance("E4")
-def test_when_the_thread_dies_those_who_had_not_begun_are_told_at_once(runs, serving, slowly):
-    def dies():
-        raise SystemExit
-
-    with serving(runs["decoder"], limits=Limits(timeout=60)) as live, slowly(live) as engine:
-        socks = [send(live, BODY)]
-        live.until(lambda: engine.entered == 1, "it runs")
-        live.service.engine_thread._post_command(dies)
-        socks.append(send(live, BODY))
-        live.until(lambda: len(live.service.engine_thread._inbox) == 2, "it is in the inbox")
-        engine.let()
-        for sock in socks:
-            sock.settimeout(20)
+def test_dead_thread_fails_running_and_queued_requests(runs):
+    with serve_run(runs["decoder"], limits=Limits(timeout=60)) as client, client.hold_steps() as steps:
+        sockets = [client.send(ENDLESS)]
+        steps.wait_entered()
+        thread = client.service.engine_thread
+        thread._post_command(die)
+        sockets.append(client.send(ENDLESS))
+        client.wait_until(lambda: len(thread._inbox) == 2, "it is not queued")
+        steps.allow()
+        for sock in sockets:
             assert b"500 Internal" in sock.recv(65536)
             sock.close()
 
 
 @pytest.mark.acceptance("C11", "R12")
-def test_in_deterministic_mode_load_changes_no_byte(maker, serving):
-    run = maker("decoder", d_model=32)
-    asked = [
-        BODY | {"prompt": prompt, "temperature": t, "seed": 3, "logprobs": 0}
+def test_deterministic_mode_gives_equal_bits_under_load():
+    bodies = [
+        ENDLESS | {"prompt": prompt, "temperature": temperature, "seed": 3, "logprobs": 0, "max_tokens": 20}
         for prompt in ("a dog", "ein hund bellt")
-        for t in (0, 1)
+        for temperature in (0, 1)
     ]
-    with serving(run, deterministic=True, prefill_chunk=3) as live:
-        alone = [live.ask("/v1/completions", body).json()["choices"] for body in asked]
+    with serve_run(build_run("decoder", d_model=32), deterministic=True, prefill_chunk=3) as client:
+        expected = [client.ask(PATH, body).json()["choices"] for body in bodies]
 
-        def one(number):
+        def complete(number):
             if number % 4 == 3:
-                send(live, BODY | {"stream": True}).close()
-            return live.ask("/v1/completions", asked[number % len(asked)]).json()["choices"]
+                client.send(ENDLESS | {"stream": True}).close()
+            return client.ask(PATH, bodies[number % len(bodies)]).json()["choices"]
 
         with ThreadPoolExecutor(12) as pool:
-            for number, found in enumerate(pool.map(one, range(32))):
-                assert found == alone[number % len(asked)]
-        live.idle()
+            for number, choices in enumerate(pool.map(complete, range(24))):
+                assert choices == expected[number % len(bodies)]
+        client.wait_idle()
 
 
-def test_a_quiet_stream_says_that_it_lives(runs, serving, slowly, monkeypatch):
+def test_quiet_stream_sends_keepalive_comments(runs, monkeypatch):
     monkeypatch.setattr("polyhead.serve.openai.completions.KEEPALIVE_SECONDS", 0.05)
-    with serving(runs["decoder"]) as live, slowly(live) as engine:
-        sock = send(live, BODY | {"stream": True})
-        live.until(lambda: bool(live.service.engine_thread.streams), "it is there")
+    with (
+        serve_run(runs["decoder"]) as client,
+        client.hold_steps() as steps,
+        client.send(ENDLESS | {"stream": True}) as sock,
+    ):
         answer = b""
         while b": still working\n\n" not in answer:
             answer += sock.recv(65536)
-        engine.let(1000)
+        steps.allow(1000)
         while b"[DONE]" not in answer:
             answer += sock.recv(65536)
-        sock.close()

@@ -1,10 +1,10 @@
-"""Outputs of a model that are NaN or infinite are status 500 on every route, and health says so."""
+"""A model whose outputs are NaN or infinite: status 500 on every route, and health reports it."""
 
-from __future__ import annotations
+from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.serve.conftest import living, make
+from tests.serve.conftest import Client, build_run, get_error, serve_run
 
 from polyhead import Choice
 from polyhead.core.errors import NOT_FINITE
@@ -27,35 +27,37 @@ BODIES = {
 }
 
 
+@pytest.fixture(scope="module", params=BODIES)
+def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, Client]]:
+    chat = Choice("plain") if request.param == "decoder" else None
+    with serve_run(build_run(request.param), chat=chat) as client:
+        yield request.param, client
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", BODIES)
-def test_every_route_answers_500_and_health_says_so(kind: str, value: float) -> None:
-    run = make(kind)
-    weight = next(run.model.parameters())
+def test_every_route_and_health_report_non_finite_outputs(service: tuple[str, Client], value: float) -> None:
+    kind, client = service
+    weight = next(client.run.model.parameters())
     original = weight.detach().clone()
-    with living(run, **({"chat": Choice("plain")} if kind == "decoder" else {})) as live:
-        for path, body in BODIES[kind].items():
-            assert live.ask(path, body).status_code == live.ask("/health").status_code == 200, path
-        for path, body in BODIES[kind].items():
-            with torch.no_grad():
-                weight.fill_(value)
-            answer, health = live.ask(path, body), live.ask("/health")
-            assert answer.status_code == 500, (path, answer.text)
-            error = answer.json()["error"]
-            assert (error["code"], error["type"]) == ("not_a_number", "server_error")
-            assert error["message"] == NOT_FINITE
-            assert health.status_code == 503 and health.json()["error"]["message"] == NOT_FINITE
-            assert live.ask("/health/live").status_code == 200
+    for path, body in BODIES[kind].items():
+        assert client.ask(path, body).status_code == client.ask("/health").status_code == 200, path
+        with torch.no_grad():
+            weight.fill_(value)
+        error = get_error(client.ask(path, body), 500)
+        assert (error["code"], error["type"]) == ("not_a_number", "server_error")
+        assert error["message"] == NOT_FINITE
+        assert get_error(client.ask("/health"), 503)["message"] == NOT_FINITE
+        assert client.ask("/health/live").status_code == 200
         with torch.no_grad():
             weight.copy_(original)
-        assert live.ask(path, body).status_code == live.ask("/health").status_code == 200  # the last result
-        live.idle()
+    assert client.ask(path, body).status_code == client.ask("/health").status_code == 200  # the last result
+    client.wait_idle()
 
 
-def test_a_stream_ends_with_the_error() -> None:
-    run = make("decoder")
+def test_stream_ends_with_the_error() -> None:
+    run = build_run("decoder")
     with torch.no_grad():
         next(run.model.parameters()).fill_(float("nan"))
-    with living(run) as live:
-        answer = live.ask("/v1/completions", {"prompt": "a dog", "stream": True})
+    with serve_run(run) as client:
+        answer = client.ask("/v1/completions", {"prompt": "a dog", "stream": True})
         assert '"code":"not_a_number"' in answer.text and "[DONE]" not in answer.text

@@ -16,6 +16,7 @@ ENGLISH = [
 ]
 CHINESE = ["我们今天去公园散步。", "他说：“你好，世界！”", "这只狗跑得很快。", "公园里有三只狗。"]
 TEXTS = (ENGLISH + CHINESE) * 20
+GetTokenizer = Callable[[str], Tokenizer]
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +24,18 @@ def texts() -> list[str]:
     return TEXTS
 
 
+@cache
+def tokenizer_of_kind(kind: str) -> Tokenizer:
+    return train_tokenizer(TEXTS, Choice(kind), 400)
+
+
 @pytest.fixture(scope="session")
-def trained() -> Callable[[str], Tokenizer]:
+def get_tokenizer() -> GetTokenizer:
     """A tokenizer of each kind, trained once."""
-    return cache(lambda name: train_tokenizer(TEXTS, Choice(name), 400))
+    return tokenizer_of_kind
+
+
+@pytest.fixture(scope="session")
+def trained() -> GetTokenizer:
+    """The same for directories that share these tokenizers."""
+    return tokenizer_of_kind

@@ -1,7 +1,5 @@
 """Tests of tokenizers/backtracking.py."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -10,7 +8,7 @@ from polyhead.tokenizers.backtracking import PatternError, check_backtracking
 from tokenizers import Regex, pre_tokenizers
 
 # of published tokenizers, with the least number of characters that each matches
-PUBLISHED = {
+PATTERNS = {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": 1,
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+": 1,
@@ -37,10 +35,10 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("pattern", PUBLISHED)
-def test_patterns_of_published_tokenizers_are_accepted(pattern: str) -> None:
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_published_patterns_are_accepted(pattern: str) -> None:
     Regex(pattern)
-    assert check_backtracking(pattern) == PUBLISHED[pattern]
+    assert check_backtracking(pattern) == PATTERNS[pattern]
 
 
 # each with a text on which the matcher gives up
@@ -70,12 +68,12 @@ def test_exponential_patterns_are_refused(pattern: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", [pattern for pattern, text in EXPONENTIAL.items() if text])
-def test_the_matcher_panics_on_what_is_refused(pattern: str) -> None:
+def test_matcher_panics_on_refused_patterns(pattern: str) -> None:
     with pytest.raises(BaseException, match="retry-limit"):
         pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(EXPONENTIAL[pattern])
 
 
-UNSUPPORTED = {
+UNANALYSABLE = {
     "[": "not closed",
     "(": "not closed",
     "a)": "not opened",
@@ -91,7 +89,7 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.parametrize("pattern", UNSUPPORTED)
-def test_what_cannot_be_analysed_is_refused(pattern: str) -> None:
-    with pytest.raises(PatternError, match=re.escape(UNSUPPORTED[pattern])):
+@pytest.mark.parametrize("pattern", UNANALYSABLE)
+def test_unanalysable_patterns_are_refused(pattern: str) -> None:
+    with pytest.raises(PatternError, match=re.escape(UNANALYSABLE[pattern])):
         check_backtracking(pattern)

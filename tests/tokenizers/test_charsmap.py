@@ -1,7 +1,5 @@
 """Tests of tokenizers/charsmap.py."""
 
-from __future__ import annotations
-
 import random
 import struct
 
@@ -23,21 +21,22 @@ def charsmap(replacements: dict[str, str]) -> bytes:
     return struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + texts
 
 
-def test_the_longest_text_of_a_map_is_found_as_the_library_applies_it() -> None:
+def test_longest_replacement_as_in_library() -> None:
     content = charsmap({"a": "eins", "b": "éé", "c": ""})
     assert normalizers.Precompiled(content).normalize_str("xabc") == "xeinséé"
     assert max_text_len(content) == 4
 
 
-def test_a_map_that_is_accepted_never_panics() -> None:
+def test_accepted_map_never_panics() -> None:
     """A damaged byte of a trie is an address anywhere; the library does not check it."""
-    draw, sound, n_accepted = random.Random(3), charsmap({"a": "eins", "b": "éé", "z": "zwei"}), 0
+    generator, valid_map, n_accepted = random.Random(3), charsmap({"a": "eins", "b": "éé", "z": "zwei"}), 0
     text = "".join(map(chr, range(1, 400)))
     for _ in range(300):
-        content = bytearray(sound)
-        for _ in range(draw.choice([1, 2, 20])):
-            places = [draw.randrange(len(content)), 4 + 4 * (256 ^ ord(draw.choice("abz"))), len(content) - 5]
-            content[draw.choice(places) + draw.randrange(4)] = draw.randrange(256)
+        content = bytearray(valid_map)
+        for _ in range(generator.choice([1, 2, 20])):
+            unit = 4 + 4 * (256 ^ ord(generator.choice("abz")))
+            offset = generator.choice([generator.randrange(len(content)), unit, len(content) - 5])
+            content[offset + generator.randrange(4)] = generator.randrange(256)
         try:
             max_text_len(bytes(content))
         except ValueError:
@@ -50,6 +49,6 @@ def test_a_map_that_is_accepted_never_panics() -> None:
 @pytest.mark.parametrize(
     "content", [b"", bytes(8), b"\xff" * 8, b"\4\0\0\0\xff\xff\xff\xffa", charsmap({})[:-4]]
 )
-def test_a_damaged_map_is_refused(content: bytes) -> None:
+def test_damaged_map_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match="its trie "):
         max_text_len(content)

@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from tests.tokenizers.conftest import GetTokenizer
 
 import tokenizers
 from polyhead.core.errors import UserError
@@ -13,54 +14,69 @@ from polyhead.tokenizers.files import _MAX_FILE_SIZE
 from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import models
 
-Trained = Callable[[str], Tokenizer]
 
-
-def test_what_was_saved_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocabulary of hundreds of thousands of pieces takes seconds each time."""
-    scores = [-(i * 0.6180339887498949 % 20.0) for i in range(1, 400)]
-    pieces = [("<unk>", 0.0), *((f"p{i}", score) for i, score in enumerate(scores))]
+    pieces = [("<unk>", 0.0), *((f"p{i}", -(i * 0.6180339887498949 % 20.0)) for i in range(1, 400))]
     Tokenizer(tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0)), {}).save(tmp_path)
-    read = tokenizers.Tokenizer.from_str
-    counted = Mock(wraps=tokenizers.Tokenizer, from_str=Mock(side_effect=read))
-    monkeypatch.setattr(tokenizers, "Tokenizer", counted)
+    parser = Mock(side_effect=tokenizers.Tokenizer.from_str)
+    monkeypatch.setattr(tokenizers, "Tokenizer", Mock(wraps=tokenizers.Tokenizer, from_str=parser))
     Tokenizer.load(tmp_path, {})
-    assert counted.from_str.call_count == 1
+    assert parser.call_count == 1
 
 
-def broken_directories(folder: Path) -> dict[str, Callable[[], object]]:
-    whole, config = (folder / "tokenizer.json"), (folder / "tokenizer_config.json")
-    good = json.loads(config.read_text())
-
-    def oversized() -> None:
-        with whole.open("r+b") as file:
-            file.truncate(_MAX_FILE_SIZE + 1)
-
-    return {
-        "no tokenizer.json": whole.unlink,
-        "no tokenizer_config.json": config.unlink,
-        "tokenizer.json is not valid JSON": lambda: whole.write_text(whole.read_text()[:1000]),
-        "tokenizer.json cannot be read": lambda: whole.write_text("[]"),
-        "not UTF-8": lambda: whole.write_bytes(b"\xff\xfe\x00"),
-        "the maximum for": oversized,
-        "not valid JSON": lambda: config.write_text("{"),
-        "nested too deeply": lambda: config.write_text("[" * 100_000),
-        "must be a JSON object": lambda: config.write_text("[]"),
-        "not in the vocabulary": lambda: config.write_text(json.dumps(good | {"eos_token": "<end>"})),
-        "must differ": lambda: config.write_text(json.dumps(good | {"pad_token": "</s>"})),
-    }
+def exceed_size(directory: Path) -> None:
+    with (directory / "tokenizer.json").open("r+b") as file:
+        file.truncate(_MAX_FILE_SIZE + 1)
 
 
-@pytest.mark.parametrize("said", range(11))
-def test_a_damaged_directory_is_refused_in_one_line(said: int, trained: Trained, tmp_path: Path) -> None:
-    trained("bpe").save(tmp_path)
-    message, damage = list(broken_directories(tmp_path).items())[said]
-    damage()
-    with pytest.raises(UserError, match=message) as caught:
+def truncate_rules(directory: Path) -> None:
+    path = directory / "tokenizer.json"
+    path.write_text(path.read_text()[:1000])
+
+
+def write(name: str, content: str | bytes) -> Callable[[Path], object]:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda directory: (directory / name).write_bytes(data)
+
+
+def set_role(role: str, token: str) -> Callable[[Path], object]:
+    def damage(directory: Path) -> None:
+        path = directory / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {role: token}))
+
+    return damage
+
+
+RULES, CONFIG = "tokenizer.json", "tokenizer_config.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda directory: (directory / RULES).unlink(), "no tokenizer.json"),
+        (lambda directory: (directory / CONFIG).unlink(), "no tokenizer_config.json"),
+        (truncate_rules, "tokenizer.json is not valid JSON"),
+        (write(RULES, "[]"), "tokenizer.json cannot be read"),
+        (write(RULES, b"\xff\xfe\x00"), "not UTF-8"),
+        (exceed_size, "the maximum for"),
+        (write(CONFIG, "{"), "not valid JSON"),
+        (write(CONFIG, "[" * 100_000), "nested too deeply"),
+        (write(CONFIG, "[]"), "must be a JSON object"),
+        (set_role("eos_token", "<end>"), "not in the vocabulary"),
+        (set_role("pad_token", "</s>"), "must differ"),
+    ],
+)
+def test_damaged_directory_is_refused(
+    damage: Callable[[Path], object], message: str, get_tokenizer: GetTokenizer, tmp_path: Path
+) -> None:
+    get_tokenizer("bpe").save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(UserError, match=message) as error:
         Tokenizer.load(tmp_path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
-def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
-        Tokenizer.load(tmp_path / "nowhere")
+        Tokenizer.load(tmp_path / "missing")

@@ -1,13 +1,11 @@
-"""Tokenizers of every kind take no more than their share of time for long texts, whatever those are made of.
-
-What the libraries do cannot be counted, so it is timed: by the processor, generously, and nowhere else.
-"""
-
-from __future__ import annotations
+"""The processor time of tokenizers grows about linearly with the length of any text."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from tests.tokenizers.conftest import GetTokenizer
 
 from polyhead.chat.apply_template import encode_pieces
 from polyhead.chat.base import ChatPiece
@@ -23,42 +21,43 @@ FAMILIES = {
 KINDS = ["bpe", "byte", "char", "unigram", "wordpiece"]
 
 
-def seconds(work, *given):
-    """Of the processor, the least of three."""
-    found = []
+def cpu_seconds(function: Callable[[Any], Any], argument: Any) -> float:
+    """The least of three runs."""
+    times = []
     for _ in range(3):
-        begun = time.process_time()
-        work(*given)
-        found.append(time.process_time() - begun)
-    return min(found)
+        start = time.process_time()
+        function(argument)
+        times.append(time.process_time() - start)
+    return min(times)
 
 
 @pytest.mark.slow
 @pytest.mark.acceptance("E12")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_twice_as_long_takes_about_twice_as_long(trained, kind, family, monkeypatch):
+def test_time_grows_linearly(
+    get_tokenizer: GetTokenizer, kind: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    tokenizer, most = trained(kind), Limits().max_chars
+    tokenizer, max_chars = get_tokenizer(kind), Limits().max_chars
 
-    def talk(text):
-        return encode_pieces(
-            [ChatPiece("user\n"), ChatPiece(text, is_assistant=True), ChatPiece("</s>", "token", True)],
-            tokenizer,
-        )
+    def encode_chat(text: str) -> None:
+        answer = ChatPiece(text, is_assistant=True)
+        encode_pieces([ChatPiece("user\n"), answer, ChatPiece("</s>", "token", True)], tokenizer)
 
-    ways = {
+    functions: dict[str, Callable[[Any], Any]] = {
         "encode": lambda text: tokenizer.encode([text]),
-            "located": lambda text: tokenizer.encode_with_offsets(text, behind=True),
-        "masked": lambda text: encode_masked(tokenizer, [text[:-7] + " <mask>"]), "chat": talk,
-    }  # fmt: skip
-    for name, way in [*ways.items(), ("decode", lambda ids: tokenizer.decode([ids]))]:
-        unit, took = FAMILIES[family], []
-        for size in (most // 4, most // 2, most):
-            given = (unit * (size // len(unit) + 1))[:size]
-            took.append(seconds(way, tokenizer.encode([given])[0] if name == "decode" else given))
-        # a library whose time is the square of its text takes seconds for the longest, and four times as long
-        # each time;
-        # below a tenth of a second other work on the machine says more than the text
-        assert took[2] < 0.1 or took[2] / took[0] < 3.5**2, (name, took)
-        assert took[2] < 2, (name, took)
+        "encode_with_offsets": lambda text: tokenizer.encode_with_offsets(text, behind=True),
+        "encode_masked": lambda text: encode_masked(tokenizer, [text[:-7] + " <mask>"]),
+        "chat": encode_chat,
+        "decode": lambda ids: tokenizer.decode([ids]),
+    }
+    unit = FAMILIES[family]
+    texts = [(unit * (size // len(unit) + 1))[:size] for size in (max_chars // 4, max_chars // 2, max_chars)]
+    for name, function in functions.items():
+        arguments = [tokenizer.encode([text])[0] for text in texts] if name == "decode" else texts
+        seconds = [cpu_seconds(function, argument) for argument in arguments]
+        # quadratic time takes seconds for the longest text, and four times as long for each doubling; below a
+        # tenth of a second the noise of the machine is larger
+        assert seconds[2] < 0.1 or seconds[2] / seconds[0] < 3.5**2, (name, seconds)
+        assert seconds[2] < 2, (name, seconds)

@@ -1,7 +1,5 @@
 """Tests of tokenizers/input_validation.py."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,82 +9,84 @@ import torch
 from tests.run.run_helpers import run
 
 from polyhead.core.errors import UserError
+from polyhead.run.run import Run
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark ."]
+CONFIGS: dict[str, dict[str, Any]] = {
+    "translator": {},
+    "decoder": {"kind": "decoder"},
+    "encoder": {"kind": "encoder"},
+    "classifier": {"kind": "encoder", "labels": ("n", "y")},
+}
+# verbs by the number of lists of texts that they take
+VERBS = {
+    "translator": {"translate": 1, "hypotheses": 1, "score": 2, "perplexity": 2, "evaluate": 2},
+    "decoder": dict.fromkeys(("generate", "stream", "hypotheses", "score", "perplexity", "embed"), 1),
+    "encoder": {"embed": 1, "fill_mask": 1},
+    "classifier": {"classify": 1},
+}
+ONE_LIST = [(kind, verb) for kind, verbs in VERBS.items() for verb, n in verbs.items() if n == 1]
 
 
-def test_one_text_is_not_taken_for_a_list_of_its_letters() -> None:
-    translator, writer, reader = run(), run(kind="decoder"), run(kind="encoder")
-    for able, verb, lists in (
-        (translator, "translate", 1),
-        (translator, "hypotheses", 1),
-        (translator, "score", 2),
-        (translator, "perplexity", 2),
-        (translator, "evaluate", 2),
-        (writer, "generate", 1),
-        (writer, "stream", 1),
-        (writer, "hypotheses", 1),
-        (writer, "score", 1),
-        (writer, "perplexity", 1),
-        (writer, "embed", 1),
-        (reader, "embed", 1),
-        (reader, "fill_mask", 1),
-        (run(kind="encoder", labels=("n", "y")), "classify", 1),
-    ):
-        way = ", ".join(lists * ['["..."]'])
-        told = f"run.{verb} expects a list of texts, got one text; write run.{verb}({way})"
-        for text in ("ein hund", b"ein hund"):
-            with pytest.raises(UserError, match=f"^{re.escape(told)}$"):
-                getattr(able, verb)(*lists * [text])
-    with pytest.raises(
-        UserError, match=r'^prefix expects a list of texts, got one text; write prefix=\["..."\]$'
-    ):
-        translator.translate(["ein hund"], prefix="a")
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    return {kind: run(**config) for kind, config in CONFIGS.items()}
 
 
-def test_what_can_be_read_only_once_is_not_taken_for_no_text_at_all() -> None:
-    """A generator would be read to its end by the first who looks at it, and be empty for the next."""
-    translator, writer, reader = run(), run(kind="decoder"), run(kind="encoder")
-    classifier = run(kind="encoder", labels=("n", "y"))
-    asked: list[Callable[[Any], Any]] = [
-        translator.translate,
-        translator.hypotheses,
-        writer.generate,
-        writer.stream,
-        writer.score,
-        writer.perplexity,
+def test_single_text_is_not_a_list(runs: dict[str, Run]) -> None:
+    for kind, verbs in VERBS.items():
+        for verb, n in verbs.items():
+            arguments = ", ".join(['["..."]'] * n)
+            message = f"run.{verb} expects a list of texts, got one text; write run.{verb}({arguments})"
+            for text in ("ein hund", b"ein hund"):
+                with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+                    getattr(runs[kind], verb)(*[text] * n)
+    message = r'^prefix expects a list of texts, got one text; write prefix=\["..."\]$'
+    with pytest.raises(UserError, match=message):
+        runs["translator"].translate(["ein hund"], prefix="a")
+
+
+def test_generators_sets_and_numbers_are_refused(runs: dict[str, Run]) -> None:
+    """A generator would be empty for its second reader, and a set has no order."""
+    translator = runs["translator"]
+    calls: list[Callable[[Any], Any]] = [getattr(runs[kind], verb) for kind, verb in ONE_LIST]
+    calls += [
         lambda texts: translator.score(texts, TEXTS),
         lambda texts: translator.score(TEXTS, texts),
         lambda texts: translator.translate(TEXTS, prefix=texts),
         lambda texts: translator.evaluate(texts, TEXTS),
-        reader.embed,
-        reader.fill_mask,
-        classifier.classify,
     ]
-    for ask in asked:
-        with pytest.raises(
-            UserError,
-            match=r"expects a list of texts, got generator; write (prefix=|run\.\w+\()list\(texts\)",
+    write = r"write (prefix=|run\.\w+\()list\(texts\)"
+    for call in calls:
+        for texts, message in (
+            ((text for text in TEXTS), f"expects a list of texts, got generator; {write}"),
+            (set(TEXTS), f"expects a list of texts, got set; {write}"),
+            (7, r"expects a list of texts, got int$"),
+            ([7] * len(TEXTS), "text 0 is int, expected a string"),
         ):
-            ask(text for text in TEXTS)
-        with pytest.raises(
-            UserError, match=r"expects a list of texts, got set; write (prefix=|run\.\w+\()list\(texts\)"
-        ):
-            ask(set(TEXTS))  # which has no order that what is made could be in
-        with pytest.raises(UserError, match=r"expects a list of texts, got int$"):
-            ask(7)
-        with pytest.raises(UserError, match="text 0 is int, expected a string"):
-            ask([7] * len(TEXTS))
-    most = reader.tokenizer.vocab_size - 1
-    for ids in ([most + 1], [-1], [True], [0.5], ["a"], [None]):
-        with pytest.raises(UserError, match=f"text 1 has no token .*; the vocabulary has 0 to {most}"):
-            reader.embed([TEXTS[0], ids])
-    both = reader.embed([reader.tokenizer.encode(TEXTS)[0], TEXTS[0]])
-    assert torch.equal(both[0], both[1])
+            with pytest.raises(UserError, match=message):
+                call(texts)
     with pytest.raises(UserError, match=r"run\.evaluate expects a list of texts, got generator"):
         translator.evaluate(TEXTS, (text for text in TEXTS))  # type: ignore[arg-type]
-    for stop, shown in ((None, "null"), (3, "3"), ([None], r"\[None\]")):
-        for ask in (writer.generate, lambda texts, stop: writer.engine().submit(texts[0], stop=stop)):
-            with pytest.raises(UserError, match=f"^stop is {shown}; expected a text or a list of texts"):
-                ask(TEXTS, stop=stop)
-    assert writer.score(dict.fromkeys(TEXTS).keys()) == writer.score(TEXTS)  # type: ignore[arg-type]
+    decoder = runs["decoder"]
+    assert decoder.score(dict.fromkeys(TEXTS).keys()) == decoder.score(TEXTS)  # type: ignore[arg-type]
+
+
+def test_token_ids_are_validated(runs: dict[str, Run]) -> None:
+    encoder = runs["encoder"]
+    max_id = encoder.tokenizer.vocab_size - 1
+    for ids in ([max_id + 1], [-1], [True], [0.5], ["a"], [None]):
+        message = f"text 1 has no token .*; the vocabulary has 0 to {max_id}"
+        with pytest.raises(UserError, match=message):
+            encoder.embed([TEXTS[0], ids])
+    first, second = encoder.embed([encoder.tokenizer.encode(TEXTS)[0], TEXTS[0]])
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("stop", "value"), [(None, "null"), (3, "3"), ([None], r"\[None\]")])
+def test_stop_must_be_texts(stop: Any, value: str, runs: dict[str, Run]) -> None:
+    decoder, message = runs["decoder"], f"^stop is {value}; expected a text or a list of texts"
+    with pytest.raises(UserError, match=message):
+        decoder.generate(TEXTS, stop=stop)
+    with pytest.raises(UserError, match=message):
+        decoder.engine().submit(TEXTS[0], stop=stop)

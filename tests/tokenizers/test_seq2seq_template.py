@@ -1,11 +1,9 @@
 """Tests of tokenizers/seq2seq_template.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
-from tests.hf.tokenizers.spm_helpers import SOURCES, lines
+from tests.hf.tokenizers.spm_helpers import SOURCES, read_lines
 from tests.hf.tokenizers.spm_helpers import marian as marian
 
 import polyhead as ph
@@ -15,25 +13,23 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.languages import with_languages
 
 
-def test_pairs_are_stored_begun_and_mapped_by_what_cuts_each_side(
-    marian: tuple[Path, Any, Any], tmp_path: Path
-) -> None:
-    run, chinese = ph.load(marian[0]), lines("guide.zh-CN.md", 3)
-    sides, wanted = [tmp_path / "a.en", tmp_path / "a.zh"], run.tokenizer.target_tokenizer.encode(chinese)
-    for path, texts in zip(sides, (SOURCES, chinese), strict=True):
+def test_targets_have_their_own_tokenizer(marian: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    """In stored pairs, forced prefixes and attention maps."""
+    run, targets = ph.load(marian[0]), read_lines("guide.zh-CN.md", 3)
+    source_tokenizer, target_tokenizer = run.tokenizer, run.tokenizer.target_tokenizer
+    expected = target_tokenizer.encode(targets)
+    files = [tmp_path / "a.en", tmp_path / "a.zh"]
+    for path, texts in zip(files, (SOURCES, targets), strict=True):
         path.write_text("\n".join(texts) + "\n")
-    store = PairStore.open_or_build(open_corpus(sides), run.tokenizer, tmp_path / "cache", max_len=500)
-    assert [store.target_tokens(i).tolist() for i in range(3)] == wanted
-    assert [store.source_tokens(i).tolist() for i in range(3)] == run.tokenizer.encode(SOURCES)
-    begun = run.hypotheses(SOURCES, n_best=1, target_lang="cmn", prefix=[text[:3] for text in chinese])
-    for best, text in zip(begun, chinese, strict=True):
-        ids = run.tokenizer.target_tokenizer.encode([text[:3]])[0]
-        assert best[0].tokens[: len(ids)] == ids
-    told = Run(
-        run.model,
-        run.tokenizer.with_seq2seq_template(with_languages(run.tokenizer, None, "cmn")),
-        run.generation,
-    )
-    _, drawn, _ = told.cross_attention(SOURCES[1], chinese[1])
-    assert drawn[: len(wanted[1])] == run.tokenizer.ids_to_tokens(wanted[1])
-    assert store.target_tokens(1).tolist() != run.tokenizer.encode(chinese)[1]
+    store = PairStore.open_or_build(open_corpus(files), source_tokenizer, tmp_path / "cache", max_len=500)
+    assert [store.target_tokens(i).tolist() for i in range(3)] == expected
+    assert [store.source_tokens(i).tolist() for i in range(3)] == source_tokenizer.encode(SOURCES)
+    assert expected[1] != source_tokenizer.encode(targets)[1]
+    prefixes = [text[:3] for text in targets]
+    hypotheses = run.hypotheses(SOURCES, n_best=1, target_lang="cmn", prefix=prefixes)
+    for (best,), ids in zip(hypotheses, target_tokenizer.encode(prefixes), strict=True):
+        assert best.tokens[: len(ids)] == ids
+    template = with_languages(source_tokenizer, None, "cmn")
+    chinese = Run(run.model, source_tokenizer.with_seq2seq_template(template), run.generation)
+    _, tokens, _ = chinese.cross_attention(SOURCES[1], targets[1])
+    assert tokens[: len(expected[1])] == source_tokenizer.ids_to_tokens(expected[1])

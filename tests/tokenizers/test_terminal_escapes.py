@@ -1,7 +1,5 @@
 """Tests of tokenizers/terminal_escapes.py."""
 
-from __future__ import annotations
-
 import io
 import sys
 import unicodedata
@@ -22,8 +20,8 @@ from polyhead.viz.attention_page import heat_map_svg
 HOSTILE = "\x1b[2J\x1b]0;title\x07 a\tb\r \x7f \x9b31m c"
 
 
-def by_hand(text: str) -> str:
-    """Python's own categories say what controls."""
+def escape_by_category(text: str) -> str:
+    """Control characters are those of Unicode's category Cc."""
     controls = {c for c in text if unicodedata.category(c) == "Cc"} - {"\n", "\t"}
     return "".join(f"\\x{ord(c):02x}" if c in controls else c for c in text)
 
@@ -35,24 +33,23 @@ class Terminal(io.TextIOWrapper):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Untrained models of bytes, which say any of them, and a classifier whose labels are no better."""
-    tokenizer, where = train_tokenizer(["a dog"], Choice("byte"), 300), tmp_path_factory.mktemp("bytes")
+    """Untrained models of bytes, which generate any of them, and a classifier with hostile labels."""
+    tokenizer, directory = train_tokenizer(["a dog"], Choice("byte"), 300), tmp_path_factory.mktemp("runs")
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 256}
     settings = GenerationConfig(chat=Choice("plain"), max_new_tokens=60, max_length_ratio=4.0)
-    config = {"encoder-decoder": {}, "decoder": {}, "encoder": {}, "classifier": {"labels": ["\x1bc", "x"]}}
-    for name, more in config.items():
-        kind = "encoder" if more else name
+    for name in ("encoder-decoder", "decoder", "encoder", "classifier"):
+        options = {"kind": "encoder", "labels": ["\x1bc", "x"]} if name == "classifier" else {"kind": name}
         torch.manual_seed(1)
-        model = build(ModelConfig(kind=kind, **sizes, **more), seed=3)
+        model = build(ModelConfig(**sizes, **options), seed=3)
         with torch.no_grad():
-            for p in model.parameters():
-                p.add_(0.3 * torch.randn_like(p))
-        Run(model, tokenizer, settings).save(where / name)
-    return where
+            for parameter in model.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        Run(model, tokenizer, settings).save(directory / name)
+    return directory
 
 
 @pytest.mark.parametrize(
-    ("arguments", "typed"),
+    ("arguments", "stdin"),
     [
         (["generate", "decoder", HOSTILE], ""),
         (["generate", "decoder", "a", "-n", "3", "--temperature", "2"], ""),
@@ -64,29 +61,36 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["classify", "classifier", "--all"], "a\n"),
     ],
 )
-def test_a_terminal_is_shown_what_would_command_it(runs, monkeypatch, capsys, arguments, typed):
-    verb, run, *rest = arguments
+def test_terminal_output_has_no_controls(
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    stdin: str,
+) -> None:
+    """Output to a file is unchanged."""
+    verb, run, *options = arguments
 
-    def said(stream: io.TextIOWrapper) -> str:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+    def run_verb(stream: io.TextIOWrapper) -> str:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         monkeypatch.setattr(sys, "stdout", stream)
-        assert main([verb, str(runs / run), *rest]) == 0, capsys.readouterr().err
+        assert main([verb, str(runs / run), *options]) == 0, capsys.readouterr().err
         return stream.buffer.getvalue().decode()  # type: ignore[attr-defined, no-any-return]
 
-    plain, shown = said(io.TextIOWrapper(io.BytesIO(), newline="")), said(Terminal(io.BytesIO(), newline=""))
-    if verb != "attention":  # whose maps are pictures, the same everywhere
-        assert by_hand(plain) != plain
-        assert shown == by_hand(plain)
-    assert by_hand(shown) == shown
+    plain, terminal = (run_verb(stream(io.BytesIO(), newline="")) for stream in (io.TextIOWrapper, Terminal))
+    if verb != "attention":  # whose maps are the same everywhere
+        assert terminal == escape_by_category(plain) != plain
+    assert escape_by_category(terminal) == terminal
 
 
 def test_controls_are_those_of_unicode() -> None:
-    every = "".join(map(chr, range(0x3000)))
-    assert escape_controls(every) == by_hand(every)
+    text = "".join(map(chr, range(0x3000)))
+    assert escape_controls(text) == escape_by_category(text)
 
 
-def test_a_token_that_controls_has_a_width_on_an_axis_and_is_fit_for_xml() -> None:
+def test_control_tokens_on_axes() -> None:
+    """They have a width in text, and the SVG is valid XML."""
     attention = AttentionMap(["\x1b", "b"], ["\x07", "long"], [[[[1.0, 0.0], [0.5, 0.5]]]])
     lines = attention_text(attention).splitlines()
     assert lines[3:5] == ["\\x07   ██     1.00 \\x1b", "long   ▒▒ ▒▒  0.50 \\x1b"]
-    assert by_hand(heat_map_svg(attention)) == heat_map_svg(attention)
+    assert escape_by_category(heat_map_svg(attention)) == heat_map_svg(attention)

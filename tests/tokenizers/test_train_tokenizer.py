@@ -3,25 +3,23 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from tests.tokenizers.conftest import GetTokenizer
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TOKENIZER
-from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-NAMES = TOKENIZER.names()
-
-Trained = Callable[[str], Tokenizer]
+KINDS = TOKENIZER.names()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_corpus_full_of_special_tokens_does_not_teach_them(name: str) -> None:
-    t = train_tokenizer(["</s><pad> <s>word</s>", "<mask> </s>"] * 50, Choice(name), 400)
-    assert not {0, 1, 2, 4} & set(t.encode(["</s><pad> <s>word</s> <mask>"])[0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_in_corpus_stay_text(kind: str) -> None:
+    tokenizer = train_tokenizer(["</s><pad> <s>word</s>", "<mask> </s>"] * 50, Choice(kind), 400)
+    assert not {0, 1, 2, 4} & set(tokenizer.encode(["</s><pad> <s>word</s> <mask>"])[0])
 
 
 SCRIPT = """
@@ -34,38 +32,40 @@ print(json.dumps({name: train_tokenizer(texts, Choice(name), 400).sha256 for nam
 
 
 @pytest.mark.acceptance("A14")
-def test_the_same_text_gives_the_same_bytes_in_another_process(trained: Trained, texts: list[str]) -> None:
-    for parallel in ("true", "false"):
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            input=json.dumps(texts),
-            text=True,
-            capture_output=True,
-            check=True,
-            env={"PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": parallel},
-        )
-        assert json.loads(done.stdout) == {name: trained(name).sha256 for name in NAMES}
+@pytest.mark.parametrize("parallelism", ["true", pytest.param("false", marks=pytest.mark.slow)])
+def test_training_is_deterministic_across_processes(
+    parallelism: str, get_tokenizer: GetTokenizer, texts: list[str]
+) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input=json.dumps(texts),
+        text=True,
+        capture_output=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": parallelism},
+    )
+    assert json.loads(process.stdout) == {kind: get_tokenizer(kind).sha256 for kind in KINDS}
 
 
-def test_half_a_surrogate_pair_is_refused_by_number(trained: Trained) -> None:
+def test_lone_surrogate_is_refused_by_number(get_tokenizer: GetTokenizer) -> None:
     with pytest.raises(UserError, match="text 1 has half of a surrogate pair"):
-        trained("bpe").encode(["fine", "\ud800"])
+        get_tokenizer("bpe").encode(["fine", "\ud800"])
     with pytest.raises(UserError, match="text 0 has half"):
         train_tokenizer(["\udfff"], Choice("bpe"), 300)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_empty_corpus_is_refused(name: str) -> None:
-    for nothing in ([], ["", ""]):
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_corpus_is_refused(kind: str) -> None:
+    for corpus in ([], ["", ""]):
         with pytest.raises(UserError, match="no text to train"):
-            train_tokenizer(nothing, Choice(name), 400)
+            train_tokenizer(corpus, Choice(kind), 400)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_error_while_reading_the_corpus_arrives_whole(name: str) -> None:
-    def damaged() -> Iterator[str]:
+@pytest.mark.parametrize("kind", KINDS)
+def test_error_of_corpus_reader_is_raised(kind: str) -> None:
+    def read_lines() -> Iterator[str]:
         yield "one"
         raise UserError("line 2 is damaged")
 
     with pytest.raises(UserError, match=r"^line 2 is damaged$"):
-        train_tokenizer(damaged(), Choice(name), 400)
+        train_tokenizer(read_lines(), Choice(kind), 400)

@@ -30,12 +30,12 @@ def log_prob(pieces: list[str]) -> float:
 
 
 @pytest.mark.parametrize("piece", ["ab", "abc", "bc"])
-def test_the_best_way_without_a_piece_is_the_best_of_all_ways(piece: str) -> None:
-    ways = [way for way in segmentations(piece) if way != [piece]]
-    assert _score_without(piece, SCORES) == pytest.approx(max(map(log_prob, ways)))
+def test_score_without_piece_is_best_other_segmentation(piece: str) -> None:
+    other_segmentations = [pieces for pieces in segmentations(piece) if pieces != [piece]]
+    assert _score_without(piece, SCORES) == pytest.approx(max(map(log_prob, other_segmentations)))
 
 
-def test_a_single_character_has_no_other_way() -> None:
+def test_single_character_has_no_other_segmentation() -> None:
     assert _score_without("a", SCORES) == -math.inf
 
 
@@ -57,12 +57,12 @@ def test_estimates_are_relative_frequencies() -> None:
     assert math.exp(scores["a"] - scores["b"]) == pytest.approx(0.5 / 7)  # never used, but a character
 
 
-def test_pruning_keeps_what_costs_most_to_lose() -> None:
+def test_pruning_keeps_most_useful_pieces() -> None:
     counts = _count_pieces(SCORES, ["abc", "ab"], np.array([1, 100]))
     assert set(_prune_pieces(SCORES, counts, {"a", "b", "c"}, 4)) == {"a", "b", "c", "ab"}
 
 
-def test_frequent_words_become_one_piece_and_rare_ones_do_not() -> None:
+def test_frequent_words_become_pieces() -> None:
     words = {"▁the": 500, "▁thing": 60, "▁xyzzy": 2, "▁dog": 80, "▁do": 30}
     pieces = dict(learn_pieces(words, sorted({*"▁thingdoxyze"}), 16, 16))
     assert len(pieces) <= 16
@@ -71,6 +71,6 @@ def test_frequent_words_become_one_piece_and_rare_ones_do_not() -> None:
     assert sum(math.exp(score) for score in pieces.values()) == pytest.approx(1.0, abs=1e-9)
 
 
-def test_no_piece_is_longer_than_asked() -> None:
+def test_pieces_have_maximum_length() -> None:
     pieces = learn_pieces({"▁abababab": 100, "▁abab": 50}, sorted("▁ab"), 50, 4)
     assert max(len(piece) for piece, _ in pieces) <= 4

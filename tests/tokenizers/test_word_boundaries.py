@@ -1,15 +1,11 @@
-"""Where words begin, for every kind of tokenizer, beside a rule that looks at the characters of the text
-alone.
-"""
-
-from __future__ import annotations
+"""Where words begin, for every kind of tokenizer, compared with a rule of the text's characters alone."""
 
 import re
 import unicodedata
-from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.tokenizers.conftest import GetTokenizer
 
 import tokenizers
 from polyhead.core.choice import Choice
@@ -19,7 +15,6 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-Trained = Callable[[str], Tokenizer]
 SENTENCES = [
     "A man in a red shirt walks (the dog). It's 3 o'clock,  almost!",
     "Two “naïve” dogs\nrun\n\nfar",
@@ -27,45 +22,36 @@ SENTENCES = [
 ]
 
 
-def heads(text: str) -> list[bool]:
+def is_word(char: str) -> bool:
+    """Punctuation and Han characters are words of their own."""
+    return unicodedata.category(char)[0] in "PS" or "\u4e00" <= char <= "\u9fff"
+
+
+def word_starts(text: str) -> list[bool]:
     """For each character whether a word begins there."""
-
-    def alone(c: str) -> bool:
-        return unicodedata.category(c)[0] in "PS" or "\u4e00" <= c <= "\u9fff"
-
     return [
-        i == 0 or c.isspace() or alone(c) or alone(text[i - 1]) or text[i - 1] == "\n" for i,
-            c in enumerate(text)
-    ]  # fmt: skip
+        i == 0 or char.isspace() or is_word(char) or is_word(text[i - 1]) or text[i - 1] == "\n"
+        for i, char in enumerate(text)
+    ]
 
 
-def checked(tokenizer: Tokenizer, text: str) -> tuple[int, list[tuple[str, bool, bool]]]:
-    """How many tokens there are, and those where a word begins or not and should not or should."""
-    encoding = tokenizer._inner.encode(text, add_special_tokens=False)
-    ids, starts = (
-        np.array(encoding.ids),
-        find_word_boundaries(tokenizer).find_word_starts(np.array(encoding.ids)),
-    )
-    wanted, done = [], 0
-    for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
-        blank = token.startswith(("▁", "Ġ")) or start == end
-        # not in a character
-        wanted.append((blank or heads(text)[min(start, len(text) - 1)]) and start >= done)
-        done = end
-    rows = zip(encoding.tokens, starts.tolist(), wanted, strict=True)
-    return len(ids), [row for row in rows if row[1] != row[2]]
-
-
-@pytest.mark.parametrize("name", ["bpe", "char", "wordpiece"])
+@pytest.mark.parametrize("kind", ["bpe", "char", "wordpiece"])
 @pytest.mark.parametrize("text", SENTENCES)
-def test_words_begin_where_the_text_says(name: str, text: str, trained: Trained) -> None:
-    text = text.replace("\n", " ") if name == "wordpiece" else text  # which does not know the end of a line
-    n, wrong = checked(trained(name), text)
-    # what nobody knows is a word by itself
-    assert n > 10 and [row for row in wrong if row[0] != "<unk>"] == []
+def test_word_starts_follow_characters(kind: str, text: str, get_tokenizer: GetTokenizer) -> None:
+    text = text.replace("\n", " ") if kind == "wordpiece" else text  # which has no line ends
+    encoding = get_tokenizer(kind)._inner.encode(text, add_special_tokens=False)
+    starts = find_word_boundaries(get_tokenizer(kind)).find_word_starts(np.array(encoding.ids))
+    assert len(encoding.ids) > 10
+    previous_end = 0
+    for token, (start, end), is_start in zip(encoding.tokens, encoding.offsets, starts, strict=True):
+        has_space = token.startswith(("▁", "Ġ")) or start == end
+        expected = has_space or word_starts(text)[min(start, len(text) - 1)]
+        # no word begins inside a character; an unknown token is a word by itself
+        assert is_start == (expected and start >= previous_end) or token == "<unk>", token
+        previous_end = end
 
 
-MARKED = {
+WORDS = {
     "น้ำใจ dog": ["น้ำ", "ใ", "จ", " dog"],
     "ຂ້ອຍມັກໝາ": ["ຂ້", "ອ", "ຍ", "ມັ", "ກ", "ໝ", "າ"],
     "ខ្ញុំមាន": ["ខ្ញុំ", "មា", "ន"],
@@ -74,117 +60,101 @@ MARKED = {
 }
 
 
-@pytest.mark.parametrize("name", ["bpe", "byte", "char", "wordpiece"])
-@pytest.mark.parametrize("text", MARKED)
-def test_no_word_begins_with_a_combining_mark(name: str, text: str) -> None:
-    t = train_tokenizer([*MARKED] * 3, Choice(name), 400)
-    ids = t.encode([text])[0]
-    starts = np.flatnonzero(find_word_boundaries(t).find_word_starts(np.array(ids))).tolist()
-    prefixes = [len("".join(t.decode([ids[:start]])).rstrip()) for start in starts]
-    ends = [len("".join(MARKED[text][:i]).rstrip()) for i in range(len(MARKED[text]))]
-    if name in ("byte", "char"):
-        assert sorted(set(prefixes)) == sorted(set(ends))
-    assert set(prefixes) <= set(ends)  # a token may have several words
+@pytest.mark.parametrize("kind", ["bpe", "byte", "char", "wordpiece"])
+def test_no_word_begins_with_combining_mark(kind: str) -> None:
+    t = train_tokenizer([*WORDS] * 3, Choice(kind), 400)
+    for text, words in WORDS.items():
+        ids = t.encode([text])[0]
+        starts = np.flatnonzero(find_word_boundaries(t).find_word_starts(np.array(ids))).tolist()
+        lengths = {len("".join(t.decode([ids[:start]])).rstrip()) for start in starts}
+        expected = {len("".join(words[:i]).rstrip()) for i in range(len(words))}
+        # a token of the other kinds may have several words
+        assert lengths == expected if kind in ("byte", "char") else lengths <= expected, text
 
 
-def test_a_piece_of_several_marks_is_one(trained: Trained) -> None:
-    """Unigram pieces may hold a word and its comma: they begin where the piece begins."""
-    t = trained("unigram")
-    ids = np.array(t.encode(["A man walks the dog, tired xyz."])[0])
-    starts = find_word_boundaries(t).find_word_starts(ids)
-    for token, start in zip(t.ids_to_tokens(ids), starts, strict=True):
+def test_unigram_words_begin_with_pieces(get_tokenizer: GetTokenizer) -> None:
+    """A piece may hold a word and its comma."""
+    tokenizer = get_tokenizer("unigram")
+    ids = np.array(tokenizer.encode(["A man walks the dog, tired xyz."])[0])
+    starts = find_word_boundaries(tokenizer).find_word_starts(ids)
+    for token, start in zip(tokenizer.ids_to_tokens(ids), starts, strict=True):
         assert start == token.startswith(("▁", ",", ".")), token
 
 
-def test_bytes_of_wide_characters_stay_together(trained: Trained) -> None:
-    t = trained("byte")
-    (ids,) = t.encode(["né 你好x"])
-    # n  é........  blank 你.................  好.................  x
-    wanted = [True, False, False, True, True, False, False, True, False, False, True]
-    assert find_word_boundaries(t).find_word_starts(np.array(ids)).tolist() == wanted
+def test_bytes_of_one_character_stay_together(get_tokenizer: GetTokenizer) -> None:
+    (ids,) = get_tokenizer("byte").encode(["né 你好x"])
+    #           n     é             space 你                   好                   x
+    expected = [True, False, False, True, True, False, False, True, False, False, True]
+    starts = find_word_boundaries(get_tokenizer("byte")).find_word_starts(np.array(ids))
+    assert starts.tolist() == expected
 
 
-@pytest.mark.parametrize("name", TOKENIZER.names())
-def test_special_tokens_part_words(name: str, trained: Trained) -> None:
-    t = trained(name)
-    words = find_word_boundaries(t)
-    assert words.starts_word[t.special_ids].all() and words.ends_word[t.special_ids].all()
-    assert not words.ends_sentence[t.special_ids].any()
-    inner = t.ids_to_tokens(range(t.vocab_size)).index("##a" if name == "wordpiece" else "a")
-    assert not words.starts_word[inner]
-    assert words.find_word_starts(np.array([t.bos_id, inner, inner, t.eos_id])).tolist()[:2] == [True, True]
+@pytest.mark.parametrize("kind", TOKENIZER.names())
+def test_special_tokens_separate_words(kind: str, get_tokenizer: GetTokenizer) -> None:
+    t = get_tokenizer(kind)
+    boundaries = find_word_boundaries(t)
+    assert boundaries.starts_word[t.special_ids].all() and boundaries.ends_word[t.special_ids].all()
+    assert not boundaries.ends_sentence[t.special_ids].any()
+    inner = t.token_to_id("##a" if kind == "wordpiece" else "a")
+    assert not boundaries.starts_word[inner]
+    starts = boundaries.find_word_starts(np.array([t.bos_id, inner, inner, t.eos_id]))
+    assert starts.tolist()[:2] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("bpe", True), ("wordpiece", True), ("unigram", True), ("byte", False), ("char", False)],
-)
-def test_whether_tokens_hold_the_blank_before_a_word(name: str, wanted: bool, trained: Trained) -> None:
-    assert find_word_boundaries(trained(name)).has_blank_before is wanted
+def test_kinds_with_space_before_words(get_tokenizer: GetTokenizer) -> None:
+    kinds = {"bpe": True, "wordpiece": True, "unigram": True, "byte": False, "char": False}
+    assert {kind: find_word_boundaries(get_tokenizer(kind)).has_blank_before for kind in kinds} == kinds
 
 
-def test_sentences_end_with_their_marks(trained: Trained) -> None:
-    t = trained("bpe")
-    ids = np.array(t.encode(["It's 3.\nShe said: “no!” 公园。Two"])[0])
-    found = [
-        token
-        for token, end in zip(t.ids_to_tokens(ids), find_word_boundaries(t).ends_sentence[ids], strict=True)
-        if end
-    ]
-    assert "".join(t._inner.decoder.decode([token]) for token in found).replace("”", "") == ".\n!。"
+def test_sentence_ends(get_tokenizer: GetTokenizer) -> None:
+    tokenizer = get_tokenizer("bpe")
+    ids = np.array(tokenizer.encode(["It's 3.\nShe said: “no!” 公园。Two"])[0])
+    ends = ids[find_word_boundaries(tokenizer).ends_sentence[ids]]
+    tokens = [tokenizer._inner.decoder.decode([token]) for token in tokenizer.ids_to_tokens(ends)]
+    assert "".join(tokens).replace("”", "") == ".\n!。"
 
 
-def foreign(kind: str) -> Tokenizer:
+def published_tokenizer(kind: str) -> Tokenizer:
     """Vocabularies as published models have them."""
     texts = ["the dog runs, tired", "a man sits; the dogs run", "gusty"] * 20
-    specials = ["[UNK]", "[MASK]"]
+    options = {"special_tokens": ["[UNK]", "[MASK]"], "show_progress": False}
     if kind == "bert":
         inner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        inner.normalizer, inner.pre_tokenizer = (
-            normalizers.BertNormalizer(),
-            pre_tokenizers.BertPreTokenizer(),
-        )
-        trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=specials, show_progress=False)
+        inner.normalizer = normalizers.BertNormalizer()
+        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(vocab_size=60, **options)
     elif kind == "gpt":
         inner = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]", end_of_word_suffix="</w>"))
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.BpeTrainer(
-            vocab_size=60, special_tokens=specials, end_of_word_suffix="</w>", show_progress=False
-        )
+        trainer = trainers.BpeTrainer(vocab_size=60, end_of_word_suffix="</w>", **options)
     else:
         inner = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]", byte_fallback=True))
-        inner.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Metaspace(), pre_tokenizers.Split(",", "isolated")]
-        )
-        inner.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        )
-        bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-        trainer = trainers.BpeTrainer(
-            vocab_size=340, special_tokens=specials + bytes_, max_token_length=5, show_progress=False
-        )
+        splits = [pre_tokenizers.Metaspace(), pre_tokenizers.Split(",", "isolated")]
+        inner.pre_tokenizer = pre_tokenizers.Sequence(splits)
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        inner.decoder = decoders.Sequence(steps)
+        options["special_tokens"] += [f"<0x{byte:02X}>" for byte in range(256)]
+        trainer = trainers.BpeTrainer(vocab_size=340, max_token_length=5, **options)
     inner.train_from_iterator(texts, trainer)
-    if kind == "llama":  # its bytes are tokens like others
-        inner = tokenizers.Tokenizer.from_str(
-            re.sub(r'("content":"<0x..>".*?"special":)true', r"\1false", inner.to_str())
-        )
+    if kind == "llama":  # whose bytes are tokens like others
+        rules = re.sub(r'("content":"<0x..>".*?"special":)true', r"\1false", inner.to_str())
+        inner = tokenizers.Tokenizer.from_str(rules)
     return Tokenizer(inner, {"unk_token": "[UNK]", "mask_token": "[MASK]"})
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt", "llama"])
-def test_words_of_imported_tokenizers(kind: str) -> None:
-    t = foreign(kind)
+def test_words_of_published_tokenizers(kind: str) -> None:
+    t = published_tokenizer(kind)
     ids = np.array(t.encode(["the man tired, dogs sitting rusty"])[0])
-    words = find_word_boundaries(t)
-    starts = np.flatnonzero(words.find_word_starts(ids))
+    starts = np.flatnonzero(find_word_boundaries(t).find_word_starts(ids))
     assert len(starts) == 7 < len(ids)
-    spelled = ["".join(t.ids_to_tokens(part)) for part in np.split(ids, starts[1:])]
-    plain = [re.sub("▁|##|</w>", "", word) for word in spelled]
+    words = ["".join(t.ids_to_tokens(part)) for part in np.split(ids, starts[1:])]
+    plain = [re.sub("▁|##|</w>", "", word) for word in words]
     assert plain == ["the", "man", "tired", ",", "dogs", "sitting", "rusty"]
 
 
-def test_bytes_of_a_vocabulary_with_fallback() -> None:
-    t = foreign("llama")
+def test_byte_fallback_is_one_word() -> None:
+    t = published_tokenizer("llama")
     ids = np.array(t.encode(["the 你"])[0])
     assert t.ids_to_tokens(ids)[-3:] == ["<0xE4>", "<0xBD>", "<0xA0>"]
     assert find_word_boundaries(t).find_word_starts(ids).tolist()[-3:] == [True, False, False]

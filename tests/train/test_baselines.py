@@ -1,14 +1,8 @@
-"""The baseline beside each score: at the end of a training, and at `polyhead eval` where the training text
-is gone.
-"""
-
-from __future__ import annotations
+"""Baselines of metrics: at the end of a training, and in ``polyhead eval`` without the training text."""
 
 import math
 import re
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 from sacrebleu import corpus_bleu, corpus_chrf
@@ -22,153 +16,140 @@ from polyhead.core.registry import TASK
 from polyhead.evaluate.training_counts import BASELINE_FILE, read_counts
 from polyhead.train.loggers import Reporters
 
-SPLITS = {"train": 60, "valid": 12, "test": 12}
+SPLITS = ("train", "valid", "test")
 
 
-def evaluated(
-    capsys: pytest.CaptureFixture[str], *typed: str | Path
-) -> tuple[dict[str, tuple[float, float | None]], str]:
-    """Each score with its baseline, and what is said on stderr."""
-    assert main(["eval", *map(str, typed)]) == 0
-    told = capsys.readouterr()
-    found = {}
-    for line in told.out.splitlines():
-        name, value, *_ = line.split()
-        baseline = re.search(r"\(baseline ([\d.]+): .+\)$", line)
-        found[name] = float(value), float(baseline[1]) if baseline else None
-    return found, told.err
+@pytest.fixture
+def evaluate(capsys):
+    """Runs the command; returns each metric with its baseline, and the text on stderr."""
+
+    def run(*args):
+        assert main(["eval", *map(str, args)]) == 0
+        streams, metrics = capsys.readouterr(), {}
+        for line in streams.out.splitlines():
+            name, value, *_ = line.split()
+            baseline = re.search(r"\(baseline ([\d.]+): .+\)$", line)
+            metrics[name] = float(value), float(baseline[1]) if baseline else None
+        return metrics, streams.err
+
+    return run
 
 
-def test_a_translation_has_a_baseline_where_the_training_text_is_gone(
-    place: Path, moved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sources, references = ((moved / f"test.{side}").read_text().splitlines() for side in ("de", "en"))
-    found, said = evaluated(capsys, moved / "translation", moved / "test.de", moved / "test.en")
-    guesses = [sources, ["a dog barks"] * len(sources)]
+def read_pairs(directory) -> list[list[str]]:
+    return [(directory / f"test.{side}").read_text().splitlines() for side in ("de", "en")]
+
+
+def unigram_nll(counts, tokens, vocab_size) -> float:
+    """Of tokens by their frequencies in training, with one added to each count."""
+    total = counts.total() + vocab_size
+    return -sum(math.log((counts[token] + 1) / total) for token in tokens)
+
+
+def test_translation_baseline_needs_no_training_text(place, moved, evaluate):
+    sources, references = read_pairs(moved)
+    metrics, errors = evaluate(moved / "translation", moved / "test.de", moved / "test.en")
+    outputs = [sources, ["a dog barks"] * len(sources)]
     for name, score in (("bleu", corpus_bleu), ("chrf", corpus_chrf)):
-        best = max(score(guess, [references]).score for guess in guesses)
-        assert found[name][1] == pytest.approx(best, abs=6e-4)
+        best = max(score(output, [references]).score for output in outputs)
+        assert metrics[name][1] == pytest.approx(best, abs=6e-4)
         assert card(place / "translation")[f"test {name} baseline"].startswith(f"{best:.2f} (")
     tokenizer = load(place / "translation").tokenizer
-    train = tokenizer.encode((place / "train.en").read_text().splitlines())
-    counts = Counter(token for row in train for token in [*row, tokenizer.eos_id])
-    kept = read_counts(place / "translation")
-    assert kept is not None and (kept.target, kept.tokens) == ("a dog barks", dict(counts))
-    total = counts.total() + tokenizer.vocab_size
-    said_tokens = [token for row in tokenizer.encode(references) for token in [*row, tokenizer.eos_id]]
-    nats = -sum(math.log((counts[token] + 1) / total) for token in said_tokens) / len(said_tokens)
-    assert found["perplexity"][1] == pytest.approx(math.exp(nats), rel=1e-4)
-    assert re.search(
-        r"polyhead: BLEU [\d.]+ is (below|no better than) the baseline [\d.]+ \(.*\): it has not learned to "
-        r"translate yet; "
-        "the validation loss was",
-        said,
+    train, test = (
+        [token for row in tokenizer.encode(lines) for token in [*row, tokenizer.eos_id]]
+        for lines in ((place / "train.en").read_text().splitlines(), references)
     )
-    assert card(place / "translation")["verdict"] in said
+    counts, saved_counts = Counter(train), read_counts(place / "translation")
+    assert (saved_counts.target, saved_counts.tokens) == ("a dog barks", dict(counts))
+    nll = unigram_nll(counts, test, tokenizer.vocab_size) / len(test)
+    assert metrics["perplexity"][1] == pytest.approx(math.exp(nll), rel=1e-4)
+    verdict = r"BLEU [\d.]+ is (below|no better than) the baseline [\d.]+ \(.*\): it has not learned to "
+    assert re.search(f"polyhead: {verdict}translate yet; the validation loss was", errors)
+    assert card(place / "translation")["verdict"] in errors
 
 
-def test_an_older_run_has_the_baseline_of_the_copied_source_alone(
-    moved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sources, references = ((moved / f"test.{side}").read_text().splitlines() for side in ("de", "en"))
+def test_older_run_has_the_copied_source_as_baseline(moved, evaluate):
+    sources, references = read_pairs(moved)
     files = moved / "test.de", moved / "test.en"
     (moved / "translation" / BASELINE_FILE).unlink()
-    found, _ = evaluated(capsys, moved / "translation", *files)
-    assert found["bleu"][1] == pytest.approx(corpus_bleu(sources, [references]).score, abs=6e-4)
-    assert found["perplexity"][1] is None
-    for damaged in (BASELINE_FILE, "metrics.jsonl"):
-        (moved / "translation" / damaged).write_text("{broken\n")
-    again, said = evaluated(capsys, moved / "translation", *files)
-    assert again["bleu"] == found["bleu"]
-    assert "train longer (train.steps, train.epochs)\n" in said  # nothing is known of the loss
+    metrics, _ = evaluate(moved / "translation", *files)
+    assert metrics["bleu"][1] == pytest.approx(corpus_bleu(sources, [references]).score, abs=6e-4)
+    assert metrics["perplexity"][1] is None
+    for name in (BASELINE_FILE, "metrics.jsonl"):
+        (moved / "translation" / name).write_text("{broken\n")
+    damaged_metrics, errors = evaluate(moved / "translation", *files)
+    assert damaged_metrics["bleu"] == metrics["bleu"]
+    assert "train longer (train.steps, train.epochs)\n" in errors  # the loss of training is unknown
     for kind, file in (("classification", "test.tsv"), ("language-model", "test.en")):
         (moved / kind / BASELINE_FILE).unlink()
-        found, said = evaluated(capsys, moved / kind, moved / file)
-        assert {baseline for _, baseline in found.values()} == {None}
-        assert "baseline" not in said
+        metrics, errors = evaluate(moved / kind, moved / file)
+        assert {baseline for _, baseline in metrics.values()} == {None}
+        assert "baseline" not in errors
 
 
-def test_a_classifier_is_held_against_the_majority_of_the_training_text(
-    place: Path, moved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    labels = {
-        split: [line.split("\t")[0] for line in (place / f"{split}.tsv").read_text().splitlines()[1:]]
-        for split in SPLITS
-    }
+def test_classification_baseline_is_the_majority_class(place, moved, evaluate):
+    lines = {split: (place / f"{split}.tsv").read_text().splitlines()[1:] for split in SPLITS}
+    labels = {split: [line.split("\t")[0] for line in lines[split]] for split in SPLITS}
     majority = max(sorted(set(labels["train"])), key=labels["train"].count)
-    found, _ = evaluated(capsys, moved / "classification", moved / "test.tsv")
-    share = labels["test"].count(majority) / len(labels["test"])
-    assert found["accuracy"][1] == pytest.approx(share, abs=6e-4)
-    assert found["mcc"][1] == 0
-    shown = card(place / "classification")
+    metrics, _ = evaluate(moved / "classification", moved / "test.tsv")
+    accuracy = {split: labels[split].count(majority) / len(labels[split]) for split in SPLITS}
+    assert metrics["accuracy"][1] == pytest.approx(accuracy["test"], abs=6e-4)
+    assert metrics["mcc"][1] == 0
     for split in ("valid", "test"):
-        share = labels[split].count(majority) / len(labels[split])
-        assert shown[f"{split} accuracy baseline"] == f"{share:.4f} (majority class {majority!r})"
+        expected = f"{accuracy[split]:.4f} (majority class {majority!r})"
+        assert card(place / "classification")[f"{split} accuracy baseline"] == expected
     assert read_counts(place / "classification").labels == Counter(labels["train"])
 
 
-def test_a_language_model_is_held_against_token_frequencies(
-    place: Path, moved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tokenizer = load(place / "language-model").tokenizer
-    train, text = (tokenizer.encode([(place / f"{split}.en").read_text()])[0] for split in ("train", "test"))
-    counts = Counter(train[1:])
-    assert read_counts(place / "language-model").tokens == dict(counts)
-    total = counts.total() + tokenizer.vocab_size
-    nll = -sum(math.log((counts[token] + 1) / total) for token in text[1:])
-    words = sum(len(line.split()) + 1 for line in (place / "test.en").read_text().splitlines())
-    wanted = {
-        "loss": nll / len(text[1:]),
-        "perplexity": math.exp(nll / len(text[1:])),
-        "word-ppl": math.exp(nll / words),
-        "bits": nll / math.log(2) / len((place / "test.en").read_text()),
+def test_language_model_baseline_is_unigram(place, moved, evaluate):
+    tokenizer, text = load(place / "language-model").tokenizer, (place / "test.en").read_text()
+    train, test = (tokenizer.encode([t])[0][1:] for t in ((place / "train.en").read_text(), text))
+    assert read_counts(place / "language-model").tokens == dict(Counter(train))
+    nll = unigram_nll(Counter(train), test, tokenizer.vocab_size)
+    expected = {
+        "loss": nll / len(test),
+        "perplexity": math.exp(nll / len(test)),
+        "word-ppl": math.exp(nll / sum(len(line.split()) + 1 for line in text.splitlines())),
+        "bits": nll / math.log(2) / len(text),
     }
-    found, said = evaluated(capsys, moved / "language-model", moved / "test.en")
-    assert {name: found[name][1] for name in wanted} == pytest.approx(wanted, rel=1e-3)
-    assert "it has not learned to predict text yet" in said
-    assert card(place / "language-model")["test ppl baseline"] == f"{wanted['perplexity']:.4f} (unigram)"
+    metrics, errors = evaluate(moved / "language-model", moved / "test.en")
+    assert {name: metrics[name][1] for name in expected} == pytest.approx(expected, rel=1e-3)
+    assert "it has not learned to predict text yet" in errors
+    baseline = card(place / "language-model")["test ppl baseline"]
+    assert baseline == f"{expected['perplexity']:.4f} (unigram)"
+
+
+def read_labels(batches) -> Counter:
+    return Counter(i for batch in batches for i in batch.labels.flatten().tolist() if i >= 0)
 
 
 @pytest.mark.parametrize("kind", ["masked-lm", "denoising", "chat"])
-def test_recovered_tokens_are_held_against_the_most_frequent_one(kind: str, place: Path) -> None:
-    """By the labels of all batches, one by one."""
-    recipe = recipe_of(place, kind)
+def test_token_accuracy_baseline_is_the_most_frequent_token(kind, place):
+    """By the labels of all batches."""
     run = load(place / kind)
-    task: Any = TASK.get(kind).open(recipe, run.tokenizer, Reporters())
-    batches = task.eval_batches(task.valid) if kind != "chat" else (
-        (rows, task.valid.collate(rows,
-            task.pad_id)) for rows in task.make_sampler(task.valid).epoch_batches()
-    )  # fmt: skip
-    asked = Counter(label for _, batch in batches for label in batch.labels.flatten().tolist() if label >= 0)
+    task = TASK.get(kind).open(recipe_of(place, kind), run.tokenizer, Reporters())
+    if kind == "chat":
+        rows = task.make_sampler(task.valid).epoch_batches()
+        labels = read_labels(task.valid.collate(r, task.pad_id) for r in rows)
+    else:
+        labels = read_labels(batch for _, batch in task.eval_batches(task.valid))
     if kind == "masked-lm":
         special = set(run.tokenizer.special_ids)
         train = Counter(token for token in task.train.ids.tolist() if token not in special)
     else:
-        train = Counter(
-            label
-            for rows in task.epoch_batches(0)
-            for label in task.collate(rows).labels.flatten().tolist()
-            if label >= 0
-        )
-    total = train.total() + run.tokenizer.vocab_size
-    nats = -sum(n * math.log((train[token] + 1) / total) for token, n in asked.items()) / asked.total()
-    counts = read_counts(place / kind)
-    assert counts is not None
-    found = task.compute_baselines(counts, run, "valid")
-    assert found["loss"].value == pytest.approx(nats)
-    most = min(token for token in train if train[token] == max(train.values()))
-    assert found["accuracy"].value == pytest.approx(asked[most] / asked.total())
-    assert card(place / kind)["valid perplexity baseline"] == f"{math.exp(nats):.3f} (unigram)"
+        train = read_labels(map(task.collate, task.epoch_batches(0)))
+    nll = unigram_nll(train, labels.elements(), run.tokenizer.vocab_size) / labels.total()
+    baselines = task.compute_baselines(read_counts(place / kind), run, "valid")
+    assert baselines["loss"].value == pytest.approx(nll)
+    most_frequent = min(token for token in train if train[token] == max(train.values()))
+    assert baselines["accuracy"].value == pytest.approx(labels[most_frequent] / labels.total())
+    assert card(place / kind)["valid perplexity baseline"] == f"{math.exp(nll):.3f} (unigram)"
 
 
-def test_replaced_tokens_are_held_against_suspecting_all(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_detection_baseline_is_all_tokens_replaced(place, evaluate):
     run = load(place / "replaced-token-detection")
-    task: Any = TASK.get("replaced-token-detection").open(run.recipe, run.tokenizer, Reporters())
+    task = TASK.get("replaced-token-detection").open(run.recipe, run.tokenizer, Reporters())
     sums = task._sum_detections(run.model, task.masked_lm.valid, map)
     precision, recall = sums.n_replaced / sums.n_tokens, 1.0
-    wanted = 2 * precision * recall / (precision + recall)
-    found, _ = evaluated(capsys, place / "replaced-token-detection", "--split", "valid")
-    assert found["f1"][1] == pytest.approx(wanted, abs=6e-4)
-    assert found["loss"][1] is None
+    metrics, _ = evaluate(place / "replaced-token-detection", "--split", "valid")
+    assert metrics["f1"][1] == pytest.approx(2 * precision * recall / (precision + recall), abs=6e-4)
+    assert metrics["loss"][1] is None

@@ -1,303 +1,227 @@
-"""Learning from a teacher: the losses by their formulas, a student that follows it, and the report."""
-
-from __future__ import annotations
+"""Distillation: the losses by their formulas, a student that approaches its teacher, and the card."""
 
 import re
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from tests.train.conftest import Notes, small_recipe, write_corpus
+from tests.train.conftest import Notes, small_recipe, user_error, with_train, write_corpus
 
 import polyhead as ph
 from polyhead.config.config_sections import DistillConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
 from polyhead.models import build
 from polyhead.run.run import Run
-from polyhead.train.distill import DistillationTask, kd_loss, load_teachers, make_distillation_task
+from polyhead.train.distill import kd_loss, load_teachers, make_distillation_task
 from polyhead.train.init_from import load_init_weights
 from polyhead.train.run_training import run_training
 from polyhead.train.tasks.translation import TranslationTask
 
-pytestmark = pytest.mark.usefixtures("unsynced")
+pytestmark = pytest.mark.usefixtures("no_report")
+WEIGHTS = {"logits_weight": 0.0, "labels_weight": 0.0, "hidden_weight": 0.0}
 
 
 @pytest.fixture(scope="module")
-def place(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(no_report, tmp_path_factory):
+    """Texts, and a trained run ``teacher``."""
     directory = tmp_path_factory.mktemp("distill")
     write_corpus(directory, n=120)
     model = {"d_model": 32, "n_layers": 2, "d_ff": 64, "dropout": 0.0}
-    recipe = small_recipe(directory, "teacher", steps=150, max_tokens=200, accumulate=1, lr=1e-2, ema=None,
-        model=model,
-                          eval_every=50, save_every=50)  # fmt: skip
-    run_training(recipe, report=Notes())
+    options = {"steps": 80, "max_tokens": 200, "accumulate": 1, "lr": 1e-2, "ema": None}
+    intervals = {"eval_every": 40, "save_every": 40}
+    run_training(small_recipe(directory, "teacher", model=model, **options, **intervals), report=Notes())
     return directory
 
 
-def student(place: Path, out: str, **changes: Any) -> Recipe:
-    whole = small_recipe(place, out).model_dump(mode="json")
-    del whole["tokenizer"]
-    settings = {
-        "steps": 60,
-        "max_tokens": 200,
-        "accumulate": 1,
-        "lr": 5e-3,
-        "ema": None,
-        "label_smoothing": 0.0,
-    }
-    start = {"run": str(place / "teacher"), "layer_stride": 2}
-    return Recipe.model_validate(
-        {**whole, "model": {}, "init_from": start, "train": whole["train"] | settings | changes.pop("train",
-            {}),
-         "distill": {"teacher": str(place / "teacher"), **changes}}
-    )  # fmt: skip
+@pytest.fixture
+def teacher(workdir):
+    return ph.load(workdir / "teacher")
 
 
-def taught(task: Any, recipe: Recipe) -> DistillationTask:
-    return make_distillation_task(task, recipe, load_teachers(recipe.distill), task.tokenizer)
+def student_recipe(directory: Path, out: str, train=None, distill=None, **changes) -> Recipe:
+    """A student of half of the teacher's layers, started from them."""
+    recipe = small_recipe(directory, out).model_dump(mode="json")
+    del recipe["tokenizer"]
+    options = {"steps": 60, "max_tokens": 200, "accumulate": 1, "lr": 5e-3, "ema": None}
+    options |= {"label_smoothing": 0.0, "eval_every": 60, "save_every": 60} | (train or {})
+    init_from = {"run": str(directory / "teacher"), "layer_stride": 2}
+    distill = {"teacher": str(directory / "teacher"), **changes} if distill is None else distill
+    sections = {"model": {}, "init_from": init_from, "train": recipe["train"] | options}
+    return Recipe.model_validate({**recipe, **sections, **({"distill": distill} if distill else {})})
 
 
-def test_softened_is_the_divergence_at_a_temperature() -> None:
+def distill_task(task, recipe, runs=None, **section):
+    """The task, with a changed section and other teachers."""
+    recipe = recipe.model_copy(update={"distill": DistillConfig(**section)}) if section else recipe
+    return make_distillation_task(task, recipe, runs or load_teachers(recipe.distill), task.tokenizer)
+
+
+def open_task(recipe, teacher):
+    return TranslationTask.open(recipe, teacher.tokenizer, Notes())
+
+
+def inputs_of(batch):
+    return batch.source, batch.target, batch.source_pos, batch.target_pos
+
+
+def test_kd_loss_is_the_divergence_at_a_temperature():
     torch.manual_seed(0)
     q, p = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
-    wanted = 0.0
+    expected = 0.0
     for row in range(5):
         a, b = (p[row] / 3).exp(), (q[row] / 3).exp()
         a, b = a / a.sum(), b / b.sum()
-        wanted += float((a * (a / b).log()).sum()) * 9
-    assert float(kd_loss(q, p, 3.0)) == pytest.approx(wanted, rel=1e-5)
+        expected += float((a * (a / b).log()).sum()) * 9
+    assert float(kd_loss(q, p, 3.0)) == pytest.approx(expected, rel=1e-5)
     assert float(kd_loss(p, p, 3.0)) == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.parametrize("weight", ["logits_weight", "labels_weight", "hidden_weight"])
-def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> None:
-    recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
-    task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
-    section = DistillConfig(
-        teacher=[str(place / "teacher")],
-        **({"logits_weight": 0.0, "labels_weight": 0.0, "hidden_weight": 0.0} | {weight: 2.0}),
-    )
-    wrapped = taught(task, recipe.model_copy(update={"distill": section}))
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_each_part_of_the_loss(weight, workdir, teacher):
+    recipe = student_recipe(workdir, "unused")
+    task = open_task(recipe, teacher)
+    kd_task = distill_task(task, recipe, teacher=[str(workdir / "teacher")], **WEIGHTS | {weight: 2.0})
     model = build(teacher.config, seed=5)
     batch = task.collate(task.epoch_batches(0)[0])
-    loss, asked = wrapped.loss(model, wrapped.collate(task.epoch_batches(0)[0])), batch.labels >= 0
+    loss, is_label = kd_task.loss(model, kd_task.collate(task.epoch_batches(0)[0])), batch.labels >= 0
     with torch.no_grad():
-        f, g = (
-            m.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked]
-            for m in (model, teacher.model)
-        )
-    log_p = model.head(f).log_softmax(-1)
-    nll = -log_p.gather(1, batch.labels[asked][:, None]).sum()
+        f, g = (m.features(*inputs_of(batch))[is_label] for m in (model, teacher.model))
+    nll = -model.head(f).log_softmax(-1).gather(1, batch.labels[is_label][:, None]).sum()
     cosine = (f * g).sum(-1) / f.norm(dim=-1) / g.norm(dim=-1)
-    wanted = {
+    expected = {
         "labels_weight": nll,
         "logits_weight": kd_loss(model.head(f), teacher.model.head(g), 2.0),
         "hidden_weight": len(f) * (1 - cosine).mean(),
     }[weight]
-    torch.testing.assert_close(loss.total, 2 * wanted, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(loss.total, 2 * expected, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(loss.nll, nll, rtol=1e-4, atol=1e-3)
     loss.total.backward()
-    assert all(p.grad is None for p in wrapped.teachers[0].run.model.parameters())
+    assert all(p.grad is None for p in kd_task.teachers[0].run.model.parameters())
 
 
-def test_models_of_one_tokenizer_may_have_differently_many_rows(place: Path) -> None:
-    """What stands for no token of both is left out before the probabilities are taken."""
-    recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
-    task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
-    models = [
-        build(teacher.config.model_copy(update={"vocab_size": 280 + more}), seed=more) for more in (8, 3, 5)
-    ]
+def test_models_may_have_different_vocabulary_sizes(workdir, teacher):
+    """Rows that are tokens of only one of them are left out before the softmax."""
+    recipe = student_recipe(workdir, "unused")
+    task = open_task(recipe, teacher)
+    sizes = {n: teacher.config.model_copy(update={"vocab_size": 280 + n}) for n in (8, 3, 5)}
+    models = [build(config, seed=n) for n, config in sizes.items()]
     runs = [Run(model, teacher.tokenizer, teacher.generation) for model in models[1:]]
-    section = DistillConfig(
-        teacher=["a", "b"], logits_weight=1.0, labels_weight=0.0, hidden_weight=0.0, temperature=2.0
-    )
-    wrapped = make_distillation_task(
-        task, recipe.model_copy(update={"distill": section}), runs, teacher.tokenizer
-    )
+    section = WEIGHTS | {"logits_weight": 1.0, "temperature": 2.0}
+    kd_task = distill_task(task, recipe, runs, teacher=["a", "b"], **section)
     batch = task.collate(task.epoch_batches(0)[0])
-    asked = batch.labels >= 0
+    is_label = batch.labels >= 0
     with torch.no_grad():
-        found = wrapped.loss(models[0], wrapped.collate(task.epoch_batches(0)[0])).total
-        own, *theirs = (
-            m.head(m.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked])[:, :283]
-            for m in models
-        )
-    mean = torch.stack([x.softmax(-1) for x in theirs]).mean(0).log()
-    torch.testing.assert_close(found, kd_loss(own, mean, 2.0), rtol=1e-4, atol=1e-3)
+        actual = kd_task.loss(models[0], kd_task.collate(task.epoch_batches(0)[0])).total
+        own_probs, *other_models = (m.head(m.features(*inputs_of(batch))[is_label])[:, :283] for m in models)
+    mean = torch.stack([x.softmax(-1) for x in other_models]).mean(0).log()
+    torch.testing.assert_close(actual, kd_loss(own_probs, mean, 2.0), rtol=1e-4, atol=1e-3)
 
 
-def test_a_student_follows_its_teacher_and_the_card_says_how_far(place: Path) -> None:
-    run, _ = run_training(student(place, "student", hidden_weight=1.0), report=Notes())
-    teacher = ph.load(place / "teacher")
-    card = (place / "student/README.md").read_text()
-    sizes = [sum(p.numel() for p in one.model.parameters()) for one in (run, teacher)]
+def test_student_approaches_teacher_and_card_compares_them(workdir, teacher):
+    run, _ = run_training(student_recipe(workdir, "student", hidden_weight=1.0), report=Notes())
+    card = (workdir / "student/README.md").read_text()
+    sizes = [sum(p.numel() for p in r.model.parameters()) for r in (run, teacher)]
     assert f"{sizes[0]:,}, the teacher's {sizes[1]:,}: {1 - sizes[0] / sizes[1]:.0%} smaller" in card
     assert "times the teacher's on the validation text" in card
     assert "valid loss, compared with the teacher's" in card
-    task = TranslationTask.open(student(place, "unused"), teacher.tokenizer, Notes())
+    task = open_task(student_recipe(workdir, "unused"), teacher)
     batch = task.collate(task.epoch_batches(0)[0])
-    begun = build(run.config, seed=1)
-    load_init_weights(begun, teacher, 2)
+    initial = build(run.config, seed=1)
+    load_init_weights(initial, teacher, 2)
     with torch.no_grad():
-        wanted, before, after = (
-            task.compute_logits(model.eval(), batch) for model in (teacher.model, begun, run.model)
+        expected, initial_value, final_value = (
+            task.compute_logits(m.eval(), batch) for m in (teacher.model, initial, run.model)
         )
-    far, near = (float(kd_loss(said.logits, wanted.logits, 1.0)) for said in (before, after))
-    assert near < far / 4
+    initial_loss, final_loss = (
+        float(kd_loss(scores.logits, expected.logits, 1.0)) for scores in (initial_value, final_value)
+    )
+    assert final_loss < initial_loss / 4
     cosines = [
-        torch.cosine_similarity(said.hidden_states, wanted.hidden_states, dim=-1).mean()
-        for said in (before, after)
+        torch.cosine_similarity(scores.hidden_states, expected.hidden_states, dim=-1).mean()
+        for scores in (initial_value, final_value)
     ]
     assert cosines[1] > cosines[0] + 0.2
 
 
-def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
-    """Numbers by the formula, with sizes that differ; and the card tells of each."""
-    whole = small_recipe(place, "second").model_dump(mode="json")
-    del whole["tokenizer"]
-    begun = {"run": str(place / "teacher"), "layer_stride": 2}
-    run_training(
-        Recipe.model_validate(
-            {**whole, "model": {}, "init_from": begun, "train": whole["train"] | {"steps": 4}}
-        ),
-        report=Notes(),
-    )
-    names = [str(place / name) for name in ("teacher", "second")]
-    recipe, teachers = (
-        student(place, "of-two", teacher=names, train={"eval_bleu": True}),
-        [ph.load(name) for name in names],
-    )
-    assert recipe.distill is not None
-    task = TranslationTask.open(recipe, teachers[0].tokenizer, Notes())
-    only = recipe.distill.model_copy(update={"labels_weight": 0.0, "temperature": 3.0})
-    wrapped = taught(task, recipe.model_copy(update={"distill": only}))
-    model = build(teachers[0].config, seed=5)
+def test_several_teachers_teach_their_mean(workdir, teacher):
+    """By the formula, with sizes that differ; the card compares with each."""
+    run_training(student_recipe(workdir, "second", train={"steps": 4}, distill={}), report=Notes())
+    names = [str(workdir / name) for name in ("teacher", "second")]
+    recipe = student_recipe(workdir, "of-two", teacher=names, train={"eval_bleu": True})
+    teachers = [ph.load(name) for name in names]
+    task = open_task(recipe, teacher)
+    section = recipe.distill.model_copy(update={"labels_weight": 0.0, "temperature": 3.0}).model_dump()
+    kd_task, model = distill_task(task, recipe, **section), build(teacher.config, seed=5)
     batch = task.collate(task.epoch_batches(0)[0])
-    asked = batch.labels >= 0
     with torch.no_grad():
-        given = (batch.source, batch.target, batch.source_pos, batch.target_pos)
-        p, q, own = (one(*given)[asked].double().softmax(-1) for one in (*(t.model for t in teachers), model))
-        wanted = ((p + q) / 2) ** (1 / 3) / (((p + q) / 2) ** (1 / 3)).sum(-1, keepdim=True)
-        said = own ** (1 / 3) / (own ** (1 / 3)).sum(-1, keepdim=True)
-    divergence = 9 * (wanted * (wanted / said).log()).sum()
-    loss = wrapped.loss(model, wrapped.collate(task.epoch_batches(0)[0]))
+        is_label, models = batch.labels >= 0, (*(t.model for t in teachers), model)
+        p, q, own_probs = (m(*inputs_of(batch))[is_label].double().softmax(-1) for m in models)
+        soft_p, soft_q = (
+            x ** (1 / 3) / (x ** (1 / 3)).sum(-1, keepdim=True) for x in ((p + q) / 2, own_probs)
+        )
+    divergence = 9 * (soft_p * (soft_p / soft_q).log()).sum()
+    loss = kd_task.loss(model, kd_task.collate(task.epoch_batches(0)[0]))
     assert float(loss.total.detach()) == pytest.approx(float(divergence), rel=1e-4)
     assert float((p - q).abs().max()) > 0.1
 
-    run_training(
-        recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 4})}), report=Notes()
-    )
-    card = (place / "of-two/README.md").read_text()
-    both = sum(x.numel() for t in teachers for x in t.model.parameters())
-    assert f"the teachers' {both:,}: " in card
+    run_training(with_train(recipe, steps=4), report=Notes())
+    card = (workdir / "of-two/README.md").read_text()
+    n_weights = sum(x.numel() for t in teachers for x in t.model.parameters())
+    assert f"the teachers' {n_weights:,}: " in card
     losses = [task.evaluate(t.model)["loss"] for t in teachers]
     assert f" and {losses[0]:.4f}, {losses[1]:.4f}" in card
-    kept = re.search(
-        r"valid bleu, compared with the teachers'.* ([\d.]+) and ([\d.]+), ([\d.]+): ([\d.]+)% kept", card
-    )
-    assert kept is not None
-    own_bleu, first, second, share = map(float, kept.groups())
+    pattern = r"valid bleu, compared with the teachers'.* ([\d.]+) and ([\d.]+), ([\d.]+): ([\d.]+)% kept"
+    own_bleu, first, second, percent = map(float, re.search(pattern, card).groups())
     assert first != second
-    assert share == pytest.approx(100 * own_bleu / max(first, second), abs=0.1)
-    with pytest.raises(UserError, match="supports one teacher, but here are 2"):
-        taught(task, recipe.model_copy(update={"distill": only.model_copy(update={"hidden_weight": 1.0})}))
+    assert percent == pytest.approx(100 * own_bleu / max(first, second), abs=0.1)
+    with user_error("supports one teacher, but here are 2"):
+        distill_task(task, recipe, **section | {"hidden_weight": 1.0})
 
 
-def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> None:
-    """Towards the teacher's probabilities, however wrong they are: those of one that learned nothing."""
-    recipe = student(place, "blind", labels_weight=0.0)
-    teacher = ph.load(place / "teacher")
-    task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
-    fool = build(teacher.config, seed=9)
-    wrapped = taught(task, recipe)
-    wrapped.teachers[0].run.model = fool.eval()
-    model = build(teacher.config, seed=10)
-    batch = wrapped.collate(task.epoch_batches(0)[0])
-    before = float(wrapped.loss(model, batch).total.detach())
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(40):
-        optimizer.zero_grad()
-        wrapped.loss(model, batch).total.backward()
-        optimizer.step()
-    assert float(wrapped.loss(model, batch).total.detach()) < before / 4
-
-
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
-def test_teachers_of_another_kind_are_refused(place: Path, kind: str) -> None:
-    recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
-    task = TranslationTask.open(recipe, teacher.tokenizer, Notes())
-    other = build(teacher.config.model_copy(update={"kind": kind}), seed=1)
-    section = DistillConfig(teacher=["teach"])
-    said = f"teach is of kind '{kind}', but task 'translation' trains 'encoder-decoder'"
-    with pytest.raises(UserError, match=f"^distill.teacher: {said}$"):
-        make_distillation_task(
-            task,
-            recipe.model_copy(update={"distill": section}),
-            [Run(other, teacher.tokenizer, teacher.generation)],
-            teacher.tokenizer,
-        )
+CLASSES = {"labels": ("a", "b"), "pooling": Choice("mean"), "lm_head": False}
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
-        ({"lm_head": False}, "teach outputs only embeddings, no probabilities to learn from"),
+        ({"kind": "decoder"}, "teach is of kind 'decoder', but task 'translation' trains 'encoder-decoder'"),
+        ({"kind": "encoder"}, "teach is of kind 'encoder', but task 'translation' trains 'encoder-decoder'"),
         (
-            {"labels": ("a", "b"), "pooling": Choice("mean"), "lm_head": False},
-            "the classes of teach are a, b, not none",
+            {"kind": "encoder", "lm_head": False},
+            "teach outputs only embeddings, no probabilities to learn from",
         ),
+        ({"kind": "encoder", **CLASSES}, "the classes of teach are a, b, not none"),
     ],
 )
-def test_teachers_that_say_no_tokens_are_refused(place: Path, changes: dict[str, Any], said: str) -> None:
-    teacher = ph.load(place / "teacher")
-    recipe = Recipe.model_validate(
-        {
-            "task": "masked-lm",
-            "data": {"train": "a", "valid": "b"},
-            "train": {"steps": 1},
-            "distill": {"teacher": "teach"},
-        }
-    )
-    config = teacher.config.model_copy(update={"kind": "encoder", **changes})
-    task: Any = Mock(labels=())
-    with pytest.raises(UserError, match=f"^distill.teacher: {said}$"):
-        make_distillation_task(
-            task, recipe, [Run(build(config, 1), teacher.tokenizer, teacher.generation)], teacher.tokenizer
-        )
+def test_unsuitable_teacher_is_refused(changes, message, workdir, teacher):
+    other = build(teacher.config.model_copy(update=changes), seed=1)
+    runs = [Run(other, teacher.tokenizer, teacher.generation)]
+    recipe = student_recipe(workdir, "unused", teacher="teach")
+    if len(changes) > 1:
+        data, train = {"train": "a", "valid": "b"}, {"steps": 1}
+        sections = {"task": "masked-lm", "data": data, "train": train, "distill": {"teacher": "teach"}}
+        recipe = Recipe.model_validate(sections)
+    with user_error(f"^distill.teacher: {message}$"):
+        make_distillation_task(Mock(labels=()), recipe, runs, teacher.tokenizer)
 
 
-def test_a_teacher_that_cannot_read_so_far_is_named(place: Path, tmp_path: Path) -> None:
-    teacher = ph.load(place / "teacher")
+def test_teacher_with_short_max_len_is_refused(workdir, teacher, tmp_path):
     config = teacher.config.model_copy(update={"position": Choice("learned"), "max_len": 4})
     Run(build(config, 1), teacher.tokenizer, teacher.generation).save(tmp_path / "short")
-    recipe = student(place, "far", teacher=[str(place / "teacher"), str(tmp_path / "short")])
-    said = rf"^distill\.teacher {tmp_path / 'short'}: \d+ positions, but this model has only max_len=4$"
-    with pytest.raises(UserError, match=said):
+    recipe = student_recipe(workdir, "far", teacher=[str(workdir / "teacher"), str(tmp_path / "short")])
+    name = re.escape(str(tmp_path / "short"))
+    with user_error(rf"^distill\.teacher {name}: \d+ positions, but this model has only max_len=4$"):
         run_training(recipe, report=Notes())
 
 
-def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: Path) -> None:
+def test_other_tokenizer_or_width_is_refused(workdir, tmp_path):
     write_corpus(tmp_path)
-    run_training(small_recipe(tmp_path, "other", steps=7, tokenizer={"vocab_size": 270}), report=Notes())
-    with pytest.raises(
-        UserError, match=r"another tokenizer than the student; initialize from it \(init_from: ...\), or gen"
-    ):
-        run_training(
-            student(place, "no").model_copy(
-                update={"distill": DistillConfig(teacher=[str(tmp_path / "other")])}
-            ),
-            report=Notes(),
-        )
-    small = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_len": 32}
-    plain = small_recipe(place, "narrow", model=small, tokenizer={"vocab_size": 280})
-    with pytest.raises(UserError, match="student has 16, the teacher 32"):
-        run_training(
-            plain.model_copy(
-                update={"distill": DistillConfig(teacher=[str(place / "teacher")], hidden_weight=1.0)}
-            ),
-            report=Notes(),
-        )
+    run_training(small_recipe(tmp_path, "other", steps=1, tokenizer={"vocab_size": 270}), report=Notes())
+    with user_error(r"another tokenizer than the student; initialize from it \(init_from: ...\), or gen"):
+        run_training(student_recipe(workdir, "no", teacher=[str(tmp_path / "other")]), report=Notes())
+    narrow = small_recipe(workdir, "narrow")
+    section = DistillConfig(teacher=[str(workdir / "teacher")], hidden_weight=1.0)
+    with user_error("student has 16, the teacher 32"):
+        run_training(narrow.model_copy(update={"distill": section}), report=Notes())

@@ -1,157 +1,108 @@
-"""What wandb and mlflow would get: their modules are replaced by ones that remember, and compared with
-metrics.jsonl.
-"""
-
-from __future__ import annotations
+"""What wandb and mlflow get: their modules are replaced by fakes, and compared with metrics.jsonl."""
 
 import json
 import sys
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from tests.train.conftest import Notes
+from tests.train.conftest import Notes, with_train
 from tests.train.task_runs import task_recipe, write_texts
 
 from polyhead.cli import main
-from polyhead.config.recipe import Recipe
 from polyhead.run.recipe import load_recipe
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_record import read_metrics
 
-pytestmark = pytest.mark.usefixtures("unsynced")
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
-class FakeWandB(SimpleNamespace):
-    """The part of wandb that is used."""
-
-    def __init__(self, fails: bool = False) -> None:
-        super().__init__(inits=[], rows=[], metrics=[], finished=0, fails=fails)
-
-    def init(self, **given: Any) -> FakeWandB:
-        self.inits.append(given)
-        self.id = given["id"] or "abc123"
-        return self
-
-    def define_metric(self, name: str, step_metric: str) -> None:
-        self.metrics.append((name, step_metric))
-
-    def log(self, row: dict[str, float]) -> None:
-        if self.fails:
-            raise ConnectionError("no network")
-        self.rows.append(row)
-
-    def finish(self) -> None:
-        self.finished += 1
+def fake_wandb():
+    """A run named abc123, if it has no name yet."""
+    wandb = Mock()
+    run = wandb.init.return_value
+    wandb.init.side_effect = lambda **options: setattr(run, "id", options["id"] or "abc123") or run
+    return wandb
 
 
-class FakeMLflow(SimpleNamespace):
-    """The part of mlflow that is used."""
-
-    def __init__(self) -> None:
-        super().__init__(experiments=[], starts=[], parameters=[], rows=[], ended=0)
-
-    def set_experiment(self, name: str) -> None:
-        self.experiments.append(name)
-
-    def start_run(self, run_id: str | None, run_name: str) -> Any:
-        self.starts.append((run_id, run_name))
-        return SimpleNamespace(info=SimpleNamespace(run_id=run_id or "f00"))
-
-    def log_params(self, parameters: dict[str, str]) -> None:
-        self.parameters.append(parameters)
-
-    def log_metrics(self, values: dict[str, float], step: int) -> None:
-        self.rows.append({**values, "step": step})
-
-    def end_run(self) -> None:
-        self.ended += 1
+def fake_mlflow():
+    mlflow = Mock()
+    mlflow.start_run.return_value.info.run_id = "f00"
+    return mlflow
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
+def recipe(tmp_path):
     write_texts(tmp_path)
     return task_recipe(tmp_path, "translation", tmp_path / "mine", log=None)
 
 
-def check_rows(rows: list[dict[str, float]], out: Path) -> None:
+def assert_all_metrics(rows, run_dir):
     """All numbers of metrics.jsonl, under the names of their splits, in order."""
-    logged = read_metrics(out / "metrics.jsonl")
-    wanted = [
-        {"step": row["step"]}
-        | {f"{row['split']}/{k}": v for k, v in row.items() if k not in ("step", "steps", "split")}
-        for row in logged
-    ]
-    assert len(rows) == len(wanted) > 3
-    for got, row in zip(rows, wanted, strict=True):
-        assert got == pytest.approx(row, rel=1e-6)
+    logged_rows = read_metrics(run_dir / "metrics.jsonl")
+    assert len(rows) == len(logged_rows) > 3
+    for actual, row in zip(rows, logged_rows, strict=True):
+        numbers = {key: value for key, value in row.items() if key not in ("step", "steps", "split")}
+        expected = {"step": row["step"]} | {f"{row['split']}/{key}": value for key, value in numbers.items()}
+        assert actual == pytest.approx(expected, rel=1e-6)
 
 
-def with_log(recipe: Recipe, log: str) -> Recipe:
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"log": log})})
-
-
-def test_wandb_gets_every_number_and_goes_on_in_its_run(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = FakeWandB()
+def test_wandb_gets_all_metrics_and_resumes_its_run(recipe, monkeypatch):
+    first, second = fake_wandb(), fake_wandb()
     monkeypatch.setitem(sys.modules, "wandb", first)
-    recipe = with_log(recipe, "wandb")
+    recipe = with_train(recipe, log="wandb")
     run_training(recipe, report=Notes())
-    check_rows(first.rows, recipe.out)
-    assert first.metrics == [("*", "step")] and first.finished == 1
-    (begun,) = first.inits
-    assert (begun["project"], begun["name"], begun["id"], begun["dir"]) == (
-        "polyhead",
-        "mine",
-        None,
-        str(recipe.out),
-    )
-    assert begun["config"]["model"]["d_model"] == 16
-    second = FakeWandB()
+    run = first.init.return_value
+    assert_all_metrics([c.args[0] for c in run.log.call_args_list], recipe.out)
+    run.define_metric.assert_called_once_with("*", step_metric="step")
+    run.finish.assert_called_once_with()
+    options = first.init.call_args.kwargs
+    expected = {"project": "polyhead", "name": "mine", "id": None, "dir": str(recipe.out)}
+    assert expected.items() <= options.items()
+    assert options["config"]["model"]["d_model"] == 16
     monkeypatch.setitem(sys.modules, "wandb", second)
-    longer = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 8})})
-    run_training(longer, resume=True, report=Notes())
-    assert second.inits[0]["id"] == "abc123"
-    assert [row["step"] for row in second.rows] == [8, 8]
+    run_training(with_train(recipe, steps=8), resume=True, report=Notes())
+    assert second.init.call_args.kwargs["id"] == "abc123"
+    assert [c.args[0]["step"] for c in second.init.return_value.log.call_args_list] == [8, 8]
 
 
-def test_mlflow_gets_every_number_and_the_recipe(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeMLflow()
-    monkeypatch.setitem(sys.modules, "mlflow", fake)
-    recipe = with_log(recipe, "mlflow")
+def test_mlflow_gets_all_metrics_and_the_recipe(recipe, monkeypatch):
+    mlflow = fake_mlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    recipe = with_train(recipe, log="mlflow")
     run_training(recipe, report=Notes())
-    check_rows(fake.rows, recipe.out)
-    assert (fake.experiments, fake.starts, fake.ended) == (["polyhead"], [(None, "mine")], 1)
-    parameters = {key: value for some in fake.parameters for key, value in some.items()}
+    rows = [{**c.args[0], **c.kwargs} for c in mlflow.log_metrics.call_args_list]
+    assert_all_metrics(rows, recipe.out)
+    mlflow.set_experiment.assert_called_once_with("polyhead")
+    mlflow.start_run.assert_called_once_with(run_id=None, run_name="mine")
+    mlflow.end_run.assert_called_once_with()
+    batches = [c.args[0] for c in mlflow.log_params.call_args_list]
+    parameters = {key: value for batch in batches for key, value in batch.items()}
     assert parameters["train.lr"] == "0.005" and parameters["task.name"] == "translation"
-    assert all(len(some) <= 100 for some in fake.parameters)
+    assert all(len(batch) <= 100 for batch in batches)
     assert json.loads((recipe.out / "tracker.json").read_text()) == {"mlflow": "f00"}
 
 
-def test_a_tracker_that_fails_ends_no_training(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandB(fails=True))
-    notes = Notes()
-    _, outcome = run_training(with_log(recipe, "wandb"), report=notes)
+def test_failing_tracker_is_a_warning(recipe, monkeypatch):
+    wandb, notes = fake_wandb(), Notes()
+    wandb.init.return_value.log.side_effect = ConnectionError("no network")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    _, outcome = run_training(with_train(recipe, log="wandb"), report=notes)
     assert outcome.status == "done"
-    said = [line for line in notes.said if "rejected" in line]
-    assert said == ["warning: WandB rejected the metrics: no network"]
+    warnings = [line for line in notes.lines if "rejected" in line]
+    assert warnings == ["warning: WandB rejected the metrics: no network"]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_the_option_is_the_key_and_a_missing_package_is_named(
-    name: str, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+def test_missing_package_of_tracker_is_an_error(name, recipe, tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.yaml").write_text(recipe.dump_yaml())
     monkeypatch.setitem(sys.modules, name, None)
     assert main(["train", str(tmp_path / "mine.yaml"), "--log", name]) == 2
-    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"polyhead: this needs {name}: ") and f"[{name}]" in line and "install" in line
     assert load_recipe(tmp_path / "mine.yaml", [f"train.log={name}"]).train.log == name
 
 
-def test_another_tracker_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_unknown_tracker_is_refused(capsys, tmp_path):
     assert main(["train", str(tmp_path / "mine.yaml"), "--log", "neptune"]) == 2
-    assert "'neptune'" in (err := capsys.readouterr().err) and "wandb" in err and "mlflow" in err
+    error = capsys.readouterr().err
+    assert all(name in error for name in ("'neptune'", "wandb", "mlflow"))

@@ -1,35 +1,27 @@
-"""Tests of train/muon.py."""
-
-from __future__ import annotations
+"""Muon against its formulas and torch's own implementation."""
 
 import pytest
 import torch
+from tests.train.test_optim import tiny_model
 from torch import nn
 
-from polyhead import Choice, ModelConfig, build
+from polyhead import Choice
 from polyhead.core.registry import OPTIMIZER
 from polyhead.train import muon
 
 
-def tiny() -> nn.Module:
-    return build(ModelConfig(vocab_size=11, d_model=8, n_heads=2, n_layers=1, d_ff=16, max_len=8), seed=1)
-
-
-def test_muon_takes_the_matrices_of_the_blocks_and_leaves_embeddings_to_adam() -> None:
-    model = tiny()
-    muon, adam = OPTIMIZER.build(Choice("muon", adam_lr=0.5), model, 0.02)
-    inside = {id(p) for group in muon.param_groups for p in group["params"]}
+def test_adam_lr_is_for_embeddings():
+    model = tiny_model()
+    matrices, other_ids = OPTIMIZER.build(Choice("muon", adam_lr=0.5), model, 0.02)
+    inside = {id(p) for group in matrices.param_groups for p in group["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in inside}
-    assert names
-    assert not any("embedding" in name or name.startswith("head.") for name in names)
-    assert {group["lr"] for group in muon.param_groups} == {0.02}
-    assert {group["lr"] for group in adam.param_groups} == {0.5}
+    assert names and not any("embedding" in name or name.startswith("head.") for name in names)
+    assert {group["lr"] for group in matrices.param_groups} == {0.02}
+    assert {group["lr"] for group in other_ids.param_groups} == {0.5}
 
 
-def written_out(
-    p: torch.Tensor, grads: list[torch.Tensor], lr: float, decay: float, dtype: torch.dtype
-) -> torch.Tensor:
-    """A matrix after updates of Muon, by its formulas."""
+def apply_formula(p, grads, lr, decay, dtype):
+    """A matrix after updates of Muon."""
     a, b, c = 3.4445, -4.7750, 2.0315
     p, mean = p.double(), torch.zeros_like(p).double()
     for g in grads:
@@ -43,37 +35,34 @@ def written_out(
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
-def test_muon_is_the_published_update_in_the_format_the_processor_is_fast_in(
-    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_muon_is_the_published_update(shape, monkeypatch):
+    """In the precision in which the processor is fast."""
     generator = torch.Generator().manual_seed(1)
     start, *grads = (torch.randn(shape, generator=generator) for _ in range(5))
-    found = {}
-    for format in ("fp32", "bf16"):
-        monkeypatch.setattr(muon, "resolve_precision", lambda wanted, device, format=format: format)
+    results = {}
+    for precision in ("fp32", "bf16"):
+        monkeypatch.setattr(muon, "resolve_precision", lambda *_, precision=precision: precision)
         p, q = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-        ours = muon.Muon([p], lr=0.02, momentum=0.9, weight_decay=0.1)
-        theirs = torch.optim.Muon(
-            [q], lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
-        )
+        options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
+        optimizer = muon.Muon([p], **options)
+        reference = torch.optim.Muon([q], adjust_lr_fn="match_rms_adamw", **options)
         for g in grads:
             p.grad, q.grad = g.clone(), g.clone()
-            ours.step()
-            theirs.step()
-        found[format] = p.detach()
-        assert torch.equal(p, q) == (format == "bf16")
-        assert ours.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
-    wanted = written_out(start, grads, 0.02, 0.1, torch.float64)
-    assert torch.allclose(found["fp32"].double(), wanted, atol=1e-6)
-    assert 1e-5 < (found["bf16"] - wanted).abs().max() < 5e-3
+            optimizer.step()
+            reference.step()
+        results[precision] = p.detach()
+        assert torch.equal(p, q) == (precision == "bf16")
+        assert optimizer.state_dict()["state"].keys() == reference.state_dict()["state"].keys()
+    expected = apply_formula(start, grads, 0.02, 0.1, torch.float64)
+    assert torch.allclose(results["fp32"].double(), expected, atol=1e-6)
+    assert 1e-5 < (results["bf16"] - expected).abs().max() < 5e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_what_muon_goes_by_is_nearly_orthogonal(dtype: torch.dtype) -> None:
+def test_orthogonalize_is_nearly_orthogonal(dtype):
     matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float32).to(dtype)
     u, _, v = torch.linalg.svd(matrix.float(), full_matrices=False)
-    found = muon.orthogonalize(matrix).float()
-    inside = u.T @ found @ v.T  # its own singular vectors, so a diagonal matrix
-    assert torch.allclose(inside, torch.diag(inside.diag()), atol=0.02)
-    assert inside.diag().min() > 0.65 and inside.diag().max() < 1.25
+    product = u.T @ muon.orthogonalize(matrix).float() @ v.T  # diagonal in its own singular vectors
+    assert torch.allclose(product, torch.diag(product.diag()), atol=0.02)
+    assert product.diag().min() > 0.65 and product.diag().max() < 1.25
     assert not muon.orthogonalize(torch.zeros(3, 4)).any()

@@ -1,113 +1,111 @@
-"""Every training leaves a report that says what it learned, and learns the same bits
-with it as without it.
-"""
-
-from __future__ import annotations
+"""Every training leaves a report of what it learned, and has the same weights with and without it."""
 
 import json
 import math
+import os
+import shutil
+import signal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.train.conftest import Notes
-from tests.train.several import together
+from tests.train.conftest import Notes, user_error
+from tests.train.ranks import outputs_of
 from tests.train.task_runs import TASKS, task_recipe, write_texts
 from tests.viz.html_pages import Page
 
-from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.models import build
-from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train import report
-from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.report import RunReport
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_record import read_run
 
-pytestmark = pytest.mark.usefixtures("unsynced")
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("texts")
     write_texts(directory)
     return directory
 
 
 @pytest.fixture(scope="module", params=TASKS)
-def finished(request: Any, unsynced: None, place: Path) -> tuple[Path, Run, Notes]:
+def finished(request, no_fsync, corpus_dir):
     """A run of each task."""
-    recipe, notes = task_recipe(place, request.param, place / request.param), Notes()
-    run, _ = run_training(recipe, report=notes)
-    return recipe.out, run, notes
+    recipe, notes = task_recipe(corpus_dir, request.param, corpus_dir / request.param), Notes()
+    run_training(recipe, report=notes)
+    return SimpleNamespace(task=request.param, run_dir=recipe.out, notes=notes)
 
 
-def test_each_task_shows_examples_and_errors_and_says_so_in_the_last_line(
-    finished: tuple[Path, Run, Notes],
-) -> None:
-    out, _, notes = finished
-    assert notes.said[-1] == f"report: {out}/report.html"
-    assert not [line for line in notes.said if "the report is incomplete" in line]
-    record = read_run(out)
+def read_page(run_dir: Path) -> Page:
+    return Page((run_dir / "report.html").read_text())
+
+
+def test_report_has_examples_errors_and_attention(finished):
+    assert finished.notes.lines[-1] == f"report: {finished.run_dir}/report.html"
+    assert not [line for line in finished.notes.lines if "the report is incomplete" in line]
+    record = read_run(finished.run_dir)
     samples = record.samples
     assert record.state == "done" and samples.examples and samples.breakdowns
-    assert all(
-        group.size > 0 and math.isfinite(group.value) for b in samples.breakdowns for group in b.groups
-    )
-    page = Page((out / "report.html").read_text())
+    groups = [group for breakdown in samples.breakdowns for group in breakdown.groups]
+    assert all(group.size > 0 and math.isfinite(group.value) for group in groups)
+    page = read_page(finished.run_dir)
     for example in samples.examples[:2]:
         for text in (example["source"], example["reference"]):
             assert " ".join(text.split()) in " ".join(page.words().split())
-    headings = [text for tag, text in page.texts if tag == "h2"]
-    for heading in ("Result", "Loss", "Predicted and actual time", "Examples", "Errors by group", "Recipe"):
-        assert heading in headings
+    headings = {text for tag, text in page.texts if tag == "h2"}
+    sections = {"Result", "Loss", "Predicted and actual time", "Examples", "Errors by group", "Recipe"}
+    assert sections <= headings
     assert samples.attention
-    for one in samples.attention:
-        assert np.allclose(np.asarray(one.weights).sum(-1), 1, atol=0.02)
+    for attention in samples.attention:
+        assert np.allclose(np.asarray(attention.weights).sum(-1), 1, atol=0.02)
 
 
-def test_the_page_draws_the_loss_without_smoothing_as_it_is_logged(finished: tuple[Path, Run, Notes]) -> None:
-    out, _, notes = finished
-    loss = Page((out / "report.html").read_text()).data()[0]
-    rows = [[[row["step"], row["nll"]] for row in notes.rows if row["split"] == "train"]]
-    valid = [row for row in notes.rows if row["split"] == "valid"]
-    rows.append([[row["step"], math.log(row["ppl"]) if "ppl" in row else row["loss"]] for row in valid])
-    assert [[step for step, _ in curve] for curve in loss] == [[step for step, _ in curve] for curve in rows]
-    for drawn, logged in zip(loss, rows, strict=True):
-        assert [y for _, y in drawn] == pytest.approx([y for _, y in logged], rel=1e-3)
+def test_report_plots_the_logged_loss_without_smoothing(finished):
+    curves = read_page(finished.run_dir).data()[0]
+    rows = finished.notes.rows
+    train = [[row["step"], row["nll"]] for row in rows if row["split"] == "train"]
+    valid = [
+        [row["step"], math.log(row["ppl"]) if "ppl" in row else row["loss"]]
+        for row in rows
+        if row["split"] == "valid"
+    ]
+    for curve, logged_points in zip(curves, [train, valid], strict=True):
+        assert [step for step, _ in curve] == [step for step, _ in logged_points]
+        assert [y for _, y in curve] == pytest.approx([y for _, y in logged_points], rel=1e-3)
 
 
-@pytest.mark.parametrize("task", ["translation", "language-model", "classification"])
-def test_weights_are_equal_to_the_byte_with_the_report_and_without_it(
-    task: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more = {"ema": 0.9, "label_smoothing": 0.1}
-    with_report = task_recipe(place, task, place / f"{task}-with", **more)
-    run_training(with_report, report=Notes())
+def test_weights_are_equal_with_and_without_report(finished, corpus_dir, monkeypatch):
     for name in ("update", "finish"):
         monkeypatch.setattr(RunReport, name, lambda *args: None)
-    without = task_recipe(place, task, place / f"{task}-without", **more)
-    run_training(without, report=Notes())
+    recipe = task_recipe(corpus_dir, finished.task, corpus_dir / f"{finished.task}-without")
+    run_training(recipe, report=Notes())
     for name in ("model.safetensors", "checkpoints/step-6/model.safetensors"):
-        files = [next(run.out.glob(name), None) for run in (with_report, without)]
-        assert [file is None for file in files] in ([False, False], [True, True])
-        if files[0] is not None:
-            assert files[0].read_bytes() == files[1].read_bytes()
-    assert read_run(with_report.out).samples.examples and not read_run(without.out).samples.examples
-    metrics = [read_run(run.out).rows("valid") for run in (with_report, without)]
-    assert [row["loss"] for row in metrics[0]] == [row["loss"] for row in metrics[1]]
+        assert (recipe.out / name).read_bytes() == (finished.run_dir / name).read_bytes()
+    expected, record = read_run(finished.run_dir), read_run(recipe.out)
+    assert expected.samples.examples and not record.samples.examples
+    losses = [[row["loss"] for row in r.rows("valid")] for r in (expected, record)]
+    assert losses[0] == losses[1]
 
 
-def test_the_logged_nll_is_that_of_an_independent_computation(place: Path) -> None:
-    """The first step reads the initial weights; without dropout all of it can be computed from them."""
-    recipe = task_recipe(place, "translation", place / "nll", steps=1, label_smoothing=0.2, log_every=1)
+def test_report_without_its_json_has_the_curves(finished, tmp_path):
+    shutil.copytree(finished.run_dir, tmp_path / "copy")
+    (tmp_path / "copy" / "report.json").write_text("{")
+    record = read_run(tmp_path / "copy")
+    assert record.state == "unknown" and not record.samples.examples and len(record.rows("train")) == 3
+    assert json.loads((tmp_path / "copy" / "metrics.jsonl").read_text().splitlines()[0])["nll"] > 0
+
+
+def test_logged_nll_matches_torch(corpus_dir):
+    """The first step uses the initial weights; without dropout all of it can be computed from them."""
+    options = {"steps": 1, "label_smoothing": 0.2, "log_every": 1}
+    recipe, notes = task_recipe(corpus_dir, "translation", corpus_dir / "nll", **options), Notes()
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dropout": 0.0})})
-    notes = Notes()
     run_training(recipe, report=notes)
     tokenizer = Tokenizer.load(recipe.out)
     task = TASK.get("translation").open(recipe, tokenizer, Notes())
@@ -115,86 +113,69 @@ def test_the_logged_nll_is_that_of_an_independent_computation(place: Path) -> No
     batch = task.collate(task.epoch_batches(0)[0])
     with torch.no_grad():
         logits = model(batch.source, batch.target, batch.source_pos, batch.target_pos).flatten(0, 1)
-    labels = batch.labels.flatten()
-    plain = F.cross_entropy(logits, labels, ignore_index=-100)
-    smoothed = F.cross_entropy(logits, labels, ignore_index=-100, label_smoothing=0.2)
-    (row,) = [row for row in notes.rows if row["split"] == "train"]
-    assert row["nll"] == pytest.approx(float(plain), rel=1e-5)
-    assert row["loss"] == pytest.approx(float(smoothed), rel=1e-5)
-    assert row["loss"] != pytest.approx(row["nll"], rel=1e-4)
+    nll, smoothed_loss = (
+        float(F.cross_entropy(logits, batch.labels.flatten(), ignore_index=-100, label_smoothing=x))
+        for x in (0.0, 0.2)
+    )
+    assert notes.series("nll") == pytest.approx([nll], rel=1e-5)
+    assert notes.series("loss") == pytest.approx([smoothed_loss], rel=1e-5)
+    assert smoothed_loss != pytest.approx(nll, rel=1e-4)
 
 
-def test_the_page_is_written_at_each_evaluation(place: Path) -> None:
-    seen: list[tuple[int, str]] = []
+def test_report_is_written_at_each_evaluation(corpus_dir):
+    pages, run_dir = [], corpus_dir / "each"
 
-    class Looking(Notes):
-        def log_valid(self, row: Any) -> None:
-            page = Page((place / "each" / "report.html").read_text())
-            curves = page.data()[0]
-            seen.append((int(row["step"]), page.words()))
-            assert curves[1][-1][0] == row["step"]
+    class PageReader(Notes):
+        def log_valid(self, row):
+            page = read_page(run_dir)
+            pages.append((int(row["step"]), page.words()))
+            assert page.data()[0][1][-1][0] == row["step"]
 
-    run_training(task_recipe(place, "translation", place / "each", steps=9), report=Looking())
-    assert [step for step, _ in seen] == [3, 6, 9]
-    assert all(f"Training: step {step} of 9." in words for step, words in seen)
+    run_training(task_recipe(corpus_dir, "translation", run_dir, steps=9), report=PageReader())
+    assert [step for step, _ in pages] == [3, 6, 9]
+    assert all(f"Training: step {step} of 9." in words for step, words in pages)
 
 
-def test_an_interrupted_training_leaves_its_report_and_goes_on_in_it(place: Path) -> None:
-    recipe = task_recipe(place, "translation", place / "stopped")
+def test_interrupted_and_resumed_training_has_a_report(corpus_dir):
+    recipe = task_recipe(corpus_dir, "translation", corpus_dir / "stopped")
 
-    class Stopping(Notes):
-        def log_valid(self, row: Any) -> None:
+    class StoppingNotes(Notes):
+        def log_valid(self, row):
             super().log_valid(row)
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGTERM)
 
-    notes = Stopping()
+    notes = StoppingNotes()
     _, outcome = run_training(recipe, report=notes)
-    assert outcome.status == "interrupted" and notes.said[-1] == f"report: {recipe.out}/report.html"
+    assert outcome.status == "interrupted" and notes.lines[-1] == f"report: {recipe.out}/report.html"
     record = read_run(recipe.out)
     assert record.state == "interrupted" and record.samples.examples
-    assert (
-        "Training was interrupted at step 3 of 6." in Page((recipe.out / "report.html").read_text()).words()
-    )
+    assert "Training was interrupted at step 3 of 6." in read_page(recipe.out).words()
     run_training(recipe, resume=True, report=Notes())
     assert read_run(recipe.out).state == "done"
-    assert "Training is done: 6 steps." in Page((recipe.out / "report.html").read_text()).words()
+    assert "Training is done: 6 steps." in read_page(recipe.out).words()
 
 
-def test_a_training_that_fails_says_so_in_its_report(place: Path) -> None:
-    recipe = task_recipe(place, "translation", place / "failed", lr=1e30, clip_norm=0, steps=60)
-    with pytest.raises(UserError, match="not finite"):
+def test_failed_training_has_a_report(corpus_dir):
+    recipe = task_recipe(corpus_dir, "translation", corpus_dir / "failed", lr=1e30, clip_norm=0, steps=60)
+    with user_error("not finite"):
         run_training(recipe, report=Notes())
     assert read_run(recipe.out).state == "failed"
-    assert "Training failed at step" in Page((recipe.out / "report.html").read_text()).words()
+    assert "Training failed at step" in read_page(recipe.out).words()
 
 
-def test_a_report_without_its_json_still_shows_the_curves(place: Path) -> None:
-    recipe = task_recipe(place, "translation", place / "old")
-    run_training(recipe, report=Notes())
-    (recipe.out / "report.json").write_text("{")
-    record = read_run(recipe.out)
-    assert record.state == "unknown" and not record.samples.examples and len(record.rows("train")) == 3
-    assert json.loads((recipe.out / "metrics.jsonl").read_text().splitlines()[0])["nll"] > 0
+def test_only_rank_0_writes_the_report(corpus_dir):
+    recipe = task_recipe(corpus_dir, "translation", corpus_dir / "ranks")
 
+    def work(ranks):
+        states, write_page = [], RunReport._write_page
 
-def test_the_first_of_several_processes_alone_writes_it(place: Path) -> None:
-    recipe = task_recipe(place, "translation", place / "together")
+        def note_state(self, *args):
+            states.append(self.state)
+            write_page(self, *args)
 
-    def work(ranks: ProcessGroup) -> list[str]:
-        written: list[str] = []
-        write = report.RunReport._write_page
-
-        def remember(self: RunReport, *given: Any) -> None:
-            written.append(self.state)
-            write(self, *given)
-
-        report.RunReport._write_page = remember  # type: ignore[method-assign]
+        RunReport._write_page = note_state
         run_training(recipe, report=Notes(), ranks=ranks)
-        return written
+        return states
 
-    ends = together(2, work)
-    assert [end.said for end in ends] == [["training", "training", "done"], []], ends
+    assert outputs_of(2, work, write_report=True) == [["training", "training", "done"], []]
     assert read_run(recipe.out).samples.examples and (recipe.out / "report.html").is_file()

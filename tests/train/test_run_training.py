@@ -1,25 +1,26 @@
-"""From a recipe to a finished directory: what is learned, what is written, what is refused."""
-
-from __future__ import annotations
+"""From a recipe to a finished run directory: what is learned, what is written, what is refused."""
 
 import json
 import math
 import re
 import signal
 import zlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.train.conftest import Notes, small_recipe
+from tests.train.conftest import (
+    Notes,
+    equal_tensors,
+    small_recipe,
+    user_error,
+    with_data,
+    without_clock,
+    write_corpus,
+)
 
 import polyhead as ph
 from polyhead.checkpoint import checkpoint
 from polyhead.cli import main
-from polyhead.config.recipe import Recipe
-from polyhead.core.errors import UserError
 from polyhead.run.recipe import load_recipe
 from polyhead.train.ema import copy_into
 from polyhead.train.resume import check_directory
@@ -27,7 +28,7 @@ from polyhead.train.run_training import run_training
 from polyhead.train.tasks.translation import TranslationTask
 from polyhead.viz.run_record import read_metrics
 
-pytestmark = pytest.mark.usefixtures("unsynced")
+pytestmark = pytest.mark.usefixtures("no_report")
 
 TEN = {
     "ein hund bellt .": "a dog is barking .",
@@ -43,50 +44,83 @@ TEN = {
 }
 
 
-@pytest.fixture(scope="module")
-def learned(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ph.Run, Notes]:
-    """Ten sentences, learned by heart."""
-    place = tmp_path_factory.mktemp("ten")
-    for split in ("train", "valid"):
-        (place / f"{split}.de").write_text("".join(f"{line}\n" for line in TEN))
-        (place / f"{split}.en").write_text("".join(f"{line}\n" for line in TEN.values()))
-    recipe = small_recipe(
-        place, steps=120, max_tokens=400, accumulate=1, lr=1e-2, ema=None, log_every=40, eval_every=60,
-        save_every=60,
-        eval_bleu=True, model={"d_model": 32, "dropout": 0.0, "d_ff": 64, "max_len": 64},
-        generation={"beam_size": 3, "max_length_ratio": 2.0, "max_length_extra": 20},
-            tokenizer={"vocab_size": 300},
-    )  # fmt: skip
+def log_training(recipe) -> list[str]:
     notes = Notes()
+    run_training(recipe, report=notes)
+    return notes.lines
+
+
+@pytest.fixture(scope="module")
+def memorized_run(no_report, tmp_path_factory):
+    """Directory, run and notes of a training that memorizes ten sentences."""
+    directory = tmp_path_factory.mktemp("ten")
+    for split in ("train", "valid"):
+        (directory / f"{split}.de").write_text("".join(f"{line}\n" for line in TEN))
+        (directory / f"{split}.en").write_text("".join(f"{line}\n" for line in TEN.values()))
+    train = {"steps": 120, "max_tokens": 400, "accumulate": 1, "lr": 1e-2, "ema": None, "eval_bleu": True}
+    intervals = {"log_every": 60, "eval_every": 120, "save_every": 120}
+    model = {"d_model": 32, "dropout": 0.0, "d_ff": 64, "max_len": 64}
+    generation = {"beam_size": 3, "max_length_ratio": 2.0, "max_length_extra": 20}
+    sections = {"model": model, "generation": generation, "tokenizer": {"vocab_size": 300}}
+    recipe, notes = small_recipe(directory, **train, **intervals, **sections), Notes()
     run, outcome = run_training(recipe, report=notes)
     assert (outcome.status, outcome.step) == ("done", 120)
     return recipe.out, run, notes
 
 
 @pytest.mark.acceptance("A13")
-def test_ten_sentences_are_learned_by_heart_and_every_output_ends(
-    learned: tuple[Path, ph.Run, Notes],
-) -> None:
-    _, run, notes = learned
+def test_ten_sentences_are_memorized_with_their_ends(memorized_run):
+    _, run, notes = memorized_run
     assert run.translate(list(TEN)) == list(TEN.values())
     assert run.translate(list(TEN), beam_size=1) == list(TEN.values())
-    (eos,) = {run.tokenizer.eos_id}
+    eos = run.tokenizer.eos_id
     for source, target in TEN.items():
         (best,) = run.hypotheses([source])[0]
-        wanted = run.tokenizer.encode([target])[0]
-        assert best.tokens == wanted  # shorter than the limit of twice the source and 20: the end was said
-        ids = torch.tensor([[run.tokenizer.bos_id, *wanted]])
+        expected = run.tokenizer.encode([target])[0]
+        assert best.tokens == expected  # shorter than the limit: it ends by the end token
+        ids = torch.tensor([[run.tokenizer.bos_id, *expected]])
         with torch.inference_mode():
             logits = run.model(torch.tensor([[*run.tokenizer.encode([source])[0], eos]]), ids)
         assert int(logits[0, -1].argmax()) == eos
         assert float(logits.softmax(-1)[0, -1, eos]) > 0.8  # smoothing keeps it from 1
     assert notes.series("bleu", "valid")[-1] == pytest.approx(100)
     assert notes.series("chrf", "valid")[-1] == pytest.approx(100)
-    assert any(line.startswith("valid bleu: 100.00 (nrefs:1|case:mixed") for line in notes.said)
+    assert any(line.startswith("valid bleu: 100.00 (nrefs:1|case:mixed") for line in notes.lines)
+
+
+@pytest.mark.acceptance("A15")
+def test_run_directory_is_complete_and_loads(memorized_run):
+    run_dir, run, _ = memorized_run
+    files = "README.md baseline.json config.json generation_config.json manifest.json metrics.jsonl "
+    files += "model.safetensors recipe.yaml tokenizer.json tokenizer_config.json checkpoints"  # and a report
+    assert {path.name for path in run_dir.iterdir()} == {*files.split()}
+    loaded_run = ph.load(run_dir)
+    assert loaded_run.translate(list(TEN)) == run.translate(list(TEN))
+    assert equal_tensors(dict(run.model.named_parameters()), dict(loaded_run.model.named_parameters()))
+    assert (
+        loaded_run.model.head.weight.data_ptr() == loaded_run.model.encoder_embedding.token.weight.data_ptr()
+    )
+    assert (loaded_run.generation, loaded_run.recipe) == (run.generation, run.recipe)
+    assert not loaded_run.model.training
+    assert load_recipe(run_dir / "recipe.yaml") == run.recipe
+    assert {row["split"] for row in read_metrics(run_dir / "metrics.jsonl")} == {"train", "valid"}
+    card = (run_dir / "README.md").read_text()
+    assert "| weights | checkpoint 120 |" in card
+    table = [re.split(r"(?<!\\)\|", line)[1:-1] for line in card.splitlines() if line.startswith("|")]
+    assert {len(cells) for cells in table} == {2}  # as GitHub counts cells: a third one would not be shown
+    (bleu,) = [value for name, value in table if name.strip() == "valid bleu"]
+    assert re.fullmatch(r" 100\.00 \(nrefs:1\|case:mixed\|.*\|version:[\d.]+\) ", bleu.replace("\\|", "|"))
+
+
+def write_pairs(corpus_dir) -> list[tuple[str, str]]:
+    sides = [(corpus_dir / f"train.{side}").read_text().splitlines() for side in ("de", "en")]
+    pairs = list(zip(*sides, strict=True))
+    (corpus_dir / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
+    return pairs
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("data", "splits"),
     [
         ({}, []),
         ({"train": ["train.de", "train.de"]}, ["train"]),
@@ -94,119 +128,71 @@ def test_ten_sentences_are_learned_by_heart_and_every_output_ends(
         ({"train": ["pairs.tsv"], "valid": ["pairs.tsv"], "source": 1, "target": 1}, ["train, valid"]),
     ],
 )
-def test_one_text_on_both_sides_is_told(changes: dict[str, Any], told: list[str], corpus: Path) -> None:
-    sides = [(corpus / f"train.{side}").read_text().splitlines() for side in ("de", "en")]
-    (corpus / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(*sides, strict=True)))
-    recipe = small_recipe(corpus, steps=1)
-    notes = Notes()
-    run_training(recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)}), report=notes)
-    said = [line for line in notes.said if "same text" in line]
-    assert said == [f"{which}: source and target are the same text" for which in told]
+def test_same_source_and_target_is_a_warning(data, splits, corpus_dir):
+    write_pairs(corpus_dir)
+    lines = log_training(with_data(small_recipe(corpus_dir, steps=1), **data))
+    expected = [f"{split}: source and target are the same text" for split in splits]
+    assert [line for line in lines if "same text" in line] == expected
 
 
 @pytest.mark.parametrize(("lang", "is_warned"), [("en", True), ("tha_Thai", False), ("", False)])
-def test_bleu_that_does_not_suit_the_script_is_warned_of(
-    corpus: Path, lang: str, is_warned: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    n_lines = len((corpus / "valid.de").read_text().splitlines())
-    (corpus / "valid.en").write_text("หมาเห่า\n" * n_lines)
-    recipe = small_recipe(corpus, steps=1)
-    data = recipe.data.model_copy(update={"target_lang": lang})
-    run_training(recipe.model_copy(update={"data": data}), report=(notes := Notes()))
-    assert any("(tok:13a) splits at spaces" in line for line in notes.said) is is_warned
+def test_bleu_tokenizer_unfit_for_script_is_a_warning(lang, is_warned, corpus_dir, capsys):
+    n_lines = len((corpus_dir / "valid.de").read_text().splitlines())
+    (corpus_dir / "valid.en").write_text("หมาเห่า\n" * n_lines)
+    recipe = with_data(small_recipe(corpus_dir, steps=1), target_lang=lang)
+    warning = "(tok:13a) splits at spaces"
+    assert any(warning in line for line in log_training(recipe)) is is_warned
     assert main(["eval", str(recipe.out), "--split", "valid"]) == 0
-    shown = capsys.readouterr()
-    assert ("(tok:13a) splits at spaces" in shown.err) is is_warned
-    assert ("tok:13a" in shown.out) is is_warned and ("tok:char" in shown.out) is not is_warned
+    streams = capsys.readouterr()
+    assert (warning in streams.err) is is_warned
+    assert ("tok:13a" in streams.out) is is_warned and ("tok:char" in streams.out) is not is_warned
 
 
-def test_validation_may_be_a_share_of_the_pairs(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sides = [(corpus / f"train.{side}").read_text().splitlines() for side in ("de", "en")]
-    pairs = list(zip(*sides, strict=True))
-    (corpus / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
-    recipe = small_recipe(corpus, steps=2)
-    data = recipe.data.model_copy(update={"train": ["pairs.tsv"], "valid": None, "valid_fraction": 0.2})
-    run_training(recipe.model_copy(update={"data": data}), report=(notes := Notes()))
-    held = [source for source, _ in pairs if zlib.crc32(source.encode()) < 0.2 * 2**32]
-    assert 0 < len(held) < len(pairs)
-    told = [line.split(": ")[2] for line in notes.said if line.startswith(("train: pairs", "valid: pairs"))]
-    counts = len(pairs) - len(held), len(held)
-    assert told == [f"{n:,} of {n:,} pairs" for n in counts]
+def test_valid_fraction_holds_out_pairs(corpus_dir, capsys):
+    pairs = write_pairs(corpus_dir)
+    recipe = small_recipe(corpus_dir, steps=2)
+    recipe = with_data(recipe, train=["pairs.tsv"], valid=None, valid_fraction=0.2)
+    lines = log_training(recipe)
+    n_valid = sum(zlib.crc32(source.encode()) < 0.2 * 2**32 for source, _ in pairs)
+    n_train = len(pairs) - n_valid
+    assert n_valid and n_train
+    counts = [line.split(": ")[2] for line in lines if line.startswith(("train: pairs", "valid: pairs"))]
+    assert counts == [f"{n:,} of {n:,} pairs" for n in (n_train, n_valid)]
     assert main(["eval", str(recipe.out), "--split", "valid"]) == 0
-    assert f"pairs.tsv: {len(held):,} of {len(held):,} pairs" in capsys.readouterr().err
+    assert f"pairs.tsv: {n_valid:,} of {n_valid:,} pairs" in capsys.readouterr().err
     assert main(["eval", str(recipe.out)]) == 2
     assert "has no test files" in capsys.readouterr().err
 
 
-@pytest.mark.acceptance("A15")
-def test_a_run_directory_holds_all_and_loads_as_it_was_trained(learned: tuple[Path, ph.Run, Notes]) -> None:
-    out, run, _ = learned
-    files = {"README.md", "baseline.json", "config.json", "generation_config.json", "manifest.json",
-             "metrics.jsonl", "model.safetensors", "recipe.yaml",
-             "tokenizer.json", "tokenizer_config.json", "checkpoints", "report.html",
-             "report.json"}  # fmt: skip
-    assert {path.name for path in out.iterdir()} == files
-    loaded = ph.load(out)
-    assert loaded.translate(list(TEN)) == run.translate(list(TEN))
-    ours, theirs = dict(run.model.named_parameters()), dict(loaded.model.named_parameters())
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert loaded.model.head.weight.data_ptr() == loaded.model.encoder_embedding.token.weight.data_ptr()
-    assert (loaded.generation, loaded.recipe) == (run.generation, run.recipe)
-    assert not loaded.model.training
-    assert load_recipe(out / "recipe.yaml") == run.recipe
-    assert {row["split"] for row in read_metrics(out / "metrics.jsonl")} == {"train", "valid"}
-    card = (out / "README.md").read_text()
-    assert "| weights | checkpoint 120 |" in card
-    table = [re.split(r"(?<!\\)\|", line)[1:-1] for line in card.splitlines() if line.startswith("|")]
-    assert {len(cells) for cells in table} == {
-        2
-    }  # as GitHub counts them: what a third one holds is not shown
-    (bleu,) = [value for name, value in table if name.strip() == "valid bleu"]
-    assert re.fullmatch(r" 100\.00 \(nrefs:1\|case:mixed\|.*\|version:[\d.]+\) ", bleu.replace("\\|", "|"))
+@pytest.mark.parametrize(
+    ("schedule", "lr", "warning"),
+    [
+        ("inverse_sqrt", 5e-3, "the warm-up (4,000 steps) is more than half of the 4 steps: train.lr is "),
+        ({"name": "noam", "warmup": 2}, 0.001, "train.lr is 0.001, and schedule noam multiplies it by 1/√"),
+        ({"name": "noam", "warmup": 2}, 1.0, ""),
+    ],
+)
+def test_unsuitable_schedule_is_a_warning(schedule, lr, warning, corpus_dir):
+    lines = log_training(small_recipe(corpus_dir, steps=4, lr=lr, schedule=schedule))
+    warnings = [line for line in lines if "warm-up" in line or "schedule noam" in line]
+    assert len(warnings) == bool(warning) and all(line.startswith(warning) for line in warnings)
 
 
-def test_a_warm_up_that_is_longer_than_the_run_is_told(corpus: Path) -> None:
-    """That of the default schedule has 4,000 steps."""
-    told = (
-        "the warm-up ({} steps) is more than half of the 9 steps: train.lr is reached late or never; "
-        "set train.schedule.warmup"
-    )
-    for schedule, lines in (("inverse_sqrt", [told.format("4,000")]), ({"name": "cosine", "warmup": 4}, [])):
-        notes = Notes()
-        run_training(small_recipe(corpus, f"warm-{len(lines)}", steps=9, schedule=schedule), report=notes)
-        assert [line for line in notes.said if "warm-up" in line] == lines
-
-
-def test_a_peak_given_to_a_schedule_that_wants_a_factor_is_told(corpus: Path) -> None:
-    noam = {"name": "noam", "warmup": 2}
-    for lr, told in (
-        (0.001, ["train.lr is 0.001, and schedule noam multiplies it by 1/√d_model"]),
-        (1.0, []),
-    ):
-        notes = Notes()
-        run_training(small_recipe(corpus, f"factor-{lr}", steps=4, lr=lr, schedule=noam), report=notes)
-        assert [line.split(":")[0] for line in notes.said if "schedule noam" in line] == told
-
-
-def test_ctrl_c_and_the_return_are_the_same_run(corpus: Path) -> None:
-    """The signal itself, between two steps of a run in this process."""
-
-    class Impatient(Notes):
-        def log_train(self, row: Any) -> None:
+def test_signal_between_steps_saves_and_resumes(corpus_dir):
+    class StopAtFive(Notes):
+        def log_train(self, row):
             super().log_train(row)
             if row["step"] == 5:
                 signal.raise_signal(signal.SIGTERM)
 
-    recipe, notes = small_recipe(corpus, steps=9, log_every=1), Impatient()
-    before = signal.getsignal(signal.SIGTERM)
+    recipe, notes = small_recipe(corpus_dir, steps=9, log_every=1), StopAtFive()
+    handler = signal.getsignal(signal.SIGTERM)
     _, outcome = run_training(recipe, report=notes)
     assert (outcome.status, outcome.step) == ("interrupted", 5)
-    assert signal.getsignal(signal.SIGTERM) is before
-    on = f"continue with: polyhead train {recipe.out}/recipe.yaml --resume"
-    assert notes.said[-3:] == [
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert notes.lines[-3:] == [
         "stopping after this step; interrupt again to stop immediately, without saving",
-        f"saved at step 5; {on}",
+        f"saved at step 5; continue with: polyhead train {recipe.out}/recipe.yaml --resume",
         f"report: {recipe.out}/report.html",
     ]
     assert not (recipe.out / "model.safetensors").exists()
@@ -217,133 +203,90 @@ def test_ctrl_c_and_the_return_are_the_same_run(corpus: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    "during", ["polyhead.cli.train.load_recipe", "polyhead.train.tasks.translation.TranslationTask.open"]
+    "function", ["polyhead.cli.train.load_recipe", "polyhead.train.tasks.translation.TranslationTask.open"]
 )
-def test_a_signal_before_the_first_step_ends_as_one_after_it(
-    number: signal.Signals,
-    during: str,
-    corpus: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recipe = small_recipe(corpus)
-    (corpus / "early.yaml").write_text(recipe.dump_yaml())
-    heard: list[int] = []
+def test_signal_before_first_step_interrupts(number, function, corpus_dir, capsys, monkeypatch):
+    recipe = small_recipe(corpus_dir)
+    (corpus_dir / "early.yaml").write_text(recipe.dump_yaml())
+    signals_received = []
     # without a handler it would end the tests
-    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    handler = signal.signal(signal.SIGTERM, lambda number, _: signals_received.append(number))
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(during, lambda *_, **__: signal.raise_signal(number))
-            assert main(["train", str(corpus / "early.yaml")]) == 130
+            patch.setattr(function, lambda *_, **__: signal.raise_signal(number))
+            assert main(["train", str(corpus_dir / "early.yaml")]) == 130
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert not heard
+        signal.signal(signal.SIGTERM, handler)
+    assert not signals_received
     assert capsys.readouterr().err.splitlines()[-1] == "polyhead: interrupted"
     assert not (recipe.out / "run.lock").exists()
 
 
 @pytest.mark.parametrize(("number", "patience"), [(signal.SIGTERM, None), (signal.SIGINT, 1)])
-def test_a_signal_in_the_final_evaluation_loses_nothing(
-    number: signal.Signals,
-    patience: int | None,
-    corpus: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The verb ends as an interrupted one, and going on gives the run that was never interrupted, bit for
-    bit.
-    """
-    early: dict[str, Any] = (
-        {"patience": patience, "lr": 1e-9, "eval_every": 1, "ema": None} if patience else {}
-    )
-    whole, cut = (small_recipe(corpus, **{"steps": 6, "out": name, **early}) for name in ("whole", "cut"))
-    _, outcome = run_training(whole, report=Notes())
+def test_signal_in_final_evaluation_resumes_bit_for_bit(number, patience, corpus_dir, capsys, monkeypatch):
+    early = {"patience": patience, "lr": 1e-9, "eval_every": 1, "ema": None} if patience else {}
+    expected, cut = (small_recipe(corpus_dir, **{"steps": 6, "out": out, **early}) for out in ("all", "cut"))
+    _, outcome = run_training(expected, report=Notes())
     assert outcome.status == ("stopped early" if patience else "done")
-    (corpus / "cut.yaml").write_text(cut.dump_yaml())
-    before = signal.getsignal(number)
+    (corpus_dir / "cut.yaml").write_text(cut.dump_yaml())
+    handler = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(TranslationTask, "collect_facts", lambda *_, **__: signal.raise_signal(number))
-        assert main(["train", str(corpus / "cut.yaml")]) == 130
-    assert signal.getsignal(number) is before
-    said = capsys.readouterr().err.splitlines()
-    on = f"continue with: polyhead train {cut.out}/recipe.yaml --resume"
-    assert said[-3:] == [
+        assert main(["train", str(corpus_dir / "cut.yaml")]) == 130
+    assert signal.getsignal(number) is handler
+    assert capsys.readouterr().err.splitlines()[-3:] == [
         "training is finished, the final evaluation is not",
-        f"saved at step {outcome.step}; {on}",
+        f"saved at step {outcome.step}; continue with: polyhead train {cut.out}/recipe.yaml --resume",
         f"report: {cut.out}/report.html",
     ]
-    weights = (cut.out / "model.safetensors").read_bytes()  # there before anything else is measured
-    assert weights == (whole.out / "model.safetensors").read_bytes()
+    weights = (cut.out / "model.safetensors").read_bytes()  # written before anything else is measured
+    assert weights == (expected.out / "model.safetensors").read_bytes()
     assert main(["train", str(cut.out / "recipe.yaml"), "--resume"]) == 0
-    assert [(cut.out / name).read_bytes() for name in ("model.safetensors", "README.md")] == [
-        (whole.out / name).read_bytes() for name in ("model.safetensors", "README.md")
-    ]
-    rows = [
-        [
-            {**row, "tokens_per_s": 0, "ms_per_step": 0, "seconds": 0}
-            for row in read_metrics(r.out / "metrics.jsonl")
-        ]
-        for r in (whole, cut)
-    ]
+    for name in ("model.safetensors", "README.md"):
+        assert (cut.out / name).read_bytes() == (expected.out / name).read_bytes()
+    rows = [without_clock(read_metrics(recipe.out / "metrics.jsonl")) for recipe in (expected, cut)]
     assert rows[0] == rows[1]
 
 
 @pytest.mark.acceptance("A7")
-def test_a_rate_beyond_reason_ends_with_code_2_and_without_a_bad_checkpoint(
-    corpus: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = small_recipe(corpus, lr=1e20, save_every=1, schedule={"name": "constant"}, ema=None)
-    (corpus / "wild.yaml").write_text(recipe.dump_yaml())
-    assert main(["train", str(corpus / "wild.yaml")]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(r"^polyhead: .* at step \d+; (the last good checkpoint is|no good checkpoint)", said)
+def test_divergence_exits_with_code_2(corpus_dir, capsys):
+    recipe = small_recipe(corpus_dir, lr=1e20, save_every=1, schedule={"name": "constant"}, ema=None)
+    (corpus_dir / "wild.yaml").write_text(recipe.dump_yaml())
+    assert main(["train", str(corpus_dir / "wild.yaml")]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"^polyhead: .* at step \d+; (the last good checkpoint is|no good checkpoint)", line)
     for step in checkpoint.list_steps(recipe.out / "checkpoints"):
         weights = checkpoint.read_checkpoint(recipe.out / "checkpoints" / f"step-{step}").tensors["model"]
         assert all(torch.isfinite(w).all() for w in weights.values())
     assert not (recipe.out / "model.safetensors").exists()
 
 
-@pytest.mark.acceptance("A7")
-def test_a_run_that_ends_before_it_is_found_to_have_diverged_is_no_success(corpus: Path) -> None:
-    recipe = small_recipe(corpus, lr=1e20, steps=4, schedule={"name": "constant"}, ema=None)
-    with pytest.raises(UserError, match=r"no finite loss on the validation text|the weights are not finite"):
-        run_training(recipe, report=Notes())
-    assert not (recipe.out / "model.safetensors").exists()
-
-
-def begun(corpus: Path, **train: Any) -> Recipe:
-    recipe = small_recipe(corpus, **{"steps": 4, **train})
-    run_training(recipe, report=Notes())
-    return recipe
+@pytest.fixture(scope="module")
+def finished(no_report, tmp_path_factory):
+    """A directory with texts and a run of three steps, which tests do not change."""
+    directory = tmp_path_factory.mktemp("finished")
+    write_corpus(directory)
+    run_training(small_recipe(directory, steps=3), report=Notes())
+    return directory
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
         ({"lr": 1e-4}, "--resume: train.lr differs from the run's own recipe; use "),
         (
             {"seed": 2, "accumulate": 1},
-            "--resume: train.accumulate, train.seed differ from the run's own recipe",
+            "--resume: train.accumulate, train.seed differ from the run's own rec",
         ),
         ({"model": {"d_ff": 64}}, "--resume: model.d_ff differs from"),
+        ({"steps": 2}, "--resume: the run has finished 3 steps, more than 2; set at least 3"),
     ],
 )
-def test_a_resumed_recipe_with_other_keys_is_refused(
-    change: dict[str, Any], message: str, corpus: Path
-) -> None:
-    begun(corpus, steps=2)
-    with pytest.raises(UserError, match=re.escape(message)):
-        run_training(small_recipe(corpus, **{"steps": 2, **change}), resume=True, report=Notes())
-
-
-def test_a_run_does_not_end_before_the_steps_that_it_has_done(corpus: Path) -> None:
-    begun(corpus, steps=3)
-    written = (corpus / "run/recipe.yaml").read_text()
-    with pytest.raises(
-        UserError, match=r"^--resume: the run has finished 3 steps, more than 2; set at least 3"
-    ):
-        run_training(small_recipe(corpus, steps=2), resume=True, report=Notes())
-    assert (corpus / "run/recipe.yaml").read_text() == written
+def test_resume_with_changed_recipe_is_refused(changes, message, finished):
+    expected_recipe = (finished / "run/recipe.yaml").read_text()
+    with user_error(f"^{re.escape(message)}"):
+        run_training(small_recipe(finished, **{"steps": 3, **changes}), resume=True, report=Notes())
+    assert (finished / "run/recipe.yaml").read_text() == expected_recipe
 
 
 @pytest.mark.parametrize(
@@ -357,191 +300,134 @@ def test_a_run_does_not_end_before_the_steps_that_it_has_done(corpus: Path) -> N
         ("generation.normalize=true", ""),
     ],
 )
-def test_a_run_goes_on_with_the_rows_and_losses_it_began_with(change: str, key: str, tmp_path: Path) -> None:
-    written = tmp_path / "recipe.yaml"
-    written.write_text(
-        "task: masked-lm\ndata: {train: a.txt, valid: b.txt}\ntrain: {steps: 3}\ndistill: {teacher: [one]}\n"
-    )
-    recipe = load_recipe(written, [f"out={tmp_path}", change])
+def test_resume_keeps_rows_and_losses(change, key, tmp_path):
+    file = tmp_path / "recipe.yaml"
+    data, distill = "data: {train: a.txt, valid: b.txt}", "distill: {teacher: [one]}"
+    file.write_text(f"task: masked-lm\n{data}\ntrain: {{steps: 3}}\n{distill}\n")
+    recipe = load_recipe(file, [f"out={tmp_path}", change])
     if not key:
         assert check_directory(recipe, resume=True) is not None
         return
-    with pytest.raises(UserError, match=f"^--resume: {re.escape(key)} from the run's own recipe"):
+    with user_error(f"^--resume: {re.escape(key)} from the run's own recipe"):
         check_directory(recipe, resume=True)
 
 
-def test_more_steps_continue_a_run_unless_they_would_change_its_past(corpus: Path) -> None:
-    begun(corpus, steps=3)
+def test_resume_with_more_steps_unless_schedule_changes(corpus_dir):
+    run_training(small_recipe(corpus_dir, steps=3), report=Notes())
     notes = Notes()
-    _, outcome = run_training(small_recipe(corpus, steps=6), resume=True, report=notes)
+    _, outcome = run_training(small_recipe(corpus_dir, steps=6), resume=True, report=notes)
     assert outcome.step == 6
-    assert "resumed at step 3 of 6" in notes.said
+    assert "resumed at step 3 of 6" in notes.lines
     cosine = {"schedule": {"name": "cosine", "warmup": 1}, "out": "cosine"}
-    begun(corpus, steps=3, **cosine)
-    with pytest.raises(
-        UserError,
-        match=r"started with 3 steps; with 6 the schedule 'cosine' would have given the 3 "
-        r"finished steps",
-    ):
-        run_training(small_recipe(corpus, **{"steps": 6, **cosine}), resume=True, report=Notes())
-
-
-def edit_text(corpus: Path) -> None:
-    path = corpus / "train.en"
-    path.write_text(path.read_text().replace("dog", "cow", 1))
-
-
-def edit_tokenizer(corpus: Path) -> None:
-    other = small_recipe(corpus, "other", steps=1).model_copy()
-    run_training(
-        other.model_copy(update={"tokenizer": other.tokenizer.model_copy(update={"vocab_size": 270})}),
-        report=Notes(),
-    )
-    (corpus / "run" / "tokenizer.json").write_bytes((corpus / "other" / "tokenizer.json").read_bytes())
+    run_training(small_recipe(corpus_dir, steps=3, **cosine), report=Notes())
+    message = "started with 3 steps; with 6 the schedule 'cosine' would have given the 3 finished steps"
+    with user_error(message):
+        run_training(small_recipe(corpus_dir, steps=6, **cosine), resume=True, report=Notes())
 
 
 @pytest.mark.acceptance("A14")
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (edit_text, "--resume: the train text differs from the text of the run; restore it"),
-        (edit_tokenizer, "tokenizer.json is not the tokenizer that "),
-    ],
-)
-def test_a_run_does_not_go_on_with_other_text_or_tokens(
-    edit: Callable[[Path], None], message: str, corpus: Path
-) -> None:
-    recipe = begun(corpus, steps=2)
-    edit(corpus)
-    with pytest.raises(UserError, match=re.escape(message)):
+def test_resume_with_other_text_or_tokenizer_is_refused(corpus_dir):
+    recipe = small_recipe(corpus_dir, steps=2)
+    run_training(recipe, report=Notes())
+    (corpus_dir / "pairs.tsv").write_text("a\tb\n" * 9)
+    changed_text = "differs from the text of the run (data.train, data.target changed); restore it"
+    with user_error(re.escape(changed_text)):
+        run_training(with_data(recipe, train=["pairs.tsv"], target=0), resume=True, report=Notes())
+    text = (corpus_dir / "train.en").read_text()
+    (corpus_dir / "train.en").write_text(text.replace("dog", "cow", 1))
+    with user_error("--resume: the train text differs from the text of the run; restore it"):
+        run_training(recipe, resume=True, report=Notes())
+    (corpus_dir / "train.en").write_text(text)
+    run_training(small_recipe(corpus_dir, "other", steps=1, tokenizer={"vocab_size": 270}), report=Notes())
+    (recipe.out / "tokenizer.json").write_bytes((corpus_dir / "other" / "tokenizer.json").read_bytes())
+    with user_error(r"tokenizer\.json is not the tokenizer that "):
         run_training(recipe, resume=True, report=Notes())
 
 
-def test_a_text_that_is_read_in_another_way_is_refused_by_the_keys(corpus: Path) -> None:
-    recipe = begun(corpus, steps=2)
-    (corpus / "pairs.tsv").write_text("a\tb\n" * 9)
-    data = recipe.data.model_copy(update={"train": ["pairs.tsv"], "target": 0})
-    with pytest.raises(
-        UserError,
-        match=re.escape("differs from the text of the run (data.train, data.target changed); restore it"),
-    ):
-        run_training(recipe.model_copy(update={"data": data}), resume=True, report=Notes())
-
-
-def test_a_finished_run_says_how_it_is_used(corpus: Path) -> None:
-    notes, recipe = Notes(), small_recipe(corpus, "my run", steps=1)
-    run_training(recipe, report=notes)
-    assert notes.said[-2:] == [
+def test_finished_run_prints_the_next_command(corpus_dir):
+    recipe = small_recipe(corpus_dir, "my run", steps=1)
+    assert log_training(recipe)[-2:] == [
         f"finished at step 1; next: polyhead translate '{recipe.out}' input.txt",
         f"report: {recipe.out}/report.html",
     ]
 
 
-def test_a_directory_with_a_run_is_not_overwritten(corpus: Path) -> None:
-    recipe = begun(corpus, steps=2)
-    with pytest.raises(
-        UserError, match=re.escape(f"{recipe.out} already has a run; continue with --resume, or choose")
-    ):
-        run_training(recipe, report=Notes())
+def test_directory_with_a_run_is_not_overwritten(finished):
+    message = f"{finished}/run already has a run; continue with --resume, or choose"
+    with user_error(re.escape(message)):
+        run_training(small_recipe(finished, steps=3), report=Notes())
 
 
 @pytest.mark.parametrize("name", ["README.md", "target_tokenizer.json"])
-def test_files_that_no_run_wrote_are_not_written_over(name: str, corpus: Path) -> None:
-    recipe = small_recipe(corpus, steps=1)
+def test_files_of_no_run_are_not_overwritten(name, corpus_dir):
+    recipe = small_recipe(corpus_dir, steps=1)
     recipe.out.mkdir(parents=True)
-    (recipe.out / "notes.txt").write_text("mine")  # nobody writes over that
+    (recipe.out / "notes.txt").write_text("mine")  # no run writes this file
     (recipe.out / name).write_text("mine")
-    with pytest.raises(
-        UserError,
-        match=re.escape(
-            f"{recipe.out} holds {name}, which does not belong to a run and would be overwritten"
-        ),
-    ):
+    message = f"{recipe.out} holds {name}, which does not belong to a run and would be overwritten"
+    with user_error(re.escape(message)):
         run_training(recipe, report=Notes())
     assert sorted(p.name for p in recipe.out.iterdir()) == sorted([name, "notes.txt"])
     (recipe.out / name).unlink()
     run_training(recipe, report=Notes())
-    with pytest.raises(UserError, match=r"notes\.txt is a file; expected a directory"):
+    with user_error(r"notes\.txt is a file; expected a directory"):
         run_training(recipe.model_copy(update={"out": recipe.out / "notes.txt"}), report=Notes())
 
 
-def test_a_start_that_failed_leaves_nothing_that_a_new_one_would_take_over(corpus: Path) -> None:
-    """A tokenizer of an attempt without a checkpoint is of that attempt's recipe, not of the next one's."""
-    recipe = small_recipe(corpus, steps=2)
-    with pytest.raises(UserError, match="max_tokens is 3"):
-        run_training(small_recipe(corpus, steps=2, max_tokens=3), report=Notes())
-    smaller = recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update={"vocab_size": 266})})
-    run, _ = run_training(smaller, report=Notes())
+def test_failed_start_leaves_no_tokenizer(corpus_dir):
+    with user_error("max_tokens is 3"):
+        run_training(small_recipe(corpus_dir, steps=2, max_tokens=3), report=Notes())
+    run, _ = run_training(small_recipe(corpus_dir, steps=2, tokenizer={"vocab_size": 266}), report=Notes())
     assert run.tokenizer.vocab_size == 266
 
 
-def test_files_that_are_missing_are_told_before_a_directory_is_made(corpus: Path) -> None:
-    recipe = small_recipe(corpus)
-    lacking = recipe.model_copy(
-        update={"data": recipe.data.model_copy(update={"test": ["test.de", "train.en"]})}
-    )
-    with pytest.raises(UserError, match=r"data.test: no file 'test.de'"):
-        run_training(lacking, report=Notes())
+def test_missing_files_leave_no_directory(corpus_dir):
+    recipe = with_data(small_recipe(corpus_dir), test=["test.de", "train.en"])
+    with user_error(r"data.test: no file 'test.de'"):
+        run_training(recipe, report=Notes())
     assert not recipe.out.exists()
 
 
 @pytest.mark.parametrize("columns", [{"source": "de"}, {"target": "en"}, {"source": 1, "target": 0}])
-def test_columns_of_files_that_have_none_are_refused(corpus: Path, columns: dict[str, Any]) -> None:
-    """Of a split in columns they are read, whatever the others are."""
-    recipe = small_recipe(corpus)
-    given = recipe.model_copy(update={"data": recipe.data.model_copy(update=columns)})
-    with pytest.raises(UserError, match=r"train.de \+ train.en are .*: remove data.source and data.target$"):
-        run_training(given, report=Notes())
-    (corpus / "test.tsv").write_text("de\ten\nein hund\ta dog\n")
-    TranslationTask.check(
-        given.model_copy(update={"data": given.data.model_copy(update={"test": ["test.tsv"]})})
-    )
+def test_columns_for_files_without_columns_are_refused(columns, corpus_dir):
+    """They are allowed when any split has columns."""
+    recipe = with_data(small_recipe(corpus_dir), **columns)
+    with user_error(r"train.de \+ train.en are .*: remove data.source and data.target$"):
+        run_training(recipe, report=Notes())
+    (corpus_dir / "test.tsv").write_text("de\ten\nein hund\ta dog\n")
+    TranslationTask.check(with_data(recipe, test=["test.tsv"]))
 
 
 @pytest.mark.acceptance("A8")
-def test_validation_pairs_longer_than_a_batch_are_told_at_the_start(corpus: Path) -> None:
+def test_validation_pairs_longer_than_a_batch_are_refused(corpus_dir):
     for side in ("de", "en"):
-        (corpus / f"valid.{side}").write_text("ein hund " * 10 + "\n")
-    recipe = small_recipe(corpus, max_tokens=20, model={"max_len": 256})
+        (corpus_dir / f"valid.{side}").write_text("ein hund " * 10 + "\n")
     notes = Notes()
-    with pytest.raises(UserError, match="max_tokens is 20, but row 0 alone has"):
-        run_training(recipe, report=notes)
+    with user_error("max_tokens is 20, but row 0 alone has"):
+        run_training(small_recipe(corpus_dir, max_tokens=20, model={"max_len": 256}), report=notes)
     assert notes.rows == []
 
 
-def test_sentences_longer_than_the_model_are_skipped_and_counted(corpus: Path) -> None:
-    for side in ("de", "en"):
-        with (corpus / f"train.{side}").open("a") as file:
-            file.write("hund " * 60 + "\n")
-    notes = Notes()
-    run_training(small_recipe(corpus, steps=1, max_tokens=400), report=notes)  # max_len 32
-    assert "train: train.de + train.en: 40 of 41 pairs; skipped 1 overlong (first: line 41)" in notes.said
-
-
-def test_the_end_of_a_run_is_written_in_its_config(corpus: Path) -> None:
-    recipe = begun(corpus, steps=2, average_checkpoints=2, keep=2, save_every=1)
-    saved = [
+def test_final_weights_are_described_in_the_card(corpus_dir):
+    recipe = small_recipe(corpus_dir, steps=2, average_checkpoints=2, keep=2, save_every=1)
+    run_training(recipe, report=Notes())
+    saved_tensors = [
         checkpoint.read_checkpoint(recipe.out / "checkpoints" / f"step-{step}").tensors for step in (1, 2)
     ]
-    first, last = (one["model"] for one in saved)
+    first, last = (tensors["model"] for tensors in saved_tensors)
     mean = {name: ((tensor.double() + last[name]) / 2).float() for name, tensor in first.items()}
-    trained = ph.load(recipe.out)
-    kept = {name: p.detach().clone() for name, p in trained.model.named_parameters()}
+    run = ph.load(recipe.out)
+    weights = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     losses = []
-    for tensors in (last, saved[1]["ema"], mean):
-        copy_into(trained.model, tensors)
-        sides = ((corpus / f"valid.{side}").read_text().splitlines() for side in ("de", "en"))
-        losses.append(math.log(trained.perplexity(*sides)))
+    for tensors in (last, saved_tensors[1]["ema"], mean):
+        copy_into(run.model, tensors)
+        sides = ((corpus_dir / f"valid.{side}").read_text().splitlines() for side in ("de", "en"))
+        losses.append(math.log(run.perplexity(*sides)))
     single, ema, average = losses
-    assert single < min(ema, average)  # the first steps only get better
-    told = (
-        f"checkpoint 2 (loss {single:.4f}; EMA at step 2: {ema:.4f}; mean of the checkpoints 1, 2: "
-        f"{average:.4f})"
-    )
-    assert f"| weights | {told} |" in (recipe.out / "README.md").read_text()
-    assert all(torch.equal(p, last[name]) for name, p in kept.items())
+    assert single < min(ema, average)  # the first steps only improve
+    candidates = f"EMA at step 2: {ema:.4f}; mean of the checkpoints 1, 2: {average:.4f}"
+    card = (recipe.out / "README.md").read_text()
+    assert f"| weights | checkpoint 2 (loss {single:.4f}; {candidates}) |" in card
+    assert all(torch.equal(p, last[name]) for name, p in weights.items())
     config = json.loads((recipe.out / "config.json").read_text())
-    assert (config["model_type"], config["vocab_size"]) == (
-        "polyhead",
-        ph.load(recipe.out).tokenizer.vocab_size,
-    )
+    assert (config["model_type"], config["vocab_size"]) == ("polyhead", run.tokenizer.vocab_size)

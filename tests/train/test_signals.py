@@ -1,6 +1,4 @@
-"""Tests of train/signals.py."""
-
-from __future__ import annotations
+"""Signals that stop a training."""
 
 import signal
 import threading
@@ -9,28 +7,26 @@ import pytest
 
 from polyhead.train.signals import stop_on_signal
 
-pytestmark = pytest.mark.usefixtures("unsynced")
 
-
-def test_a_second_signal_ends_at_once() -> None:
-    said: list[str] = []
-    with stop_on_signal(said.append) as stopped:
-        assert not stopped()
+def test_second_signal_ends_at_once():
+    lines = []
+    with stop_on_signal(lines.append) as should_stop:
+        assert not should_stop()
         signal.raise_signal(signal.SIGINT)
-        assert stopped()
+        assert should_stop()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert len(said) == 1
+    assert len(lines) == 1
 
 
-def test_a_run_in_another_thread_leaves_signals_alone() -> None:
-    answers = []
+def test_training_in_another_thread_ignores_signals():
+    results = []
 
-    def ask() -> None:
-        with stop_on_signal(print) as stopped:
-            answers.append(stopped())
+    def run():
+        with stop_on_signal(print) as should_stop:
+            results.append(should_stop())
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert answers == [False]
+    assert results == [False]

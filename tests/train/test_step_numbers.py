@@ -1,156 +1,137 @@
-"""A training whose numbers are read a step late is the one whose numbers are read at once."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+"""A training whose numbers are read a step late equals one whose numbers are read at once."""
 
 import pytest
 import torch
-from tests.train.conftest import Toy, equal, toy_training
-from tests.train.loop_helpers import config, run
-from tests.train.test_loop import Sick, timeless
+from tests.train.conftest import (
+    Toy,
+    equal_states,
+    loop_config,
+    toy_training,
+    train_toy,
+    user_error,
+    without_clock,
+)
+from tests.train.test_loop import NaNTask
 
 from polyhead.checkpoint import checkpoint
-from polyhead.core.errors import UserError
 from polyhead.train import loop
 from polyhead.train.distributed.process_group import SINGLE_PROCESS
 from polyhead.train.step_numbers import NumbersInFlight, UnreadStep, sum_losses
-from polyhead.train.train_state import TrainState
 
-pytestmark = pytest.mark.usefixtures("unsynced")
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+
+def set_late(monkeypatch, is_late=True) -> None:
+    """Read numbers as on a GPU."""
+    monkeypatch.setattr(loop, "can_read_late", lambda training, ranks: is_late)
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU."""
-    monkeypatch.setattr(loop, "can_read_late", lambda training, ranks: True)
+def train_both(tmp_path, monkeypatch):
+    """Train with numbers read at once and late, compare, and return the training, outcome and notes."""
 
+    def train(make_task, **changes):
+        results = []
+        for is_late in (False, True):
+            set_late(monkeypatch, is_late)
+            root = tmp_path / str(is_late)
+            training, outcome, notes = train_toy(root, make_task(), loop_config(**changes))
+            assert training.unread is None
+            results.append((training, outcome, notes, checkpoint.list_steps(root)))
+        (a, outcome_a, notes_a, steps_a), (b, outcome_b, notes_b, steps_b) = results
+        assert equal_states(a, b)
+        assert a.progress == b.progress
+        assert (outcome_a.status, outcome_a.step, steps_a) == (outcome_b.status, outcome_b.step, steps_b)
+        assert without_clock(notes_a.rows) == without_clock(notes_b.rows)
+        assert notes_a.lines == notes_b.lines
+        return b, outcome_b, notes_b
 
-def both(monkeypatch: pytest.MonkeyPatch, place: Path, make: Any, settings: Any, **how: Any) -> list[Any]:
-    """The training, outcome, notes and saved steps, read at once and read late."""
-    found = []
-    for is_late in (False, True):
-        monkeypatch.setattr(loop, "can_read_late", lambda training, ranks, is_late=is_late: is_late)
-        root = place / str(is_late)
-        training, outcome, notes = run(root, make(), settings, **how)
-        assert training.unread is None
-        found.append((training, outcome, notes, checkpoint.list_steps(root)))
-    return found
-
-
-def assert_same(found: list[Any]) -> None:
-    (a, ended, wanted, steps), (b, late_ended, notes, late_steps) = found
-    assert equal(a, b)
-    assert a.progress == b.progress
-    assert (ended.status, ended.step, steps) == (late_ended.status, late_ended.step, late_steps)
-    assert timeless(wanted.rows) == timeless(notes.rows)
-    assert wanted.said == notes.said
+    return train
 
 
 @pytest.mark.parametrize("log_every", [1, 3, 5])
-def test_logs_weights_and_checkpoints_are_the_same(
-    log_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = config(log_every=log_every, eval_every=4, save_every=5, ema=0.9, accumulate=2, keep=9)
-    assert_same(both(monkeypatch, tmp_path, Toy, settings))
+def test_logs_weights_and_checkpoints_are_the_same(log_every, train_both):
+    train_both(Toy, log_every=log_every, eval_every=4, save_every=5, ema=0.9, accumulate=2, keep=9)
 
 
-def test_steps_that_are_not_finite_are_skipped_and_named_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their message comes during the next step, with their own number."""
-    settings = config(log_every=4, ema=0.9, save_every=6)
-    found = both(monkeypatch, tmp_path, lambda: Sick({3, 4, 6, 11}), settings)
-    assert_same(found)
-    assert found[1][0].progress.skipped == 4
-    assert len(found[1][2].said) == 4
+def test_steps_not_finite_are_skipped_with_their_number(train_both):
+    """The message comes during the next step."""
+    training, _, notes = train_both(lambda: NaNTask({3, 4, 6, 11}), log_every=4, ema=0.9, save_every=6)
+    assert training.progress.skipped == len(notes.lines) == 4
 
 
-def test_a_diverged_run_ends_with_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = []
+def test_patience_ends_at_the_same_step(train_both):
+    def make_task():
+        losses = iter([3.0, 2.0, 2.5, 2.6, 2.7, 2.8])
+        return Toy(lambda model: next(losses))
+
+    _, outcome, _ = train_both(make_task, eval_every=2, patience=2, log_every=5)
+    assert outcome.status == "stopped early"
+
+
+def test_diverged_run_has_the_same_error(tmp_path, monkeypatch):
+    messages, root = [], tmp_path / "run"
     for is_late in (False, True):
-        monkeypatch.setattr(loop, "can_read_late", lambda training, ranks, is_late=is_late: is_late)
-        root = tmp_path / "run"
-        with pytest.raises(UserError) as error:
-            run(root, Sick(set(range(6, 99))), config(steps=30, log_every=30, save_every=3))
-        words.append(str(error.value))
-        for step in checkpoint.list_steps(root):
-            assert step < 6
-    assert words[0] == words[1]
-    assert "at step 15; the last good checkpoint is" in words[0]
-
-
-def test_patience_ends_both_at_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = iter([3.0, 2.0, 2.5, 2.6, 2.7, 2.8] * 2)
-
-    def make() -> Toy:
-        nonlocal values
-        values = iter([3.0, 2.0, 2.5, 2.6, 2.7, 2.8])
-        return Toy(lambda model: next(values))
-
-    found = both(monkeypatch, tmp_path, make, config(eval_every=2, patience=2, log_every=5))
-    assert_same(found)
-    assert found[1][1].status == "stopped early"
+        set_late(monkeypatch, is_late)
+        with user_error("at step 15; the last good checkpoint is") as error:
+            train_toy(root, NaNTask(range(6, 99)), loop_config(steps=30, log_every=30, save_every=3))
+        messages.append(str(error.value))
+        assert max(checkpoint.list_steps(root)) < 6
+    assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 5, 11])
-@pytest.mark.usefixtures("late")
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(stop_at: int, tmp_path: Path) -> None:
-    settings = config(log_every=3, ema=0.9, accumulate=2)
-    whole, _, notes = run(tmp_path / "whole", Toy(), settings)
-    _, outcome, first = run(tmp_path / "parts", Toy(), settings, stop_at=stop_at)
+def test_stopped_run_resumes_bit_for_bit(stop_at, tmp_path, monkeypatch):
+    set_late(monkeypatch)
+    config = loop_config(log_every=3, ema=0.9, accumulate=2)
+    expected, _, notes = train_toy(tmp_path / "all", Toy(), config)
+    _, outcome, first = train_toy(tmp_path / "cut", Toy(), config, stop_at=stop_at)
     assert (outcome.status, outcome.step) == ("interrupted", stop_at)
-    resumed, _, second = run(tmp_path / "parts", Toy(), settings, resume=True)
-    assert equal(whole, resumed)
-    assert whole.progress == resumed.progress
-    assert timeless([*first.rows, *second.rows]) == timeless(notes.rows)
+    resumed_state, _, second = train_toy(tmp_path / "cut", Toy(), config, resume=True)
+    assert equal_states(expected, resumed_state)
+    assert expected.progress == resumed_state.progress
+    assert without_clock([*first.rows, *second.rows]) == without_clock(notes.rows)
 
 
-@pytest.mark.usefixtures("late")
-def test_a_step_is_read_after_the_next_one_was_queued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[tuple[str, int]] = []
-    step, read = loop.train_step, UnreadStep.read
+def test_step_is_read_after_the_next_is_queued(tmp_path, monkeypatch):
+    set_late(monkeypatch)
+    events, step, read = [], loop.train_step, UnreadStep.read
 
-    def queued(training: TrainState, *rest: Any) -> str:
-        reason = step(training, *rest)
-        events.append(("queued", training.progress.step))
+    def note_step(training, *args):
+        reason = step(training, *args)
+        events.append(f"queued {training.progress.step}")
         return reason
 
-    def noted(self: UnreadStep) -> tuple[float, float, float]:
-        events.append(("read", self.step))
+    def note_read(self):
+        events.append(f"read {self.step}")
         return read(self)
 
-    monkeypatch.setattr(loop, "train_step", queued)
-    monkeypatch.setattr(UnreadStep, "read", noted)
-    run(tmp_path, Toy(), config(steps=4, log_every=3))
-    wanted = ["queued 1", "queued 2", "read 1", "queued 3", "read 2", "read 3", "queued 4", "read 4"]
-    assert [f"{what} {number}" for what, number in events] == wanted
+    monkeypatch.setattr(loop, "train_step", note_step)
+    monkeypatch.setattr(UnreadStep, "read", note_read)
+    train_toy(tmp_path, Toy(), loop_config(steps=4, log_every=3))
+    expected = ["queued 1", "queued 2", "read 1", "queued 3", "read 2", "read 3", "queued 4", "read 4"]
+    assert events == expected
 
 
-def test_only_a_gpu_of_one_process_and_an_optimizer_that_skips_by_itself_is_read_late() -> None:
-    def training(**changes: Any) -> TrainState:
-        found = toy_training(config(**changes))
-        found.device = torch.device("meta")
-        return found
+def test_late_reading_needs_gpu_and_skipping_optimizer():
+    def make_training(**changes):
+        training = toy_training(loop_config(**changes))
+        training.device = torch.device("meta")
+        return training
 
-    assert loop.can_read_late(training(), SINGLE_PROCESS)
-    assert not loop.can_read_late(toy_training(config()), SINGLE_PROCESS)
-    assert not loop.can_read_late(training(optimizer={"name": "adafactor"}), SINGLE_PROCESS)
-
-    class Two:
+    class TwoRanks:
         world_size = 2
 
-    assert not loop.can_read_late(training(), Two())  # type: ignore[arg-type]
-    scaled = training()
-    scaled.loss_scale = object()  # type: ignore[assignment]
-    assert not loop.can_read_late(scaled, SINGLE_PROCESS)
+    assert loop.can_read_late(make_training(), SINGLE_PROCESS)
+    assert not loop.can_read_late(toy_training(loop_config()), SINGLE_PROCESS)
+    assert not loop.can_read_late(make_training(optimizer={"name": "adafactor"}), SINGLE_PROCESS)
+    assert not loop.can_read_late(make_training(), TwoRanks())
+    scaled_training = make_training()
+    scaled_training.loss_scale = object()
+    assert not loop.can_read_late(scaled_training, SINGLE_PROCESS)
 
 
-def test_numbers_come_in_their_order_and_are_added_one_after_another() -> None:
+def test_numbers_keep_their_order_and_sums_are_sequential():
     assert NumbersInFlight([torch.tensor(1.5), torch.tensor(2, dtype=torch.int64)]).read() == [1.5, 2.0]
-    losses = [0.1, 1.0, 0.2, 2.0, 0.3, 3.0]
-    assert sum_losses(losses) == (0.1 + 0.2 + 0.3, 6.0)
+    assert sum_losses([0.1, 1.0, 0.2, 2.0, 0.3, 3.0]) == (0.1 + 0.2 + 0.3, 6.0)
     assert sum_losses([]) == (0.0, 0.0)

@@ -1,103 +1,115 @@
-"""Tests of train/train_state.py."""
-
-from __future__ import annotations
+"""Final weights from checkpoints, moving average and mean; checkpoints of another model."""
 
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from tests.train.conftest import Toy, bits
-from tests.train.loop_helpers import config, run, unmeasured
-from torch import Tensor, nn
+from tests.train.conftest import (
+    Toy,
+    equal_tensors,
+    loop_config,
+    never_measured,
+    state_tensors,
+    train_toy,
+    user_error,
+)
+from torch import nn
 
 from polyhead.checkpoint import checkpoint
-from polyhead.core.errors import UserError
 from polyhead.train.train_state import TrainState, load_final_weights, periodic_checkpoints
 
-pytestmark = pytest.mark.usefixtures("unsynced")
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
-def averaged(place: Path, steps: Sequence[int]) -> dict[str, Tensor]:
-    several = [checkpoint.read_checkpoint(place / f"step-{step}").tensors["model"] for step in steps]
-    return {name: torch.stack([one[name].double() for one in several]).mean(0).float() for name in several[0]}
+def average_checkpoints(root, steps) -> dict:
+    weights = [checkpoint.read_checkpoint(root / f"step-{step}").tensors["model"] for step in steps]
+    return {name: torch.stack([w[name].double() for w in weights]).mean(0).float() for name in weights[0]}
 
 
-def test_the_last_regular_checkpoints_are_averaged_where_the_mean_is_better(tmp_path: Path) -> None:
-    # evaluations at 2, 4, ... get ever better, so there are checkpoints off the rhythm of 5 as well
-    falling = iter(range(99, 0, -1))
-    settings = config(steps=23, eval_every=2, save_every=5, keep=3, average_checkpoints=3)
-    training, _, _ = run(tmp_path, Toy(lambda model: float(next(falling))), settings)
-    assert periodic_checkpoints(checkpoint.list_steps(tmp_path), settings) == [10, 15, 20]
-    mean, single = averaged(tmp_path, [10, 15, 20]), averaged(tmp_path, [23])
+def copy_weights(training) -> dict:
+    return {name: p.detach().clone() for name, p in training.model.named_parameters()}
 
-    def distance(wanted: dict[str, Tensor]) -> Callable[[], float]:
-        return lambda: sum(float((p.detach() - wanted[name]).abs().sum()) for name,
-            p in training.model.named_parameters())  # fmt: skip
 
-    said = load_final_weights(training, settings, tmp_path, distance(mean)).description
-    far = distance(single)()
-    assert said == f"mean of the checkpoints 10, 15, 20 (loss 0.0000; checkpoint 23: {far:.4f})"
-    assert far > 0
-    for name, p in training.model.named_parameters():
-        assert torch.allclose(p, mean[name], rtol=1e-6, atol=1e-9)
+def assert_close(weights, expected):
+    assert all(torch.allclose(w, expected[name], rtol=1e-6, atol=1e-9) for name, w in weights.items())
 
-    said = load_final_weights(training, settings, tmp_path, distance(single)).description
-    assert said == f"checkpoint 23 (loss 0.0000; mean of the checkpoints 10, 15, 20: {far:.4f})"
-    assert all(torch.equal(p, single[name]) for name, p in training.model.named_parameters())
+
+def test_mean_of_periodic_checkpoints_is_used_if_better(tmp_path):
+    # evaluations at 2, 4, ... improve, so there are checkpoints outside of the period of 5 too
+    losses = iter(range(99, 0, -1))
+    config = loop_config(steps=23, eval_every=2, save_every=5, keep=3, average_checkpoints=3)
+    training, _, _ = train_toy(tmp_path, Toy(lambda model: float(next(losses))), config)
+    assert periodic_checkpoints(checkpoint.list_steps(tmp_path), config) == [10, 15, 20]
+    mean, single = average_checkpoints(tmp_path, [10, 15, 20]), average_checkpoints(tmp_path, [23])
+
+    def distance(expected):
+        return lambda: sum(
+            float((w - expected[name]).abs().sum()) for name, w in copy_weights(training).items()
+        )
+
+    description = load_final_weights(training, config, tmp_path, distance(mean)).description
+    far_distance = distance(single)()
+    assert (
+        description == f"mean of the checkpoints 10, 15, 20 (loss 0.0000; checkpoint 23: {far_distance:.4f})"
+    )
+    assert far_distance > 0
+    assert_close(copy_weights(training), mean)
+    description = load_final_weights(training, config, tmp_path, distance(single)).description
+    assert (
+        description == f"checkpoint 23 (loss 0.0000; mean of the checkpoints 10, 15, 20: {far_distance:.4f})"
+    )
+    assert equal_tensors(copy_weights(training), single)
+
+
+NAMES = ["checkpoint 8", "checkpoint 12", "EMA at step 8", "mean of the checkpoints 4, 8, 12"]
 
 
 @pytest.mark.parametrize(
-    ("values", "metric", "chosen"),
+    ("values", "metric", "best"),
     [
-        ([2.0, 3.0, 1.0, 4.0], "loss", "EMA at step 8"),
-        ([2.0, 3.0, 4.0, 1.0], "loss", "mean of the checkpoints 4, 8, 12"),
-        ([2.0, 1.0, 4.0, 3.0], "loss", "checkpoint 12"),
-        ([2.0, 3.0, 1.0, 4.0], "bleu", "mean of the checkpoints 4, 8, 12"),
-        ([2.0, 2.0, 2.0, 2.0], "loss", "checkpoint 8"),  # an average is not better where it is as good
-        ([math.nan, math.inf, math.nan, 5.0], "loss", "mean of the checkpoints 4, 8, 12"),
-        ([2.0, 3.0, math.nan, -math.inf], "bleu", "checkpoint 12"),
+        ([2.0, 3.0, 1.0, 4.0], "loss", 2),
+        ([2.0, 3.0, 4.0, 1.0], "loss", 3),
+        ([2.0, 1.0, 4.0, 3.0], "loss", 1),
+        ([2.0, 3.0, 1.0, 4.0], "bleu", 3),
+        ([2.0, 2.0, 2.0, 2.0], "loss", 0),  # an average must be better than single weights
+        ([math.nan, math.inf, math.nan, 5.0], "loss", 3),
+        ([2.0, 3.0, math.nan, -math.inf], "bleu", 1),
     ],
 )
-def test_the_best_of_single_weights_ema_and_mean_is_kept(
-    values: list[float], metric: str, chosen: str, tmp_path: Path
-) -> None:
+def test_best_of_single_ema_and_mean_is_used(values, metric, best, tmp_path):
     losses = iter([3.0, 1.0, 2.0])
-    settings = config(eval_every=4, save_every=4, ema=0.9, keep=3, average_checkpoints=3)
-    training, _, _ = run(tmp_path, Toy(lambda model: next(losses)), settings)
-    names = ["checkpoint 8", "checkpoint 12", "EMA at step 8", "mean of the checkpoints 4, 8, 12"]
-    seen, numbers = [], iter(values)
+    config = loop_config(eval_every=4, save_every=4, ema=0.9, keep=3, average_checkpoints=3)
+    training, _, _ = train_toy(tmp_path, Toy(lambda model: next(losses)), config)
+    candidates, numbers = [], iter(values)
 
-    def measure() -> float:
-        seen.append({name: p.detach().clone() for name, p in training.model.named_parameters()})
+    def measure():
+        candidates.append(copy_weights(training))
         return next(numbers)
 
-    said = load_final_weights(
-        training, settings.model_copy(update={"best_metric": metric}), tmp_path, measure
-    ).description
-    assert said.startswith(f"{chosen} ({metric} {values[names.index(chosen)]:.4f}; ")
-    assert all(f"{name}: {value:.4f}" in said for name, value in zip(names, values,
-        strict=True) if name != chosen)  # fmt: skip
+    config = config.model_copy(update={"best_metric": metric})
+    description = load_final_weights(training, config, tmp_path, measure).description
+    assert description.startswith(f"{NAMES[best]} ({metric} {values[best]:.4f}; ")
+    other_candidates = [
+        (name, value) for i, (name, value) in enumerate(zip(NAMES, values, strict=True)) if i != best
+    ]
+    assert all(f"{name}: {value:.4f}" in description for name, value in other_candidates)
     ema = checkpoint.read_checkpoint(tmp_path / "step-8").tensors["ema"]
-    wanted = [averaged(tmp_path, [8]), averaged(tmp_path, [12]), ema, averaged(tmp_path, [4, 8, 12])]
-    for one, other in zip(seen, wanted, strict=True):
-        assert all(torch.allclose(tensor, other[name], rtol=1e-6, atol=1e-9) for name, tensor in one.items())
-    kept = seen[names.index(chosen)]
-    assert all(torch.equal(p, kept[name]) for name, p in training.model.named_parameters())
+    single, last, mean = (average_checkpoints(tmp_path, steps) for steps in ([8], [12], [4, 8, 12]))
+    for actual, expected in zip(candidates, [single, last, ema, mean], strict=True):
+        assert_close(actual, expected)
+    assert equal_tensors(copy_weights(training), candidates[best])
 
 
-def test_without_a_finite_evaluation_the_last_weights_are_kept(tmp_path: Path) -> None:
-    training, _, _ = run(tmp_path, Toy(lambda model: math.nan), config())
-    last = bits(training)
-    assert load_final_weights(training, config(), tmp_path, unmeasured).description == "checkpoint 12"
-    assert all(torch.equal(last[name], tensor) for name, tensor in bits(training).items())
+def test_last_weights_are_used_without_finite_evaluation(tmp_path):
+    training, _, _ = train_toy(tmp_path, Toy(lambda model: math.nan), loop_config())
+    initial_tensors = {name: tensor.clone() for name, tensor in state_tensors(training).items()}
+    description = load_final_weights(training, loop_config(), tmp_path, never_measured).description
+    assert description == "checkpoint 12"
+    assert equal_tensors(initial_tensors, state_tensors(training))
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    run(tmp_path, Toy(), config(steps=1))
-    other = TrainState(nn.Linear(4, 1), config(), 8, 1)
-    with pytest.raises(
-        UserError, match=r"does not match: 'bias' is missing; 'weight' is missing; '0\.bias' is unexpected"
-    ):
+def test_checkpoint_of_another_model_is_refused(tmp_path):
+    train_toy(tmp_path, Toy(), loop_config(steps=1))
+    other = TrainState(nn.Linear(4, 1), loop_config(), 8, 1)
+    with user_error(r"does not match: 'bias' is missing; 'weight' is missing; '0\.bias' is unexpected"):
         other.restore(checkpoint.read_checkpoint(tmp_path / "step-1"))

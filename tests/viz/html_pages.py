@@ -1,53 +1,47 @@
-"""Shared by the tests of training_report."""
-
-from __future__ import annotations
+"""Strict parsing of pages."""
 
 import json
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "br", "img", "input"}
-
+VOID = {"meta", "link", "br", "img", "input", "wbr"}
 RAW = {"script", "style"}
 
 
 class Page(HTMLParser):
-    """Reads a page and insists that every element is closed in order."""
+    """Parses a page, and checks that every element is closed in order."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
+        self.open, self.elements, self.texts = [], [], []
         self.feed(text)
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         assert len(dict(attrs)) == len(attrs), f"an attribute of <{tag}> is defined twice"
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open, f"</{tag}> closes nothing"
         assert self.open.pop() == tag
 
-    def handle_data(self, text: str) -> None:
+    def handle_data(self, text):
         self.texts.append((self.open[-1] if self.open else "", text))
 
-    def all(self, tag: str) -> list[dict[str, str | None]]:
+    def all(self, tag):
         return [attributes for name, attributes in self.elements if name == tag]
 
-    def words(self) -> str:
+    def words(self):
         return "".join(text for tag, text in self.texts if tag not in RAW)
 
-    def data(self) -> list[object]:
+    def data(self):
         """The embedded JSON, in order."""
-        kinds = [attributes.get("type") for attributes in self.all("script")]
+        types = [attributes.get("type") for attributes in self.all("script")]
         scripts = [text for tag, text in self.texts if tag == "script"]
-        return [
-            json.loads(text) for kind, text in zip(kinds, scripts, strict=True) if kind == "application/json"
-        ]
+        pairs = zip(types, scripts, strict=True)
+        return [json.loads(text) for type_, text in pairs if type_ == "application/json"]

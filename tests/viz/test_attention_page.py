@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import numpy as np
@@ -11,32 +9,26 @@ from polyhead.introspect.attention_map import AttentionMap
 from polyhead.viz.attention_page import heat_map_svg, join_tokens, write_attention_page
 
 WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(4), size=(2, 3, 5))
-MAP = AttentionMap(["in", " 3", " days", "</s>"], ["3", "天", "后", "。", "</s>"], WEIGHTS)
 
 
-def test_the_picture_shows_each_weight_in_its_place():
-    root = ElementTree.fromstring(heat_map_svg(MAP, 0, 1, cell=26))
+def test_heat_map_shows_each_weight():
+    source, target = ["in", " 3", " days", "</s>"], ["3", "天", "后", "。", "</s>"]
+    root = ElementTree.fromstring(heat_map_svg(AttentionMap(source, target, WEIGHTS), 0, 1, cell=26))
     cells = [e for e in root.iter("rect") if e.get("class") == "cell"]
-    xs = sorted({float(e.get("x", "")) for e in cells})
-    ys = sorted({float(e.get("y", "")) for e in cells})
+    opacities = {tuple(float(e.get(k)) for k in ("y", "x")): float(e.get("fill-opacity")) for e in cells}
+    ys, xs = (sorted(set(values)) for values in zip(*opacities, strict=True))
     assert np.allclose(np.diff(xs), 26, atol=0.11)
-    drawn = {(float(e.get("y", "")), float(e.get("x", ""))): float(e.get("fill-opacity", "")) for e in cells}
-    opacities = np.array([[drawn[y, x] for x in xs] for y in ys])
-    assert np.allclose(opacities ** (1 / 0.7), WEIGHTS[0, 1], atol=2e-3)
-    assert [e.text for e in root.iter("text")] == ["in", "3", "days", "</s>", "3", "天", "后", "。", "</s>"]
+    opacity = np.array([[opacities[y, x] for x in xs] for y in ys])
+    assert np.allclose(opacity ** (1 / 0.7), WEIGHTS[0, 1], atol=2e-3)
+    assert [e.text for e in root.iter("text")] == ["in", "3", "days", "</s>", *target]
 
 
-def test_the_attention_page_holds_every_weight(tmp_path):
-    weights = np.random.default_rng(1).dirichlet(np.ones(4), size=(2, 3, 5))
-    attention = AttentionMap([" a", "b", "c\n", " "], list("vwxyz"), weights)
+def test_page_embeds_every_weight(tmp_path):
+    attention = AttentionMap([" a", "b", "c\n", " "], list("vwxyz"), WEIGHTS)
     page = Page(write_attention_page(tmp_path / "a.html", attention, "Attention").read_text())
-    ((shown,),) = page.data()  # type: ignore[misc]
-    assert np.allclose(np.array(shown["weights"]) / 1000, weights, atol=5.1e-4)
-    assert shown["source"] == ["a", "b", "c⏎", "␣"]
-    assert shown["kind"] == "cross-attention"
-
-
-def test_an_attention_page_without_maps_is_refused(tmp_path):
+    ((data,),) = page.data()
+    assert np.allclose(np.array(data["weights"]) / 1000, WEIGHTS, atol=5.1e-4)
+    assert (data["source"], data["kind"]) == (["a", "b", "c⏎", "␣"], "cross-attention")
     with pytest.raises(UserError, match="no attention map"):
         write_attention_page(tmp_path / "a.html", [])
 
@@ -50,5 +42,5 @@ def test_an_attention_page_without_maps_is_refused(tmp_path):
         (["ein", "Hund"], "ein Hund"),
     ],
 )
-def test_tokens_are_read_as_a_sentence(tokens, text):
+def test_join_tokens(tokens, text):
     assert join_tokens(tokens) == text

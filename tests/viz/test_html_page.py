@@ -1,57 +1,44 @@
-"""The document around every page: its language, and the texts that its script needs in that language."""
-
-from __future__ import annotations
+"""The document around every page: its language, and the translations of the texts of its script."""
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
+from tests.browser.page_texts import use_language
 
-from polyhead.core import i18n
-from polyhead.viz.html_page import read_asset, render_html, script_catalog
-
-CATALOG = re.compile(r'<script type="application/json" id="catalog">(.*?)</script>', re.DOTALL)
-
-
-@pytest.fixture(autouse=True)
-def reset_language() -> Iterator[None]:
-    yield
-    i18n.set_language(None)
+from polyhead.core.errors import UserError
+from polyhead.viz.html_page import read_asset, render_html, save_page, script_catalog
 
 
-def test_a_page_names_its_language_and_holds_the_texts_of_its_script_in_it() -> None:
-    script = 't("layer {n}", { n: 2 }); t( "mean" ); t("of nobody"); put("reading"); t(name)'
-    i18n.set_language("zh")
-    html = render_html("Title", "", [], script=script)
-    (catalog,) = CATALOG.findall(html)
-    found = json.loads(catalog)
+def read_catalogs(html):
+    pattern = r'<script type="application/json" id="catalog">(.*?)</script>'
+    return [json.loads(text) for text in re.findall(pattern, html, re.DOTALL)]
+
+
+def test_page_has_language_and_catalog_of_script():
+    script = 't("layer {n}", { n: 2 }); t( "mean" ); t("untranslated"); put("reading"); t(name)'
+    with use_language("zh"):
+        html = render_html("Title", "", [], script=script)
+        assert read_catalogs(script_catalog('t("mean"); make("Layer")')) == [{"mean": "平均"}]
+    (catalog,) = read_catalogs(html)
     assert '<html lang="zh">' in html
-    assert (found["layer {n}"], found["mean"]) == ("第 {n} 层", "平均")
-    assert found["of nobody"] == "of nobody"
+    assert (catalog["layer {n}"], catalog["mean"]) == ("第 {n} 层", "平均")
+    assert catalog["untranslated"] == "untranslated"
     assert html.index('id="catalog"') < html.index("const CATALOG")
+    english = render_html("Title", "", [])
+    assert '<html lang="en">' in english and read_catalogs(english) == []
 
 
-def test_an_english_page_holds_no_catalog() -> None:
-    html = render_html("Title", "", [])
-    assert '<html lang="en">' in html
-    assert not CATALOG.search(html)
+@pytest.mark.parametrize("name", ["page.js", "draw.js"])
+def test_every_text_of_script_is_translated(name):
+    with use_language("zh"):
+        catalogs = read_catalogs(script_catalog(read_asset(name, "polyhead.viz")))
+    for catalog in catalogs:
+        assert not [text for text, translation in catalog.items() if text == translation]
 
 
-def test_a_catalog_holds_only_what_its_script_translates() -> None:
-    i18n.set_language("zh")
-    (catalog,) = CATALOG.findall(script_catalog('t("mean"); make("Layer")'))
-    assert json.loads(catalog) == {"mean": "平均"}
-
-
-@pytest.mark.parametrize(
-    ("package", "name"),
-    [
-        ("polyhead.viz", "page.js"),
-        ("polyhead.viz", "draw.js"),
-    ],
-)
-def test_every_text_of_a_script_is_translated(package: str, name: str) -> None:
-    i18n.set_language("zh")
-    for catalog in CATALOG.findall(script_catalog(read_asset(name, package))):
-        assert not [text for text, translated in json.loads(catalog).items() if text == translated]
+def test_directory_in_place_of_page_is_an_error(tmp_path):
+    (tmp_path / "pages").mkdir()
+    with pytest.raises(UserError, match="pages is a directory; expected a file in it"):
+        save_page(tmp_path / "pages", "<p>")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "pages"]

@@ -1,6 +1,4 @@
-"""A picture holds every number of its matrix, in its place and colour."""
-
-from __future__ import annotations
+"""A picture shows every number of its matrix, at its position and in its color."""
 
 import base64
 import json
@@ -18,7 +16,7 @@ from polyhead.viz.matrix_plot import Matrix, encode_png, matrix_figure, round_ti
 VALUES = np.random.default_rng(0).normal(size=(7, 11)) * 3
 
 
-def pixels(data: bytes) -> np.ndarray:
+def read_png(data):
     """The opacity of each pixel of a PNG of white with opacity, read by the specification alone."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, at = {}, 8
@@ -37,56 +35,51 @@ def pixels(data: bytes) -> np.ndarray:
     return lines[:, 2::2]
 
 
-def masks(html: str) -> dict[str, np.ndarray]:
-    """The two colours of a figure, by the class of the rectangle that is seen through each."""
-    svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", html, re.S)[0])
+def read_masks(html):
+    """The two colours of a figure, by the class of the rectangle that each masks."""
+    svg = parse_svg(html)
     images = {e.get("id"): e[0].get("href") for e in svg.iter("mask")}
-    seen = {e.get("class"): e.get("mask") for e in svg.iter("rect") if e.get("mask")}
+    classes = {e.get("class"): e.get("mask") for e in svg.iter("rect") if e.get("mask")}
     return {
-        kind: pixels(base64.b64decode(images[place[5:-1]].removeprefix("data:image/png;base64,")))
-        for kind, place in seen.items()
+        kind: read_png(base64.b64decode(images[mask[5:-1]].removeprefix("data:image/png;base64,")))
+        for kind, mask in classes.items()
     }
 
 
-def test_the_opacity_of_each_cell_is_its_share_of_the_greatest_number():
-    found = masks(matrix_figure(Matrix("t", VALUES)))
-    most = np.abs(VALUES).max()
-    np.testing.assert_allclose(found["plus"] / 255 * most, np.maximum(VALUES, 0), atol=most / 120)
-    np.testing.assert_allclose(found["minus"] / 255 * most, np.maximum(-VALUES, 0), atol=most / 120)
-    assert set(masks(matrix_figure(Matrix("t", abs(VALUES))))) == {"plus"}
+def parse_svg(html):
+    return ElementTree.fromstring(re.search(r"<svg.*</svg>", html, re.DOTALL)[0])
 
 
-def test_the_script_is_given_the_same_numbers():
-    html = matrix_figure(Matrix("t", torch.tensor(VALUES), "here", "there", 1, -5))
-    told = json.loads(re.search(r'<script type="application/json">(.*?)</script>', html)[1])
-    read = (
-        np.frombuffer(base64.b64decode(told["values"]), np.int8).reshape(told["rows"], told["columns"])
-        / 127
-        * told["most"]
-    )
-    np.testing.assert_allclose(read, VALUES, atol=told["most"] / 250)
-    assert (told["row"], told["column"], told["first"]) == ("here", "there", [1, -5])
+def test_opacity_is_fraction_of_largest_number():
+    masks = read_masks(matrix_figure(Matrix("t", VALUES)))
+    largest = np.abs(VALUES).max()
+    for name, expected in (("plus", np.maximum(VALUES, 0)), ("minus", np.maximum(-VALUES, 0))):
+        np.testing.assert_allclose(masks[name] / 255 * largest, expected, atol=largest / 120)
+    assert set(read_masks(matrix_figure(Matrix("t", abs(VALUES))))) == {"plus"}
 
 
-def test_ticks_stand_in_the_middle_of_the_cells_they_name():
-    html = matrix_figure(Matrix("t", VALUES, first_column=-5), width=52 + 110, height=70)
-    svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", html, re.S)[0])
-    (x, _, across, down) = map(float, svg.get("data-frame").split())
-    ticks = [e for e in svg.iter("text") if e.get("class") == "tick middle"]
-    assert {e.text: float(e.get("x")) for e in ticks} == {
-        v: x + across * (int(v) + 5.5) / 11 for v in ("-5", "0", "5")
-    }
-    assert (across, down) == (110, 70)
+def test_script_has_same_numbers():
+    html = matrix_figure(Matrix("t", torch.tensor(VALUES), "row", "column", 1, -5))
+    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', html)[1])
+    values = np.frombuffer(base64.b64decode(data["values"]), np.int8) / 127 * data["most"]
+    expected = pytest.approx(VALUES, abs=data["most"] / 250)
+    assert values.reshape(data["rows"], data["columns"]) == expected
+    assert (data["row"], data["column"], data["first"]) == ("row", "column", [1, -5])
+
+
+def test_ticks_are_at_centers_of_cells():
+    svg = parse_svg(matrix_figure(Matrix("t", VALUES, first_column=-5), width=52 + 110, height=70))
+    x, _, width, height = map(float, svg.get("data-frame").split())
+    ticks = {e.text: float(e.get("x")) for e in svg.iter("text") if e.get("class") == "tick middle"}
+    assert ticks == {v: x + width * (int(v) + 5.5) / 11 for v in ("-5", "0", "5")}
+    assert (width, height) == (110, 70)
     assert round_ticks(3, 3, 200) == [3]
     assert all(0 <= v <= 4 for v in round_ticks(0, 4, 1000))
 
 
-def test_equal_pictures_share_their_masks_and_others_do_not():
-    names = [
-        re.findall(r'mask id="(\w+)"', matrix_figure(grid))
-        for grid in (Matrix("a", VALUES), Matrix("b", VALUES), Matrix("a", -VALUES))
-    ]
-    assert len({*names[0], *names[1], *names[2]}) == 6
+def test_figures_have_distinct_mask_ids():
+    figures = [matrix_figure(Matrix(*args)) for args in (("a", VALUES), ("b", VALUES), ("a", -VALUES))]
+    assert len({name for html in figures for name in re.findall(r'mask id="(\w+)"', html)}) == 6
 
 
 @pytest.mark.parametrize(
@@ -97,13 +90,13 @@ def test_equal_pictures_share_their_masks_and_others_do_not():
         ([[float("nan")]], "a value is not finite"),
     ],
 )
-def test_what_is_no_matrix_is_refused(values, message):
+def test_invalid_matrix_is_an_error(values, message):
     with pytest.raises(UserError, match=f"t: .*{message}"):
         matrix_figure(Matrix("t", values))
 
 
-def test_all_zero_is_an_empty_picture_and_text_is_escaped():
+def test_zeros_have_no_mask_and_text_is_escaped():
     html = matrix_figure(Matrix("<b>", [[0.0, 0.0]], caption="<i>"))
-    assert masks(html) == {}
+    assert read_masks(html) == {}
     assert "<b>&lt;b&gt;</b>" in html and "<i>&" not in html
-    assert pixels(encode_png([bytes([0, 255])])).tolist() == [[0, 255]]
+    assert read_png(encode_png([bytes([0, 255])])).tolist() == [[0, 255]]

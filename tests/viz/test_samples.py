@@ -1,34 +1,31 @@
-"""Tests of viz/samples.py."""
-
-from __future__ import annotations
-
 import json
 
 from polyhead.viz.samples import Breakdown, Confusion, Group, Samples, group_by_length, spread_by_length
 
 
-def test_groups_by_length_are_of_about_one_size_and_split_no_length() -> None:
+def test_length_groups_are_of_similar_size():
     lengths = [1, 1, 1, 1, 1, 2, 3, 4, 9, 9, 20]
     groups = group_by_length(lengths)
-    assert sorted(index for some in groups.values() for index in some) == list(range(len(lengths)))
-    assert {name: [lengths[i] for i in some] for name, some in groups.items()} == {
-        "1": [1] * 5, "2": [2], "3–9": [3, 4, 9, 9], "20": [20]
-    }  # fmt: skip
+    assert sorted(i for indices in groups.values() for i in indices) == list(range(len(lengths)))
+    expected = {"1": [1] * 5, "2": [2], "3–9": [3, 4, 9, 9], "20": [20]}
+    assert {name: [lengths[i] for i in indices] for name, indices in groups.items()} == expected
     assert group_by_length([]) == {} and group_by_length([7]) == {"7": [0]}
 
 
-def test_examples_are_spread_from_short_to_long() -> None:
+def test_examples_are_spread_by_length():
     texts = ["x" * n for n in (5, 1, 4, 2, 3, 6)]
     assert [len(texts[i]) for i in spread_by_length(texts, 3)] == [2, 4, 6]
     assert [len(texts[i]) for i in spread_by_length(texts, 99)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_samples_are_read_back_as_they_were_written() -> None:
+def test_samples_json_roundtrip():
     samples = Samples(
-        description="x", columns=("a", "b", "c"), differences="whole",
+        description="x",
+        columns=("a", "b", "c"),
+        differences="whole",
         examples=[{"source": "s", "output": "o", "reference": "r"}],
         breakdowns=[Breakdown("chrF", "class", [Group("1–2", 3, 4.5)])],
         confusion=Confusion(["n", "p"], [[1, 0], [2, 3]]),
-    )  # fmt: skip
+    )
     assert Samples.from_json(json.loads(json.dumps(samples.to_json()))) == samples
     assert Samples.from_json({}) == Samples()

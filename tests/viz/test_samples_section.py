@@ -1,16 +1,11 @@
-"""Tests of viz/samples_section.py."""
-
-from __future__ import annotations
-
 import pytest
 
-from polyhead.viz import samples_section
 from polyhead.viz.samples import Breakdown, Confusion, Group, Samples
 from polyhead.viz.samples_section import breakdown_section, examples_section, mark_words
 
 
 @pytest.mark.parametrize(
-    ("text", "other", "wanted"),
+    ("text", "other", "expected"),
     [
         ("a red dog", "a blue dog", "a <del>red</del> dog"),
         ("我喜欢狗", "我喜欢猫", "我喜欢<del>狗</del>"),
@@ -19,26 +14,30 @@ from polyhead.viz.samples_section import breakdown_section, examples_section, ma
         ("", "x", ""),
     ],
 )
-def test_whole_words_are_marked_and_characters_where_there_are_no_blanks(
-    text: str, other: str, wanted: str
-) -> None:
-    assert mark_words(text, other, "del") == wanted
+def test_mark_words_or_characters(text, other, expected):
+    assert mark_words(text, other, "del") == expected
 
 
-def test_hostile_text_stays_text() -> None:
-    bad = "<script>alert(1)</script>"
+def test_hostile_text_is_escaped():
+    text = "<script>alert(1)</script>"
     samples = Samples(
-        examples=[{"source": bad, "output": bad, "reference": "x", "note": bad}], description=bad,
-            columns=(bad,) * 3,
-        breakdowns=[Breakdown(bad, bad, [Group(bad, 1, 1.0)])], confusion=Confusion([bad], [[1]]),
-    )  # fmt: skip
+        examples=[{"source": text, "output": text, "reference": "x", "note": text}],
+        description=text,
+        columns=(text,) * 3,
+        breakdowns=[Breakdown(text, text, [Group(text, 1, 1.0)])],
+        confusion=Confusion([text], [[1]]),
+    )
     for section in (examples_section(samples), breakdown_section(samples)):
         assert section.body and "<script" not in section.body
 
 
-def test_examples_of_all_lengths_are_shown_and_the_rest_is_folded() -> None:
-    examples = [{"source": f"<{i}>", "output": "a", "reference": "a"} for i in range(30)]
-    body = examples_section(Samples(examples=examples)).body
-    open_part, folded = body.split("<details>")
-    assert open_part.count("<tr class") == 10 and folded.count("<tr class") == 20
-    assert samples_section._VISIBLE_EXAMPLES == 12
+@pytest.mark.parametrize(("n", "step"), [(5, 1), (12, 1), (13, 2), (30, 3)])
+def test_at_most_twelve_examples_are_visible(n, step):
+    """Every n-th in the order of length, so that all lengths are visible; the others are collapsed."""
+    examples = [{"source": f"text {i}", "output": "a", "reference": "a"} for i in range(n)]
+    visible, _, rest = examples_section(Samples(examples=examples)).body.partition("<details>")
+    visible_ids = list(range(0, n, step))
+    assert len(visible_ids) <= 12
+    for part, expected in ((visible, visible_ids), (rest, sorted({*range(n)} - {*visible_ids}))):
+        assert part.count("<tr class") == len(expected)
+        assert all(f"text {i}<" in part for i in expected)

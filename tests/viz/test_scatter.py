@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from itertools import combinations
 from xml.etree import ElementTree
 
@@ -14,9 +12,8 @@ POINTS = [(float(x), float(y)) for x, y in np.random.default_rng(0).normal(size=
 NAMES = [f"word{i}" if i % 3 else "星期" for i in range(200)]
 
 
-def test_a_unit_is_equally_long_both_ways_and_all_points_are_inside():
-    pixels = np.array(fit_points(POINTS, SIZE))
-    points = np.array(POINTS)
+def test_points_fit_with_equal_scales():
+    pixels, points = np.array(fit_points(POINTS, SIZE)), np.array(POINTS)
     scale = np.linalg.norm(pixels[1:] - pixels[0], axis=1) / np.linalg.norm(points[1:] - points[0], axis=1)
     np.testing.assert_allclose(scale, scale[0])
     assert ((pixels > 15) & (pixels < np.array(SIZE) - 15)).all()
@@ -26,43 +23,41 @@ def test_a_unit_is_equally_long_both_ways_and_all_points_are_inside():
     assert fit_points([(0.0, 1.0), (0.0, 3.0)], SIZE) == [(200, 284), (200, 16)]
 
 
-def box(label):
+def find_box(label):
     return (label.x, label.y - 10, label.x + 6 * cell_len(label.text), label.y + 2)
 
 
-def test_labels_cover_neither_each_other_nor_points_nor_the_edge():
+def test_labels_overlap_neither_points_nor_labels():
     pixels = fit_points(POINTS, SIZE)
     labels = place_labels(pixels, NAMES, SIZE)
     assert len(labels) > 12
     for a, b in combinations(labels, 2):
-        assert not boxes_overlap(box(a), box(b))
+        assert not boxes_overlap(find_box(a), find_box(b))
     for label in labels:
-        left, top, right, bottom = box(label)
+        left, top, right, bottom = find_box(label)
         assert min(left, top) >= 0
         assert right <= SIZE[0] and bottom <= SIZE[1]
         assert not any(left < x < right and top < y < bottom for x, y in pixels)
         x, y = pixels[label.i]
         assert max(left - x, x - right, top - y, y - bottom) <= 4 * RADIUS
         assert label.text == NAMES[label.i]
+    assert len(place_labels(pixels, NAMES, SIZE, max_labels=3)) == 3
 
 
-def test_where_there_is_room_for_one_name_it_is_the_first():
-    size = (44, 24)
-    assert [label.text for label in place_labels([(22.0, 12.0)] * 2, ["ab", "cd"], size)] == [
-        "ab",
-        "cd",
-    ]  # right and left of the dot
-    assert [label.text for label in place_labels([(12.0, 12.0)] * 2, ["abc", "de"], size)] == ["abc"]
-    assert [label.text for label in place_labels([(12.0, 12.0)] * 2, ["ab" * 5, "c"], size)] == ["c"]
-    assert len(place_labels(fit_points(POINTS, SIZE), NAMES, SIZE, max_labels=3)) == 3
+def test_first_labels_take_available_space():
+    for x, names, expected in (
+        (22.0, ["ab", "cd"], ["ab", "cd"]),  # right and left of the dot
+        (12.0, ["abc", "de"], ["abc"]),
+        (12.0, ["ab" * 5, "c"], ["c"]),
+    ):
+        assert [label.text for label in place_labels([(x, 12.0)] * 2, names, (44, 24))] == expected
 
 
-def test_the_picture_has_a_dot_a_point_in_its_colour():
+def test_svg_has_colored_dot_per_point():
     svg = ElementTree.fromstring(scatter_svg(POINTS, NAMES, [i % 2 for i in range(200)], "a < b", SIZE))
     dots = list(svg.iter("circle"))
     assert [d.get("data-i") for d in dots] == [str(i) for i in range(200)]
     assert [d.get("class") for d in dots] == ["point c0", "point c1"] * 100
-    np.testing.assert_allclose(
-        [(float(d.get("cx")), float(d.get("cy"))) for d in dots], fit_points(POINTS, SIZE), atol=0.051
-    )
+    centers = [(float(d.get("cx")), float(d.get("cy"))) for d in dots]
+    np.testing.assert_allclose(centers, fit_points(POINTS, SIZE), atol=0.051)
     assert svg.get("aria-label") == "a < b: 200 points"

@@ -1,6 +1,7 @@
 """Compile and load the C++ kernels of kernels/cpp for this machine's CPU, on first use.
 
-Without a compiler, or if it fails, there are no kernels, and torch's operations are used.
+Without a compiler, or if it fails, there are no kernels, and torch's operations are used; the reason is on
+stderr and in ``polyhead env``.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import hashlib
 import os
 import platform
 import shutil
-import subprocess
-import tempfile
+import sys
+import threading
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from polyhead.core.atomic_io import fsync_path
+from polyhead.core.i18n import tr, translate_message
+from polyhead.kernels.compile_library import CompileError, compile_library, has_library
 from polyhead.kernels.cpu_features import cpu_flags, cpu_info
+from polyhead.kernels.user_cache import make_cache_dir
 
 SOURCE_DIR = Path(__file__).with_name("cpp")
 COMPILER_FLAGS = [
@@ -32,10 +36,9 @@ COMPILER_FLAGS = [
     "-fPIC",
     "-Wno-psabi",
 ]
-_COMPILE_TIMEOUT = 120  # seconds; compiling takes 10 to 30
 POINTER, INT64 = ctypes.c_void_p, ctypes.c_int64
 DTYPE_SUFFIX = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-
+_load_lock = threading.Lock()
 
 _INT_FIELDS = """
 rows share heads group queries slots block pages dim v_dim q_token k_head k_page k_slot v_head v_page v_slot seen_row seen_head seen_query
@@ -53,44 +56,69 @@ class AttentionSizes(ctypes.Structure):
     ]
 
 
-def user_cache_dir() -> Path:
-    """The user's cache directory of this package, which may not exist; a RuntimeError without a home."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyhead"
-
-
 def processor_name() -> list[str]:
     """What tells this machine's processor from others: its model and its instruction sets."""
     cpu = cpu_info()
     return [cpu.get("model name") or platform.processor(), cpu.get("CPU part", ""), *cpu_flags()]
 
 
-@cache
+class KernelsStatus(NamedTuple):
+    """The kernels of this process, or the reason why they are not used."""
+
+    kernels: ctypes.CDLL | None
+    path: Path | None = None
+    reason: str = ""
+
+
 def load_kernels() -> ctypes.CDLL | None:
     """The compiled kernels, from the user's cache directory if present; None if they cannot be built."""
+    return kernels_status().kernels
+
+
+@cache
+def kernels_status() -> KernelsStatus:
+    """Compile the kernels if they are not, and load them. A failure is reported on stderr, once."""
+    with _load_lock:
+        return _load_once()
+
+
+@cache
+def _load_once() -> KernelsStatus:
+    status = _load(is_compiling=True)
+    if status.reason and os.environ.get("LOCAL_RANK", "0") == "0":
+        reason = tr("kernels are not used: {reason}", reason=translate_message(status.reason))
+        print(f"polyhead: {reason}", file=sys.stderr, flush=True)
+    return status
+
+
+def inspect_kernels() -> KernelsStatus:
+    """The status that ``load_kernels`` would lead to, without compiling."""
+    return _load(is_compiling=False)
+
+
+def _load(is_compiling: bool) -> KernelsStatus:
     compiler = shutil.which("g++")
     if compiler is None:
-        return None
+        return KernelsStatus(None, reason="no compiler (g++) is installed")
     sources = [source.read_text(encoding="utf-8") for source in sorted(SOURCE_DIR.glob("*.[ch]pp"))]
-    build_key = "\n".join([*sources, *COMPILER_FLAGS, compiler, *processor_name()])
     try:
-        home = user_cache_dir()
-        library = home / f"kernels-{hashlib.sha256(build_key.encode()).hexdigest()[:16]}.so"
-        if not library.exists():
-            home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # another process may compile at the same time
-            with tempfile.TemporaryDirectory(dir=home) as folder:
-                built = Path(folder) / library.name
-                subprocess.run(
-                    [compiler, *COMPILER_FLAGS, "-o", built, SOURCE_DIR / "kernels.cpp"],
-                    check=True,
-                    capture_output=True,
-                    timeout=_COMPILE_TIMEOUT,
-                )
-                fsync_path(built)  # an incomplete library would fail to load ever after
-                built.replace(library)
-        kernels = ctypes.CDLL(str(library))
-    except (OSError, RuntimeError, subprocess.SubprocessError):
-        return None
+        identity = os.stat(compiler)  # another version has another size and time
+        compiler_key = [os.path.realpath(compiler), str(identity.st_size), str(identity.st_mtime_ns)]
+        build_key = "\n".join([*sources, *COMPILER_FLAGS, *compiler_key, *processor_name()])
+        library = make_cache_dir() / f"kernels-{hashlib.sha256(build_key.encode()).hexdigest()[:16]}.so"
+        if is_compiling:
+            compile_library(library, [compiler, *COMPILER_FLAGS, "kernels.cpp"], SOURCE_DIR)
+        elif not has_library(library):
+            return KernelsStatus(None, reason="not compiled yet; the first use compiles them")
+        return KernelsStatus(_declare_arguments(ctypes.CDLL(str(library))), library)
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return KernelsStatus(None, reason=reason)
+    except (RuntimeError, CompileError) as error:
+        return KernelsStatus(None, reason=str(error))
+
+
+def _declare_arguments(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.limit_threads.argtypes = [INT64]
     kernels.pack.argtypes = [POINTER, POINTER, INT64, INT64]
     kernels.pack_int4.argtypes = [POINTER, POINTER, POINTER, INT64, INT64]

@@ -1,6 +1,4 @@
-"""Hostile and broken templates are answered in one line within bounds."""
-
-from __future__ import annotations
+"""Tests of chat/sandbox/client.py: hostile and broken templates are refused in one line within limits."""
 
 import pytest
 
@@ -15,7 +13,7 @@ LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% en
 
 @pytest.mark.acceptance("F4")
 @pytest.mark.parametrize(
-    ("template", "problem"),
+    ("template", "message"),
     [
         (LOOPS, "needs more than 0.3 s of CPU time"),
         ("{{ 9 ** (9 ** 9) }}", "needs more than 0.3 s of CPU time"),
@@ -32,33 +30,36 @@ LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% en
         ("{% for x in y", "is not valid Jinja"),
         ("x" * (MAX_TEMPLATE_CHARS + 1), "has 262,145 characters; the maximum is 262,144"),
     ],
+    ids=lambda value: value[:50],
 )
-def test_a_hostile_template_is_answered_in_a_line(template, problem, monkeypatch):
+@pytest.mark.whole
+def test_hostile_template_is_refused_in_one_line(template, message, monkeypatch):
     monkeypatch.setattr(client, "CPU_SECONDS", 0.3)
-    with pytest.raises(UserError, match=problem) as error:
+    with pytest.raises(UserError, match=message) as error:
         render_template(template, {"messages": []})
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
     assert render_template("{{ 1 + 1 }}", {}).text == "2", "the next template is rendered"
 
 
-def test_what_a_template_raises_is_told_apart():
-    with pytest.raises(TemplateError, match=r"cannot write this conversation: no\\.$".replace("\\\\", "\\")):
+def test_exceptions_of_templates_are_template_errors():
+    with pytest.raises(TemplateError, match=r"cannot write this conversation: no\.$"):
         render_template("{{ raise_exception('no\n.') if false else raise_exception('no.') }}", {})
 
 
-def test_placeholders_are_characters_that_no_text_has():
+def test_placeholders_do_not_occur_in_the_values():
     first = Placeholders(0x1000)
-    taken = "".join([*first.originals, *first.roles.values()])
-    chosen = choose_placeholders({"x": [taken]})
-    assert chosen is not None and not {*chosen.originals, *chosen.roles.values()} & set(taken)
-    assert chosen.restore(chosen.protect(taken + EDGE_CHARS)) == taken + EDGE_CHARS
+    used_chars = "".join([*first.originals, *first.roles.values()])
+    placeholders = choose_placeholders({"x": [used_chars]})
+    assert placeholders is not None
+    assert not {*placeholders.originals, *placeholders.roles.values()} & set(used_chars)
+    assert placeholders.restore(placeholders.protect(used_chars + EDGE_CHARS)) == used_chars + EDGE_CHARS
     all_blocks = "".join(chr(block * 0x100) for block in range(0x1000, 0x10FF))
     assert choose_placeholders(all_blocks) is None
     with pytest.raises(UserError, match="too many private-use characters"):
         render_template("x", {"messages": all_blocks})
 
 
-def test_a_text_cannot_forge_the_token_of_a_role():
+def test_text_cannot_forge_a_role_token():
     token = Placeholders(0x1000).roles["eos_token"]
     rendering = render_template("{{ x }}{{ eos_token }}", {"x": token})
     assert rendering.text == token + rendering.placeholders.roles["eos_token"]

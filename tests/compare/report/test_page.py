@@ -1,90 +1,49 @@
-"""The table in the terminal, and the page."""
-
-from __future__ import annotations
-
 import itertools
-import json
 import re
-from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-from tests.compare.result_rows import ROWS, refused, row
-from tests.compare.result_rows import plan as plan
+from tests.compare.result_rows import ROWS, make_refused_row, make_row
+from tests.viz.html_pages import Page
 
-from polyhead.compare.plan import ComparisonPlan
 from polyhead.compare.report.page import write_compare_page
 
 
-def test_what_was_measured_on_less_is_never_the_best(plan: ComparisonPlan, tmp_path: Path) -> None:
-    rows = [row("base", 1.6), row("easy", 0.5, fewer=3)]
-    page = write_compare_page(tmp_path / "x.html", rows, plan).read_text()
-    assert re.search(r"lowest loss</dt><dd>1.600</dd><dt>base<", page)
-    assert 'class="chart pareto"' not in page  # of one design there is nothing to draw
-    rows = [row("base", 1.6, fewer=1), row("easy", 0.5, fewer=3)]  # of each measure the other has fewer
-    page = write_compare_page(tmp_path / "x.html", rows, plan).read_text()
-    assert re.search(r"lowest loss</dt><dd>0.500</dd><dt>easy<", page)
+@pytest.fixture
+def write_page(plan, tmp_path):
+    """Write the page of these rows; its HTML."""
+    return lambda rows: write_compare_page(tmp_path / "page.html", rows, plan).read_text()
 
 
-class Page(HTMLParser):
-    """Every element's class with its own text, and what it refers to."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.references: list[str] = []
-        self.scripts: list[str] = []
-        self.rows = 0
-        self.hidden: dict[str, bool] = {}
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = dict(attributes)
-        self.open.append(tag)
-        self.references += [value or "" for key, value in attributes if key in ("src", "href")]
-        self.rows += tag == "tr" and "row" in (given.get("class") or "")
-        if "data-choice" in given:
-            self.hidden[given["data-choice"] or ""] = "hidden" in given
-
-    def handle_data(self, text: str) -> None:
-        if self.open and self.open[-1] == "script":
-            self.scripts.append(text)
-            self.open.pop()
+def test_score_on_fewer_texts_is_never_best(write_page):
+    html = write_page([make_row("base", 1.6), make_row("easy", 0.5, fewer=3)])
+    assert re.search(r"lowest loss</dt><dd>1.600</dd><dt>base<", html)
+    assert 'class="chart pareto"' not in html  # one design makes no chart
+    html = write_page([make_row("base", 1.6, fewer=1), make_row("easy", 0.5, fewer=3)])  # both on fewer
+    assert re.search(r"lowest loss</dt><dd>0.500</dd><dt>easy<", html)
 
 
-def test_the_page_needs_nothing_else_and_shows_one_chart_of_each_kind(
-    plan: ComparisonPlan, tmp_path: Path
-) -> None:
-    text = write_compare_page(tmp_path / "page.html", ROWS, plan).read_text()
-    page = Page(text)
-    assert page.references == ["data:,"]
-    assert page.rows == 2 * 3
-    assert "<b>bad</b>" not in text
-    assert "&lt;b&gt;bad&lt;/b&gt;" in text
-    assert "task: &lt;translation&gt;" in text
-    shown = [name for name, hidden in page.hidden.items() if not hidden]
-    assert shown == ["steps", "validation loss|parameters"]
-    assert len(page.hidden) == 3 + 3 * 4
-    curves = [json.loads(script) for script in page.scripts[:3]]
-    assert (
-        curves[0] == [[[1000, 2.0], [3000, 1.5]], [[1000, 2.1], [3000, 1.6]], [[3000, 2.5]]]
-        or len(curves[0]) == 3
-    )
-    assert [c[-1][0] for c in curves[1]] == [10, 10, 10], "minutes"
-    assert [c[-1][0] for c in curves[2]] == pytest.approx([3 * 7e6 * 3e6 / 1e12] * 3), "10^12 FLOPs"
-
-
-def test_a_page_of_nothing_yet_is_a_page(plan: ComparisonPlan, tmp_path: Path) -> None:
-    text = write_compare_page(
-        tmp_path / "page.html", [refused("x"), refused("y") | {"status": "waiting", "message": ""}], plan
-    ).read_text()
-    assert "1 designs have not been run yet." in text
-    assert "<table" not in text
-
-
-def test_buttons_and_script_agree(plan: ComparisonPlan, tmp_path: Path) -> None:
-    text = write_compare_page(tmp_path / "page.html", ROWS, plan).read_text()
-    values = re.findall(r'data-value="([^"]+)"', text)
+def test_page_is_self_contained_with_visible_charts(write_page):
+    html = write_page(ROWS)
+    page = Page(html)
+    assert [a["href"] for a in page.all("link")] == ["data:,"]
+    assert not any("src" in attributes for _, attributes in page.elements)
+    assert sum("row" in (a.get("class") or "") for a in page.all("tr")) == 2 * 3
+    assert "<b>bad</b>" not in html and "&lt;b&gt;bad&lt;/b&gt;" in html
+    assert "task: &lt;translation&gt;" in html
+    charts = {a["data-choice"]: "hidden" in a for _, a in page.elements if "data-choice" in a}
+    assert [name for name, hidden in charts.items() if not hidden] == ["steps", "validation loss|parameters"]
+    steps, minutes, flops = page.data()[:3]
+    assert [curve[-1] for curve in steps] == [[3000, loss] for loss in (1.5, 1.6, 2.5)]
+    assert [curve[-1][0] for curve in minutes] == [10] * 3
+    assert [curve[-1][0] for curve in flops] == pytest.approx([3 * 7e6 * 3e6 / 1e12] * 3)
+    # every combination of buttons has its chart
+    values = re.findall(r'data-value="([^"]+)"', html)
     assert values[:3] == ["steps", "time", "FLOPs"]
-    wanted = {*values[:3], *("|".join(pair) for pair in itertools.product(values[3:6], values[6:]))}
-    assert set(Page(text).hidden) == wanted
+    pairs = itertools.product(values[3:6], values[6:])
+    assert set(charts) == {*values[:3], *map("|".join, pairs)} and len(charts) == 3 + 3 * 4
+
+
+def test_page_without_results(write_page):
+    html = write_page([make_refused_row("x"), make_refused_row("y") | {"status": "waiting", "message": ""}])
+    assert "1 designs have not been run yet." in html
+    assert "<table" not in html

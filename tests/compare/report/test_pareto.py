@@ -1,33 +1,29 @@
-"""Tests of compare/report/pareto.py."""
-
-from __future__ import annotations
-
 import random
 import re
 
-from tests.compare.result_rows import row
+from tests.compare.result_rows import make_row
 
 from polyhead.compare.report.charts import COST_AXES, make_pareto_chart
 from polyhead.compare.tasks.base import get_compared_task
 from polyhead.viz.pareto_plot import ParetoPoint, find_frontier, pareto_svg
 
 
-def test_the_frontier_is_what_nobody_beats_in_both() -> None:
+def test_frontier_is_undominated_points():
     random.seed(2)
-    dots = [ParetoPoint(i, str(i), random.random(), random.random(), (0, 1)) for i in range(60)]
-    for less in (True, False):
-        sign = 1 if less else -1
-        unbeaten = [
-            d for d in dots if not any(o.x <= d.x and sign * o.y <= sign * d.y and o is not d for o in dots)
+    points = [ParetoPoint(i, str(i), random.random(), random.random(), (0, 1)) for i in range(60)]
+    for less_is_better in (True, False):
+        sign = 1 if less_is_better else -1
+        expected = [
+            p
+            for p in points
+            if not any(q.x <= p.x and sign * q.y <= sign * p.y and q is not p for q in points)
         ]
-        assert find_frontier(dots, less) == sorted(unbeaten, key=lambda d: d.x)
+        assert find_frontier(points, less_is_better) == sorted(expected, key=lambda p: p.x)
 
 
-def test_costs_that_are_almost_equal_have_different_ticks() -> None:
-    rows = [row(str(n), 1.0 + i, parameters=n) for i, n in enumerate((1_581_000.0, 1_582_000.0))]
-    svg = pareto_svg(
-        make_pareto_chart(rows, get_compared_task("translation").measures[0], COST_AXES[0]), 940, 400
-    )
+def test_nearly_equal_costs_have_distinct_ticks():
+    rows = [make_row(str(n), 1.0 + i, parameters=n) for i, n in enumerate((1_581_000.0, 1_582_000.0))]
+    measure = get_compared_task("translation").measures[0]
+    svg = pareto_svg(make_pareto_chart(rows, measure, COST_AXES[0]), 940, 400)
     labels = re.findall(r'class="tick middle"[^>]*>([^<]+)<', svg)
-    assert len(labels) > 3
-    assert len(set(labels)) == len(labels)
+    assert len(set(labels)) == len(labels) > 3

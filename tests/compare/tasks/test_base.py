@@ -1,41 +1,38 @@
-"""Tests of compare/tasks/base.py."""
-
-from __future__ import annotations
-
 import pytest
-from tests.compare.tasks_helpers import OTHERS, Ready, compared_rows
-from tests.compare.tasks_helpers import texts as texts
+from tests.compare.compare_helpers import OTHER_TASKS, UntrainedTask, compare
 
 from polyhead.compare.tasks.base import COMPARED_TASKS, get_compared_task
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 
 
-@pytest.mark.usefixtures("place")
-def test_a_task_that_nobody_compares_yet_is_refused_by_name() -> None:
-    known = "supported tasks: chat, classification, "
-    with pytest.raises(UserError, match=f"task is 'dreams'; {known}"):
-        get_compared_task("dreams")
-
-
-def test_every_task_that_is_trained_is_compared() -> None:
-    """But for replaced tokens: each design is asked for those of its own generator."""
+def test_every_task_but_replaced_tokens_is_compared():
+    """Of replaced tokens each design would be asked for those of its own generator."""
     assert set(COMPARED_TASKS.names()) == set(TASK.names()) - {"replaced-token-detection"}
-    with pytest.raises(UserError, match="task is 'replaced-token-detection'; supported tasks: "):
-        get_compared_task("replaced-token-detection")
+    for name in ("replaced-token-detection", "dreams"):
+        with pytest.raises(UserError, match=f"task is '{name}'; supported tasks: chat, classification, "):
+            get_compared_task(name)
 
 
-@pytest.mark.usefixtures("texts")
-@pytest.mark.parametrize("name", OTHERS)
-def test_without_a_test_text_all_is_of_the_validation_text(name: str) -> None:
-    found, _ = Ready(name, "data.test=null").quality()
-    assert found["split"] == "valid"
-    other, _ = Ready(name, f"data.test={Ready(name).recipe.data.valid[0]}").quality()
-    for of in get_compared_task(name).measures:
-        assert found[of.name] == other[of.name]
+@pytest.mark.usefixtures("workdir")
+@pytest.mark.parametrize("name", OTHER_TASKS)
+def test_validation_text_replaces_missing_test_text(name):
+    no_test = UntrainedTask(name, "data.test=null", noise=0.3)
+    valid = no_test.recipe.data.valid[0]
+    result, _ = no_test.evaluate()
+    expected, _ = UntrainedTask(name, f"data.test={valid}", noise=0.3).evaluate()
+    assert result["split"] == "valid"
+    for measure in get_compared_task(name).measures:
+        assert result[measure.name] == expected[measure.name]
 
 
-@pytest.mark.usefixtures("texts", "in_process")
-def test_all_that_does_not_compare_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    compared_rows("masked-lm", "--vary", "tokenizer.kind=byte")
+@pytest.mark.usefixtures("run_trials")
+def test_measures_per_token_are_not_compared_across_tokenizers(capsys):
+    compare("masked-lm", "--vary", "tokenizer.kind=byte")
     assert "\nloss, accuracy: not comparable between different tokenizers.\n" in capsys.readouterr().out
+    names = {
+        name: [measure.name for measure in get_compared_task(name).measures if not measure.across_tokenizers]
+        for name in COMPARED_TASKS.names()
+    }
+    expected = {"translation": ["loss"], "language-model": ["loss"], "classification": []}
+    assert names == expected | {key: ["loss", "accuracy"] for key in ("masked-lm", "denoising", "chat")}

@@ -1,68 +1,59 @@
-"""Tokens of rows over ranks: each has a chunk from both ends."""
-
-from __future__ import annotations
+"""Tokens of rows split over ranks: each has a chunk from both ends."""
 
 import pytest
 import torch
-from torch import Tensor
 
 from polyhead.data.batching.collate import PairBatch, split_pair_tokens
 from polyhead.data.batching.sequence_shards import SequenceShard, join_shards
 from polyhead.data.batching.token_windows import TokenWindows, split_windows
 
 
-def shards(n: int) -> list[SequenceShard]:
+def make_shards(n):
     return [SequenceShard(rank, n) for rank in range(n)]
 
 
-def test_a_rank_has_a_chunk_from_each_end() -> None:
-    row = torch.arange(12)[None]
-    assert [shard.select(row).tolist() for shard in shards(3)] == [
-        [[0, 1, 10, 11]],
-        [[2, 3, 8, 9]],
-        [[4, 5, 6, 7]],
-    ]
+def count(n):
+    return torch.arange(n).expand(2, -1)
 
 
-def test_rows_are_padded_to_chunks_of_equal_length() -> None:
+def test_rank_has_a_chunk_from_each_end():
+    """Rows are padded to chunks of equal length."""
+    rows = [shard.select(torch.arange(12)[None]).tolist() for shard in make_shards(3)]
+    assert rows == [[[0, 1, 10, 11]], [[2, 3, 8, 9]], [[4, 5, 6, 7]]]
     row = torch.arange(5)[None]
-    assert [shard.select(row, -1).tolist() for shard in shards(2)] == [[[0, 1, -1, -1]], [[2, 3, 4, -1]]]
-    assert [shard.select(row[:, :1], -1).tolist() for shard in shards(2)] == [[[0, -1]], [[-1, -1]]]
+    assert [shard.select(row, -1).tolist() for shard in make_shards(2)] == [[[0, 1, -1, -1]], [[2, 3, 4, -1]]]
+    assert [shard.select(row[:, :1], -1).tolist() for shard in make_shards(2)] == [[[0, -1]], [[-1, -1]]]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_causal_work_is_equal(n: int) -> None:
+def test_causal_work_is_equal(n):
     """Pairs of a token and those before it."""
-    pairs = [int((shard.select(torch.arange(24)[None]) + 1).sum()) for shard in shards(n)]
+    pairs = [int((shard.select(torch.arange(24)[None]) + 1).sum()) for shard in make_shards(n)]
     assert pairs == [12 * 25 // n] * n
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("dim", [1, 2])
-def test_joined_shards_are_the_rows(n: int, dim: int) -> None:
+def test_joined_shards_equal_the_rows(n, dim):
     x = torch.randn(2, 12, 12, 3)
-    parts = torch.stack([shard.select(x, dim=dim) for shard in shards(n)])
+    parts = torch.stack([shard.select(x, dim=dim) for shard in make_shards(n)])
     assert torch.equal(join_shards(parts, dim), x)
 
 
-def numbers(n: int) -> Tensor:
-    return torch.arange(n).expand(2, -1)
-
-
-def test_windows_have_positions_and_no_label_at_padding() -> None:
-    batch = TokenWindows(numbers(6) + 10, None, numbers(6) + 11)
-    parts = [split_windows(batch, shard) for shard in shards(2)]
-    assert [part.pos[0].tolist() for part in parts if part.pos is not None] == [[0, 1, -1, -1], [2, 3, 4, 5]]
+def test_windows_have_positions_and_no_label_at_padding():
+    batch = TokenWindows(count(6) + 10, None, count(6) + 11)
+    parts = [split_windows(batch, shard) for shard in make_shards(2)]
+    assert [part.pos[0].tolist() for part in parts] == [[0, 1, -1, -1], [2, 3, 4, 5]]
     assert [part.tokens[0].tolist() for part in parts] == [[10, 11, 0, 0], [12, 13, 14, 15]]
     assert [part.labels[1].tolist() for part in parts] == [[11, 12, -100, -100], [13, 14, 15, 16]]
-    assert all(part.has_documents for part in parts)  # a model reads positions of all these
+    assert all(part.has_documents for part in parts)  # so that a model reads the positions
 
 
-def test_pairs_count_the_labels_of_a_part() -> None:
+def test_pairs_count_the_labels_of_a_part():
     labels = torch.tensor([[7, 8, 9, 2], [7, 2, -100, -100]])
-    batch = PairBatch(numbers(3), None, numbers(4), labels, 6)
-    first, second = (split_pair_tokens(batch, shard) for shard in shards(2))
+    batch = PairBatch(count(3), None, count(4), labels, 6)
+    first, second = (split_pair_tokens(batch, shard) for shard in make_shards(2))
     assert (first.n_tokens, second.n_tokens) == (3, 3)
     assert first.target_pos.tolist() == [[0, 3], [0, -1]] and second.target_pos.tolist() == [[1, 2], [1, -1]]
-    assert first.source_pos is not None and first.source_pos.tolist() == [[0, -1]] * 2
+    assert first.source_pos.tolist() == [[0, -1]] * 2
     assert second.source.tolist() == [[1, 2]] * 2

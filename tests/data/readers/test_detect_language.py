@@ -1,8 +1,4 @@
-"""A text in the wrong language is recognized, by script or by frequent words; mixed, short and related text
-is not.
-"""
-
-from __future__ import annotations
+"""A text in the wrong language is detected by script or by frequent words."""
 
 import pytest
 
@@ -15,13 +11,14 @@ There are many people at the market, and some of them have come to buy fish for 
 GERMAN = """Der Mann in dem blauen Hemd steht auf einer Leiter und er putzt das Fenster von dem Haus.
 Zwei Hunde spielen in dem Schnee und ein Mädchen sieht ihnen von der anderen Seite der Straße zu.
 Eine Frau mit einem roten Hut sitzt auf einer Bank und sie liest das Buch, das ihre Schwester ihr gab.
-Es sind viele Leute auf dem Markt, und einige von ihnen sind hier, um Fisch für das Essen zu kaufen.""".splitlines()  # noqa: E501
+Es sind viele Leute auf dem Markt, und einige von ihnen sind hier, um Fisch zu kaufen.""".splitlines()
 CHINESE = ["穿蓝色衬衫的男人站在梯子上擦房子的窗户。", "两只狗在雪地里玩耍，一个女孩在街的另一边看着它们。"]
+TECHNICAL = "Wir trainieren das Transformer-Modell mit PyTorch auf der GPU im Cloud-Server von NVIDIA"
 EN, DE, ZH = describe_language(ENGLISH), describe_language(GERMAN), describe_language(CHINESE)
 
 
 @pytest.mark.parametrize(
-    ("texts", "own", "other", "found"),
+    ("texts", "language", "other", "reason"),
     [
         (CHINESE, EN, ZH, "Han script"),
         (ENGLISH, ZH, EN, "Latin script"),
@@ -31,24 +28,19 @@ EN, DE, ZH = describe_language(ENGLISH), describe_language(GERMAN), describe_lan
         (ENGLISH, Language("Han", code="zh"), Language("Latin", code="en"), "Latin script"),
     ],
 )
-def test_text_in_the_other_language_is_recognized(
-    texts: list[str], own: Language, other: Language, found: str
-) -> None:
-    assert detect_wrong_language(texts, own, other) == found
+def test_text_in_the_other_language_is_detected(texts, language, other, reason):
+    assert detect_wrong_language(texts, language, other) == reason
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
-    ("texts", "own", "other"),
+    ("texts", "language", "other"),
     [
         (ENGLISH, EN, ZH),
         (CHINESE, ZH, EN),
         (ENGLISH, EN, DE),
         (GERMAN, DE, EN),
-        (
-            ["Wir trainieren das Transformer-Modell mit PyTorch auf der GPU im Cloud-Server von NVIDIA"],
-            DE,
-            EN,
-        ),
+        ([TECHNICAL], DE, EN),
         (["Windows Server 2019 Datacenter, NVIDIA GeForce RTX 4090"], ZH, EN),
         (["OK", "Yes", "PyTorch 2.0"], ZH, EN),
         (["1 234 567", "3.14 + 2.72", "2024-01-01"], ZH, EN),
@@ -57,10 +49,8 @@ def test_text_in_the_other_language_is_recognized(
         (["word " * 500], EN, DE),
         (ENGLISH, EN, EN),  # source and target are the same language
         ([], EN, DE),
-        (GERMAN, Language(), Language()),  # nothing is known of the run
+        (GERMAN, Language(), Language()),  # the run has no languages
     ],
 )
-def test_text_in_its_own_language_or_undecidable_raises_no_alarm(
-    texts: list[str], own: Language, other: Language
-) -> None:
-    assert detect_wrong_language(texts, own, other) == ""
+def test_undecidable_text_gives_no_warning(texts, language, other):
+    assert detect_wrong_language(texts, language, other) == ""

@@ -1,60 +1,44 @@
-"""Tests of data/readers/tabular.py."""
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from tests.data.readers.corpus_helpers import read_checked
 
-from polyhead.data.readers.parallel_corpus import (
-    ColumnKey,
-    CorpusReport,
-    ParallelFiles,
-    open_corpus,
-    read_pairs,
-)
-
-Write = Callable[[str, bytes | str], Path]
-
-
-def read(corpus: ParallelFiles) -> tuple[list[str], list[str], CorpusReport]:
-    sources, targets, report = read_pairs(corpus)
-    assert report.total == report.used + report.empty + report.too_long + report.malformed
-    assert report.used == len(sources) == len(targets)
-    assert "\n" not in str(report)
-    return sources, targets, report
+from polyhead.data.readers.parallel_corpus import open_corpus
 
 
 @pytest.mark.parametrize(("source", "target"), [(0, 1), (1, 0), (0, 2)])
-def test_tsv_columns_by_number(source: int, target: int, write: Write) -> None:
+def test_tsv_columns_by_number(source, target, write_file):
     rows = [["a", "b", "c"], ['"d', 'e"', "f"]]
-    corpus = open_corpus(
-        [write("a.tsv", "".join("\t".join(row) + "\r\n" for row in rows))], source=source, target=target
-    )
-    assert read(corpus)[:2] == ([row[source] for row in rows], [row[target] for row in rows])
+    path = write_file("a.tsv", "".join("\t".join(row) + "\r\n" for row in rows))
+    sources, targets, _ = read_checked(open_corpus([path], source=source, target=target))
+    assert (sources, targets) == ([row[source] for row in rows], [row[target] for row in rows])
 
 
-def test_tsv_columns_by_name_and_rows_that_lack_one_or_have_more(write: Write) -> None:
-    path = write("a.tsv", "id\ten\tde\n1\tone\teins\n2\ttwo\n\n4\tfour\tvier\textra\n5\tfive\tfünf\t\n")
-    sources, targets, report = read(open_corpus([path], source="en", target="de"))
+def test_tsv_columns_by_name(write_file):
+    """Rows with fewer or more columns are malformed."""
+    path = write_file("a.tsv", "id\ten\tde\n1\tone\teins\n2\ttwo\n\n4\tfour\tvier\textra\n5\tfive\tfünf\t\n")
+    sources, targets, report = read_checked(open_corpus([path], source="en", target="de"))
     assert (sources, targets) == (["one", "five"], ["eins", "fünf"])
     assert report.examples == {"malformed": ["line 3", "line 5"], "empty": ["line 4"]}
 
 
-@pytest.mark.parametrize(("row", "source", "target"), [
-    ({"en": "one", "de": "eins"}, "en", "de"),
-    ({"translation": {"en": "one", "de": "eins"}}, "translation.en", "translation.de"),
-    ({"a.b": "one", "c": "eins"}, "a.b", "c"),
-    (["one", "eins"], 0, 1),
-])  # fmt: skip
-def test_jsonl_by_key_path_or_number(row: object, source: ColumnKey, target: ColumnKey, write: Write) -> None:
-    corpus = open_corpus([write("a.jsonl", json.dumps(row) + "\n")], source=source, target=target)
-    assert read(corpus)[:2] == (["one"], ["eins"])
+@pytest.mark.parametrize(
+    ("row", "source", "target"),
+    [
+        ({"en": "one", "de": "eins"}, "en", "de"),
+        ({"translation": {"en": "one", "de": "eins"}}, "translation.en", "translation.de"),
+        ({"a.b": "one", "c": "eins"}, "a.b", "c"),
+        (["one", "eins"], 0, 1),
+    ],
+)
+def test_jsonl_columns_by_key_path_or_number(row, source, target, write_file):
+    corpus = open_corpus([write_file("a.jsonl", json.dumps(row) + "\n")], source=source, target=target)
+    assert read_checked(corpus)[:2] == (["one"], ["eins"])
 
 
-def test_jsonl_lines_that_are_no_pair_are_broken(write: Write) -> None:
-    good = '{"s": "one\\nline", "t": "eins\\u2028"}\n'
-    bad = [
+def test_jsonl_lines_without_a_pair_are_malformed(write_file):
+    valid = '{"s": "one\\nline", "t": "eins\\u2028"}\n'
+    invalid = [
         '{"s": "x"}',
         '{"s": 1, "t": "y"}',
         '{"s": null, "t": "y"}',
@@ -69,16 +53,20 @@ def test_jsonl_lines_that_are_no_pair_are_broken(write: Write) -> None:
         '{"s": "x", "t": "y", "s": "z"}',
         '{"s": "x", "t": "y", "of": {"id": 1, "id": 2}}',
     ]
-    sources, targets, report = read(
-        open_corpus([write("a.jsonl", good * 20 + "\n".join(bad))], source="s", target="t")
-    )
+    path = write_file("a.jsonl", valid * 20 + "\n".join(invalid))
+    sources, targets, report = read_checked(open_corpus([path], source="s", target="t"))
     assert (sources, targets) == (["one\nline"] * 20, ["eins\u2028"] * 20)
-    assert report.malformed == len(bad)
+    assert report.malformed == len(invalid)
     assert report.examples["malformed"] == [f"line {n}" for n in range(21, 26)]
 
 
-def test_a_bad_first_line_does_not_hide_the_columns(write: Write) -> None:
-    tsv = open_corpus([write("a.tsv", "title\n1\ta\n2\tb\n")])
-    assert read(tsv)[2].examples == {"malformed": ["line 1"]}
-    jsonl = open_corpus([write("a.jsonl", '{"s": "x"}\n{"s": "1", "t": "a"}\n')], source="s", target="t")
-    assert read(jsonl)[2].examples == {"malformed": ["line 1"]}
+@pytest.mark.parametrize(
+    ("name", "content", "columns"),
+    [
+        ("a.tsv", "title\n1\ta\n2\tb\n", {}),
+        ("a.jsonl", '{"s": "x"}\n{"s": "1", "t": "a"}\n', {"source": "s", "target": "t"}),
+    ],
+)
+def test_malformed_first_line_is_skipped(name, content, columns, write_file):
+    report = read_checked(open_corpus([write_file(name, content)], **columns))[2]
+    assert report.examples == {"malformed": ["line 1"]}

@@ -1,17 +1,15 @@
-"""Tests of data/stores/arrays.py."""
-
-from pathlib import Path
-
 import numpy as np
+import pytest
 
 from polyhead.data.stores.arrays import FlatWriter, open_flat_file
 
 
-def test_an_array_is_written_piece_by_piece(tmp_path: Path) -> None:
-    for pieces in ([], [[]], [[1, 2], [], [3]], [list(range(100_000))] * 3):
-        with FlatWriter(tmp_path / "a.npy", np.int32) as out:
-            for piece in pieces:
-                out.append(piece)
-        expected = np.array([i for piece in pieces for i in piece], dtype=np.int32)
-        assert np.array_equal(open_flat_file(tmp_path / "a.npy"), expected)
-        assert np.load(tmp_path / "a.npy").dtype == np.int32
+@pytest.mark.parametrize("n", [[], [0], [2, 0, 1], [100_000] * 3], ids=str)
+def test_array_is_written_in_parts(tmp_path, n):
+    parts = [list(range(k)) for k in n]
+    with FlatWriter(tmp_path / "a.npy", np.int32) as writer:
+        for part in parts:
+            writer.append(part)
+    expected = np.array([i for part in parts for i in part], dtype=np.int32)
+    assert np.array_equal(open_flat_file(tmp_path / "a.npy"), expected)
+    assert np.load(tmp_path / "a.npy").dtype == np.int32

@@ -1,123 +1,96 @@
-"""Tests of data/stores/build_cache.py."""
-
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.data.stores.pair_helpers import SOURCES
+from tests.data.stores.pair_helpers import corpus as corpus
+from tests.data.stores.pair_helpers import open_store as open_store
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
-from polyhead.data.readers.parallel_corpus import ParallelFiles, open_corpus
+from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.stores import build_cache
-from polyhead.data.stores.pair_store import PairStore
-from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-Write = Callable[[str, bytes | str], Path]
-
-SOURCES = ["one", "", "three 你好", "x" * 40, "five"]
-
-TARGETS = ["eins", "zwei", "drei", "vier", "fünf"]
-
 
 @pytest.fixture
-def corpus(write: Write) -> ParallelFiles:
-    return open_corpus([write("a.en", "\n".join(SOURCES) + "\n"), write("a.de", "\n".join(TARGETS) + "\n")])
-
-
-@pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def builds(monkeypatch):
     """The directories built, in order."""
-    made: list[Path] = []
-    build = build_cache._build
+    directories, build = [], build_cache._build
     monkeypatch.setattr(
-        build_cache, "_build", lambda directory, *rest: made.append(directory) or build(directory, *rest)
+        build_cache,
+        "_build",
+        lambda directory, *rest: directories.append(directory) or build(directory, *rest),
     )
-    return made
+    return directories
 
 
-def test_a_second_opening_makes_nothing(
-    corpus: ParallelFiles, tokenizer: Tokenizer, tmp_path: Path, builds: list[Path]
-) -> None:
-    first, second = (
-        PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20) for _ in range(2)
-    )
+def test_second_opening_reuses_the_store(corpus, open_store, builds):
+    first, second = (open_store(corpus) for _ in range(2))
     assert len(builds) == 1
     assert first.report == second.report
     assert np.array_equal(first.source_ids, second.source_ids)
     assert isinstance(second.source_ids, np.memmap)
 
 
-def test_any_changed_input_makes_another_store(
-    corpus: ParallelFiles, tokenizer: Tokenizer, tmp_path: Path, builds: list[Path]
-) -> None:
-    cache = tmp_path / "cache"
-    PairStore.open_or_build(corpus, tokenizer, cache, max_len=20)
-    PairStore.open_or_build(corpus, tokenizer, cache, max_len=21)
-    PairStore.open_or_build(
-        corpus, train_tokenizer(["b"], Choice("byte", lowercase=True), 261), cache, max_len=20
-    )
+def test_changed_input_builds_another_store(corpus, open_store, builds, tokenizer):
+    open_store(corpus)
+    open_store(corpus, max_len=21)
+    open_store(corpus, tokenizer=train_tokenizer(["b"], Choice("byte", lowercase=True), 261))
     corpus.files[0].write_text("\n".join([*SOURCES[:4], "5"]) + "\n")
-    changed = PairStore.open_or_build(corpus, tokenizer, cache, max_len=20)
+    changed = open_store(corpus)
     assert len(set(builds)) == 4
     assert tokenizer.decode([changed.source_tokens(2)]) == ["5"]
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a flipped bit": lambda d: _flip(d / "source.npy"),
-    "a file cut short": lambda d: os.truncate(d / "target.npy", 130),
-    "a file missing": lambda d: (d / "lines.npy").unlink(),
-    "no manifest": lambda d: (d / "store.json").unlink(),
-    "half a manifest": lambda d: os.truncate(d / "store.json", 40),
-    "a manifest of something else": lambda d: (d / "store.json").write_text("[1]"),
-    "a report of something else": lambda d: _edit(d / "store.json"),
-}
-
-
-def _flip(path: Path) -> None:
+def flip_bit(path):
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
 
 
-def _edit(path: Path) -> None:
-    body = json.loads(path.read_text())
-    path.write_text(json.dumps(body | {"report": {"nothing": 1}}))
+def replace_report(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"report": {"nothing": 1}}))
+
+
+DAMAGE = {
+    "flipped bit": lambda d: flip_bit(d / "source.npy"),
+    "truncated file": lambda d: os.truncate(d / "target.npy", 130),
+    "missing file": lambda d: (d / "lines.npy").unlink(),
+    "missing manifest": lambda d: (d / "store.json").unlink(),
+    "truncated manifest": lambda d: os.truncate(d / "store.json", 40),
+    "manifest of another type": lambda d: (d / "store.json").write_text("[1]"),
+    "report of another type": lambda d: replace_report(d / "store.json"),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_store_is_made_again(
-    damage: str, corpus: ParallelFiles, tokenizer: Tokenizer, tmp_path: Path, builds: list[Path]
-) -> None:
-    PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
+def test_damaged_store_is_rebuilt(damage, corpus, open_store, builds, tokenizer):
+    open_store(corpus)
     DAMAGE[damage](builds[0])
-    store = PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
+    store = open_store(corpus)
     assert len(builds) == 2
     assert tokenizer.decode([store.source_tokens(i) for i in range(3)]) == ["one", "three 你好", "five"]
 
 
-def test_a_failed_build_leaves_nothing(write: Write, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    corpus = open_corpus([write("a.en", "1\n2\n"), write("a.de", "1\n")])
+def test_failed_build_leaves_no_files(write_file, open_store, tmp_path):
     with pytest.raises(UserError, match="from line 2 on"):
-        PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
+        open_store(open_corpus([write_file("a.en", "1\n2\n"), write_file("a.de", "1\n")]))
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_what_a_killed_build_left_is_removed_and_a_running_one_is_not(
-    corpus: ParallelFiles, tokenizer: Tokenizer, tmp_path: Path, builds: list[Path]
-) -> None:
-    PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
+def test_leftovers_of_dead_processes_are_removed(corpus, open_store, builds):
+    open_store(corpus)
     (builds[0] / "store.json").unlink()
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    dead, alive = (builds[0].with_name(f".{builds[0].name}.tmp-{pid}") for pid in (gone.pid, os.getppid()))
+    process = subprocess.Popen(["true"])
+    process.wait()
+    dead, running = (
+        builds[0].with_name(f".{builds[0].name}.tmp-{pid}") for pid in (process.pid, os.getppid())
+    )
     dead.mkdir()
-    alive.mkdir()
-    PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
+    running.mkdir()
+    open_store(corpus)
     assert not dead.exists()
-    assert alive.exists()
+    assert running.exists()

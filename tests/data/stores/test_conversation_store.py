@@ -1,11 +1,14 @@
-"""Tests of data/stores/conversation_store.py."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.chat.published_chats import format_choice
-from tests.data.conversations_helpers import ASK, TELL, lines, store
+from tests.data.conversations_helpers import (
+    ANSWER,
+    NEXT_ANSWER,
+    NEXT_QUESTION,
+    QUESTION,
+    open_store,
+    write_lines,
+)
 from tests.data.conversations_helpers import tokenizer as tokenizer
 
 from polyhead import Choice
@@ -14,62 +17,63 @@ from polyhead.chat.base import Message
 from polyhead.core.registry import CHAT
 from polyhead.data.stores.conversation_store import _truncate_conversation
 
-MORE, END = {"role": "user", "content": "well"}, {"role": "assistant", "content": "Good 🐕"}
+LONG, SHORT = [QUESTION, ANSWER, NEXT_QUESTION, NEXT_ANSWER], [QUESTION, ANSWER]
 
 
 @pytest.mark.parametrize("name", CHAT.names())
-def test_what_is_asked_for_is_every_answer_and_the_end_of_its_turn(tmp_path, tokenizer, name):
-    path = lines(tmp_path, {"messages": [ASK, TELL, MORE, END]}, {"messages": [ASK, TELL]})
-    made = store(path, tokenizer, name)
-    batch, part = made.collate(np.array([0, 1]), tokenizer.pad_id), CHAT.build(format_choice(name))
-    assert batch.tokens.shape == batch.labels.shape and batch.pos is not None and not batch.has_documents
-    assert made.collate(np.array([1]), tokenizer.pad_id).pos is None
-    for row, answers in enumerate([[TELL, END], [TELL]]):
-        talk = [Message(**one) for one in ([ASK, TELL, MORE, END] if row == 0 else [ASK, TELL])]
-        whole = encode_chat(part, tokenizer, talk).ids
-        asked = (batch.labels[row] != -100).nonzero()[:, 0].tolist()
-        assert batch.tokens[row, : len(whole) - 1].tolist() == whole[:-1]
-        assert set(batch.tokens[row, len(whole) - 1 :].tolist()) <= {tokenizer.pad_id, whole[-1]}
-        places = [*range(len(whole) - 1), *[-1] * (batch.tokens.size(1) + 1 - len(whole))]
-        assert batch.pos[row].tolist() == places
-        assert all(int(batch.labels[row, i]) == whole[i + 1] for i in asked)
-        found: list[list[int]] = [[]]
-        for i in asked:
-            found[-1].append(whole[i + 1])
-            if whole[i + 1] == encode_end_tokens(part, tokenizer)[0]:
-                found.append([])
-        assert found.pop() == [] and [len(one) for one in found] == [
-            len(one) for one in found if len(one) > 1
-        ]
-        assert [text.strip() for text in tokenizer.decode(found)] == [one["content"] for one in answers]
-    assert made.lengths.tolist() == [
-        len(made.ids[: made.offsets[1]]) - 1,
-        made.offsets[2] - made.offsets[1] - 1,
-    ]
+def test_labels_are_the_answers_and_their_ends(tmp_path, tokenizer, name):
+    path = write_lines(tmp_path, {"messages": LONG}, {"messages": SHORT})
+    store, chat = open_store(path, tokenizer, name), CHAT.build(format_choice(name))
+    batch, pad_id, lengths = store.collate(np.array([0, 1]), tokenizer.pad_id), tokenizer.pad_id, []
+    assert batch.tokens.shape == batch.labels.shape and not batch.has_documents
+    assert store.collate(np.array([1]), pad_id).pos is None
+    for messages, tokens, labels, pos in zip(
+        (LONG, SHORT), batch.tokens, batch.labels, batch.pos, strict=True
+    ):
+        ids = encode_chat(chat, tokenizer, [Message(**message) for message in messages]).ids
+        n = len(ids) - 1
+        lengths.append(n)
+        assert tokens[:n].tolist() == ids[:-1]
+        assert set(tokens[n:].tolist()) <= {pad_id, ids[-1]}
+        assert pos.tolist() == [*range(n), *[-1] * (len(tokens) - n)]
+        answers = [[]]
+        for i in (labels != -100).nonzero()[:, 0].tolist():
+            assert int(labels[i]) == ids[i + 1]
+            answers[-1].append(ids[i + 1])
+            if ids[i + 1] == encode_end_tokens(chat, tokenizer)[0]:
+                answers.append([])
+        assert answers.pop() == [] and all(len(answer) > 1 for answer in answers)
+        texts = [text.strip() for text in tokenizer.decode(answers)]
+        assert texts == [message["content"] for message in messages[1::2]]
+    assert store.lengths.tolist() == lengths
 
 
 @pytest.mark.acceptance("E12")
-@pytest.mark.parametrize("kept", [1, 2, 100, 199])
-def test_the_room_for_a_long_conversation_is_found_without_writing_it_anew_for_each_answer(tokenizer, kept):
-    plain, written = CHAT.build(Choice("plain")), []
+@pytest.mark.parametrize("n_answers", [1, 2, 100, 199])
+def test_truncation_does_not_render_every_prefix(tokenizer, n_answers):
+    plain, sizes = CHAT.build(Choice("plain")), []
 
-    class Counted:
+    class CountingFormat:
         def render(self, messages, answer):
-            written.append(len(messages))
+            sizes.append(len(messages))
             return plain.render(messages, answer)
 
-    talk = [Message("assistant" if i % 2 else "user", f"A man {i}.") for i in range(400)]
-    wanted = encode_pieces(plain.render(talk[: 2 * kept], False), tokenizer)
-    whole = encode_pieces(plain.render(talk, False), tokenizer)
-    for room in (len(wanted.ids), len(wanted.ids) + 1):
-        assert _truncate_conversation(whole, talk, Counted(), tokenizer, room) == (wanted, talk[: 2 * kept])
-    assert sum(written) <= 2 * len(talk) * 10
-    assert _truncate_conversation(whole, talk, Counted(), tokenizer, 2) == (None, [])
-    assert _truncate_conversation(whole, talk, Counted(), tokenizer, len(whole.ids)) == (whole, talk)
+    messages = [Message("assistant" if i % 2 else "user", f"A man {i}.") for i in range(400)]
+    prefix = messages[: 2 * n_answers]
+    expected, encoded = (encode_pieces(plain.render(x, False), tokenizer) for x in (prefix, messages))
+
+    def truncate(room):
+        return _truncate_conversation(encoded, messages, CountingFormat(), tokenizer, room)
+
+    for room in (len(expected.ids), len(expected.ids) + 1):
+        assert truncate(room) == (expected, prefix)
+    assert sum(sizes) <= 2 * len(messages) * 10
+    assert truncate(2) == (None, [])
+    assert truncate(len(encoded.ids)) == (encoded, messages)
 
 
-def test_another_format_or_vocabulary_is_another_store(tmp_path, tokenizer):
-    path = lines(tmp_path, {"messages": [ASK, TELL]})
-    places = {store(path, tokenizer, name).directory for name in ("plain", "zephyr", "chatml")}
-    places |= {store(path, tokenizer, max_len=90).directory, store(path, tokenizer).directory}
-    assert len(places) == 4
+def test_format_and_max_len_determine_the_store(tmp_path, tokenizer):
+    path = write_lines(tmp_path, {"messages": SHORT})
+    stores = [open_store(path, tokenizer, name) for name in ("plain", "zephyr", "chatml", "plain")]
+    stores.append(open_store(path, tokenizer, max_len=90))
+    assert len({store.directory for store in stores}) == 4

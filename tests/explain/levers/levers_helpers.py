@@ -1,20 +1,21 @@
 """Models of several designs and their inputs, for the tests of levers."""
 
-from __future__ import annotations
-
-from typing import Any
+from functools import cache
 
 import torch
-from torch import Tensor
+from tests.lab.caches_helpers import TEXT
 
-from polyhead import ModelConfig, build
+from polyhead import Choice, ModelConfig, build
+from polyhead.config.generation_config import GenerationConfig
 from polyhead.explain.levers.lever_input import LeverInput
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 V = 40
 SIZES = {"vocab_size": V, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 24, "max_len": 32, "dropout": 0}
 
 
-def make_model(kind: str = "decoder", **changes: Any) -> Any:
+def make_model(kind="decoder", **changes):
     """A small model with weights large enough that every change shows."""
     model = build(ModelConfig(kind=kind, **{**SIZES, **changes}), seed=1).eval()
     torch.manual_seed(2)
@@ -24,27 +25,42 @@ def make_model(kind: str = "decoder", **changes: Any) -> Any:
     return model
 
 
-def make_input(model: Any, length: int = 9) -> LeverInput:
+def make_input(model, length=9):
     """Random tokens as the model reads them, each with a true next token, class or token of its own."""
     torch.manual_seed(3)
     tokens = torch.randint(5, V, (length,)).tolist()
     words = [[1, 2], [3], [4, 5], [6, 7]]
-    rows: list[int | None] = [*range(length)]
-    labels: list[int | None] = [*tokens[1:], None]
-    config = model.config
-    if config.kind == "encoder-decoder":
+    rows, labels, source = [*range(length)], [*tokens[1:], None], None
+    if model.config.kind == "encoder-decoder":
         source = torch.randint(5, V, (length + 1,)).tolist()
-        return LeverInput(model, tokens, rows, labels, words, 2, source)
-    if config.kind == "decoder":
-        return LeverInput(model, tokens, rows, labels, words, 2)
-    if config.labels:
-        return LeverInput(model, tokens, [None], [None], words, 2)
-    return LeverInput(model, tokens, rows, [*tokens], words, 2)
+    if model.config.kind == "encoder":
+        labels = tokens
+    if model.config.labels:
+        rows = labels = [None]
+    return LeverInput(model, tokens, rows, labels, words, 2, source)
 
 
-def run_model(model: Any, lever_input: LeverInput) -> Tensor:
+def make_lever_input(kind="decoder", length=9, **changes):
+    """A model and its input."""
+    return make_input(make_model(kind, **changes), length)
+
+
+def run_model(model, lever_input):
     """Logits of the model itself on the input, (R, V)."""
     sides = [lever_input.tokens] if lever_input.source is None else [lever_input.source, lever_input.tokens]
     with torch.no_grad():
         logits = model(*(torch.tensor([side]) for side in sides))
     return logits if lever_input.rows == [None] else logits[0]
+
+
+@cache
+def make_tokenizer():
+    return train_tokenizer(TEXT.splitlines(), Choice("bpe"), 300)
+
+
+def make_run(kind="decoder", **changes):
+    """A small run that reads text."""
+    tokenizer = make_tokenizer()
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_len": 48}
+    config = ModelConfig(kind=kind, **(sizes | {"vocab_size": tokenizer.vocab_size} | changes))
+    return Run(build(config, seed=1), tokenizer, GenerationConfig(max_length_ratio=1.0, max_length_extra=3))

@@ -1,12 +1,10 @@
 """Levers on weights against models whose weights were changed by hand."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
-from tests.explain.levers.levers_helpers import make_input, make_model, run_model
+from tests.explain.levers.levers_helpers import make_input, make_lever_input, make_model, run_model
 from torch import nn
 
 from polyhead.core.errors import UserError
@@ -22,63 +20,56 @@ DESIGNS = [
 ]
 
 
-def stack_of(model, name):
+def get_stack(model, name):
     if name != "stack":
         return getattr(model, name)
     return model.stack if model.config.kind == "decoder" else model.encoder.stack
 
 
 @pytest.mark.parametrize(("kind", "changes"), DESIGNS)
-def test_a_head_knocked_out_has_output_weights_of_zero(kind, changes):
+def test_removed_head_has_zero_output_weights(kind, changes):
     model = make_model(kind, **changes)
     lever_input = make_input(model)
     heads = [*list_heads(model)]
     assert len(heads) == 4 * 2 * (3 if kind == "encoder-decoder" else 1)
     for address in heads[1::3]:
         other = copy.deepcopy(model)
-        layer = stack_of(other, address.stack).layers[address.layer]
-        o_proj = (layer.attn if address.attention == "self" else layer.cross).o_proj
+        layer = get_stack(other, address.stack).layers[address.layer]
+        attn = layer.attn if address.attention == "self" else layer.cross
         with torch.no_grad():
-            o_proj.weight[:, 4 * address.head : 4 * address.head + 4] = 0
+            attn.o_proj.weight[:, 4 * address.head : 4 * address.head + 4] = 0
         expected = run_model(other, lever_input)
         torch.testing.assert_close(HEAD_LEVER.compute(lever_input, address._asdict()).logits, expected)
         assert not torch.allclose(expected, lever_input.plain_logits)
-    torch.testing.assert_close(run_model(model, lever_input), lever_input.plain_logits)  # as it was
+    torch.testing.assert_close(run_model(model, lever_input), lever_input.plain_logits)  # restored
 
 
-def test_a_head_of_one_layer_of_shared_weights_is_knocked_out_alone():
+def test_head_is_removed_in_one_of_shared_layers():
     model = make_model("encoder", share_layers=True)
     lever_input = make_input(model)
-    separate = copy.deepcopy(model)
-    stack = separate.encoder.stack
-    stack.layers = nn.ModuleList([copy.deepcopy(stack.layers[0]), stack.layers[0]])
+    other = copy.deepcopy(model)
+    layer = other.encoder.stack.layers[0]
+    other.encoder.stack.layers = nn.ModuleList([copy.deepcopy(layer), layer])
     with torch.no_grad():
-        stack.layers[0].attn.o_proj.weight[:, :4] = 0
+        other.encoder.stack.layers[0].attn.o_proj.weight[:, :4] = 0
     output = HEAD_LEVER.compute(lever_input, {"stack": "stack", "attention": "self", "layer": 0, "head": 0})
-    torch.testing.assert_close(output.logits, run_model(separate, lever_input))
+    torch.testing.assert_close(output.logits, run_model(other, lever_input))
 
 
 @pytest.mark.parametrize(("kind", "changes"), DESIGNS)
-def test_a_skipped_layer_is_a_stack_without_it(kind, changes):
+def test_skipped_layer_is_deleted(kind, changes):
     model = make_model(kind, **changes)
     lever_input = make_input(model)
     for setting in LAYER_LEVER.list_cases(lever_input):
         other = copy.deepcopy(model)
-        del stack_of(other, setting["stack"]).layers[setting["layer"]]
+        del get_stack(other, setting["stack"]).layers[setting["layer"]]
         expected = run_model(other, lever_input)
         torch.testing.assert_close(LAYER_LEVER.compute(lever_input, setting).logits, expected)
         assert not torch.allclose(expected, lever_input.plain_logits)
 
 
-def test_recurrent_models_have_layers_but_no_heads():
-    lever_input = make_input(make_model(block="gru", position="none"))
-    assert HEAD_LEVER.find_obstacle(lever_input) == "this model has no attention heads"
-    assert KV_HEADS_LEVER.find_obstacle(lever_input) == "this model has no attention heads"
-    assert LAYER_LEVER.list_cases(lever_input) == [{"stack": "stack", "layer": i} for i in (0, 1)]
-
-
 def average_heads(model, n):
-    """A copy whose keys and values of each of n groups of heads are their mean, so that all heads stay."""
+    """A copy whose key and value heads are the means of their n groups."""
     other = copy.deepcopy(model)
     for name, part in other.named_modules():
         if name.endswith(("k_proj", "v_proj")):
@@ -89,7 +80,7 @@ def average_heads(model, n):
 
 
 @pytest.mark.parametrize(("kind", "changes"), [DESIGNS[0], *DESIGNS[2:]])
-def test_fewer_key_value_heads_are_the_means_of_their_groups(kind, changes):
+def test_fewer_kv_heads_are_means_of_groups(kind, changes):
     model = make_model(kind, **changes)
     lever_input = make_input(model)
     cases = KV_HEADS_LEVER.list_cases(lever_input)
@@ -98,15 +89,19 @@ def test_fewer_key_value_heads_are_the_means_of_their_groups(kind, changes):
         output = KV_HEADS_LEVER.compute(lever_input, case)
         expected = run_model(average_heads(model, case["n_kv_heads"]), lever_input)
         torch.testing.assert_close(output.logits, expected)
-        before, after = (2 * 2 * 4 * 4 * n for n in (model.config.kv_heads, case["n_kv_heads"]))
-        assert output.detail["bytes_per_token"] == {"before": before, "after": after}
+        bytes_before, bytes_after = (2 * 2 * 4 * 4 * n for n in (model.config.kv_heads, case["n_kv_heads"]))
+        assert output.detail["bytes_per_token"] == {"before": bytes_before, "after": bytes_after}
 
 
-def test_what_has_no_fewer_heads_gives_the_reason():
-    assert "one key/value head" in KV_HEADS_LEVER.find_obstacle(make_input(make_model(n_kv_heads=1)))
-    tied = make_model(attention={"name": "softmax", "tie": "qk"})
-    assert "share one projection" in KV_HEADS_LEVER.find_obstacle(make_input(tied))
-    assert "one layer" in LAYER_LEVER.find_obstacle(make_input(make_model(n_layers=1)))
+def test_obstacles_of_weight_levers():
+    recurrent = make_lever_input(block="gru", position="none")
+    for lever in (HEAD_LEVER, KV_HEADS_LEVER):
+        assert lever.find_obstacle(recurrent) == "this model has no attention heads"
+    assert LAYER_LEVER.list_cases(recurrent) == [{"stack": "stack", "layer": i} for i in (0, 1)]
+    assert "one key/value head" in KV_HEADS_LEVER.find_obstacle(make_lever_input(n_kv_heads=1))
+    tied_input = make_lever_input(attention={"name": "softmax", "tie": "qk"})
+    assert "share one projection" in KV_HEADS_LEVER.find_obstacle(tied_input)
+    assert "one layer" in LAYER_LEVER.find_obstacle(make_lever_input(n_layers=1))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +117,6 @@ def test_what_has_no_fewer_heads_gives_the_reason():
         ("knob", {}, "unknown lever 'knob'"),
     ],
 )
-def test_a_wrong_setting_is_one_message(name, setting, message):
+def test_invalid_setting_is_an_error(name, setting, message):
     with pytest.raises(UserError, match=message.replace("/", ".")):
-        compute_case(make_input(make_model("encoder-decoder")), name, setting)
+        compute_case(make_lever_input("encoder-decoder"), name, setting)

@@ -1,19 +1,18 @@
-"""Terms that an output must have, against all outputs that have them, and against the same search written
-plainly.
-"""
+"""Required terms, against all outputs that have them and against a plain constrained search."""
 
 import itertools
 import random
 
 import pytest
 import torch
+from tests.generation.table_helpers import BOS, EOS, Table, exhaustive_search
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.generation.batch_decode import decode_sources, restore_order
-from polyhead.generation.constraints.lexical_constraints import LexicalConstraints, _update_state
+from polyhead.generation.constraints.lexical_constraints import LexicalConstraints
 from polyhead.generation.constraints.terminology import TermMatcher, TermPhrase
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
 from polyhead.generation.engine.engine import Engine
@@ -21,288 +20,258 @@ from polyhead.generation.shortlist.shortlist import Shortlist
 from polyhead.models import build
 from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 
-EOS, BOS = 0, 4
 SOURCE = [1, 2, 3]
 
 
-def term(*phrases, first=()):
-    return (
-        *(TermPhrase(tuple(one)) for one in phrases),
-        *(TermPhrase(tuple(one), is_initial=True) for one in first),
-    )
+def term(*phrases, initial=()):
+    anywhere = (TermPhrase(tuple(phrase)) for phrase in phrases)
+    return (*anywhere, *(TermPhrase(tuple(phrase), is_initial=True) for phrase in initial))
 
 
-CHOICES = {
+TERMS = {
     "a word": [term([1])],
     "two tokens": [term([2, 1])],
-    "of three tokens, two of them alike": [term([1, 1, 2])],
+    "three tokens, two equal": [term([1, 1, 2])],
     "two terms": [term([1, 3]), term([2])],
-    "the end of one begins the other": [term([1, 2]), term([2, 3])],
-    "one within the other": [term([1, 2, 3]), term([2])],
-    "either of two": [term([3, 3], [1, 2, 1])],
-    "either of two, and a third": [term([3, 3], [1, 1, 1]), term([2])],
-    "one within a way of the other": [term([3, 3], [1, 2, 1]), term([2])],
-    "otherwise at the beginning": [term([1, 1], first=[[3]])],
-    "two, otherwise at the beginning": [term([1, 1], first=[[3, 2]]), term([2, 1], first=[[2]])],
+    "overlapping": [term([1, 2]), term([2, 3])],
+    "nested": [term([1, 2, 3]), term([2])],
+    "two phrases": [term([3, 3], [1, 2, 1])],
+    "two phrases and a term": [term([3, 3], [1, 1, 1]), term([2])],
+    "nested in one of two phrases": [term([3, 3], [1, 2, 1]), term([2])],
+    "initial": [term([1, 1], initial=[[3]])],
+    "two initial": [term([1, 1], initial=[[3, 2]]), term([2, 1], initial=[[2]])],
 }
 
 
-def has(tokens, terms):
-    """Whether an output has all terms."""
-
-    def there(phrase):
-        n = len(phrase.tokens)
-        places = [0] if phrase.is_initial else range(len(tokens) - n + 1)
-        return any(tuple(tokens[i : i + n]) == phrase.tokens for i in places)
-
-    return all(any(map(there, one)) for one in terms)
+def contains(tokens, phrase):
+    n = len(phrase.tokens)
+    starts = [0] if phrase.is_initial else range(len(tokens) - n + 1)
+    return any(tuple(tokens[i : i + n]) == phrase.tokens for i in starts)
 
 
-def run(model, terms, limit=5, beam_size=4, prefix=(), forbidden=(), ngram=0, **options):
+def has_terms(tokens, terms):
+    return all(any(contains(tokens, phrase) for phrase in phrases) for phrases in terms)
+
+
+def search(model, terms, limit=5, beam_size=4, prefix=(), forbidden=(), ngram=0, **options):
     rule = BeamSearchStrategy(beam_size, EOS, bad_token_ids=forbidden, no_repeat_ngram_size=ngram, **options)
-    beams = BeamState(rule, BeamRequest(limit, prefix), LexicalConstraints(terms))
-    return Engine(model, max_len=limit + 1).submit([BOS], beams, source=SOURCE).result()
+    state = BeamState(rule, BeamRequest(limit, prefix), LexicalConstraints(terms))
+    return Engine(model, max_len=limit + 1).submit([BOS], state, source=SOURCE).result()
 
 
-@pytest.mark.parametrize("name", CHOICES)
+def search_all(model, terms, alpha=1.0):
+    options = {"n_best": 364, "length_penalty": alpha, "early_stopping": "never"}
+    return search(model, terms, beam_size=364, **options)
+
+
+@pytest.mark.parametrize("name", TERMS)
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_a_beam_that_holds_everything_finds_the_best_of_all_that_have_the_terms(table, every, name, alpha):
-    terms = CHOICES[name]
-    for seed in range(3):
-        model = table(seed, eos=0.5 * seed)
-        wanted = [one for one in every(model, SOURCE, 5, alpha) if has(one.tokens, terms)]
-        assert 5 < len(wanted) < 364
-        found = run(model, terms, beam_size=364, n_best=364, length_penalty=alpha, early_stopping="never")
-        assert [tuple(one.tokens) for one in found] == [one.tokens for one in wanted]
-        assert [one.log_prob for one in found] == pytest.approx([one.log_prob for one in wanted], abs=1e-5)
+def test_full_beam_finds_all_outputs_with_the_terms(name, alpha):
+    for seed in range(2):
+        model = Table(seed, eos=0.5 * seed)
+        outputs = exhaustive_search(model, SOURCE, 5, alpha)
+        expected = [output for output in outputs if has_terms(output.tokens, TERMS[name])]
+        assert 5 < len(expected) < 364
+        actual = search_all(model, TERMS[name], alpha)
+        assert [tuple(h.tokens) for h in actual] == [output.tokens for output in expected]
+        assert [h.log_prob for h in actual] == pytest.approx([e.log_prob for e in expected], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["a word", "two tokens", "of three tokens, two of them alike"])
+@pytest.mark.parametrize("name", ["a word", "two tokens", "three tokens, two equal"])
+def test_eos_comes_only_after_all_terms(name):
+    other_eos = 3  # in none of the terms
+    for seed, beam_size in itertools.product(range(5), (1, 2, 5)):
+        options = {"n_best": beam_size, "extra_eos_ids": [other_eos]}
+        for hypothesis in search(Table(seed), TERMS[name], 12, beam_size, **options):
+            assert has_terms(hypothesis.tokens, TERMS[name])
+            assert not {EOS, other_eos} & {*hypothesis.tokens}
+
+
+@pytest.mark.parametrize("name", TERMS)
 @pytest.mark.parametrize("beam_size", [1, 2, 5])
-def test_no_end_comes_before_all_of_them(table, name, beam_size):
-    terms, other = CHOICES[name], 3  # a word that they have not
-    for seed in range(20):
-        for one in run(table(seed), terms, 12, beam_size, n_best=beam_size, extra_eos_ids=[other]):
-            assert has(one.tokens, terms) and not {EOS, other} & {*one.tokens}
+def test_outputs_have_all_terms_and_right_log_probs(name, beam_size):
+    for seed, limit in itertools.product(range(6), (8, 20)):
+        model = Table(seed, eos=2.0)
+        hypotheses = search(model, TERMS[name], limit, beam_size, n_best=beam_size)
+        assert hypotheses
+        for h in hypotheses:
+            assert has_terms(h.tokens, TERMS[name])
+            tokens = (*h.tokens, EOS) if len(h.tokens) < limit else h.tokens
+            assert h.log_prob == pytest.approx(model.log_prob(SOURCE, tokens), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", CHOICES)
-@pytest.mark.parametrize("beam_size", [1, 2, 5])
-def test_every_output_has_them_with_the_probability_that_it_has(table, name, beam_size):
-    terms = CHOICES[name]
-    for seed, limit in itertools.product(range(20), (8, 20)):
-        model = table(seed, eos=2.0)
-        found = run(model, terms, limit, beam_size, n_best=beam_size)
-        assert found
-        for one in found:
-            assert has(one.tokens, terms)
-            said = (*one.tokens, EOS) if len(one.tokens) < limit else one.tokens
-            log_prob = sum(model.log_probs(SOURCE, said[:i])[token] for i, token in enumerate(said))
-            assert one.log_prob == pytest.approx(log_prob, abs=1e-5)
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_what_is_missing_is_what_must_come_at_least(name):
-    """Counted by trying all that may follow; where the terms do not overlap, for then fewer would do."""
-    terms = CHOICES[name]
-    if "within" in name or "begins the other" in name or name.startswith("two, otherwise"):
-        pytest.skip("terms that overlap")
-
-    def least(row):
-        for more in range(9):
-            if any(has(row + rest, terms) for rest in itertools.product((1, 2, 3), repeat=more)):
-                return more
-        raise AssertionError(row)
-
-    for length in range(5):
-        for row in itertools.product((1, 2, 3), repeat=length):
-            progress = _update_state(tuple(terms), (), 0)
-            for i in range(length):
-                progress = _update_state(progress.unmet_terms, row[: i + 1], 0)
-            assert bool(progress.unmet_terms) == (not has(row, terms))
-            wanted = least(row)
-            # at its beginning alone a text may have fewer tokens to come than any place within would ask for
-            assert progress.num_missing == wanted or (not length and progress.num_missing >= wanted)
-            nearer = {token for token in (1, 2, 3) if least((*row, token)) < wanted}
-            assert nearer <= set(progress.next_tokens)
-
-
-def plainly(model, terms, limit, beam):
-    """Dynamic beam allocation over lists (Post and Vilar, 2018), one phrase a term: every prefix is looked
-    at anew.
-    """
-    phrases = [list(one[0].tokens) for one in terms]
+def plain_constrained_search(model, terms, limit, beam):
+    """Dynamic beam allocation over lists (Post and Vilar, 2018), one phrase a term."""
+    phrases = [list(phrase.tokens) for (phrase,) in terms]
 
     def missing(row):
-        lacked = [p for p in phrases if not any(row[i : i + len(p)] == p for i in range(len(row)))]
-        begun = [max(n for n in range(len(p)) if row[len(row) - n :] == p[:n]) for p in lacked]
-        return sum(map(len, lacked)) - max([0, *begun]), [p[n] for p, n in zip(lacked, begun, strict=True)]
+        unmet = [p for p in phrases if not any(row[i : i + len(p)] == p for i in range(len(row)))]
+        n_started = [max(n for n in range(len(p)) if row[len(row) - n :] == p[:n]) for p in unmet]
+        return sum(map(len, unmet)) - max([0, *n_started]), [
+            p[n] for p, n in zip(unmet, n_started, strict=True)
+        ]
 
     width = beam + sum(map(len, phrases))
-    live, done = [(0.0, [])], []
+    live, complete = [(0.0, [])], []
     for length in range(1, limit + 1):
         extensions = [
-            (live_score + float(value), row, token)
-            for live_score, row in live
+            (score + float(value), row, token)
+            for score, row in live
             for token, value in enumerate(model.log_probs(SOURCE, tuple(row)))
         ]
-        extensions.sort(key=lambda one: -one[0])
-        tried = [(score, row, token) for score, row, token in extensions[: 2 * beam]]
+        extensions.sort(key=lambda extension: -extension[0])
+        candidates = extensions[: 2 * beam]
         for _, row in live:
-            own = [one for one in extensions if one[1] is row]
-            tried.append(own[0])
-            tried += [one for one in own if one[2] in missing(row)[1]]
+            of_row = [extension for extension in extensions if extension[1] is row]
+            next_tokens = missing(row)[1]
+            candidates += [of_row[0], *(one for one in of_row if one[2] in next_tokens)]
         banks = {}
-        for score, row, token in sorted({(s, tuple(r), t) for s, r, t in tried}, reverse=True):
-            lacks = missing(list(row) if token == EOS else [*row, token])[0]
-            if lacks and (token == EOS or length == limit):
-                continue
-            banks.setdefault(lacks, []).append((score, list(row), token))
-        chosen, ended = [], []
-        while len(chosen) < width and any(banks.values()):
-            for lacks in sorted(banks):
-                while banks[lacks]:
-                    score, row, token = banks[lacks].pop(0)
+        for score, row, token in sorted({(s, tuple(r), t) for s, r, t in candidates}, reverse=True):
+            n_missing = missing(list(row) if token == EOS else [*row, token])[0]
+            if not n_missing or (token != EOS and length < limit):
+                banks.setdefault(n_missing, []).append((score, list(row), token))
+        next_beams, finished = [], []
+        while len(next_beams) < width and any(banks.values()):
+            for n_missing in sorted(banks):
+                while banks[n_missing]:
+                    score, row, token = banks[n_missing].pop(0)
                     if token == EOS or length == limit:
-                        ended.append((score / length, row + [token] * (token != EOS)))
+                        finished.append((score / length, row + [token] * (token != EOS)))
                     else:
-                        chosen.append((score, [*row, token]))
+                        next_beams.append((score, [*row, token]))
                         break
-        done = sorted(done + ended[:beam], key=lambda one: -one[0])[:beam]
-        live = sorted(chosen[:width], key=lambda one: -one[0])
-        if not live or (len(done) == beam and live[0][0] / length <= done[-1][0]):
+        complete = sorted(complete + finished[:beam], key=lambda output: -output[0])[:beam]
+        live = sorted(next_beams[:width], key=lambda output: -output[0])
+        if not live or (len(complete) == beam and live[0][0] / length <= complete[-1][0]):
             break
-    return done
+    return complete
 
 
-@pytest.mark.parametrize("name", [name for name in CHOICES if len(CHOICES[name][0]) == 1])
-def test_it_is_the_search_written_plainly(table, name):
-    for seed, beam, limit, eos in itertools.product(range(12), (1, 2, 4), (6, 9), (0.0, 2.0)):
-        model = table(seed, eos=eos)
-        found = run(model, CHOICES[name], limit, beam, n_best=beam)
-        wanted = plainly(model, CHOICES[name], limit, beam)
-        assert [one.tokens for one in found] == [row for _, row in wanted]
-        assert [one.score for one in found] == pytest.approx([score for score, _ in wanted], abs=1e-5)
+@pytest.mark.parametrize("name", [name for name in TERMS if len(TERMS[name][0]) == 1])
+def test_search_equals_plain_dynamic_beam_allocation(name):
+    for seed, beam, limit, eos in itertools.product(range(2), (1, 2, 4), (6, 9), (0.0, 2.0)):
+        model = Table(seed, eos=eos)
+        actual = search(model, TERMS[name], limit, beam, n_best=beam)
+        expected = plain_constrained_search(model, TERMS[name], limit, beam)
+        assert [h.tokens for h in actual] == [row for _, row in expected]
+        assert [h.score for h in actual] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
-@pytest.mark.parametrize("wanted", [b"x", b"xz", b"zyx"])
-def test_other_tokens_may_say_a_phrase_where_words_are_not_kept_apart(table, every, wanted):
-    """As its own tokens would, they end what must still come."""
-    said = {EOS: b"", 1: b"x", 2: b"yx", 3: b"z"}
-    own = {b"x": (1,), b"xz": (1, 3), b"zyx": (3, 2)}[wanted]
-    terms = [(TermPhrase(own, matcher=TermMatcher(wanted, said)),)]
+@pytest.mark.parametrize("phrase", [b"x", b"xz", b"zyx"])
+def test_matcher_accepts_other_tokens_of_the_same_bytes(phrase):
+    token_bytes = {EOS: b"", 1: b"x", 2: b"yx", 3: b"z"}
+    own_tokens = {b"x": (1,), b"xz": (1, 3), b"zyx": (3, 2)}[phrase]
+    terms = [(TermPhrase(own_tokens, matcher=TermMatcher(phrase, token_bytes)),)]
     for seed in range(3):
-        model = table(seed, eos=0.5 * seed)
-        there = [y for y in every(model, SOURCE, 5, 1.0) if wanted in b"".join(said[i] for i in y.tokens)]
-        found = run(model, terms, beam_size=364, n_best=364, early_stopping="never")
-        assert [tuple(one.tokens) for one in found] == [one.tokens for one in there]
+        model = Table(seed, eos=0.5 * seed)
+        outputs = [output.tokens for output in exhaustive_search(model, SOURCE, 5, 1.0)]
+        expected = [y for y in outputs if phrase in b"".join(token_bytes[i] for i in y)]
+        assert [tuple(h.tokens) for h in search_all(model, terms)] == expected
 
 
-def test_a_term_of_the_prefix_has_been_said_and_others_come_behind_it(table):
-    for seed in range(20):
-        model = table(seed, eos=1.0)
-        (best,) = run(model, [term([1, 2]), term([3])], 12, prefix=[2, 1, 2])
+def test_prefix_counts_as_output_for_terms():
+    for seed in range(8):
+        (best,) = search(Table(seed, eos=1.0), [term([1, 2]), term([3])], 12, prefix=[2, 1, 2])
         assert best.tokens[:3] == [2, 1, 2]
         assert 3 in best.tokens
 
 
-def test_what_is_told_before_a_text_is_no_part_of_it():
-    told = LexicalConstraints([term([1, 2], first=[[3]])], prefix_len=2)
-    for row, token in ([], 2), ([2], 1):
-        told.select_extensions([row], {(0, token): -1.0}, 1, [EOS], False)
-        told.commit([(0, token)])
-    assert (told.states[0].next_tokens, told.states[0].num_missing) == ((1, 3), 1)
-    told.select_extensions([[2, 1]], {(0, 2): -1.0}, 1, [EOS], False)
-    told.commit([(0, 2)])
-    assert (told.states[0].next_tokens, told.states[0].num_missing) == ((1,), 2)
+def test_prefix_len_tokens_do_not_count_for_terms():
+    constraints = LexicalConstraints([term([1, 2], initial=[[3]])], prefix_len=2)
+    for row, token, next_tokens, num_missing in (
+        ([], 2, None, None),
+        ([2], 1, (1, 3), 1),
+        ([2, 1], 2, (1,), 2),
+    ):
+        constraints.select_extensions([row], {(0, token): -1.0}, 1, [EOS], False)
+        constraints.commit([(0, token)])
+        if next_tokens:
+            state = constraints.states[0]
+            assert (state.next_tokens, state.num_missing) == (next_tokens, num_missing)
 
 
-def test_a_text_begins_behind_what_the_model_is_made_to_say_first():
-    model, terms = translator(), [term([30, 31], first=[[32]])]
+def test_initial_phrases_follow_a_forced_opening():
+    model, terms = translator(), [term([30, 31], initial=[[32]])]
     with torch.no_grad():
         model.head.bias[32] = 50.0
     config = GenerationConfig(beam_size=3, max_length_extra=6)
-    sides = SIDES._replace(opening_ids=(5,), opening_forced=True)
-    ((_, (best, *_)),) = decode_sources(
-        model, LINES[:1], config, seq2seq_template=sides, max_len=40, terms=[terms]
-    )
+    template = TEMPLATE._replace(opening_ids=(5,), opening_forced=True)
+    options = {"seq2seq_template": template, "max_len": 40, "terms": [terms]}
+    ((_, (best, *_)),) = decode_sources(model, LINES[:1], config, **options)
     assert best.tokens[0] == 32
     assert 30 not in best.tokens
 
 
-def test_what_may_not_come_is_no_way_to_say_a_term(table):
-    model = table(1)
-    assert run(model, [term([1, 2], [3])], 8, forbidden=[2])[0].tokens.count(2) == 0
+def test_banned_tokens_cannot_satisfy_a_term():
+    model = Table(1)
+    assert search(model, [term([1, 2], [3])], 8, forbidden=[2])[0].tokens.count(2) == 0
     with pytest.raises(UserError, match="no output with all of its terms was found"):
-        run(model, [term([1, 2])], 8, forbidden=[2])
+        search(model, [term([1, 2])], 8, forbidden=[2])
+    terms = [term([1, 2]), term([2, 3])]
     for seed in range(10):
-        (best,) = run(table(seed, eos=1.0), [term([1, 2]), term([2, 3])], 10, ngram=2)
+        (best,) = search(Table(seed, eos=1.0), terms, 10, ngram=2)
         pairs = list(itertools.pairwise(best.tokens))
         assert len(pairs) == len(set(pairs))
-        assert has(best.tokens, [term([1, 2]), term([2, 3])])
+        assert has_terms(best.tokens, terms)
 
 
-V, SIDES = 60, Seq2SeqTemplate((), (1,), 2, (), False, 1)
+V, TEMPLATE = 60, Seq2SeqTemplate((), (1,), 2, (), False, 1)
 LINES = [[5, 6, 7], [8, 9], [10, 5, 11, 12, 13], [6], [14, 15, 16, 17], []]
 
 
 def translator():
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_len": 40, "lm_head_bias": True}
-    found = build(ModelConfig(vocab_size=V, **sizes), seed=3).eval()
+    model = build(ModelConfig(vocab_size=V, **sizes), seed=3).eval()
     with torch.no_grad():
-        found.head.bias.normal_()
-        found.head.weight.mul_(3)
-    return found
+        model.head.bias.normal_()
+        model.head.weight.mul_(3)
+    return model
 
 
-def drawn_terms(seed):
-    draw = random.Random(seed)
-    return [
-        [term([draw.randrange(3, V) for _ in range(draw.randint(1, 3))]) for _ in range(draw.randint(0, 2))]
-        for _ in LINES
-    ]
+def random_terms(seed):
+    rng = random.Random(seed)
+
+    def phrase():
+        return [rng.randrange(3, V) for _ in range(rng.randint(1, 3))]
+
+    return [[term(phrase()) for _ in range(rng.randint(0, 2))] for _ in LINES]
 
 
-def outputs(model, lines, terms, **options):
-    config = GenerationConfig(beam_size=3, n_best=2, max_length_extra=6, **options.pop("config", {}))
-    found = decode_sources(model, lines, config, seq2seq_template=SIDES, max_len=40, terms=terms, **options)
-    return restore_order(found, len(lines))
+def decode(model, lines, terms, cache=None, **options):
+    config = GenerationConfig(beam_size=3, n_best=2, max_length_extra=6, cache=cache)
+    out = decode_sources(model, lines, config, seq2seq_template=TEMPLATE, max_len=40, terms=terms, **options)
+    return restore_order(out, len(lines))
 
 
 @pytest.mark.parametrize("cache", ["static", "paged", "growing"])
-def test_lines_with_and_without_terms_are_as_each_alone(cache):
-    model, terms = translator(), drawn_terms(1)
-    assert any(terms)
-    assert not all(terms)
-    together = outputs(model, LINES, terms, config={"cache": Choice(cache)})
-    plain = outputs(model, LINES, None)
+def test_outputs_with_terms_do_not_depend_on_batch(cache):
+    model, terms = translator(), random_terms(1)
+    assert any(terms) and not all(terms)
+    batch = decode(model, LINES, terms, Choice(cache))
+    plain = decode(model, LINES, None)
     for i, line in enumerate(LINES):
-        (alone,) = outputs(model, [line], [terms[i]])
-        assert [one.tokens for one in together[i]] == [one.tokens for one in alone]
-        assert [one.log_prob for one in together[i]] == pytest.approx(
-            [one.log_prob for one in alone], abs=1e-4
-        )
-        if line:
-            assert all(has(one.tokens, terms[i]) for one in alone)
+        (single,) = decode(model, [line], [terms[i]])
+        assert [h.tokens for h in batch[i]] == [h.tokens for h in single]
+        assert [h.log_prob for h in batch[i]] == pytest.approx([h.log_prob for h in single], abs=1e-4)
+        assert not line or all(has_terms(h.tokens, terms[i]) for h in single)
         if not terms[i]:
-            assert [one.tokens for one in together[i]] == [one.tokens for one in plain[i]]
+            assert [h.tokens for h in batch[i]] == [h.tokens for h in plain[i]]
 
 
-def test_a_shortlist_leaves_room_for_terms():
-    model, terms = translator(), drawn_terms(2)
-    few = Shortlist(*(torch.tensor(x, dtype=torch.int32).numpy() for x in ([1, 20, 21], [0] * (V + 1), [])))
-    narrow = outputs(model, LINES, terms, shortlist=few)
-    for line, own, found in zip(LINES, terms, narrow, strict=True):
-        allowed = {1, 20, 21, *line, *(token for one in own for phrase in one for token in phrase.tokens)}
-        for one in found:
-            assert not line or has(one.tokens, own)
-            assert set(one.tokens) <= allowed
+def test_shortlist_includes_the_tokens_of_terms():
+    model, terms = translator(), random_terms(2)
+    arrays = (torch.tensor(x, dtype=torch.int32).numpy() for x in ([1, 20, 21], [0] * (V + 1), []))
+    outputs = decode(model, LINES, terms, shortlist=Shortlist(*arrays))
+    for line, line_terms, hypotheses in zip(LINES, terms, outputs, strict=True):
+        term_tokens = {token for phrases in line_terms for phrase in phrases for token in phrase.tokens}
+        for h in hypotheses:
+            assert not line or has_terms(h.tokens, line_terms)
+            assert set(h.tokens) <= {1, 20, 21, *line, *term_tokens}
 
 
-def test_more_than_the_model_ever_says_is_refused():
-    with pytest.raises(
-        UserError, match=r"the terms of line 2 have 40 tokens; the model's maximum length is 40"
-    ):
-        outputs(translator(), LINES[:2], [[], [term([3] * 40)]])
-    (long,) = outputs(translator(), LINES[:1], [[term([3] * 39)]])
-    assert all(has(one.tokens, [term([3] * 39)]) for one in long)
+def test_terms_longer_than_max_len_are_refused():
+    message = r"the terms of line 2 have 40 tokens; the model's maximum length is 40"
+    with pytest.raises(UserError, match=message):
+        decode(translator(), LINES[:2], [[], [term([3] * 40)]])
+    (hypotheses,) = decode(translator(), LINES[:1], [[term([3] * 39)]])
+    assert all(has_terms(h.tokens, [term([3] * 39)]) for h in hypotheses)

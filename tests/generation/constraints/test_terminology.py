@@ -1,13 +1,10 @@
-"""Which terms a text has, and how what they become is written."""
-
-from __future__ import annotations
+"""Which terms a text has, and the tokens of their translations."""
 
 import pytest
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.generation.constraints.terminology import Terminology, terminology_for
-from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = [
@@ -19,23 +16,23 @@ ENTRIES = {"dog": "Hund", "dogs": ["Hunde", "die Hunde"], "hot dog": "heißer Hu
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram", "wordpiece", "char", "byte"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+def tokenizer(request):
     return train_tokenizer(TEXTS, Choice(request.param), 300)
 
 
-def found(text: str, tokenizer: Tokenizer, entries: dict[str, object] | None = None) -> list[list[str]]:
-    """Of each term of a text what its phrases say."""
-    terms = Terminology(entries or ENTRIES, tokenizer).find_terms(text)  # type: ignore[arg-type]
+def find_phrases(text, tokenizer, entries=None):
+    """The texts of the phrases of each term that a text has."""
+    terms = Terminology(entries or ENTRIES, tokenizer).find_terms(text)
     return [sorted({text.strip() for text in tokenizer.decode([p.tokens for p in term])}) for term in terms]
 
 
 @pytest.fixture(scope="module")
-def letters() -> Tokenizer:
+def letters():
     return train_tokenizer([*TEXTS, "heißer die dog"], Choice("byte"), 300)
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("The dog barks.", [["Hund"]]),
         ("DOG", [["Hund"]]),
@@ -48,10 +45,8 @@ def letters() -> Tokenizer:
         ("", []),
     ],
 )
-def test_terms_are_whole_words_and_of_several_the_longest(
-    text: str, wanted: list[list[str]], letters: Tokenizer
-) -> None:
-    assert found(text, letters) == wanted
+def test_terms_match_full_words_longest_first(text, expected, letters):
+    assert find_phrases(text, letters) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,11 +60,9 @@ def test_terms_are_whole_words_and_of_several_the_longest(
         ("ស", "សួស្តី", "ស ស"),
     ],
 )
-def test_terms_are_not_cut_at_combining_marks(
-    source: str, inside: str, text: str, letters: Tokenizer
-) -> None:
-    assert found(inside, letters, {source: "dog"}) == []
-    assert found(text, letters, {source: "dog"}) == [["dog"]]
+def test_terms_are_not_cut_at_combining_marks(source, inside, text, letters):
+    assert find_phrases(inside, letters, {source: "dog"}) == []
+    assert find_phrases(text, letters, {source: "dog"}) == [["dog"]]
 
 
 @pytest.mark.parametrize(
@@ -82,52 +75,43 @@ def test_terms_are_not_cut_at_combining_marks(
         ("ཁྱི", "ངའི་ཁྱི་ཡིན"),
     ],
 )
-def test_terms_of_scripts_without_spaces_are_found(source: str, text: str, letters: Tokenizer) -> None:
-    assert found(text, letters, {source: "dog"}) == [["dog"]]
+def test_terms_of_scripts_without_spaces_are_found(source, text, letters):
+    assert find_phrases(text, letters, {source: "dog"}) == [["dog"]]
 
 
-def test_composed_and_decomposed_terms_meet(letters: Tokenizer) -> None:
-    composed, decomposed = "Käse", "Ka\u0308se"
-    for source, text in ((composed, decomposed), (decomposed, composed)):
-        assert found(f"ein {text}!", letters, {source: "dog"}) == [["dog"]]
+def test_composed_and_decomposed_terms_meet(letters):
+    nfc, nfd = "Käse", "Ka\u0308se"
+    for source, text in ((nfc, nfd), (nfd, nfc)):
+        assert find_phrases(f"ein {text}!", letters, {source: "dog"}) == [["dog"]]
     # the output may have either form
-    for phrase in (composed, decomposed):
-        assert found("dog", letters, {"dog": phrase}) == [sorted((composed, decomposed))]
+    for phrase in (nfc, nfd):
+        assert find_phrases("dog", letters, {"dog": phrase}) == [sorted((nfc, nfd))]
     small = train_tokenizer(["Der Käse x"] * 9, Choice("char"), 40)  # it has no token for the accent
-    assert found("dog", small, {"dog": decomposed}) == [[composed]]
+    assert find_phrases("dog", small, {"dog": nfd}) == [[nfc]]
 
 
-def test_phrases_are_the_tokens_that_say_them_within_a_sentence_and_at_its_beginning(
-    tokenizer: Tokenizer,
-) -> None:
+def test_phrases_match_the_tokens_of_sentences(tokenizer):
     """Wherever a tokenizer writes the phrase, there are the tokens of the term."""
-    texts = {
-        "Hund": "Der Hund bellt laut",
-        "Katze": "eine Katze schläft",
-        "neuen Haus": "im neuen Haus",
-        "狗": "一只狗在叫",
-    }
-    for phrase, within in texts.items():
+    sentences = {"Hund": "Der Hund bellt laut", "Katze": "eine Katze schläft"}
+    sentences |= {"neuen Haus": "im neuen Haus", "狗": "一只狗在叫"}
+    for phrase, sentence in sentences.items():
         ((term,),) = terminology_for(["it"], {"it": phrase}, tokenizer) or [[]]
-        first = tuple(tokenizer.encode([phrase + " x" if within.isascii() else phrase])[0])
-        whole = tuple(tokenizer.encode([within])[0])
+        at_start, ids = map(tuple, tokenizer.encode([phrase if phrase == "狗" else phrase + " x", sentence]))
+        assert any(at_start[: len(p.tokens)] == p.tokens for p in term)
         anywhere = [p.tokens for p in term if not p.is_initial]
-        assert any(first[: len(p.tokens)] == p.tokens for p in term)
-        if phrase == "狗":  # other tokens may say it, with what stands about it
-            ends = [term[0].matcher.matches_end(whole[:i]) for i in range(len(whole) + 1) if term[0].matcher]
-            assert [i for i, there in enumerate(ends) if there] == [
-                next(i for i in range(len(whole)) if "狗" in tokenizer.decode([whole[:i]])[0])
-            ]
+        if phrase == "狗":  # other tokens may contain it
+            matcher = term[0].matcher
+            matches = [i for i in range(len(ids) + 1) if matcher and matcher.matches_end(ids[:i])]
+            assert matches == [next(i for i in range(len(ids)) if "狗" in tokenizer.decode([ids[:i]])[0])]
         else:
-            assert any(whole[i : i + len(p)] == p for p in anywhere for i in range(len(whole)))
-        # what stands behind another word is a word of its own
-        for tokens in anywhere:
-            (behind,) = tokenizer.decode([[*tokenizer.encode(["Ein"])[0], *tokens]])
-            assert behind.lower() == ("ein" + phrase if phrase == "狗" else f"ein {phrase}".lower())
+            assert any(ids[i : i + len(p)] == p for p in anywhere for i in range(len(ids)))
+        for tokens in anywhere:  # after another word it is a word of its own
+            (text,) = tokenizer.decode([[*tokenizer.encode(["Ein"])[0], *tokens]])
+            assert text.lower() == ("ein" + phrase if phrase == "狗" else f"ein {phrase}".lower())
 
 
-def test_entries_of_one_term_in_other_letters_are_ways_of_saying_it(letters: Tokenizer) -> None:
-    assert found("a dog", letters, {"dog": "Hund", "Dog": ["Katze", "Hund"]}) == [["Hund", "Katze"]]
+def test_entries_that_differ_in_case_are_merged(letters):
+    assert find_phrases("a dog", letters, {"dog": "Hund", "Dog": ["Katze", "Hund"]}) == [["Hund", "Katze"]]
 
 
 @pytest.mark.parametrize(
@@ -141,12 +125,12 @@ def test_entries_of_one_term_in_other_letters_are_ways_of_saying_it(letters: Tok
         ({"dog": []}, "terminology: 'dog' has no translation"),
     ],
 )
-def test_mistakes_are_told(entries: object, message: str, letters: Tokenizer) -> None:
+def test_invalid_inputs_are_refused(entries, message, letters):
     with pytest.raises(UserError, match=message):
-        Terminology(entries, letters)  # type: ignore[arg-type]
+        Terminology(entries, letters)
 
 
-def test_what_the_vocabulary_cannot_write_is_told() -> None:
+def test_untokenizable_terms_are_refused():
     small = train_tokenizer(["Der Hund bellt"] * 9, Choice("char"), 40)
     with pytest.raises(UserError, match="the vocabulary of this model cannot write 'Katze'"):
         Terminology({"dog": "Hund", "cat": "Katze"}, small)

@@ -1,6 +1,4 @@
-"""Runs of tokens that may come once, against every run counted."""
-
-from __future__ import annotations
+"""Banned n-grams against a count of all n-grams."""
 
 import numpy as np
 import pytest
@@ -10,23 +8,20 @@ from polyhead.generation.decoding.no_repeat_ngram import ban_tokens, banned_ngra
 
 
 @pytest.mark.parametrize("n", range(6))
-def test_what_would_come_again(n: int) -> None:
-    rng = np.random.default_rng(n)
-    seen = set()
+def test_banned_tokens_would_repeat_an_ngram(n):
+    rng, all_banned = np.random.default_rng(n), set()
     for length in [*range(8), *[40] * 20]:
         text = rng.integers(0, 3, length).tolist()
-        runs = {tuple(text[i : i + n]) for i in range(length - n + 1)} if n else set()
-        wanted = {
-            token for token in range(3) if n and (*text[length - n + 1 :], token)[-n:] in runs and length >= n
-        }
-        assert set(banned_ngrams(text, n)) == wanted
-        seen |= wanted
-    assert seen == (set(range(3)) if n else set())
+        ngrams = {tuple(text[i : i + n]) for i in range(length - n + 1)} if n else set()
+        suffix = tuple(text[length - n + 1 :])
+        expected = {token for token in range(3) if n and (*suffix, token)[-n:] in ngrams and length >= n}
+        assert set(banned_ngrams(text, n)) == expected
+        all_banned |= expected
+    assert all_banned == (set(range(3)) if n else set())
 
 
-def test_it_is_gone_where_it_would_come() -> None:
+def test_banned_logits_are_minus_infinity():
     logits = torch.arange(6.0).view(2, 3)
-    found = ban_tokens(logits, [[1, 1], []])
-    assert found.tolist() == [[0, -torch.inf, 2], [3, 4, 5]]
+    assert ban_tokens(logits, [[1, 1], []]).tolist() == [[0, -torch.inf, 2], [3, 4, 5]]
     assert logits[0, 1] == 1
     assert ban_tokens(logits, [[], []]) is logits

@@ -5,7 +5,7 @@ import torch
 from polyhead.generation.engine.batching import pad_rows
 
 
-def test_padding_is_marked_in_positions_and_absent_where_nothing_is_padded():
+def test_pad_rows_marks_padding_in_positions():
     tokens, pos = pad_rows([[5, 6, 7], [8]], 1, torch.device("cpu"))
     assert tokens.tolist() == [[5, 6, 7], [8, 1, 1]]
     assert pos.tolist() == [[0, 1, 2], [0, -1, -1]]

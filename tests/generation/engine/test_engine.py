@@ -1,6 +1,4 @@
-"""Requests that come and go at every step say what they say alone, hold what they need, and end exactly
-once.
-"""
+"""Continuous batching: requests get the tokens they get alone, the memory they need, and one end each."""
 
 import threading
 import weakref
@@ -9,130 +7,77 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from tests.generation.engine.engine_helpers import (
+    BOS,
+    DESIGNS,
+    EOS,
+    MAX_LEN,
+    PAGED,
+    WARM,
+    V,
+    all_blocks_are_free,
+    make,
+    outputs,
+    run_alone,
+    sample,
+    search,
+)
+from tests.generation.helpers import GREEDY, ids_by_row
 
 from polyhead.cache.recurrent_state import StateCache
-from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState, beam_search
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
-from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
 from polyhead.generation.generate import generate
-from polyhead.models import Ensemble, build
-
-EOS, BOS, V, MAX_LEN = 2, 1, 23, 40
-DESIGNS = {
-    "rope": {"position": "rope", "norm": "rmsnorm", "norm_first": True, "n_kv_heads": 2},
-    "learned": {"position": "learned", "norm_first": True},
-    "alibi": {"position": "alibi"},
-    "linear": {"attention": "linear"},
-    "lstm": {"block": "lstm", "position": "none"},
-    "hybrid": {
-        "position": "rope",
-        "n_layers": 4,
-        "layer_pattern": [
-            {"attention": "linear"},
-            {},
-            {"block": "gru"},
-            {"attention": {"name": "softmax", "window": 5}},
-        ],
-    },
-}
-GREEDY, WARM = (
-    Sampling(temperature=0.0),
-    Sampling(temperature=1.2, top_k=9, repetition_penalty=1.1, no_repeat_ngram_size=2),
-)
-PAGED = Choice("paged", block_size=4)
 
 
-TOGETHER = {
-    "both": ("rope", "alibi"),
-    "with a state": ("lstm", "rope"),
-    "hybrids": ("hybrid", "hybrid"),
-}
-
-
-def make(kind="decoder", design="rope", seed=3, **sizes):
-    if design in TOGETHER:
-        first, other = TOGETHER[design]
-        return Ensemble(
-            [make(kind, first), make(kind, other, seed=5, d_model=24, n_heads=2, n_layers=2)]
-        ).eval()
-    own = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 24, "max_len": MAX_LEN} | DESIGNS[design]
-    model = build(ModelConfig(kind=kind, vocab_size=V, tie_embeddings="none", **own | sizes), seed=seed)
-    torch.manual_seed(4)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
-        model.head.weight.mul_(3)  # far from ties
-    return model.eval()
-
-
-class Asked:
-    """A request as a test describes it: how it is put to an engine, and what it says alone."""
+class RandomRequest:
+    """A random request, how to submit it, and its output by functions that have tests of their own."""
 
     def __init__(self, rng, kind, number):
         self.kind, self.number = kind, number
         self.text = rng.integers(3, V, rng.integers(1, 12)).tolist()
-        self.way = rng.choice(["greedy", "drawn", "beams"] if kind == "decoder" else ["beams", "greedy"])
+        self.method = rng.choice(["greedy", "samples", "beams"] if kind == "decoder" else ["beams", "greedy"])
         self.limit, self.n = int(rng.integers(1, 14)), int(rng.integers(1, 4))
-        self.size = int(rng.integers(2, 5))
+        self.is_search = self.method == "beams" or kind != "decoder"
+        size = int(rng.integers(2, 5)) if self.method == "beams" else 1
+        self.beams = {"beam_size": size, "n_best": size, "early_stopping": self.method == "greedy"}
+        self.sampling = GREEDY if self.method == "greedy" else WARM
 
-    def search(self):
-        if self.way == "beams" or self.kind != "decoder":
-            size = self.size if self.way == "beams" else 1
-            return BeamState(
-                BeamSearchStrategy(size, EOS, n_best=size, early_stopping=self.way == "greedy"),
-                BeamRequest(self.limit),
-            )
-        sampling = GREEDY if self.way == "greedy" else WARM
-        return SampledSequences(
-            SamplingStrategy(sampling, EOS), self.text, self.limit, self.n, 7, 10 * self.number
-        )
-
-    def put(self, engine):
+    def submit(self, engine):
+        if self.is_search:
+            state = BeamState(BeamSearchStrategy(eos_id=EOS, **self.beams), BeamRequest(self.limit))
+        else:
+            strategy = SamplingStrategy(self.sampling, EOS)
+            state = SampledSequences(strategy, self.text, self.limit, self.n, 7, 10 * self.number)
         if self.kind == "decoder":
-            return engine.submit(self.text, self.search())
-        return engine.submit([BOS], self.search(), source=[*self.text, EOS])
+            return engine.submit(self.text, state)
+        return engine.submit([BOS], state, source=[*self.text, EOS])
 
-    def alone(self, model, cache=None):
-        """By the functions that the other tests hold to plain references."""
-        if self.way == "beams" or self.kind != "decoder":
-            size = self.size if self.way == "beams" else 1
-            given = [*self.text, EOS] if self.kind != "decoder" else self.text
-            (found,) = beam_search(
-                model, torch.tensor([given]), None, bos_id=BOS if self.kind != "decoder" else None,
-                    eos_id=EOS, beam_size=size,
-                n_best=size, max_new_tokens=[self.limit], early_stopping=self.way == "greedy", cache=cache,
-            )  # fmt: skip
-            return [h.tokens for h in found]
-        sampling = GREEDY if self.way == "greedy" else WARM
-        rest = {"n": self.n, "seed": 7, "row_offset": 10 * self.number, "max_len": MAX_LEN, "cache": cache}
-        rows = [[] for _ in range(self.n)]
-        for token in generate(
-            model, [self.text], sampling=sampling, eos_id=EOS, max_new_tokens=self.limit, **rest
-        ):
-            if token.id != EOS:
-                rows[token.row - 10 * self.number].append(token.id)
-        return rows
+    def expected(self, model):
+        if self.is_search:
+            text, bos_id = (self.text, None) if self.kind == "decoder" else ([*self.text, EOS], BOS)
+            options = {"bos_id": bos_id, "eos_id": EOS, "max_new_tokens": [self.limit]} | self.beams
+            return [h.tokens for h in beam_search(model, torch.tensor([text]), None, **options)[0]]
+        options = {"n": self.n, "seed": 7, "row_offset": 10 * self.number, "max_len": MAX_LEN}
+        options |= {"sampling": self.sampling, "eos_id": EOS, "max_new_tokens": self.limit}
+        events = generate(model, [self.text], **options)
+        return ids_by_row((e for e in events if e.id != EOS), self.n, 10 * self.number)
 
 
-def tokens(request):
-    return [h.tokens for h in request.state.best_hypotheses()]
-
-
-def some(kind, n, seed=0):
+def random_requests(kind, n, seed=0):
     rng = np.random.default_rng(seed)
-    return [Asked(rng, kind, i) for i in range(n)]
+    return [RandomRequest(rng, kind, i) for i in range(n)]
 
 
-def run(engine, asked, per_step=2):
-    """Put requests while others run, until all have ended."""
-    waiting, requests = list(asked), []
+def run(engine, descriptions, per_step=2):
+    """Submit requests while others run, until all have ended."""
+    waiting, requests = list(descriptions), []
     for _ in range(10_000):
-        requests += [one.put(engine) for one in waiting[:per_step]]
+        requests += [description.submit(engine) for description in waiting[:per_step]]
         waiting = waiting[per_step:]
         if not waiting and engine.idle:
             return requests
@@ -140,371 +85,302 @@ def run(engine, asked, per_step=2):
     raise AssertionError("the engine does not come to an end")
 
 
+PLAIN_CASES = [(d, c) for d in DESIGNS for c in (None, PAGED) if c is None or d not in ("linear", "lstm")]
+CASES = [
+    *PLAIN_CASES,
+    ("rope", Choice("growing")),
+    ("rope", Choice("window", window=64)),
+    ("rope", Choice("h2o", budget=64)),
+    ("rope+alibi", None),
+    ("rope+alibi", PAGED),
+    ("rope+alibi", Choice("h2o", budget=64)),
+    ("lstm+rope", None),
+    ("lstm+rope", PAGED),
+    ("hybrid", Choice("growing")),
+    ("hybrid", Choice("h2o", budget=64)),
+    ("hybrids", PAGED),
+]
+
+
 @pytest.mark.acceptance("C1", "C2")
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-@pytest.mark.parametrize(
-    ("design", "cache"),
-    [(d, c) for d in DESIGNS for c in (None, PAGED) if c is None or d not in ("linear", "lstm")]
-    + [
-        ("rope", Choice("growing")),
-        ("rope", Choice("window", window=64)),
-        ("rope", Choice("h2o", budget=64)),
-        ("both", None),
-        ("both", PAGED),
-        ("both", Choice("h2o", budget=64)),
-        ("with a state", None),
-        ("with a state", PAGED),
-        ("hybrid", Choice("growing")),
-        ("hybrid", Choice("h2o", budget=64)),
-        ("hybrids", PAGED),
-    ],
-    ids=str,
-)
-def test_whoever_comes_and_goes_says_what_it_says_alone(kind, design, cache, deterministic):
-    """Draws, beams of several widths and greedy search together, two new requests a step, three tokens read
-    a step.
-    """
-    model, asked = make(kind, design), some(kind, 14)
-    engine = Engine(
-        model, max_len=MAX_LEN, cache=cache, max_num_seqs=11, prefill_chunk=3, deterministic=deterministic
-    )
-    for one, request in zip(asked, run(engine, asked), strict=True):
-        assert tokens(request) == one.alone(model)
+@pytest.mark.parametrize(("design", "cache"), CASES, ids=str)
+def test_continuous_batching_equals_single_requests(kind, design, cache, deterministic):
+    """Samples, beams of several widths and greedy search; two new requests and three prompt tokens a step."""
+    model, descriptions = make(kind, design), random_requests(kind, 9)
+    options = {"max_num_seqs": 11, "prefill_chunk": 3, "deterministic": deterministic}
+    engine = Engine(model, max_len=MAX_LEN, cache=cache, **options)
+    for description, request in zip(descriptions, run(engine, descriptions), strict=True):
+        assert outputs(request) == description.expected(model)
         assert request.finish_status.reason == "done"
     assert engine.running_members == [] and not engine.waiting_requests
 
 
 @pytest.mark.acceptance("C1")
 @pytest.mark.parametrize(
-    ("design", "blocks"),
+    ("kind", "design", "blocks"),
     [
-        *(("rope", 30), ("rope", 40), ("rope", 60), ("both", 30), ("both", 60)),
-        *(("hybrid", 30), ("hybrid", 60), ("with a state", 30), ("hybrids", 40)),
+        ("decoder", "rope", 30),
+        ("encoder-decoder", "rope", 60),
+        ("decoder", "rope+alibi", 60),
+        ("encoder-decoder", "lstm+rope", 30),
+        ("decoder", "hybrid", 30),
     ],
 )
-@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_who_gives_way_where_pages_run_out_says_the_same_later(kind, design, blocks):
-    model, asked = make(kind, design), some(kind, 25, seed=blocks)
-    engine = Engine(
-        model, max_len=MAX_LEN, cache=Choice("paged", block_size=2, max_blocks=blocks), prefill_chunk=6
-    )
-    for one, request in zip(asked, run(engine, asked, per_step=25), strict=True):
-        assert tokens(request) == one.alone(model)
+def test_preempted_requests_give_the_same_tokens(kind, design, blocks):
+    model, descriptions = make(kind, design), random_requests(kind, 25, seed=blocks)
+    cache = Choice("paged", block_size=2, max_blocks=blocks)
+    engine = Engine(model, max_len=MAX_LEN, cache=cache, prefill_chunk=6)
+    for description, request in zip(descriptions, run(engine, descriptions, per_step=25), strict=True):
+        assert outputs(request) == description.expected(model)
     assert engine.preemptions > 0
-    caches = [batch.cache for batch in engine.batches]
-    parts = [part for cache in caches for part in getattr(cache, "leaves", [cache])]
-    assert all(nothing_is_held(part.block_manager) for part in parts if not isinstance(part, StateCache))
-
-
-def nothing_is_held(table):
-    """Whether every page is free, and the table in order."""
-    table.check_invariants()
-    return table.n_available == table.n_blocks > 0
+    for batch in engine.batches:
+        for part in getattr(batch.cache, "leaves", [batch.cache]):
+            assert isinstance(part, StateCache) or all_blocks_are_free(part.block_manager)
 
 
 @pytest.mark.acceptance("D5")
-def test_what_can_never_fit_is_refused_at_once_and_what_just_fits_is_served():
-    model, rule = make(), SamplingStrategy(GREEDY, -1)
-    engine = Engine(model, max_len=MAX_LEN, cache=Choice("paged", block_size=4, max_blocks=5), max_num_seqs=3)
+def test_requests_larger_than_the_cache_are_refused():
+    cache = Choice("paged", block_size=4, max_blocks=5)
+    engine = Engine(make(), max_len=MAX_LEN, cache=cache, max_num_seqs=3)
     prompt = [5, 6, 7, 8, 9]
-    with pytest.raises(
-        UserError,
-        match=r"5 tokens and up to 17 new ones in 1 sequence require a cache of 24 tokens; the cache has 20",
+    for arguments, message in (
+        (
+            (prompt, 17),
+            "5 tokens and up to 17 new ones in 1 sequence require a cache of 24 tokens; the cache has 20",
+        ),
+        ((prompt, 2, GREEDY, 4), "4 sequences were requested; the engine runs at most 3"),
+        (([5] * 41, 2), "the prompt has 41 tokens; the model's maximum is 40"),
+        (([], 2), "a prompt has no token"),
+        # three sequences share a page of the prompt and need five slots each beyond it: 4 + 3 x 8
+        ((prompt, 5, GREEDY, 3), "require a cache of 28 tokens"),
     ):
-        engine.submit(prompt, SampledSequences(rule, prompt, 17))
-    with pytest.raises(UserError, match="4 sequences were requested; the engine runs at most 3"):
-        engine.submit(prompt, SampledSequences(rule, prompt, 2, n=4))
-    with pytest.raises(UserError, match="the prompt has 41 tokens; the model's maximum is 40"):
-        engine.submit([5] * 41, SampledSequences(rule, [5] * 41, 2))
-    with pytest.raises(UserError, match="a prompt has no token"):
-        engine.submit([], SampledSequences(rule, [], 2))
-    assert engine.idle
-    just = engine.submit(prompt, SampledSequences(rule, prompt, 16))
-    assert len(just.result()[0].tokens) == 16
-    # three sequences share one whole page of the prompt and need five slots each beyond it: 4 + 3 x 8 are too
-    # many
-    with pytest.raises(UserError, match="require a cache of 28 tokens"):
-        engine.submit(prompt, SampledSequences(rule, prompt, 5, n=3))
-    shared = engine.submit(prompt, SampledSequences(rule, prompt, 4, n=3))
-    assert [len(h.tokens) for h in shared.result()] == [4, 4, 4]
-    assert nothing_is_held(engine.batches[0].cache.block_manager)
+        with pytest.raises(UserError, match=message):
+            sample(engine, *arguments)
+        assert engine.idle
+    assert [len(tokens) for tokens in outputs(sample(engine, prompt, 16))] == [16]
+    assert [len(tokens) for tokens in outputs(sample(engine, prompt, 4, n=3))] == [4, 4, 4]
+    assert all_blocks_are_free(engine.batches[0].cache.block_manager)
 
 
 @pytest.mark.acceptance("D6")
-def test_a_huge_prompt_keeps_nobody_waiting_and_is_not_kept_waiting():
-    model = make(max_len=2000)
-    engine = Engine(model, max_len=2000, cache=PAGED, prefill_chunk=100)
-    huge = engine.submit([5] * 1500, SampledSequences(SamplingStrategy(GREEDY, -1), [5] * 1500, 3))
+def test_long_prefill_shares_steps_with_other_requests():
+    engine = Engine(make(max_len=2000), max_len=2000, cache=PAGED, prefill_chunk=100)
+    long = sample(engine, [5] * 1500, 3)
     engine.step()
-    small = [
-        engine.submit([i % 20 + 3] * 8, SampledSequences(SamplingStrategy(GREEDY, -1), [i % 20 + 3] * 8, 3))
-        for i in range(50)
-    ]
+    short = [sample(engine, [i % 20 + 3] * 8, 3) for i in range(50)]
     steps = 0
-    while any(request.finish_status is None for request in small):
+    while any(request.finish_status is None for request in short):
         engine.step()
         steps += 1
     # 51 readers share 100 tokens, one each a step, so a prompt of 8 is read in at most 7 steps; then 3 tokens
     assert steps <= 12
-    assert huge.finish_status is None
-    while huge.finish_status is None:
+    assert long.finish_status is None
+    while long.finish_status is None:
         engine.step()
         steps += 1
     assert steps <= 12 + 1500 // 100 + 4
 
 
 @pytest.mark.acceptance("D7", "R9")
-def test_five_thousand_requests_half_of_them_cancelled_at_random_moments():
+def test_hundreds_of_requests_with_random_cancellations():
     model, rng = make(n_layers=1), np.random.default_rng(1)
-    kinds = some("decoder", 40)
-    wanted = [one.alone(model) for one in kinds]
-    engine = Engine(
-        model,
-        max_len=MAX_LEN,
-        cache=Choice("paged", block_size=4, max_blocks=100),
-        prefill_chunk=40,
-        max_num_seqs=90,
-    )
-    requests, doomed, ends = [], set(), Counter()
-    while len(requests) < 5000 or not engine.idle:
-        for _ in range(int(rng.integers(0, 60)) if len(requests) < 5000 else 0):
-            request = kinds[len(requests) % 40].put(engine)
+    descriptions = random_requests("decoder", 15)
+    expected = [description.expected(model) for description in descriptions]
+    cache = Choice("paged", block_size=4, max_blocks=60)
+    engine = Engine(model, max_len=MAX_LEN, cache=cache, prefill_chunk=40, max_num_seqs=90)
+    requests, to_cancel = [], set()
+    while len(requests) < 500 or not engine.idle:
+        for _ in range(int(rng.integers(0, 60)) if len(requests) < 500 else 0):
+            requests.append(descriptions[len(requests) % 15].submit(engine))
             if rng.random() < 0.5:
-                doomed.add(request)
-            requests.append(request)
-        for request in [r for r in doomed if rng.random() < 0.2]:
+                to_cancel.add(requests[-1])
+        for request in [request for request in to_cancel if rng.random() < 0.2]:
             request.cancel()
             request.cancel()
-            doomed.remove(request)
+            to_cancel.remove(request)
             assert all(member.request is not request for member in engine.running_members)
         engine.step()
-    assert nothing_is_held(engine.batches[0].cache.block_manager)
+    assert all_blocks_are_free(engine.batches[0].cache.block_manager)
     assert engine.batches[0].cache.seq_ids == []
+    reasons = Counter(request.finish_status.reason for request in requests)
     for i, request in enumerate(requests):
-        ends[request.finish_status.reason] += 1
         if request.finish_status.reason == "done":
-            assert tokens(request) == wanted[i % 40]
-    assert ends["done"] + ends["cancelled"] == len(requests) and ends["cancelled"] > 1000
+            assert outputs(request) == expected[i % 15]
+    assert reasons["done"] + reasons["cancelled"] == len(requests) and reasons["cancelled"] > 100
     assert engine.preemptions > 0
 
 
 @pytest.mark.acceptance("C11", "R12")
 @pytest.mark.parametrize(
-    ("design", "cache"), [("rope", None), ("rope", PAGED), ("both", None), ("both", PAGED)], ids=str
+    ("kind", "design", "cache"),
+    [
+        ("decoder", "rope", None),
+        ("encoder-decoder", "rope", PAGED),
+        ("decoder", "rope+alibi", PAGED),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_deterministic_is_to_the_last_bit_whatever_else_runs(kind, design, cache):
-    model, rng = make(kind, design), np.random.default_rng(0)
-    asked = some(kind, 30)
+def test_deterministic_engine_is_bitwise_reproducible(kind, design, cache):
+    model, rng, descriptions = make(kind, design), np.random.default_rng(0), random_requests(kind, 10)
     engine = Engine(model, max_len=MAX_LEN, cache=cache, prefill_chunk=4, deterministic=True)
-    alone = []
-    for one in asked:
-        request = one.put(engine)
-        alone.append((list(request), request.result()))
-    requests, heard = [one.put(engine) for one in asked], {}
+    expected = []
+    for description in descriptions:
+        request = description.submit(engine)
+        expected.append((list(request), request.result()))
+    requests = [description.submit(engine) for description in descriptions]
+    events = [[] for _ in requests]
     while not engine.idle:
         engine.step()
         if rng.random() < 0.3:
-            (extra,) = some(kind, 1, seed=int(rng.integers(1000)))
-            noise = extra.put(engine)
+            noise = random_requests(kind, 1, seed=int(rng.integers(1000)))[0].submit(engine)
             if rng.random() < 0.5:
                 noise.cancel()
-        for request in requests:
-            heard.setdefault(request, []).extend(request.events)
+        for request, new in zip(requests, events, strict=True):
+            new += request.events
             request.events.clear()
-        if len(engine.running_members) > 200:
+        if len(engine.running_members) > 100:
             break
-    for request, (said, found) in zip(requests, alone, strict=True):
-        assert request.result() == found  # scores and all
-        assert heard[request] == said
+    for request, new, (expected_events, result) in zip(requests, events, expected, strict=True):
+        assert request.result() == result  # scores included
+        assert new == expected_events
 
 
-def test_not_a_number_is_the_affair_of_one_request():
-    model, rule = make(), SamplingStrategy(GREEDY, -1)
-    prompts = [[4, 5, 3], [4, 5, 6], [4, 5, 7]]
-    plain = Engine(model, max_len=MAX_LEN)
-    said = [plain.submit(prompt, SampledSequences(rule, prompt, 6)).result()[0].tokens for prompt in prompts]
-    hole = next(i for i in range(8, V) if not any(i in tokens for tokens in said))
+def test_nan_fails_one_request():
+    model, prompts = make(), [[4, 5, 3], [4, 5, 6], [4, 5, 7]]
+    expected = [run_alone(model, lambda engine, p=p: sample(engine, p, 6)) for p in prompts]
+    nan_id = next(i for i in range(8, V) if not any(i in tokens for (tokens,) in expected))
     with torch.no_grad():
-        model.embedding.token.weight[hole] = float("nan")
+        model.embedding.token.weight[nan_id] = float("nan")
     engine = Engine(model, max_len=MAX_LEN, cache=PAGED)
-    good = [engine.submit(prompt, SampledSequences(rule, prompt, 6)) for prompt in prompts[:2]]
-    bad = [
-        engine.submit([4, hole], SampledSequences(rule, [4, hole], 6)),
-        engine.submit([hole, 3], BeamState(BeamSearchStrategy(3, EOS), BeamRequest(6))),
-    ]
-    good.append(engine.submit(prompts[2], SampledSequences(rule, prompts[2], 6)))
+    good = [sample(engine, prompt, 6) for prompt in prompts[:2]]
+    bad = [sample(engine, [4, nan_id], 6), search(engine, [nan_id, 3], 6, 3)]
+    good.append(sample(engine, prompts[2], 6))
     for request in bad:
         with pytest.raises(UserError, match="output is NaN"):
             request.result()
         assert request.finish_status.reason == "error"
-    assert [request.result()[0].tokens for request in good] == said
+    assert [outputs(request) for request in good] == expected
 
 
-def test_a_model_that_breaks_ends_who_was_in_it_and_the_engine_goes_on(monkeypatch):
-    model, rule = make(), SamplingStrategy(GREEDY, -1)
+def test_failing_model_ends_only_running_requests(monkeypatch):
+    model = make()
     engine = Engine(model, max_len=MAX_LEN)
-    wanted = engine.submit([4, 5], SampledSequences(rule, [4, 5], 5)).result()
-    first = engine.submit([4, 5], SampledSequences(rule, [4, 5], 5))
+    expected = outputs(sample(engine, [4, 5], 5))
+    request = sample(engine, [4, 5], 5)
     engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(model, "decode", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            first.result()
-    assert first.finish_status.reason == "error" and engine.idle
-    assert engine.submit([4, 5], SampledSequences(rule, [4, 5], 5)).result() == wanted
+            request.result()
+    assert request.finish_status.reason == "error" and engine.idle
+    assert outputs(sample(engine, [4, 5], 5)) == expected
 
 
-@pytest.mark.parametrize("where", ["model", "engine"])
-def test_an_error_that_is_kept_keeps_no_cache(monkeypatch, unsearched, where):
-    """It knows the frames it went through, and whoever asked for the text may hold it for long."""
+@pytest.mark.parametrize("place", ["model", "engine"])
+def test_stored_error_holds_no_cache(monkeypatch, unsearched, place):
+    """Its traceback has the frames of the step, and whoever asked for the text may store it for long."""
     model = make()
     engine = Engine(model, max_len=MAX_LEN, cache=PAGED)
-    request = engine.submit([4, 5], SampledSequences(SamplingStrategy(GREEDY, -1), [4, 5], 5))
+    request = sample(engine, [4, 5], 5)
     engine.step()
-    held = weakref.WeakSet(engine.batches[0].cache.layers)
-    if where == "model":
+    layers = weakref.WeakSet(engine.batches[0].cache.layers)
+    if place == "model":
         monkeypatch.setattr(model, "decode", lambda tokens, pos, cache, memory: cache / 0)
         engine.step()
     else:
         monkeypatch.setattr(engine, "_step_batch", lambda batch: batch.cache / 0)
         monkeypatch.setattr(engine, "_isolate_failure", lambda batch, work: work())
-        with pytest.raises(TypeError) as caught:
+        with pytest.raises(TypeError) as error:
             engine.step()
-        engine.fail_all(caught.value)
+        engine.fail_all(error.value)
     assert isinstance(request.finish_status.error, TypeError) and request.finish_status.error.__traceback__
-    assert not held and engine.idle
+    assert not layers and engine.idle
 
 
 @pytest.mark.parametrize("name", [name for name in CACHE.names() if name != "state"])
-def test_a_cache_goes_with_its_last_request(unsearched, name):
-    """Not when Python next searches for what only knows itself: until then there may be many of them."""
+def test_cache_is_freed_with_its_last_request(unsearched, name):
+    """Without a run of the garbage collector."""
     engine = Engine(make(), max_len=MAX_LEN, cache=Choice(name), deterministic=True)
     for _ in range(2):
-        request = engine.submit([4, 5], SampledSequences(SamplingStrategy(GREEDY, -1), [4, 5], 5))
+        request = sample(engine, [4, 5], 5)
         engine.step()
         (batch,) = engine.batches
-        held = weakref.WeakSet([batch, batch.cache, *batch.cache.layers])
+        objects = weakref.WeakSet([batch, batch.cache, *batch.cache.layers])
         del batch
         request.result()
         engine.step()
-        assert not held
+        assert not objects
 
 
 @pytest.mark.acceptance("D3")
-def test_what_others_have_read_is_not_read_again_and_changes_nothing(monkeypatch):
-    model, rule, counted = make(), SamplingStrategy(GREEDY, -1), []
-    read = model.decode_features
+def test_prefix_cache_saves_reads(monkeypatch):
+    model, counts = make(), []
+    decode_features = model.decode_features
 
-    def counting(fed, pos, cache, memory=None):
-        counted.append(int((pos >= 0).sum()))
-        return read(fed, pos, cache, memory)
+    def counting(tokens, pos, cache, memory=None):
+        counts.append(int((pos >= 0).sum()))
+        return decode_features(tokens, pos, cache, memory)
 
     monkeypatch.setattr(model, "decode_features", counting)
     engine = Engine(model, max_len=MAX_LEN, cache=Choice("paged", block_size=4, max_blocks=30))
-    prompt = [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
-    said = engine.submit(prompt, SampledSequences(rule, prompt, 7)).result()
-    assert sum(counted) == 10 + 7  # all but the newest, then a token a step (decode reads, too)
-    counted.clear()
-    assert [h.tokens for h in engine.submit(prompt, SampledSequences(rule, prompt, 7)).result()] == [
-        h.tokens for h in said
-    ]
-    assert sum(counted) == 2 + 7  # two pages of four are known
-    longer = [*prompt, *said[0].tokens[:6], 3]
-    counted.clear()
-    again = engine.submit(longer, SampledSequences(rule, longer, 4)).result()
-    assert sum(counted) == 1 + 4  # what was said is known as well: 16 of 17
-    fresh = Engine(model, max_len=MAX_LEN)
-    assert [h.tokens for h in again] == [
-        h.tokens for h in fresh.submit(longer, SampledSequences(rule, longer, 4)).result()
-    ]
+
+    def run_counted(prompt, limit):
+        counts.clear()
+        tokens = outputs(sample(engine, prompt, limit))
+        return tokens, sum(counts)
+
+    prompt = list(range(3, 14))
+    tokens, n_read = run_counted(prompt, 7)
+    assert n_read == 10 + 7  # all but the newest, then a token a step
+    assert run_counted(prompt, 7) == (tokens, 2 + 7)  # two pages of four are cached
+    longer = [*prompt, *tokens[0][:6], 3]
+    tokens, n_read = run_counted(longer, 4)
+    assert n_read == 1 + 4  # the output is cached as well: 16 of 17
+    assert tokens == run_alone(model, lambda engine: sample(engine, longer, 4))
 
 
-def test_one_sequence_of_several_may_be_stopped_at_any_time():
-    model, rule, prompt = make(), SamplingStrategy(WARM, -1), [4, 5, 6, 7, 8, 9]
-    whole = (
-        Engine(model, max_len=MAX_LEN).submit(prompt, SampledSequences(rule, prompt, 9, n=3, seed=1)).result()
-    )
-    for when in range(8):
+def test_one_of_several_sequences_can_be_stopped():
+    model, prompt = make(), [4, 5, 6, 7, 8, 9]
+    expected = run_alone(model, lambda engine: sample(engine, prompt, 9, WARM, n=3, seed=1))
+    for n_steps in range(8):
         engine = Engine(model, max_len=MAX_LEN, cache=PAGED, prefill_chunk=2)
-        request = engine.submit(prompt, SampledSequences(rule, prompt, 9, n=3, seed=1))
-        for _ in range(when):
+        request = sample(engine, prompt, 9, WARM, n=3, seed=1)
+        for _ in range(n_steps):
             engine.step()
         request.stop(1)
-        found = request.result()
-        assert [found[0].tokens, found[2].tokens] == [whole[0].tokens, whole[2].tokens]
-        assert found[1].tokens == whole[1].tokens[: len(found[1].tokens)]
+        first, stopped_tokens, last = outputs(request)
+        assert [first, last] == [expected[0], expected[2]]
+        assert stopped_tokens == expected[1][: len(stopped_tokens)]
         for number in (0, 2):
             request.stop(number)
         assert request.finish_status.reason == "done"
     engine = Engine(model, max_len=MAX_LEN)
-    request = engine.submit(prompt, SampledSequences(rule, prompt, 9, n=2))
+    request = sample(engine, prompt, 9, WARM, n=2)
     request.stop(0)
     request.stop(1)
     assert request.finish_status.reason == "done" and engine.idle
 
 
-def test_several_threads_may_wait_for_their_own():
-    model, asked = make(), some("decoder", 24)
-    engine, found = Engine(model, max_len=MAX_LEN, cache=PAGED, max_num_seqs=9), {}
+def test_threads_wait_for_their_own_requests():
+    model, descriptions = make(), random_requests("decoder", 12)
+    engine, results = Engine(model, max_len=MAX_LEN, cache=PAGED, max_num_seqs=9), {}
 
-    def one(i):
-        request = asked[i].put(engine)
+    def work(i):
+        request = descriptions[i].submit(engine)
         list(request)
-        found[i] = tokens(request)
+        results[i] = outputs(request)
 
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(24)]
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
-    assert [found[i] for i in range(24)] == [one.alone(model) for one in asked]
+        thread.join(300)
+    assert [results[i] for i in range(12)] == [description.expected(model) for description in descriptions]
 
 
-@pytest.mark.parametrize("cache", [None, PAGED], ids=str)
-def test_a_text_longer_than_the_model_goes_on_from_its_last_half_beside_others(cache):
-    model, rule = make(), SamplingStrategy(GREEDY, -1)
-    engine = Engine(model, max_len=8, cache=cache)
-    long = engine.submit([4, 5, 6], SampledSequences(rule, [4, 5, 6], 30, n=2))
-    others = [engine.submit([7, i], SampledSequences(rule, [7, i], 5)) for i in (3, 4)]
-    text = [4, 5, 6]
-    since = 0
-    while len(text) < 33:
-        since = len(text) - 4 if len(text) - since > 8 else since
-        with torch.no_grad():
-            text.append(int(model(torch.tensor([text[since:]]))[0, -1].argmax()))
-    assert [h.tokens for h in long.result()] == [text[3:]] * 2
-    assert all(len(request.result()[0].tokens) == 5 for request in others)
-
-
-@pytest.mark.parametrize("wrong", [{"max_num_seqs": 0}, {"prefill_chunk": 0}, {"max_batch_tokens": 0}])
-def test_an_engine_for_nothing_is_refused(wrong):
-    (name,) = wrong
+@pytest.mark.parametrize("name", ["max_num_seqs", "prefill_chunk", "max_batch_tokens"])
+def test_engine_limits_below_1_are_refused(name):
     with pytest.raises(UserError, match=f"{name} is 0; expected an integer, 1 or more"):
-        Engine(make(), max_len=MAX_LEN, **wrong)
-
-
-def test_a_source_that_cannot_be_read_ends_its_own_request_alone():
-    """Others run on as if it had not come."""
-    model = make("encoder-decoder")
-    engine, encode = Engine(model, max_len=40), model.encode
-
-    def failing(tokens, pos):
-        if tokens.size(1) > 9:
-            raise RuntimeError("can't allocate memory")
-        return encode(tokens, pos)
-
-    object.__setattr__(model, "encode", failing)
-    alone = Engine(make("encoder-decoder"), max_len=40)
-    wanted = alone.submit([1], BeamState(BeamSearchStrategy(2, EOS), BeamRequest(6)), source=[5, 6, 7])
-    while not alone.idle:
-        alone.step()
-    first = engine.submit([1], BeamState(BeamSearchStrategy(2, EOS), BeamRequest(6)), source=[5, 6, 7])
-    engine.step()
-    second = engine.submit([1], BeamState(BeamSearchStrategy(2, EOS), BeamRequest(6)), source=[8] * 12)
-    engine.step()
-    assert second.finish_status is not None and "can't allocate memory" in str(second.finish_status.error)
-    while not engine.idle:
-        engine.step()
-    assert [found.tokens for found in first.result()] == [found.tokens for found in wanted.result()]
+        Engine(make(), max_len=MAX_LEN, **{name: 0})

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from tests.generation.engine.engine_memory_helpers import Fan, Silent, until_idle
+from tests.generation.engine.engine_helpers import Fan, SilentModel, step_until_idle
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
@@ -12,29 +12,24 @@ from polyhead.generation.engine.request import Request
 
 
 @pytest.mark.acceptance("D5")
-@pytest.mark.parametrize(
-    ("block", "max_len"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 5), (3, 5), (4, 8)]
-)
-def test_the_border_of_what_is_let_in_is_the_border_of_what_can_run(block, max_len):
-    """One page less than suffices is refused, and would not have sufficed."""
+@pytest.mark.parametrize(("block", "max_len"), [(1, 1), (1, 4), (2, 1), (2, 5), (3, 5), (4, 8)])
+def test_admission_limit_is_exact(block, max_len):
+    """One page less than needed is refused, and would not have been enough."""
+
+    def make_engine(max_blocks=None):
+        options = {"max_blocks": max_blocks} if max_blocks else {}
+        return Engine(SilentModel(), max_len=max_len, cache=Choice("paged", block_size=block, **options))
+
     sizes = itertools.product(range(1, max_len + 1), (1, 2, 7, 13), (1, 3), (False, True))
-    for length, most, width, fork in sizes:
-        wish, prompt = (width, most, 1 if fork else width), list(range(length))
-        wanted = (
-            Engine(Silent(), max_len=max_len, cache=Choice("paged", block_size=block))
-            .submit(prompt, Fan(*wish))
-            .max_kv_tokens
-            // block
-        )
-        engine = Engine(Silent(), max_len=max_len, cache=Choice("paged", block_size=block, max_blocks=wanted))
-        engine.submit(prompt, Fan(*wish)).result()
-        if wanted > 1:
-            engine = Engine(
-                Silent(), max_len=max_len, cache=Choice("paged", block_size=block, max_blocks=wanted - 1)
-            )
+    for length, limit, width, fork in sizes:
+        shape, prompt = (width, limit, 1 if fork else width), list(range(length))
+        n_blocks = make_engine().submit(prompt, Fan(*shape)).max_kv_tokens // block
+        make_engine(n_blocks).submit(prompt, Fan(*shape)).result()
+        if n_blocks > 1:
+            engine = make_engine(n_blocks - 1)
             with pytest.raises(UserError, match="require a cache of"):
-                engine.submit(prompt, Fan(*wish))
-            forced = Request(engine, prompt, Fan(*wish), None, 0)
-            engine.waiting_requests.append(forced)
-            until_idle(engine)
-            assert forced.finish_status.reason == "error", (prompt, wish, wanted)
+                engine.submit(prompt, Fan(*shape))
+            request = Request(engine, prompt, Fan(*shape), None, 0)
+            engine.waiting_requests.append(request)
+            step_until_idle(engine)
+            assert request.finish_status.reason == "error", (prompt, shape, n_blocks)

@@ -2,68 +2,72 @@
 
 import pytest
 import torch
-from tests.kernels.fused_step_helpers import made
+from tests.generation.helpers import build_noisy
+from tests.kernels.build_extension_helpers import needs_kernels
 
+from polyhead.config.model import ModelConfig
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState, beam_search
-from polyhead.generation.engine import workers as parts
+from polyhead.generation.engine import workers as module
 from polyhead.generation.engine.engine import Engine
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.pack_model import linear_factory, pack_model
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler for the kernels")
+pytestmark = needs_kernels
+GPT2 = {"position": "learned", "norm_first": True, "feed_forward": {"name": "gelu", "tanh": True}}
+
+
+def make_model(kind="decoder"):
+    sizes = {"d_model": 128, "n_heads": 4, "n_layers": 2, "vocab_size": 97, "max_len": 48, "d_ff": 200}
+    parts = GPT2 if kind == "decoder" else {}
+    return build_noisy(ModelConfig(kind=kind, **sizes, **parts), 1, 0.05, 2)
 
 
 @pytest.fixture
 def two_threads():
-    before = torch.get_num_threads()
+    n_threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(n_threads)
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
-@pytest.mark.parametrize("name", ["base", "gpt2"])
-def test_outputs_are_those_of_one_engine_to_the_last_bit(name, beam_size, two_threads, monkeypatch):
-    model = pack_model(made(name), linear_factory("int8"))
+@pytest.mark.parametrize(("kind", "beam_size"), [("encoder-decoder", 1), ("decoder", 3)])
+def test_workers_equal_one_engine_bitwise(kind, beam_size, two_threads, monkeypatch):
+    model = pack_model(make_model(kind), linear_factory("int8"))
     source = torch.randint(5, 97, (33, 7), generator=torch.Generator().manual_seed(1))
-    options = {
-        "bos_id": 1,
-        "eos_id": 2,
-        "beam_size": beam_size,
-        "max_new_tokens": [5 + i % 9 for i in range(33)],
-    }
-    options["early_stopping"] = beam_size == 1
-    assert parts.count_workers(model, 33) == 2
-    found = beam_search(model, source, None, **options)
+    options = {"bos_id": 1, "eos_id": 2, "beam_size": beam_size, "early_stopping": beam_size == 1}
+    options["max_new_tokens"] = [5 + i % 9 for i in range(33)]
+    assert module.count_workers(model, 33) == 2
+    actual = beam_search(model, source, None, **options)
     assert torch.get_num_threads() == 2
-    monkeypatch.setattr(parts, "MAX_WORKERS", 1)
-    assert beam_search(model, source, None, **options) == found
+    monkeypatch.setattr(module, "MAX_WORKERS", 1)
+    assert beam_search(model, source, None, **options) == actual
 
 
-def test_a_model_that_kernels_do_not_run_has_one_engine(two_threads):
-    assert parts.count_workers(made("gpt2"), 100) == 1
-    assert parts.count_workers(pack_model(made("gpt2")), 2 * parts.MIN_WORKER_ROWS - 1) == 1
+def test_model_without_kernels_has_one_worker(two_threads):
+    assert module.count_workers(make_model(), 100) == 1
+    assert module.count_workers(pack_model(make_model()), 2 * module.MIN_WORKER_ROWS - 1) == 1
 
 
-def submit_all(workers, n):
-    strategy = BeamSearchStrategy(1, 2, early_stopping=True, min_new_tokens=9)
+def start_workers(n, **options):
+    model, strategy = (
+        pack_model(make_model()),
+        BeamSearchStrategy(1, 2, early_stopping=True, min_new_tokens=9),
+    )
+    workers = module.Workers(lambda: Engine(model, max_len=40, **options), 2)
     for i in range(n):
         workers.add(i, lambda engine: engine.submit([5], BeamState(strategy, BeamRequest(9))))
+    return workers
 
 
-def test_who_stops_to_wait_ends_the_threads(two_threads):
-    model = pack_model(made("gpt2"))
-    workers = parts.Workers(lambda: Engine(model, max_len=40, max_num_seqs=1), 2)
-    submit_all(workers, 40)
+def test_closing_results_ends_the_threads(two_threads):
+    workers = start_workers(40, max_num_seqs=1)
     results = workers.run()
     next(results)
     results.close()
     assert sum(request.finish_status is not None for _, request in workers.requests[0]) < 20
 
 
-def test_an_error_of_a_thread_is_raised(two_threads, monkeypatch):
-    workers = parts.Workers(lambda: Engine(pack_model(made("gpt2")), max_len=40), 2)
-    submit_all(workers, 4)
+def test_errors_of_a_thread_are_raised(two_threads, monkeypatch):
+    workers = start_workers(4)
     monkeypatch.setattr(workers.engines[1], "step", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(workers.run())

@@ -1,4 +1,4 @@
-"""Tests of generation/shortlist/ibm_model1.py."""
+"""IBM Model 1 against its formulas in dictionaries."""
 
 import random
 from collections import defaultdict
@@ -8,8 +8,8 @@ import pytest
 from polyhead.generation.shortlist.ibm_model1 import train_ibm_model1
 
 
-def by_hand(pairs, rounds):
-    """IBM Model 1 as Brown et al. write it, in dictionaries."""
+def train_plain(pairs, rounds):
+    """IBM Model 1 as Brown et al. write it; None is the empty source word."""
     t = defaultdict(lambda: 1.0)
     for _ in range(rounds):
         counts, totals = defaultdict(float), defaultdict(float)
@@ -24,24 +24,20 @@ def by_hand(pairs, rounds):
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
-def test_the_lexicon_is_that_of_model_1(rounds):
-    draw = random.Random(2)
-    pairs = [
-        (
-            [draw.randrange(12) for _ in range(draw.randint(0, 5))],
-            [draw.randrange(12) for _ in range(draw.randint(0, 6))],
-        )
-        for _ in range(30)
-    ]
-    made = train_ibm_model1(*zip(*pairs, strict=True), 12, rounds)
-    wanted = by_hand(pairs, rounds)
-    told = {
-        (None if e == 12 else e, f): p
-        for e, f, p in zip(made.source.tolist(), made.target.tolist(), made.probability, strict=True)
-    }
-    assert told.keys() == wanted.keys()
-    assert all(told[key] == pytest.approx(wanted[key], rel=1e-9) for key in told)
-    first, tokens = made.top_targets(3, 12)
+def test_lexicon_equals_ibm_model_1(rounds):
+    rng = random.Random(2)
+
+    def sentence(max_length):
+        return [rng.randrange(12) for _ in range(rng.randint(0, max_length))]
+
+    pairs = [(sentence(5), sentence(6)) for _ in range(30)]
+    lexicon = train_ibm_model1(*zip(*pairs, strict=True), 12, rounds)
+    entries = zip(lexicon.source.tolist(), lexicon.target.tolist(), lexicon.probability, strict=True)
+    actual = {(None if e == 12 else e, f): p for e, f, p in entries}
+    expected = train_plain(pairs, rounds)
+    assert actual.keys() == expected.keys()
+    assert all(actual[key] == pytest.approx(expected[key], rel=1e-9) for key in actual)
+    offsets, tokens = lexicon.top_targets(3, 12)
     for e in range(12):
-        own = sorted(((-p, f) for (source, f), p in told.items() if source == e))[:3]
-        assert sorted(tokens[first[e] : first[e + 1]].tolist()) == sorted(f for _, f in own)
+        best = sorted(((-p, f) for (source, f), p in actual.items() if source == e))[:3]
+        assert sorted(tokens[offsets[e] : offsets[e + 1]].tolist()) == sorted(f for _, f in best)

@@ -1,14 +1,12 @@
 """Tests of hf/families/bart.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.hf.families.seq2seq import Seq2SeqFamily, close, ids, published
+from tests.hf.conftest import edit_json
+from tests.hf.families.seq2seq import Seq2SeqFamily, assert_close, make_seq2seq, random_ids
 from tests.hf.families.seq2seq_cases import CASES
 
 import polyhead as ph
@@ -20,57 +18,38 @@ class TestBart(Seq2SeqFamily):
     names = ("bart",)
 
 
-def changed(directory: Path, **values: Any) -> None:
-    path = directory / "config.json"
-    path.write_text(
-        json.dumps({k: v for k, v in (json.loads(path.read_text()) | values).items() if v != "gone"})
-    )
-
-
-def test_a_bare_bart_has_no_bias_of_scores(tmp_path: Path) -> None:
-    theirs = published(tmp_path, CASES["bart"][0])
-    theirs.model.save_pretrained(tmp_path)
-    ours, (source, target) = load_model(tmp_path), (ids(2, 9), ids(2, 7))
-    assert not ours.config.lm_head_bias
-    theirs.final_logits_bias.zero_()
+def test_bare_model_has_no_logits_bias(tmp_path: Path) -> None:
+    reference = make_seq2seq(tmp_path, CASES["bart"][0])
+    reference.model.save_pretrained(tmp_path)
+    model, (source, target) = load_model(tmp_path), (random_ids(2, 9), random_ids(2, 7))
+    assert not model.config.lm_head_bias
+    reference.final_logits_bias.zero_()
     with torch.no_grad():
-        close(ours(source, target), theirs(input_ids=source, decoder_input_ids=target).logits)
+        assert_close(model(source, target), reference(input_ids=source, decoder_input_ids=target).logits)
 
 
-def test_settings_of_before_generation_config_are_in_config_json(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    published(tmp_path, CASES["bart"][0])
-    wanted = ph.load(tmp_path).generation
+def test_generation_settings_in_config_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where files have no generation_config.json, as before transformers 4.26."""
+    make_seq2seq(tmp_path, CASES["bart"][0])
+    expected, config = ph.load(tmp_path).generation, tmp_path / "config.json"
     settings = json.loads((tmp_path / "generation_config.json").read_text())
     (tmp_path / "generation_config.json").unlink()
-    changed(
-        tmp_path,
-        **{key: settings[key] for key in ("max_length", "num_beams", "length_penalty", "early_stopping")},
-    )
-    assert ph.load(tmp_path).generation == wanted
-    assert (wanted.max_length_ratio, wanted.max_length_extra) == (0, 23)
+    keys = ("max_length", "num_beams", "length_penalty", "early_stopping")
+    edit_json(config, **{key: settings[key] for key in keys})
+    assert ph.load(tmp_path).generation == expected
+    assert (expected.max_length_ratio, expected.max_length_extra) == (0, 23)
+    edit_json(config, no_repeat_ngram_size=3)
+    assert ph.load(tmp_path).generation == expected.model_copy(update={"no_repeat_ngram_size": 3})
     assert not caplog.messages
-    changed(tmp_path, no_repeat_ngram_size=3)
-    assert ph.load(tmp_path).generation == wanted.model_copy(update={"no_repeat_ngram_size": 3})
-    assert not caplog.messages
-    changed(tmp_path, repetition_penalty=1.5)
+    edit_json(config, repetition_penalty=1.5)
     ph.load(tmp_path)
-    assert caplog.messages == [
-        f"{tmp_path / 'config.json'}: repetition_penalty is 1.5, and translations use beam search without it"
-    ]
+    message = f"{config}: repetition_penalty is 1.5, and translations use beam search without it"
+    assert caplog.messages == [message]
     caplog.clear()
-    changed(
-        tmp_path,
-        repetition_penalty=1.0,
-        bad_words_ids=[[5], [7, 8]],
-        suppress_tokens=[9],
-    )
+    edit_json(config, repetition_penalty=1.0, bad_words_ids=[[5], [7, 8]], suppress_tokens=[9])
     assert ph.load(tmp_path).generation.bad_words
-    assert [message.partition(": ")[2].partition(", and")[0] for message in caplog.messages] == [
-        "bad_words_ids is [[7, 8]]",
-        "suppress_tokens is [9]",
-    ]
-    changed(tmp_path, bad_words_ids=7)
+    unsupported_settings = [message.partition(": ")[2].partition(", and")[0] for message in caplog.messages]
+    assert unsupported_settings == ["bad_words_ids is [[7, 8]]", "suppress_tokens is [9]"]
+    edit_json(config, bad_words_ids=7)
     with pytest.raises(UserError, match="bad_words_ids is 7, expected lists of token ids"):
         ph.load(tmp_path)

@@ -1,19 +1,16 @@
 """Tests of hf/families/deberta_v2.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
 import transformers
 from safetensors.torch import load_file
-from tests.hf.conftest import VOCABULARY
-from tests.hf.encoder_common_helpers import edited, rewritten
-from tests.hf.families.encoders import EncoderFamily, out, published
-from tests.hf.families.encoders_cases import DEBERTA, MLM, UNTIED, Case
+from tests.hf.conftest import VOCABULARY, edit_json, edit_weights
+from tests.hf.families.encoders import EncoderFamily, assert_close, make_encoder, reference_output
+from tests.hf.families.encoders_cases import DEBERTA, MLM, UNTIED_EMBEDDINGS, Case
+from tests.hf.families.laws import round_trip
 
 import polyhead as ph
-from polyhead.cli import main
 from polyhead.hf.load import load_model
 
 
@@ -21,60 +18,56 @@ class TestDebertaV2(EncoderFamily):
     names = ("deberta-v2",)
 
 
-def test_the_first_head_of_deberta_is_tied_whatever_is_said(tmp_path: Path) -> None:
-    theirs = published(Case("DebertaV2Config", MLM, {**DEBERTA, **UNTIED, "legacy": False}), tmp_path)
+def test_older_head_is_always_tied(tmp_path: Path) -> None:
+    reference = make_encoder(
+        tmp_path, Case("DebertaV2Config", MLM, {**DEBERTA, **UNTIED_EMBEDDINGS, "legacy": False})
+    )
     tokens = torch.randint(5, VOCABULARY, (2, 9))
-    ours = load_model(tmp_path)
-    assert ours.config.tie_embeddings == "all"
+    model = load_model(tmp_path)
+    assert model.config.tie_embeddings == "all"
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+        assert_close(model(tokens), reference(tokens).logits)
 
 
-def test_files_as_deberta_was_published_are_the_same(tmp_path: Path) -> None:
-    """As deberta-v3-base: a head by its first name, that of the discriminator, a table of positions that
-    nobody reads.
-    """
-    case = Case("DebertaV2Config", MLM, {**DEBERTA, "legacy": False})
-    theirs, tokens = published(case, tmp_path / "a"), torch.randint(5, VOCABULARY, (2, 19))
-    more = {
-        name: torch.ones(24) for name in ("mask_predictions.dense.bias", "mask_predictions.LayerNorm.weight")
-    }
-    more |= {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 24)}
-    rewritten(tmp_path / "a", lambda tensors: tensors.update(more))
-    before = load_file(tmp_path / "a/model.safetensors")
-    assert "lm_predictions.lm_head.dense.weight" in before
+def test_files_as_deberta_v3_was_published(tmp_path: Path) -> None:
+    """A head by its older name, that of the discriminator, a table of positions that no code reads."""
+    checkpoint = tmp_path / "checkpoint"
+    reference = make_encoder(checkpoint, Case("DebertaV2Config", MLM, {**DEBERTA, "legacy": False}))
+    tokens = torch.randint(5, VOCABULARY, (2, 19))
+    unread = ("mask_predictions.dense.bias", "mask_predictions.LayerNorm.weight")
+    extra = {name: torch.ones(24) for name in unread}
+    extra |= {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 24)}
+    edit_weights(checkpoint, lambda tensors: tensors.update(extra))
+    original = load_file(checkpoint / "model.safetensors")
+    assert "lm_predictions.lm_head.dense.weight" in original
     with torch.no_grad():
-        torch.testing.assert_close(
-            load_model(tmp_path / "a")(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5
-        )
-        assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
-        assert main(["export", str(tmp_path / "run"), str(tmp_path / "b")]) == 0
-        again, info = transformers.AutoModelForMaskedLM.from_pretrained(
-            tmp_path / "b", output_loading_info=True
+        expected = reference(tokens).logits
+        assert_close(load_model(checkpoint)(tokens), expected)
+        _, exported_dir = round_trip(checkpoint)
+        exported_model, info = transformers.AutoModelForMaskedLM.from_pretrained(
+            exported_dir, output_loading_info=True
         )
         assert not any(info.values()), info
-        torch.testing.assert_close(again.eval()(tokens).logits, theirs(tokens).logits, rtol=1e-5, atol=1e-5)
-        edited(tmp_path / "a/config.json", ("architectures", "legacy"))  # theirs says neither
-        wanted = theirs.deberta(tokens).last_hidden_state
-        torch.testing.assert_close(load_model(tmp_path / "a")(tokens), wanted, rtol=1e-5, atol=1e-5)
-    head = ("lm_predictions.lm_head", "cls.predictions.transform")
-    after = load_file(tmp_path / "b/model.safetensors")
-    for name in before.keys() - more.keys():
-        today = name.replace(*head).replace("transform.bias", "bias")
-        assert torch.equal(before[name], after.pop(today)), name
-    assert not after
+        assert_close(exported_model.eval()(tokens).logits, expected)
+        edit_json(checkpoint / "config.json", ("architectures", "legacy"))  # published without them
+        assert_close(load_model(checkpoint)(tokens), reference.deberta(tokens).last_hidden_state)
+    exported_tensors = load_file(exported_dir / "model.safetensors")
+    for name in original.keys() - extra.keys():
+        newer = name.replace("lm_predictions.lm_head", "cls.predictions.transform")
+        assert torch.equal(original[name], exported_tensors.pop(newer.replace("transform.bias", "bias"))), (
+            name
+        )
+    assert not exported_tensors
 
 
-def test_distances_beyond_all_buckets_are_those_of_the_reference(tmp_path: Path) -> None:
-    """With padding, plainly and in the faster form."""
-    theirs = published(
-        Case("DebertaV2Config", MLM, {**DEBERTA, "max_position_embeddings": 150, "position_buckets": 32}),
-        tmp_path,
-    )
-    tokens, place = torch.randint(5, VOCABULARY, (2, 200)), torch.arange(200)
-    real = place < torch.tensor([[200], [150]])
+def test_distances_beyond_last_bucket(tmp_path: Path) -> None:
+    """With padding, in the plain and in the faster form."""
+    sizes = {**DEBERTA, "max_position_embeddings": 150, "position_buckets": 32}
+    reference = make_encoder(tmp_path, Case("DebertaV2Config", MLM, sizes))
+    tokens, pos = torch.randint(5, VOCABULARY, (2, 200)), torch.arange(200)
+    mask = pos < torch.tensor([[200], [150]])
     with torch.no_grad():
-        wanted = out(theirs.deberta, tokens, attention_mask=real.long())[real]
+        expected = reference_output(reference.deberta, tokens, attention_mask=mask.long())[mask]
         for fast in (False, True):
-            found = ph.load(tmp_path, fast=fast).model.encoder(tokens, place.where(real, -1))[real]
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+            output = ph.load(tmp_path, fast=fast).model.encoder(tokens, pos.where(mask, -1))[mask]
+            torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)

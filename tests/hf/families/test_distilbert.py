@@ -1,7 +1,5 @@
 """Tests of hf/families/distilbert.py."""
 
-from __future__ import annotations
-
 from tests.hf.families.encoders import EncoderFamily
 
 

@@ -1,12 +1,7 @@
 """Tests of hf/families/glm.py."""
 
-from __future__ import annotations
-
 from tests.hf.families.causal import CausalFamily
 
 
 class TestGlm(CausalFamily):
-    names = (
-        "glm",
-        "glm4",
-    )
+    names = ("glm", "glm4")

@@ -1,23 +1,18 @@
 """Tests of hf/families/m2m_100.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
-from tests.hf.conftest import TEXTS, VOCABULARY
-from tests.hf.families.seq2seq import SOURCES, Seq2SeqFamily, published, words
+from tests.hf.conftest import VOCABULARY, random_run
+from tests.hf.families.seq2seq import SOURCES, Seq2SeqFamily, make_seq2seq, strip_ends
 from tests.hf.families.seq2seq_cases import CASES, EOS
 from tokenizers.processors import TemplateProcessing
 
 import polyhead as ph
-from polyhead import Choice, ModelConfig, build
-from polyhead.config.generation_config import GenerationConfig
+from polyhead import ModelConfig
 from polyhead.core.errors import UserError
-from polyhead.hf.save import build_checkpoint as export
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.hf.save import build_checkpoint
 from tokenizers import Tokenizer as Inner
 
 
@@ -25,44 +20,32 @@ class TestM2M100(Seq2SeqFamily):
     names = ("m2m_100",)
 
 
-def test_languages_may_be_chosen(tmp_path: Path) -> None:
-    case = CASES["m2m_100"][0]
-    theirs, path = published(tmp_path, case), tmp_path / "tokenizer.json"
+def test_languages_are_chosen_per_translation(tmp_path: Path) -> None:
+    reference, path = make_seq2seq(tmp_path, CASES["m2m_100"][0]), tmp_path / "tokenizer.json"
     inner = Inner.from_file(str(path))
     inner.add_special_tokens(["__en__", "de_DE"])
+    english, german = inner.token_to_id("__en__"), inner.token_to_id("de_DE")
+    assert (english, german) == (VOCABULARY, VOCABULARY + 1)
     inner.post_processor = TemplateProcessing(
         single="<unk> $A </s>", pair="$A $B", special_tokens=[("<unk>", 3), ("</s>", 2)]
     )
-    assert (inner.token_to_id("__en__"), inner.token_to_id("de_DE")) == (VOCABULARY, VOCABULARY + 1)
-    theirs.resize_token_embeddings(VOCABULARY + 2)
-    theirs.save_pretrained(tmp_path)
+    reference.resize_token_embeddings(VOCABULARY + 2)
+    reference.save_pretrained(tmp_path)
     inner.save(str(path))
     run = ph.load(tmp_path)
-    for source, before in ((None, [3]), ("en", [VOCABULARY, 3])):
-        found = run.hypotheses(SOURCES, source_lang=source, target_lang="de")
-        for text, (best,) in zip(SOURCES, found, strict=True):
-            read = torch.tensor([[*before, *run.tokenizer.encode([text])[0], EOS]])
-            said = theirs.generate(read, forced_bos_token_id=VOCABULARY + 1, use_cache=False)[0].tolist()
-            assert best.tokens == words(said, 2)
+    for source_lang, prefix in ((None, [3]), ("en", [english, 3])):
+        hypotheses = run.hypotheses(SOURCES, source_lang=source_lang, target_lang="de")
+        for text, (best,) in zip(SOURCES, hypotheses, strict=True):
+            source = torch.tensor([[*prefix, *run.tokenizer.encode([text])[0], EOS]])
+            expected = reference.generate(source, forced_bos_token_id=german, use_cache=False)
+            assert best.tokens == strip_ends(expected[0].tolist(), 2)
     with pytest.raises(UserError, match="language 'fr': this model has no token for it"):
         run.translate(SOURCES, target_lang="fr")
 
 
-OWN = {"d_model": 24, "n_heads": 3, "n_layers": 1, "n_decoder_layers": 2, "max_len": 32, "dropout": 0.0}
-
-HALVES = {"name": "sinusoidal", "layout": "halves"}
-
-PRE = {"norm_first": True}
-
-
-def test_positions_of_m2m100_begin_after_the_padding(tmp_path: Path) -> None:
-    config = ModelConfig(
-        vocab_size=VOCABULARY, **OWN, **PRE, position=HALVES | {"endpoint": True, "offset": 2}
-    )
-    run = Run(
-        build(config, seed=1), train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig()
-    )
-    with pytest.raises(
-        UserError, match="not belong to the family 'm2m_100': its pad_token_id is 0, expected 1"
-    ):
-        export(run.model, run.tokenizer, run.generation)
+def test_positions_start_after_padding_id() -> None:
+    position = {"name": "sinusoidal", "layout": "halves", "endpoint": True, "offset": 2}
+    sizes = {"d_model": 24, "n_heads": 3, "n_layers": 1, "n_decoder_layers": 2, "max_len": 32}
+    run = random_run(ModelConfig(vocab_size=VOCABULARY, **sizes, norm_first=True, position=position))
+    with pytest.raises(UserError, match="to the family 'm2m_100': its pad_token_id is 0, expected 1"):
+        build_checkpoint(run.model, run.tokenizer, run.generation)

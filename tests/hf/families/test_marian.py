@@ -1,12 +1,10 @@
 """Tests of hf/families/marian.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from tests.hf.families.seq2seq import Seq2SeqFamily, close, ids, published
+from tests.hf.families.seq2seq import Seq2SeqFamily, assert_close, make_seq2seq, random_ids
 from tests.hf.families.seq2seq_cases import CASES, Case
 
 from polyhead.hf.load import load_model
@@ -16,13 +14,13 @@ class TestMarian(Seq2SeqFamily):
     names = ("marian",)
 
 
-def test_embeddings_of_marian_that_are_said_to_be_shared_and_tied_to_nothing_are_each_their_own(
-    tmp_path: Path,
-) -> None:
+def test_untied_embeddings_with_share_option_are_separate(tmp_path: Path) -> None:
+    """share_encoder_decoder_embeddings has no effect where tie_word_embeddings is false."""
     sizes = CASES["marian"][-1].sizes | {"share_encoder_decoder_embeddings": True}
-    theirs, (source, target) = published(tmp_path, Case("MarianConfig", sizes)), (ids(2, 9), ids(2, 7))
+    reference = make_seq2seq(tmp_path, Case("MarianConfig", sizes))
+    source, target = random_ids(2, 9), random_ids(2, 7)
     assert "model.shared.weight" in load_file(tmp_path / "model.safetensors")
-    ours = load_model(tmp_path)
-    assert ours.config.tie_embeddings == "none"
+    model = load_model(tmp_path)
+    assert model.config.tie_embeddings == "none"
     with torch.no_grad():
-        close(ours(source, target), theirs(input_ids=source, decoder_input_ids=target).logits)
+        assert_close(model(source, target), reference(input_ids=source, decoder_input_ids=target).logits)

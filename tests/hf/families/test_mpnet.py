@@ -1,14 +1,11 @@
 """Tests of hf/families/mpnet.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
-from tests.hf.conftest import VOCABULARY
-from tests.hf.encoder_common_helpers import edited, rewritten
-from tests.hf.families.encoders import EncoderFamily, out, published
+from tests.hf.conftest import VOCABULARY, edit_json, edit_weights
+from tests.hf.families.encoders import EncoderFamily, assert_close, make_encoder, reference_output
 from tests.hf.families.encoders_cases import CASES, CLASSES, Case
 
 import polyhead as ph
@@ -20,34 +17,32 @@ class TestMpnet(EncoderFamily):
     names = ("mpnet",)
 
 
-def test_a_bare_mpnet_may_say_that_it_fills_masks(tmp_path: Path) -> None:
-    """As all-mpnet-base-v2 does, whose files hold no head; a masked one that lost a part of its head is
-    still told.
-    """
-    theirs, tokens = published(CASES["mpnet"][2], tmp_path / "bare"), torch.randint(5, VOCABULARY, (2, 19))
-    edited(tmp_path / "bare" / "config.json", architectures=["MPNetForMaskedLM"])
+def test_bare_model_with_masked_lm_architecture(tmp_path: Path) -> None:
+    """all-mpnet-base-v2 names MPNetForMaskedLM, and its files have no head; an incomplete head is refused."""
+    bare, masked = tmp_path / "bare", tmp_path / "masked"
+    reference, tokens = make_encoder(bare, CASES["mpnet"][2]), torch.randint(5, VOCABULARY, (2, 19))
+    edit_json(bare / "config.json", architectures=["MPNetForMaskedLM"])
     with torch.no_grad():
-        wanted = theirs(tokens)
-        ours = load_model(tmp_path / "bare")
-        torch.testing.assert_close(ours(tokens), wanted.last_hidden_state, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(
-            ours.get_submodule("pooler")(ours(tokens)), wanted.pooler_output, rtol=1e-5, atol=1e-5
-        )
-    published(CASES["mpnet"][0], tmp_path / "masked")
-    rewritten(tmp_path / "masked", lambda tensors: tensors.pop("lm_head.dense.weight"))
+        expected = reference(tokens)
+        model = load_model(bare)
+        assert_close(model(tokens), expected.last_hidden_state)
+        assert_close(model.get_submodule("pooler")(model(tokens)), expected.pooler_output)
+    make_encoder(masked, CASES["mpnet"][0])
+    edit_weights(masked, lambda tensors: tensors.pop("lm_head.dense.weight"))
     with pytest.raises(UserError, match=r"missing: lm_head\.dense\.weight"):
-        load_model(tmp_path / "masked")
+        load_model(masked)
 
 
 @pytest.mark.parametrize("case", CASES["mpnet"])
-def test_biases_beside_learned_positions_have_a_faster_form(case: Case, tmp_path: Path) -> None:
+def test_position_biases_in_faster_form(case: Case, tmp_path: Path) -> None:
     """Over distances of all buckets, with padding."""
-    theirs = published(Case(case.config, case.auto, {**case.sizes, "max_position_embeddings": 202}), tmp_path)
-    tokens, place = torch.randint(5, VOCABULARY, (2, 200)), torch.arange(200)
-    real = place < torch.tensor([[200], [150]])
+    sizes = {**case.sizes, "max_position_embeddings": 202}
+    reference = make_encoder(tmp_path, Case(case.config, case.auto, sizes))
+    tokens, pos = torch.randint(5, VOCABULARY, (2, 200)), torch.arange(200)
+    mask = pos < torch.tensor([[200], [150]])
+    selection = slice(None) if case.auto == CLASSES else mask
     with torch.no_grad():
-        wanted = out(theirs, tokens.where(real, 1), attention_mask=real.long())
+        expected = reference_output(reference, tokens.where(mask, 1), attention_mask=mask.long())
         for fast in (False, True):
-            found = ph.load(tmp_path, fast=fast).model(tokens, place.where(real, -1))
-            there = real if case.auto != CLASSES else slice(None)
-            torch.testing.assert_close(found[there], wanted[there], rtol=1e-4, atol=1e-4)
+            output = ph.load(tmp_path, fast=fast).model(tokens, pos.where(mask, -1))
+            torch.testing.assert_close(output[selection], expected[selection], rtol=1e-4, atol=1e-4)

@@ -1,7 +1,5 @@
 """Tests of hf/families/pegasus.py."""
 
-from __future__ import annotations
-
 from tests.hf.families.seq2seq import Seq2SeqFamily
 
 

@@ -1,12 +1,7 @@
 """Tests of hf/families/qwen.py."""
 
-from __future__ import annotations
-
 from tests.hf.families.causal import CausalFamily
 
 
 class TestQwen(CausalFamily):
-    names = (
-        "qwen2",
-        "qwen3",
-    )
+    names = ("qwen2", "qwen3")

@@ -1,7 +1,5 @@
 """Tests of hf/families/seed_oss.py."""
 
-from __future__ import annotations
-
 from tests.hf.families.causal import CausalFamily
 
 

@@ -1,8 +1,9 @@
-"""Shared by the tests of spm."""
+"""SentencePiece models of the library's own trainer, and translators that the reference makes of them."""
 
-from __future__ import annotations
-
+import functools
 import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,91 +14,85 @@ import transformers
 from tests.hf.conftest import VOCABULARY
 
 DOCS = Path(__file__).parents[3] / "docs"
+SOURCES = [
+    "Polyhead trains translators on your own text.",
+    "the dog ☃",
+    "Each verb has a help of its own: ask it.",
+]
+SIDES = {"layers": 1, "attention_heads": 2, "ffn_dim": 24}
+SIZES = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIDES.items()}
+SIZES |= {"decoder_layers": 2, "d_model": 16, "max_position_embeddings": 64, "num_beams": 1, "max_length": 20}
+SIZES |= {"init_std": 0.4}  # type: ignore[dict-item]
 
 
-def lines(name: str, n: int = 400) -> list[str]:
-    """Lines of text. Rows of dashes can be cut in several ways, equally likely; special tokens are only text
-    here.
+@functools.cache
+def read_lines(name: str, n: int = 400) -> tuple[str, ...]:
+    """Lines of the documentation, without rows of dashes, which have several segmentations of equal
+    probability, and without special tokens.
     """
     text = (DOCS / name).read_text(encoding="utf-8").split("\n")
-    return [line for line in text if line.strip(" -|") and "<unk>" not in line][:n]
+    return tuple([line for line in text if line.strip(" -|") and "<unk>" not in line][:n])
 
 
-def learnt(directory: Path, name: str, text: list[str], **settings: Any) -> Any:
-    """A model of the library's own trainer."""
+@functools.cache
+def _spm_model(lines: tuple[str, ...], settings: tuple[tuple[str, Any], ...]) -> bytes:
+    options = {key: list(value) if isinstance(value, tuple) else value for key, value in settings}
+    with tempfile.TemporaryDirectory() as directory:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_prefix=f"{directory}/m", minloglevel=2, **options
+        )
+        return Path(directory, "m.model").read_bytes()
+
+
+def train_spm(directory: Path, name: str, lines: tuple[str, ...], **settings: Any) -> Any:
+    """Write ``name``.spm; models of the same lines and settings are trained once a process."""
     settings = {"vocab_size": VOCABULARY, "model_type": "unigram", "hard_vocab_limit": False, **settings}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(text), model_prefix=str(directory / name), minloglevel=2, **settings
-    )
-    (directory / f"{name}.model").rename(directory / f"{name}.spm")
-    return sentencepiece.SentencePieceProcessor(model_file=str(directory / f"{name}.spm"))
+    path = directory / f"{name}.spm"
+    path.write_bytes(_spm_model(tuple(lines), tuple(sorted(settings.items()))))
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
-def numbered(model: Any) -> dict[str, int]:
+def piece_ids(model: Any) -> dict[str, int]:
     return {model.id_to_piece(i): i for i in range(len(model))}
 
 
-@pytest.fixture(scope="module")
-def marian(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-    """A directory as the reference writes it, of a model with two target languages, and what the reference
-    makes of it.
-    """
-    directory = tmp_path_factory.mktemp("marian")
-    sides = [
-        learnt(directory, name, lines(text), vocab_size=1200)
-        for name, text in (("source", "guide.md"), ("target", "guide.zh-CN.md"))
-    ]
-    pieces = sorted({piece for side in sides for piece in list(numbered(side))[3:]})
-    tokens = ["</s>", "<unk>", *pieces, ">>fra<<", ">>cmn_Hans<<", "<pad>"]
-    (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
-    tokenizer = transformers.MarianTokenizer(
-        *(str(directory / name) for name in ("source.spm", "target.spm", "vocab.json"))
-    )
-    pad = len(tokens) - 1
-    return directory, tokenizer, saved(directory, tokenizer, transformers.MarianMTModel,
-        transformers.MarianConfig(
-        **SIZES, vocab_size=len(tokens), pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0,
-            bos_token_id=0,
-        forced_eos_token_id=None, bad_words_ids=[[pad]],
-    ))  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def m2m100(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-    """The same of a model of a hundred languages, whose pieces were merged."""
-    directory = tmp_path_factory.mktemp("m2m100")
-    pieces = list(numbered(learnt(directory, "one", lines("guide.md"), model_type="bpe")))[3:]
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
-    (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
-    (directory / "one.spm").rename(directory / "sentencepiece.bpe.model")
-    tokenizer = transformers.M2M100Tokenizer(
-        str(directory / "vocab.json"), str(directory / "sentencepiece.bpe.model")
-    )
-    config = transformers.M2M100Config(**SIZES, vocab_size=len(tokens) + 100 + 8)
-    return directory, tokenizer, saved(directory, tokenizer, transformers.M2M100ForConditionalGeneration,
-        config)  # fmt: skip
-
-
-SIZES = {
-    "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 64, "num_beams": 1,
-    "init_std": 0.4,
-    "max_length": 20,
-}  # fmt: skip
-
-
-def saved(directory: Path, tokenizer: Any, of: Any, config: Any) -> Any:
+def save_translator(directory: Path, tokenizer: Any, model_class: Any, config: Any) -> Any:
     torch.manual_seed(0)
-    model = of(config).eval()
+    model = model_class(config).eval()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     assert not (directory / "tokenizer.json").exists()
     return model
 
 
-SOURCES = [
-    "Polyhead trains translators on your own text.",
-    "the dog ☃",
-    "Each verb has a help of its own: ask it.",
-]
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """Directory, tokenizer and model of a translator into two languages, as the reference writes it."""
+    directory = tmp_path_factory.mktemp("marian")
+    files = {"source": "guide.md", "target": "guide.zh-CN.md"}
+    models = [train_spm(directory, name, read_lines(file), vocab_size=1200) for name, file in files.items()]
+    pieces = sorted({piece for model in models for piece in list(piece_ids(model))[3:]})
+    tokens = ["</s>", "<unk>", *pieces, ">>fra<<", ">>cmn_Hans<<", "<pad>"]
+    (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    paths = (str(directory / name) for name in ("source.spm", "target.spm", "vocab.json"))
+    tokenizer, pad = transformers.MarianTokenizer(*paths), len(tokens) - 1
+    ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "bos_token_id": 0}
+    config = transformers.MarianConfig(
+        **SIZES, **ids, vocab_size=len(tokens), forced_eos_token_id=None, bad_words_ids=[[pad]]
+    )
+    return directory, tokenizer, save_translator(directory, tokenizer, transformers.MarianMTModel, config)
+
+
+@pytest.fixture(scope="module")
+def m2m100(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """The same of a model of a hundred languages with merged pieces."""
+    directory = tmp_path_factory.mktemp("m2m100")
+    model = train_spm(directory, "one", read_lines("guide.md"), model_type="bpe")
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *list(piece_ids(model))[3:]]
+    (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    shutil.move(directory / "one.spm", directory / "sentencepiece.bpe.model")
+    paths = (str(directory / name) for name in ("vocab.json", "sentencepiece.bpe.model"))
+    tokenizer = transformers.M2M100Tokenizer(*paths)
+    config = transformers.M2M100Config(**SIZES, vocab_size=len(tokens) + 100 + 8)
+    model_class = transformers.M2M100ForConditionalGeneration
+    return directory, tokenizer, save_translator(directory, tokenizer, model_class, config)

@@ -1,8 +1,4 @@
-"""Tokenizers from the files of checkpoints without a tokenizer.json, against those that the reference makes
-of them.
-"""
-
-from __future__ import annotations
+"""Tokenizers of checkpoints without tokenizer.json, compared with those of the reference."""
 
 import json
 from collections.abc import Callable
@@ -13,335 +9,342 @@ import pytest
 import sentencepiece
 import torch
 import transformers
-from tests.hf.conftest import VOCABULARY, make
-from tests.hf.tokenizers.spm_helpers import SOURCES, learnt, lines
-from tests.hf.tokenizers.test_spm import cut
+from tests.hf.conftest import VOCABULARY, build_once, edit_json, make
+from tests.hf.tokenizers.spm_helpers import SOURCES, read_lines, train_spm
+from tests.hf.tokenizers.test_spm import before_end
 
 import polyhead as ph
 from polyhead.core.errors import UserError
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from tokenizers import Tokenizer as Inner
 
-ENGLISH = lines("guide.md")
-OTHERS = [
-    *lines("architecture.md"),
-    *lines("guide.zh-CN.md", 60),
-    "",
-    "  two  blanks ",
-    "Ünïcode, naïve Straße",
-    "x\ty",
-]
+ENGLISH = list(read_lines("guide.md"))
+NONEMPTY = [line for line in ENGLISH if line.strip()]
+TEXTS = [*read_lines("architecture.md"), *read_lines("guide.zh-CN.md", 60)]
+TEXTS += ["", "  two  blanks ", "Ünïcode, naïve Straße", "x\ty"]
 PAIR = ("a dog barks", "at two red dogs")
-ENCODER = {
-    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-FRAMED = ENCODER | {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+ENCODER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20}
+ENCODER |= {"max_position_embeddings": 64}
+ROBERTA_ENCODER = ENCODER | {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+GPT2_SIZES = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+GPT2_SIZES |= {"eos_token_id": 0, "bos_token_id": 0}
+CONFIG, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 
 
-def said(directory: Path, name: str, **keys: Any) -> None:
-    (directory / name).write_text(json.dumps(keys))
+def write_json(directory: Path, name: str, content: Any) -> None:
+    (directory / name).write_text(json.dumps(content))
 
 
-def model(directory: Path, config: str, auto: str, size: int, **sizes: Any) -> Any:
-    """A model of the reference without any file of a tokenizer."""
-    directory.mkdir()
-    theirs = make(directory, config, auto=auto, vocab_size=size, **sizes)
+def make_without_tokenizer(directory: Path, config: str, auto: str, size: int, **sizes: Any) -> None:
+    directory.mkdir(exist_ok=True)
+    make(directory, config, auto=auto, vocab_size=size, files_only=True, **sizes)
     for path in directory.glob("*token*"):
         path.unlink()
-    return theirs
 
 
-def bytes_of(directory: Path, specials: list[str]) -> None:
+def save_byte_bpe(directory: Path, special_tokens: list[str]) -> None:
     """vocab.json and merges.txt, trained by the library's own trainer."""
-    trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(ENGLISH, vocab_size=VOCABULARY, special_tokens=specials)
-    trained.save_model(str(directory))
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(ENGLISH, vocab_size=VOCABULARY, special_tokens=special_tokens)
+    tokenizer.save_model(str(directory))
 
 
-def gpt2(directory: Path, more: int = 0) -> None:
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64, "eos_token_id": 0, "bos_token_id": 0}
-    model(directory, "GPT2Config", "AutoModelForCausalLM", VOCABULARY + more, **sizes)
-    bytes_of(directory, ["<|endoftext|>"])
-    said(directory, "generation_config.json", eos_token_id=0, bos_token_id=0)
+def gpt2(directory: Path, n_added: int = 0, config: str = "GPT2Config", **sizes: Any) -> None:
+    size = VOCABULARY + n_added
+    make_without_tokenizer(directory, config, "AutoModelForCausalLM", size, **GPT2_SIZES | sizes)
+    save_byte_bpe(directory, ["<|endoftext|>"])
+    write_json(directory, "generation_config.json", {"eos_token_id": 0, "bos_token_id": 0})
+
+
+def gpt2_added(directory: Path) -> None:
+    """Added tokens with all their options, which count before the older file."""
+    gpt2(directory, n_added=1)
+    options = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": False}
+    added_tokens = {str(VOCABULARY): {"content": "blanks", **options}}
+    added_tokens["0"] = {"content": "<|endoftext|>", "special": True}
+    write_json(directory, CONFIG, {"added_tokens_decoder": added_tokens})
+    write_json(directory, ADDED_TOKENS, {"never": 7})
 
 
 def gpt_j(directory: Path) -> None:
-    sizes = {
-        "n_embd": 16,
-        "n_layer": 1,
-        "n_head": 2,
-        "n_positions": 64,
-        "rotary_dim": 4,
-        "eos_token_id": 0,
-        "bos_token_id": 0,
-    }
-    model(directory, "GPTJConfig", "AutoModelForCausalLM", VOCABULARY + 2, **sizes)
-    bytes_of(directory, ["<|endoftext|>"])
-    said(directory, "generation_config.json", eos_token_id=0, bos_token_id=0)
-    said(directory, "added_tokens.json", **{"two  blanks": VOCABULARY + 1, "<|extra|>": VOCABULARY})
-    said(directory, "tokenizer_config.json", add_prefix_space=True)
+    gpt2(directory, n_added=2, config="GPTJConfig", rotary_dim=4)
+    write_json(directory, ADDED_TOKENS, {"two  blanks": VOCABULARY + 1, "<|extra|>": VOCABULARY})
+    write_json(directory, CONFIG, {"add_prefix_space": True})
 
 
-def opt(directory: Path) -> None:
-    sizes = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "ffn_dim": 20,
-        "bos_token_id": 2,
-    }
-    model(directory, "OPTConfig", "AutoModelForCausalLM", VOCABULARY, **sizes)
-    bytes_of(directory, ["<s>", "<pad>", "</s>", "<unk>"])
-    said(directory, "tokenizer_config.json", add_bos_token=True, tokenizer_class="GPT2Tokenizer")
-    roles = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>"}
-    said(
-        directory,
-        "special_tokens_map.json",
-        **{role: {"content": token, "lstrip": False} for role, token in roles.items()},
+def opt(directory: Path, **keys: Any) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 20}
+    make_without_tokenizer(
+        directory, "OPTConfig", "AutoModelForCausalLM", VOCABULARY, bos_token_id=2, **sizes
     )
+    save_byte_bpe(directory, ["<s>", "<pad>", "</s>", "<unk>"])
+    write_json(directory, CONFIG, keys or {"add_bos_token": True, "tokenizer_class": "GPT2Tokenizer"})
+    token = {"content": "</s>", "lstrip": False}
+    roles = {role: token for role in ("bos_token", "eos_token", "unk_token")}  # noqa: C420
+    write_json(directory, "special_tokens_map.json", roles)
 
 
-def opt_ended(directory: Path) -> None:
-    opt(directory)
-    said(directory, "tokenizer_config.json", add_bos_token=True, add_eos_token=True)
-
-
-def gpt2_more(directory: Path) -> None:
-    """Tokens with all that a file of today says of them, which counts before one of older days."""
-    gpt2(directory, more=1)
-    theirs = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": False}
-    more = {
-        str(VOCABULARY): {"content": "blanks", **theirs},
-        "0": {"content": "<|endoftext|>", "special": True},
-    }
-    said(directory, "tokenizer_config.json", added_tokens_decoder=more)
-    said(directory, "added_tokens.json", never=7)
+def opt_eos(directory: Path) -> None:
+    opt(directory, add_bos_token=True, add_eos_token=True)
 
 
 def roberta(directory: Path) -> None:
-    model(directory, "RobertaConfig", "AutoModelForMaskedLM", VOCABULARY, **FRAMED)
-    bytes_of(directory, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    make_without_tokenizer(directory, "RobertaConfig", "AutoModelForMaskedLM", VOCABULARY, **ROBERTA_ENCODER)
+    save_byte_bpe(directory, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+
+
+SIDES = {"layers": 1, "attention_heads": 2, "ffn_dim": 20}
+BART = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIDES.items()}
+BART |= {"d_model": 16, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 
 
 def bart(directory: Path) -> None:
-    sizes = {
-        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1,
-    }  # fmt: skip
-    model(directory, "BartConfig", "AutoModelForSeq2SeqLM", VOCABULARY, **sizes, decoder_start_token_id=2)
-    bytes_of(directory, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    sizes = BART | {"decoder_start_token_id": 2}
+    make_without_tokenizer(directory, "BartConfig", "AutoModelForSeq2SeqLM", VOCABULARY, **sizes)
+    save_byte_bpe(directory, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
 
 
-def pieces(directory: Path, config: str, sizes: dict[str, Any], more: int = 0, **keys: Any) -> None:
-    none = {"bos_token_id": None, "eos_token_id": None}
-    model(directory, config, "AutoModelForMaskedLM", VOCABULARY + more, **sizes, **none)
-    trained = BertWordPieceTokenizer(lowercase=keys.get("do_lower_case", True))
-    trained.train_from_iterator(ENGLISH, vocab_size=VOCABULARY)
-    trained.save_model(str(directory))
-    said(directory, "tokenizer_config.json", **keys)
-
-
-def bert(directory: Path) -> None:
-    pieces(directory, "BertConfig", ENCODER)
+def bert(
+    directory: Path, config: str = "BertConfig", sizes: Any = ENCODER, n_added: int = 0, **keys: Any
+) -> None:
+    ids = {"bos_token_id": None, "eos_token_id": None}
+    size = VOCABULARY + n_added
+    make_without_tokenizer(directory, config, "AutoModelForMaskedLM", size, **sizes, **ids)
+    tokenizer = BertWordPieceTokenizer(lowercase=keys.get("do_lower_case", True))
+    tokenizer.train_from_iterator(ENGLISH, vocab_size=VOCABULARY)
+    tokenizer.save_model(str(directory))
+    write_json(directory, CONFIG, keys)
 
 
 def bert_cased(directory: Path) -> None:
-    pieces(directory, "BertConfig", ENCODER, do_lower_case=False, tokenize_chinese_chars=False)
+    bert(directory, do_lower_case=False, tokenize_chinese_chars=False)
 
 
 def bert_accents(directory: Path) -> None:
-    pieces(directory, "BertConfig", ENCODER, strip_accents=False)
+    bert(directory, strip_accents=False)
 
 
-def bert_more(directory: Path) -> None:
-    """A token that is not special is met in what the normalizer has left of a text."""
-    pieces(directory, "BertConfig", ENCODER, more=1)
-    said(directory, "added_tokens.json", Blanks=VOCABULARY)
+def bert_added(directory: Path) -> None:
+    """A token that is not special is looked up in the normalized text."""
+    bert(directory, n_added=1)
+    write_json(directory, ADDED_TOKENS, {"Blanks": VOCABULARY})
 
 
 def distilbert(directory: Path) -> None:
     sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 20, "max_position_embeddings": 64}
-    pieces(directory, "DistilBertConfig", sizes)
+    bert(directory, "DistilBertConfig", sizes)
 
 
 def electra(directory: Path) -> None:
-    pieces(directory, "ElectraConfig", ENCODER | {"embedding_size": 8})
+    bert(directory, "ElectraConfig", ENCODER | {"embedding_size": 8})
 
 
-BY_BYTES = [gpt2, gpt2_more, gpt_j, opt, opt_ended, roberta, bart]
-BY_PIECES = [bert, bert_cased, bert_accents, bert_more, distilbert, electra]
+Save = Callable[[Path], None]
+CHECKPOINTS: list[Save] = [gpt2, gpt2_added, gpt_j, opt, opt_eos, roberta, bart]
+CHECKPOINTS += [bert, bert_cased, bert_accents, bert_added, distilbert, electra]
+
+
+@build_once
+def save_checkpoint(directory: Path, save: Save) -> None:
+    save(directory)
 
 
 @pytest.mark.acceptance("F6")
-@pytest.mark.parametrize("kind", [*BY_BYTES, *BY_PIECES], ids=lambda kind: str(kind.__name__))
-def test_texts_are_cut_and_framed_as_by_the_reference(kind: Callable[[Path], None], tmp_path: Path) -> None:
-    kind(tmp_path / "m")
-    theirs, run = transformers.AutoTokenizer.from_pretrained(tmp_path / "m"), ph.load(tmp_path / "m")
-    ours, inner = run.tokenizer, Inner.from_str(run.tokenizer.tokenizer_json)
-    plain = theirs(OTHERS, add_special_tokens=False).input_ids
-    assert ours.encode(OTHERS) == plain
-    assert ours.decode(plain) == theirs.batch_decode(
-        plain, skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
-    framed, pair = theirs(PAIR[0]), theirs(*PAIR)
-    assert inner.encode(PAIR[0]).ids == framed.input_ids
+@pytest.mark.whole
+@pytest.mark.parametrize("save", CHECKPOINTS, ids=lambda save: str(save.__name__))
+def test_tokenizer_equals_reference(save: Save, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    save_checkpoint(checkpoint, save)
+    reference, run = transformers.AutoTokenizer.from_pretrained(checkpoint), ph.load(checkpoint)
+    tokenizer, inner = run.tokenizer, Inner.from_str(run.tokenizer.tokenizer_json)
+    ids = reference(TEXTS, add_special_tokens=False).input_ids
+    assert tokenizer.encode(TEXTS) == ids
+    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    assert tokenizer.decode(ids) == reference.batch_decode(ids, **options)
+    single, pair = reference(PAIR[0]), reference(*PAIR)
+    assert inner.encode(PAIR[0]).ids == single.input_ids
     assert inner.encode(*PAIR).ids == pair.input_ids
     if "token_type_ids" in pair:
         assert inner.encode(*PAIR).type_ids == pair.token_type_ids
-    assert ours.role_ids.get("mask_token") == theirs.mask_token_id
-    assert ours.eos_id == (theirs.sep_token_id if theirs.sep_token_id is not None else theirs.eos_token_id)
+    assert tokenizer.role_ids.get("mask_token") == reference.mask_token_id
+    has_separator = reference.sep_token_id is not None
+    assert tokenizer.eos_id == (reference.sep_token_id if has_separator else reference.eos_token_id)
     run.save(tmp_path / "run")
-    assert ph.load(tmp_path / "run").tokenizer.encode(OTHERS) == plain
+    assert ph.load(tmp_path / "run").tokenizer.encode(TEXTS) == ids
 
 
-def test_a_mask_takes_the_blank_before_it_where_words_begin_with_one(tmp_path: Path) -> None:
-    for kind, leads in ((roberta, True), (bert, False)):
-        kind(tmp_path / kind.__name__)
-        tokenizer = ph.load(tmp_path / kind.__name__).tokenizer
-        (mask,) = (
-            special
-            for special in tokenizer.special_tokens.values()
-            if special.id == tokenizer.role_ids["mask_token"]
-        )
-        assert (mask.lstrip, mask.rstrip) == (leads, False)
+@pytest.mark.parametrize(("save", "lstrip"), [(roberta, True), (bert, False)])
+def test_mask_takes_preceding_space_in_byte_vocabularies(save: Save, lstrip: bool, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, save)
+    tokenizer = ph.load(tmp_path).tokenizer
+    tokens = {token.id: token for token in tokenizer.special_tokens.values()}
+    mask = tokens[tokenizer.role_ids["mask_token"]]
+    assert (mask.lstrip, mask.rstrip) == (lstrip, False)
 
 
-def test_a_special_token_in_a_text_is_only_text(tmp_path: Path) -> None:
-    opt(tmp_path / "m")
-    tokenizer = ph.load(tmp_path / "m").tokenizer
+def test_special_tokens_in_texts_stay_text(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, opt)
+    tokenizer = ph.load(tmp_path).tokenizer
     (ids,) = tokenizer.encode(["</s> <pad>"])
     assert tokenizer.eos_id not in ids
     assert tokenizer.decode([ids]) == ["</s> <pad>"]
 
 
-TRANSLATOR = {
-    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "max_position_embeddings": 64, "bos_token_id": 0,
-    "eos_token_id": 2,
-    "pad_token_id": 1, "forced_eos_token_id": 2, "init_std": 0.4,
-}  # fmt: skip
+TRANSLATOR = BART | {"max_position_embeddings": 64, "forced_eos_token_id": 2, "init_std": 0.4}
 
 
-def of_fairseq(directory: Path) -> tuple[Any, int]:
-    """A model of pieces under its published name, and how many tokens fairseq makes of it before any
-    language.
-    """
-    directory.mkdir()
-    trained = learnt(directory, "m", ENGLISH)
+def train_fairseq_pieces(directory: Path) -> tuple[Any, int]:
+    """Pieces under their published name, and how many tokens fairseq makes of them before any language."""
+    model = train_spm(directory, "m", tuple(ENGLISH))
     (directory / "m.spm").rename(directory / "sentencepiece.bpe.model")
-    return trained, len(trained) + 1
+    return model, len(model) + 1
 
 
-def built(directory: Path, of: Any, config: Any) -> Any:
+def save_model(directory: Path, model_class: Any, config: Any) -> Any:
     torch.manual_seed(0)
-    found = of(config).eval()
-    found.save_pretrained(directory)
-    return found
+    model = model_class(config).eval()
+    model.save_pretrained(directory)
+    return model
 
 
-def shifted(trained: sentencepiece.SentencePieceProcessor, text: str) -> list[int]:
+def fairseq_ids(model: sentencepiece.SentencePieceProcessor, text: str) -> list[int]:
     """fairseq has a token for padding before the pieces, and the unknown one behind the others of its own."""
-    return [3 if i == trained.unk_id() else i + 1 for i in trained.encode(text)]
+    return [3 if i == model.unk_id() else i + 1 for i in model.encode(text)]
 
 
-@pytest.mark.parametrize("second", [False, True], ids=["mbart", "mbart-50"])
-def test_mbart_has_the_pieces_of_fairseq_and_a_token_for_each_language(second: bool, tmp_path: Path) -> None:
-    trained, size = of_fairseq(tmp_path / "m")
-    count = 52 if second else 25
-    start = 2 if second else size + 19  # ro_RO, as the one from English has it
-    config = transformers.MBartConfig(**TRANSLATOR, vocab_size=size + count + 1, decoder_start_token_id=start)
-    theirs = built(tmp_path / "m", transformers.MBartForConditionalGeneration, config)
-    name = "MBart50Tokenizer" if second else "MBartTokenizer"
-    said(tmp_path / "m", "tokenizer_config.json", tokenizer_class=name, src_lang=None, tgt_lang=None)
-    run = ph.load(tmp_path / "m")
-    for text in [line for line in ENGLISH if line.strip()]:
-        assert run.tokenizer.encode([text]) == [shifted(trained, text)]
-    german, french, last = size + 2, size + 7, size + count
+@pytest.mark.parametrize("is_mbart50", [False, True], ids=["mbart", "mbart-50"])
+def test_mbart_has_fairseq_ids_and_language_tokens(is_mbart50: bool, tmp_path: Path) -> None:
+    pieces, size = train_fairseq_pieces(tmp_path)
+    n_languages = 52 if is_mbart50 else 25
+    start = 2 if is_mbart50 else size + 19  # ro_RO, as the one from English has it
+    vocab_size = size + n_languages + 1
+    config = transformers.MBartConfig(**TRANSLATOR, vocab_size=vocab_size, decoder_start_token_id=start)
+    reference = save_model(tmp_path, transformers.MBartForConditionalGeneration, config)
+    name = "MBart50Tokenizer" if is_mbart50 else "MBartTokenizer"
+    write_json(tmp_path, CONFIG, {"tokenizer_class": name, "src_lang": None, "tgt_lang": None})
+    run = ph.load(tmp_path)
+    assert run.tokenizer.encode(NONEMPTY) == [fairseq_ids(pieces, text) for text in NONEMPTY]
+    german, french, last = size + 2, size + 7, size + n_languages
     assert run.tokenizer.ids_to_tokens([german, french, last]) == ["de_DE", "fr_XX", "<mask>"]
-    with torch.no_grad():
-        for text in SOURCES:
-            ids = shifted(trained, text)
-            source = [german, *ids, 2] if second else [*ids, 2, german]
-            out = theirs.generate(
-                torch.tensor([source]), forced_bos_token_id=french if second else None,
-                decoder_start_token_id=2 if second else french, max_new_tokens=12, num_beams=1,
-            )  # fmt: skip
-            (found,) = run.hypotheses([text], n_best=1, source_lang="de_DE", target_lang="fr_XX")
-            skip = 2 if second else 1
-            assert cut([out[0].tolist()[skip:]], 2)[0][:10] == found[0].tokens[:10]
+    hypotheses = run.hypotheses(SOURCES, n_best=1, source_lang="de_DE", target_lang="fr_XX")
+    for text, (best,) in zip(SOURCES, hypotheses, strict=True):
+        ids = fairseq_ids(pieces, text)
+        source = [german, *ids, 2] if is_mbart50 else [*ids, 2, german]
+        output = reference.generate(
+            torch.tensor([source]),
+            forced_bos_token_id=french if is_mbart50 else None,
+            decoder_start_token_id=2 if is_mbart50 else french,
+            max_new_tokens=12,
+            num_beams=1,
+        )
+        (expected,) = before_end([output[0].tolist()[2 if is_mbart50 else 1 :]], 2)
+        assert best.tokens[:10] == expected[:10]
 
 
-def test_xlm_roberta_has_the_pieces_of_fairseq_framed(tmp_path: Path) -> None:
-    trained, size = of_fairseq(tmp_path / "m")
-    config = transformers.XLMRobertaConfig(**FRAMED | {"max_position_embeddings": 70}, vocab_size=size + 1)
-    built(tmp_path / "m", transformers.XLMRobertaForMaskedLM, config)
-    run = ph.load(tmp_path / "m")
-    texts = [line for line in ENGLISH if line.strip()]
-    assert run.tokenizer.encode(texts) == [shifted(trained, text) for text in texts]
-    assert run.tokenizer.role_ids["mask_token"] == size
-    first, second = (shifted(trained, text) for text in PAIR)
-    inner = Inner.from_str(run.tokenizer.tokenizer_json)
+def test_xlm_roberta_has_fairseq_ids(tmp_path: Path) -> None:
+    pieces, size = train_fairseq_pieces(tmp_path)
+    sizes = ROBERTA_ENCODER | {"max_position_embeddings": 70}
+    config = transformers.XLMRobertaConfig(**sizes, vocab_size=size + 1)
+    save_model(tmp_path, transformers.XLMRobertaForMaskedLM, config)
+    tokenizer = ph.load(tmp_path).tokenizer
+    assert tokenizer.encode(NONEMPTY) == [fairseq_ids(pieces, text) for text in NONEMPTY]
+    assert tokenizer.role_ids["mask_token"] == size
+    first, second = (fairseq_ids(pieces, text) for text in PAIR)
+    inner = Inner.from_str(tokenizer.tokenizer_json)
     assert inner.encode(PAIR[0]).ids == [0, *first, 2]
     assert inner.encode(*PAIR).ids == [0, *first, 2, 2, *second, 2]
 
 
 def llama(directory: Path) -> None:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20}
-    model(directory, "LlamaConfig", "AutoModelForCausalLM", VOCABULARY, **sizes)
+    make_without_tokenizer(
+        directory,
+        "LlamaConfig",
+        "AutoModelForCausalLM",
+        VOCABULARY,
+        **{key: ENCODER[key] for key in list(ENCODER)[:4]},
+    )
 
 
-def named(directory: Path, tokenizer: str) -> None:
-    """config.json says of which class the tokenizer is, as files did before there was one of its own."""
-    config = json.loads((directory / "config.json").read_text())
-    said(directory, "config.json", **config, tokenizer_class=tokenizer)
+Damage = Callable[[Path], Any]
 
 
-MISTAKES: list[tuple[Callable[[Path], None], Callable[[Path], Any], str]] = [
-    (llama, lambda d: None, "{0} has no tokenizer.json (there: config.json, generation_config.json, "
-                            "model.safetensors); save_pretrained of"),
-    (gpt2, lambda d: (d / "merges.txt").unlink(), "{0} has neither tokenizer.json nor vocab.json and "
-        "merges.txt"),
-    (gpt2, lambda d: (d / "vocab.json").unlink(), "{0} has neither tokenizer.json nor vocab.json and "
-        "merges.txt"),
-    (gpt2, lambda d: (d / "merges.txt").write_text("a b\nqq zz\n"), "{0}: vocab.json and merges.txt do not "
-        "match: "),
-    (gpt2, lambda d: (d / "merges.txt").write_text("a b c\n"), "{0}: vocab.json and merges.txt do not "
-        "match: "),
-    (gpt2, lambda d: said(d, "vocab.json", a="b"), "{0}: vocab.json and merges.txt do not match: "),
-    (gpt2, lambda d: (d / "merges.txt").write_bytes(b"\xff"), "{0}/merges.txt is not UTF-8 text (byte 0)"),
-    (gpt_j, lambda d: said(d, "added_tokens.json", new=VOCABULARY + 7), "{0}/added_tokens.json gives 'new' "
-        "the id 307, but in the vocabulary it is 300"),
-    (gpt_j, lambda d: said(d, "added_tokens.json", new="1"), "{0}/added_tokens.json must map tokens to ids"),
-    (gpt_j, lambda d: said(d, "tokenizer_config.json", added_tokens_decoder={"300": "new"}),
-        "{0}/tokenizer_config.json: added_tokens_decoder must map ids to tokens"),
-    (gpt_j, lambda d: said(d, "tokenizer_config.json", add_prefix_space="no"), "tokenizer_config.json: "
-        "add_prefix_space is 'no', expected true"),
-    (bert, lambda d: said(d, "tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer"),
-        "{0}: tokenizer_class is 'BertJapaneseTokenizer'; without a tokenizer.json supported: "
-        "BertTokenizer, "),
-    (roberta, lambda d: named(d, "CodeGenTokenizer"), "{0}: tokenizer_class is 'CodeGenTokenizer'; without "
-        "a tokenizer.json supported: RobertaTokenizer, "),
-    (gpt2, lambda d: named(d, "Qwen2TokenizerFast"), "{0}: tokenizer_class is 'Qwen2Tokenizer'; without a "
-        "tokenizer.json supported: GPT2Tokenizer, "),
-    (bert, lambda d: (d / "vocab.txt").unlink(), "{0} has neither tokenizer.json nor vocab.txt"),
-    (bert, lambda d: (d / "vocab.txt").write_text("[PAD]\nthe\n"), "{0}/vocab.txt has no line with the "
-        "token [UNK]"),
-    (bert, lambda d: said(d, "tokenizer_config.json", strip_accents="all"), "tokenizer_config.json: "
-        "strip_accents is 'all', expected true or"),
-]  # fmt: skip
+def remove(name: str) -> Damage:
+    return lambda directory: (directory / name).unlink()
 
 
+def write(name: str, content: Any) -> Damage:
+    """Text or bytes as they are, anything else as JSON."""
+    text = content if isinstance(content, str | bytes) else json.dumps(content)
+    data = text.encode() if isinstance(text, str) else text
+    return lambda directory: (directory / name).write_bytes(data)
+
+
+def set_class(name: str) -> Damage:
+    """In config.json, as files did before there was tokenizer_config.json."""
+    return lambda directory: edit_json(directory / "config.json", tokenizer_class=name)
+
+
+NEITHER = "{0} has neither tokenizer.json nor vocab.json and merges.txt"
+MISMATCH = "{0}: vocab.json and merges.txt do not match: "
+SUPPORTED_CLASSES = "; without a tokenizer.json supported: "
+
+
+@pytest.mark.whole
 @pytest.mark.acceptance("F6", "F10")
-@pytest.mark.parametrize(("kind", "spoil", "message"), MISTAKES)
-def test_what_is_wrong_is_named(
-    kind: Callable[[Path], None], spoil: Callable[[Path], Any], message: str, tmp_path: Path
-) -> None:
-    kind(tmp_path / "m")
-    spoil(tmp_path / "m")
+@pytest.mark.parametrize(
+    ("save", "damage", "message"),
+    [
+        (llama, lambda directory: None, "{0} has no tokenizer.json (there: config.json, generation_config"),
+        (gpt2, remove("merges.txt"), NEITHER),
+        (gpt2, remove("vocab.json"), NEITHER),
+        (gpt2, write("merges.txt", "a b\nqq zz\n"), MISMATCH),
+        (gpt2, write("merges.txt", "a b c\n"), MISMATCH),
+        (gpt2, write("vocab.json", {"a": "b"}), MISMATCH),
+        (gpt2, write("merges.txt", b"\xff"), "{0}/merges.txt is not UTF-8 text (byte 0)"),
+        (
+            gpt_j,
+            write(ADDED_TOKENS, {"new": VOCABULARY + 7}),
+            "{0}/added_tokens.json gives 'new' the id 307, but in the vocabulary it is 300",
+        ),
+        (gpt_j, write(ADDED_TOKENS, {"new": "1"}), "{0}/added_tokens.json must map tokens to ids"),
+        (
+            gpt_j,
+            write(CONFIG, {"added_tokens_decoder": {"300": "new"}}),
+            "{0}/tokenizer_config.json: added_tokens_decoder must map ids to tokens",
+        ),
+        (
+            gpt_j,
+            write(CONFIG, {"add_prefix_space": "no"}),
+            f"{CONFIG}: add_prefix_space is 'no', expected",
+        ),
+        (
+            bert,
+            write(CONFIG, {"tokenizer_class": "BertJapaneseTokenizer"}),
+            f"tokenizer_class is 'BertJapaneseTokenizer'{SUPPORTED_CLASSES}BertTokenizer, ",
+        ),
+        (
+            roberta,
+            set_class("CodeGenTokenizer"),
+            f"tokenizer_class is 'CodeGenTokenizer'{SUPPORTED_CLASSES}RobertaTokenizer, ",
+        ),
+        (
+            gpt2,
+            set_class("Qwen2TokenizerFast"),
+            f"tokenizer_class is 'Qwen2Tokenizer'{SUPPORTED_CLASSES}GPT2Tokenizer, ",
+        ),
+        (bert, remove("vocab.txt"), "{0} has neither tokenizer.json nor vocab.txt"),
+        (bert, write("vocab.txt", "[PAD]\nthe\n"), "{0}/vocab.txt has no line with the token [UNK]"),
+        (
+            bert,
+            write(CONFIG, {"strip_accents": "all"}),
+            f"{CONFIG}: strip_accents is 'all', expected true",
+        ),
+    ],
+)
+def test_damaged_files_are_refused(save: Save, damage: Damage, message: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, save)
+    damage(tmp_path)
     with pytest.raises(UserError) as error:
-        ph.load(tmp_path / "m")
-    assert message.format(tmp_path / "m") in str(error.value)
+        ph.load(tmp_path)
+    assert message.format(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,10 +1,5 @@
-"""Vocabularies of SentencePiece, against the library itself and the tokenizers of the reference
-implementation.
-"""
+"""SentencePiece vocabularies, compared with the library itself and with the reference's tokenizers."""
 
-from __future__ import annotations
-
-import json
 import random
 import shutil
 import unicodedata
@@ -16,7 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 import transformers
-from tests.hf.tokenizers.spm_helpers import DOCS, SOURCES, learnt, lines, numbered
+from tests.hf.conftest import edit_json
+from tests.hf.tokenizers.spm_helpers import DOCS, SOURCES, piece_ids, read_lines, train_spm
 from tests.hf.tokenizers.spm_helpers import m2m100 as m2m100
 from tests.hf.tokenizers.spm_helpers import marian as marian
 
@@ -38,12 +34,22 @@ from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import Tokenizer as Inner
 
-UNUSUAL = [
-    "", " ", "a  b", "\ta\n b ", "ﬁne ① ½", "☃☃ x ☃", "e\u0301te\u0301", "▁ ▁a", "1\u00a02", "ÀÉ ß",
-    "🙂🙃 hi",
-    "x\u200by",
-    "<unk> </s> <pad> <<a>>", ">>fra<< the", "__de__ the", "．，", "\u202eabc", "the" * 300,
-]  # fmt: skip
+Translator = tuple[Path, Any, Any]
+ENGLISH, CHINESE = read_lines("guide.md"), read_lines("guide.zh-CN.md")
+OTHER_ENGLISH = list(read_lines("architecture.md"))
+UNUSUAL = ["", " ", "a  b", "\ta\n b ", "ﬁne ① ½", "☃☃ x ☃", "e\u0301te\u0301", "▁ ▁a", "1\u00a02", "ÀÉ ß"]
+UNUSUAL += ["🙂🙃 hi", "x\u200by", "<unk> </s> <pad> <<a>>", ">>fra<< the", "__de__ the", "．，", "\u202eabc"]
+UNUSUAL += ["the" * 300]
+
+
+def read_model(directory: Path, ids: dict[str, int], special_tokens: tuple[str, ...] = ("<unk>",)) -> Inner:
+    model = read_spm_model(CheckpointFiles(directory), "m.spm")
+    return build_tokenizer(model, ids, list(special_tokens))
+
+
+def encode(tokenizer: Inner, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
 
 
 SETTINGS = [
@@ -59,343 +65,328 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_texts_are_cut_as_by_the_library(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    model = learnt(tmp_path, "m", lines("guide.md"), model_type=kind, **settings)
-    made = build_tokenizer(
-        read_spm_model(CheckpointFiles(tmp_path), "m.spm"), numbered(model), ["<unk>", "<s>", "</s>"]
-    )
-    made.encode_special_tokens = True
-    for text in [*lines("architecture.md"), *lines("guide.zh-CN.md", 100), *UNUSUAL]:
-        wanted = model.encode(text)
-        assert made.encode(text, add_special_tokens=False).ids == wanted, text
-        if model.unk_id() not in wanted:
-            assert made.decode(wanted) == model.decode(wanted)
+def test_segmentation_equals_library(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    model = train_spm(tmp_path, "m", ENGLISH, model_type=kind, **settings)
+    tokenizer = read_model(tmp_path, piece_ids(model), ("<unk>", "<s>", "</s>"))
+    tokenizer.encode_special_tokens = True
+    for text in [*OTHER_ENGLISH, *CHINESE[:100], *UNUSUAL]:
+        expected = model.encode(text)
+        assert encode(tokenizer, text) == expected, text
+        if model.unk_id() not in expected:
+            assert tokenizer.decode(expected) == model.decode(expected)
 
 
-def test_what_a_user_defined_comes_first_in_unigram_models_and_is_not_there_in_others(tmp_path: Path) -> None:
-    symbols = ["og b", "☃", "zqz"]
-    model = learnt(tmp_path, "m", lines("guide.md"), user_defined_symbols=symbols)
-    made = build_tokenizer(read_spm_model(CheckpointFiles(tmp_path), "m.spm"), numbered(model), ["<unk>"])
+def test_user_defined_symbols(tmp_path: Path) -> None:
+    """They come first in unigram models; BPE models with such are refused."""
+    symbols = ("og b", "☃", "zqz")
+    model = train_spm(tmp_path, "m", ENGLISH, user_defined_symbols=symbols)
+    tokenizer = read_model(tmp_path, piece_ids(model))
     for text in ["a dog barks", "☃☃", "zqzqz the dog", "dog b"]:
-        assert made.encode(text, add_special_tokens=False).ids == model.encode(text), text
-    learnt(tmp_path, "m", lines("guide.md"), user_defined_symbols=symbols, model_type="bpe")
+        assert encode(tokenizer, text) == model.encode(text), text
+    train_spm(tmp_path, "m", ENGLISH, user_defined_symbols=symbols, model_type="bpe")
     with pytest.raises(UserError, match="a bpe model with user-defined pieces"):
         read_spm_model(CheckpointFiles(tmp_path), "m.spm")
 
 
 @pytest.mark.parametrize("rules", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
-def test_letters_and_their_marks_are_one_character_however_long(rules: str, tmp_path: Path) -> None:
-    """Korean and Vietnamese in pieces, as files of some systems have it, and marked letters of half width."""
-    texts = ["한국어를 각각 읽는다", "ガラスノパンダ ～", "Tiếng Việt được viết bằng chữ Latinh", "ἄνδρα ᾧ ᾦ"]
-    model = learnt(
-        tmp_path, "m", lines("guide.md") + texts * 20, vocab_size=600, normalization_rule_name=rules
-    )
-    made = build_tokenizer(read_spm_model(CheckpointFiles(tmp_path), "m.spm"), numbered(model), ["<unk>"])
+def test_combining_marks_are_composed(rules: str, tmp_path: Path) -> None:
+    """Korean and Vietnamese in decomposed form, and half-width letters with marks."""
+    texts = ("한국어를 각각 읽는다", "ガラスノパンダ ～", "Tiếng Việt được viết bằng chữ Latinh", "ἄνδρα ᾧ ᾦ")
+    lines = ENGLISH + texts * 20
+    model = train_spm(tmp_path, "m", lines, vocab_size=600, normalization_rule_name=rules)
+    tokenizer = read_model(tmp_path, piece_ids(model))
     for text in [*(unicodedata.normalize("NFD", text) for text in texts), "ｶﾞﾗｽﾉﾊﾟﾝﾀﾞ", "カ\u3099"]:
-        wanted = model.encode(text)
-        assert made.encode(text, add_special_tokens=False).ids == wanted, text
-        assert model.unk_id() not in wanted
+        expected = model.encode(text)
+        assert encode(tokenizer, text) == expected, text
+        assert model.unk_id() not in expected
 
 
-@pytest.mark.parametrize(("piece", "written"), [("①", "1"), ("\t", " "), ("ﬁ", "fi")])
-def test_a_piece_of_its_user_that_its_rules_write_otherwise_is_refused(
-    piece: str, written: str, tmp_path: Path
-) -> None:
-    """There it is found all the same; here its rules come first."""
-    model = learnt(tmp_path, "m", lines("guide.md"), user_defined_symbols=[piece])
+@pytest.mark.parametrize(("piece", "normalized_piece"), [("①", "1"), ("\t", " "), ("ﬁ", "fi")])
+def test_denormalized_user_symbol_is_refused(piece: str, normalized_piece: str, tmp_path: Path) -> None:
+    """The library finds it all the same; here the rules come first."""
+    model = train_spm(tmp_path, "m", ENGLISH, user_defined_symbols=(piece,))
     assert piece in model.encode(f"a{piece}b", out_type=str)
-    with pytest.raises(UserError, match=f"a user-defined piece, .* its rules normalize to '{written}'"):
+    message = f"a user-defined piece, .* its rules normalize to '{normalized_piece}'"
+    with pytest.raises(UserError, match=message):
         read_spm_model(CheckpointFiles(tmp_path), "m.spm")
 
 
-def cut(rows: list[list[int]], end: int) -> list[list[int]]:
-    """Tokens up to the end."""
+def before_end(rows: list[list[int]], end: int) -> list[list[int]]:
     return [row[: row.index(end)] if end in row else row for row in rows]
 
 
-def test_marian_is_read_with_its_two_ways_of_cutting(marian: tuple[Path, Any, Any]) -> None:
-    directory, theirs, _ = marian
-    ours = ph.load(directory).tokenizer
-    english, chinese = lines("architecture.md"), lines("guide.zh-CN.md")
-    assert ours.encode(english) == [ids[:-1] for ids in theirs(english).input_ids]
-    assert ours.target_tokenizer.encode(chinese) == [
-        ids[:-1] for ids in theirs(text_target=chinese).input_ids
-    ]
-    assert ours.target_tokenizer.encode(chinese) != ours.encode(chinese)
-    assert ours.decode(ours.encode(english)) == theirs.batch_decode(
-        ours.encode(english), skip_special_tokens=True
-    )
-    assert ours.special_ids == [0, 1, *range(ours.vocab_size - 3, ours.vocab_size)]
+def test_marian_has_two_tokenizers(marian: Translator) -> None:
+    directory, reference, _ = marian
+    tokenizer, chinese = ph.load(directory).tokenizer, list(CHINESE)
+    ids, target_ids = tokenizer.encode(OTHER_ENGLISH), tokenizer.target_tokenizer.encode(chinese)
+    assert ids == [row[:-1] for row in reference(OTHER_ENGLISH).input_ids]
+    assert target_ids == [row[:-1] for row in reference(text_target=chinese).input_ids]
+    assert target_ids != tokenizer.encode(chinese)
+    assert tokenizer.decode(ids) == reference.batch_decode(ids, skip_special_tokens=True)
+    assert tokenizer.special_ids == [0, 1, *range(tokenizer.vocab_size - 3, tokenizer.vocab_size)]
 
 
-def test_sources_of_what_was_exported_end_as_they_did(
-    marian: tuple[Path, Any, Any], m2m100: tuple[Path, Any, Any], tmp_path: Path
-) -> None:
-    """Pieces have no rule for the end, which the reference's own code puts there; the
-    exported file has one.
-    """
-    for number, (directory, theirs, _) in enumerate((marian, m2m100)):
-        run, out = tmp_path / f"run{number}", tmp_path / f"out{number}"
-        languages = [] if number == 0 else ["--source-lang", "en", "--target-lang", "fr"]
-        assert main(["import", str(directory), str(run), *languages]) == 0
-        assert main(["export", str(run), str(out)]) == 0
-        again = transformers.AutoTokenizer.from_pretrained(out)
-        theirs.src_lang = "en"
-        assert again(SOURCES).input_ids == theirs(SOURCES).input_ids
+def test_exported_tokenizer_ends_sources(marian: Translator, m2m100: Translator, tmp_path: Path) -> None:
+    """In the reference its code puts the end there, in the exported file a rule."""
+    pairs = ([], ["--source-lang", "en", "--target-lang", "fr"])
+    for (directory, reference, _), languages in zip((marian, m2m100), pairs, strict=True):
+        run_dir, exported_dir = (tmp_path / f"{directory.name}-{name}" for name in ("run", "exported"))
+        assert main(["import", str(directory), str(run_dir), *languages]) == 0
+        assert main(["export", str(run_dir), str(exported_dir)]) == 0
+        exported_tokenizer = transformers.AutoTokenizer.from_pretrained(exported_dir)
+        reference.src_lang = "en"
+        assert exported_tokenizer(SOURCES).input_ids == reference(SOURCES).input_ids
 
 
-@pytest.mark.parametrize("language", ["fra", "cmn"])
-def test_marian_is_told_the_language_of_the_target(language: str, marian: tuple[Path, Any, Any]) -> None:
+@pytest.mark.parametrize(("language", "token"), [("fra", ">>fra<<"), ("cmn", ">>cmn_Hans<<")])
+def test_target_language_of_marian(language: str, token: str, marian: Translator) -> None:
     directory, tokenizer, model = marian
-    told = [f">>{'fra' if language == 'fra' else 'cmn_Hans'}<< {text}" for text in SOURCES]
-    wanted = model.generate(**tokenizer(told, return_tensors="pt", padding=True)).tolist()
-    found = ph.load(directory).hypotheses(SOURCES, n_best=1, target_lang=language)
-    assert [best[0].tokens[:19] for best in found] == cut([row[1:20] for row in wanted], 0)
+    inputs = tokenizer([f"{token} {text}" for text in SOURCES], return_tensors="pt", padding=True)
+    expected = before_end([row[1:20] for row in model.generate(**inputs).tolist()], 0)
+    hypotheses = ph.load(directory).hypotheses(SOURCES, n_best=1, target_lang=language)
+    assert [best[0].tokens[:19] for best in hypotheses] == expected
 
 
-def test_a_line_with_no_room_for_its_language_is_named_by_its_number(
-    marian: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_too_long_line_is_named_by_number(
+    marian: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, text = ph.load(marian[0]), tmp_path / "text"
-    most = run.config.max_len - 2  # beside the end the language
-    word = run.tokenizer.decode([run.tokenizer.encode(["the dog " * 60])[0][: most + 1]])[0]
-    assert len(run.tokenizer.encode([word])[0]) == most + 1
-    text.write_text(f"the dog\n\nthe dog\n\n{word}\n")
+    """The language and the end need room too."""
+    run, path = ph.load(marian[0]), tmp_path / "text"
+    max_len = run.config.max_len - 2
+    text = run.tokenizer.decode([run.tokenizer.encode(["the dog " * 60])[0][: max_len + 1]])[0]
+    assert len(run.tokenizer.encode([text])[0]) == max_len + 1
+    path.write_text(f"the dog\n\nthe dog\n\n{text}\n")
     for chunk in ("2", "512"):
-        assert (
-            main(["translate", str(marian[0]), str(text), "--target-lang", "fra", "--read-batch", chunk]) == 0
-        )
+        options = ["--target-lang", "fra", "--read-batch", chunk]
+        assert main(["translate", str(marian[0]), str(path), *options]) == 0
         out, err = capsys.readouterr()
         assert out.count("\n") == 5 and out.endswith("\n\n")
-        assert err.startswith(f"polyhead: line 5: {most + 1} tokens, the model's maximum is {most}: split it")
+        message = f"polyhead: line 5: {max_len + 1} tokens, the model's maximum is {max_len}: split it"
+        assert err.startswith(message)
 
 
-def test_a_pair_of_languages_is_chosen_at_import(
-    marian: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_imported_target_language(
+    marian: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run then needs no language, can be gone on from, keeps both ways of cutting, and still obeys
-    another one.
-    """
-    directory, tokenizer, _ = marian
+    """The run needs no language, keeps both tokenizers, and still takes another language."""
+    directory, reference, _ = marian
     assert main(["import", str(directory), str(tmp_path / "run"), "--target-lang", "fra"]) == 0
-    run, whole = ph.load(tmp_path / "run"), ph.load(directory)
-    assert run.translate(SOURCES) == whole.translate(SOURCES, target_lang="fra")
-    assert run.translate(SOURCES, target_lang="cmn") == whole.translate(SOURCES, target_lang="cmn")
-    assert run.tokenizer.seq2seq_template.encoder_input([5]) == [*tokenizer(">>fra<<").input_ids[:1], 5, 0]
-    chinese = lines("guide.zh-CN.md", 50)
-    assert run.tokenizer.target_tokenizer.encode(chinese) == whole.tokenizer.target_tokenizer.encode(chinese)
-    assert run.tokenizer.sha256 == ph.load(tmp_path / "run").tokenizer.sha256 != whole.tokenizer.sha256
+    run, original = ph.load(tmp_path / "run"), ph.load(directory)
+    assert run.translate(SOURCES) == original.translate(SOURCES, target_lang="fra")
+    assert run.translate(SOURCES, target_lang="cmn") == original.translate(SOURCES, target_lang="cmn")
+    prefix = reference(">>fra<<").input_ids[:1]
+    assert run.tokenizer.seq2seq_template.encoder_input([5]) == [*prefix, 5, 0]
+    ids, expected_ids = (one.tokenizer.target_tokenizer.encode(list(CHINESE[:50])) for one in (run, original))
+    assert ids == expected_ids
+    checksum = run.tokenizer.sha256
+    assert checksum == ph.load(tmp_path / "run").tokenizer.sha256 != original.tokenizer.sha256
     capsys.readouterr()
     assert main(["import", str(directory), str(tmp_path / "b"), "--source-lang", "fra"]) == 2
     assert "takes only a target language" in capsys.readouterr().err
 
 
-def test_several_languages_and_none_named_is_told(
-    marian: tuple[Path, Any, Any], m2m100: tuple[Path, Any, Any]
-) -> None:
+def test_missing_target_language_is_refused(marian: Translator, m2m100: Translator) -> None:
     run = ph.load(marian[0])
     with pytest.raises(UserError, match=r"several languages; .* one of af, am, .* and 76 more$"):
         ph.load(m2m100[0]).translate(SOURCES, source_lang="en")
-    for unsaid in (
+    message = r"set the target language .* for all else --target-lang of import\), one of cmn_Hans, fra"
+    for call in (
         run.translate,
         lambda texts: run.score(texts, texts),
         lambda texts: run.cross_attention(texts[0], texts[0]),
     ):
-        with pytest.raises(
-            UserError,
-            match=r"set the target language .* for all else --target-lang of import\), one of cmn_Hans, fra",
-        ):
-            unsaid(SOURCES)
+        with pytest.raises(UserError, match=message):
+            call(SOURCES)
     with pytest.raises(UserError, match="this model has no token for it; did you mean 'fra'"):
         run.translate(SOURCES, target_lang="frr")
-    for code, other in {"fra": "fr", "cmn_Hans": "zh"}.items():  # other codes of the same languages
-        assert run.translate(SOURCES, target_lang=code) == run.translate(SOURCES, target_lang=other)
+    for code, alias in {"fra": "fr", "cmn_Hans": "zh"}.items():
+        assert run.translate(SOURCES, target_lang=code) == run.translate(SOURCES, target_lang=alias)
 
 
-def test_m2m100_is_read_and_translates_between_its_languages(m2m100: tuple[Path, Any, Any]) -> None:
+def test_m2m100_translates_between_languages(m2m100: Translator) -> None:
     directory, tokenizer, model = m2m100
-    run, english = ph.load(directory), lines("architecture.md")
-    assert run.tokenizer.encode(english) == [ids[1:-1] for ids in tokenizer(english).input_ids]
+    run = ph.load(directory)
+    assert run.tokenizer.encode(OTHER_ENGLISH) == [ids[1:-1] for ids in tokenizer(OTHER_ENGLISH).input_ids]
     assert run.tokenizer.seq2seq_template.encoder_input([7]) == [tokenizer.get_lang_id("en"), 7, 2]
     tokenizer.src_lang = "zu"
-    given = tokenizer(SOURCES, return_tensors="pt", padding=True)
-    wanted = model.generate(**given, forced_bos_token_id=tokenizer.get_lang_id("de")).tolist()
-    found = run.hypotheses(SOURCES, n_best=1, source_lang="zu", target_lang="de")
-    assert [best[0].tokens[:18] for best in found] == cut([row[2:20] for row in wanted], 2)
+    inputs = tokenizer(SOURCES, return_tensors="pt", padding=True)
+    outputs = model.generate(**inputs, forced_bos_token_id=tokenizer.get_lang_id("de")).tolist()
+    hypotheses = run.hypotheses(SOURCES, n_best=1, source_lang="zu", target_lang="de")
+    expected = before_end([row[2:20] for row in outputs], 2)
+    assert [best[0].tokens[:18] for best in hypotheses] == expected
 
 
-def edited(name: str, **keys: Any) -> Callable[[Path], Any]:
-    def write(directory: Path) -> None:
-        path = directory / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
-
-    return write
+def link_target(directory: Path) -> None:
+    (directory / "target.spm").unlink()
+    (directory / "target.spm").symlink_to(DOCS / "guide.md")
 
 
-MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
-    (lambda d: (d / "target.spm").unlink(), "{0} has no target.spm"),
-    (lambda d: (d / "vocab.json").unlink(), "{0} has neither tokenizer.json nor vocab.json"),
-    (edited("vocab.json", new=True), "{0}/vocab.json must have token ids from 0, including <unk>"),
-    (edited("vocab.json", new=[1]), "{0}/vocab.json must have token ids from 0, including <unk>"),
-    (lambda d: (d / "vocab.json").write_text('{"a": 0}'), "{0}/vocab.json must have token ids from 0, "
-        "including <unk>"),
-    (lambda d: (d / "source.spm").write_bytes(b""), "{0}/source.spm: it is damaged or not a SentencePiece "
-        "model"),
-    (lambda d: (d / "source.spm").write_text("pieces"), "{0}/source.spm: it is damaged or not a "
-        "SentencePiece model"),
-    (lambda d: learnt(d, "source", lines("guide.md"), model_type="word"), "{0}/source.spm: a model of kind "
-        "word; expected unigram or bpe"),
-    (lambda d: learnt(d, "target", lines("guide.md"), byte_fallback=True, vocab_size=800),
-        "{0}/target.spm: a model with byte_fallback"),
-    (lambda d: learnt(d, "target", lines("guide.md"), treat_whitespace_as_suffix=True),
-        "{0}/target.spm: a model with treat_whitespace"),
-    (edited("tokenizer_config.json", separate_vocabs=True), "{0}/tokenizer_config.json: separate_vocabs is "
-        "true, expected false"),
-    (lambda d: ((d / "target.spm").unlink(), (d / "target.spm").symlink_to(DOCS / "guide.md")),
-        "{0}/target.spm is a link to a file outside"),
-]  # fmt: skip
+def retrain(name: str, **settings: Any) -> Callable[[Path], Any]:
+    return lambda directory: train_spm(directory, name, ENGLISH, **settings)
+
+
+IDS = "{0}/vocab.json must have token ids from 0, including <unk>"
+DAMAGED_WEIGHTS = "{0}/source.spm: it is damaged or not a SentencePiece model"
 
 
 @pytest.mark.acceptance("F6", "F10")
-@pytest.mark.parametrize(("spoil", "message"), MISTAKES)
-def test_what_is_wrong_is_named(
-    spoil: Callable[[Path], Any], message: str, marian: tuple[Path, Any, Any], tmp_path: Path
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "target.spm").unlink(), "{0} has no target.spm"),
+        (lambda d: (d / "vocab.json").unlink(), "{0} has neither tokenizer.json nor vocab.json"),
+        (lambda d: edit_json(d / "vocab.json", new=True), IDS),
+        (lambda d: edit_json(d / "vocab.json", new=[1]), IDS),
+        (lambda d: (d / "vocab.json").write_text('{"a": 0}'), IDS),
+        (lambda d: (d / "source.spm").write_bytes(b""), DAMAGED_WEIGHTS),
+        (lambda d: (d / "source.spm").write_text("pieces"), DAMAGED_WEIGHTS),
+        (
+            retrain("source", model_type="word"),
+            "{0}/source.spm: a model of kind word; expected unigram",
+        ),
+        (retrain("target", byte_fallback=True, vocab_size=800), "{0}/target.spm: a model with byte_fallback"),
+        (retrain("target", treat_whitespace_as_suffix=True), "{0}/target.spm: a model with treat_whitespace"),
+        (
+            lambda d: edit_json(d / "tokenizer_config.json", separate_vocabs=True),
+            "{0}/tokenizer_config.json: separate_vocabs is true, expected false",
+        ),
+        (link_target, "{0}/target.spm is a link to a file outside"),
+    ],
+)
+def test_damaged_files_are_refused(
+    damage: Callable[[Path], Any], message: str, marian: Translator, tmp_path: Path
 ) -> None:
-    directory = tmp_path / "m"
+    directory = tmp_path / "checkpoint"
     shutil.copytree(marian[0], directory)
-    spoil(directory)
+    damage(directory)
     with pytest.raises(UserError) as error:
         ph.load(directory)
     assert str(error.value).startswith(message.replace("{0}", str(directory)))
 
 
-def test_damaged_files_are_read_or_refused_but_nothing_else(tmp_path: Path) -> None:
-    model = learnt(tmp_path, "m", lines("guide.md", 100))
-    whole, ids, draw = (tmp_path / "m.spm").read_bytes(), numbered(model), random.Random(0)
-    for _ in range(150):
-        data = bytearray(whole[: draw.choice([len(whole), len(whole), draw.randrange(len(whole))])])
-        for _ in range(draw.randrange(4)):
-            data[draw.randrange(len(data))] = draw.randrange(256)
+def test_random_damage_raises_only_user_errors(tmp_path: Path) -> None:
+    ids = piece_ids(train_spm(tmp_path, "m", ENGLISH[:100]))
+    content, generator = (tmp_path / "m.spm").read_bytes(), random.Random(0)
+    for _ in range(60):
+        size = generator.choice([len(content), len(content), generator.randrange(len(content))])
+        data = bytearray(content[:size])
+        for _ in range(generator.randrange(4)):
+            data[generator.randrange(len(data))] = generator.randrange(256)
         (tmp_path / "m.spm").write_bytes(data)
         try:
-            build_tokenizer(read_spm_model(CheckpointFiles(tmp_path), "m.spm"), ids, ["<unk>"]).encode(
-                "the dog ☃"
-            )
+            read_model(tmp_path, ids).encode("the dog ☃")
         except UserError:
             continue
 
 
-def test_languages_of_m2m100_are_checked(m2m100: tuple[Path, Any, Any], tmp_path: Path) -> None:
-    for keys, message in [
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
         ({"language_codes": "m2m"}, "language_codes is 'm2m', expected one of m2m100, wmt21"),
         ({"language_codes": ["en"]}, "language_codes is ['en'], expected"),
         ({"src_lang": "eng"}, "src_lang is 'eng', expected one of af am"),
-    ]:
-        directory = tmp_path / str(len(message))
-        shutil.copytree(m2m100[0], directory)
-        edited("tokenizer_config.json", **keys)(directory)
-        with pytest.raises(UserError, match=r"tokenizer_config.json: ") as error:
-            ph.load(directory)
-        assert message in str(error.value)
-
-
-def test_what_cuts_targets_goes_with_the_files(
-    marian: tuple[Path, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ],
+)
+def test_unknown_languages_of_m2m100_are_refused(
+    keys: dict[str, Any], message: str, m2m100: Translator, tmp_path: Path
 ) -> None:
-    both, text = ph.load(marian[0]).tokenizer, lines("guide.zh-CN.md", 30)
-    both.save(tmp_path)
-    again = Tokenizer.load(tmp_path)
-    assert again.sha256 == both.sha256
-    assert again.target_tokenizer.encode(text) == both.target_tokenizer.encode(text)
-    with monkeypatch.context() as full:
-        full.setattr("polyhead.tokenizers.tokenizer.replace_file", Mock(side_effect=OSError("no space left")))
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(m2m100[0], directory)
+    edit_json(directory / "tokenizer_config.json", **keys)
+    with pytest.raises(UserError, match=r"tokenizer_config.json: ") as error:
+        ph.load(directory)
+    assert message in str(error.value)
+
+
+def test_both_tokenizers_are_saved(
+    marian: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, texts = ph.load(marian[0]).tokenizer, list(CHINESE[:30])
+    target_tokenizer = tokenizer.target_tokenizer
+    tokenizer.save(tmp_path)
+    saved_tokenizer = Tokenizer.load(tmp_path)
+    assert saved_tokenizer.sha256 == tokenizer.sha256
+    assert saved_tokenizer.target_tokenizer.encode(texts) == target_tokenizer.encode(texts)
+    full_disk = Mock(side_effect=OSError("no space left"))
+    with monkeypatch.context() as patches:
+        patches.setattr("polyhead.tokenizers.tokenizer.replace_file", full_disk)
         with pytest.raises(OSError, match="no space"):
-            both.save(tmp_path)
-    assert Tokenizer.load(tmp_path).sha256 == both.sha256
-    both.target_tokenizer.save(tmp_path)  # alone it cuts both sides, and nothing is left of the other
-    alone = Tokenizer.load(tmp_path)
-    assert alone.target_tokenizer is alone
-    assert alone.sha256 == both.target_tokenizer.sha256 != both.sha256
+            tokenizer.save(tmp_path)
+    assert Tokenizer.load(tmp_path).sha256 == tokenizer.sha256
+    # alone it serves both sides, and no file of the other one is left
+    target_tokenizer.save(tmp_path)
+    single_tokenizer = Tokenizer.load(tmp_path)
+    assert single_tokenizer.target_tokenizer is single_tokenizer
+    assert single_tokenizer.sha256 == target_tokenizer.sha256 != tokenizer.sha256
 
 
-def test_characters_that_one_side_alone_knows_are_looked_up_as_there(marian: tuple[Path, Any, Any]) -> None:
-    """A character of the vocabulary that is no piece of this side is its token; words made of such are never
-    one.
-    """
-    directory, theirs, _ = marian
-    ours, texts = ph.load(directory).tokenizer, ["a 安 b", "the 型 dog", "x 的"]
-    assert ours.encode(texts) == [ids[:-1] for ids in theirs(texts).input_ids]
-    assert not any(ours.unk_id in ids for ids in ours.encode(texts))
-    assert ours.unk_id in ours.encode(["a 囧 b"])[0]
+def test_characters_of_other_side_are_tokens(marian: Translator) -> None:
+    """A character of the vocabulary that is no piece of this side is its token; it never joins a word."""
+    directory, reference, _ = marian
+    tokenizer, texts = ph.load(directory).tokenizer, ["a 安 b", "the 型 dog", "x 的"]
+    ids = tokenizer.encode(texts)
+    assert ids == [row[:-1] for row in reference(texts).input_ids]
+    assert not any(tokenizer.unk_id in row for row in ids)
+    assert tokenizer.unk_id in tokenizer.encode(["a 囧 b"])[0]
 
 
-def test_whoever_counts_the_tokens_of_a_target_counts_those_that_cut_targets(
-    marian: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_target_lengths_use_target_tokenizer(
+    marian: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A target that is short as a source and too long as a target."""
-    whole = ph.load(marian[0])
-    run = Run(
-        whole.model,
-        whole.tokenizer.with_seq2seq_template(with_languages(whole.tokenizer, None, "fra")),
-        whole.generation,
-    )
-    source, target, most = run.tokenizer, run.tokenizer.target_tokenizer, run.config.max_len
-    texts = [
-        "the dog",
-        next(text for text in lines("architecture.md") if len(target.encode([text])[0]) > most)[:120],
-    ]
-    (short, fits), (_, long) = (map(len, cuts.encode(texts)) for cuts in (source, target))
-    assert short < fits < most < long
-
-    with pytest.raises(ApiError, match=f"text 1 has {long} tokens"):
-        _check_text_lengths(SimpleNamespace(run=run), [("the dog", texts[1])])  # type: ignore[arg-type]
-    assert count_row_tokens(ModelUnderTest(run, "", SOURCES[:2], texts))[1] == most
-    chinese = [line[:30] for line in lines("guide.zh-CN.md", 4)[1:]]
-    wanted = make_pair_rows(ModelUnderTest(run, "", SOURCES, chinese), 3, 60).labels
-    assert [row[row >= 0][:-1].tolist() for row in wanted] == target.encode(chinese)
-
-    for name, side in (("a.en", ["the dog"] * 2), ("a.zh", texts)):
-        (tmp_path / name).write_text("\n".join(side) + "\n")
+    """Of a text that is short as a source and too long as a target."""
+    original = ph.load(marian[0])
+    template = with_languages(original.tokenizer, None, "fra")
+    run = Run(original.model, original.tokenizer.with_seq2seq_template(template), original.generation)
+    source, target, max_len = run.tokenizer, run.tokenizer.target_tokenizer, run.config.max_len
+    long_text = next(text for text in OTHER_ENGLISH if len(target.encode([text])[0]) > max_len)[:120]
+    texts = ["the dog", long_text]
+    (first, second), (_, n_target) = (map(len, one.encode(texts)) for one in (source, target))
+    assert first < second < max_len < n_target
+    with pytest.raises(ApiError, match=f"text 1 has {n_target} tokens"):
+        _check_text_lengths(SimpleNamespace(run=run), [("the dog", long_text)])  # type: ignore[arg-type]
+    assert count_row_tokens(ModelUnderTest(run, "", SOURCES[:2], texts))[1] == max_len
+    chinese = [line[:30] for line in CHINESE[1:4]]
+    labels = make_pair_rows(ModelUnderTest(run, "", SOURCES, chinese), 3, 60).labels
+    assert [row[row >= 0][:-1].tolist() for row in labels] == target.encode(chinese)
     files = [str(tmp_path / "a.en"), str(tmp_path / "a.zh")]
+    for path, side in zip(files, (["the dog"] * 2, texts), strict=True):
+        Path(path).write_text("\n".join(side) + "\n")
     run.save(tmp_path / "run")
     assert main(["eval", str(tmp_path / "run"), *files]) == 0
     assert "polyhead: 1 pairs have more than" in capsys.readouterr().err
     run.recipe = Recipe.model_validate({"data": {"train": files, "valid": files}, "train": {"steps": 1}})
-    counted = count_training_tokens(run)
-    assert counted is not None
-    assert counted[1].sum() == sum(map(len, target.encode(texts)))
+    counts = count_training_tokens(run)
+    assert counts is not None
+    assert counts[1].sum() == sum(map(len, target.encode(texts)))
 
 
-def test_a_model_of_several_languages_is_not_taught_before_one_is_chosen(
-    marian: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_training_needs_one_target_language(
+    marian: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a.en", "a.zh"):
-        (tmp_path / name).write_text("the dog\n" * 5)
-    data = (
-        "{" + ", ".join(f"{split}: [{tmp_path}/a.en, {tmp_path}/a.zh]" for split in ("train", "valid")) + "}"
-    )
-    recipe = tmp_path / "r.yaml"
+    files, recipe = [str(tmp_path / name) for name in ("a.en", "a.zh")], tmp_path / "r.yaml"
+    for path in files:
+        Path(path).write_text("the dog\n" * 5)
     recipe.write_text(
-        f"task: translation\ninit_from: {marian[0]}\ndata: {data}\ntrain: {{steps: 1}}\nout: {tmp_path}/run\n"
+        f"task: translation\ninit_from: {marian[0]}\ndata: {{train: {files}, valid: {files}}}\n"
+        f"train: {{steps: 1}}\nout: {tmp_path}/run\n"
     )
     assert main(["train", str(recipe)]) == 2
     assert "this model translates to several languages" in capsys.readouterr().err
     assert main(["import", str(marian[0]), str(tmp_path / "one"), "--target-lang", "fra"]) == 0
     assert main(["train", str(recipe), f"init_from={tmp_path}/one"]) == 0
-    kept = [ph.load(tmp_path / name).tokenizer for name in ("one", "run")]
-    assert kept[0].sha256 == kept[1].sha256
-    assert kept[1].seq2seq_template == kept[0].seq2seq_template
+    first, second = (ph.load(tmp_path / name).tokenizer for name in ("one", "run"))
+    assert first.sha256 == second.sha256
+    assert first.seq2seq_template == second.seq2seq_template
 
 
-def test_tokenizers_that_differ_in_how_targets_are_cut_are_not_the_same(
-    marian: tuple[Path, Any, Any], tmp_path: Path
-) -> None:
-    both = ph.load(marian[0]).tokenizer
-    source = Inner.from_str(both.tokenizer_json)
-    assert Tokenizer(source, {}, target_tokenizer=both.target_tokenizer).sha256 == both.sha256
-    assert Tokenizer(source, {}, target_tokenizer=Tokenizer(source, {})).sha256 != both.sha256
-    both.save(tmp_path)
+def test_target_tokenizer_counts_in_equality(marian: Translator, tmp_path: Path) -> None:
+    tokenizer = ph.load(marian[0]).tokenizer
+    source = Inner.from_str(tokenizer.tokenizer_json)
+    for target, is_equal in ((tokenizer.target_tokenizer, True), (Tokenizer(source, {}), False)):
+        other = Tokenizer(source, {}, target_tokenizer=target)
+        assert (other.sha256 == tokenizer.sha256) == is_equal
+    tokenizer.save(tmp_path)
     (tmp_path / "target_tokenizer.json").unlink()
-    run, alone = ph.load(marian[0]), Tokenizer.load(tmp_path)
+    run = ph.load(marian[0])
     with pytest.raises(UserError, match="run 2 has another tokenizer than run 1"):
-        ensemble_runs([run, Run(run.model, alone, run.generation)])
+        ensemble_runs([run, Run(run.model, Tokenizer.load(tmp_path), run.generation)])

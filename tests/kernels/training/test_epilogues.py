@@ -1,13 +1,15 @@
 """Products that end in an activation or a residual, each candidate against fp64."""
 
+from typing import Any
+
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
 
-from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.training import epilogues
 from polyhead.kernels.training.elementwise import Activation, Drop
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
+pytestmark = needs_kernels
 
 SHAPES = [(1, 2, 1), (3, 70, 65), (200, 34, 130), (500, 128, 64)]
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
@@ -28,12 +30,12 @@ def make_inputs(shape: tuple[int, int, int], dtype: torch.dtype, with_bias: bool
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("candidate", epilogues._ACTIVATION)
 def test_activations(candidate: str, shape, dtype: torch.dtype, with_bias: bool) -> None:
-    x, weight, bias, drop, exact, kept = make_inputs(shape, dtype, with_bias)
+    x, weight, bias, drop, exact, keep_scale = make_inputs(shape, dtype, with_bias)
     activation = Activation.of(torch.nn.GELU(), is_gated=False)
     hidden, active = epilogues._ACTIVATION[candidate](x, weight, bias, activation, drop)
-    wanted = torch.nn.functional.gelu(exact) * kept
+    expected = torch.nn.functional.gelu(exact) * keep_scale
     assert (hidden - exact).norm() <= TOLERANCE[dtype] * exact.norm()
-    assert (active - wanted).norm() <= 2 * TOLERANCE[dtype] * wanted.norm() + 1e-9
+    assert (active - expected).norm() <= 2 * TOLERANCE[dtype] * expected.norm() + 1e-9
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
@@ -41,8 +43,35 @@ def test_activations(candidate: str, shape, dtype: torch.dtype, with_bias: bool)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("candidate", epilogues._RESIDUAL)
 def test_residuals(candidate: str, shape, dtype: torch.dtype, with_bias: bool) -> None:
-    x, weight, bias, drop, exact, kept = make_inputs(shape, dtype, with_bias)
+    x, weight, bias, drop, exact, keep_scale = make_inputs(shape, dtype, with_bias)
     residual = torch.randn(exact.shape)
     out = epilogues._RESIDUAL[candidate](x, weight, bias, residual, drop)
-    wanted = residual.double() + exact * kept
-    assert (out - wanted).norm() <= TOLERANCE[dtype] * wanted.norm()
+    expected = residual.double() + exact * keep_scale
+    assert (out - expected).norm() <= TOLERANCE[dtype] * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "inner", "has_epilogue"),
+    [(torch.float32, 3, True), (torch.bfloat16, 4, True), (torch.bfloat16, 3, False)],
+)
+def test_epilogues_need_rows_of_whole_words(
+    dtype: torch.dtype, inner: int, has_epilogue: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed rows are steps of 4 bytes; other rows are products of a library and a pass."""
+    x, weight, bias, drop, exact, keep_scale = make_inputs((5, inner, 7), dtype, with_bias=True)
+    kinds: list[str] = []
+
+    def choose_epilogue(kind: str, candidates: dict[str, Any], *_: Any) -> Any:
+        kinds.append(kind.split("-")[0])
+        return candidates["epilogue"]
+
+    monkeypatch.setattr(epilogues, "fastest_product", choose_epilogue)
+    activation, residual = Activation.of(torch.nn.GELU(), is_gated=False), torch.randn(exact.shape)
+    _, active = epilogues.linear_activation(x, weight, bias, activation, drop)
+    out = epilogues.linear_residual(x, weight, bias, residual, drop)
+    assert kinds == ([f"activation{activation.code}", "residual"] if has_epilogue else [])
+    for actual, expected in (
+        (active, torch.nn.functional.gelu(exact) * keep_scale),
+        (out, residual.double() + exact * keep_scale),
+    ):
+        assert (actual - expected).norm() <= 2 * TOLERANCE[dtype] * expected.norm() + 1e-9

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.kernels.build_extension_helpers import needs_kernels
 from torch import Tensor, nn
 
-from polyhead.kernels.training import loss as fused
+from polyhead.kernels.training import loss as loss_module
 from polyhead.kernels.training.loss import fuse_cross_entropy
 from polyhead.kernels.training.weights import WeightCopies
 from polyhead.nn.lm_head import Head
 from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
 
-pytestmark = pytest.mark.skipif(fused.load_loss_kernels() is None, reason="no compiler")
+pytestmark = needs_kernels
 CASES = [  # rows, vocabulary, width, bias, softcap, smoothing, scale
     (1, 1, 1, False, None, 0.0, 1.0),
     (7, 5, 3, True, None, 0.1, 1.0),
@@ -52,10 +53,10 @@ def expected_loss(x: Tensor, head: Head, labels: Tensor, smoothing: float) -> tu
 
 
 def fused_loss(x: Tensor, head: Head, labels: Tensor, smoothing: float) -> tuple[Tensor, ...]:
-    found = fuse_cross_entropy(WeightCopies(), x, head, labels, smoothing)
-    assert found is not None and found.count == int((labels != IGNORE_INDEX).sum())
+    loss = fuse_cross_entropy(WeightCopies(), x, head, labels, smoothing)
+    assert loss is not None and loss.count == int((labels != IGNORE_INDEX).sum())
     inputs = [x, head.weight] if head.bias is None else [x, head.weight, head.bias]
-    return found.total, found.nll, *torch.autograd.grad(0.3 * found.total, inputs)
+    return loss.total, loss.nll, *torch.autograd.grad(0.3 * loss.total, inputs)
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -65,29 +66,29 @@ def distance(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("chunk_bytes", [1, 480, 2**26])
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_in_fp32(case: Any, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "LOGITS_BYTES", chunk_bytes)
+    monkeypatch.setattr(loss_module, "LOGITS_BYTES", chunk_bytes)
     *sizes, smoothing, scale = case
     x, head, labels = make_case(*sizes, scale)
-    for ours, expected in zip(
+    for actual, expected in zip(
         fused_loss(x, head, labels, smoothing), expected_loss(x, head, labels, smoothing), strict=True
     ):
-        assert distance(ours, expected) < 2e-6 or float(expected.detach().norm()) < 1e-6
+        assert distance(actual, expected) < 2e-6 or float(expected.detach().norm()) < 1e-6
 
 
 @pytest.mark.parametrize("case", CASES[1:])
-def test_loss_and_gradients_in_bf16_err_as_the_plain_ones_do(case: Any) -> None:
+def test_bf16_error_is_that_of_plain_loss(case: Any) -> None:
     *sizes, smoothing, scale = case
     x, head, labels = make_case(*sizes, scale)
     expected = expected_loss(x, head, labels, smoothing)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, plain = fused_loss(x, head, labels, smoothing), cross_entropy(x, head, labels, smoothing)
+        actual, plain = fused_loss(x, head, labels, smoothing), cross_entropy(x, head, labels, smoothing)
     inputs = [x, head.weight] if head.bias is None else [x, head.weight, head.bias]
-    plains = (plain.total, plain.nll, *torch.autograd.grad(0.3 * plain.total, inputs))
-    for a, b, c in zip(ours, plains, expected, strict=True):
+    plain_results = (plain.total, plain.nll, *torch.autograd.grad(0.3 * plain.total, inputs))
+    for a, b, c in zip(actual, plain_results, expected, strict=True):
         assert distance(a, c) < 1.2 * distance(b, c) + 1e-5
 
 
-def test_rows_that_are_not_finite_give_a_loss_that_is_not() -> None:
+def test_nonfinite_rows_give_a_nonfinite_loss() -> None:
     x, head, labels = make_case(7, 40, 3, False, None, 1.0)
     for value in (math.nan, math.inf):
         with torch.no_grad():
@@ -102,10 +103,10 @@ def test_no_labels_and_frozen_weights() -> None:
     total, nll, *gradients = fused_loss(x, head, torch.full_like(labels, IGNORE_INDEX), 0.1)
     assert total.item() == nll.item() == 0 and not any(float(d.norm()) for d in gradients)
     frozen = Head(head.weight.detach(), None)
-    found = fuse_cross_entropy(WeightCopies(), x, frozen, labels)
-    assert found is not None
+    loss = fuse_cross_entropy(WeightCopies(), x, frozen, labels)
+    assert loss is not None
     expected = expected_loss(x, frozen, labels, 0.0)
-    assert distance(torch.autograd.grad(0.3 * found.total, x)[0], expected[2]) < 2e-6
+    assert distance(torch.autograd.grad(0.3 * loss.total, x)[0], expected[2]) < 2e-6
     with torch.no_grad():
         quiet = fuse_cross_entropy(WeightCopies(), x, frozen, labels)
     assert quiet is not None and float(quiet.total) == pytest.approx(expected[0].item(), rel=1e-6)

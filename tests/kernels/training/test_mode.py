@@ -1,17 +1,17 @@
-"""Where the fused forms run, and where the modules themselves do."""
+"""Which modules run in fused kernels and which run themselves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from tests.kernels.build_extension_helpers import needs_kernels
+from tests.kernels.training.fusion_helpers import record_fusions
 from torch import Tensor, nn
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
-from polyhead.kernels.build_extension import load_kernels
-from polyhead.kernels.training import mode
-from polyhead.kernels.training.mode import SUBLAYER_FUSIONS, TrainingKernels
+from polyhead.kernels.training.mode import TrainingKernels
 from polyhead.models import build
 from polyhead.nn.feed_forward.mlp import FeedForward
 from polyhead.nn.lora import LoraLinear
@@ -19,28 +19,16 @@ from polyhead.nn.norm import LayerNorm
 from polyhead.nn.residual import Residual
 from polyhead.nn.stack import recompute_blocks
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason="no compiler")
+pytestmark = needs_kernels
 
 WIDTH = 32
 
 
 @pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def is_fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """For each sub-layer that has a fused form, whether it was used."""
-    record: list[bool] = []
-
-    def record_use(fusion: Any) -> Any:
-        def call(*args: Any) -> Any:
-            record.append(True)  # before the call, which a recomputation leaves by an exception
-            out = fusion(*args)
-            record[-1] = out is not None
-            return out
-
-        return call
-
-    fusions = {kind: record_use(fusion) for kind, fusion in SUBLAYER_FUSIONS.items()}
-    monkeypatch.setattr(mode, "SUBLAYER_FUSIONS", fusions)
-    return record
+    with record_fusions(monkeypatch) as record:
+        yield record
 
 
 def make_sublayer(**options: Any) -> tuple[Residual, FeedForward]:
@@ -49,7 +37,7 @@ def make_sublayer(**options: Any) -> tuple[Residual, FeedForward]:
 
 
 class OwnLinear(nn.Linear):
-    """A linear map that could compute anything."""
+    """A subclass, whose computation is unknown."""
 
 
 CHANGES: dict[str, Callable[[Residual, FeedForward], Any]] = {
@@ -71,7 +59,7 @@ CHANGES: dict[str, Callable[[Residual, FeedForward], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_has_no_fused_form_runs_as_it_is(change: str, fused: list[bool]) -> None:
+def test_unsupported_modules_are_not_fused(change: str, is_fused: list[bool]) -> None:
     residual, layer = make_sublayer()
     CHANGES[change](residual, layer)
     x = torch.randn(2, 5, WIDTH, dtype=layer.down_proj.weight.dtype)
@@ -81,11 +69,11 @@ def test_what_has_no_fused_form_runs_as_it_is(change: str, fused: list[bool]) ->
     with TrainingKernels():
         out = residual(x, layer)
     torch.set_rng_state(state)
-    assert fused == [False]
+    assert is_fused == [False]
     assert torch.equal(out, residual(x, layer))
 
 
-def test_a_hook_on_all_modules(fused: list[bool]) -> None:
+def test_a_hook_on_all_modules(is_fused: list[bool]) -> None:
     residual, layer = make_sublayer()
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
@@ -93,27 +81,27 @@ def test_a_hook_on_all_modules(fused: list[bool]) -> None:
             residual(torch.randn(2, 5, WIDTH), layer)
     finally:
         hook.remove()
-    assert fused == [False]
+    assert is_fused == [False]
 
 
-def test_passes_without_gradients_are_plain(fused: list[bool]) -> None:
+def test_passes_without_gradients_are_plain(is_fused: list[bool]) -> None:
     residual, layer = make_sublayer()
     with TrainingKernels(), torch.no_grad():
         residual(torch.randn(2, 5, WIDTH), layer)
-    assert not fused
+    assert not is_fused
 
 
-def test_parts_of_a_plain_residual_may_be_fused(fused: list[bool]) -> None:
-    """The mode is active in what a residual without a fused form calls."""
+def test_parts_of_a_plain_residual_may_be_fused(is_fused: list[bool]) -> None:
+    """The mode stays active within a residual without a fused form."""
     outer, _ = make_sublayer()
     residual, layer = make_sublayer()
     with TrainingKernels():
         outer(torch.randn(2, 5, WIDTH), lambda x, pos: residual(x, layer, pos))
-    assert fused == [True]
+    assert is_fused == [True]
 
 
 @pytest.mark.parametrize("frozen", ["up_proj.weight", "down_proj.weight", "all but the norm"])
-def test_frozen_weights_have_no_gradient(frozen: str, fused: list[bool]) -> None:
+def test_frozen_weights_have_no_gradient(frozen: str, is_fused: list[bool]) -> None:
     residual, layer = make_sublayer()
     for name, weight in layer.named_parameters():
         weight.requires_grad_(name != frozen and frozen != "all but the norm")
@@ -124,15 +112,15 @@ def test_frozen_weights_have_no_gradient(frozen: str, fused: list[bool]) -> None
         with context:
             residual(x, layer).square().sum().backward()
         grads.append([weight.grad for weight in (*layer.parameters(), *residual.parameters())])
-    assert fused == [True]
-    for ours, plain in zip(*grads, strict=True):
-        assert (ours is None) == (plain is None)
-        if ours is not None:
-            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+    assert is_fused == [True]
+    for actual, plain in zip(*grads, strict=True):
+        assert (actual is None) == (plain is None)
+        if actual is not None:
+            torch.testing.assert_close(actual, plain, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recomputation_is_fused_and_has_the_same_bits(precision: str, fused: list[bool]) -> None:
+def test_recomputation_is_fused_and_has_the_same_bits(precision: str, is_fused: list[bool]) -> None:
     config = ModelConfig(
         kind="decoder", vocab_size=50, d_model=WIDTH, n_heads=4, head_dim=16, n_layers=2, dropout=0.1,
         feed_forward=Choice("swiglu"),
@@ -147,18 +135,18 @@ def test_recomputation_is_fused_and_has_the_same_bits(precision: str, fused: lis
         loss.backward()
         results.append([loss.detach(), *(weight.grad for weight in model.parameters())])
     assert (
-        fused == [True] * 12
+        is_fused == [True] * 12
     )  # two sub-layers of two layers three times: the recomputation is in the backward pass
     assert all(map(torch.equal, *results))
 
 
-def test_weights_that_change_between_batches_are_copied_anew() -> None:
+def test_weight_copies_are_renewed_each_batch() -> None:
     residual, layer = make_sublayer()
     x, outputs = torch.randn(2, 5, WIDTH), []
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16), TrainingKernels():
             outputs.append(residual(x, layer))
-        layer.up_proj.weight.data.mul_(2)  # without a new version, as a sharded weight is gathered
+        layer.up_proj.weight.data.mul_(2)  # no new version, as with gathered shards
     with torch.autocast("cpu", torch.bfloat16):
         layer.up_proj.weight.data.div_(2)
         plain: Tensor = residual(x, layer)

@@ -1,9 +1,11 @@
 """The choice between products is measured once and kept."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from tests.kernels.user_cache_helpers import set_owner
 from torch import Tensor
 
 from polyhead.kernels.training import product_choice
@@ -22,6 +24,10 @@ def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def forget_choices() -> None:
     product_choice._choices.clear()
     product_choice._folder.cache_clear()
+
+
+def raise_runtime_error() -> Path:
+    raise RuntimeError("Could not determine home directory.")
 
 
 class Clock:
@@ -47,7 +53,7 @@ def choose(kind: str, candidates: dict[str, Product], x: Tensor = X) -> Product:
     return fastest_product(kind, candidates, (*x.shape, len(WEIGHT)), x, WEIGHT)
 
 
-def test_the_fastest_is_measured_once_and_kept_for_other_processes(
+def test_fastest_choice_is_stored_for_later_processes(
     cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
@@ -56,10 +62,10 @@ def test_the_fastest_is_measured_once_and_kept_for_other_processes(
     calls = clock.calls
     assert choose("linear", candidates, X[:200]) is candidates["fast"]
     assert clock.calls == calls
-    assert [path.read_text() for path in cache_home.glob("polyhead/products-*/*")] == ["fast"]
+    assert [path.read_text() for path in cache_home.glob("polyhead/products-*/linear-*")] == ["fast"]
     forget_choices()  # as in the next process, where now the other one would be faster
-    later = {"slow": clock.product(1.0), "fast": clock.product(2.0)}
-    assert choose("linear", later) is later["fast"]
+    other_candidates = {"slow": clock.product(1.0), "fast": clock.product(2.0)}
+    assert choose("linear", other_candidates) is other_candidates["fast"]
     assert clock.calls == calls
 
 
@@ -80,23 +86,76 @@ def test_small_products_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not clock.calls
 
 
-@pytest.mark.parametrize("damage", ["unknown", "no directory"])
-def test_a_choice_that_cannot_be_kept_holds_for_the_process(
-    damage: str, cache_home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def damaged_choice(request: pytest.FixtureRequest, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a choice of "slow", which must not be used."""
+    choose("linear", {"slow": lambda x, weight: x})
+    [path] = cache_home.glob("polyhead/products-*/linear-*")
+    if request.param == "of another user":
+        set_owner(monkeypatch, path, 4321)
+    elif request.param == "writable by all":
+        path.chmod(0o666)
+    elif request.param == "link":
+        path.rename(cache_home / "target")
+        path.symlink_to(cache_home / "target")
+    elif request.param == "large":
+        os.truncate(path, 2**43)
+    else:
+        path.write_bytes({"unknown": b"gone", "no text": b"\xff"}[request.param])
+    forget_choices()
+    return path
+
+
+@pytest.mark.parametrize(
+    "damaged_choice",
+    ["unknown", "no text", "large", "of another user", "writable by all", "link"],
+    indirect=True,
+)
+def test_unusable_choices_are_replaced(damaged_choice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
+    assert choose("linear", candidates) is candidates["fast"]
+    assert damaged_choice.read_bytes() == b"fast"
+    assert damaged_choice.lstat().st_mode & 0o777 == 0o600
+    assert damaged_choice.lstat().st_mode >> 12 == 8  # a regular file
+
+
+@pytest.mark.parametrize("failure", ["file", "shared directory", "no home"])
+def test_choices_hold_for_the_process_without_cache(
+    failure: str, cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
     candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
-    if damage == "unknown":
-        choose("linear", candidates)
-        [path] = cache_home.glob("polyhead/products-*/*")
-        path.write_text("gone")
-        forget_choices()
-    else:
+    if failure == "file":
         (cache_home / "polyhead").write_text("a file")
+    elif failure == "shared directory":
+        choose("linear", {"slow": candidates["slow"]})
+        forget_choices()
+        (cache_home / "polyhead").chmod(0o777)
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", raise_runtime_error)
     assert choose("linear", candidates) is candidates["fast"]
     calls = clock.calls
     assert choose("linear", candidates) is candidates["fast"]
     assert clock.calls == calls
+    assert not [path for path in cache_home.rglob("*") if path.is_file() and path.read_text() == "fast"]
+
+
+def test_choice_of_the_first_process_holds(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process keeps its choice while this one measures."""
+    candidates: dict[str, Product] = {"first": torch.add, "second": torch.mul}
+
+    def measure(candidates: dict[str, Product], inputs: tuple[Tensor, ...]) -> str:
+        monkeypatch.setattr(product_choice, "_measure", lambda candidates, inputs: "second")
+        choose("linear", candidates)
+        product_choice._choices.clear()
+        return "first"
+
+    monkeypatch.setattr(product_choice, "_measure", measure)
+    assert choose("linear", candidates) is candidates["second"]
+    product_choice._choices.clear()
+    assert choose("linear", candidates) is candidates["second"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -114,8 +173,8 @@ def test_each_candidate_computes_the_products(
         grad.double() @ weight.double(),
         grad.double().T @ x.double(),
     )
-    found = linear_output(x, weight, bias), grad_input(grad, weight), grad_weight(grad, x)
-    assert [part.dtype for part in found] == [dtype, dtype, torch.float32]
+    actual = linear_output(x, weight, bias), grad_input(grad, weight), grad_weight(grad, x)
+    assert [part.dtype for part in actual] == [dtype, dtype, torch.float32]
     tolerance = 1e-6 if dtype == torch.float32 else 4e-3
-    for ours, true in zip(found, exact, strict=True):
-        assert (ours - true).norm() <= tolerance * true.norm()
+    for result, expected in zip(actual, exact, strict=True):
+        assert (result - expected).norm() <= tolerance * expected.norm()

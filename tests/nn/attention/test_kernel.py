@@ -1,12 +1,8 @@
-"""Tests of nn/attention/kernel.py."""
-
-from __future__ import annotations
-
 import sys
 
 import pytest
 import torch
-from tests.nn.linear_helpers import equal, fed, layer
+from tests.nn.linear_helpers import D, assert_close, decode_in_steps, draw, make_attention
 
 from polyhead.cache.static import StaticCache
 from polyhead.core.errors import UserError
@@ -14,38 +10,33 @@ from polyhead.nn.attention.kernel import KernelAttention
 from polyhead.nn.attention.linear import LinearAttention
 from polyhead.nn.cache import CacheShape
 
-C, H, D = 12, 6, 4
-
 
 @pytest.mark.parametrize("kind", [LinearAttention, KernelAttention])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_row_that_sees_nothing_gives_zero_and_no_gradient(kind, causal):
-    a = layer(kind, causal=causal, bias=False)
-    x = torch.randn(2, 5, C, dtype=torch.double, requires_grad=True)
+def test_row_of_padding_gives_zero_and_no_gradient(kind, causal):
+    a, x = make_attention(kind, causal=causal, bias=False), draw(2, 5).requires_grad_()
     pos = torch.tensor([[0, 1, 2, 3, 4], [-1] * 5])
-    out = a(x, pos)
-    assert (out[1] == 0).all()
-    out.sum().backward()
+    output = a(x, pos)
+    assert (output[1] == 0).all()
+    output.sum().backward()
     assert (x.grad[1] == 0).all()
     assert all(p.grad.isfinite().all() for p in a.parameters())
-    memory = a.project_kv(x.detach(), pos)
-    assert (a(x, memory=memory)[1] == 0).all()
+    assert (a(x, memory=a.project_kv(x.detach(), pos))[1] == 0).all()
 
 
-def test_the_kernel_keeps_keys_and_values_in_any_cache():
-    a, x = layer(KernelAttention, causal=True, sim="square"), torch.randn(2, 5, C, dtype=torch.double)
+def test_kernel_attention_reads_key_value_caches():
+    """And slots that stand for several tokens."""
+    a, x = make_attention(KernelAttention, causal=True, sim="square"), draw(2, 5)
     assert a.state is None
     cache = StaticCache(CacheShape(1, 2, D, D, torch.double, torch.device("cpu")), 2, 9)
-    equal(fed(a, x, [2, 1, 2], cache), a(x))
-    kv = a.project_kv(x, None).replace(log_count=torch.tensor([1.0, 2, 1, 1, 3]).log().expand(2, 2, 5))
-    twice = a.project_kv(x[:, [0, 1, 1, 2, 3, 4, 4, 4]], None)
-    equal(
-        layer(KernelAttention, sim="square")(x, memory=kv),
-        layer(KernelAttention, sim="square")(x, memory=twice),
-    )
+    assert_close(decode_in_steps(a, x, [2, 1, 2], cache), a(x))
+    counted = a.project_kv(x, None).replace(log_count=torch.tensor([1.0, 2, 1, 1, 3]).log().expand(2, 2, 5))
+    repeated = a.project_kv(x[:, [0, 1, 1, 2, 3, 4, 4, 4]], None)
+    b = make_attention(KernelAttention, sim="square")
+    assert_close(b(x, memory=counted), b(x, memory=repeated))
 
 
-MINE = """
+PLUGIN = """
 import torch
 def double(x): return torch.cat([x.exp(), (-x).exp()], -1)
 def same(q, k): return double(q) @ double(k).mT
@@ -55,18 +46,18 @@ def broken(x): return x @ x
 """
 
 
-def test_a_feature_map_or_similarity_of_ones_own_is_a_name_away(tmp_path, monkeypatch):
-    (tmp_path / "mine_of_linear.py").write_text(MINE)
+def test_custom_feature_maps_and_similarities_are_loaded(tmp_path, monkeypatch):
+    (tmp_path / "linear_plugin.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine_of_linear", raising=False)
-    x = torch.randn(2, 5, C, dtype=torch.double)
-    a = layer(causal=True, feature_map="mine_of_linear:double", chunk=2)
+    monkeypatch.delitem(sys.modules, "linear_plugin", raising=False)
+    x = draw(2, 5)
+    a = make_attention(causal=True, feature_map="linear_plugin:double", chunk=2)
     assert a.state == ((2, 2 * D, D + 1),)
-    equal(a(x), layer(KernelAttention, causal=True, sim="mine_of_linear:same")(x))
+    assert_close(a(x), make_attention(KernelAttention, causal=True, sim="linear_plugin:same")(x))
     for name, message in (
         ("number", "maps a tensor .* to a int"),
         ("short", r"maps a tensor .* to shape \(1, 2, 3\)"),
         ("broken", "fails on"),
     ):
-        with pytest.raises(UserError, match=f"feature_map 'mine_of_linear:{name}' {message}"):
-            layer(feature_map=f"mine_of_linear:{name}")
+        with pytest.raises(UserError, match=f"feature_map 'linear_plugin:{name}' {message}"):
+            make_attention(feature_map=f"linear_plugin:{name}")

@@ -1,13 +1,16 @@
-"""The attention layer against its equation head by head in double precision."""
+"""Softmax attention against its equation head by head in double precision."""
+
+from functools import partial
 
 import pytest
 import torch
-from tests.nn.attention.softmax_helpers import layer, reference
+from tests.nn.attention.softmax_helpers import make_attention, reference
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.position.base import Position
+from polyhead.nn.position.disentangled import DisentangledPosition
 from polyhead.nn.position.rope import Rope
 
 OPTIONS = [
@@ -33,36 +36,36 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
-@pytest.mark.parametrize("n_kv_heads", [1, 2, 3, 6])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_the_layer_is_its_equation(n_kv_heads, options, causal):
-    a, x = layer(n_kv_heads, causal, **options), torch.randn(2, 7, 12, dtype=torch.double)
-    wanted = reference(a, x, qk_norm=options.get("qk_norm", False))
-    torch.testing.assert_close(a(x), wanted, rtol=0, atol=2e-6)
-    torch.testing.assert_close(a(x, torch.arange(7).expand(2, 7)), wanted, rtol=0, atol=2e-6)
-    watched = []
-    a.weights_hooks.append(watched.append)
-    torch.testing.assert_close(a(x), wanted, rtol=0, atol=2e-6)
-    assert watched[0].shape == (2, 6, 7, 7)
-    torch.testing.assert_close(watched[0].sum(-1), torch.ones(2, 6, 7, dtype=torch.double))
+@pytest.mark.whole
+@pytest.mark.parametrize("row", range(len(OPTIONS)), ids=lambda row: str(OPTIONS[row]))
+def test_attention_equals_its_equation(row):
+    """Every row of options, with the numbers of heads and causality in turn."""
+    options, n_kv_heads = OPTIONS[row], (1, 2, 3, 6)[row % 4]
+    for causal in (False, True):
+        a, x = make_attention(n_kv_heads, causal, **options), torch.randn(2, 7, 12, dtype=torch.double)
+        expected = reference(a, x, qk_norm=options.get("qk_norm", False))
+        torch.testing.assert_close(a(x), expected, rtol=0, atol=2e-6)
+        torch.testing.assert_close(a(x, torch.arange(7).expand(2, 7)), expected, rtol=0, atol=2e-6)
+        weights = []
+        a.weights_hooks.append(weights.append)
+        torch.testing.assert_close(a(x), expected, rtol=0, atol=2e-6)
+        assert weights[0].shape == (2, 6, 7, 7)
+        torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 6, 7, dtype=torch.double))
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 3, 6])
 @pytest.mark.parametrize("window", [None, 2])
-def test_over_a_memory_it_reads_the_memory_whole(n_kv_heads, window):
-    """Queries from one side, keys and values from the other; a window is about one's own side."""
-    a = layer(n_kv_heads, window=window)
+def test_cross_attention_sees_all_of_the_memory(n_kv_heads, window):
+    """Whatever the positions of the queries; a window applies to self-attention only."""
+    a = make_attention(n_kv_heads, window=window)
     x, source = torch.randn(2, 4, 12, dtype=torch.double), torch.randn(2, 5, 12, dtype=torch.double)
-    memory = a.project_kv(source, None)
-    torch.testing.assert_close(a(x, memory=memory), reference(a, x, source), rtol=0, atol=1e-9)
-    torch.testing.assert_close(
-        a(x, torch.arange(90, 94).expand(2, 4), memory=memory), reference(a, x, source), rtol=0, atol=1e-9
-    )
+    memory, expected = a.project_kv(source, None), reference(a, x, source)
+    for pos in (None, torch.arange(90, 94).expand(2, 4)):
+        torch.testing.assert_close(a(x, pos, memory=memory), expected, rtol=0, atol=1e-9)
 
 
-def test_dropout_of_weights_is_for_training():
-    a, x = layer(dropout=0.5), torch.randn(1, 5, 12, dtype=torch.double)
+def test_dropout_of_weights_is_off_in_evaluation():
+    a, x = make_attention(dropout=0.5), torch.randn(1, 5, 12, dtype=torch.double)
     assert not torch.equal(a(x), a(x))
     torch.testing.assert_close(a.eval()(x), reference(a, x), rtol=0, atol=1e-9)
 
@@ -71,24 +74,34 @@ def test_dropout_of_weights_is_for_training():
     ("options", "message"),
     [
         ({"window": 0}, "window is 0"),
-        ({"sink": 1}, "it requires a window"),
         ({"softcap": 0.0}, "above 0, not 0.0"),
         ({"dropout": 1.0}, "dropout of attention"),
-        ({"tie": "qk"}, "as many key heads as query heads: n_kv_heads=6"),
-        ({"tie": "kv", "v_head_dim": 3}, "values as wide as keys: v_head_dim=2"),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        layer(**options)
+        make_attention(**options)
 
 
-def test_one_head_may_be_wider_than_the_model():
-    """A single head of any width, values of another (the general form of scaled dot-product attention)."""
+@pytest.mark.parametrize(
+    ("position", "scale", "expected"),
+    [
+        (Position, None, None),
+        (DisentangledPosition, None, (3 * 2) ** -0.5),
+        (partial(DisentangledPosition, terms="c2p"), None, (2 * 2) ** -0.5),
+        (DisentangledPosition, 0.3, 0.3),
+    ],
+)
+def test_scale_counts_the_products_of_a_score(position, scale, expected):
+    """1 / sqrt(n D) for a score of n products (He et al., 2021a, eq. 4)."""
+    attention = make_attention(position=position, scale=scale)
+    assert attention.scale == (expected and pytest.approx(expected))
+
+
+def test_single_head_may_be_wider_than_the_model():
     torch.manual_seed(0)
     shape = AttentionShape.from_sizes(5, 1, head_dim=8, v_head_dim=3)
     a, x = Attention(shape, Position(shape)).double(), torch.randn(2, 4, 5, dtype=torch.double)
     q, k, v = a.q_proj(x), a.k_proj(x), a.v_proj(x)
-    wanted = a.o_proj((q @ k.mT / 8**0.5).softmax(-1) @ v)
     assert v.shape == (2, 4, 3)
-    torch.testing.assert_close(a(x), wanted, rtol=0, atol=2e-6)
+    torch.testing.assert_close(a(x), a.o_proj((q @ k.mT / 8**0.5).softmax(-1) @ v), rtol=0, atol=2e-6)

@@ -1,34 +1,52 @@
-"""Shared by the tests of relative_distance."""
+"""Shared by the tests of position schemes that depend on distances."""
 
 import torch
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.registry import POSITION
+from polyhead.nn.kv import KV
 
 RAGGED = torch.tensor([[0, 1, 2, 3, 4], [0, 1, -1, -1, -1], [0, 1, 2, 3, -1]])
-
 HOLES = torch.tensor([[0, 1, 2, 3, 4], [-1, 7, 0, -1, 1], [60, -1, 3, 2, 0]])
-
 LATER = torch.tensor([[10, 11, 12, 13, 14], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
 
-# of queries (B, T) and of slots (B, 1|K, S)
-PLACES = {
-    "whole rows": (None, None),
+# positions of queries (B, T) and of slots (B, 1|K, S)
+POSITIONS = {
+    "full rows": (None, None),
     "padded rows": (RAGGED, RAGGED[:, None]),
     "holes": (HOLES, HOLES[:, None]),
-    "rows from elsewhere": (LATER, LATER.flip(0)[:, None]),
-    "one token more": (torch.tensor([[4], [2], [61]]), HOLES[:, None]),
-    "the same token more": (torch.tensor([[5], [5], [5]]), RAGGED[:, None]),
-    "a head's own slots": (HOLES, torch.stack([HOLES, RAGGED.roll(1, 0)], 1)),
+    "other rows": (LATER, LATER.flip(0)[:, None]),
+    "one query": (torch.tensor([[4], [2], [61]]), HOLES[:, None]),
+    "equal queries": (torch.tensor([[5], [5], [5]]), RAGGED[:, None]),
+    "slots per head": (HOLES, torch.stack([HOLES, RAGGED.roll(1, 0)], 1)),
 }
 
 
-def scheme(name, n_heads=4, causal=False, **options):
+def make_scheme(name, n_heads=4, causal=False, **options):
     torch.manual_seed(0)
-    shape = AttentionShape.from_sizes(
-        3 * n_heads, n_heads, n_heads // 2, head_dim=3, v_head_dim=2, causal=causal
-    )
-    made = POSITION.get(name)(shape, **options).double()
-    for p in made.parameters():
+    sizes = {"head_dim": 3, "v_head_dim": 2, "causal": causal}
+    shape = AttentionShape.from_sizes(3 * n_heads, n_heads, n_heads // 2, **sizes)
+    scheme = POSITION.get(name)(shape, **options).double()
+    for p in scheme.parameters():
         p.data.normal_()
-    return made
+    return scheme
+
+
+def make_inputs(positions):
+    """Queries of 4 heads, keys and values of 2, and the positions of both."""
+    q_pos, k_pos = POSITIONS[positions]
+    q = torch.randn(3, 4, 5 if q_pos is None else q_pos.size(1), 3, dtype=torch.double)
+    return q, KV(torch.randn(3, 2, 5, 3).double(), torch.randn(3, 2, 5, 2).double(), k_pos), q_pos, k_pos
+
+
+def iter_positions(q_pos, k_pos, n_queries, n_heads=4, n_rows=3, n_slots=5):
+    """(row, head, query, slot), position of the query and of the slot; without padding."""
+    for b in range(n_rows):
+        for h in range(n_heads):
+            kv_head = 0 if k_pos is None or k_pos.size(1) == 1 else h // (n_heads // k_pos.size(1))
+            for t in range(n_queries):
+                i = t if q_pos is None else int(q_pos[b, t])
+                for s in range(n_slots):
+                    j = s if k_pos is None else int(k_pos[b, kv_head, s])
+                    if i >= 0 and j >= 0:
+                        yield (b, h, t, s), i, j

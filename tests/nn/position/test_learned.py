@@ -1,5 +1,3 @@
-"""Tests of nn/position/learned.py."""
-
 import pytest
 import torch
 
@@ -13,37 +11,34 @@ def test_learned_positions_are_rows_of_a_table():
     scheme = LearnedPosition(AttentionShape.from_sizes(6, 1, max_len=4))
     x, pos = torch.randn(2, 3, 6), torch.tensor([[3, -1, 0], [2, 1, 1]])
     torch.testing.assert_close(scheme.embed(x, None), x + scheme.weight[:3])
-    out = scheme.embed(x, pos)
-    assert torch.equal(out[pos >= 0], (x[pos >= 0] + scheme.weight[pos[pos >= 0]]))
-    out[pos >= 0].sum().backward()
+    output = scheme.embed(x, pos)
+    assert torch.equal(output[pos >= 0], (x[pos >= 0] + scheme.weight[pos[pos >= 0]]))
+    output[pos >= 0].sum().backward()
     assert scheme.weight.grad[:, 0].tolist() == [1, 2, 1, 1]
 
 
-def test_learned_positions_with_an_offset_are_those_of_opt():
-    """Whose table has two rows more than positions; position i of a padded row reads row i + 2."""
+def test_offset_equals_that_of_opt():
+    """Its table has two rows more than positions; position i of a padded row reads row i + 2."""
     opt = pytest.importorskip("transformers.models.opt.modeling_opt")
-    scheme, theirs = (
-        LearnedPosition(AttentionShape.from_sizes(6, 1, max_len=7), offset=2),
-        opt.OPTLearnedPositionalEmbedding(7, 6),
-    )
-    assert scheme.weight.shape == theirs.weight.shape
-    theirs.weight.data.copy_(scheme.weight)
-    seen = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
-    pos = torch.where(seen == 1, seen.cumsum(1) - 1, -1)
-    out = scheme.embed(torch.zeros(2, 7, 6), pos)
-    assert torch.equal(out[pos >= 0], theirs(seen)[pos >= 0])
+    scheme = LearnedPosition(AttentionShape.from_sizes(6, 1, max_len=7), offset=2)
+    expected = opt.OPTLearnedPositionalEmbedding(7, 6)
+    assert scheme.weight.shape == expected.weight.shape
+    expected.weight.data.copy_(scheme.weight)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
+    pos = torch.where(mask == 1, mask.cumsum(1) - 1, -1)
+    assert torch.equal(scheme.embed(torch.zeros(2, 7, 6), pos)[pos >= 0], expected(mask)[pos >= 0])
     assert torch.equal(scheme.embed(torch.zeros(1, 5, 6), None)[0], scheme.weight[2:7])
 
 
 @pytest.mark.parametrize("scheme", [LearnedPosition, SinusoidalPosition])
-def test_an_offset_below_0_is_a_user_error(scheme):
+def test_negative_offset_is_refused(scheme):
     with pytest.raises(UserError, match=r"offset of .* (0 or more|from 0 to).*, got -1"):
         scheme(AttentionShape.from_sizes(6, 1), offset=-1)
 
 
 @pytest.mark.parametrize("offset", [0, 2])
 @pytest.mark.parametrize("pos", [None, torch.tensor([[0, 4]])])
-def test_beyond_the_learned_positions_is_a_user_error(pos, offset):
+def test_positions_beyond_max_len_are_refused(pos, offset):
     scheme = LearnedPosition(AttentionShape.from_sizes(6, 1, max_len=4), offset=offset)
     with pytest.raises(UserError, match=r"5 positions, .* max_len=4"):
         scheme.embed(torch.zeros(1, 5 if pos is None else 2, 6), pos)

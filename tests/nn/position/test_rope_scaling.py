@@ -1,4 +1,4 @@
-"""Tests of nn/position/rope_scaling.py."""
+"""Scalings of rotary embeddings against Hugging Face Transformers."""
 
 import pytest
 import torch
@@ -6,28 +6,26 @@ import torch
 from polyhead.config.model import AttentionShape
 from polyhead.nn.position.rope import Rope
 
-SCALED = [
+transformers = pytest.importorskip("transformers")
+llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+
+SCALINGS = [
     ({}, {"rope_type": "default"}),
     ({"scaling": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
     *(
         (
-            {"scaling": "yarn", "factor": factor, "original_len": length},
-            {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length},
+            {"scaling": name, "factor": factor, "original_len": length},
+            {"rope_type": name, "factor": factor, "original_max_position_embeddings": length, **options},
         )
-        for factor, length in [(4.0, 2048), (2.0, 100), (1.0, 512), (16.0, 4)]
-    ),
-    *(
-        (
-            {"scaling": "llama3", "factor": factor, "original_len": length},
-            {
-                "rope_type": "llama3",
-                "factor": factor,
-                "original_max_position_embeddings": length,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-            },
+        for name, options, sizes in (
+            ("yarn", {}, [(4.0, 2048), (2.0, 100), (1.0, 512), (16.0, 4)]),
+            (
+                "llama3",
+                {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+                [(8.0, 8192), (2.0, 100), (32.0, 4)],
+            ),
         )
-        for factor, length in [(8.0, 8192), (2.0, 100), (32.0, 4)]
+        for factor, length in sizes
     ),
 ]
 
@@ -36,60 +34,54 @@ SCALED = [
 @pytest.mark.parametrize(("factor", "length"), [(32.0, 4096), (1.0, 512), (4.0, 7)])
 @pytest.mark.parametrize("fraction", [1.0, 0.75])
 @pytest.mark.parametrize("longer", [False, True])
-def test_angles_of_longrope_are_those_of_hugging_face(factor, length, fraction, longer):
-    """Short numbers up to the length of training, long ones where there is room for more."""
-    transformers = pytest.importorskip("transformers")
+def test_longrope_equals_that_of_phi3(factor, length, fraction, longer):
+    """Short factors up to the training length, long ones where there is room for more."""
     modeling = pytest.importorskip("transformers.models.phi3.modeling_phi3")
     pairs = int(32 * fraction) // 2
     short, long = (1 + torch.arange(pairs) / 7).tolist(), (2 + torch.arange(pairs) ** 1.5).tolist()
-    theirs = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": long}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": long}
     config = transformers.Phi3Config(
         hidden_size=64, num_attention_heads=2, max_position_embeddings=int(factor * length),
-        original_max_position_embeddings=length, rope_parameters=theirs | {"partial_rotary_factor": fraction},
+        original_max_position_embeddings=length, rope_parameters=rope | {"partial_rotary_factor": fraction},
     )  # fmt: skip
     options = {"scaling": "longrope", "factor": factor, "original_len": length, "short": short, "long": long}
     shape = AttentionShape.from_sizes(64, 2, max_len=length + longer)
     scheme, embedding = Rope(shape, fraction=fraction, **options), modeling.Phi3RotaryEmbedding(config)
     q, pos = torch.randn(2, 2, 5, 32), torch.tensor([[0, 1, 2, 3, 4], [5, 2, 3, 0, length - (not longer)]])
-    wanted, _ = modeling.apply_rotary_pos_emb(q, q, *embedding(q, pos))
+    assert_equal(scheme, embedding, modeling, q, pos, 5e-4)
+
+
+def assert_equal(scheme, embedding, modeling, q, pos, atol):
+    expected, _ = modeling.apply_rotary_pos_emb(q, q, *embedding(q, pos))  # updates embedding.inv_freq
     torch.testing.assert_close(scheme.inv_freq, embedding.inv_freq, rtol=1e-6, atol=1e-9)
     assert scheme.attention_factor == pytest.approx(embedding.attention_scaling, rel=1e-12)
-    torch.testing.assert_close(scheme.rotate(q, pos), wanted, rtol=0, atol=5e-4)
+    torch.testing.assert_close(scheme.rotate(q, pos), expected, rtol=0, atol=atol)
 
 
-def llama(options, theirs, dim, theta):
-    """Rope, and that of Llama in Hugging Face Transformers, with a head of the same width."""
-    transformers = pytest.importorskip("transformers")
-    theirs = {"rope_theta": theta, **theirs}
-    config = transformers.LlamaConfig(
-        hidden_size=2 * dim, num_attention_heads=2, max_position_embeddings=64, rope_parameters=theirs
-    )
-    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
-    scheme = Rope(AttentionShape.from_sizes(2 * dim, 2), theta=theta, **options)
-    return scheme, config, modeling.LlamaRotaryEmbedding(config), modeling.apply_rotary_pos_emb
+def make_llama_config(rope, dim, theta):
+    sizes = {"hidden_size": 2 * dim, "num_attention_heads": 2, "max_position_embeddings": 64}
+    return transformers.LlamaConfig(**sizes, rope_parameters={"rope_theta": theta, **rope})
 
 
 @pytest.mark.acceptance("A8")
-@pytest.mark.parametrize(("options", "theirs"), SCALED, ids=str)
+@pytest.mark.parametrize(("options", "rope"), SCALINGS, ids=str)
 @pytest.mark.parametrize(("dim", "theta"), [(8, 10000.0), (64, 500000.0), (128, 10000.0)])
-def test_scaled_angles_are_those_of_hugging_face(options, theirs, dim, theta):
-    scheme, _, embedding, apply = llama(options, theirs, dim, theta)
-    torch.testing.assert_close(scheme.inv_freq, embedding.inv_freq, rtol=1e-6, atol=1e-9)
-    assert scheme.attention_factor == pytest.approx(embedding.attention_scaling, rel=1e-12)
+def test_scaled_angles_equal_those_of_llama(options, rope, dim, theta):
+    scheme = Rope(AttentionShape.from_sizes(2 * dim, 2), theta=theta, **options)
+    embedding = llama.LlamaRotaryEmbedding(make_llama_config(rope, dim, theta))
     q, pos = torch.randn(2, 2, 5, dim), torch.tensor([[0, 1, 2, 3, 4], [7, 900, 3, 0, 70]])
-    wanted, _ = apply(q, q, *embedding(q, pos))
-    torch.testing.assert_close(scheme.rotate(q, pos), wanted, rtol=0, atol=5e-4 if theta > 1e5 else 2e-4)
+    assert_equal(scheme, embedding, llama, q, pos, 5e-4 if theta > 1e5 else 2e-4)
 
 
 @pytest.mark.acceptance("A8")
 @pytest.mark.parametrize("factor", [1.0, 2.5, 8.0])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_the_larger_base_of_ntk_is_that_of_hugging_face(factor, fraction):
-    """Theirs grows with the text: at factor 1 and ``factor`` times the length it is ours."""
-    theirs = {"rope_type": "dynamic", "factor": 1.0, "partial_rotary_factor": fraction}
-    options = {"scaling": "ntk", "factor": factor, "fraction": fraction}
-    scheme, config, _, _ = llama(options, theirs, 64, 10000.0)
+def test_ntk_base_equals_that_of_transformers(factor, fraction):
+    """Its base grows with the text: factor 1 with ``factor`` times the length is the fixed one."""
     utils = pytest.importorskip("transformers.modeling_rope_utils")
+    rope = {"rope_type": "dynamic", "factor": 1.0, "partial_rotary_factor": fraction}
+    scheme = Rope(AttentionShape.from_sizes(128, 2), scaling="ntk", factor=factor, fraction=fraction)
+    config = make_llama_config(rope, 64, 10000.0)
     rates, _ = utils.ROPE_INIT_FUNCTIONS["dynamic"](config, "cpu", seq_len=int(64 * factor))
     torch.testing.assert_close(scheme.inv_freq, rates, rtol=1e-6, atol=1e-9)
     slowest = 10000.0 ** (-(64 * fraction - 2) / (64 * fraction))

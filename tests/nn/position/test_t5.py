@@ -1,5 +1,3 @@
-"""Tests of nn/position/t5.py."""
-
 import pytest
 import torch
 
@@ -10,11 +8,11 @@ from polyhead.nn.position.t5 import t5_bucket_index
 @pytest.mark.parametrize(
     ("buckets", "max_distance"), [(32, 128), (32, 20), (6, 40), (64, 256), (4, 3), (10, 300)]
 )
-@pytest.mark.parametrize("causal", [False, True], ids=["both sides", "causal"])
-def test_buckets_are_those_of_hugging_face(buckets, max_distance, causal):
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_buckets_equal_those_of_transformers(buckets, max_distance, causal):
     modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
     distance = torch.arange(-300, 301)
-    theirs = modeling.T5Attention._relative_position_bucket(distance, not causal, buckets, max_distance)
-    ours = t5_bucket_index(distance, buckets, max_distance, causal)
-    assert torch.equal(ours, theirs)
-    assert set(ours.tolist()) <= set(range(buckets))
+    expected = modeling.T5Attention._relative_position_bucket(distance, not causal, buckets, max_distance)
+    actual = t5_bucket_index(distance, buckets, max_distance, causal)
+    assert torch.equal(actual, expected)
+    assert set(actual.tolist()) <= set(range(buckets))

@@ -1,47 +1,45 @@
 """Tests of serve/http/app.py."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
+from tests.serve.conftest import ENDLESS, serve_run
 
 from polyhead.serve.http.limits import Limits
 
-BODY = {"prompt": "a dog barks .", "max_tokens": 30, "seed": 1, "stop": ["never said"]}
+PATH = "/v1/completions"
 
 
 @pytest.mark.acceptance("E5")
-def test_a_step_that_fails_ends_its_requests_and_not_the_service(runs, serving):
-    with serving(runs["decoder"]) as live:
-        inner = live.service.engine.engine
-        admit, calls = inner._schedule, []
+def test_failed_step_ends_its_requests_only(runs):
+    with serve_run(runs["decoder"]) as client:
+        engine = client.service.engine.engine
+        schedule, calls = engine._schedule, []
 
-        def broken():
+        def fail_each_fourth():
             calls.append(1)
             if len(calls) % 4 == 0:
-                raise MemoryError("no room at all")
-            admit()
+                raise MemoryError("out of memory")
+            schedule()
 
-        inner._schedule = broken
-        assert live.ask("/v1/completions", BODY).status_code == 500
-        events = live.ask("/v1/completions", BODY | {"stream": True})
-        assert events.status_code == 200
-        assert "[DONE]" not in events.text, "a stream that failed does not end as one that is whole"
-        *said, failure = [json.loads(line.removeprefix("data: ")) for line in events.text.split("\n\n")[:-1]]
-        assert failure["error"]["code"] == "internal_error"
-        del inner._schedule
-        whole = live.ask("/v1/completions", BODY)
-        assert whole.status_code == 200
-        text = "".join(event["choices"][0]["text"] for event in said)
-        assert text and whole.json()["choices"][0]["text"].startswith(text), "what came before is not lost"
-        live.idle()
+        engine._schedule = fail_each_fourth
+        assert client.ask(PATH, ENDLESS).status_code == 500
+        stream = client.ask(PATH, ENDLESS | {"stream": True})
+        assert stream.status_code == 200
+        assert "[DONE]" not in stream.text
+        events = [json.loads(line.removeprefix("data: ")) for line in stream.text.split("\n\n")[:-1]]
+        assert events.pop()["error"]["code"] == "internal_error"
+        del engine._schedule
+        answer = client.ask(PATH, ENDLESS).json()
+        text = "".join(event["choices"][0]["text"] for event in events)
+        assert text and answer["choices"][0]["text"].startswith(text), "text before the error is sent"
+        client.wait_idle()
 
 
-def test_a_request_that_takes_too_long_ends_with_the_deadline(runs, serving, slowly):
-    with serving(runs["decoder"], limits=Limits(timeout=0.2)) as live:
-        with slowly(live) as engine:
-            assert live.ask("/v1/completions", BODY).json()["error"]["code"] == "deadline"
-            engine.let(2)
-            live.idle()
-        assert live.service.metrics.aborted_requests.labels("deadline")._value.get() == 1
+def test_request_beyond_its_time_limit_is_aborted(runs):
+    with serve_run(runs["decoder"], limits=Limits(timeout=0.2)) as client:
+        with client.hold_steps() as steps:
+            assert client.ask(PATH, ENDLESS).json()["error"]["code"] == "deadline"
+            steps.allow(2)
+            client.wait_idle()
+        assert client.count_aborted("deadline") == 1

@@ -1,7 +1,5 @@
 """Hostile bodies of requests by a seeded generator: each is answered, and none ends the service."""
 
-from __future__ import annotations
-
 import json
 import random
 import resource

@@ -1,15 +1,11 @@
 """Tests of serve/http/http_exchange.py."""
 
-from __future__ import annotations
-
 import socket
 import time
 import weakref
 
 import pytest
-from tests.serve.http.test_connection_limits import read_all
-from tests.serve.refusals_helpers import canary as canary
-from tests.serve.refusals_helpers import post, refused
+from tests.serve.conftest import get_error, read_all, serve_run
 
 from polyhead.serve import engine_thread
 from polyhead.serve.http import app
@@ -17,7 +13,7 @@ from polyhead.serve.http.limits import Limits
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "body", "code"),
+    ("kind", "path", "body", "status"),
     [
         ("decoder", "completions", {"prompt": "dogs " * 100}, 400),
         ("decoder", "completions", {"prompt": "dogs", "n": 30}, 400),
@@ -26,52 +22,46 @@ from polyhead.serve.http.limits import Limits
         ("encoder", "fill-mask", {"input": ["a <mask>"], "model": "another"}, 404),
     ],
 )
-def test_a_refusal_is_told_and_forgotten_with_what_was_asked(
-    runs, serving, monkeypatch, unsearched, kind, path, body, code
-):
-    """An error knows the frames that it went through, and those what came, which may be megabytes."""
-    known = weakref.WeakSet()
+def test_refused_request_is_freed_without_gc(runs, monkeypatch, unsearched, kind, path, body, status):
+    """An error references its frames, and those the request, which may have megabytes."""
+    references = weakref.WeakSet()
 
-    def noted(make):
-        def made(*given):
-            known.add(one := make(*given))
-            return one
+    def track(cls):
+        def create(*args):
+            instance = cls(*args)
+            references.add(instance)
+            return instance
 
-        return made
+        return create
 
-    monkeypatch.setattr(app, "HttpExchange", noted(app.HttpExchange))
-    monkeypatch.setattr(engine_thread, "Future", noted(engine_thread.Future))
-    with serving(runs[kind]) as live:
-        if code == 500:
-            monkeypatch.setattr(live.service.engine.engine, "_schedule", lambda: 1 / 0)
-        assert live.ask(f"/v1/{path}", body).status_code == code
-        live.idle()
-        live.until(lambda: not known, "nothing knows of it")
+    monkeypatch.setattr(app, "HttpExchange", track(app.HttpExchange))
+    monkeypatch.setattr(engine_thread, "Future", track(engine_thread.Future))
+    with serve_run(runs[kind]) as client:
+        if status == 500:
+            monkeypatch.setattr(client.service.engine.engine, "_schedule", lambda: 1 / 0)
+        assert client.ask(f"/v1/{path}", body).status_code == status
+        client.wait_idle()
+        client.wait_until(lambda: not references, "the request is referenced")
 
 
 @pytest.mark.acceptance("E7")
-def test_bodies_and_heads_are_bounded(speaker, canary):
-    most = Limits().max_body
-    assert refused(post(speaker, b" " * (most + 1)), 413)["code"] == "body_too_large"
-    assert (
-        refused(post(speaker, (b" " * 2**16 for _ in range(most // 2**16 + 2))), 413)["code"]
-        == "body_too_large"
-    )
-    assert (
-        refused(speaker.ask("/v1/models", headers={"x-filler": "x" * 65_536}), 431)["code"]
-        == "head_too_large"
-    )
-    assert refused(speaker.ask("/v1/models", headers={f"x-filler-{i}": "x" * 60 for i in range(250)}), 431)
-    for whole in (  # in one piece, and as names that come together
+def test_bodies_and_heads_are_limited(checked_client):
+    client, limit = checked_client, Limits().max_body
+    chunks = (b" " * 2**16 for _ in range(limit // 2**16 + 2))
+    for content in (b" " * (limit + 1), chunks):
+        assert get_error(client.post(content), 413)["code"] == "body_too_large"
+    for headers in ({"x-filler": "x" * 65_536}, {f"x-filler-{i}": "x" * 60 for i in range(250)}):
+        assert get_error(client.ask("/v1/models", headers=headers), 431)["code"] == "head_too_large"
+    for head in (  # in one line, and in many
         b"GET /health?%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"a" * 20_000),
         b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: %b\r\n" % (b"b" * 1000) * 20 + b"\r\n",
     ):
-        with speaker.raw() as sock:
-            sock.sendall(whole)
+        with client.connect() as sock:
+            sock.sendall(head)
             assert sock.recv(4096).startswith(b"HTTP/1.1 431 ")
-    connections = speaker.server.server_state.connections
-    before = len(connections)
-    with speaker.raw() as sock:  # a head without end, of which more comes when the answer is on its way
+    connections = client.server.server_state.connections
+    num_connections = len(connections)
+    with client.connect() as sock:  # a head without end, of which more arrives after the answer
         sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nx: ")
         for _ in range(50):
             sock.sendall(b"x" * 1000)
@@ -79,20 +69,18 @@ def test_bodies_and_heads_are_bounded(speaker, canary):
         sock.shutdown(socket.SHUT_WR)
         answer = read_all(sock)
     assert answer.startswith(b"HTTP/1.1 431 ") and b"head_too_large" in answer
-    speaker.until(lambda: len(connections) <= before, "who has been refused is let go")
+    client.wait_until(lambda: len(connections) <= num_connections, "the connection stays open")
 
 
 @pytest.mark.acceptance("E8")
-def test_the_id_of_a_request_is_taken_over_only_if_it_is_a_plain_word(speaker):
-    assert (
-        speaker.ask("/v1/models", headers={"x-request-id": "job.7_a-B"}).headers["x-request-id"]
-        == "job.7_a-B"
-    )
-    for odd in ("a b", "x" * 65, "x" * 10_000, "a/b", "<b>", "ä".encode(), ""):
-        minted = speaker.ask("/v1/models", headers={"x-request-id": odd}).headers["x-request-id"]
-        assert len(minted) == 32 and minted.isalnum()
-    body = {"prompt": "dogs", "max_tokens": 3}
-    ids = {
-        speaker.ask("/v1/completions", body, headers={"x-request-id": "same"}).json()["id"] for _ in range(3)
-    }
-    assert len(ids) == 3, "what we call a request is ours"
+def test_request_id_of_the_client_must_be_plain(client):
+    def get_id(value):
+        return client.ask("/v1/models", headers={"x-request-id": value}).headers["x-request-id"]
+
+    assert get_id("job.7_a-B") == "job.7_a-B"
+    assert get_id("x" * 64) == "x" * 64
+    for value in ("a b", "x" * 65, "x" * 10_000, "a/b", "<b>", "ä".encode(), ""):
+        assert len(get_id(value)) == 32 and get_id(value).isalnum()
+    body, headers = {"prompt": "dogs", "max_tokens": 3}, {"x-request-id": "same"}
+    ids = {client.ask("/v1/completions", body, headers=headers).json()["id"] for _ in range(3)}
+    assert len(ids) == 3, "completions have ids of their own"

@@ -1,36 +1,55 @@
 """Tests of serve/http/routes.py."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
+
+from tests.serve.conftest import get_error
 
 from polyhead.serve.http.routes import ROUTES
 
 
-def test_the_model_is_described(services):
-    for kind, live in services.items():
-        (about,) = live.ask("/v1/models").json()["data"]
-        assert about["polyhead"]["kind"] == kind and about["polyhead"]["max_len"] == 48
-        assert about["polyhead"]["labels"] == list(live.run.config.labels)
-        for task in about["polyhead"]["tasks"]:
+def test_models_describe_the_model(clients):
+    for kind, client in clients.items():
+        (model,) = client.ask("/v1/models").json()["data"]
+        assert client.ask("/v1/models/tiny").json() == model
+        assert model["polyhead"]["kind"] == kind and model["polyhead"]["max_len"] == 48
+        assert model["polyhead"]["labels"] == list(client.run.config.labels)
+        for task in model["polyhead"]["tasks"]:
             assert f"/v1/{task}" in {route.path for route in ROUTES}
 
 
-def test_the_description_names_every_route_and_every_field(services):
-    told = services["decoder"].ask("/openapi.json").json()
-    assert {(path, method.upper()) for path, methods in told["paths"].items() for method in methods} == {
-        (r.path, r.method) for r in ROUTES
-    }
-    schemas = told["components"]["schemas"]
+def test_unknown_model_is_not_found(client):
+    for name in ("gpt-4", "Tiny", "tiny2"):
+        error = get_error(client.ask(f"/v1/models/{name}"), 404)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+def list_references(tree):
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from [value] if key == "$ref" else list_references(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from list_references(value)
+
+
+def test_openapi_describes_every_route_and_field(client):
+    description = client.ask("/openapi.json").json()
+    routes = {(path, name.upper()) for path, methods in description["paths"].items() for name in methods}
+    assert routes == {(route.path, route.method) for route in ROUTES}
+    schemas = description["components"]["schemas"]
     for route in ROUTES:
         if route.body is not None:
-            schema = schemas[route.body.__name__]
-            assert set(schema["properties"]) == set(route.body.model_fields)
-    fields = schemas["CompletionBody"]["properties"]
-    plain = {name for name in fields if "default" in fields[name]}
-    # what a client may send as it stands there; of all else the run has the default
-    assert {"n", "stream", "echo"} <= plain
-    assert not plain & {
+            assert set(schemas[route.body.__name__]["properties"]) == set(route.body.model_fields)
+    for reference in list_references(description):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+
+
+def test_openapi_defaults_can_be_sent(client, translator):
+    """Fields without a default have that of the run."""
+    fields = client.ask("/openapi.json").json()["components"]["schemas"]["CompletionBody"]["properties"]
+    defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
+    assert {"n", "stream", "echo"} <= defaults.keys()
+    run_defaults = {
         "max_tokens",
         "temperature",
         "top_p",
@@ -40,39 +59,29 @@ def test_the_description_names_every_route_and_every_field(services):
         "min_tokens",
         "top_k",
     }
-    given = {name: fields[name]["default"] for name in plain if fields[name]["default"] is not None}
-    for live in (services["decoder"], services["encoder-decoder"]):
-        assert live.ask("/v1/completions", {"prompt": "a", **given}).status_code == 200
-
-    def references(tree):
-        if isinstance(tree, dict):
-            for key, value in tree.items():
-                yield from [value] if key == "$ref" else references(value)
-        elif isinstance(tree, list):
-            for value in tree:
-                yield from references(value)
-
-    for reference in references(told):
-        assert reference.removeprefix("#/components/schemas/") in schemas
+    assert not defaults.keys() & run_defaults
+    body = {name: value for name, value in defaults.items() if value is not None}
+    for service in (client, translator):
+        assert service.ask("/v1/completions", {"prompt": "a", **body}).status_code == 200
 
 
-def test_routers_get_the_name_the_files_and_the_length_of_the_model(services, tmp_path, monkeypatch):
-    for kind, live in services.items():
-        model, server = (live.ask(path).json() for path in ("/model_info", "/server_info"))
+def test_routers_get_name_files_and_context_length(clients, tmp_path, monkeypatch):
+    for kind, client in clients.items():
+        model, server = (client.ask(path).json() for path in ("/model_info", "/server_info"))
         assert model == {
-            "model_path": "tiny",  # made here, without a directory
+            "model_path": "tiny",  # of a run without a directory
             "tokenizer_path": "tiny",
             "model_type": "polyhead",
             "is_generation": kind in ("decoder", "encoder-decoder"),
             "context_length": 48,
         }
-        batch = 64 if model["is_generation"] else live.service.limits.max_batch
-        sizes = {"tp_size": 1, "dp_size": 1, "max_running_requests": batch}
+        batch_size = 64 if model["is_generation"] else client.service.limits.max_batch
+        sizes = {"tp_size": 1, "dp_size": 1, "max_running_requests": batch_size}
         assert server == model | sizes | {"served_model_name": "tiny", "version": version("polyhead")}
-    live = services["decoder"]
-    monkeypatch.setattr(live.run, "directory", tmp_path)
-    monkeypatch.setattr(live.run, "family", "llama")
+    client = clients["decoder"]
+    monkeypatch.setattr(client.run, "directory", tmp_path)
+    monkeypatch.setattr(client.run, "family", "llama")
     for path in ("/model_info", "/server_info"):
-        about = live.ask(path).json()
-        assert about["model_path"] == about["tokenizer_path"] == str(tmp_path)
-        assert about["model_type"] == "llama"
+        model = client.ask(path).json()
+        assert model["model_path"] == model["tokenizer_path"] == str(tmp_path)
+        assert model["model_type"] == "llama"

@@ -1,6 +1,4 @@
-"""``polyhead serve --runs``: an index, pages that renew themselves, and nothing of other places."""
-
-from __future__ import annotations
+"""Tests of serve/http/run_pages.py: an index of runs, and pages that renew themselves."""
 
 import json
 import os
@@ -11,74 +9,76 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote
 
-import httpx2 as httpx
+import httpx2
 import pytest
-from tests.train.conftest import Notes
-from tests.train.task_runs import task_recipe, write_texts
 from tests.viz.html_pages import Page
 
 from polyhead.cli import main
 from polyhead.core.process_liveness import process_start_time
 from polyhead.serve.http.run_pages import RunPages, find_runs, get_runs_version
-from polyhead.train.run_training import run_training
+
+ROW = {"step": 1, "split": "train", "loss": 1.0, "steps": 6}
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("serve-runs")
-    write_texts(directory)
-    for task in ("translation", "classification"):
-        run_training(task_recipe(directory, task, directory / "runs" / f"{task} 1"), report=Notes())
-    return directory
+def write_run(run: Path, *rows: object) -> None:
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
-def pages(place: Path) -> RunPages:
-    return RunPages(place / "runs")
+def runs_dir(tmp_path: Path) -> Path:
+    for name, factor in (("translation 1", 1.0), ("classification 1", 2.0)):
+        rows = [ROW | {"step": step, "loss": factor / step} for step in range(1, 7)]
+        valid_row = {"step": 6, "split": "valid", "loss": factor / 5}
+        write_run(tmp_path / "runs" / name, *rows, valid_row)
+    return tmp_path / "runs"
 
 
-def get(pages: RunPages, path: str, host: str = "localhost:1", **query: list[str]) -> tuple[int, str]:
-    answer = pages.respond("GET", path, query, host)
+def get(runs_dir: Path, path: str, host: str = "localhost:1", **query: list[str]) -> tuple[int, str]:
+    answer = RunPages(runs_dir).respond("GET", path, query, host)
     return answer.status_code, bytes(answer.body).decode()
 
 
-def test_the_index_links_every_run_and_a_run_has_its_page(pages: RunPages) -> None:
-    code, text = get(pages, "/")
+def get_version(runs_dir: Path, path: str) -> dict[str, object]:
+    return dict(json.loads(get(runs_dir, path, version=[""])[1]))
+
+
+def test_index_links_every_run_and_its_page(runs_dir: Path) -> None:
+    status, text = get(runs_dir, "/")
     links = [a["href"] for a in Page(text).all("a")]
-    assert code == 200 and sorted(links) == ["/runs/classification%201", "/runs/translation%201"]
-    code, text = get(pages, "/runs/translation 1")
-    assert code == 200 and "connect-src 'self'" in text
-    assert Page(text).data() == Page((pages.directory / "translation 1/report.html").read_text()).data()
-    code, text = get(pages, "/compare", run=["translation 1", "classification 1"])
-    assert code == 200 and "<h1>2 runs</h1>" in text
+    assert status == 200 and sorted(links) == ["/runs/classification%201", "/runs/translation%201"]
+    status, text = get(runs_dir, "/runs/translation 1")
+    assert status == 200 and "connect-src 'self'" in text
+    assert main(["report", str(runs_dir / "translation 1")]) == 0
+    report = (runs_dir / "translation 1/report.html").read_text()
+    assert Page(text).data() == Page(report).data() != []
+    status, text = get(runs_dir, "/compare", run=["translation 1", "classification 1"])
+    assert status == 200 and "<h1>2 runs</h1>" in text
 
 
-def test_the_version_changes_with_the_files_and_with_nothing_else(pages: RunPages, place: Path) -> None:
-    run = pages.directory / "translation 1"
-    before = json.loads(get(pages, "/runs/translation 1", version=[""])[1])
-    assert before == json.loads(get(pages, "/runs/translation 1", version=[""])[1])
-    assert before["training"] is False
-    metrics = run / "metrics.jsonl"
-    os.utime(metrics, ns=(metrics.stat().st_atime_ns, metrics.stat().st_mtime_ns + 10**9))
-    assert json.loads(get(pages, "/runs/translation 1", version=[""])[1])["version"] != before["version"]
-    assert json.loads(get(pages, "/", version=[""])[1])["training"] is True  # others may begin
+def test_version_changes_with_the_files(runs_dir: Path) -> None:
+    version = get_version(runs_dir, "/runs/translation 1")
+    assert version == get_version(runs_dir, "/runs/translation 1")
+    assert version["training"] is False
+    stat = (runs_dir / "translation 1/metrics.jsonl").stat()
+    times = stat.st_atime_ns, stat.st_mtime_ns + 10**9
+    os.utime(runs_dir / "translation 1/metrics.jsonl", ns=times)
+    assert get_version(runs_dir, "/runs/translation 1")["version"] != version["version"]
+    assert get_version(runs_dir, "/")["training"] is True  # a run may begin at any time
 
 
-def test_a_run_is_training_while_its_process_lives(pages: RunPages) -> None:
-    lock = pages.directory / "translation 1/run.lock"
-    mine = {"pid": os.getpid(), "host": socket.gethostname(), "start": process_start_time(os.getpid())}
-    try:
-        lock.write_text(json.dumps(mine))
-        assert get_runs_version(find_runs(pages.directory))["training"] is True
-        assert "Training: step 6 of 6." in Page(get(pages, "/runs/translation 1")[1]).words()
-        lock.write_text(json.dumps(mine | {"start": 1}))  # a process of before with the same number
-        assert get_runs_version(find_runs(pages.directory))["training"] is False
-    finally:
-        lock.unlink()
+def test_run_is_training_while_its_process_lives(runs_dir: Path) -> None:
+    lock = runs_dir / "translation 1/run.lock"
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "start": process_start_time(os.getpid())}
+    lock.write_text(json.dumps(owner))
+    assert get_runs_version(find_runs(runs_dir))["training"] is True
+    assert "Training: step 6 of 6." in Page(get(runs_dir, "/runs/translation 1")[1]).words()
+    lock.write_text(json.dumps(owner | {"start": 1}))  # an earlier process with the same number
+    assert get_runs_version(find_runs(runs_dir))["training"] is False
 
 
 @pytest.mark.parametrize(
-    ("path", "host", "code"),
+    ("path", "host", "status"),
     [
         ("/runs/none", "localhost", 404),
         ("/runs/..", "localhost", 404),
@@ -89,76 +89,70 @@ def test_a_run_is_training_while_its_process_lives(pages: RunPages) -> None:
         ("/health/live", "[::1]:80", 200),
     ],
 )
-def test_nothing_else_is_answered(pages: RunPages, path: str, host: str, code: int) -> None:
-    assert get(pages, path, host)[0] == code
+def test_other_paths_and_hosts_are_refused(runs_dir: Path, path: str, host: str, status: int) -> None:
+    assert get(runs_dir, path, host)[0] == status
+    assert RunPages(runs_dir).respond("POST", "/", {}, "localhost").status_code == 405
 
 
-def test_only_reading_is_allowed_and_damage_is_said(pages: RunPages, tmp_path: Path) -> None:
-    assert pages.respond("POST", "/", {}, "localhost").status_code == 405
+def test_damaged_run_is_reported(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/metrics.jsonl").write_text("{\n")
-    code, text = get(RunPages(tmp_path), "/runs/bad")
-    assert code == 500 and "is damaged" in text
-    code, text = get(RunPages(tmp_path), "/")
-    assert code == 200 and "is damaged" in Page(text).words()
-    assert "No training has been logged here yet." in get(RunPages(tmp_path / "bad"), "/")[1]
+    status, text = get(tmp_path, "/runs/bad")
+    assert status == 500 and "is damaged" in text
+    status, text = get(tmp_path, "/")
+    assert status == 200 and "is damaged" in Page(text).words()
+    assert "No training has been logged here yet." in get(tmp_path / "bad", "/")[1]
 
 
-def test_names_of_runs_are_neither_markup_nor_read_twice(tmp_path: Path) -> None:
-    metrics = '{"step": 1, "split": "train", "loss": 1.0, "steps": 2}\n'
+def test_run_names_are_escaped_once(tmp_path: Path) -> None:
     names = ["<script>alert(1)<", "a%41 b", "x&amp;y", "中文"]
     for name in names:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text(metrics)
-    index = get(RunPages(tmp_path), "/")[1]
+        write_run(tmp_path / name, ROW)
+    index = get(tmp_path, "/")[1]
     assert "<script>alert" not in index
     links = [unquote(a["href"]) for a in Page(index).all("a")]
     assert sorted(links) == sorted(f"/runs/{name}" for name in names)
     for name in names:
-        code, text = get(RunPages(tmp_path), f"/runs/{name}")
-        assert code == 200 and name in Page(text).words() and "<script>alert" not in text
+        status, text = get(tmp_path, f"/runs/{name}")
+        assert status == 200 and name in Page(text).words() and "<script>alert" not in text
 
 
 @pytest.mark.parametrize("samples", ["x", {"breakdowns": [1]}, {"attention": [{"weights": 3}]}])
-def test_a_report_that_is_no_report_is_left_out(tmp_path: Path, samples: object) -> None:
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd/metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 1.0}\n')
-    (tmp_path / "odd/report.json").write_text(json.dumps({"samples": samples}))
-    assert get(RunPages(tmp_path), "/runs/odd")[0] == 200
+def test_invalid_report_is_left_out(tmp_path: Path, samples: object) -> None:
+    write_run(tmp_path / "run", ROW)
+    (tmp_path / "run/report.json").write_text(json.dumps({"samples": samples}))
+    assert get(tmp_path, "/runs/run")[0] == 200
 
 
-def test_the_command_serves_without_a_model_and_ends_at_a_signal(place: Path) -> None:
-    command = [sys.executable, "-m", "polyhead", "serve", "--runs", str(place / "runs"), "--port", "0"]
-    code = "import sys; sys.argv[0] = 'polyhead'; from polyhead.cli import main; r = main(sys.argv[1:]); "
-    code += "print('torch' in sys.modules); sys.exit(r)"
-    command[1:3] = ["-c", code]
+def test_command_serves_runs_without_torch(runs_dir: Path) -> None:
+    code = "import sys; sys.argv[0] = 'polyhead'; from polyhead.cli import main; code = main(sys.argv[1:]); "
+    code += "print('torch' in sys.modules); sys.exit(code)"
+    command = [sys.executable, "-c", code, "serve", "--runs", str(runs_dir), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == f"trainings in {place / 'runs'}\n"
+        assert process.stdout.readline() == f"trainings in {runs_dir}\n"
         address = process.stdout.readline().split()[-1]
-        answer = httpx.get(address, timeout=30)
+        answer = httpx2.get(address, timeout=100)
         assert answer.status_code == 200 and "translation 1" in answer.text
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
-        assert httpx.get(f"{address}/runs/translation%201", timeout=30).status_code == 200
-        assert httpx.head(address, timeout=30).content == b""
+        assert httpx2.get(f"{address}/runs/translation%201", timeout=100).status_code == 200
+        assert httpx2.head(address, timeout=100).content == b""
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=100) == 0
         assert process.stdout.read() == "False\n"
 
 
-def test_mistakes_are_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, runs = place / "runs/translation 1", place / "runs"
-    for typed, said in (
-        (["serve"], "RUN: missing; pass a run to serve, or --runs DIR to monitor trainings"),
-        (["serve", str(run), "--runs", str(runs)],
-         f"--runs shows trainings and loads no model: remove {run}, or serve it separately"),
-        (["serve", "--runs", str(runs), "--host", "0.0.0.0"],
-         "--runs serves only this machine, without API keys: remove --host and --api-key-file"),
-        (["serve", "--runs", str(place / "none")],
-         f"--runs {place}/none is not a directory; expected one with runs, such as runs/"),
-        (["serve", "--runs", str(run)],
-         f"--runs {run} is a run; expected the directory that contains it ({runs}), or write its "
-                 f"page: polyhead report {run}"),
-    ):  # fmt: skip
-        assert main(typed) == 2
-        assert capsys.readouterr().err == f"polyhead: {said}\n"
+def test_wrong_options_of_the_command_are_refused(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs_dir / "translation 1"
+    for arguments, *words in (
+        ([], "RUN: missing", "--runs DIR"),
+        ([run, "--runs", runs_dir], f"--runs shows trainings and loads no model: remove {run}"),
+        (["--runs", runs_dir, "--host", "0.0.0.0"], "--runs serves only this machine", "remove --host"),
+        (["--runs", runs_dir / "none"], f"--runs {runs_dir}/none is not a directory"),
+        (["--runs", run], f"--runs {run} is a run", f"({runs_dir})", f"polyhead report {run}"),
+    ):
+        assert main(["serve", *map(str, arguments)]) == 2
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        for word in words:
+            assert word in message

@@ -1,22 +1,20 @@
 """Tests of serve/http/server.py."""
 
-from __future__ import annotations
-
 import json
-import os
+import logging
 import resource
 import signal
-import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.cli.serve_helpers import serving
-from tests.cli.serve_helpers import speaker as speaker
+from tests.serve.conftest import ENDLESS, Client, get_error, serve_run
 
+from polyhead.run.run import Run
+from polyhead.serve.http.limits import Limits
 from polyhead.serve.http.server import raise_file_limit
 
 
-def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_limit_is_raised_to_the_hard_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: limits.append(limit))
     for current in ((1024, 4096), (1024, 1100), (1024, resource.RLIM_INFINITY), (2000, 4096)):
@@ -25,36 +23,44 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(monkeypatch: pytest
     assert limits == [(1500, 4096), (1100, 1100), (1500, resource.RLIM_INFINITY)]
 
 
+def read_stream(client: Client) -> list[str]:
+    return client.ask("/v1/completions", ENDLESS | {"stream": True}).text.split("\n\n")
+
+
 @pytest.mark.acceptance("E9", "R10")
-def test_told_to_stop_it_finishes_what_it_accepted_and_takes_nothing_new(speaker: Path) -> None:
-    with serving(speaker) as service:
-        assert service.said[0] == "speaker (decoder): /v1/completions, /v1/score, /v1/embeddings\n"
-        streams = service.streams(3)
-        os.kill(service.process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + 30
-        while service.http.get("/health/ready").status_code == 200:
-            assert time.monotonic() < deadline
-        refused = service.http.post("/v1/completions", json={"prompt": "dogs"})
-        assert (
-            refused.status_code == 503
-            and refused.json()["error"]["code"] == "shutting_down"
-            and refused.headers["retry-after"]
-        )
-        assert service.http.get("/health/live").status_code == 200
-        for stream in streams:
-            events = stream.whole().split("\n\n")
-            assert events[-2] == "data: [DONE]"
-            assert json.loads(events[-3].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        code, log = service.end()
-        assert code == 0 and "Traceback" not in log
-        assert log.count("POST /v1/completions 200") == 3 and "dogs" not in log
+def test_first_signal_finishes_accepted_requests_only(runs: dict[str, Run], caplog) -> None:
+    caplog.set_level(logging.INFO, "polyhead.serve")
+    with serve_run(runs["decoder"]) as client, ThreadPoolExecutor() as pool:
+        with client.hold_steps() as steps:
+            streams = [pool.submit(read_stream, client) for _ in range(3)]
+            client.wait_until(lambda: len(client.server.app.active_tasks) == 3, "no three are accepted")
+            client.server.handle_exit(signal.SIGTERM, None)
+            assert client.ask("/health/ready").status_code == 503
+            answer = client.ask("/v1/completions", {"prompt": "dogs"})
+            assert get_error(answer, 503)["code"] == "shutting_down" and answer.headers["retry-after"]
+            assert client.ask("/health/live").status_code == 200
+            steps.allow(1000)
+            for stream in streams:
+                *_, last, done, _ = stream.result(100)
+                assert done == "data: [DONE]"
+                assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"]
+        client.thread.join(100)
+        assert not client.thread.is_alive(), "the server stops"
+    assert caplog.text.count("POST /v1/completions 200") == 3 and "barks" not in caplog.text
 
 
 @pytest.mark.acceptance("E9")
-def test_what_does_not_end_within_the_grace_is_told_so(speaker: Path) -> None:
-    with serving(speaker, "--shutdown-timeout", "0.3", "--max-tokens", "100000") as service:
-        (stream,) = service.streams(1, max_tokens=100_000)
-        service.process.send_signal(signal.SIGINT)
-        events = stream.whole().split("\n\n")
-        assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
-        assert service.end()[0] == 0
+def test_request_beyond_the_shutdown_timeout_is_aborted(runs: dict[str, Run]) -> None:
+    with (
+        serve_run(runs["decoder"], limits=Limits(shutdown_timeout=0.2)) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        with client.hold_steps() as steps:
+            stream = pool.submit(read_stream, client)
+            client.wait_until(lambda: client.service.engine_thread.streams, "it does not run")
+            steps.allow(2)
+            client.server.handle_exit(signal.SIGINT, None)
+            error = json.loads(stream.result(100)[-2].removeprefix("data: "))["error"]
+            assert error["code"] == "shutting_down"
+        client.thread.join(100)
+        assert not client.thread.is_alive()

@@ -1,136 +1,141 @@
 """Tests of serve/openai/assistant_message.py."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.serve.tool_calls import TOOLS, written
-from tests.serve.tool_calls import live as live
-from tests.serve.tool_calls import says as says
+from tests.serve.conftest import Client, serve_run
+from tests.serve.tool_call_helpers import (
+    CALL_FUNCTION,
+    CALL_NOW,
+    CALL_TEXT,
+    QUESTION,
+    TOOLS,
+    build_tool_run,
+    to_format,
+)
 
 PATH = "/v1/chat/completions"
 
-NOW = {"type": "function", "function": {"name": "now"}}
 
-ASK = [{"role": "user", "content": "hunde"}]
+@pytest.fixture(
+    scope="module",
+    params=[("chatml", None), ("chatml", True), ("chatml", False), ("llama3", None), ("mistral", True)],
+    ids=lambda p: f"{p[0]}-{p[1]}",
+)
+def mark_client(request: Any) -> Iterator[Client]:
+    """A client of a model for each format and kind of marks of calls."""
+    with serve_run(build_tool_run(*request.param)) as client:
+        yield client
 
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome", "days": 2}}\n</tool_call>'
 
-CALLED = {"name": "weather", "arguments": '{"place": "Rome", "days": 2}'}
-
-
-def gathered(events: list[Any]) -> list[dict[str, Any]]:
-    """The messages that a stream adds up to, and how they ended."""
-    found: dict[int, dict[str, Any]] = {}
+def join_stream(events: list[Any]) -> list[dict[str, Any]]:
+    """The choices that a stream adds up to."""
+    choices: dict[int, dict[str, Any]] = {}
     for event in events:
-        for choice in event["choices"]:
-            told = found.setdefault(choice["index"], {"content": None, "tool_calls": []})
-            delta = choice["delta"]
-            assert ("role" in delta) == (len(told) == 2) and delta.keys() <= {"role", "content", "tool_calls"}
-            told["role"] = "assistant"
+        for part in event["choices"]:
+            is_first, delta = part["index"] not in choices, part["delta"]
+            choice = choices.setdefault(part["index"], {"content": None, "tool_calls": []})
+            assert ("role" in delta) == is_first and delta.keys() <= {"role", "content", "tool_calls"}
             if "content" in delta:
-                told["content"] = (told["content"] or "") + delta["content"]
+                choice["content"] = (choice["content"] or "") + delta["content"]
             for call in delta.get("tool_calls", []):
-                assert call.pop("index") == len(told["tool_calls"])
-                told["tool_calls"].append(call)
-            if choice["finish_reason"]:
-                told["finish_reason"] = choice["finish_reason"]
-    return [found[i] for i in range(len(found))]
+                assert call.pop("index") == len(choice["tool_calls"])
+                choice["tool_calls"].append(call)
+            choice["finish_reason"] = part["finish_reason"]
+    return [choices[i] for i in range(len(choices))]
 
 
-def check_calls(calls: Any, allowed: set[str]) -> None:
+def check_calls(calls: Any, names: set[str]) -> None:
     assert len({call["id"] for call in calls}) == len(calls)
     for call in calls:
+        function = call["function"]
         assert call.keys() == {"id", "type", "function"} and call["type"] == "function"
-        assert re.fullmatch("[0-9a-z]{9}", call["id"]) and call["function"].keys() == {"name", "arguments"}
-        assert call["function"]["name"] in allowed
-        given = json.loads(call["function"]["arguments"])
-        if call["function"]["name"] == "now":
-            assert given == {}
+        assert re.fullmatch("[0-9a-z]{9}", call["id"]) and function.keys() == {"name", "arguments"}
+        assert function["name"] in names
+        arguments = json.loads(function["arguments"])
+        if function["name"] == "now":
+            assert arguments == {}
         else:
-            assert (
-                given.keys() == {"place", "days"}
-                and given["place"] in ("Rome", "Oslo")
-                and 1 <= given["days"] <= 9
-            )
+            assert arguments.keys() == {"place", "days"}
+            assert arguments["place"] in ("Rome", "Oslo") and 1 <= arguments["days"] <= 9
 
 
-@pytest.mark.parametrize("several", [True, False, None])
-@pytest.mark.parametrize("must", ["required", NOW], ids=["required", "now"])
-def test_an_answer_that_must_call_does(live: Any, must: Any, several: bool | None) -> None:
+@pytest.mark.parametrize(("parallel", "tool_choice"), [(True, "required"), (False, CALL_NOW)])
+def test_required_calls_fit_their_schema(
+    tool_client: Client, tool_choice: Any, parallel: bool | None
+) -> None:
     body = {
-        "messages": ASK,
+        "messages": QUESTION,
         "tools": TOOLS,
-        "tool_choice": must,
-        "parallel_tool_calls": several,
-        "n": 3,
+        "tool_choice": tool_choice,
+        "parallel_tool_calls": parallel,
+        "n": 2,
         "seed": 4,
-        "max_tokens": 300,
+        "max_tokens": 60,
     }
-    choices = live.ask(PATH, body).json()["choices"]
-    streamed = gathered(live.events(PATH, body))
-    beams = live.ask(PATH, {**body, "n": 1, "beam_size": 2, "max_tokens": 120}).json()["choices"]
-    ended = 0
-    for choice in [*choices, *beams, *({"message": one, **one} for one in streamed)]:
-        message = choice["message"]
-        if choice["finish_reason"] == "length":
-            continue
-        ended += 1
-        assert choice["finish_reason"] == "tool_calls" and message["content"] is None
-        assert len(message["tool_calls"]) >= 1 and (several is not False or len(message["tool_calls"]) == 1)
-        check_calls(message["tool_calls"], {"now"} if must is NOW else {"now", "weather"})
-    assert ended >= 4
-    for one, other in zip(choices, streamed, strict=True):
-        told = [call["function"] for call in one["message"].get("tool_calls", [])]
-        assert [call["function"] for call in other["tool_calls"]] == told
-
-
-CASES: list[tuple[str, str | None, list[str], str]] = [
-    ("zwei hunde", "zwei hunde", [], "stop"),
-    (CALL, None, ["weather"], "tool_calls"),
-    (CALL.replace("weather", "wether"), "same", [], "stop"),
-    (CALL.replace("{", "("), "same", [], "stop"),
-    ("", "", [], "stop"),
-]  # fmt: skip
-
-MARKED: list[tuple[str, str | None, list[str], str]] = [
-    (f"two dogs\n{CALL}", "two dogs", ["weather"], "tool_calls"),
-    (f"{CALL}\n{CALL}\n", None, ["weather", "weather"], "tool_calls"),
-    (f"<tool_call>\n{CALL}", "<tool_call>", ["weather"], "tool_calls"),
-    (CALL[:-3], "same", [], "stop"),
-]  # fmt: skip
+    choices = tool_client.ask(PATH, body).json()["choices"]
+    stream_result = join_stream(tool_client.stream(PATH, body))
+    beams = tool_client.ask(PATH, {**body, "n": 1, "beam_size": 2, "max_tokens": 40}).json()["choices"]
+    messages = [
+        c["message"] | {"finish_reason": c["finish_reason"]} for c in (*choices, *beams)
+    ] + stream_result
+    complete = [message for message in messages if message["finish_reason"] != "length"]
+    for message in complete:
+        assert message["finish_reason"] == "tool_calls" and message["content"] is None
+        calls = message["tool_calls"]
+        assert len(calls) >= 1 and (parallel is not False or len(calls) == 1)
+        check_calls(calls, {"now"} if tool_choice is CALL_NOW else {"now", "weather"})
+    assert len(complete) >= 2
+    for choice, stream in zip(choices, stream_result, strict=True):
+        functions = [call["function"] for call in choice["message"].get("tool_calls", [])]
+        assert [call["function"] for call in stream["tool_calls"]] == functions
 
 
 @pytest.mark.parametrize(
-    ("text", "content", "names", "reason"), [*CASES, *MARKED], ids=lambda one: repr(one)[:40]
+    ("text", "content", "n_calls"),
+    [
+        ("zwei hunde", "zwei hunde", 0),
+        (CALL_TEXT, None, 1),
+        (CALL_TEXT.replace("weather", "wether"), "same", 0),
+        (CALL_TEXT.replace("{", "("), "same", 0),
+        ("", "", 0),
+        (f"two dogs\n{CALL_TEXT}", "two dogs", 1),
+        (f"{CALL_TEXT}\n{CALL_TEXT}\n", None, 2),
+        (f"<tool_call>\n{CALL_TEXT}", "<tool_call>", 1),
+        (CALL_TEXT[:-3], "same", 0),
+    ],
+    ids=range(9),
 )
-def test_where_the_model_decides_calls_are_read_and_all_else_stays_text(
-    live: Any, says: Any, text: str, content: str | None, names: list[str], reason: str
+def test_optional_calls_are_parsed_and_text_is_content(
+    mark_client: Client, say: Any, text: str, content: str | None, n_calls: int
 ) -> None:
-    if live.service.chat.choice.name != "chatml" and (text, content, names, reason) in MARKED:
-        return  # it has no marks
-    text = written(live, text)
+    chat = mark_client.service.chat.choice.name
+    if chat != "chatml" and (n_calls > 1 or text.count("tool_call>") % 2 or text.startswith("two")):
+        return  # of marks that the format does not have
+    text = to_format(chat, text)
     content = text if content == "same" else content
-    body = {"messages": ASK, "tools": TOOLS}
-    says(text)
-    (choice,) = live.ask(PATH, body).json()["choices"]
-    assert choice["message"]["content"] == content and choice["finish_reason"] == reason
-    assert [call["function"] for call in choice["message"].get("tool_calls", [])] == [CALLED] * len(names)
-    check_calls(choice["message"].get("tool_calls", []), set(names))
-    says(text)
-    (streamed,) = gathered(live.events(PATH, body))
-    assert streamed["content"] == content and streamed["finish_reason"] == reason
-    assert [call["function"] for call in streamed["tool_calls"]] == [CALLED] * len(names)
-    says(text)
-    (choice,) = live.ask(PATH, {**body, "parallel_tool_calls": False}).json()["choices"]
-    assert len(choice["message"].get("tool_calls", [])) == min(1, len(names))
-    for without in ({"messages": ASK}, {**body, "tool_choice": "none"}):
-        says(text)
-        (choice,) = live.ask(PATH, without).json()["choices"]
+    body = {"messages": QUESTION, "tools": TOOLS}
+    functions, reason = [CALL_FUNCTION] * n_calls, "tool_calls" if n_calls else "stop"
+    say(mark_client, text)
+    (choice,) = mark_client.ask(PATH, body).json()["choices"]
+    message = choice["message"]
+    assert (message["content"], choice["finish_reason"]) == (content, reason)
+    assert [call["function"] for call in message.get("tool_calls", [])] == functions
+    check_calls(message.get("tool_calls", []), {"weather"})
+    say(mark_client, text)
+    (stream,) = join_stream(mark_client.stream(PATH, body))
+    assert (stream["content"], stream["finish_reason"]) == (content, reason)
+    assert [call["function"] for call in stream["tool_calls"]] == functions
+    say(mark_client, text)
+    (choice,) = mark_client.ask(PATH, {**body, "parallel_tool_calls": False}).json()["choices"]
+    assert len(choice["message"].get("tool_calls", [])) == min(1, n_calls)
+    for without_tools in ({"messages": QUESTION}, {**body, "tool_choice": "none"}):
+        say(mark_client, text)
+        (choice,) = mark_client.ask(PATH, without_tools).json()["choices"]
         assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
-        silent = "<tool_call>" in live.run.tokenizer.special_tokens  # which say nothing
-        seen = re.sub(r"</?tool_call>|\[TOOL_CALLS\] ", "", text) if silent else text
-        assert choice["message"]["content"] == seen
+        if "<tool_call>" in mark_client.run.tokenizer.special_tokens:  # which have no text
+            text = re.sub(r"</?tool_call>|\[TOOL_CALLS\] ", "", text)
+        assert choice["message"]["content"] == text

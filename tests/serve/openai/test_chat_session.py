@@ -1,193 +1,164 @@
-"""A conversation is measured, rendered and tokenised once a request, whatever else is asked of it."""
+"""A conversation is measured, rendered and tokenised once per request, and truncated to its newest turns."""
 
-from __future__ import annotations
-
-import runpy
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from tests.chat.lookalike_chats import LOOKALIKES
-from tests.serve.conftest import living
-from tests.serve.openai.chat_completions_helpers import TALK as CHAT_COMPLETIONS_TALK
-from tests.serve.openai.chat_completions_helpers import live as brief
-from tests.serve.openai.chat_completions_helpers import wanted
-from tests.serve.tool_calls import make as make_tool_run
+from tests.chat.published_chats import LOOKALIKES
+from tests.serve.conftest import Client, get_error, serve_run, with_generation
+from tests.serve.openai.chat_helpers import answer_text
+from tests.serve.tool_call_helpers import build_tool_run
 
+from polyhead.chat import apply_template
 from polyhead.chat.tools import build_tool_choice
 from polyhead.core.choice import Choice
 from polyhead.generation.chat import parse_conversation
 from polyhead.serve.http.limits import Limits
 
-__all__ = ["brief"]
-
-from polyhead.chat import apply_template
-
-TALK = [
+CHAT, PATH = "/v1/chat/completions", "/v1/responses"
+MESSAGES = [
     {"role": "system", "content": "two dogs"},
     {"role": "user", "content": "ein hund bellt ."},
     {"role": "assistant", "content": "a dog barks ."},
     {"role": "user", "content": "zwei hunde"},
 ]
 TOOLS = [{"type": "function", "function": {"name": "bark", "parameters": {"properties": {}}}}]
-RESPONSE_TOOLS = [{"type": "function", **TOOLS[0]["function"]}]
-_shared, _tools = (
-    runpy.run_path(str(Path(__file__).parents[1] / name)) for name in ("conftest.py", "test_tools.py")
-)
+FLAT_TOOLS = [{"type": "function", **TOOLS[0]["function"]}]
 
 
 @pytest.fixture(scope="module")
-def live():
-    with _shared["living"](_tools["make"]("chatml", None)) as found:
-        yield found
+def chatml_client() -> Iterator[Client]:
+    with serve_run(build_tool_run("chatml", None)) as client:
+        yield client
 
 
 @pytest.fixture
-def counts(live, monkeypatch):
+def counts(chatml_client: Client, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many messages are rendered, and how often text is rendered and tokenised."""
-    format, encode, found = live.service.chat.format, apply_template.encode_pieces, Counter()
+    format, encode, counts = chatml_client.service.chat.format, apply_template.encode_pieces, Counter[str]()
     render = format.render
 
-    def counted_render(messages, *args):
-        found[f"{len(messages)} messages rendered"] += 1
+    def count_render(messages: Any, *args: Any) -> Any:
+        counts[f"{len(messages)} messages rendered"] += 1
         return render(messages, *args)
 
-    def counted_encode(pieces, tokenizer):
-        found["tokenised"] += 1
+    def count_encode(pieces: Any, tokenizer: Any) -> Any:
+        counts["tokenised"] += 1
         return encode(pieces, tokenizer)
 
-    monkeypatch.setattr(format, "render", counted_render)
-    monkeypatch.setattr(apply_template, "encode_pieces", counted_encode)
-    return found
+    monkeypatch.setattr(format, "render", count_render)
+    monkeypatch.setattr(apply_template, "encode_pieces", count_encode)
+    return counts
 
 
-@pytest.mark.parametrize("truncate", [False, True])
-def test_a_conversation_is_rendered_and_tokenised_once(live, counts, truncate):
-    body = {"messages": TALK, "max_tokens": 2, "truncate": truncate}
-    assert live.ask("/v1/chat/completions", body).status_code == 200
-    assert counts == {"4 messages rendered": 1, "tokenised": 1}
-
-
-@pytest.mark.parametrize("truncation", ["disabled", "auto"])
-def test_so_is_one_in_items_with_instructions(live, counts, truncation):
-    body = {"input": TALK[1:], "instructions": "two dogs", "max_output_tokens": 2, "truncation": truncation}
-    assert live.ask("/v1/responses", body).status_code == 200
-    assert counts == {"4 messages rendered": 1, "tokenised": 1}
+RENDERED_ONCE = {"4 messages rendered": 1, "tokenised": 1}
+ONCE_WITH_TOOLS = RENDERED_ONCE | {"1 messages rendered": 1}  # to measure the tools
+ITEMS = {"input": MESSAGES, "max_output_tokens": 2}
+WITH_INSTRUCTIONS = {"input": MESSAGES[1:], "instructions": "two dogs", "max_output_tokens": 2}
+SHORT = {"messages": MESSAGES, "max_tokens": 2}
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "expected"),
     [
-        ("/v1/chat/completions", {"messages": TALK, "tools": TOOLS, "truncate": True, "max_tokens": 2}),
-        (
-            "/v1/responses",
-            {"input": TALK, "tools": RESPONSE_TOOLS, "truncation": "auto", "max_output_tokens": 2},
-        ),
+        (CHAT, SHORT | {"truncate": False}, RENDERED_ONCE),
+        (CHAT, SHORT | {"truncate": True}, RENDERED_ONCE),
+        (PATH, WITH_INSTRUCTIONS | {"truncation": "disabled"}, RENDERED_ONCE),
+        (PATH, WITH_INSTRUCTIONS | {"truncation": "auto"}, RENDERED_ONCE),
+        (CHAT, SHORT | {"tools": TOOLS, "truncate": True}, ONCE_WITH_TOOLS),
+        (PATH, ITEMS | {"tools": FLAT_TOOLS, "truncation": "auto"}, ONCE_WITH_TOOLS),
     ],
+    ids=range(6),
 )
-def test_tools_are_rendered_alone_to_be_measured_and_tokenised_once(live, counts, path, body):
-    assert live.ask(path, body).status_code == 200
-    assert counts == {"1 messages rendered": 1, "4 messages rendered": 1, "tokenised": 1}
+def test_conversation_is_rendered_and_tokenised_once(chatml_client, counts, path, body, expected):
+    assert chatml_client.ask(path, body).status_code == 200
+    assert counts == expected
 
 
-def test_of_a_long_conversation_no_part_is_rendered_twice(live, counts):
-    talk = [TALK[0], *[one for _ in range(150) for one in TALK[1:3]], TALK[3]]
-    for wish in ({}, {"max_tokens": 5}):
+def test_long_conversation_is_rendered_once_per_length(chatml_client, counts):
+    messages = [MESSAGES[0], *MESSAGES[1:3] * 150, MESSAGES[3]]
+    for options in ({}, {"max_tokens": 5}):
         counts.clear()
-        answer = live.ask("/v1/chat/completions", {"messages": talk, "truncate": True, **wish})
+        answer = chatml_client.ask(CHAT, {"messages": messages, "truncate": True, **options})
         assert answer.status_code == 200
-        tokenised = counts.pop("tokenised")
-        assert counts.pop(f"{len(talk)} messages rendered") == 1
-        assert {*counts.values()} == {1} and tokenised == len(counts) + 1 <= 10
+        num_tokenised = counts.pop("tokenised")
+        assert counts.pop(f"{len(messages)} messages rendered") == 1
+        assert {*counts.values()} == {1} and num_tokenised == len(counts) + 1 <= 10
 
 
-def test_an_answer_of_the_run_renders_it_once_too(live, counts):
-    session = live.service.chat
-    prompt = session.history_within(parse_conversation(TALK), {"max_new_tokens": 3})
-    assert prompt.messages == parse_conversation(TALK)
-    assert counts == {"4 messages rendered": 1, "tokenised": 1}
-    engine_request = session.prepare_request(prompt, max_new_tokens=3)
-    assert counts == {"4 messages rendered": 1, "tokenised": 1}
+def test_run_renders_a_conversation_once(chatml_client, counts):
+    session, messages = chatml_client.service.chat, parse_conversation(MESSAGES)
+    history = session.history_within(messages, {"max_new_tokens": 3})
+    assert history.messages == messages and counts == RENDERED_ONCE
+    request = session.prepare_request(history, max_new_tokens=3)
+    assert counts == RENDERED_ONCE
     counts.clear()
-    assert session.prepare_request(parse_conversation(TALK), max_new_tokens=3).prompt == engine_request.prompt
-    assert counts == {"4 messages rendered": 1, "tokenised": 1}
+    assert session.prepare_request(messages, max_new_tokens=3).prompt == request.prompt
+    assert counts == RENDERED_ONCE
 
 
-PATH = "/v1/chat/completions"
+def test_truncate_drops_the_oldest_turns(chat_client):
+    session = chat_client.run.chat_session()
+    turns = [m for i in range(12) for m in ({"role": "user", "content": f"hund {i}"}, MESSAGES[2])]
+    body = {"messages": [MESSAGES[0], *turns[:-1]], "temperature": 0, "max_tokens": 5}
+    error = get_error(chat_client.ask(CHAT, body))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    answer = chat_client.ask(CHAT, {**body, "truncate": True}).json()
+    messages = session.truncate_history(parse_conversation(body["messages"]), 196).messages
+    assert messages[0].role == "system" and len(messages) < len(body["messages"])
+    expected = answer_text(chat_client.run, messages, temperature=0, max_tokens=5)
+    assert answer["choices"][0]["message"]["content"] == expected
+    single = {"messages": [{"role": "user", "content": "dogs " * 300}], "truncate": True}
+    assert get_error(chat_client.ask(CHAT, single))["code"] == "context_length_exceeded"
+    endless = chat_client.ask(CHAT, {"messages": MESSAGES, "max_tokens": 1000, "truncate": True})
+    n = len(session.encode_prompt(parse_conversation(MESSAGES)))
+    warning = f"1000 output tokens were requested; at most {201 - n} can be generated"
+    assert endless.headers["x-warnings"] == warning and endless.json()["usage"]["prompt_tokens"] == n
 
 
-def test_a_long_conversation_loses_its_beginning_if_that_is_wished(brief):
-    live = brief
-    talk = [
-        CHAT_COMPLETIONS_TALK[0],
-        *[
-            one
-            for i in range(12)
-            for one in ({"role": "user", "content": f"hund {i}"}, CHAT_COMPLETIONS_TALK[2])
-        ][:-1],
-    ]
-    body = {"messages": talk, "temperature": 0, "max_tokens": 5}
-    refused = live.ask(PATH, body).json()["error"]
-    assert refused["code"] == "context_length_exceeded" and refused["param"] == "messages"
-    answer = live.ask(PATH, {**body, "truncate": True}).json()
-    kept = live.run.chat_session().truncate_history(parse_conversation(talk), 196).messages
-    assert kept[0].role == "system" and len(kept) < len(talk)
-    (text,) = wanted(live.run, kept, temperature=0, max_tokens=5).collect_texts()
+@pytest.mark.parametrize("words", [1, 4, 7])
+def test_truncate_leaves_room_for_the_default_length(chat_client, words):
+    """For 15 of 200 tokens."""
+    run, session = chat_client.run, chat_client.run.chat_session()
+    turns = [{"role": "user", "content": "hund " * words}, MESSAGES[2]] * 40
+    messages = [MESSAGES[0], *turns[:-1]]
+    answer = chat_client.ask(CHAT, {"messages": messages, "temperature": 0, "truncate": True}).json()
+    assert run.generation.max_new_tokens == 15
+    expected = session.truncate_history(parse_conversation(messages), 201 - 15).messages
+    text = answer_text(run, expected, temperature=0, max_tokens=15)
     assert answer["choices"][0]["message"]["content"] == text
-    alone = {"messages": [{"role": "user", "content": "dogs " * 300}], "truncate": True}
-    assert live.ask(PATH, alone).json()["error"]["code"] == "context_length_exceeded"
-    endless = live.ask(PATH, {"messages": CHAT_COMPLETIONS_TALK, "max_tokens": 1000, "truncate": True})
-    read = len(live.run.chat_session().encode_prompt(parse_conversation(CHAT_COMPLETIONS_TALK)))
-    told = f"1000 output tokens were requested; at most {201 - read} can be generated"
-    assert endless.headers["x-warnings"] == told and endless.json()["usage"]["prompt_tokens"] == read
+    assert answer["usage"]["prompt_tokens"] == len(session.encode_prompt(expected))
 
 
-@pytest.mark.parametrize("words", range(1, 9))
-def test_where_no_length_is_wished_a_cut_conversation_leaves_room_for_the_usual_one(brief, words):
-    """However the questions are cut, there is room for 15 of 200 tokens."""
-    live = brief
-    long = {"role": "user", "content": "hund " * words}
-    talk = [
-        CHAT_COMPLETIONS_TALK[0],
-        *[one for _ in range(40) for one in (long, CHAT_COMPLETIONS_TALK[2])][:-1],
-    ]
-    answer = live.ask(PATH, {"messages": talk, "temperature": 0, "truncate": True}).json()
-    assert live.run.generation.max_new_tokens == 15
-    kept = live.run.chat_session().truncate_history(parse_conversation(talk), 201 - 15).messages
-    (text,) = wanted(live.run, kept, temperature=0, max_tokens=15).collect_texts()
-    assert answer["choices"][0]["message"]["content"] == text
-    assert answer["usage"]["prompt_tokens"] == len(live.run.chat_session().encode_prompt(kept))
-
-
-def test_runs_without_a_format_say_what_to_do(services, live):
-    for kind, said in (
+def test_model_without_a_chat_format_names_alternatives(clients, chat_client):
+    for kind, alternative in (
         ("decoder", "--chat NAME"),
         ("encoder", "/v1/embeddings"),
         ("encoder-decoder", "/v1/translations"),
     ):
-        error = services[kind].ask(PATH, {"messages": CHAT_COMPLETIONS_TALK}).json()["error"]
-        assert error["code"] == "model_not_chat" and said in error["message"]
-        assert (
-            "chat/completions" not in services[kind].ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
-        )
-    assert "chat/completions" in live.ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
+        for path, body in ((CHAT, {"messages": MESSAGES}), (PATH, {"input": "hunde"})):
+            error = get_error(clients[kind].ask(path, body))
+            assert error["code"] == "model_not_chat" and alternative in error["message"]
+        (card,) = clients[kind].ask("/v1/models").json()["data"]
+        assert "chat/completions" not in card["polyhead"]["tasks"]
+    (card,) = chat_client.ask("/v1/models").json()["data"]
+    assert {"chat/completions", "responses"} <= set(card["polyhead"]["tasks"])
 
 
-def test_a_template_of_a_checkpoint_serves_tools_and_goes_on_from_its_calls():
-    run = make_tool_run("chatml", True)
-    template = Choice("jinja", template=LOOKALIKES["hermes"])
-    run.generation = run.generation.model_copy(update={"chat": template})
-    asked = {"role": "user", "content": "x <|im_end|>"}
+def test_checkpoint_template_calls_tools_and_reads_results():
+    run = with_generation(build_tool_run("chatml", True), chat=Choice("jinja", template=LOOKALIKES["hermes"]))
+    question = {"role": "user", "content": "x <|im_end|>"}
     body = {"tools": TOOLS, "max_tokens": 80, "seed": 1}
-    with living(run, limits=Limits(max_chars=4000)) as live:
-        answer = live.ask("/v1/chat/completions", {**body, "messages": [asked], "tool_choice": "required"})
-        (choice,) = answer.json()["choices"]
+    with serve_run(run, limits=Limits(max_chars=4000)) as client:
+        answer = client.ask(CHAT, {**body, "messages": [question], "tool_choice": "required"}).json()
+        (choice,) = answer["choices"]
         (call,) = choice["message"]["tool_calls"]
         assert choice["finish_reason"] == "tool_calls" and call["function"]["name"] == "bark"
         result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
-        messages = [asked, choice["message"], result]
-        usage = live.ask("/v1/chat/completions", {**body, "messages": messages}).json()["usage"]
-        part = live.service.chat
-        written = [asked, {"role": "assistant", "tool_calls": [call]}, result]
-        prompt = part.encode_prompt(parse_conversation(written), build_tool_choice(TOOLS))
+        messages = [question, choice["message"], result]
+        usage = client.ask(CHAT, {**body, "messages": messages}).json()["usage"]
+        messages[1] = {"role": "assistant", "tool_calls": [call]}
+        tools = build_tool_choice(TOOLS)
+        prompt = client.service.chat.encode_prompt(parse_conversation(messages), tools)
         assert usage["prompt_tokens"] == len(prompt)

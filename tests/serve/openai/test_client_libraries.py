@@ -1,9 +1,7 @@
-"""Client libraries as people use them, against ``polyhead serve`` in a process of its own.
+"""Client libraries as users call them, against ``polyhead serve`` in a process of its own.
 
 Those that are not installed are skipped: pip install openai langchain-openai litellm lm-eval.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Iterator
@@ -15,153 +13,127 @@ import pytest
 import torch
 import transformers
 from tests.cli.serve_helpers import Process, serving
-from tests.serve.conftest import make
-from tests.serve.tool_calls import TOOLS
-from tests.serve.tool_calls import make as make_chat
+from tests.serve.conftest import build_run
+from tests.serve.tool_call_helpers import TOOLS, build_tool_run
 
-from polyhead import Choice
 from polyhead.run.load import load
 from polyhead.run.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PROMPT, ASK = "a dog barks .", [{"role": "user", "content": "zwei hunde bellen ."}]
-THOUGHT = "<think>\na dog barks .\n</think>\n\ntwo dogs bark"
-CALL_NOW = {"type": "function", "function": {"name": "now"}}
+PROMPT, QUESTION = "a dog barks .", [{"role": "user", "content": "zwei hunde bellen ."}]
+THINKING_OUTPUT = "<think>\na dog barks .\n</think>\n\ntwo dogs bark"
 PAIRS = [("dogs", "a dog barks ."), ("dogs", "zwei hunde"), ("dogs", "two dogs bark .")]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    made = make_chat("chatml", None)
-    settings = made.generation.model_copy(update={"chat": Choice("chatml", thinks=True)})
     directory = tmp_path_factory.mktemp("runs") / "talker"
-    Run(made.model, made.tokenizer, settings).save(directory)
+    build_tool_run("chatml", None, thinks=True).save(directory)
     return load(directory, fast=True)
 
 
 @pytest.fixture(scope="module")
 def service(run: Run) -> Iterator[Process]:
     assert run.directory is not None
-    with serving(run.directory, "--speculative", "lookup") as found:
-        yield found
+    with serving(run.directory, "--speculative", "lookup") as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Process]]:
-    made = make("classifier", labels=("score",))
     directory = tmp_path_factory.mktemp("runs") / "reranker"
-    made.save(directory)
-    with serving(directory) as found:
-        yield load(directory, fast=True), found
+    build_run("classifier", labels=("score",)).save(directory)
+    with serving(directory) as process:
+        yield load(directory, fast=True), process
 
 
-def greedy(run: Run, prompt: str = PROMPT, tokens: int = 12) -> str:
+def generate_greedy(run: Run, prompt: str = PROMPT, tokens: int = 12) -> str:
     (text,) = run.generate([prompt], temperature=0, max_new_tokens=tokens)
     return text
 
 
-def greedy_answer(run: Run, tokens: int = 12) -> str:
-    return run.chat(ASK, temperature=0, max_new_tokens=tokens)
+def answer_greedy(run: Run, tokens: int = 12) -> str:
+    return run.chat(QUESTION, temperature=0, max_new_tokens=tokens)
 
 
-def test_openai(run: Run, service: Process) -> None:
-    openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
-    ways = {"model": "talker", "temperature": 0, "max_tokens": 12}
+def test_openai_reads_the_answers_of_the_run(run: Run, service: Process) -> None:
+    client = pytest.importorskip("openai").OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+    options: Any = {"model": "talker", "temperature": 0, "max_tokens": 12}
     assert [model.id for model in client.models.list()] == ["talker"]
-    assert client.completions.create(prompt=PROMPT, **ways).choices[0].text == greedy(run)
-    parts = client.completions.create(prompt=PROMPT, stream=True, **ways)
-    assert "".join(part.choices[0].text for part in parts) == greedy(run)
-    message = client.chat.completions.create(messages=ASK, **ways).choices[0].message
-    assert message.content == greedy_answer(run)
-    parts = client.chat.completions.create(
-        messages=ASK, stream=True, stream_options={"include_usage": True}, **ways
-    )
-    chunks = list(parts)
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == greedy_answer(run)
-    assert chunks[-1].usage.completion_tokens == 12
-    extra = {"structured_outputs": {"choice": [THOUGHT]}}
-    thinking = client.chat.completions.create(
-        messages=ASK, **(ways | {"max_tokens": 200}), extra_body=extra
-    ).choices[0].message  # fmt: skip
-    assert (thinking.reasoning, thinking.content) == ("a dog barks .", "two dogs bark")
-    called = client.chat.completions.create(
-        messages=ASK, tools=TOOLS, tool_choice=CALL_NOW, **(ways | {"max_tokens": 200})
-    ).choices[0].message  # fmt: skip
-    assert called.tool_calls[0].function.name == "now"
-    turns = [*ASK, called, {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "12:00"}]
-    assert client.chat.completions.create(messages=turns, tools=TOOLS, **ways).choices
-    response = client.responses.create(model="talker", input=ASK, temperature=0, max_output_tokens=16)
-    assert response.output_text == greedy_answer(run, 16)
-    found = client.embeddings.create(model="talker", input=[PROMPT] * 40, dimensions=5).data
-    wanted = run.embed([PROMPT]).numpy()[0, :5]
-    np.testing.assert_allclose([one.embedding for one in found], [wanted] * 40, atol=1e-4)
+    assert client.completions.create(prompt=PROMPT, **options).choices[0].text == generate_greedy(run)
+    create = client.chat.completions.create
+    assert create(messages=QUESTION, **options).choices[0].message.content == answer_greedy(run)
+    chunks = list(create(messages=QUESTION, stream=True, stream_options={"include_usage": True}, **options))
+    content = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert content == answer_greedy(run) and chunks[-1].usage.completion_tokens == 12
+    response = client.responses.create(model="talker", input=QUESTION, temperature=0, max_output_tokens=16)
+    assert response.output_text == answer_greedy(run, 16)
 
 
-def test_langchain(run: Run, service: Process) -> None:
+def test_langchain_reads_the_answers_of_the_run(run: Run, service: Process) -> None:
     langchain: Any = pytest.importorskip("langchain_openai")
-    ways = {"base_url": f"{service.url}/v1", "api_key": "none", "model": "talker", "max_retries": 0}
-    chat = langchain.ChatOpenAI(**ways, temperature=0, max_tokens=12)
-    talk = [("user", ASK[0]["content"])]
-    assert chat.invoke(talk).content == greedy_answer(run)
-    assert "".join(part.content for part in chat.stream(talk)) == greedy_answer(run)
-    several = [("system", "two"), ("system", "dogs"), *talk, ("assistant", "two")]
-    assert isinstance(chat.invoke(several).content, str)
-    tools = langchain.ChatOpenAI(**ways, temperature=0, max_tokens=200).bind_tools(
+    options = {"base_url": f"{service.url}/v1", "api_key": "none", "model": "talker", "max_retries": 0}
+    chat = langchain.ChatOpenAI(**options, temperature=0, max_tokens=12)
+    talk = [("user", QUESTION[0]["content"])]
+    assert chat.invoke(talk).content == answer_greedy(run)
+    assert "".join(part.content for part in chat.stream(talk)) == answer_greedy(run)
+    messages_list = [("system", "two"), ("system", "dogs"), *talk, ("assistant", "two")]
+    assert isinstance(chat.invoke(messages_list).content, str)
+    tools = langchain.ChatOpenAI(**options, temperature=0, max_tokens=200).bind_tools(
         TOOLS, tool_choice="now", parallel_tool_calls=False
     )
     (call,) = tools.invoke(talk).tool_calls
     assert (call["name"], call["args"]) == ("now", {})
     schema = {"title": "Dog", "type": "object", "properties": {"age": {"enum": [3, 33]}}, "required": ["age"],
         "additionalProperties": False}  # fmt: skip
-    structured = langchain.ChatOpenAI(**ways, temperature=0, max_tokens=200).with_structured_output(
+    schema_chat = langchain.ChatOpenAI(**options, temperature=0, max_tokens=200).with_structured_output(
         schema, method="json_schema"
     )
-    assert structured.invoke(talk)["age"] in (3, 33)
-    text = langchain.OpenAI(**ways, temperature=0, max_tokens=12)
-    assert text.invoke(PROMPT) == greedy(run)
-    embedder = langchain.OpenAIEmbeddings(**ways, check_embedding_ctx_length=False, dimensions=5)
-    found = embedder.embed_documents([PROMPT, "dogs"])
-    np.testing.assert_allclose(found, run.embed([PROMPT, "dogs"]).numpy()[:, :5], atol=1e-4)
+    assert schema_chat.invoke(talk)["age"] in (3, 33)
+    text = langchain.OpenAI(**options, temperature=0, max_tokens=12)
+    assert text.invoke(PROMPT) == generate_greedy(run)
+    embedder = langchain.OpenAIEmbeddings(**options, check_embedding_ctx_length=False, dimensions=5)
+    result = embedder.embed_documents([PROMPT, "dogs"])
+    np.testing.assert_allclose(result, run.embed([PROMPT, "dogs"]).numpy()[:, :5], atol=1e-4)
 
 
-def test_litellm(
+def test_litellm_reads_the_answers_of_the_run(
     run: Run, service: Process, reranker: tuple[Run, Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm: Any = pytest.importorskip("litellm")
-    ways = {"api_base": f"{service.url}/v1", "api_key": "none"}
-    talk = {"model": "openai/talker", "messages": ASK, **ways}
+    options = {"api_base": f"{service.url}/v1", "api_key": "none"}
+    talk = {"model": "openai/talker", "messages": QUESTION, **options}
     message = litellm.completion(**talk, temperature=0, max_tokens=12).choices[0].message
-    assert message.content == greedy_answer(run)
+    assert message.content == answer_greedy(run)
     parts = litellm.completion(**talk, temperature=0, max_tokens=12, stream=True)
-    assert "".join(part.choices[0].delta.content or "" for part in parts) == greedy_answer(run)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == answer_greedy(run)
     for stream in (False, True):
         thinking = litellm.completion(
             **talk, max_tokens=200, stream=stream,
-            extra_body={"structured_outputs": {"choice": [THOUGHT]}, "ignore_eos": False},
+            extra_body={"structured_outputs": {"choice": [THINKING_OUTPUT]}, "ignore_eos": False},
         )  # fmt: skip
         messages = [part.choices[0].delta for part in thinking] if stream else [thinking.choices[0].message]
-        for name, wanted in (("reasoning_content", "a dog barks ."), ("content", "two dogs bark")):
-            assert "".join(getattr(one, name, None) or "" for one in messages) == wanted
-    text = litellm.text_completion(
-        model="text-completion-openai/talker", prompt=PROMPT, temperature=0, max_tokens=12, **ways
+        for name, expected in (("reasoning_content", "a dog barks ."), ("content", "two dogs bark")):
+            assert "".join(getattr(one, name, None) or "" for one in messages) == expected
+    completion = litellm.text_completion(
+        model="text-completion-openai/talker", prompt=PROMPT, temperature=0, max_tokens=12, **options
     )
-    assert text.choices[0].text == greedy(run)
-    found = litellm.embedding(model="openai/talker", input=[PROMPT], encoding_format="float", **ways)
-    np.testing.assert_allclose(found.data[0]["embedding"], run.embed([PROMPT]).numpy()[0], atol=1e-4)
+    assert completion.choices[0].text == generate_greedy(run)
+    result = litellm.embedding(model="openai/talker", input=[PROMPT], encoding_format="float", **options)
+    np.testing.assert_allclose(result.data[0]["embedding"], run.embed([PROMPT]).numpy()[0], atol=1e-4)
     ranker, other = reranker
     scores = [one.probabilities["score"] for one in ranker.classify(PAIRS)]
-    ranked = litellm.rerank(
+    ranking = litellm.rerank(
         model="hosted_vllm/reranker", query="dogs", documents=[pair[1] for pair in PAIRS],
         api_base=f"{other.url}/v1", api_key="none", top_n=3,
     )  # fmt: skip
-    order = [one["index"] for one in ranked.results]
+    order = [one["index"] for one in ranking.results]
     assert order == sorted(range(3), key=lambda i: -scores[i])
-    assert ranked.results[0]["relevance_score"] == pytest.approx(max(scores), abs=1e-5)
+    assert ranking.results[0]["relevance_score"] == pytest.approx(max(scores), abs=1e-5)
 
 
-def test_lm_evaluation_harness(
+def test_lm_eval_reads_the_answers_of_the_run(
     run: Run, service: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
@@ -186,30 +158,30 @@ def test_lm_evaluation_harness(
     transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(run.directory / "tokenizer.json"), eos_token="</s>", pad_token="<pad>"
     ).save_pretrained(tmp_path)
-    ways = {"model": "talker", "tokenizer": str(tmp_path), "tokenizer_backend": "huggingface"}
-    found = evaluator.simple_evaluate(
+    options = {"model": "talker", "tokenizer": str(tmp_path), "tokenizer_backend": "huggingface"}
+    result = evaluator.simple_evaluate(
         model="local-completions", tasks=[choices, free], bootstrap_iters=0, log_samples=True,
-        model_args={**ways, "base_url": f"{service.url}/v1/completions"},
+        model_args={**options, "base_url": f"{service.url}/v1/completions"},
     )  # fmt: skip
-    wanted = []
+    expected = []
     for choice in rows[0]["choices"]:
-        begin, ids = run.tokenizer.encode(["a dog", "a dog" + choice])
+        prefix_ids, ids = run.tokenizer.encode(["a dog", "a dog" + choice])
         with torch.inference_mode():
             log_probs = run.model(torch.tensor([ids]))[0].log_softmax(-1)
-        wanted.append(sum(float(log_probs[t - 1, ids[t]]) for t in range(len(begin), len(ids))))
-    assert found["results"]["choices"]["acc,none"] == pytest.approx(1 / 3)
-    for sample in found["samples"]["choices"]:
-        assert [float(one[0][0]) for one in sample["resps"]] == pytest.approx(wanted, abs=1e-4)
-    assert found["samples"]["free"][0]["resps"][0][0].strip() == greedy(run, "a dog").strip()
+        expected.append(sum(float(log_probs[t - 1, ids[t]]) for t in range(len(prefix_ids), len(ids))))
+    assert result["results"]["choices"]["acc,none"] == pytest.approx(1 / 3)
+    for sample in result["samples"]["choices"]:
+        assert [float(one[0][0]) for one in sample["resps"]] == pytest.approx(expected, abs=1e-4)
+    assert result["samples"]["free"][0]["resps"][0][0].strip() == generate_greedy(run, "a dog").strip()
     chat = evaluator.simple_evaluate(
         model="local-chat-completions", tasks=[free], bootstrap_iters=0, log_samples=True,
-        apply_chat_template=True, model_args={**ways, "base_url": f"{service.url}/v1/chat/completions"},
+        apply_chat_template=True, model_args={**options, "base_url": f"{service.url}/v1/chat/completions"},
     )  # fmt: skip
     answer = run.chat([{"role": "user", "content": "a dog"}], temperature=0, max_new_tokens=12)
     assert chat["samples"]["free"][0]["resps"][0][0].strip() == answer.strip()
 
 
-def test_requests_of_the_benchmark_of_vllm(run: Run, service: Process) -> None:
+def test_requests_of_vllm_bench_are_answered(run: Run, service: Process) -> None:
     """As ``vllm bench serve`` sends them: nulls, ignore_eos, and usage at the end of a stream."""
     nulls = dict.fromkeys(("logprobs", "best_of", "logit_bias", "top_p", "top_k", "min_p", "stop", "seed"))
     common = {"model": "talker", "temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True,

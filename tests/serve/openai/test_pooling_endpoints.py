@@ -1,527 +1,469 @@
-"""Vectors, classes, hidden words, likelihoods and tokens are those of the run; what does not fit is refused,
-not cut.
-"""
-
-from __future__ import annotations
+"""Embeddings, classes, masked tokens, scores and tokens equal those of the run; long texts are refused."""
 
 import base64
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import openai
 import pytest
 import torch
-from tests.serve.conftest import living, make
+from tests.serve.conftest import TEXTS as NON_EMPTY_TEXTS
+from tests.serve.conftest import build_run, get_error, make_recipe, serve_run, with_generation
 
-from polyhead.config.recipe import Recipe
 from polyhead.run.run_ensemble import ensemble_runs
 from polyhead.serve.http.limits import Limits
 
-TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs", ""]
+TEXTS = [*NON_EMPTY_TEXTS, ""]
 LONG = "dogs bark " * 60
+EMBED, CLASSIFY, FILL_MASK = "/v1/embeddings", "/v1/classify", "/v1/fill-mask"
+
+
+def read_vector(value):
+    """A vector as a list of numbers, or packed in base64."""
+    return np.frombuffer(base64.b64decode(value), "<f4") if isinstance(value, str) else value
+
+
+def embed(client, texts, **fields):
+    answer = client.ask(EMBED, {"input": texts, **fields})
+    assert answer.status_code == 200, answer.text
+    return [read_vector(data["embedding"]) for data in answer.json()["data"]]
+
+
+def assert_close(vectors, expected, atol=1e-6):
+    np.testing.assert_allclose(vectors, expected, atol=atol)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "max", "last"])
-def test_embeddings(services, pooling):
+def test_embeddings_equal_those_of_the_run(clients, pooling):
     for kind in ("encoder", "classifier", "decoder"):
-        live = services[kind]
-        wanted = live.run.embed(TEXTS, pooling=pooling).numpy()
-        answer = live.ask("/v1/embeddings", {"input": TEXTS, "pooling": pooling, "dimensions": 16}).json()
-        assert [one["index"] for one in answer["data"]] == list(range(len(TEXTS)))
-        np.testing.assert_allclose([one["embedding"] for one in answer["data"]], wanted, atol=1e-6)
-        packed = live.ask(
-            "/v1/embeddings", {"input": TEXTS, "pooling": pooling, "encoding_format": "base64"}
-        ).json()
-        found = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in packed["data"]]
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
-        special = 1 if kind == "decoder" else 2
-        assert answer["usage"]["prompt_tokens"] == sum(
-            len(ids) + special for ids in live.run.tokenizer.encode(TEXTS)
-        )
+        run = clients[kind].run
+        expected = run.embed(TEXTS, pooling=pooling).numpy()
+        answer = clients[kind].ask(EMBED, {"input": TEXTS, "pooling": pooling, "dimensions": 16}).json()
+        assert [data["index"] for data in answer["data"]] == list(range(len(TEXTS)))
+        assert_close([data["embedding"] for data in answer["data"]], expected)
+        assert_close(embed(clients[kind], TEXTS, pooling=pooling, encoding_format="base64"), expected)
+        n_special = 1 if kind == "decoder" else 2
+        n_tokens = sum(len(ids) + n_special for ids in run.tokenizer.encode(TEXTS))
+        assert answer["usage"]["prompt_tokens"] == n_tokens
 
 
 @pytest.mark.parametrize("layers", [None, "all", [-1, 0]])
-def test_embeddings_of_tokens_and_layers(services, layers):
-    texts, fields = TEXTS[:-1], {} if layers is None else {"layers": layers}
+def test_embeddings_of_tokens_and_layers(clients, layers):
+    texts, fields = NON_EMPTY_TEXTS, {} if layers is None else {"layers": layers}
     for kind in ("encoder", "decoder"):
-        live = services[kind]
-        n = live.run.config.n_layers
+        run, n = clients[kind].run, clients[kind].run.config.n_layers
         numbers = {"None": None, "all": list(range(n + 1))}.get(str(layers), [n, 0])
-        wanted = live.run.embed_tokens(texts, layers=layers)
-        for form in ("float", "base64"):
-            body = {"input": texts, "tokens": True, "encoding_format": form}
-            answer = live.ask("/v1/embeddings", body | fields).json()
-            for one, same in zip(answer["data"], wanted, strict=True):
-                found = one["embedding"]
-                found = found if form == "float" else np.frombuffer(base64.b64decode(found), "<f4")
-                assert one["shape"] == list(same.vectors.shape) and one["tokens"] == same.tokens
-                assert one.get("layers") == numbers
-                np.testing.assert_allclose(np.reshape(found, one["shape"]), same.vectors, atol=1e-6)
+        expected = run.embed_tokens(texts, layers=layers)
+        for encoding in ("float", "base64"):
+            body = {"input": texts, "tokens": True, "encoding_format": encoding, **fields}
+            answer = clients[kind].ask(EMBED, body).json()
+            for data, result in zip(answer["data"], expected, strict=True):
+                assert data["shape"] == list(result.vectors.shape) and data["tokens"] == result.tokens
+                assert data.get("layers") == numbers
+                assert_close(np.reshape(read_vector(data["embedding"]), data["shape"]), result.vectors)
         if layers is not None:
-            pooled = live.run.embed(texts, layers=layers, pooling="max", normalize=True)
-            body = {"input": texts, "pooling": "max", "normalize": True} | fields
-            answer = live.ask("/v1/embeddings", body).json()
-            np.testing.assert_allclose([one["embedding"] for one in answer["data"]], pooled, atol=1e-6)
-            assert all(one["layers"] == numbers and "tokens" not in one for one in answer["data"])
-
-
-def test_openai_s_client_reads_the_vectors_of_tokens(services):
-    live = services["encoder"]
-    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
-    answer = client.embeddings.create(model="tiny", input=["a dog"], extra_body={"tokens": True})
-    (wanted,) = live.run.embed_tokens(["a dog"])
-    found = np.reshape(answer.data[0].embedding, answer.data[0].shape)
-    np.testing.assert_allclose(found, wanted.vectors, atol=1e-6)
+            pooled_vectors = run.embed(texts, layers=layers, pooling="max", normalize=True)
+            body = {"input": texts, "pooling": "max", "normalize": True, **fields}
+            answer = clients[kind].ask(EMBED, body).json()
+            assert_close([data["embedding"] for data in answer["data"]], pooled_vectors)
+            assert all(data["layers"] == numbers and "tokens" not in data for data in answer["data"])
 
 
 @pytest.mark.parametrize("normalize", [None, True, False])
 @pytest.mark.parametrize("tokens", [True, False])
-def test_vectors_of_tokens_and_layers_are_shortened_alike(services, tokens, normalize):
-    live, fields = services["encoder"], {} if normalize is None else {"normalize": normalize}
-    body = {"input": ["dogs bark"], "tokens": tokens, "layers": [0, -1], "dimensions": 5} | fields
-    found = np.array(live.ask("/v1/embeddings", body).json()["data"][0]["embedding"])
-    run = live.run
-    whole = run.embed_tokens if tokens else run.embed
-    (one,) = whole(["dogs bark"], layers=[0, -1], **fields)
-    wanted = (one.vectors if tokens else one).numpy()[..., :5]
+def test_dimensions_shorten_vectors_of_tokens_and_layers(clients, tokens, normalize):
+    client, run = clients["encoder"], clients["encoder"].run
+    fields = {"layers": [0, -1]} | ({} if normalize is None else {"normalize": normalize})
+    (vectors,) = embed(client, ["dogs bark"], tokens=tokens, dimensions=5, **fields)
+    (result,) = (run.embed_tokens if tokens else run.embed)(["dogs bark"], **fields)
+    expected = (result.vectors if tokens else result).numpy()[..., :5]
     is_normalized = normalize if normalize is not None else run.generation.normalize and not tokens
     if is_normalized:
-        wanted = wanted / np.linalg.norm(wanted, axis=-1, keepdims=True)
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+        expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
+    assert_close(vectors, expected)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "said"),
-    [
-        ({"layers": [9]}, "layers", "layers: no layer 9; this model has 0 (its embeddings) to "),
-        ({"layers": []}, "layers", 'layers: [] is not a list of layer numbers such as [0, -1], or "all"'),
-        ({"layers": "first"}, "layers", "layers: 'first' is not a list of layer numbers"),
-        ({"layers": [0.5]}, "layers", "layers: [0.5] is not a list of layer numbers"),
-        (
-            {"tokens": True, "pooling": "mean"},
-            "pooling",
-            "pooling makes one vector of a text; tokens returns",
-        ),
-    ],
-)
-def test_layers_that_a_model_lacks_are_refused(services, fields, param, said):
-    answer = services["encoder"].ask("/v1/embeddings", {"input": "a dog", **fields})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param)
-    assert error["message"].startswith(said)
+def test_number_of_vectors_is_limited():
+    run, texts = build_run("encoder"), ["dogs bark", "dogs"]
+    count = sum(len(result.tokens) for result in run.embed_tokens(texts))
+    with serve_run(run, limits=Limits(max_embeddings=count)) as client:
+        body = {"input": texts, "tokens": True}
+        assert client.ask(EMBED, body).status_code == 200
+        error = get_error(client.ask(EMBED, {**body, "layers": [0, 1]}))
+        assert error["code"] == "answer_too_long"
+        assert f"{2 * count} vectors; the maximum is {count}" in error["message"]
 
 
-def test_as_many_vectors_as_texts_are_returned_at_most(serving):
-    run, texts = make("encoder"), ["dogs bark", "dogs"]
-    count = sum(len(one.tokens) for one in run.embed_tokens(texts))
-    with serving(run, limits=Limits(max_embeddings=count)) as live:
-        assert live.ask("/v1/embeddings", {"input": texts, "tokens": True}).status_code == 200
-        body = {"input": texts, "tokens": True, "layers": [0, 1]}
-        error = live.ask("/v1/embeddings", body).json()["error"]
-        said = f"{2 * count} vectors; the maximum is {count}"
-        assert error["code"] == "answer_too_long" and said in error["message"]
-
-
-def naive(run, rows):
-    """The mean of the vectors that the encoder makes of each row, read alone."""
+def mean_vectors(run, rows):
+    """The mean of the vectors of each row, computed alone."""
     with torch.inference_mode():
         return [run.model.encoder(torch.tensor([row]))[0].double().mean(0).tolist() for row in rows]
 
 
-def test_embeddings_of_token_ids(services):
+def test_input_may_be_token_ids(clients):
     for kind in ("encoder", "classifier", "decoder"):
-        live, run = services[kind], services[kind].run
-        t, texts = run.tokenizer, TEXTS[:-1]
-        ids = t.encode(texts)
-        odd = [t.unk_id, 17, 17, t.vocab_size - 1]  # that no text gives
-        around = ([], [t.eos_id]) if kind == "decoder" else ([t.bos_id], [t.eos_id])
-        for given, wanted in (
-            (ids, ids), (ids[0], ids[:1]), ([ids[1]], ids[1:2]), (odd, [odd]), ([odd, ids[2]], [odd, ids[2]]),
-        ):  # fmt: skip
-            body = {"input": given, "pooling": "mean"}
-            answer = live.ask("/v1/embeddings", body).json()
-            rows = [[*around[0], *row, *around[1]] for row in wanted]
-            found = [one["embedding"] for one in answer["data"]]
-            np.testing.assert_allclose(found, naive(run, rows), atol=1e-5)
-            tokens = sum(map(len, rows))
-            assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-        as_texts = live.ask("/v1/embeddings", {"input": texts}).json()
-        assert live.ask("/v1/embeddings", {"input": ids}).json()["usage"] == as_texts["usage"]
-    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
-    found = client.embeddings.create(model="tiny", input=ids).data
-    for vector, wanted in zip(found, naive(run, [[*row, t.eos_id] for row in ids]), strict=True):
-        assert vector.embedding == pytest.approx(wanted, abs=1e-5)
-
-
-def test_token_ids_stand_behind_a_prompt_and_are_bounded_as_texts_are(serving):
-    run = make("encoder")
-    run.generation = run.generation.model_copy(update={"embed_max_len": 12, "include_prompt": False})
-    t, path = run.tokenizer, "/v1/embeddings"
-    ids, before = t.encode(["two dogs bark"])[0], t.encode(["dogs: "])[0]
-    with serving(run, limits=Limits(max_chars=40, max_batch=2, max_embeddings=3)) as live:
-        (told,) = live.ask(path, {"input": ids, "prompt": "dogs: ", "truncate": True}).json()["data"]
-        row = [*[t.bos_id, *before, *ids][:11], t.eos_id]
-        with torch.inference_mode():
-            wanted = run.model.encoder(torch.tensor([row]))[0, 1 + len(before) :].mean(0)
-        assert told["embedding"] == pytest.approx(wanted.tolist(), abs=1e-5)
-        assert live.ask(path, {"input": [5] * 10}).json()["usage"]["prompt_tokens"] == 12
-        most = t.vocab_size - 1
-        for given, code, said in (
-            ([5] * 11, "context_length_exceeded", "text 1 has more tokens than the model's maximum (12"),
-            ([[5], [5] * 11], "context_length_exceeded", "text 2 has more tokens than the model's maximum "
-                "(12"),
-            ([5] * 41, "text_too_long", "input has a text of 41 tokens; the maximum is 40"),
-            ([[5]] * 4, "too_many_texts", "input has 4 texts; the maximum is 3"),
-            ([5, most + 1], "invalid_value", f"input: no token {most + 1}; the vocabulary has 0 to {most}"),
-            ([[5], [-1]], "invalid_value", "input: no token -1"),
-            ([], "invalid_value", "is not a text, a list of texts, a list of token ids"),
-            ([[]], "invalid_value", "is not a text"), ([1.5], "invalid_value", "is not a text"),
-            ([True], "invalid_value", "is not a text"), ([[[5]]], "invalid_value", "is not a text"),
-        ):  # fmt: skip
-            answer = live.ask(path, {"input": given})
-            error = answer.json()["error"]
-            assert (answer.status_code, error["code"], error["param"]) == (400, code, "input"), given
-            assert said in error["message"]
-        cut = live.ask(path, {"input": [*[5] * 10, 9, 9], "truncate": True}).json()
-        plain = live.ask(path, {"input": [5] * 10}).json()
-        assert cut["usage"]["prompt_tokens"] == 12 and cut["data"] == plain["data"]
-
-
-def test_embeddings_of_a_long_list_are_computed_in_parts(serving, monkeypatch):
-    """Each vector is that of its text alone; no call of the model has more texts than others may send."""
-    run, sizes = make("encoder"), []
-    embed = run.embed
-    monkeypatch.setattr(run, "embed", lambda texts, **ways: sizes.append(len(texts)) or embed(texts, **ways))
-    texts = [f"{'dogs ' * (i % 7)}{i}" for i in range(2048)]
-    with serving(run) as live:
-        answer = live.ask("/v1/embeddings", {"input": texts}).json()
-        assert sizes == [32] * 64 and [one["index"] for one in answer["data"]] == list(range(2048))
-        for i in (0, 31, 32, 1000, 2047):
-            (alone,) = live.ask("/v1/embeddings", {"input": texts[i]}).json()["data"]
-            assert answer["data"][i]["embedding"] == pytest.approx(alone["embedding"], abs=1e-5)
-        error = live.ask("/v1/embeddings", {"input": [*texts, "a"]}).json()["error"]
-        assert (error["code"], error["param"]) == ("too_many_texts", "input")
-        assert "the maximum is 2048" in error["message"]
-        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
-        found = client.embeddings.create(model="tiny", input=texts[:100]).data
-        assert found[99].embedding == pytest.approx(answer["data"][99]["embedding"], abs=1e-5)
-
-
-def test_embeddings_behind_a_prompt_and_as_far_as_texts_are_read(serving):
-    run = make("encoder")
-    own = {"embed_prompts": {"query": "two dogs: ", "page": ""}, "embed_prompt": "query", "embed_max_len": 12}
-    run.generation = run.generation.model_copy(update=own)
-    with serving(run) as live:
-        told = live.ask("/v1/models").json()["data"][0]["polyhead"]
-        assert (told["prompts"], told["prompt"]) == (own["embed_prompts"], own["embed_prompt"])
-        for body, before in (
-            ({}, "two dogs: "),
-            ({"prompt": "page"}, ""),
-            ({"prompt": ""}, ""),
-            ({"prompt": None}, "two dogs: "),  # as not given
-            ({"prompt": "a ."}, "a ."),
+        client, run, t = clients[kind], clients[kind].run, clients[kind].run.tokenizer
+        ids = t.encode(NON_EMPTY_TEXTS)
+        odd = [t.unk_id, 17, 17, t.vocab_size - 1]  # of no text
+        prefix, suffix = ([], [t.eos_id]) if kind == "decoder" else ([t.bos_id], [t.eos_id])
+        for value, expected in (
+            (ids, ids),
+            (ids[0], ids[:1]),
+            ([ids[1]], ids[1:2]),
+            (odd, [odd]),
+            ([odd, ids[2]], [odd, ids[2]]),
         ):
-            answer = live.ask("/v1/embeddings", {"input": TEXTS[:2], "truncate": True, **body}).json()
-            wanted = run.embed([before + text for text in TEXTS[:2]], embed_prompt="")
-            found = [one["embedding"] for one in answer["data"]]
-            np.testing.assert_allclose(found, wanted.numpy(), atol=1e-6)
-            lengths = [min(12, len(ids) + 2) for ids in run.tokenizer.encode([before + t for t in TEXTS[:2]])]
-            assert answer["usage"]["prompt_tokens"] == sum(lengths)
-        for body, said in (
-            (
-                {"input": "dogs bark " * 8},
-                "text 1 has more tokens than the model's maximum (12, including special tokens)",
-            ),
-            ({"input": "dogs", "prompt": "pagge"}, "unknown prompt 'pagge'; did you mean 'page'?"),
-        ):
-            refused = live.ask("/v1/embeddings", body)
-            assert refused.status_code == 400 and said in refused.json()["error"]["message"]
+            rows = [[*prefix, *row, *suffix] for row in expected]
+            answer = client.ask(EMBED, {"input": value, "pooling": "mean"}).json()
+            assert_close([data["embedding"] for data in answer["data"]], mean_vectors(run, rows), 1e-5)
+            n_tokens = sum(map(len, rows))
+            assert answer["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+        usages = [client.ask(EMBED, {"input": value}).json()["usage"] for value in (ids, NON_EMPTY_TEXTS)]
+        assert usages[0] == usages[1]
 
 
-def test_classes_of_texts_and_of_pairs(services):
-    live, pairs = services["classifier"], [["a dog barks .", "dogs"], ["dogs", "zwei hunde"]]
-    for given in (TEXTS, pairs, TEXTS[0]):
-        asked = (
-            [given]
-            if isinstance(given, str)
-            else [tuple(one) if isinstance(one, list) else one for one in given]
-        )
-        answer = live.ask("/v1/classify", {"input": given}).json()
-        for one, wanted in zip(answer["data"], live.run.classify(asked), strict=True):
-            assert one["label"] == wanted.label and one["scores"] == pytest.approx(wanted.probabilities)
-            assert one["score"] == one["scores"][one["label"]]
+def test_openai_client_reads_embeddings(clients):
+    client, run = clients["encoder"], clients["encoder"].run
+    create = client.openai().embeddings.create
+    vectors = [data.embedding for data in create(model="tiny", input=TEXTS).data]  # in base64
+    assert_close(vectors, run.embed(TEXTS))
+    (ids,) = run.tokenizer.encode(["a dog"])
+    (data,) = create(model="tiny", input=ids).data
+    assert_close([data.embedding], run.embed(["a dog"]))
+    (data,) = create(model="tiny", input=["a dog"], extra_body={"tokens": True}).data
+    (expected,) = run.embed_tokens(["a dog"])
+    assert_close(np.reshape(data.embedding, data.shape), expected.vectors)
+
+
+@pytest.fixture(scope="module")
+def short_client():
+    """Embeddings of texts of 12 tokens and 40 characters at most."""
+    run = with_generation(build_run("encoder"), embed_max_len=12, include_prompt=False)
+    with serve_run(run, limits=Limits(max_chars=40, max_batch=2, max_embeddings=3)) as client:
+        yield client
+
+
+def test_token_ids_follow_a_prompt_and_are_truncated(short_client):
+    t = short_client.run.tokenizer
+    ids, prompt = (t.encode([text])[0] for text in ("two dogs bark", "dogs: "))
+    (vector,) = embed(short_client, ids, prompt="dogs: ", truncate=True)
+    row = [*[t.bos_id, *prompt, *ids][:11], t.eos_id]
+    with torch.inference_mode():
+        expected = short_client.run.model.encoder(torch.tensor([row]))[0, 1 + len(prompt) :].mean(0)
+    assert_close(vector, expected, 1e-5)
+    answer = short_client.ask(EMBED, {"input": [5] * 10}).json()
+    truncated_answer = short_client.ask(EMBED, {"input": [*[5] * 10, 9, 9], "truncate": True}).json()
+    assert answer["usage"]["prompt_tokens"] == truncated_answer["usage"]["prompt_tokens"] == 12
+    assert answer["data"] == truncated_answer["data"]
+
+
+NOT_A_TEXT = ("invalid_value", "is not a text, a list of texts, a list of token ids")
 
 
 @pytest.mark.parametrize(
-    ("columns", "given", "said"),
+    ("value", "code", "message"),
     [
-        (
-            ["text"],
-            [["a dog", "dogs"]],
-            "pairs of texts; expected a text or a list of texts, as in the run's training",
-        ),
-        (
-            ["a", "b"],
-            "a dog",
-            'single texts; expected a list of pairs, ["a", "b"], as in the run\'s training',
-        ),
+        ([5] * 11, "context_length_exceeded", "text 1 has more tokens than the model's maximum (12"),
+        ([[5], [5] * 11], "context_length_exceeded", "text 2 has more tokens than the model's maximum (12"),
+        ([5] * 41, "text_too_long", "input has a text of 41 tokens; the maximum is 40"),
+        ([[5]] * 4, "too_many_texts", "input has 4 texts; the maximum is 3"),
+        ([[5], [-1]], "invalid_value", "input: no token -1"),
+        *((value, *NOT_A_TEXT) for value in ([], [[]], [1.5], [True], [[[5]]])),
     ],
+    ids=range(10),
 )
-def test_a_classifier_reads_as_many_texts_as_it_learned_from(columns, given, said):
-    run = make("classifier")
-    run.recipe = Recipe.model_validate(
-        {
-            "task": "classification",
-            "data": {"train": ["a.tsv"], "valid": ["a.tsv"], "text": columns},
-            "train": {"steps": 1},
-        }
-    )
-    with living(run) as live:
-        refused = live.ask("/v1/classify", {"input": given})
-        assert refused.status_code == 400
-        assert refused.json()["error"] == {
-            "message": said,
-            "type": "invalid_request_error",
-            "param": "input",
-            "code": "invalid_value",
-        }
-        right = "a dog" if len(columns) == 1 else [["a dog", "dogs"]]
-        assert live.ask("/v1/classify", {"input": right}).status_code == 200
+def test_invalid_token_ids_are_refused(short_client, value, code, message):
+    error = get_error(short_client.ask(EMBED, {"input": value}))
+    assert (error["code"], error["param"]) == (code, "input") and message in error["message"]
+    n = short_client.run.tokenizer.vocab_size
+    error = get_error(short_client.ask(EMBED, {"input": [5, n]}))
+    assert f"input: no token {n}; the vocabulary has 0 to {n - 1}" in error["message"]
 
 
-def test_classifiers_that_decide_together():
-    """They have no vectors in common."""
-    each = [make("classifier"), make("classifier", d_model=24, n_heads=3)]
-    with living(ensemble_runs(each)) as live:
-        answer = live.ask("/v1/classify", {"input": TEXTS}).json()
-        for i, one in enumerate(answer["data"]):
-            a, b = (run.classify(TEXTS)[i].probabilities for run in each)
-            assert one["scores"] == pytest.approx({label: (a[label] + b[label]) / 2 for label in a})
-        refused = live.ask("/v1/embeddings", {"input": "dogs"})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "wrong_task")
+def test_long_list_is_embedded_in_batches(monkeypatch):
+    run, sizes = build_run("encoder"), []
+    embed_texts = run.embed
+
+    def count(texts, **options):
+        sizes.append(len(texts))
+        return embed_texts(texts, **options)
+
+    monkeypatch.setattr(run, "embed", count)
+    texts = [f"{'dogs ' * (i % 7)}{i}" for i in range(100)]
+    with serve_run(run, limits=Limits(max_embeddings=100)) as client:
+        vectors = embed(client, texts)
+        assert sizes == [32, 32, 32, 4]
+        for i in (0, 31, 32, 50, 99):
+            assert_close(embed(client, texts[i])[0], vectors[i], 1e-5)
+        assert_close(
+            client.openai().embeddings.create(model="tiny", input=texts).data[99].embedding, vectors[99]
+        )
+        error = get_error(client.ask(EMBED, {"input": [*texts, "a"]}))
+        assert (error["code"], error["param"]) == ("too_many_texts", "input")
+        assert "the maximum is 100" in error["message"]
 
 
-def test_hidden_words(services):
-    live, texts = services["encoder"], ["a <mask> barks .", "[MASK] dogs <mask>"]
-    answer = live.ask("/v1/fill-mask", {"input": texts, "top_k": 3}).json()
-    for one, masks in zip(answer["data"], live.run.fill_mask(texts, 3), strict=True):
-        for told, fills in zip(one["masks"], masks, strict=True):
-            assert [(t["token_str"], t["sequence"]) for t in told] == [(f.token, f.text) for f in fills]
-            assert [t["score"] for t in told] == pytest.approx([f.probability for f in fills])
-    missing = live.ask("/v1/fill-mask", {"input": ["a <mask>", "no hole"]})
-    assert missing.status_code == 400 and "text 2 has no mask" in missing.json()["error"]["message"]
+def test_prompts_of_the_run_are_put_before_texts():
+    prompts = {"query": "two dogs: ", "page": ""}
+    run = with_generation(build_run("encoder"), embed_prompts=prompts, embed_prompt="query", embed_max_len=12)
+    with serve_run(run) as client:
+        card = client.ask("/v1/models").json()["data"][0]["polyhead"]
+        assert (card["prompts"], card["prompt"]) == (prompts, "query")
+        for fields, prefix in (
+            ({}, "two dogs: "),
+            ({"prompt": "page"}, ""),
+            ({"prompt": ""}, ""),
+            ({"prompt": None}, "two dogs: "),
+            ({"prompt": "a ."}, "a ."),
+        ):
+            texts = [prefix + text for text in TEXTS[:2]]
+            answer = client.ask(EMBED, {"input": TEXTS[:2], "truncate": True, **fields}).json()
+            assert_close([data["embedding"] for data in answer["data"]], run.embed(texts, embed_prompt=""))
+            lengths = [min(12, len(ids) + 2) for ids in run.tokenizer.encode(texts)]
+            assert answer["usage"]["prompt_tokens"] == sum(lengths)
+        too_long = "text 1 has more tokens than the model's maximum (12, including special tokens)"
+        for body, message in (
+            ({"input": "dogs bark " * 8}, too_long),
+            ({"input": "dogs", "prompt": "pagge"}, "unknown prompt 'pagge'; did you mean 'page'?"),
+        ):
+            assert message in get_error(client.ask(EMBED, body))["message"]
+
+
+def test_classes_of_texts_and_pairs(clients):
+    client, pairs = clients["classifier"], [["a dog barks .", "dogs"], ["dogs", "zwei hunde"]]
+    for value, texts in ((TEXTS, TEXTS), (pairs, [*map(tuple, pairs)]), (TEXTS[0], TEXTS[:1])):
+        answer = client.ask(CLASSIFY, {"input": value}).json()
+        for data, expected in zip(answer["data"], client.run.classify(texts), strict=True):
+            assert data["label"] == expected.label
+            assert data["scores"] == pytest.approx(expected.probabilities)
+            assert data["score"] == data["scores"][data["label"]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "valid", "invalid", "message"),
+    [
+        (["text"], "a dog", [["a dog", "dogs"]], "pairs of texts; expected a text or a list of texts"),
+        (["a", "b"], [["a dog", "dogs"]], "a dog", "single texts; expected a list of pairs"),
+    ],
+    ids=["texts", "pairs"],
+)
+def test_classifier_requires_the_columns_of_its_training(tmp_path, columns, valid, invalid, message):
+    run = build_run("classifier")
+    run.recipe = make_recipe("classification", tmp_path, valid=["a.tsv"], text=columns)
+    with serve_run(run) as client:
+        error = get_error(client.ask(CLASSIFY, {"input": invalid}))
+        assert (error["param"], error["code"]) == ("input", "invalid_value") and message in error["message"]
+        assert client.ask(CLASSIFY, {"input": valid}).status_code == 200
+
+
+def test_ensemble_of_classifiers_averages_probabilities():
+    runs = [build_run("classifier"), build_run("classifier", d_model=24, n_heads=3)]
+    with serve_run(ensemble_runs(runs)) as client:
+        answer = client.ask(CLASSIFY, {"input": TEXTS}).json()
+        for i, data in enumerate(answer["data"]):
+            a, b = (run.classify(TEXTS)[i].probabilities for run in runs)
+            assert data["scores"] == pytest.approx({label: (a[label] + b[label]) / 2 for label in a})
+        assert get_error(client.ask(EMBED, {"input": "dogs"}))["code"] == "wrong_task"
+
+
+def test_masked_tokens_equal_those_of_the_run(clients):
+    client, texts = clients["encoder"], ["a <mask> barks .", "[MASK] dogs <mask>"]
+    answer = client.ask(FILL_MASK, {"input": texts, "top_k": 3}).json()
+    for data, masks in zip(answer["data"], client.run.fill_mask(texts, 3), strict=True):
+        for tokens, fills in zip(data["masks"], masks, strict=True):
+            expected = [(fill.token, fill.text) for fill in fills]
+            assert [(token["token_str"], token["sequence"]) for token in tokens] == expected
+            assert [token["score"] for token in tokens] == pytest.approx([f.probability for f in fills])
+    error = get_error(client.ask(FILL_MASK, {"input": ["a <mask>", "no hole"]}))
+    assert "text 2 has no mask" in error["message"]
 
 
 @pytest.mark.acceptance("E12", "E6")
-def test_masks_whose_answer_would_be_their_square_are_refused_unread(services, serving, monkeypatch):
-    """An answer holds the whole text for each token behind each mask: 32 texts of 4,000 masks would be
-    gigabytes.
-    """
-    live, read = services["encoder"], []
-    monkeypatch.setattr(live.run, "fill_mask", lambda *_: read.append(1))
-    refused = live.ask("/v1/fill-mask", {"input": ["<mask>[MASK]" * 300] * 2, "top_k": 50})
-    assert refused.status_code == 400 and refused.json()["error"]["code"] == "answer_too_long"
-    told = 50 * 1200 * 300 * 12
-    assert f"1200 masks with 50 tokens each would take {told:,}" in refused.json()["error"]["message"]
-    assert not read
-    monkeypatch.undo()
-    with serving(live.run, limits=Limits(max_body=5 * 2 * 13)) as small:
-        for text, code in (("a <mask> <mask>", 400), ("a<mask><mask> ", 400), ("a<mask><mask>", 200)):
-            assert small.ask("/v1/fill-mask", {"input": text}).status_code == code, text
+def test_answer_size_of_masks_is_limited_first(clients, monkeypatch):
+    """An answer has the text for each token of each mask: 32 texts of 4,000 masks would be gigabytes."""
+    client, calls = clients["encoder"], []
+    with monkeypatch.context() as patch:
+        patch.setattr(client.run, "fill_mask", lambda *_: calls.append(1))
+        error = get_error(client.ask(FILL_MASK, {"input": ["<mask>[MASK]" * 300] * 2, "top_k": 50}))
+    size = 50 * 1200 * 300 * 12
+    assert error["code"] == "answer_too_long" and not calls
+    assert f"1200 masks with 50 tokens each would take {size:,}" in error["message"]
+    with serve_run(client.run, limits=Limits(max_body=5 * 2 * 13)) as small_client:
+        for text, status in (("a <mask> <mask>", 400), ("a<mask><mask> ", 400), ("a<mask><mask>", 200)):
+            assert small_client.ask(FILL_MASK, {"input": text}).status_code == status, text
 
 
-def test_likelihoods(services):
-    speaker, translator = services["decoder"], services["encoder-decoder"]
+def test_scores_equal_those_of_the_run(client, translator):
     texts, targets = TEXTS[:5], TEXTS[4::-1]
-    for live, body, wanted in (
-        (speaker, {"input": texts}, speaker.run.score(texts)),
+    for service, body, expected in (
+        (client, {"input": texts}, client.run.score(texts)),
         (translator, {"input": texts, "target": targets}, translator.run.score(texts, targets)),
     ):
-        data = live.ask("/v1/score", body).json()["data"]
-        assert [one["log_prob"] for one in data] == pytest.approx([s.log_prob for s in wanted], abs=1e-4)
-        assert [one["tokens"] for one in data] == [s.tokens for s in wanted]
-        assert data[0]["perplexity"] == pytest.approx(
-            np.exp(-wanted[0].log_prob / wanted[0].tokens), rel=1e-4
-        )
-    for live, body in (
-        (speaker, {"input": "a", "target": "b"}),
+        data = service.ask("/v1/score", body).json()["data"]
+        assert [one["log_prob"] for one in data] == pytest.approx([s.log_prob for s in expected], abs=1e-4)
+        assert [one["tokens"] for one in data] == [s.tokens for s in expected]
+        perplexity = np.exp(-expected[0].log_prob / expected[0].tokens)
+        assert data[0]["perplexity"] == pytest.approx(perplexity, rel=1e-4)
+    for service, body in (
+        (client, {"input": "a", "target": "b"}),
         (translator, {"input": "a"}),
         (translator, {"input": ["a", "b"], "target": "c"}),
     ):
-        assert live.ask("/v1/score", body).json()["error"]["param"] == "target"
+        assert get_error(service.ask("/v1/score", body))["param"] == "target"
 
 
-def test_tokens_and_back(services):
-    for live in services.values():
-        for text in (*TEXTS, "a犬b\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")):
-            answer = live.ask("/tokenize", {"prompt": text, "return_token_strs": True}).json()
-            assert [answer["tokens"]] == live.run.tokenizer.encode([text])
-            assert answer["token_strs"] == live.run.tokenizer.ids_to_tokens(answer["tokens"])
-            if answer["count"]:
-                back = live.ask("/detokenize", {"tokens": answer["tokens"]}).json()["prompt"]
-                assert back == live.run.tokenizer.decode([answer["tokens"]])[0]
+def test_tokenize_and_detokenize(clients):
+    for client in clients.values():
+        t = client.run.tokenizer
+        for text in (*TEXTS, "a犬b\U0001f600"):
+            answer = client.ask("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+            tokens = answer["tokens"]
+            assert [tokens] == t.encode([text]) and answer["count"] == len(tokens)
+            assert answer["token_strs"] == t.ids_to_tokens(tokens)
+            if tokens:
+                assert [client.ask("/detokenize", {"tokens": tokens}).json()["prompt"]] == t.decode([tokens])
     for tokens in ([], [-1], [10**6], [2**63], ["a"], [1.5], [True], None, 7):
-        assert live.ask("/detokenize", {"tokens": tokens}).json()["error"]["param"] == "tokens"
+        assert get_error(client.ask("/detokenize", {"tokens": tokens}))["param"] == "tokens"
 
 
-def test_what_does_not_fit_is_refused_unless_a_part_is_wished(services):
-    for kind, path, field in (
-        ("encoder", "/v1/embeddings", "input"), ("classifier", "/v1/classify", "input"), ("encoder-decoder",
-            "/v1/translations", "input"),
+@pytest.mark.parametrize(
+    ("kind", "path", "field"),
+    [
+        ("encoder", EMBED, "input"),
+        ("classifier", CLASSIFY, "input"),
+        ("encoder-decoder", "/v1/translations", "input"),
         ("decoder", "/v1/completions", "prompt"),
-    ):  # fmt: skip
-        live = services[kind]
-        answer = live.ask(path, {field: [LONG]})
-        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
-        whole = live.ask(path, {field: [LONG], "truncate": True})
-        assert whole.status_code == 200 and whole.json()["usage"]["prompt_tokens"] <= live.run.config.max_len
+    ],
+)
+def test_long_texts_are_refused_or_truncated(clients, kind, path, field):
+    client = clients[kind]
+    assert get_error(client.ask(path, {field: [LONG]}))["code"] == "context_length_exceeded"
+    answer = client.ask(path, {field: [LONG], "truncate": True}).json()
+    assert answer["usage"]["prompt_tokens"] <= client.run.config.max_len
+    if kind == "encoder":
+        assert_close([answer["data"][0]["embedding"]], client.run.embed([LONG]))
+    elif kind == "encoder-decoder":
+        ((hypothesis, *_),) = client.run.hypotheses([LONG], truncate=True)
+        (expected,) = client.run.tokenizer.decode([hypothesis.tokens])
+        assert answer["data"][0]["text"] == expected.rstrip("\ufffd")
+
+
+def test_long_texts_of_scores_and_masks_are_refused(clients):
     for kind, path, body in (
-        ("decoder", "/v1/score", {"input": ["a", LONG]}), ("encoder-decoder", "/v1/score", {"input": "a",
-            "target": LONG}),
-        ("encoder", "/v1/fill-mask", {"input": "<mask> " + LONG}),
-    ):  # fmt: skip
-        assert services[kind].ask(path, body).json()["error"]["code"] == "context_length_exceeded"
-    encoder, translator = services["encoder"], services["encoder-decoder"]
-    cut = encoder.ask("/v1/embeddings", {"input": LONG, "truncate": True}).json()["data"][0]["embedding"]
-    assert cut == pytest.approx(encoder.run.embed([LONG])[0].tolist(), abs=1e-6)
-    told = translator.ask("/v1/translations", {"input": LONG, "truncate": True}).json()["data"][0]["text"]
-    (wanted,) = translator.run.hypotheses([LONG], truncate=True)
-    assert told == translator.run.tokenizer.decode([wanted[0].tokens])[0].rstrip("\ufffd")
+        ("decoder", "/v1/score", {"input": ["a", LONG]}),
+        ("encoder-decoder", "/v1/score", {"input": "a", "target": LONG}),
+        ("encoder", FILL_MASK, {"input": "<mask> " + LONG}),
+    ):
+        assert get_error(clients[kind].ask(path, body))["code"] == "context_length_exceeded"
+
+
+class BlockedMethod:
+    """A method of a run that waits for an event and records its calls."""
+
+    def __init__(self, run, name, monkeypatch):
+        self.method, self.calls, self.may_finish = getattr(run, name), [], threading.Event()
+        monkeypatch.setattr(run, name, self)
+
+    def __call__(self, texts, *args, **options):
+        self.calls.append((list(texts), options))
+        assert self.may_finish.wait(100)
+        return self.method(texts, *args, **options)
+
+    def ask_together(self, client, path, bodies):
+        """The answers to requests that wait while the first is computed."""
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            answers = [pool.submit(client.ask, path, bodies[0])]
+            client.wait_until(lambda: self.calls, "the first is not computed")
+            answers += [pool.submit(client.ask, path, body) for body in bodies[1:]]
+            waiting = len(bodies) - 1
+            client.wait_until(lambda: client.service.engine_thread.num_waiting == waiting, "they do not wait")
+            self.may_finish.set()
+            return [answer.result() for answer in answers]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_requests_that_wait_together_are_computed_together_and_mistakes_stay_with_their_makers(
-    maker, serving, deterministic
-):
-    with serving(maker("encoder"), deterministic=deterministic) as live:
-        wait_together(live, deterministic)
-
-
-def wait_together(live, deterministic):
-    calls = []
-    fill, gate = live.run.fill_mask, threading.Event()
-
-    def watched(texts, top):
-        calls.append(list(texts))
-        gate.wait(30)
-        return fill(texts, top)
-
-    live.run.fill_mask = watched
-    answers = {}
-
-    def ask(text):
-        answers[text] = live.ask("/v1/fill-mask", {"input": text, "top_k": 2})
-
-    texts = ["a <mask>", "two <mask>", "no hole", "<mask> bark"]
-    first = threading.Thread(target=ask, args=["the first <mask>"])
-    first.start()
-    live.until(lambda: bool(calls), "the first is computed")
-    threads = [threading.Thread(target=ask, args=[text]) for text in texts]
-    for thread in threads:
-        thread.start()
-    live.until(lambda: live.service.engine_thread.num_waiting == len(texts), "all wait")
-    gate.set()
-    for thread in [first, *threads]:
-        thread.join()
-    del live.run.fill_mask
+def test_waiting_requests_are_computed_in_one_batch(monkeypatch, deterministic):
+    """An error in one of them fails only that one; in deterministic mode each is a batch of its own."""
+    texts = ["the first <mask>", "a <mask>", "two <mask>", "no hole", "<mask> bark"]
+    run = build_run("encoder")
+    with serve_run(run, deterministic=deterministic) as client:
+        fill_mask = BlockedMethod(run, "fill_mask", monkeypatch)
+        bodies = [{"input": text, "top_k": 2} for text in texts]
+        answers = fill_mask.ask_together(client, FILL_MASK, bodies)
+    calls = [texts for texts, _ in fill_mask.calls[1:]]
     if deterministic:
-        assert sorted(calls[1:]) == sorted([text] for text in texts), "each by itself"
+        assert sorted(calls) == sorted([text] for text in texts[1:])
     else:
-        assert sorted(calls[1]) == sorted(texts), "all that waited, in one call"
-    for text in texts:
+        assert sorted(calls[0]) == sorted(texts[1:])
+    for text, answer in zip(texts, answers, strict=True):
         if text == "no hole":
-            assert answers[text].status_code == 400
+            assert answer.status_code == 400
         else:
-            (wanted,) = fill([text], 2)
-            assert [f["token_str"] for f in answers[text].json()["data"][0]["masks"][0]] == [
-                f.token for f in wanted[0]
-            ]
+            ((fills,),) = fill_mask.method([text], 2)
+            tokens = answer.json()["data"][0]["masks"][0]
+            assert [token["token_str"] for token in tokens] == [fill.token for fill in fills]
 
 
-def test_vectors_made_in_other_ways_are_not_computed_together(maker, serving):
-    with serving(maker("encoder")) as live:
-        embed, gate, calls = live.run.embed, threading.Event(), []
-
-        def watched(texts, **changes):
-            calls.append(changes)
-            gate.wait(30)
-            return embed(texts, **changes)
-
-        live.run.embed = watched
-        ways, answers = (
-            [{}, {"pooling": "max"}, {"normalize": True}, {"pooling": "max", "normalize": True}],
-            {},
-        )
-
-        def ask(number):
-            body = {"input": TEXTS[0], **ways[number]}
-            answers[number] = live.ask("/v1/embeddings", body).json()["data"][0]["embedding"]
-
-        threads = [threading.Thread(target=ask, args=[number]) for number in range(len(ways))]
-        threads[0].start()
-        live.until(lambda: bool(calls), "the first is computed")
-        for thread in threads[1:]:
-            thread.start()
-        live.until(lambda: live.service.engine_thread.num_waiting == len(ways) - 1, "all wait")
-        gate.set()
-        for thread in threads:
-            thread.join()
-        for number, way in enumerate(ways):
-            assert answers[number] == pytest.approx(embed([TEXTS[0]], **way)[0].tolist(), abs=1e-5), way
+def test_requests_with_other_options_are_other_batches(monkeypatch):
+    options = [{}, {"pooling": "max"}, {"normalize": True}, {"pooling": "max", "normalize": True}]
+    run = build_run("encoder")
+    with serve_run(run) as client:
+        method = BlockedMethod(run, "embed", monkeypatch)
+        answers = method.ask_together(client, EMBED, [{"input": TEXTS[0], **fields} for fields in options])
+    for fields, answer in zip(options, answers, strict=True):
+        vector = answer.json()["data"][0]["embedding"]
+        assert_close([vector], method.method([TEXTS[0]], **fields), 1e-5)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_fewer_dimensions_are_the_first_ones(services, normalize):
-    """As truncate_dim of sentence-transformers: cut, and of length 1 again where vectors have it."""
-    live = services["encoder"]
-    body = {"input": TEXTS, "normalize": normalize}
-    whole = np.array([one["embedding"] for one in live.ask("/v1/embeddings", body).json()["data"]])
+def test_dimensions_keep_the_first_ones(clients, normalize):
+    """As truncate_dim of sentence-transformers: cut, then normalised again if vectors are."""
+    client = clients["encoder"]
+    vectors = torch.tensor(np.array(embed(client, TEXTS, normalize=normalize)))
     for k in (1, 5, 16):
-        answer = live.ask("/v1/embeddings", body | {"dimensions": k}).json()
-        wanted = torch.tensor(whole[:, :k])
-        wanted = torch.nn.functional.normalize(wanted, dim=-1) if normalize else wanted
-        found = [one["embedding"] for one in answer["data"]]
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
-    for k in (0, 17):
-        error = live.ask("/v1/embeddings", body | {"dimensions": k}).json()["error"]
-        assert (
-            error["param"] == "dimensions" and "out of range" in error["message"]
-        ) or "1 or more" in error["message"]
+        expected = vectors[:, :k]
+        expected = torch.nn.functional.normalize(expected, dim=-1) if normalize else expected
+        assert_close(embed(client, TEXTS, normalize=normalize, dimensions=k), expected)
+    for k, message in ((0, "out of range"), (17, "")):
+        error = get_error(client.ask(EMBED, {"input": TEXTS, "dimensions": k}))
+        assert error["param"] == "dimensions" and message in error["message"]
 
 
-def test_documents_are_ordered_by_the_scores_of_their_pairs(serving):
-    run = make("classifier", labels=("score",))
+def test_rerank_sorts_documents_by_their_scores():
+    run = build_run("classifier", labels=("score",))
     documents = ["a dog barks .", "zwei hunde", "dogs", "two dogs bark 犬 ."]
     pairs = [("dogs bark", document) for document in documents]
-    scores = [one.probabilities["score"] for one in run.classify(pairs)]
+    scores = [result.probabilities["score"] for result in run.classify(pairs)]
     order = sorted(range(4), key=lambda i: -scores[i])
-    with serving(run, limits=Limits(max_batch=3, max_embeddings=4)) as live:
-        assert live.service.tasks == ["classify", "rerank", "embeddings"]
+    with serve_run(run, limits=Limits(max_batch=3, max_embeddings=4)) as client:
+        assert client.service.tasks == ["classify", "rerank", "embeddings"]
         body = {"query": "dogs bark", "documents": documents, "model": "tiny"}
-        answer = live.ask("/v1/rerank", body).json()
-        assert [one["index"] for one in answer["results"]] == order
-        found = [one["relevance_score"] for one in answer["results"]]
-        assert found == pytest.approx([scores[i] for i in order], abs=1e-6)
-        assert [one["document"] for one in answer["results"]] == [{"text": documents[i]} for i in order]
-        tokens = sum(len(a) + len(b) for a, b in map(run.tokenizer.encode, pairs))
-        assert answer["model"] == "tiny" and answer["usage"]["total_tokens"] > tokens
-        objects = {"documents": [{"text": one} for one in documents], "top_n": 2, "return_documents": False}
-        short = live.ask("/v1/rerank", body | objects).json()
-        assert short["results"] == [
-            {key: one[key] for key in ("index", "relevance_score")} for one in answer["results"][:2]
-        ]
-        for change, param in (
-            ({"documents": []}, "documents"), ({"documents": ["a", 1]}, "documents"),
-            ({"documents": ["a"] * 5}, "documents"), ({"query": 1}, "query"),
-            ({"query": "a" * 40_000}, "query"), ({"documents": [LONG]}, "documents"), ({"top_n": 0}, "top_n"),
-            ({"rank_fields": ["title"]}, "rank_fields"),
-        ):  # fmt: skip
-            refusal = live.ask("/v1/rerank", body | change)
-            assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, param), change
-        assert live.ask("/v1/rerank", body | {"documents": [LONG], "truncate": True}).status_code == 200
+        answer = client.ask("/v1/rerank", body).json()
+        results = answer["results"]
+        assert [result["index"] for result in results] == order
+        assert [result["document"] for result in results] == [{"text": documents[i]} for i in order]
+        expected = [scores[i] for i in order]
+        assert [result["relevance_score"] for result in results] == pytest.approx(expected, abs=1e-6)
+        n_tokens = sum(len(a) + len(b) for a, b in map(run.tokenizer.encode, pairs))
+        assert answer["model"] == "tiny" and answer["usage"]["total_tokens"] > n_tokens
+        objects = {"documents": [{"text": text} for text in documents], "top_n": 2, "return_documents": False}
+        expected = [{key: r[key] for key in ("index", "relevance_score")} for r in results[:2]]
+        assert client.ask("/v1/rerank", body | objects).json()["results"] == expected
+        for param, value in (
+            ("documents", []),
+            ("documents", ["a", 1]),
+            ("documents", ["a"] * 5),
+            ("documents", [LONG]),
+            ("query", 1),
+            ("query", "a" * 40_000),
+            ("top_n", 0),
+            ("rank_fields", ["title"]),
+        ):
+            assert get_error(client.ask("/v1/rerank", body | {param: value}))["param"] == param
+        assert client.ask("/v1/rerank", body | {"documents": [LONG], "truncate": True}).status_code == 200
 
 
-def test_only_rerankers_rerank(services):
-    for kind in ("classifier", "encoder", "decoder", "encoder-decoder"):
-        error = services[kind].ask("/v1/rerank", {"query": "a", "documents": ["b"]}).json()["error"]
-        assert error["code"] == "wrong_task", kind
+def test_rerank_requires_a_single_score(clients):
+    for client in clients.values():
+        error = get_error(client.ask("/v1/rerank", {"query": "a", "documents": ["b"]}))
+        assert error["code"] == "wrong_task"

@@ -1,11 +1,9 @@
 """Tests of serve/openai/request_builder.py."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
-import torch
+from tests.serve.conftest import TEXTS, build_run, get_error, serve_run
 
 from polyhead import Choice
 from polyhead.generation.chat import parse_conversation
@@ -13,133 +11,129 @@ from polyhead.serve.http.limits import Limits
 from polyhead.serve.openai.request_builder import _fit_prompt
 from polyhead.serve.openai.schemas import CompletionBody
 
-TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
+PATH = "/v1/completions"
+
+
+def prompt_ids(client, length):
+    return (client.run.tokenizer.encode([" ".join(TEXTS)])[0] * 9)[:length]
+
+
+def too_long_warning(n_requested, room):
+    return f"{n_requested} output tokens were requested; at most {room} can be generated"
 
 
 @pytest.mark.acceptance("C5")
-def test_lengths_beyond_the_greatest_are_cut_where_no_token_of_the_prompt_is_lost(speaker):
-    """That is told in a header; a prompt that is too long is refused."""
-    most = speaker.run.config.max_len
-    ids = (speaker.run.tokenizer.encode([" ".join(TEXTS)])[0] * 3)[: most + 1]
-    for length, wanted, fits in [
-        (most - 1, 2, True),
-        (most - 1, 3, False),
-        (most, 1, True),
-        (most, 2, False),
-        (most + 1, 1, False),
-        (1, most, True),
-        (1, most + 1, False),
+def test_max_tokens_is_reduced_to_the_room_left(client):
+    """With a warning; a prompt that is too long is refused, or truncated on request."""
+    max_len = client.run.config.max_len
+    for length, max_tokens in [
+        (max_len - 1, 2),
+        (max_len - 1, 3),
+        (max_len, 1),
+        (max_len, 2),
+        (max_len + 1, 1),
+        (1, max_len),
+        (1, max_len + 1),
     ]:
-        answer = speaker.ask("/v1/completions", {"prompt": ids[:length], "max_tokens": wanted, "seed": 1})
-        assert answer.status_code == (200 if length <= most else 400), (length, wanted)
-        if length > most:
-            assert answer.json()["error"]["code"] == "context_length_exceeded"
-        elif not fits:
-            room = most - length + 1
-            told = f"{wanted} output tokens were requested; at most {room} can be generated"
-            assert answer.headers["x-warnings"] == told
-            alone = speaker.ask("/v1/completions", {"prompt": ids[:length], "max_tokens": room, "seed": 1})
-            assert answer.json()["choices"] == alone.json()["choices"]
-            assert answer.json()["usage"] == alone.json()["usage"] | {
-                "prompt_tokens_details": answer.json()["usage"]["prompt_tokens_details"]
-            }
+        body = {"prompt": prompt_ids(client, length), "max_tokens": max_tokens, "seed": 1}
+        answer, room = client.ask(PATH, body), max_len - length + 1
+        if length > max_len:
+            assert get_error(answer)["code"] == "context_length_exceeded"
+        elif max_tokens <= room:
+            assert answer.status_code == 200 and "x-warnings" not in answer.headers
         else:
-            assert "x-warnings" not in answer.headers
-        further = speaker.ask(
-            "/v1/completions", {"prompt": ids[:length], "max_tokens": wanted, "seed": 1, "truncate": True}
-        )
-        assert further.status_code == 200
-        assert further.json()["usage"]["prompt_tokens"] == min(length, most)
-    unsaid = speaker.ask("/v1/completions", {"prompt": ids[: most - 3], "seed": 1}).json()
-    assert unsaid["usage"]["total_tokens"] <= most + 1
+            assert answer.headers["x-warnings"] == too_long_warning(max_tokens, room)
+            expected = client.ask(PATH, body | {"max_tokens": room}).json()
+            assert answer.json()["choices"] == expected["choices"]
+            details = {"prompt_tokens_details": expected["usage"]["prompt_tokens_details"]}
+            assert answer.json()["usage"] | details == expected["usage"]
+        truncated_answer = client.ask(PATH, body | {"truncate": True}).json()
+        assert truncated_answer["usage"]["prompt_tokens"] == min(length, max_len)
+    default = client.ask(PATH, {"prompt": prompt_ids(client, max_len - 3), "seed": 1}).json()
+    assert default["usage"]["total_tokens"] <= max_len + 1
 
 
 @pytest.mark.parametrize(
-    ("way", "read"), [({"temperature": 0}, 48), ({"beam_size": 2, "min_tokens": 15}, 34)]
+    ("options", "n_prompt"), [({"temperature": 0}, 48), ({"beam_size": 2, "min_tokens": 15}, 34)], ids=str
 )
-def test_a_cut_prompt_leaves_room_where_no_length_is_said(speaker, way, read):
-    """For the usual 15 tokens: beams read as many fewer of 48; drawn text goes on without its beginning."""
-    ids = (speaker.run.tokenizer.encode([" ".join(TEXTS)])[0] * 9)[:300]
-    answer = speaker.ask("/v1/completions", {"prompt": ids, **way, "truncate": True}).json()
-    assert answer["usage"]["prompt_tokens"] == read and answer["usage"]["completion_tokens"] > 1
-    asked = {"prompt": ids[-read:], **way, "max_tokens": 15, "truncate": True}
-    assert answer["choices"] == speaker.ask("/v1/completions", asked).json()["choices"]
+def test_truncated_prompt_leaves_room_for_the_default_length(client, options, n_prompt):
+    """Beams need room for 15 tokens in 48; sampled text continues without its beginning."""
+    ids = prompt_ids(client, 300)
+    answer = client.ask(PATH, {"prompt": ids, **options, "truncate": True}).json()
+    assert answer["usage"]["prompt_tokens"] == n_prompt and answer["usage"]["completion_tokens"] > 1
+    body = {"prompt": ids[-n_prompt:], **options, "max_tokens": 15, "truncate": True}
+    assert answer["choices"] == client.ask(PATH, body).json()["choices"]
 
 
 @pytest.mark.parametrize(
-    ("length", "read", "said"), [(10, 10, 39), (24, 24, 25), (30, 25, 24), (300, 25, 24)]
+    ("length", "n_prompt", "max_new_tokens"), [(10, 10, 39), (24, 24, 25), (30, 25, 24), (300, 25, 24)]
 )
-def test_where_the_usual_length_is_all_a_model_reads_half_of_it_is_left(length, read, said):
+def test_default_length_takes_half_the_context_at_most(length, n_prompt, max_new_tokens):
     engine = SimpleNamespace(max_len=48, config=SimpleNamespace(max_new_tokens=200))
     service = SimpleNamespace(limits=SimpleNamespace(max_tokens=100))
     body = CompletionBody.model_validate({"prompt": "", "beam_size": 2, "truncate": True})
     ids = list(range(length))
-    assert _fit_prompt(service, engine, body, ids, {}) == (ids[-read:], {"max_new_tokens": said})
+    expected = (ids[-n_prompt:], {"max_new_tokens": max_new_tokens})
+    assert _fit_prompt(service, engine, body, ids, {}) == expected
 
 
 @pytest.mark.parametrize("length", [20, 29, 30, 48, 300])
-def test_a_prompt_is_cut_so_that_beams_have_room_for_what_is_wanted(speaker, length):
-    """29 tokens and 20 new ones, of which the last is not read, are the 48 that the model reads."""
-    ids = (speaker.run.tokenizer.encode([" ".join(TEXTS)])[0] * 9)[:length]
-    wish = {"beam_size": 2, "max_tokens": 20, "min_tokens": 20, "truncate": True}
-    answer = speaker.ask("/v1/completions", {"prompt": ids, **wish}).json()
+def test_truncated_prompt_leaves_room_for_beams(client, length):
+    """29 tokens and 20 new ones, of which the last is no input, are the 48 of the model."""
+    ids = prompt_ids(client, length)
+    options = {"beam_size": 2, "max_tokens": 20, "min_tokens": 20, "truncate": True}
+    answer = client.ask(PATH, {"prompt": ids, **options}).json()
     assert answer["usage"]["prompt_tokens"] == min(length, 29)
     assert answer["usage"]["completion_tokens"] == 20
-    alone = speaker.ask("/v1/completions", {"prompt": ids[-29:], **wish, "truncate": False}).json()
-    assert answer["choices"] == alone["choices"]
-    too_many = speaker.ask("/v1/completions", {"prompt": ids, **wish, "max_tokens": 49, "min_tokens": 1})
+    expected = client.ask(PATH, {"prompt": ids[-29:], **options, "truncate": False}).json()
+    assert answer["choices"] == expected["choices"]
+    excessive = client.ask(PATH, {"prompt": ids, **options, "max_tokens": 49, "min_tokens": 1})
     if length > 48:
-        assert too_many.json()["error"]["code"] == "context_length_exceeded"
+        assert get_error(excessive)["code"] == "context_length_exceeded"
     else:
-        told = f"49 output tokens were requested; at most {49 - length} can be generated"
-        assert too_many.headers["x-warnings"] == told
-        assert too_many.json()["usage"]["prompt_tokens"] == length
+        assert excessive.headers["x-warnings"] == too_long_warning(49, 49 - length)
+        assert excessive.json()["usage"]["prompt_tokens"] == length
 
 
-@pytest.mark.parametrize("most", [4097, 100_000, 2**31 - 1])
-def test_what_clients_ask_for_by_default_is_answered_on_every_route(serving, maker, speaker, most):
-    """The service's own limit counts too; the warning is the first, so that no other hides it."""
-    odd = {f"odd{i}": 1 for i in range(9)}
-    with serving(maker("decoder"), chat=Choice("plain"), limits=Limits(max_tokens=30)) as live:
-        talk = [{"role": "user", "content": "dogs"}]
-        read = len(live.service.chat.encode_prompt(parse_conversation(talk)))
-        for path, body, name in (
-            ("completions", {"prompt": [5] * 10}, "max_tokens"),
-            ("chat/completions", {"messages": talk}, "max_tokens"),
-            ("chat/completions", {"messages": talk, "truncate": True}, "max_completion_tokens"),
-            ("responses", {"input": talk}, "max_output_tokens"),
-        ):
-            answer = live.ask(f"/v1/{path}", {**body, **odd, "seed": 1, name: most})
-            room = 30 if path == "completions" else min(30, 49 - read)
-            told = f"{most} output tokens were requested; at most {room} can be generated; "
-            assert answer.status_code == 200 and answer.headers["x-warnings"].startswith(told)
-    with serving(maker("encoder-decoder")) as live:
-        for way in ({"beam_size": 2}, {"temperature": 0}):
-            body = {"input": "ein hund bellt .", **way}
-            answer = live.ask("/v1/translations", body | {"max_tokens": most})
-            assert "at most 48 can be generated" in answer.headers["x-warnings"]
-            within = live.ask("/v1/translations", body | {"max_tokens": 48})
-            assert within.json()["data"] == answer.json()["data"] and "x-warnings" not in within.headers
+@pytest.fixture(scope="module")
+def short_client():
+    """A service with a limit of 30 output tokens."""
+    limits = Limits(max_tokens=30)
+    with serve_run(build_run("decoder"), chat=Choice("plain"), limits=limits) as client:
+        yield client
 
 
-def test_sixteen_stop_strings_of_256_characters_are_taken(speaker):
+def test_large_max_tokens_is_reduced_on_every_route(short_client, translator):
+    """The limit of the service counts too; the warning is the first, so that others do not hide it."""
+    max_tokens = 2**31 - 1
+    unknown_fields = {f"odd{i}": 1 for i in range(9)}
+    messages = [{"role": "user", "content": "dogs"}]
+    n = len(short_client.service.chat.encode_prompt(parse_conversation(messages)))
+    for path, body, name, room in (
+        ("completions", {"prompt": [5] * 10}, "max_tokens", 30),
+        ("chat/completions", {"messages": messages}, "max_tokens", min(30, 49 - n)),
+        ("chat/completions", {"messages": messages, "truncate": True}, "max_completion_tokens", 30),
+        ("responses", {"input": messages}, "max_output_tokens", min(30, 49 - n)),
+    ):
+        answer = short_client.ask(f"/v1/{path}", {**body, **unknown_fields, "seed": 1, name: max_tokens})
+        assert answer.status_code == 200
+        assert answer.headers["x-warnings"].startswith(too_long_warning(max_tokens, min(room, 49 - n)))
+    for options in ({"beam_size": 2}, {"temperature": 0}):
+        body = {"input": "ein hund bellt .", **options}
+        answer = translator.ask("/v1/translations", body | {"max_tokens": max_tokens})
+        assert "at most 48 can be generated" in answer.headers["x-warnings"]
+        within_limit = translator.ask("/v1/translations", body | {"max_tokens": 48})
+        assert (
+            within_limit.json()["data"] == answer.json()["data"] and "x-warnings" not in within_limit.headers
+        )
+
+
+def test_sixteen_stop_strings_of_256_characters_are_supported(client):
     body = {"prompt": "a dog barks .", "seed": 7, "max_tokens": 12}
+    text = client.ask(PATH, body).json()["choices"][0]["text"]
+    stop = max((letter for letter in text if letter.isascii() and letter.isalpha()), key=text.index)
     stops = [f"{i:x}" * 256 for i in range(15)]
-    wanted = speaker.ask("/v1/completions", body).json()["choices"][0]["text"]
-    last = max((letter for letter in wanted if letter.isascii() and letter.isalpha()), key=wanted.index)
-    (choice,) = speaker.ask("/v1/completions", body | {"stop": [*stops, last]}).json()["choices"]
-    assert (
-        choice["text"] == wanted[: wanted.index(last)].rstrip("\ufffd") and choice["finish_reason"] == "stop"
-    )
-    error = speaker.ask("/v1/completions", body | {"stop": [*stops, "a", "b"]}).json()["error"]
+    (choice,) = client.ask(PATH, body | {"stop": [*stops, stop]}).json()["choices"]
+    assert choice["text"] == text[: text.index(stop)].rstrip("\ufffd") and choice["finish_reason"] == "stop"
+    error = get_error(client.ask(PATH, body | {"stop": [*stops, "a", "b"]}))
     assert error["param"] == "stop" and "at most 16 texts of 1 to 256 characters" in error["message"]
-
-
-def test_twenty_alternatives_are_the_likeliest_of_a_plain_softmax(speaker):
-    prompt = speaker.run.tokenizer.encode(["a dog"])[0]
-    body = {"prompt": prompt, "temperature": 0, "max_tokens": 1, "logprobs": 20}
-    (tops,) = speaker.ask("/v1/completions", body).json()["choices"][0]["logprobs"]["top_logprobs"]
-    with torch.inference_mode():
-        logits = speaker.run.model(torch.tensor([prompt]))[0, -1]
-    expected = logits.log_softmax(-1).topk(20).values
-    assert torch.allclose(torch.tensor(sorted(tops.values(), reverse=True)), expected, atol=1e-4)

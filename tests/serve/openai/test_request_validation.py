@@ -1,10 +1,18 @@
-"""Tests of serve/openai/request_validation.py."""
+"""Tests of serve/openai/request_validation.py, and the refusals of all endpoints in refusals.jsonl.
 
-from __future__ import annotations
+A row of it is the service, the path, the fields of the body, and of the error the param and a part of its
+message. In a body ``$NAME`` is a constant, and ``$repeat``, ``$concat``, ``$nested`` and ``$json`` are values
+of ``expand``.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.serve.refusals_helpers import canary as canary
-from tests.serve.refusals_helpers import refused
+from tests.serve.conftest import get_error
+from tests.serve.openai.chat_helpers import ITEMS, MESSAGES
+from tests.serve.tool_call_helpers import CALL_FUNCTION, CALL_NOW, FLAT_TOOLS, QUESTION, TOOLS
 
 from polyhead.core.errors import did_you_mean, format_value
 from polyhead.serve.http.limits import Limits
@@ -12,183 +20,181 @@ from polyhead.serve.http.routes import ROUTES
 from polyhead.serve.openai import request_validation, schema_fields
 from polyhead.serve.openai.request_validation import NEUTRAL_VALUES, validate_body
 
-HUGE = {"a": "a" * 10**6, "marks": "a" + "\u0301" * 10**6}
+CALL = {"id": "call00one", "type": "function", "function": CALL_FUNCTION}
+CONSTANTS: dict[str, Any] = {
+    "$MESSAGES": MESSAGES,
+    "$MESSAGE": MESSAGES[1],
+    "$ITEMS": ITEMS,
+    "$TOOLS": TOOLS,
+    "$FLAT_TOOLS": FLAT_TOOLS,
+    "$NOW": CALL_NOW,
+    "$QUESTION": QUESTION[0],
+    "$CALL": {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    "$RESULT": {"role": "tool", "tool_call_id": "call00one", "content": "snow"},
+}
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "responses": "/v1/responses"}
+REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
+    PATHS["completions"]: {"prompt": "a"},
+    PATHS["chat"]: {"messages": MESSAGES},
+    PATHS["responses"]: {"input": "a"},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/translations": {"input": ["a dog barks .", "ein hund"]},
+    "/v1/explain": {"text": "a dog barks .", "target": "ein hund bellt ."},
+}
 
-WRONG = [
-    ({}, "prompt"), ({"prompt": None}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": {}}, "prompt"),
-        ({"prompt": [["a"]]}, "prompt"),
-    ({"prompt": [1, -1]}, "prompt"), ({"prompt": [10**6]}, "prompt"), ({"prompt": [2**63], "echo": True},
-        "prompt"), ({"prompt": [1.5]}, "prompt"), ({"prompt": [True]}, "prompt"),
-    ({"prompt": [[]]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": ["a"] * 10_000}, "prompt"),
-        ({"prompt": HUGE["a"]}, "prompt"),
-    ({"prompt": HUGE["marks"]}, "prompt"), ({"prompt": "a", "stop": [""]}, "stop"), ({"prompt": "a",
-        "stop": ["x"] * 10_000}, "stop"),
-    ({"prompt": "a", "stop": "x" * 257}, "stop"), ({"prompt": "a", "stop": 7}, "stop"), ({"prompt": "a",
-        "temperature": -1}, "temperature"),
-    ({"prompt": "a", "temperature": "hot"}, "temperature"), ({"prompt": "a", "top_p": 0}, "top_p"),
-        ({"prompt": "a", "top_p": 1.1}, "top_p"),
-    ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"), ({"prompt": "a", "stream": 1},
-        "stream"), ({"prompt": "a", "stream": "true"}, "stream"),
-    ({"prompt": "a", "stream_options": {"include_usage": 1}}, "stream_options"), ({"prompt": "a",
-        "logit_bias": {"5": 101}}, "logit_bias"),
-    ({"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias"), ({"prompt": "a", "logit_bias": {"a": 1}},
-        "logit_bias"), ({"prompt": "a", "logit_bias": [5]}, "logit_bias"),
-    ({"prompt": "a", "logit_bias": {"9999": 1}}, "logit_bias"), ({"prompt": "a",
-        "logit_bias": {"99999999999": 1}}, "logit_bias"), ({"prompt": "a", "logit_bias": {"5": "1"}},
-            "logit_bias"),
-    ({"prompt": "a", "logit_bias": {"5": 1}, "beam_size": 2}, "logit_bias"), ({"prompt": "a",
-        "frequency_penalty": 1, "beam_size": 2}, "frequency_penalty"),
-    ({"prompt": "a", "frequency_penalty": 2.5}, "frequency_penalty"), ({"prompt": "a",
-        "presence_penalty": -2.5}, "presence_penalty"), ({"prompt": "a", "presence_penalty": "1"},
-            "presence_penalty"),
-    ({"prompt": "a", "frequency_penalty": True}, "frequency_penalty"), ({"prompt": "a", "best_of": 2},
-        "best_of"), ({"prompt": "a", "suffix": "b"}, "suffix"),
-    ({"prompt": "a", "n": 3, "beam_size": 2}, "n"), ({"prompt": "a", "beam_size": 2, "temperature": 1},
-        "temperature"),
-    ({"prompt": "a", "length_penalty": 2}, "length_penalty"), ({"prompt": "a", "min_tokens": -1},
-        "min_tokens"), ({"prompt": "a", "model": 7}, "model"),
-    ({"prompt": "a", "echo": "yes"}, "echo"), ({"prompt": "a", "logprobs": 0, "beam_size": 2}, "logprobs"),
-]  # fmt: skip
+
+def read_rows(name: str) -> list[Any]:
+    return [json.loads(line) for line in (Path(__file__).parent / name).read_text("utf-8").splitlines()]
+
+
+def expand(value: Any) -> Any:
+    if isinstance(value, str):
+        return CONSTANTS.get(value, value)
+    if isinstance(value, list):
+        return [expand(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    (name, argument), *_ = value.items() or [("", None)]
+    if name == "$repeat":
+        return argument[0] * argument[1]
+    if name == "$concat":
+        return [item for part in argument for item in expand(part)]
+    if name == "$nested":
+        return json.loads(f'{{"{argument[0]}":' * argument[1] + "1" + "}" * argument[1])
+    if name == "$json":
+        return json.dumps(expand(argument))
+    return {key: expand(item) for key, item in value.items()}
+
+
+def find_wrong_answers(client: Any, service: str) -> list[Any]:
+    """The rows of refusals.jsonl that a service answers otherwise."""
+    wrong_answers = []
+    for _, path, fields, param, message in [row for row in read_rows("refusals.jsonl") if row[0] == service]:
+        paths = (path, PATHS["chat"]) if (service, path) == ("chat", PATHS["completions"]) else (path,)
+        for path in paths:
+            for stream in [{}, {"stream": True}] if path == PATHS["responses"] else [{}]:
+                answer = client.ask(path, {**REQUIRED_FIELDS[path], **expand(fields), **stream})
+                error = answer.json().get("error")
+                if error is None or answer.status_code not in (400, 404) or "\n" in error["message"]:
+                    wrong_answers.append((path, fields, answer.text[:300]))
+                elif error["param"] != param or message not in error["message"]:
+                    wrong_answers.append((path, fields, error))
+                elif path == PATHS["responses"] and "messages" in error["message"]:
+                    wrong_answers.append((path, fields, "names a field of another endpoint"))
+    return wrong_answers
 
 
 @pytest.mark.acceptance("E5", "R6")
-@pytest.mark.parametrize(("body", "param"), WRONG, ids=[str(body)[:60] for body, _ in WRONG])
-def test_wrong_fields_are_named(speaker, canary, body, param):
-    assert refused(speaker.ask("/v1/completions", body))["param"] == param
+@pytest.mark.parametrize("kind", ["encoder", "encoder-decoder"])
+def test_refusals_name_the_field_and_the_reason(clients, kind):
+    assert find_wrong_answers(clients[kind], kind) == []
 
 
-def test_a_misspelt_field_that_is_needed_is_answered_with_the_right_name(speaker, canary):
-    error = refused(speaker.ask("/v1/completions", {"promt": "a dog"}))
-    assert error["param"] == "prompt"
-    assert (
-        error["message"]
-        == "prompt: missing; this key has no default; field 'promt' is ignored; did you mean 'prompt'?"
-    )
+@pytest.mark.acceptance("E5", "R6")
+def test_refusals_of_completions_name_the_field(checked_client):
+    assert find_wrong_answers(checked_client, "decoder") == []
 
 
-def test_another_name_of_a_field_that_is_needed_is_not_taken_for_a_third_one(speaker, canary):
-    for route, body, needed in (
-        ("/v1/score", {"text": "a dog"}, "input"),
-        ("/v1/completions", {"input": "a dog"}, "prompt"),
+def test_refusals_of_chat_name_the_field(chat_client):
+    assert find_wrong_answers(chat_client, "chat") == []
+    assert chat_client.ask(PATHS["chat"], {"messages": MESSAGES, "temperature": 0}).status_code == 200
+
+
+def test_refusals_of_tools_name_the_field(fields_client):
+    assert find_wrong_answers(fields_client, "tools") == []
+    body = {"messages": [QUESTION[0], CONSTANTS["$CALL"], CONSTANTS["$RESULT"]], "max_tokens": 1}
+    assert fields_client.ask(PATHS["chat"], body).status_code == 200
+
+
+def test_missing_field_suggests_the_nearest_name(checked_client):
+    for path, name, param, hint in (
+        ("/v1/completions", "promt", "prompt", "; did you mean 'prompt'?"),
+        ("/v1/score", "text", "input", ""),
+        ("/v1/completions", "input", "prompt", ""),
     ):
-        error = refused(speaker.ask(route, body))
-        assert error["param"] == needed
-        (name,) = body
-        assert error["message"] == f"{needed}: missing; this key has no default; field {name!r} is ignored"
+        error = get_error(checked_client.ask(path, {name: "a dog"}))
+        assert error["param"] == param
+        message = f"{param}: missing; this key has no default; field {name!r} is ignored{hint}"
+        assert error["message"] == message
 
 
 @pytest.mark.acceptance("E12")
-def test_of_many_mistakes_in_a_body_few_are_looked_into(speaker, canary, monkeypatch):
-    """Counted are the names for which the nearest is sought, and the values that are shown."""
-    sought, shown = [], []
-    monkeypatch.setattr(
-        request_validation,
-        "did_you_mean",
-        lambda name, *known: sought.append(name) or did_you_mean(name, *known),
-    )
-    monkeypatch.setattr(
-        schema_fields, "format_value", lambda value: shown.append(value) or format_value(value)
-    )
-    answer = speaker.ask(
-        "/v1/completions", {"prompt": "a", "max_tokens": 1, **{f"promt{i}": i for i in range(50000)}}
-    )
+def test_few_of_many_mistakes_are_examined(checked_client, monkeypatch):
+    """Counted are the names for which the nearest is searched, and the values that are formatted."""
+    searched_names, formatted_values = [], []
+
+    def search(name, *known):
+        searched_names.append(name)
+        return did_you_mean(name, *known)
+
+    def format_and_count(value):
+        formatted_values.append(value)
+        return format_value(value)
+
+    monkeypatch.setattr(request_validation, "did_you_mean", search)
+    monkeypatch.setattr(schema_fields, "format_value", format_and_count)
+    body = {"prompt": "a", "max_tokens": 1, **{f"promt{i}": i for i in range(50000)}}
+    answer = checked_client.ask("/v1/completions", body)
     assert answer.status_code == 200 and answer.headers["x-warnings"].count("did you mean 'prompt'") == 4
-    assert sought == ["promt0", "promt1", "promt10", "promt100"]
-    error = refused(speaker.ask("/detokenize", {"tokens": [1, *["1"] * 50000]}))
-    assert error["message"] == "tokens: '1' at index 1 is not a token id" and shown == ["1"]
-    error = refused(
-        speaker.ask("/v1/completions", {"prompt": "a", "tools": [1], **dict.fromkeys(map(str, range(9)))})
-    )
-    assert error["param"] == "tools"  # however many come before it that are only ignored
+    assert searched_names == ["promt0", "promt1", "promt10", "promt100"]
+    error = get_error(checked_client.ask("/detokenize", {"tokens": [1, *["1"] * 50000]}))
+    assert error["message"] == "tokens: '1' at index 1 is not a token id" and formatted_values == ["1"]
+    body = {"prompt": "a", "tools": [1], **dict.fromkeys(map(str, range(9)))}
+    error = get_error(checked_client.ask("/v1/completions", body))
+    assert error["param"] == "tools", "fields that are only ignored hide no error"
 
 
-REQUIRED = {"prompt": "a", "input": "a", "messages": [{"role": "user", "content": "a"}], "tokens": [5],
-    "query": "a", "documents": ["b"], "text": "a"}  # fmt: skip
+REQUIRED = {"prompt": "a", "input": "a", "messages": [{"role": "user", "content": "a"}], "tokens": [5]}
+REQUIRED |= {"query": "a", "documents": ["b"], "text": "a"}
+BODIES = sorted({route.body for route in ROUTES if route.body}, key=lambda body: body.__name__)
+
+
+def required_fields(body_type):
+    return {name: REQUIRED[name] for name, field in body_type.model_fields.items() if field.is_required()}
 
 
 @pytest.mark.acceptance("E6")
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize(
-    "body_type",
-    sorted({route.body for route in ROUTES if route.body}, key=lambda body: body.__name__),
-    ids=lambda body: body.__name__,
-)
-def test_null_is_not_given_in_every_field_of_every_route(body_type, strict):
-    needed = {name: REQUIRED[name] for name, field in body_type.model_fields.items() if field.is_required()}
-    plain, _ = validate_body(body_type, needed, Limits(), strict)
+@pytest.mark.parametrize("body_type", BODIES, ids=lambda body: body.__name__)
+def test_null_equals_a_missing_field(body_type, strict):
+    required = required_fields(body_type)
+    expected, _ = validate_body(body_type, required, Limits(), strict)
     for name in (*body_type.model_fields, *NEUTRAL_VALUES, "user", "use_beam_search"):
-        if name in needed:
+        if name in required:
             with pytest.raises(request_validation.ApiError, match=f"{name}: missing"):
-                validate_body(body_type, needed | {name: None}, Limits(), strict)
+                validate_body(body_type, required | {name: None}, Limits(), strict)
             continue
-        body, warnings = validate_body(body_type, needed | {name: None}, Limits(), strict)
-        assert warnings == [] and body == plain and body.model_fields_set == plain.model_fields_set, name
+        body, warnings = validate_body(body_type, required | {name: None}, Limits(), strict)
+        assert warnings == [] and body == expected and body.model_fields_set == expected.model_fields_set, (
+            name
+        )
 
 
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"enum": [None]}}}
-CALL = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
-NULLS = {"x": None}
-INSIDE = [
-    ("/v1/completions", {"stream_options": {}}, {"stream_options": {"include_usage": None, **NULLS}}),
-    ("/v1/completions", {"response_format": {"type": "text"}},
-        {"response_format": {"type": "text", "json_schema": None}}),
-    ("/v1/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-        {"response_format": {"type": "json_schema",
-            "json_schema": {"schema": {}, "strict": None, "description": None}}}),
-    ("/v1/completions", {"structured_outputs": {"regex": "a"}},
-        {"structured_outputs": {"regex": "a", "choice": None, "json": None, "grammar": None}}),
-    ("/v1/chat/completions", {"tools": [TOOL]},
-        {"tools": [{**TOOL, **NULLS, "function": {**TOOL["function"], "description": None}}]}),
-    ("/v1/chat/completions", {"tools": [{"function": {"name": "now"}}]},
-        {"tools": [{"type": None, "function": {"name": "now", "parameters": None}}]}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]},
-        {"messages": [{"role": "user", "content": "a", "name": None, "tool_calls": None, "tool_call_id": None,
-            **NULLS}]}),
-    ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "a", "tool_calls": [
-        {key: CALL[key] for key in ("type", "function")}]}]},
-        {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{**CALL, "id": None}]}]}),
-    ("/v1/responses", {"text": {}}, {"text": {"format": None, "verbosity": None}}),
-    ("/v1/responses", {"text": {"format": {"type": "text"}}},
-        {"text": {"format": {"type": "text", "schema": None, "name": None}}}),
-    ("/v1/responses", {}, {"reasoning": {"effort": None, "summary": None, "generate_summary": None}}),
-    ("/v1/responses", {"tools": [{"type": "function", "name": "now"}]},
-        {"tools": [{"type": "function", "name": "now", "parameters": None, "strict": None}]}),
-]  # fmt: skip
+MESSAGE = {"role": "user", "content": "a"}
 
 
-@pytest.mark.parametrize(("path", "plain", "nulls"), INSIDE, ids=range(len(INSIDE)))
-def test_null_is_not_given_inside_of_fields_too(path, plain, nulls):
-    (body_type,) = [route.body for route in ROUTES if route.path == path]
-    needed = {name: REQUIRED[name] for name, field in body_type.model_fields.items() if field.is_required()}
-    wanted, _ = validate_body(body_type, needed | plain, Limits(), True)
-    body, warnings = validate_body(body_type, needed | nulls, Limits(), True)
-    assert body.model_dump(exclude_unset=True) == wanted.model_dump(exclude_unset=True)
-    assert warnings == []
+def test_null_equals_a_missing_key_of_an_object():
+    """A row of nulls.jsonl is the endpoint, the field, a value of it and an equal one with nulls."""
+    for name, field, value, nulls in read_rows("nulls.jsonl"):
+        (body_type,) = [route.body for route in ROUTES if route.path == PATHS[name]]
+        required = required_fields(body_type)
+        expected, _ = validate_body(body_type, required | {field: value}, Limits(), True)
+        body, warnings = validate_body(body_type, required | {field: nulls}, Limits(), True)
+        assert warnings == []
+        assert body.model_dump(exclude_unset=True) == expected.model_dump(exclude_unset=True), nulls
 
 
-def test_what_null_means_inside_of_a_schema_is_kept():
-    (body_type,) = [route.body for route in ROUTES if route.path == "/v1/chat/completions"]
-    body, _ = validate_body(body_type, {"messages": REQUIRED["messages"], "tools": [TOOL]}, Limits())
+def test_null_within_a_json_schema_stays():
+    (body_type,) = [route.body for route in ROUTES if route.path == PATHS["chat"]]
+    body, _ = validate_body(body_type, {"messages": [MESSAGE], "tools": [TOOL]}, Limits())
     assert body.tools[0].schema["enum"] == [None]
 
 
-@pytest.mark.acceptance("E6")
-def test_what_clients_send_by_default_is_answered_as_the_short_request(speaker, canary):
-    """The fields of langchain-openai and of vLLM's benchmark client, as they send them."""
-    body = {"prompt": "a dog barks .", "seed": 7, "max_tokens": 3}
-    nulls = dict.fromkeys(
-        ("n", "logprobs", "best_of", "logit_bias", "stop", "suffix", "user", "top_k", "min_p", "beam_size",
-         "min_tokens", "no_repeat_ngram_size", "stream_options")
-    )  # fmt: skip
-    wanted, found = (speaker.ask("/v1/completions", one) for one in (body, body | nulls))
-    assert found.status_code == 200 and "x-warnings" not in found.headers
-    assert found.json()["choices"] == wanted.json()["choices"]
-
-
-def test_the_description_allows_null_where_it_means_not_given(speaker):
-    schemas = speaker.ask("/openapi.json").json()["components"]["schemas"]
+def test_openapi_allows_null_where_a_field_is_optional(client):
+    schemas = client.ask("/openapi.json").json()["components"]["schemas"]
     for name, schema in schemas.items():
         for key, field in schema["properties"].items() if name != "Error" else ():
-            required = key in schema.get("required", ())
-            takes_null = "null" in field.get("type", ()) or {"type": "null"} in field.get("anyOf", ())
-            assert takes_null != required, (name, key)
+            is_required = key in schema.get("required", ())
+            is_nullable = "null" in field.get("type", ()) or {"type": "null"} in field.get("anyOf", ())
+            assert is_nullable != is_required, (name, key)

@@ -1,29 +1,21 @@
 """Tests of serve/openai/schemas.py."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 from openai.types.responses import ResponseIncludable
-from tests.serve.openai.responses_helpers import live as live
+from tests.serve.conftest import Client, get_error
 
 from polyhead.serve.openai.schemas import IncludeValue
 
 
-def test_the_description_says_what_may_be_sent(live: Any) -> None:
-    told = live.ask("/openapi.json").json()
-    fields = told["components"]["schemas"]["ResponseBody"]["properties"]
-    assert {
-        "input",
-        "instructions",
-        "tools",
-        "tool_choice",
-        "text",
-        "max_output_tokens",
-        "include",
-    } <= fields.keys()
-    assert "responses" in live.ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
-
-
-def test_all_that_a_client_may_want_told_besides_is_known() -> None:
+def test_include_values_of_the_openai_client_are_known() -> None:
     assert set(get_args(IncludeValue)) >= set(get_args(ResponseIncludable))
+
+
+def test_seed_has_63_bits(client: Client) -> None:
+    body: dict[str, Any] = {"prompt": "dogs", "max_tokens": 2}
+    for seed in (0, 2**53 + 1, 2**63 - 1):
+        answer = client.ask("/v1/completions", body | {"seed": seed}).json()
+        assert [answer["choices"][0]["text"]] == client.run.generate(["dogs"], seed=seed, max_new_tokens=2)
+    for seed in (-1, 2**63, 2**63 + 1):
+        assert get_error(client.ask("/v1/completions", body | {"seed": seed}))["param"] == "seed"

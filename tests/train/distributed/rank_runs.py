@@ -1,124 +1,171 @@
-"""Shared by the tests of process_group."""
+"""Trainings of every task on one process and on several, and their comparison."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.train.conftest import Notes, small_recipe, write_corpus
-from tests.train.several import together
+from tests.train.conftest import CLOCK_KEYS, Notes, small_recipe, with_data, write_corpus
+from tests.train.ranks import outputs_of
 from torch import Tensor
 
 from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import Recipe
-from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.core.registry import TASK
+from polyhead.models import build
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.run_training import run_training
+from polyhead.train.tasks.base import Task
 from polyhead.viz.run_record import read_metrics
 
-STEPS = 8
+STEPS = 4
+TASKS = [
+    "translation",
+    "language-model",
+    "masked-lm",
+    "replaced-token-detection",
+    "denoising",
+    "classification",
+    "chat",
+]
+KINDS = {"language-model": "decoder", "chat": "decoder", "denoising": "encoder-decoder"}
+EXACT_KEYS = {"split", "step", "skipped", "epoch", "lr", "best"}
 
-EXACT = {"dropout": 0.0}
 
-SAME = {"split", "step", "skipped", "epoch", "lr", "best"}
-
-
-@pytest.fixture(scope="module")
-def place(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("ranks")
+def write_task_texts(directory: Path) -> Path:
     write_corpus(directory)
-    labelled = [
-        f"{line}\t{'many' if len(line) > 18 else 'few'}"
-        for line in (directory / "train.en").read_text().split("\n")[:-1]
+    source, target = ((directory / f"train.{side}").read_text().splitlines() for side in ("de", "en"))
+    rows = [f"{line}\t{'many' if len(line) > 18 else 'few'}\n" for line in target]
+    (directory / "labels.tsv").write_text("text\tlabel\n" + "".join(rows))
+    roles = ("user", "assistant")
+    chats = [
+        {"messages": [{"role": r, "content": c} for r, c in zip(roles, pair, strict=True)]}
+        for pair in zip(source, target, strict=True)
     ]
-    (directory / "labelled.tsv").write_text("\n".join(["text\tlabel", *labelled]) + "\n")
-    pairs = zip(
-        *((directory / f"train.{side}").read_text().split("\n")[:-1] for side in ("de", "en")), strict=True
-    )
-    talks = [
-        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
-        for asked, said in pairs
-    ]
-    (directory / "talks.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    (directory / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     return directory
 
 
-def recipe_of(place: Path, kind: str, out: str, **train: Any) -> Recipe:
+@pytest.fixture(scope="module")
+def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts for every task."""
+    return write_task_texts(tmp_path_factory.mktemp("ranks"))
+
+
+def recipe_of(directory: Path, task: str, out: str, **train: Any) -> Recipe:
     """A recipe of that task without anything random in its model."""
-    # an eps that is large beside rounding, or Adam would make steps of gradients that are 0 but for it
-    train = {"steps": STEPS, "log_every": 1, "eval_every": 4, "save_every": 4, "optimizer": {"name": "adamw",
-        "eps": 1e-3},
-             "schedule": {"name": "constant"}} | train  # fmt: skip
-    recipe = small_recipe(place, out, model=EXACT | train.pop("model", {}), **train).model_dump(mode="json")
-    if kind != "translation":
-        recipe["task"] = {"name": kind}
-        recipe["data"] |= {
-            "train": ["train.en"],
-            "valid": ["valid.en"],
-            "document_separator": "line",
-            "max_len": 16,
-        }
-        recipe["model"]["kind"] = {"language-model": "decoder", "denoising": "encoder-decoder"}.get(
-            kind, "encoder"
-        )
-        recipe["train"]["label_smoothing"] = None
-    if kind == "replaced-token-detection":
+    # an eps that is large next to rounding, or Adam would make steps of gradients that are only rounding
+    train = {"optimizer": {"name": "adamw", "eps": 1e-3}, "schedule": {"name": "constant"}} | train
+    train = {"steps": STEPS, "log_every": 1, "eval_every": STEPS // 2, "save_every": STEPS // 2} | train
+    model = {"dropout": 0.0} | train.pop("model", {})
+    recipe = small_recipe(directory, out, model=model, **train).model_dump(mode="json")
+    data: dict[str, Any] = {
+        "chat": {"train": ["chats.jsonl"], "valid": ["chats.jsonl"], "max_len": 32},
+        "classification": {"train": ["labels.tsv"], "valid": ["labels.tsv"], "document_separator": "file"},
+    }
+    if task != "translation":
+        text = {"train": ["train.en"], "valid": ["valid.en"], "document_separator": "line", "max_len": 16}
+        recipe["task"], recipe["train"]["label_smoothing"] = {"name": task}, None
+        recipe["data"] |= text | data.get(task, {})
+        recipe["model"]["kind"] = KINDS.get(task, "encoder")
+    if task == "replaced-token-detection":
         recipe["model"] |= {"generator_layers": 1, "lm_head": False}
-    if kind == "chat":
-        recipe["data"] |= {"train": ["talks.jsonl"], "valid": ["talks.jsonl"], "max_len": 32}
-        recipe["model"]["kind"] = "decoder"
-    if kind == "classification":
-        recipe["data"] |= {"train": ["labelled.tsv"], "valid": ["labelled.tsv"], "document_separator": "file"}
     if recipe["model"]["kind"] != "encoder-decoder":
         recipe["generation"] = {}
     return Recipe.model_validate(recipe)
 
 
-def trained(recipe: Recipe, world: int, resume: bool = False) -> dict[str, Any]:
-    """What comes of it: metrics, and weights."""
+def large_recipe(directory: Path, task: str) -> Recipe:
+    """With a validation and a test text of many batches."""
+    recipe = recipe_of(directory, task, f"large-{task}", max_tokens=40, eval_bleu=task == "translation")
+    return with_data(recipe, valid=recipe.data.train, test=recipe.data.train)
+
+
+def open_task(recipe: Recipe) -> tuple[Run, Task]:
+    """The task of a recipe, and a run of a new model for it."""
+    part, config = TASK.get(recipe.task.name), recipe.tokenizer
+    tokenizer = train_tokenizer(part.iter_texts(recipe), config.kind, config.vocab_size)
+    task: Task = part.open(recipe, tokenizer, Notes())
+    model = build(recipe.model.with_vocabulary(tokenizer.vocab_size, task.labels), 1)
+    return Run(model, tokenizer, recipe.generation, recipe), task
+
+
+def train_all(recipes: list[Recipe], world_size: int, resume: bool = False) -> list[dict[str, Any]]:
+    """Train in one launch of so many processes; returns metrics, final weights and the last checkpoint."""
 
     def work(ranks: ProcessGroup) -> None:
-        run_training(recipe, resume=resume, report=Notes(), ranks=ranks)
+        for recipe in recipes:
+            run_training(recipe, resume=resume, report=Notes(), ranks=ranks)
 
-    if world == 1:
-        run_training(recipe, resume=resume, report=Notes())
+    if world_size == 1:
+        work(SINGLE_PROCESS)
     else:
-        ends = together(world, work)
-        assert [end.code for end in ends] == [0] * world, ends
-    steps = checkpoint.list_steps(recipe.out / "checkpoints")
+        outputs_of(world_size, work)
+    return [read_result(recipe.out) for recipe in recipes]
+
+
+def train(recipe: Recipe, world_size: int, resume: bool = False) -> dict[str, Any]:
+    return train_all([recipe], world_size, resume)[0]
+
+
+def read_result(run_dir: Path) -> dict[str, Any]:
+    step = checkpoint.list_steps(run_dir / "checkpoints")[-1]
     return {
-        "metrics": read_metrics(recipe.out / "metrics.jsonl"),
-        "final": load_file(recipe.out / "model.safetensors"),
-        "last": checkpoint.read_checkpoint(recipe.out / "checkpoints" / f"step-{steps[-1]}"),
+        "metrics": read_metrics(run_dir / "metrics.jsonl"),
+        "final": load_file(run_dir / "model.safetensors"),
+        "last": checkpoint.read_checkpoint(run_dir / "checkpoints" / f"step-{step}"),
     }
 
 
-def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Equal within rounding: what was measured, the weights, the state of the optimiser and the average."""
-    assert len(one["metrics"]) == len(other["metrics"]) > STEPS
-    for a, b in zip(one["metrics"], other["metrics"], strict=True):
-        assert a.keys() == b.keys()
-        for name in a.keys() - {"tokens_per_s", "texts_per_s", "ms_per_step", "seconds", "steps"}:
-            assert (
-                a[name] == b[name] if name in SAME else a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-7)
-            ), name
-    assert_close(one["final"], other["final"])
-    assert one["last"].tensors.keys() == other["last"].tensors.keys() == {"model", "optimizer_0", "ema"}
-    for group, tensors in one["last"].tensors.items():
-        assert_close(tensors, other["last"].tensors[group])
+def assert_same_run(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Equal within rounding: metrics, weights, the state of the optimizer and the average."""
+    assert len(a["metrics"]) == len(b["metrics"]) > STEPS
+    for actual, expected in zip(a["metrics"], b["metrics"], strict=True):
+        assert actual.keys() == expected.keys()
+        for key in actual.keys() - CLOCK_KEYS - {"steps"}:
+            if key in EXACT_KEYS:
+                assert actual[key] == expected[key], key
+            else:
+                assert actual[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-7), key
+    assert_close(a["final"], b["final"])
+    assert a["last"].tensors.keys() == b["last"].tensors.keys() == {"model", "optimizer_0", "ema"}
+    for group, tensors in a["last"].tensors.items():
+        assert_close(tensors, b["last"].tensors[group])
     counters = [
         {name: value for name, value in run["last"].state["progress"].items() if name not in ("sums", "best")}
-        for run in (one, other)
+        for run in (a, b)
     ]
     assert counters[0] == counters[1]
-    assert one["last"].state["optimizers"] == other["last"].state["optimizers"]
-    assert one["last"].extra == other["last"].extra
+    assert a["last"].state["optimizers"] == b["last"].state["optimizers"]
+    assert a["last"].extra == b["last"].extra
 
 
-def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-5, msg=name)
+def assert_close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        torch.testing.assert_close(tensor, b[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def on_call(n: int, function: Callable[..., Any], action: Callable[[], Any]) -> Callable[..., Any]:
+    """The function; its nth call does something else first."""
+    calls = [0]
+
+    @wraps(function)
+    def count(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == n:
+            action()
+        return function(*args, **options)
+
+    return count
+
+
+place = corpus_dir  # the old name, for tests of other directories

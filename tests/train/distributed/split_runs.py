@@ -1,21 +1,17 @@
-"""Shared by the tests of split_checkpoint: small trainings that are split over ranks."""
+"""Small trainings that are split over ranks, and their checkpoints."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import torch
-from tests.train.distributed.rank_runs import place as place
-from tests.train.test_loss_module import NextTokens
+from tests.train.conftest import equal_tensors
+from tests.train.test_loss_module import NextTokens, disable_gradient_mean
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from polyhead.checkpoint.checkpoint import (
-    open_lazy_checkpoint,
-    read_checkpoint,
-)
+from polyhead.checkpoint.checkpoint import open_lazy_checkpoint, read_checkpoint
 from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.models import build
@@ -26,31 +22,25 @@ from polyhead.train.loss_module import LossModule
 from polyhead.train.train_state import TrainState
 
 TASK = NextTokens()
-
-
 EXTRA = {"tokenizer_sha256": "of the tokenizer"}
+# eps is large next to rounding, or Adam would make steps of gradients that are only rounding
+ADAM = {"name": "adamw", "eps": 1e-3}
 
 
-# eps is large beside rounding, or Adam would make steps of gradients that are 0 but for it
-CONFIG: dict[str, Any] = {"steps": 9, "optimizer": {"name": "adamw", "eps": 1e-3}, "ema": 0.9,
-    "schedule": {"name": "constant"}}  # fmt: skip
-
-
-def made(world: int, optimizer: Any = None, form: str = "shard") -> TrainState:
+def make_training(world_size: int, optimizer: Any = ADAM, layout: str = "shard") -> TrainState:
     """A state of sizes that no number of ranks divides, with tied weights, split over so many ranks.
 
-    Forms: fully sharded; in two groups of ranks; over tensor parallel ranks as well.
+    Layouts: shard, fully sharded; groups, in two groups of ranks; tensor, over tensor parallel ranks as well.
     """
-    config = ModelConfig(kind="decoder", vocab_size=23, d_model=14, n_heads=2, n_layers=2,
-        d_ff=16 if form == "tensor" else 15, max_len=8,
-        dropout=0.0)  # fmt: skip
-    model = build(config, 1)
+    sizes = {"vocab_size": 23, "d_model": 14, "n_heads": 2, "n_layers": 2, "max_len": 8}
+    d_ff = 16 if layout == "tensor" else 15
+    model = build(ModelConfig(kind="decoder", d_ff=d_ff, dropout=0.0, **sizes), 1)
     module = LossModule(model, TASK)
-    if world > 1:
-        mesh = init_device_mesh("cpu", (world,))
-        if form != "shard":
-            mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("outer", "inner"))
-        if form == "tensor":
+    if world_size > 1:
+        mesh = init_device_mesh("cpu", (world_size,))
+        if layout != "shard":
+            mesh = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("outer", "inner"))
+        if layout == "tensor":
             for layer in model.stack.layers:
                 plan = {"ffn.up_proj": ColwiseParallel(), "ffn.down_proj": RowwiseParallel()}
                 parallelize_module(layer, mesh["inner"], plan)
@@ -58,22 +48,19 @@ def made(world: int, optimizer: Any = None, form: str = "shard") -> TrainState:
         for layer in model.stack.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(module, mesh=mesh)
-        for part in module.modules():
-            if hasattr(part, "set_gradient_divide_factor"):
-                part.set_gradient_divide_factor(1.0)
-                part.set_force_sum_reduction_for_comms(True)
-    options = CONFIG | ({"optimizer": optimizer} if optimizer else {})
-    training = TrainState(model, TrainConfig.model_validate(options), config.d_model, 9)
-    training.is_split, training.loss_module = world > 1, module
+        disable_gradient_mean(module)
+    options = {"steps": 9, "optimizer": optimizer, "ema": 0.9, "schedule": {"name": "constant"}}
+    training = TrainState(model, TrainConfig.model_validate(options), 14, 9)
+    training.is_split, training.loss_module = world_size > 1, module
     return training
 
 
-def learn(training: TrainState, rank: int, world: int, steps: int = 2) -> list[float]:
+def train_steps(training: TrainState, rank: int, world_size: int, steps: int = 2) -> list[float]:
     """Losses of this rank's rows of a few steps."""
     module, losses = training.bind_task(TASK), []
     for _ in range(steps):
         training.progress.step += 1
-        loss = module(TASK.collate(list(range(5))[rank::world]))
+        loss = module(TASK.collate(list(range(5))[rank::world_size]))
         loss.total.backward()
         losses.append(float(loss.total.detach()))
         for optimizer in training.optimizers:
@@ -84,33 +71,34 @@ def learn(training: TrainState, rank: int, world: int, steps: int = 2) -> list[f
     return losses
 
 
-def save(training: TrainState, root: Path, ranks: ProcessGroup, sharded: bool = False) -> None:
+def save(training: TrainState, root: Path, ranks: ProcessGroup, is_sharded: bool = False) -> None:
     if training.is_split:
-        save_split(root, training.export_state(), EXTRA, ranks, sharded)
+        save_split(root, training.export_state(), EXTRA, ranks, is_sharded)
     else:
         training.save(root, EXTRA)
 
 
-def restored(path: Path, ranks: ProcessGroup, *options: Any) -> TrainState:
-    training = made(ranks.world_size, *options)
-    found = share_checkpoint(None if ranks.rank else open_lazy_checkpoint(path), ranks)
-    assert found
-    training.restore(found)
+def restore(path: Path, ranks: ProcessGroup, *options: Any) -> TrainState:
+    training = make_training(ranks.world_size, *options)
+    checkpoint = share_checkpoint(None if ranks.rank else open_lazy_checkpoint(path), ranks)
+    assert checkpoint
+    training.restore(checkpoint)
     return training
 
 
-def content(path: Path) -> dict[str, bytes]:
+def read_files(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def assert_equal(path: Path, other: Path) -> None:
-    """Whether two checkpoints are of the same kind, and equal to the bit.
+def assert_equal_tensors(path: Path, expected_path: Path) -> None:
+    actual, expected = read_checkpoint(path), read_checkpoint(expected_path)
+    for group, tensors in expected.tensors.items():
+        assert equal_tensors(dict(actual.tensors[group]), dict(tensors)), group
 
-    The order of the metadata in files of torch is accidental.
-    """
-    assert content(path).keys() == content(other).keys()
-    found, wanted = read_checkpoint(path), read_checkpoint(other)
-    assert found.state == wanted.state and found.extra == wanted.extra
-    for group, tensors in wanted.tensors.items():
-        assert found.tensors[group].keys() == tensors.keys()
-        assert all(torch.equal(found.tensors[group][name], tensor) for name, tensor in tensors.items())
+
+def assert_equal_checkpoints(path: Path, expected_path: Path) -> None:
+    """Of the same kind, and equal to the bit but for the metadata of torch, whose order varies."""
+    assert read_files(path).keys() == read_files(expected_path).keys()
+    actual, expected = read_checkpoint(path), read_checkpoint(expected_path)
+    assert actual.state == expected.state and actual.extra == expected.extra
+    assert_equal_tensors(path, expected_path)

@@ -1,273 +1,241 @@
-"""Evaluations shared out: the same numbers on any number of processes, to the last bit, and an end for all
-of them.
-"""
-
-from __future__ import annotations
+"""Evaluations over several processes give the numbers of one to the last bit, and end on all of them."""
 
 import json
 import os
 import re
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.train.conftest import Notes, write_corpus
-from tests.train.distributed.rank_runs import place as place
-from tests.train.distributed.rank_runs import recipe_of, trained
-from tests.train.distributed.test_faults import at
-from tests.train.distributed.test_process_group import KINDS
-from tests.train.evaluation_helpers import large, opened
-from tests.train.several import together
+from tests.train.conftest import Notes, with_data, write_corpus
+from tests.train.distributed.rank_runs import TASKS, large_recipe, on_call, open_task, recipe_of, train
+from tests.train.ranks import outputs_of, run_ranks
 
 from polyhead.checkpoint import checkpoint
-from polyhead.config.recipe import Recipe
-from polyhead.run.run import Run
 from polyhead.train import loop
 from polyhead.train.distributed.launch import RANK_LOST
-from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from polyhead.train.distributed.process_group import SINGLE_PROCESS
 from polyhead.train.run_training import run_training
 from polyhead.train.tasks import translation
 from polyhead.train.tasks.translation import TranslationTask
 from polyhead.viz.run_record import read_metrics
 
-pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5", "A6")]
+pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5", "A6")]
 
 
-def measured(recipe: Recipe, ranks: ProcessGroup, tokens: int = 50) -> list[Any]:
-    """What an evaluation and the final measures find, and how much of the work was done here."""
-    translation.MAP_CHUNK_TOKENS = tokens
-    done = [0]
+def evaluate(recipe, ranks, chunk_tokens=50):
+    """Metrics, final measures, and how many items were evaluated in this process."""
+    n_items = [0]
 
-    def each(work: Callable[[Any], Any], items: Any) -> Any:
-        def counted(item: Any) -> Any:
-            done[0] += 1
+    def map_fn(work, items):
+        def count(item):
+            n_items[0] += 1
             return work(item)
 
-        return ranks.map(counted, items)
+        return ranks.map(count, items)
 
-    run, task = ranks.rank0_first(lambda: opened(recipe))
-    with torch.inference_mode():
-        return [task.evaluate(run.model, each), task.collect_facts(run, each), done[0]]
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(translation, "MAP_CHUNK_TOKENS", chunk_tokens)
+        run, task = ranks.rank0_first(lambda: open_task(recipe))
+        return [task.evaluate(run.model, map_fn), task.collect_facts(run, map_fn), n_items[0]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_any_number_of_processes_measures_the_same(
-    kind: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not within rounding: the works are the same, and their results are added up in one order."""
-    monkeypatch.setattr(translation, "MAP_CHUNK_TOKENS", 50)
-    recipe = large(place, kind)
-    found, facts, done = measured(recipe, SINGLE_PROCESS)
-    assert found["loss"] > 0
-    assert any(name.startswith("test ") for name in facts)
-    for world in (2, 3):
-        ends = together(world, lambda ranks: measured(recipe, ranks))
-        assert [end.said[:2] for end in ends] == [[found, facts]] * world
-        shares = [end.said[2] for end in ends]
-        assert sum(shares) == done
-        assert min(shares) > 0.6 * done / world, shares
+def compare_world_sizes(recipes, world_size, chunk_tokens):
+    """Check that all ranks have the numbers of one process; yields counts of items: total, by rank."""
+    outputs = outputs_of(world_size, lambda ranks: [evaluate(r, ranks, chunk_tokens) for r in recipes])
+    for recipe, *results in zip(recipes, *outputs, strict=True):
+        metrics, facts, n_items = evaluate(recipe, SINGLE_PROCESS, chunk_tokens)
+        assert metrics["loss"] > 0 or chunk_tokens > 50
+        assert [result[:2] for result in results] == [[metrics, facts]] * world_size
+        yield facts, n_items, [result[2] for result in results]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "tasks"),
+    [
+        (3, ["translation", "chat"]),
+        (2, TASKS[1::2]),
+        pytest.param(2, TASKS[::2], marks=pytest.mark.slow),
+        pytest.param(3, TASKS, marks=pytest.mark.slow),
+    ],
+    ids=["three", "two", "two-others", "three-all"],
+)
+def test_metrics_equal_one_process_bit_for_bit(world_size, tasks, corpus_dir):
+    """Items are the same, and their results are added in one order."""
+    recipes = [large_recipe(corpus_dir, task) for task in tasks]
+    for facts, n_items, shares in compare_world_sizes(recipes, world_size, 50):
+        assert any(name.startswith("test ") for name in facts)
+        assert sum(shares) == n_items
+        assert min(shares) > 0.6 * n_items / world_size, shares
 
 
 @pytest.mark.acceptance("G2")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_rank_without_a_batch_finds_what_all_find(
-    kind: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_without_a_batch_have_metrics_of_all(corpus_dir):
     """One batch on three ranks."""
-    recipe = recipe_of(place, kind, f"one-batch-{kind}", max_tokens=4000)
-    monkeypatch.setattr(translation, "MAP_CHUNK_TOKENS", 4000)
-    found, facts, done = measured(recipe, SINGLE_PROCESS, 4000)
-    ends = together(3, lambda ranks: measured(recipe, ranks, 4000))
-    assert [end.said[:2] for end in ends] == [[found, facts]] * 3
-    assert [end.said[2] for end in ends] == [done, 0, 0]
+    recipes = [recipe_of(corpus_dir, task, f"one-batch-{task}", max_tokens=4000) for task in TASKS]
+    for _, n_items, shares in compare_world_sizes(recipes, 3, 4000):
+        assert shares == [n_items, 0, 0]
 
 
-def test_all_measure_the_weights_of_the_first_and_judge_by_its_numbers(place: Path) -> None:
-    """Though the averages of another rank drift away, and what it finds is another number in the end."""
+def test_all_ranks_judge_by_metrics_of_rank_0(corpus_dir):
+    """Though averages and metrics of another rank drift."""
     settings = {"steps": 12, "eval_every": 1, "patience": 2, "lr": 0.5}
-    alone = trained(recipe_of(place, "translation", "judges-1", **settings), 1)
-    recipe = recipe_of(place, "translation", "judges-2", **settings)
+    single = train(recipe_of(corpus_dir, "translation", "judges-1", **settings), 1)
+    recipe = recipe_of(corpus_dir, "translation", "judges-2", **settings)
 
-    def work(ranks: ProcessGroup) -> Any:
+    def work(ranks):
         if ranks.rank:
-            real, drifting = TranslationTask.evaluate, loop.train_step
+            evaluate, step, calls = TranslationTask.evaluate, loop.train_step, []
 
-            def update(training: Any, *rest: Any) -> str:
-                done = drifting(training, *rest)
+            def drift(training, *args):
+                result = step(training, *args)
                 for w in training.ema.weights.values():
                     w += 1e-2
-                return done
+                return result
 
-            def evaluate(self: Any, *given: Any) -> dict[str, float]:
-                found = real(self, *given)
-                return {**found, "loss": found["loss"] / (loops.append(0) or len(loops))}
+            def evaluate_better(self, *args):
+                metrics = evaluate(self, *args)
+                calls.append(0)
+                return {**metrics, "loss": metrics["loss"] / len(calls)}
 
-            loops: list[int] = []
-            loop.train_step = update  # type: ignore[assignment]
-            TranslationTask.evaluate = evaluate  # type: ignore[method-assign]
+            loop.train_step, TranslationTask.evaluate = drift, evaluate_better
         _, outcome = run_training(recipe, report=Notes(), ranks=ranks)
         return [outcome.status, outcome.step, outcome.progress.best]
 
-    ends = together(2, work)
-    assert [end.code for end in ends] == [0, 0], ends
-    assert ends[0].said == ends[1].said
-    assert ends[0].said[:2] == ["stopped early", len([r for r in alone["metrics"] if r["split"] == "valid"])]
-    ours, theirs = (
+    first, second = outputs_of(2, work)
+    assert first == second
+    expected, actual = (
         [row["loss"] for row in rows if row["split"] == "valid"]
-        for rows in (alone["metrics"], read_metrics(recipe.out / "metrics.jsonl"))
+        for rows in (single["metrics"], read_metrics(recipe.out / "metrics.jsonl"))
     )
-    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert first[:2] == ["stopped early", len(expected)]
+    assert actual == pytest.approx(expected, rel=1e-4)
 
 
-# one fails
-
-
-def only(rank: int, action: Callable[[], None]) -> Callable[[ProcessGroup], None]:
-    """Let that rank do it in the middle of its part of the first evaluation."""
-
-    def prepare(ranks: ProcessGroup) -> None:
-        if ranks.rank == rank:
-            real = TranslationTask.evaluate
-
-            def evaluate(self: Any, model: Any, each: Any) -> dict[str, float]:
-                return real(self, model, lambda work, items: each(at(2, work, action), items))
-
-            TranslationTask.evaluate = evaluate  # type: ignore[method-assign]
-
-    return prepare
-
-
-def many(place: Path, name: str, **train: Any) -> Recipe:
+def recipe_with_batches(corpus_dir, name, **train):
     """With a validation text of some batches for each of two ranks."""
-    recipe = recipe_of(place, "translation", name, **train)
-    files = {"valid": recipe.data.train}
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=files)})
+    recipe = recipe_of(corpus_dir, "translation", name, **train)
+    return with_data(recipe, valid=recipe.data.train)
 
 
-def test_a_loss_that_is_not_finite_on_one_rank_is_that_of_all(place: Path) -> None:
-    recipe = many(place, "no-number", ema=None)
+def test_loss_not_finite_on_one_rank_ends_all(corpus_dir):
+    recipe = recipe_with_batches(corpus_dir, "no-number", ema=None)
 
-    def work(ranks: ProcessGroup) -> None:
+    def work(ranks):
         if ranks.rank:
-            real = translation.seq2seq_common.seq2seq_loss
+            seq2seq_loss = translation.seq2seq_common.seq2seq_loss
 
-            def loss(*given: Any) -> Any:
-                found = real(*given)
-                return found if torch.is_grad_enabled() else found._replace(nll=found.nll * float("nan"))
+            def loss(*args):
+                result = seq2seq_loss(*args)
+                return result if torch.is_grad_enabled() else result._replace(nll=result.nll * float("nan"))
 
             translation.seq2seq_common.seq2seq_loss = loss
         run_training(recipe, report=Notes(), ranks=ranks)
 
-    first, other = together(2, work)
-    assert (first.code, other.code) == (2, RANK_LOST), (first, other)
-    assert first.said.startswith("the weights (checkpoint 8) have no finite loss on the validation text")
-    # whose word may be lost with the board that it keeps
-    assert other.said == "" or other.said.startswith("the connection to another rank was lost (")
+    first, second = run_ranks(2, work)
+    assert (first.code, second.code) == (2, RANK_LOST), (first, second)
+    assert first.output.startswith("the weights (checkpoint 4) have no finite loss on the validation text")
+    # the error of rank 0 may be lost with the store that it keeps
+    assert second.output == "" or second.output.startswith("the connection to another rank was lost (")
     rows = [row for row in read_metrics(recipe.out / "metrics.jsonl") if row["split"] == "valid"]
     assert [(row["loss"], row["best"]) for row in rows] == [(None, 0.0)] * 2
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_in_an_evaluation_between_steps_lets_it_end(rank: int, place: Path) -> None:
-    recipe = many(place, f"signal-{rank}")
-    prepare = only(rank, lambda: os.kill(os.getpid(), signal.SIGTERM))
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_signal_in_evaluation_between_steps(rank, corpus_dir):
+    """The evaluation ends, then training stops."""
+    recipe = recipe_with_batches(corpus_dir, f"signal-{rank}")
 
-    def work(ranks: ProcessGroup) -> Any:
-        prepare(ranks)
+    def work(ranks):
+        if ranks.rank == rank:
+            evaluate = TranslationTask.evaluate
+
+            def evaluate_with_signal(self, model, map_fn):
+                stop = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+                return evaluate(self, model, lambda work, items: map_fn(on_call(2, work, stop), items))
+
+            TranslationTask.evaluate = evaluate_with_signal
         _, outcome = run_training(recipe, report=Notes(), ranks=ranks)
         return [outcome.status, outcome.step]
 
-    assert [end.said for end in together(2, work)] == [["interrupted", 4]] * 2
-    assert [row["split"] for row in read_metrics(recipe.out / "metrics.jsonl")][-1] == "valid"
-    assert checkpoint.list_steps(recipe.out / "checkpoints") == [4]
+    assert outputs_of(2, work) == [["interrupted", 2]] * 2
+    assert read_metrics(recipe.out / "metrics.jsonl")[-1]["split"] == "valid"
+    assert checkpoint.list_steps(recipe.out / "checkpoints") == [2]
 
 
-@pytest.fixture(scope="module")
-def readme(place: Path) -> str:
-    """Of one process that nobody has stopped."""
-    recipe = many(place, "final-whole")
-    trained(recipe, 1)
-    return (recipe.out / "README.md").read_text()
-
-
-def numbers(readme: str) -> list[float]:
-    return [float(one) for one in re.findall(r"\d+\.\d+", readme)]
-
-
-ENDS = [(0, "working"), (1, "waiting"), (0, "waiting"), (1, "working")]
+def numbers_in(text):
+    return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
 @pytest.mark.parametrize(
-    ("rank", "where"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (i > 1)) for i, case in enumerate(ENDS)],
+    ("rank", "state"),
+    [
+        (1, "waiting"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((0, "working"), (0, "waiting"), (1, "working"))
+        ),
+    ],
 )
-def test_a_signal_in_the_final_evaluation_ends_all_at_once(
-    rank: int, where: str, place: Path, readme: str
-) -> None:
-    """In good order, and going on measures what is missing; who works and who waits both hear of it."""
-    recipe = many(place, f"final-{rank}-{where}")
-    busy = rank if where == "working" else (rank + 1) % 3
+def test_signal_in_final_evaluation_interrupts_all_ranks(rank, state, corpus_dir):
+    """Whether the rank works or waits; a resume measures what is missing."""
+    recipe = recipe_with_batches(corpus_dir, f"final-{rank}-{state}")
+    busy = rank if state == "working" else 1 - rank
 
-    def work(ranks: ProcessGroup) -> Any:
-        real, notes = TranslationTask.collect_facts, Notes()
+    def work(ranks):
+        collect_facts, notes = TranslationTask.collect_facts, Notes()
 
-        def facts(self: Any, run: Run, each: Any) -> dict[str, str]:
-            started = time.monotonic()
+        def collect_slowly(self, run, map_fn):
             if ranks.rank == rank:
                 signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
                 signal.setitimer(signal.ITIMER_REAL, 0.5)
-            if ranks.rank == busy:
-                while time.monotonic() < started + 30:
+            if ranks.rank == busy:  # until the interruption reaches this rank
+                while True:
                     time.sleep(0.01)
-            return real(self, run, each)
+            return collect_facts(self, run, map_fn)
 
-        TranslationTask.collect_facts = facts  # type: ignore[method-assign]
+        TranslationTask.collect_facts = collect_slowly
         _, outcome = run_training(recipe, report=notes, ranks=ranks)
-        return [outcome.status, notes.said[-3:]]  # the last names the report
+        return [outcome.status, notes.lines[-3:]]  # the last names the report
 
-    started = time.monotonic()
-    ends = together(3, work)
-    assert [(end.code, end.said and end.said[0]) for end in ends] == [(0, "interrupted")] * 3, ends
-    assert time.monotonic() - started < 25
-    assert ends[0].said[1][0] == "training is finished, the final evaluation is not"
-    assert ends[0].said[1][1].startswith("saved at step 8; continue with: polyhead train ")
+    outputs = outputs_of(2, work)
+    assert [status for status, _ in outputs] == ["interrupted"] * 2
+    lines = outputs[0][1]
+    assert lines[0] == "training is finished, the final evaluation is not"
+    assert lines[1].startswith("saved at step 4; continue with: polyhead train ")
     assert "bleu" not in (recipe.out / "README.md").read_text()
-    trained(recipe, 3, resume=True)
-    assert "bleu" in readme
-    assert numbers((recipe.out / "README.md").read_text()) == pytest.approx(numbers(readme), rel=1e-4)
+    train(recipe, 2, resume=True)
+    single = recipe_with_batches(corpus_dir, f"final-single-{rank}-{state}")
+    train(single, 1)
+    expected, actual = ((r.out / "README.md").read_text() for r in (single, recipe))
+    assert "bleu" in expected
+    assert numbers_in(actual) == pytest.approx(numbers_in(expected), rel=1e-4)
 
 
-def test_what_was_found_is_forgotten_when_all_have_it() -> None:
-    """A board that kept it would grow with every evaluation."""
-
-    def work(ranks: ProcessGroup) -> list[int]:
-        counts, others = [], [f"{n} " * 300_000 for n in range(7)]
+def test_store_keeps_no_results_of_past_evaluations():
+    def work(ranks):
+        counts, items = [], [f"{n} " * 300_000 for n in range(7)]
         for _ in range(5):
-            assert ranks.map(lambda item: item, others) == others
+            assert ranks.map(lambda item: item, items) == items
             ranks.all_reduce(0)
-            counts.append(ranks.kv_store.store.num_keys())  # type: ignore[attr-defined]
+            counts.append(ranks.kv_store.store.num_keys())
             ranks.all_reduce(0)
         return counts
 
-    for end in together(3, work):
-        assert len(set(end.said[1:])) == 1, end
+    for counts in outputs_of(3, work):
+        assert len(set(counts[1:])) == 1, counts
 
 
-def test_another_test_text_on_a_rank_is_refused(place: Path, tmp_path: Path) -> None:
-    """Who measures a part of it must measure a part of the same."""
+def test_different_test_text_on_a_rank_is_refused(corpus_dir, tmp_path):
     write_corpus(tmp_path)
     (tmp_path / "train.en").write_text((tmp_path / "train.en").read_text().replace("dog", "cat", 1))
-    recipe = large(place, "translation")
+    recipe = large_recipe(corpus_dir, "translation")
+    other = with_data(recipe, test=[str(tmp_path / name) for name in ("train.de", "train.en")])
 
-    def work(ranks: ProcessGroup) -> None:
-        there = [str(tmp_path / name) for name in ("train.de", "train.en")] if ranks.rank else None
-        data = recipe.data.model_copy(update={"test": there or recipe.data.test})
-        run_training(recipe.model_copy(update={"data": data}), report=Notes(), ranks=ranks)
+    def work(ranks):
+        run_training(other if ranks.rank else recipe, report=Notes(), ranks=ranks)
 
-    _, other = together(2, work)
-    assert other.code == 2
-    assert "the test text" in str(other.said), json.dumps(other.said)
+    _, result = run_ranks(2, work)
+    assert result.code == 2
+    assert "the test text" in str(result.output), json.dumps(result.output)

@@ -1,24 +1,17 @@
-"""Tests of train/distributed/kv_store.py."""
-
-from __future__ import annotations
+"""Values of any size in the key-value store."""
 
 import pytest
-from tests.train.several import together
+from tests.train.ranks import outputs_of
 
 from polyhead.train.distributed.kv_store import CHUNK_CHARS
-from polyhead.train.distributed.process_group import ProcessGroup
-
-pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5", "A6")]
 
 
-@pytest.mark.parametrize("more", [-1, 0, 1, 9 * CHUNK_CHARS])
-def test_what_is_told_may_be_of_any_size(more: int) -> None:
-    """As the tokenizer of a published model, which has more than a store takes at once."""
+@pytest.mark.acceptance("G5", "A6")
+def test_values_around_chunk_size_reach_all_ranks():
+    """As the tokenizer of a published model, which is larger than one value of a store."""
+    values = ["ä" + "x" * (CHUNK_CHARS + extra - 8) for extra in (-1, 0, 1, 9 * CHUNK_CHARS)]
 
-    def work(ranks: ProcessGroup) -> bool:
-        return bool(
-            ranks.on_rank0(lambda: "ä" + "x" * (CHUNK_CHARS + more - 8))
-            == "ä" + "x" * (CHUNK_CHARS + more - 8)
-        )
+    def work(ranks):
+        return [ranks.on_rank0(lambda value=value: value) == value for value in values]
 
-    assert [end.said for end in together(2, work)] == [True, True]
+    assert outputs_of(2, work) == [[True] * 4] * 2

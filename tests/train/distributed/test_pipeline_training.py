@@ -1,88 +1,87 @@
-"""A training in a pipeline equals that of one process: losses, weights, files, resumed on any number."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+"""Training in a pipeline equals that of one process: losses, weights, files, resumed on any number."""
 
 import pytest
-from tests.train.conftest import Notes
-from tests.train.distributed.rank_runs import STEPS, assert_close, assert_same, recipe_of, trained
-from tests.train.distributed.rank_runs import place as place
-from tests.train.distributed.test_faults import ACTIONS, TIMEOUT, at
-from tests.train.distributed.test_process_group import KINDS
-from tests.train.several import together
+from tests.train.conftest import Notes, user_error
+from tests.train.distributed.rank_runs import (
+    STEPS,
+    TASKS,
+    assert_close,
+    assert_same_run,
+    on_call,
+    recipe_of,
+    train,
+)
+from tests.train.distributed.test_faults import ACTIONS, TIMEOUT, mark_slow
+from tests.train.ranks import run_ranks
 
 from polyhead.config.config_sections import ParallelConfig
-from polyhead.core.errors import UserError
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.mesh import resolve_mesh_shape
 from polyhead.train.distributed.parallel_check import check_parallel
 from polyhead.train.distributed.pipeline import PipelineModel, StageModule
-from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.stage_state import StageTensors
 from polyhead.train.run_training import run_training
 
-pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5")]
-TASKS = [kind for kind in KINDS if kind != "replaced-token-detection"]
+pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5")]
+PIPELINE_TASKS = [task for task in TASKS if task != "replaced-token-detection"]
 
 
-def piped(
-    place: Path, kind: str, out: str, world: int = 2, resume: bool = False, **train: Any
-) -> dict[str, Any]:
-    """What comes of it in a pipeline, of two processes if nothing else is said."""
-    sizes = {name: train.pop(name) for name in ParallelConfig.model_fields if name in train}
-    recipe = recipe_of(place, kind, out, parallel={"pipeline": 2, "micro_batches": 4, **sizes}, **train)
-    return trained(recipe, world, resume)
+def train_pipeline(corpus_dir, task, out, world_size=2, resume=False, **options):
+    """Train in a pipeline of two stages by default; options of train.parallel are among the others."""
+    parallel = {key: options.pop(key) for key in ParallelConfig.model_fields if key in options}
+    parallel = {"pipeline": 2, "micro_batches": 4, **parallel}
+    return train(recipe_of(corpus_dir, task, out, parallel=parallel, **options), world_size, resume)
 
 
-def test_a_translation_learns_the_same(place: Path) -> None:
-    alone = trained(recipe_of(place, "translation", "piped-1"), 1)
-    assert_same(alone, piped(place, "translation", "piped-2"))
-    readme = [(place / run / "README.md").read_text() for run in ("piped-1", "piped-2")]
-    weights = [line for text in readme for line in text.splitlines() if "EMA at step" in line]
+def test_pipeline_run_matches_one_process(corpus_dir):
+    single = train(recipe_of(corpus_dir, "translation", "pipeline-1"), 1)
+    assert_same_run(single, train_pipeline(corpus_dir, "translation", "pipeline-2"))
+    cards = [(corpus_dir / f"pipeline-{n}" / "README.md").read_text() for n in (1, 2)]
+    weights = [line for card in cards for line in card.splitlines() if "EMA at step" in line]
     assert len(weights) == 2 and len(set(weights)) == 1, "the same candidates for the final weights"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "then"), [("2", "1"), ("1", "2"), ("2", "2")])
-def test_a_run_resumes_with_and_without_a_pipeline(first: str, then: str, place: Path) -> None:
-    alone = trained(recipe_of(place, "translation", f"resumed-{first}-{then}-whole"), 1)
+@pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2), (2, 2)])
+def test_resume_with_and_without_pipeline(first, second, corpus_dir):
+    name = f"resumed-{first}-{second}"
+    single = train(recipe_of(corpus_dir, "translation", f"{name}-whole"), 1)
 
-    def run(processes: str, resume: bool = False, **train: Any) -> dict[str, Any]:
-        name = f"resumed-{first}-{then}"
-        if processes == "2":
-            return piped(place, "translation", name, resume=resume, **train)
-        return trained(recipe_of(place, "translation", name, **train), 1, resume)
+    def run(world_size, resume=False, **options):
+        if world_size == 2:
+            return train_pipeline(corpus_dir, "translation", name, resume=resume, **options)
+        return train(recipe_of(corpus_dir, "translation", name, **options), 1, resume)
 
-    run(first, steps=4)
-    assert_same(alone, run(then, resume=True))
+    run(first, steps=STEPS // 2)
+    assert_same_run(single, run(second, resume=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{}, {"shard": 2}, {"replicate": 2}], ids=str)
-def test_parts_of_a_checkpoint_are_written_by_the_stages(sizes: dict[str, Any], place: Path) -> None:
-    """They are the whole state, and are read by any number of processes."""
-    world, name = 4 if sizes else 2, f"parts-{sizes}"
-    alone = trained(recipe_of(place, "translation", f"{name}-1"), 1)
-    assert_same(alone, piped(place, "translation", name, world, checkpoint="sharded", **sizes))
-    piped(place, "translation", f"{name}-cut", world, steps=4, checkpoint="sharded", **sizes)
-    resumed = trained(recipe_of(place, "translation", f"{name}-cut"), 1, resume=True)
-    assert_close(alone["final"], resumed["final"])
-    piped(place, "translation", f"{name}-on", world, steps=4, checkpoint="sharded", **sizes)
-    on = piped(place, "translation", f"{name}-on", world, resume=True, checkpoint="sharded", **sizes)
-    assert_close(alone["final"], on["final"])
+def test_stages_write_parts_of_a_checkpoint(sizes, corpus_dir):
+    """Together they are the whole state, and any number of processes reads them."""
+    world_size, name = 4 if sizes else 2, f"parts-{sizes}"
+    options = {"checkpoint": "sharded", "world_size": world_size, **sizes}
+    single = train(recipe_of(corpus_dir, "translation", f"{name}-1"), 1)
+    assert_same_run(single, train_pipeline(corpus_dir, "translation", name, **options))
+    for resumed_run in ("cut", "on"):
+        train_pipeline(corpus_dir, "translation", f"{name}-{resumed_run}", steps=STEPS // 2, **options)
+    resumed_run = train(recipe_of(corpus_dir, "translation", f"{name}-cut"), 1, resume=True)
+    assert_close(single["final"], resumed_run["final"])
+    resumed_run = train_pipeline(corpus_dir, "translation", f"{name}-on", resume=True, **options)
+    assert_close(single["final"], resumed_run["final"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TASKS)
-def test_every_task_learns_the_same(kind: str, place: Path) -> None:
-    model = {"n_layers": 2}
-    alone = trained(recipe_of(place, kind, f"piped-{kind}-1", model=model), 1)
-    assert_same(alone, piped(place, kind, f"piped-{kind}-2", model=model))
+@pytest.mark.parametrize("task", PIPELINE_TASKS)
+def test_pipeline_of_every_task_matches_one_process(task, corpus_dir):
+    options = {"model": {"n_layers": 2}}
+    single = train(recipe_of(corpus_dir, task, f"pipeline-{task}-1", **options), 1)
+    assert_same_run(single, train_pipeline(corpus_dir, task, f"pipeline-{task}-2", **options))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("task", ["translation", "language-model"])
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -95,40 +94,38 @@ def test_every_task_learns_the_same(kind: str, place: Path) -> None:
     ],
     ids=str,
 )
-def test_a_pipeline_learns_the_same_with_other_dimensions(parallel: dict[str, Any], place: Path) -> None:
-    for kind in ("translation", "language-model"):
-        model = {"n_layers": 4, "n_decoder_layers": 4}
-        alone = trained(recipe_of(place, kind, f"mesh-{kind}-{parallel}-1", model=model), 1)
-        assert_same(alone, piped(place, kind, f"mesh-{kind}-{parallel}", 4, model=model, **parallel))
+def test_pipeline_in_other_meshes_matches_one_process(parallel, task, corpus_dir):
+    options = {"model": {"n_layers": 4, "n_decoder_layers": 4}}
+    single = train(recipe_of(corpus_dir, task, f"mesh-{task}-{parallel}-1", **options), 1)
+    name = f"mesh-{task}-{parallel}"
+    assert_same_run(single, train_pipeline(corpus_dir, task, name, 4, **options, **parallel))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("train", "near"),
+    ("options", "tolerance"),
     [
         ({"optimizer": {"name": "adafactor"}}, 1e-4),
-        ({"optimizer": {"name": "muon"}}, 1e-2),  # which computes in bf16
+        ({"optimizer": {"name": "muon"}}, 1e-2),  # computes in bf16
         ({"freeze": ["encoder.layers.0"], "lr_factors": {"decoder": 0.5}, "clip_norm": 0.1}, 1e-5),
         ({"recompute": "blocks", "accumulate": 3}, 1e-5),
     ],
     ids=str,
 )
-def test_settings_of_a_training_are_those_of_one_process(
-    train: dict[str, Any], near: float, place: Path
-) -> None:
-    train = {"ema": None} | train
-    alone = trained(recipe_of(place, "translation", f"settings-{train}-1", **train), 1)
-    pipeline = piped(place, "translation", f"settings-{train}-2", **train)
+def test_training_options_in_pipeline_match_one_process(options, tolerance, corpus_dir):
+    options = {"ema": None} | options
+    single = train(recipe_of(corpus_dir, "translation", f"options-{options}-1", **options), 1)
+    pipeline = train_pipeline(corpus_dir, "translation", f"options-{options}-2", **options)
     for measure in ("loss", "grad_norm"):
-        ours, theirs = (
-            [row[measure] for row in run["metrics"] if measure in row] for run in (alone, pipeline)
+        expected, actual = (
+            [row[measure] for row in run["metrics"] if measure in row] for run in (single, pipeline)
         )
-        assert ours == pytest.approx(theirs, rel=near), measure
-    assert alone["last"].state["optimizers"] == pipeline["last"].state["optimizers"]
+        assert actual == pytest.approx(expected, rel=tolerance), measure
+    assert single["last"].state["optimizers"] == pipeline["last"].state["optimizers"]
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("options", "message"),
     [
         ({"parallel": {"schedule": "interleaved", "shard": 2}}, "set gpipe or 1f1b"),
         ({"parallel": {"tensor": 2}}, "can be combined with replicate and shard"),
@@ -137,48 +134,44 @@ def test_settings_of_a_training_are_those_of_one_process(
         ({"model": {"norm": "batchnorm"}}, "needs the statistics of the whole batch"),
     ],
 )
-def test_what_cannot_be_in_a_pipeline_is_refused_before_training(
-    train: dict[str, Any], said: str, place: Path
-) -> None:
-    parallel = {"pipeline": 2, **train.pop("parallel", {})}
-    recipe = recipe_of(place, "translation", "refused", parallel=parallel, **train)
-    shape = resolve_mesh_shape(
-        recipe.train.parallel, 2 * parallel.get("shard", 1) * parallel.get("tensor", 1)
-    )
-    config = recipe.model.with_vocabulary(100)
-    with pytest.raises(UserError, match=said):
-        check_parallel(recipe, config, shape)
+def test_training_not_possible_in_pipeline_is_refused(options, message, corpus_dir):
+    parallel = {"pipeline": 2, **options.get("parallel", {})}
+    recipe = recipe_of(corpus_dir, "translation", "refused", **options | {"parallel": parallel})
+    world_size = 2 * parallel.get("shard", 1) * parallel.get("tensor", 1)
+    shape = resolve_mesh_shape(recipe.train.parallel, world_size)
+    with user_error(message):
+        check_parallel(recipe, recipe.model.with_vocabulary(100), shape)
 
 
-WHERE: dict[str, tuple[Any, str, int]] = {
-    "stage": (StageModule, "forward", 30),
+POINTS = {
+    "stage": (StageModule, "forward", 12),
     "backward": (PipelineModel, "sum_shared_gradients", 3),
     "evaluation": (PipelineModel, "map", 1),
     "save": (StageTensors, "__getitem__", 5),
 }
 FAULTS = [
-    (what, at, where) for what in ("kill", "stop", "raise", "refuse") for at in (0, 1) for where in WHERE
+    (fault, rank, point)
+    for fault in ("kill", "stop", "raise", "refuse")
+    for rank in (0, 1)
+    for point in POINTS
 ]
 
 
-@pytest.mark.parametrize(
-    ("what", "rank", "where"),
-    [pytest.param(*case, marks=[] if case == ("kill", 1, "stage") else pytest.mark.slow) for case in FAULTS],
-)
-def test_all_end_when_a_process_of_a_pipeline_fails(what: str, rank: int, where: str, place: Path) -> None:
-    """And the run goes on from its checkpoints."""
-    action, code = ACTIONS[what]
-    recipe = recipe_of(place, "translation", f"fault-{what}-{rank}-{where}",
-        parallel={"pipeline": 2, "micro_batches": 4})  # fmt: skip
-    owner, name, call = WHERE[where]
+@pytest.mark.parametrize(("fault", "rank", "point"), mark_slow(FAULTS, [("kill", 1, "stage")]))
+def test_fault_of_one_stage_ends_all(fault, rank, point, corpus_dir):
+    """And the run resumes from its checkpoints."""
+    action, code = ACTIONS[fault]
+    parallel = {"pipeline": 2, "micro_batches": 4}
+    recipe = recipe_of(corpus_dir, "translation", f"fault-{fault}-{rank}-{point}", parallel=parallel)
+    owner, name, n = POINTS[point]
 
-    def work(ranks: ProcessGroup) -> None:
+    def work(ranks):
         if ranks.rank == rank:
-            setattr(owner, name, at(call, getattr(owner, name), action))
+            setattr(owner, name, on_call(n, getattr(owner, name), action))
         run_training(recipe, report=Notes(), ranks=ranks)
 
-    ends = together(2, work, timeout=TIMEOUT, enough=1 if what == "stop" else None)
-    assert ends[rank].code == code, ends
-    assert ends[1 - rank].code == RANK_LOST, ends
-    if what == "kill":
-        assert trained(recipe, 2, resume=True)["last"].step == STEPS
+    results = run_ranks(2, work, timeout=TIMEOUT, n_expected=1 if fault == "stop" else None)
+    assert results[rank].code == code, results
+    assert results[1 - rank].code == RANK_LOST, results
+    if fault == "kill":
+        assert train(recipe, 2, resume=True)["last"].step == STEPS

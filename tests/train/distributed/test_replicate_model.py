@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.distributed.test_shard_model import DESIGNS, SIZES, compare
-from tests.train.several import together
+from tests.train.distributed.test_shard_model import DESIGNS, SIZES, compare_shares
+from tests.train.ranks import outputs_of
 from tests.train.test_loss_module import TOKENS, NextTokens
 from torch import Tensor, nn
 
@@ -22,21 +22,21 @@ from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGrou
 from polyhead.train.loop import train_step
 from polyhead.train.train_state import TrainState
 
-pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5", "A6")]
+pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5", "A6")]
 
 
 class Parts(nn.Module):
-    """Linear parts, of which a batch uses the first and those that it names."""
+    """Linear parts, of which a batch uses the first, the frozen one and those it names."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        for name in ("first", "frozen", "some", "before", "unused"):
+        for name in ("first", "frozen", "second_batch", "first_batch", "unused"):
             self.add_module(name, nn.Linear(4, 4).double())
 
 
-class Sum:
-    """The sum of the outputs: a batch is its rows, and the names of the parts that it uses."""
+class SumTask:
+    """The loss is the sum of the outputs; a batch is its rows and the names of the parts it uses."""
 
     def count_labels(self, batch: tuple[Tensor, list[str]]) -> int:
         return len(batch[0])
@@ -48,96 +48,100 @@ class Sum:
         return Loss(x.sum(), x.detach().sum(), len(batch[0]))
 
 
-def add_up(
-    training: TrainState, task: Sum, batches: list[tuple[Tensor, list[str]]], ranks: ProcessGroup
+def accumulate_gradients(
+    training: TrainState, task: SumTask, batches: list[tuple[Tensor, list[str]]], ranks: ProcessGroup
 ) -> dict[str, Any]:
-    """The gradients of some batches."""
     root = training.bind_ranks(task, ranks)
     for i, batch in enumerate(batches, 1):
         with training.reduce_gradients(ranks, i == len(batches)):
             root(batch).total.backward()
-    grads = {
-        name: None if p.grad is None else p.grad.tolist() for name, p in training.model.named_parameters()
-    }
+    parameters = training.model.named_parameters()
+    grads = {name: None if p.grad is None else p.grad.tolist() for name, p in parameters}
     training.model.zero_grad(set_to_none=True)
     return grads
 
 
 @pytest.mark.acceptance("G2")
-def test_gradients_are_sums_and_parts_that_no_rank_used_have_none() -> None:
-    """A part may be used on one rank alone, and before the last batch alone. Buckets leave while others are
-    computed.
+def test_gradients_are_sums_of_all_ranks():
+    """A part may be used on one rank only, and only before the last batch. Buckets are sent during the
+    backward pass.
     """
 
-    def rows(rank: int) -> Tensor:
-        return torch.randn(2, 4, generator=torch.Generator().manual_seed(rank)).double()
+    def make_rows(seed):
+        return torch.randn(2, 4, generator=torch.Generator().manual_seed(seed)).double()
 
-    def batches(rank: int) -> list[tuple[Tensor, list[str]]]:
-        return [(rows(rank), ["before"] if rank == 2 else []), (rows(rank + 3), ["some"] if rank else [])]
+    def make_batches(rank):
+        first, second = ["first_batch"] if rank == 2 else [], ["second_batch"] if rank else []
+        return [(make_rows(rank), first), (make_rows(rank + 3), second)]
 
-    def made() -> TrainState:
+    def make_training():
         return TrainState(Parts(), TrainConfig(steps=1, precision="fp32", freeze=["frozen"]), 4, 1)
 
-    def work(ranks: ProcessGroup) -> Any:
-        training, task, left = made(), Sum(), []
-        real = replicate_model.sum_bucket
+    def work(ranks):
+        training, task, has_first_grad = make_training(), SumTask(), []
+        sum_bucket = replicate_model.sum_bucket
 
-        @wraps(real)
-        def note(group: Any, bucket: Any) -> Any:
-            left.append(training.model.get_submodule("first").weight.grad is not None)
-            return real(group, bucket)
+        @wraps(sum_bucket)
+        def note_progress(group, bucket):
+            has_first_grad.append(training.model.get_submodule("first").weight.grad is not None)
+            return sum_bucket(group, bucket)
 
-        one_each = partial(nn.parallel.DistributedDataParallel, bucket_cap_mb=1e-6)  # tensors in a bucket
-        replicate_model.DistributedDataParallel = one_each  # type: ignore[misc, assignment]
-        replicate_model.sum_bucket = note
-        found = [add_up(training, task, batches(ranks.rank), ranks) for _ in range(2)]
-        left.clear()
-        add_up(training, task, batches(ranks.rank)[1:], ranks)
-        return [found, left]
+        # one tensor in a bucket
+        ddp = partial(nn.parallel.DistributedDataParallel, bucket_cap_mb=1e-6)
+        replicate_model.DistributedDataParallel, replicate_model.sum_bucket = ddp, note_progress
+        batches = make_batches(ranks.rank)
+        grads = [accumulate_gradients(training, task, batches, ranks) for _ in range(2)]
+        has_first_grad.clear()
+        accumulate_gradients(training, task, batches[1:], ranks)
+        return [grads, has_first_grad]
 
-    ends = together(3, work, timeout=60)
-    all_batches = [batch for rank in range(3) for batch in batches(rank)]
-    alone = add_up(made(), Sum(), all_batches, SINGLE_PROCESS)
-    assert [name for name, grad in alone.items() if grad is None] == [
-        f"{part}.{name}" for part in ("frozen", "unused") for name in ("weight", "bias")
-    ]
-    for rank, end in enumerate(ends):
-        found, left = end.said
-        for grads in found:
-            assert grads.keys() == alone.keys()
-            for name, grad in alone.items():
+    all_batches = [batch for rank in range(3) for batch in make_batches(rank)]
+    expected = accumulate_gradients(make_training(), SumTask(), all_batches, SINGLE_PROCESS)
+    assert {name.split(".")[0] for name, grad in expected.items() if grad is None} == {"frozen", "unused"}
+    for rank, (results, has_first_grad) in enumerate(outputs_of(3, work)):
+        for grads in results:
+            assert grads.keys() == expected.keys()
+            for name, grad in expected.items():
                 assert (grads[name] is None) == (grad is None), name
                 assert grad is None or torch.allclose(torch.tensor(grads[name]), torch.tensor(grad)), name
-        assert len(left) == 8 and left[-1]
-        assert not rank or not any(left[:6])  # of all parts but the first
+        assert len(has_first_grad) == 8 and has_first_grad[-1]
+        assert not rank or not any(has_first_grad[:6])  # the buckets of all parts but the first
 
 
-def test_designs_learn_as_one_process() -> None:
+FAST = ["own head", "experts", "batch norm", "modern", "recomputation"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [FAST, pytest.param([name for name in DESIGNS if name not in (*FAST, "muon")], marks=pytest.mark.slow)],
+)
+def test_replicated_designs_match_one_process(names):
     """Also with a rank that has no rows."""
-    compare([name for name in DESIGNS if name != "muon"], 3, {"shard": 1})
+    compare_shares(names, 3, {"shard": 1})
 
 
-def test_batches_without_labels_change_no_sum() -> None:
-    """The last one of a step is where gradients would be reduced; a step may have none at all."""
+def test_batches_without_labels_change_no_sum():
+    """The last one of a step is where gradients would be reduced; a step may have only such batches."""
 
-    def batch(rows: list[int], labelled: bool) -> TokenWindows:
+    def make_batch(rows, has_labels):
         labels = TOKENS[rows][:, 1:]
-        return TokenWindows(TOKENS[rows][:, :-1], None, labels if labelled else torch.full_like(labels, -100))
+        labels = labels if has_labels else torch.full_like(labels, -100)
+        return TokenWindows(TOKENS[rows][:, :-1], None, labels)
 
-    def work(ranks: ProcessGroup) -> Any:
+    def work(ranks):
         config = TrainConfig(steps=9, precision="fp32", accumulate=2)
         training = TrainState(build(ModelConfig.model_validate(SIZES), 1).double(), config, 16, 9)
-        found: list[Any] = []
-        for labelled in [(True, False), (False, False), (False, True)]:
+        reasons = []
+        for step in [(True, False), (False, False), (False, True)]:
             training.progress.step += 1
             rows = [0, 3][ranks.rank :: ranks.world_size]
-            batches = [batch(rows, is_labelled) for is_labelled in labelled]
-            found.append(train_step(training, NextTokens(), batches, config, ranks))
-        return [found, [p.flatten().tolist() for p in training.model.parameters()]]
+            batches = [make_batch(rows, has_labels) for has_labels in step]
+            reasons.append(train_step(training, NextTokens(), batches, config, ranks))
+        return [reasons, [p.flatten().tolist() for p in training.model.parameters()]]
 
-    alone = work(SINGLE_PROCESS)
-    assert alone[0] == ["", "no labels, nothing to learn", ""]
-    for end in together(2, work, timeout=60):
-        assert end.said[0] == alone[0]
-        for ours, theirs in zip(end.said[1], alone[1], strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-6)
+    reasons, weights = work(SINGLE_PROCESS)
+    assert reasons == ["", "no labels, nothing to learn", ""]
+    for output in outputs_of(2, work):
+        assert output[0] == reasons
+        for actual, expected in zip(output[1], weights, strict=True):
+            assert actual == pytest.approx(expected, abs=1e-6)

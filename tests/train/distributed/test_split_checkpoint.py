@@ -1,34 +1,37 @@
 """Checkpoints of a training whose tensors are split: the files of one process, or parts of every rank."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
-from tests.train.conftest import Notes
-from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
-from tests.train.distributed.rank_runs import place as place
-from tests.train.distributed.split_runs import EXTRA, content, learn, made, restored, save
-from tests.train.several import together
+from tests.train.conftest import Notes, equal_tensors, user_error
+from tests.train.distributed.rank_runs import STEPS, assert_same_run, on_call, recipe_of, train
+from tests.train.distributed.split_runs import (
+    ADAM,
+    EXTRA,
+    assert_equal_tensors,
+    make_training,
+    read_files,
+    restore,
+    save,
+    train_steps,
+)
+from tests.train.ranks import outputs_of
 from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.fsdp import fully_shard
 
-from polyhead.checkpoint.checkpoint import (
-    open_lazy_checkpoint,
-    read_checkpoint,
-)
+from polyhead.checkpoint.checkpoint import open_lazy_checkpoint, read_checkpoint
 from polyhead.checkpoint.safetensors_io import describe_tensors
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.atomic_io import HashingWriter
@@ -37,23 +40,24 @@ from polyhead.nn.state import named_state
 from polyhead.run.load import load
 from polyhead.run.verify_run import verify_run
 from polyhead.train.distributed import split_checkpoint
-from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from polyhead.train.distributed.process_group import SINGLE_PROCESS
 from polyhead.train.distributed.rank_sync import share_checkpoint
 from polyhead.train.distributed.split_checkpoint import _PartsWriter, check_shared_directory, save_split
 from polyhead.train.run_training import run_training
 from polyhead.train.train_state import SavedState, TrainState
 
-pytestmark = pytest.mark.usefixtures("unsynced")
+pytestmark = pytest.mark.usefixtures("no_report")
+MIXED_DTYPES = ("bfloat16", "float64", "int8")
 
 
-def loaded_by_torch(path: Path, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that torch.distributed.checkpoint finds in a directory, in one process."""
+def load_with_torch(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that torch.distributed.checkpoint reads from a directory, in one process."""
     tensors = {name: torch.full_like(tensor, -1) for name, tensor in like.items()}
     dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     return tensors
 
 
-class EverySecond(Mapping[str, Tensor]):
+class AlternateTensors(Mapping[str, Tensor]):
     """Each of two ranks has every second tensor, as the ranks of a pipeline have their layers."""
 
     def __init__(self, tensors: Mapping[str, Tensor], rank: int) -> None:
@@ -75,123 +79,101 @@ class EverySecond(Mapping[str, Tensor]):
         return len(self.specs)
 
 
-class Saved(NamedTuple):
-    """What two ranks have saved, and said of their errors; and the state of one process."""
+class Saves(NamedTuple):
+    """What two ranks have saved, the errors of each, and the state of one process."""
 
     root: Path
-    said: list[list[str]]
-    one: TrainState
+    errors: list[list[str]]
+    training: TrainState
 
 
 @pytest.fixture(scope="module")
-def saved(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    root = tmp_path_factory.mktemp("saved")
-    one = made(1)
-    learn(one, 0, 1)
-    save(one, root / "one", SINGLE_PROCESS)
+def saves(no_report, tmp_path_factory):
+    root = tmp_path_factory.mktemp("saves")
+    single = make_training(1)
+    train_steps(single, 0, 1)
+    save(single, root / "one", SINGLE_PROCESS)
 
-    def work(ranks: ProcessGroup) -> list[str]:
-        training = restored(root / "one" / "step-2", ranks)
+    def work(ranks):
+        training = restore(root / "one" / "step-2", ranks)
         save(training, root / "whole", ranks)
-        save(training, root / "sharded", ranks, sharded=True)
+        save(training, root / "sharded", ranks, is_sharded=True)
         for source in ("one", "whole", "sharded"):
-            training = restored(root / source / "step-2", ranks)
-            learn(training, ranks.rank, 2)
+            training = restore(root / source / "step-2", ranks)
+            train_steps(training, ranks.rank, 2)
             save(training, root / f"{source}-on", ranks)
-        found = read_checkpoint(root / "one" / "step-2")
-        stages = {group: EverySecond(tensors, ranks.rank) for group, tensors in found.tensors.items()}
-        mixed = {name: torch.ones(3, dtype=getattr(torch, name)) for name in ("bfloat16", "float64", "int8")}
-        save_split(root / "mixed", SavedState(2, {"model": mixed}, {}), {}, ranks, is_sharded=False)
+        checkpoint = read_checkpoint(root / "one" / "step-2")
+        stages = {g: AlternateTensors(tensors, ranks.rank) for g, tensors in checkpoint.tensors.items()}
+        mixed_dtypes = {name: torch.ones(3, dtype=getattr(torch, name)) for name in MIXED_DTYPES}
+        save_split(root / "mixed", SavedState(2, {"model": mixed_dtypes}, {}), {}, ranks, is_sharded=False)
         for kind in ("whole", "sharded"):
-            saved_state = SavedState(2, stages, found.state)
-            save_split(root / f"stages-{kind}", saved_state, EXTRA, ranks, kind == "sharded")
+            state = SavedState(2, stages, checkpoint.state)
+            save_split(root / f"stages-{kind}", state, EXTRA, ranks, kind == "sharded")
         return save_with_errors(root, ranks)
 
-    ends = together(2, work, timeout=60)
-    assert [end.code for end in ends] == [0, 0], ends
-    return Saved(root, [end.said for end in ends], one)
+    return Saves(root, outputs_of(2, work), single)
 
 
-def test_two_ranks_save_and_restore_what_one_process_does(saved: Saved) -> None:
-    tmp_path, _, one = saved
-    files = content(tmp_path / "one" / "step-2")
-    assert content(tmp_path / "whole" / "step-2") == files  # to the bit, with manifest and state
-    assert content(tmp_path / "stages-whole" / "step-2") == files
-    mixed = read_checkpoint(tmp_path / "mixed" / "step-2").tensors["model"]
-    assert {name: str(tensor.dtype) for name, tensor in mixed.items()} == {
-        name: f"torch.{name}" for name in ("bfloat16", "float64", "int8")
+def test_two_ranks_save_and_restore_like_one_process(saves):
+    root, _, single = saves
+    files = read_files(root / "one/step-2")
+    assert read_files(root / "whole/step-2") == files  # to the bit, with manifest and state
+    assert read_files(root / "stages-whole/step-2") == files
+    mixed_dtypes = read_checkpoint(root / "mixed/step-2").tensors["model"]
+    assert {name: str(tensor.dtype) for name, tensor in mixed_dtypes.items()} == {
+        d: f"torch.{d}" for d in MIXED_DTYPES
     }
-    assert all(tensor.tolist() == [1, 1, 1] for tensor in mixed.values())
-    found = read_checkpoint(tmp_path / "stages-sharded" / "step-2")
-    for group, tensors in read_checkpoint(tmp_path / "one" / "step-2").tensors.items():
-        assert found.tensors[group].keys() == tensors.keys()
-        assert all(torch.equal(found.tensors[group][name], tensor) for name, tensor in tensors.items())
-    sharded = tmp_path / "sharded" / "step-2"
-    assert (sharded / "state.json").read_bytes() == files["state.json"]
-    wanted, found = read_checkpoint(tmp_path / "one" / "step-2"), read_checkpoint(sharded)
-    assert found._replace(path=wanted.path, tensors={}) == wanted._replace(tensors={})
-    for group, tensors in wanted.tensors.items():
-        lazy = open_lazy_checkpoint(sharded).tensors[group]
-        for read in (found.tensors[group], lazy, loaded_by_torch(sharded / group, dict(tensors))):
-            assert read.keys() == tensors.keys()
-            assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
-    learn(one, 0, 1)
-    on = content(tmp_path / "one-on" / "step-4")
-    assert content(tmp_path / "whole-on" / "step-4") == content(tmp_path / "sharded-on" / "step-4") == on
-    for group, tensors in one.export_state().tensors.items():
-        for name, tensor in read_checkpoint(tmp_path / "one-on" / "step-4").tensors[group].items():
+    assert all(tensor.tolist() == [1, 1, 1] for tensor in mixed_dtypes.values())
+    assert_equal_tensors(root / "stages-sharded/step-2", root / "one/step-2")
+    parts_path = root / "sharded/step-2"
+    assert (parts_path / "state.json").read_bytes() == files["state.json"]
+    expected, actual = read_checkpoint(root / "one/step-2"), read_checkpoint(parts_path)
+    assert actual._replace(path=expected.path, tensors={}) == expected._replace(tensors={})
+    for group, tensors in expected.tensors.items():
+        lazy = open_lazy_checkpoint(parts_path).tensors[group]
+        for read in (actual.tensors[group], lazy, load_with_torch(parts_path / group, tensors)):
+            assert equal_tensors(dict(read), dict(tensors))
+    train_steps(single, 0, 1)
+    resumed_run = read_files(root / "one-on/step-4")
+    assert read_files(root / "whole-on/step-4") == read_files(root / "sharded-on/step-4") == resumed_run
+    actual = read_checkpoint(root / "one-on/step-4").tensors
+    for group, tensors in single.export_state().tensors.items():
+        for name, tensor in actual[group].items():
             torch.testing.assert_close(tensor, tensors[name].detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
 @pytest.mark.parametrize(
-    ("world", "form"), [(2, "shard"), (3, "shard"), (4, "shard"), (4, "groups"), (4, "tensor")]
+    "optimizer", [ADAM, {"name": "adafactor"}, {"name": "muon"}], ids=lambda o: o["name"]
 )
-def test_a_run_goes_on_with_any_split(world: int, form: str, name: str, tmp_path: Path) -> None:
-    """From one process to several and back, the curve is that of one."""
-    options = [{"name": name} | ({"eps": 1e-3} if name == "adamw" else {}), form]
-    one = made(1, *options)
-    learn(one, 0, 1)
-    save(one, tmp_path / "one", SINGLE_PROCESS)
+@pytest.mark.parametrize(
+    ("world_size", "layout"), [(2, "shard"), (3, "shard"), (4, "shard"), (4, "groups"), (4, "tensor")]
+)
+def test_resume_with_any_split_matches_one_process(world_size, layout, optimizer, tmp_path):
+    single = make_training(1, optimizer, layout)
+    train_steps(single, 0, 1)
+    save(single, tmp_path / "one", SINGLE_PROCESS)
 
-    def work(ranks: ProcessGroup) -> list[float]:
-        training = restored(tmp_path / "one" / "step-2", ranks, *options)
+    def work(ranks):
+        training = restore(tmp_path / "one/step-2", ranks, optimizer, layout)
         save(training, tmp_path / "whole", ranks)
-        save(training, tmp_path / "sharded", ranks, sharded=True)
-        rank, n_data = (ranks.rank // 2, 2) if form == "tensor" else (ranks.rank, world)
-        losses = learn(restored(tmp_path / "sharded" / "step-2", ranks, *options), rank, n_data)
+        save(training, tmp_path / "sharded", ranks, is_sharded=True)
+        rank, n_data = (ranks.rank // 2, 2) if layout == "tensor" else (ranks.rank, world_size)
+        restored_training = restore(tmp_path / "sharded/step-2", ranks, optimizer, layout)
+        losses = train_steps(restored_training, rank, n_data)
         save(training, tmp_path / "on", ranks)
         return losses
 
-    ends = together(world, work, timeout=60)
-    assert [end.code for end in ends] == [0] * world, ends
-    assert content(tmp_path / "whole" / "step-2") == content(tmp_path / "one" / "step-2")
-    assert (tmp_path / "sharded" / "step-2" / "model").is_dir()
-    wanted = read_checkpoint(tmp_path / "one" / "step-2").tensors
-    found = read_checkpoint(tmp_path / "sharded" / "step-2").tensors
-    for group, tensors in wanted.items():
-        assert all(torch.equal(found[group][name], tensor) for name, tensor in tensors.items())
-    losses = [
-        sum(step) / (2 if form == "tensor" else 1) for step in zip(*(end.said for end in ends), strict=True)
-    ]
-    assert losses == pytest.approx(learn(one, 0, 1), rel=1e-5 if name == "muon" else 1e-6)
+    losses = [sum(step) for step in zip(*outputs_of(world_size, work), strict=True)]
+    assert read_files(tmp_path / "whole/step-2") == read_files(tmp_path / "one/step-2")
+    assert (tmp_path / "sharded/step-2/model").is_dir()
+    assert_equal_tensors(tmp_path / "sharded/step-2", tmp_path / "one/step-2")
+    n_copies = 2 if layout == "tensor" else 1
+    expected = [n_copies * loss for loss in train_steps(single, 0, 1)]
+    assert losses == pytest.approx(expected, rel=1e-5 if optimizer["name"] == "muon" else 1e-6)
 
 
-def failing(real: Callable[..., Any], call: int, code: int, times: int = 1) -> Callable[..., Any]:
-    """The function, but so many calls from one on raise an OSError."""
-    calls = [0]
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        calls[0] += 1
-        if call <= calls[0] < call + times:
-            raise OSError(code, os.strerror(code))
-        return real(*arguments, **options)
-
-    return counted
-
-
-def caught(ranks: Any, work: Callable[[], None]) -> str:
+def catch_error(ranks, work) -> str:
     """The error of rank 0, after which the other ranks are freed from waiting for it."""
     try:
         work()
@@ -205,129 +187,126 @@ def caught(ranks: Any, work: Callable[[], None]) -> str:
     return ""
 
 
-def save_with_errors(tmp_path: Path, ranks: ProcessGroup) -> list[str]:
-    """The errors of saves on disks that fail, and in a directory that is another one on each rank."""
-    training, said = made(2), []  # without a state of the optimizer yet
-    for kind, rank in (("whole", 0), ("sharded", 0), ("sharded", 1)):
+FAILING_WRITES = (("whole", 0), ("sharded", 0), ("sharded", 1))
+
+
+def save_with_errors(root, ranks):
+    """The errors of saves on disks that fail, and in a directory that differs between the ranks."""
+    training, errors = make_training(2), []  # without a state of the optimizer yet
+    for kind, rank in FAILING_WRITES:
         for code in (errno.EIO, errno.ENOSPC):
-            root = tmp_path / f"{kind}-{rank}-{code}"
+
+            def fail(code=code):
+                raise OSError(code, os.strerror(code))
+
             with pytest.MonkeyPatch.context() as patch:
                 if ranks.rank == rank and kind == "whole":
-                    patch.setattr(HashingWriter, "write", failing(HashingWriter.write, 5, code))
+                    patch.setattr(HashingWriter, "write", on_call(5, HashingWriter.write, fail))
                 elif ranks.rank == rank:
-                    patch.setattr(_PartsWriter, "write", failing(_PartsWriter.write, 2, code))
-                said.append(caught(ranks, partial(save, training, root, ranks, kind == "sharded")))
+                    patch.setattr(_PartsWriter, "write", on_call(2, _PartsWriter.write, fail))
+                path = root / f"{kind}-{rank}-{code}"
+                errors.append(catch_error(ranks, partial(save, training, path, ranks, kind == "sharded")))
     split_checkpoint.VISIBLE_SECONDS, split_checkpoint.MAX_PART_BYTES = 0.0, 1000
-    save(training, tmp_path / "small", ranks, sharded=True)
-    root = tmp_path / f"machine-{ranks.rank}"
-    (root / "step-0").mkdir(parents=True)
-    check_shared_directory(tmp_path, ranks)
-    said.append(caught(ranks, lambda: check_shared_directory(root, ranks)))
-    said.append(caught(ranks, partial(save, training, root, ranks, sharded=True)))
-    return said
+    save(training, root / "small", ranks, is_sharded=True)
+    path = root / f"machine-{ranks.rank}"
+    (path / "step-0").mkdir(parents=True)
+    check_shared_directory(root, ranks)
+    errors.append(catch_error(ranks, lambda: check_shared_directory(path, ranks)))
+    errors.append(catch_error(ranks, partial(save, training, path, ranks, is_sharded=True)))
+    return errors
 
 
-def test_an_error_of_the_disk_on_any_rank_is_tried_again_or_ends_all(saved: Saved) -> None:
+def test_disk_error_is_retried_or_ends_all_ranks(saves):
     """No rank is left in a collective that another one has not joined."""
-    tmp_path, said_by_rank, _ = saved
-    assert said_by_rank[1] == [""] * 8
-    for said, (kind, rank) in zip(
-        said_by_rank[0][:6:2], (("whole", 0), ("sharded", 0), ("sharded", 1)), strict=True
-    ):
-        root = tmp_path / f"{kind}-{rank}-{errno.EIO}"
-        assert said == "" and sorted(path.name for path in root.iterdir()) == ["latest", "step-0"]
-        assert (
-            content(root / "step-0").keys() == content(tmp_path / f"{kind}-0-{errno.EIO}" / "step-0").keys()
-        )
-        read_checkpoint(root / "step-0")
-    for said, where in zip(said_by_rank[0][1:6:2], ("", "", " on rank 1"), strict=True):
-        assert f"step-0: No space left on device{where}; " in said
-    for kind, rank in (("whole", 0), ("sharded", 0), ("sharded", 1)):
-        assert not list((tmp_path / f"{kind}-{rank}-{errno.ENOSPC}").iterdir())
-    for message, path in zip(
-        said_by_rank[0][6:], ("machine-0/.shared-", "machine-1/step-0.tmp-"), strict=True
-    ):
-        assert message.startswith(f"train.parallel.checkpoint=sharded: rank 1 does not see {tmp_path}/{path}")
-        assert "which rank 0 has written; out must be in a directory that all machines share" in message
-    small, large = (tmp_path / name / "step-0" for name in ("small", f"sharded-0-{errno.EIO}"))
+    root, (errors, other_models), _ = saves
+    assert other_models == [""] * 8
+    for error, (kind, rank) in zip(errors[:6:2], FAILING_WRITES, strict=True):
+        path = root / f"{kind}-{rank}-{errno.EIO}"
+        assert error == "" and sorted(file.name for file in path.iterdir()) == ["latest", "step-0"]
+        expected = read_files(root / f"{kind}-0-{errno.EIO}/step-0")
+        assert read_files(path / "step-0").keys() == expected.keys()
+        read_checkpoint(path / "step-0")
+    for error, rank in zip(errors[1:6:2], ("", "", " on rank 1"), strict=True):
+        assert f"step-0: No space left on device{rank}; " in error
+    for kind, rank in FAILING_WRITES:
+        assert not list((root / f"{kind}-{rank}-{errno.ENOSPC}").iterdir())
+    for error, path in zip(errors[6:], ("machine-0/.shared-", "machine-1/step-0.tmp-"), strict=True):
+        assert error.startswith(f"train.parallel.checkpoint=sharded: rank 1 does not see {root}/{path}")
+        assert "which rank 0 has written; out must be in a directory that all machines share" in error
+    small, large = (root / name / "step-0" for name in ("small", f"sharded-0-{errno.EIO}"))
     assert len(list(large.glob("model/*"))) == 2 and len(list(small.glob("model/*"))) == 14
-    found, wanted = (read_checkpoint(path).tensors["model"] for path in (small, large))
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-    assert [path.name for path in (tmp_path / "machine-0").iterdir()] == ["step-0"]
+    assert_equal_tensors(small, large)
 
 
-def test_a_sharded_run_is_read_like_any_other_and_goes_on_with_another_number(place: Path) -> None:
-    options: dict[str, Any] = {"average_checkpoints": 2, "parallel": {"shard": 2, "checkpoint": "sharded"}}
-    one = trained(recipe_of(place, "language-model", "one", average_checkpoints=2), 1)
-    recipe = recipe_of(place, "language-model", "parts", **options)
-    trained(recipe_of(place, "language-model", "parts", steps=4, **options), 2)
-    newest = recipe.out / "checkpoints" / "step-4"
+def test_sharded_run_loads_and_resumes_on_one_process(corpus_dir):
+    options = {"average_checkpoints": 2, "parallel": {"shard": 2, "checkpoint": "sharded"}}
+    single = train(recipe_of(corpus_dir, "language-model", "one", average_checkpoints=2), 1)
+    recipe = recipe_of(corpus_dir, "language-model", "parts", steps=STEPS // 2, **options)
+    train(recipe, 2)
+    newest = recipe.out / "checkpoints" / f"step-{STEPS // 2}"
     assert (newest / "model").is_dir() and not (newest / "model.safetensors").exists()
     assert {file.status for file in verify_run(recipe.out)} == {"ok"}
     final = load_file(recipe.out / "model.safetensors")
-    (recipe.out / "model.safetensors").unlink()  # and the checkpoint that was chosen takes its place
-    loaded = named_state(load(recipe.out).model)
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in final.items())
-    back = recipe_of(place, "language-model", "parts", average_checkpoints=2)
-    assert_same(one, trained(back, 1, resume=True))
+    (recipe.out / "model.safetensors").unlink()  # the selected checkpoint replaces it
+    assert equal_tensors(final, {k: v for k, v in named_state(load(recipe.out).model).items() if k in final})
+    resumed_run = train(
+        recipe_of(corpus_dir, "language-model", "parts", average_checkpoints=2), 1, resume=True
+    )
+    assert_same_run(single, resumed_run)
 
 
-def memory(field: str) -> int:
-    """Bytes of this process: resident now (VmRSS), or at most since the last ``forget_peak`` (VmHWM)."""
+def read_memory(field: str) -> int:
+    """Bytes of this process: resident now (VmRSS), or at most since the last reset of the peak (VmHWM)."""
     status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return 1024 * int(status[field].split()[0])
 
 
-def free_at_once() -> None:
-    """Let malloc give memory back when it is freed; it would keep it, and count."""
+def return_freed_memory() -> None:
+    """Let malloc return memory when it is freed, so that it does not count."""
     m_mmap_threshold = -3
     ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**18)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak of memory from Linux")
-@pytest.mark.parametrize("sharded", [False, True])
-def test_a_save_and_a_restore_take_memory_for_few_tensors(sharded: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_save_and_restore_need_memory_of_few_tensors(is_sharded, tmp_path):
     """Twelve matrices of 8 MB, of which each rank has half: 144 MB with the state of Adam."""
 
-    def large(ranks: ProcessGroup) -> TrainState:
+    def make_large_training():
         model = nn.Sequential(*(nn.Linear(1000, 2000) for _ in range(12)))
         fully_shard(model)
         training = TrainState(model, TrainConfig(steps=1), 8, 1)
         training.is_split = True
         return training
 
-    def work(ranks: ProcessGroup) -> list[int]:
+    def work(ranks):
         split_checkpoint.MAX_PART_BYTES = 2**23
-        training, rises = large(ranks), []
+        training, rises = make_large_training(), []
         for p in training.model.parameters():
             p.grad = torch.zeros_like(p)
         training.optimizers[0].step()
         training.model.zero_grad()
-        again = large(ranks)
-        for action in (
-            lambda: save(training, tmp_path, ranks, sharded),
-            lambda: again.restore(
-                share_checkpoint(None if ranks.rank else open_lazy_checkpoint(tmp_path / "step-0"), ranks)
-            ),
-        ):
+        other = make_large_training()
+
+        def restore_other():
+            checkpoint = None if ranks.rank else open_lazy_checkpoint(tmp_path / "step-0")
+            other.restore(share_checkpoint(checkpoint, ranks))
+
+        for action in (lambda: save(training, tmp_path, ranks, is_sharded), restore_other):
             Path("/proc/self/clear_refs").write_text("5")
-            before = memory("VmRSS")
+            n_resident = read_memory("VmRSS")
             action()
-            rises.append(memory("VmHWM") - before)
+            rises.append(read_memory("VmHWM") - n_resident)
         return rises
 
-    ends = together(2, work, timeout=60, before=free_at_once)
-    assert [end.code for end in ends] == [0, 0], ends
-    for end in ends:
-        assert end.said[0] < 40e6 and end.said[1] < 96e6 + 40e6, end.said
+    for rise_of_save, rise_of_restore in outputs_of(2, work, setup=return_freed_memory):
+        assert rise_of_save < 40e6 and rise_of_restore < 96e6 + 40e6
 
 
-def test_parts_of_a_model_that_is_whole_everywhere_are_refused(place: Path) -> None:
-    recipe = recipe_of(place, "language-model", "no-parts", parallel={"checkpoint": "sharded"})
-    with pytest.raises(
-        UserError,
-        match=r"train.parallel \(one process\): checkpoint=sharded saves .* set whole, or split the model",
-    ):
+def test_sharded_checkpoint_of_unsplit_model_is_refused(corpus_dir):
+    recipe = recipe_of(corpus_dir, "language-model", "no-parts", parallel={"checkpoint": "sharded"})
+    message = r"train.parallel \(one process\): checkpoint=sharded saves .* set whole, or split the model"
+    with user_error(message):
         run_training(recipe, report=Notes())
     assert not list(recipe.out.glob("checkpoints/*"))

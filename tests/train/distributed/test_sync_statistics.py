@@ -1,62 +1,68 @@
-"""Tests of train/distributed/sync_statistics.py."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+"""Batch norm and the balance of experts count the full batch, forward and backward, on all ranks."""
 
 import pytest
-from tests.train.distributed.rank_runs import assert_same, recipe_of, trained
-from tests.train.distributed.rank_runs import place as place
+from tests.train.distributed.rank_runs import assert_same_run, recipe_of, train_all
 
-pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5", "A6")]
+pytestmark = [
+    pytest.mark.usefixtures("no_report"),
+    pytest.mark.acceptance("G5", "A6"),
+    pytest.mark.acceptance("G2"),
+]
+BATCH_NORM = {"norm": "batchnorm"}
+EXPERTS = {"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}}
+# two rows at most, so the third rank has none, and the second sometimes has none
+FEW_ROWS = {"max_tokens": 26, "accumulate": 2}
+WITH_RECOMPUTATION = {
+    "model": BATCH_NORM,
+    "recompute": "blocks",
+    **FEW_ROWS,
+}  # tests/nn/test_recompute.py has a fast one
 
 
-@pytest.mark.acceptance("G2")
 @pytest.mark.parametrize(
-    ("kind", "changes"),
+    ("world_size", "cases"),
     [
-        ("translation", {}),
-        ("masked-lm", {}),
-        ("classification", {}),
-        # two rows at most, so the third rank has nothing, and the second now something and now nothing
-        ("translation", {"max_tokens": 26, "accumulate": 2}),
-        pytest.param(
-            "translation",
-            {"max_tokens": 26, "accumulate": 2, "recompute": "blocks"},
-            marks=pytest.mark.slow,  # tests/nn/test_recompute.py has the fast one
+        (
+            2,
+            [
+                ("translation", {"model": BATCH_NORM}),
+                ("masked-lm", {"model": BATCH_NORM}),
+                ("classification", {"model": BATCH_NORM}),
+                ("translation", {"model": BATCH_NORM, "freeze": ["encoder"]}),  # its statistics still change
+                ("language-model", {"model": EXPERTS}),
+            ],
         ),
-        ("translation", {"freeze": ["encoder"]}),  # whose statistics go on, and nothing goes back to them
+        (
+            3,
+            [
+                (task, {"model": model, **FEW_ROWS})
+                for task, model in (("translation", BATCH_NORM), ("translation", EXPERTS))
+            ],
+        ),
+        pytest.param(
+            3,
+            [("translation", WITH_RECOMPUTATION), ("masked-lm", {"model": BATCH_NORM})],
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["translation", "masked-lm", "classification", "few", "recomputed", "frozen"],
+    ids=["two", "three", "three-slow"],
 )
-def test_norms_over_the_batch_count_all_of_it(kind: str, changes: dict[str, Any], place: Path) -> None:
-    """Forward and backward, whatever part of it a rank has."""
-    name, norm = f"batchnorm-{kind}-{len(changes)}-{'freeze' in changes}", {"norm": "batchnorm"}
-    alone = trained(recipe_of(place, kind, f"{name}-1", model=norm, **changes), 1)
-    means = [w for name, w in alone["final"].items() if name.endswith("running_mean")]
-    assert means and all(w.abs().max() > 0 for w in means)
-    for world in (2, 3):
-        assert_same(alone, trained(recipe_of(place, kind, f"{name}-{world}", model=norm, **changes), world))
-
-
-@pytest.mark.acceptance("G2")
-@pytest.mark.parametrize(
-    ("kind", "world", "changes"),
-    [
-        ("translation", 3, {"max_tokens": 26, "accumulate": 2}),  # the third rank has nothing
-        ("language-model", 2, {}),
-    ],
-    ids=["few", "language-model"],
-)
-def test_experts_are_balanced_over_the_batch(
-    kind: str, world: int, changes: dict[str, Any], place: Path
-) -> None:
-    """The bias that makes loads even learns from the tokens of all ranks, and the curve is that of one."""
-    experts = {"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}}
-    alone = trained(recipe_of(place, kind, f"experts-{kind}-1", model=experts, **changes), 1)
-    assert all(w.any() for name, w in alone["final"].items() if name.endswith(".balance"))
-    found = trained(recipe_of(place, kind, f"experts-{kind}-{world}", model=experts, **changes), world)
-    assert_same(alone, found)
-    curves = [[row["loss"] for row in run["metrics"]] for run in (alone, found)]
-    assert curves[0] == pytest.approx(curves[1], rel=0, abs=1e-6)
+def test_statistics_match_one_process(world_size, cases, corpus_dir):
+    single, parallel = (
+        train_all(
+            [
+                recipe_of(corpus_dir, task, f"statistics-{world_size}-{len(cases)}-{i}-{n}", **options)
+                for i, (task, options) in enumerate(cases)
+            ],
+            n,
+        )
+        for n in (1, world_size)
+    )
+    for (_, options), a, b in zip(cases, single, parallel, strict=True):
+        suffix = ".running_mean" if "norm" in options["model"] else ".balance"
+        statistics = [w for name, w in a["final"].items() if name.endswith(suffix)]
+        assert statistics and all(w.abs().max() > 0 for w in statistics)
+        assert_same_run(a, b)
+        if suffix == ".balance":
+            expected, actual = ([row["loss"] for row in run["metrics"]] for run in (a, b))
+            assert actual == pytest.approx(expected, rel=0, abs=1e-6)

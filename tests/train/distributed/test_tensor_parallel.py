@@ -1,15 +1,17 @@
-"""What a split model holds, sends and draws; that it learns as one process is a law of tests/laws."""
+"""What a split model stores, sends and draws; tests/laws compares its training with one process."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tests.laws.test_tensor_parallel import Labels, design, difference, fresh, learn, rows, whole
-from tests.train.several import together
+from tests.train.conftest import user_error
+from tests.train.ranks import outputs_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -18,13 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from polyhead.config.config_sections import LoraConfig
-from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, POSITION
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.loss import cross_entropy
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import recompute_blocks
-from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, split_tensors
 from polyhead.train.loss_module import LossModule
 from polyhead.train.trainable_parameters import add_lora
@@ -57,7 +57,7 @@ def count_sums(mesh: DeviceMesh, **changes: Any) -> list[int]:
 
 
 class Widths(TorchDispatchMode):
-    """Counts the last dimensions of all tensors that are made."""
+    """Counts the last dimensions of all tensors that are created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Widths(TorchDispatchMode):
         return out
 
 
-def widths_of_the_loss(mesh: DeviceMesh) -> list[int]:
+def widths_of_loss(mesh: DeviceMesh) -> list[int]:
     model = split(fresh(design(DECODER, vocab_size=38, tie_embeddings="none")), mesh)
     inputs, labels = rows(model.config)
     features = model.features(*inputs)
@@ -78,8 +78,8 @@ def widths_of_the_loss(mesh: DeviceMesh) -> list[int]:
     return sorted(widths.counts)
 
 
-def held(mesh: DeviceMesh) -> list[int]:
-    """Numbers stored for the weights, and those of the whole model."""
+def count_stored(mesh: DeviceMesh) -> list[int]:
+    """Numbers stored for the weights, and those of the unsplit model."""
     model = split(fresh(design(DECODER, vocab_size=20, norm={"name": "none"})), mesh)
     storages = {
         p.to_local().untyped_storage().data_ptr(): p.to_local().untyped_storage() for p in model.parameters()
@@ -100,22 +100,22 @@ def logits_difference(mesh: DeviceMesh) -> float:
     return max(float((other(tokens) - one(tokens)).detach().abs().max()), *map(float, grads))
 
 
-def draws(mesh: DeviceMesh) -> dict[str, Any]:
+def draw_dropout(mesh: DeviceMesh) -> dict[str, Any]:
     """The elements that are dropped in a split part and in a residual, and the random state after them."""
     model = split(fresh(design(DECODER, dropout=0.5, **DROPOUT)), mesh).train()
     block, ones = model.stack.layers[0], torch.ones(1, 2, 16, dtype=torch.float64)
-    found: dict[str, Any] = {}
+    draws: dict[str, Any] = {}
     handle = block.ffn.dropout.register_forward_hook(
-        lambda module, x, out: found.update(part=(out == 0).flatten().tolist())
+        lambda module, x, out: draws.update(part=(out == 0).flatten().tolist())
     )
     torch.manual_seed(7)
     block.ffn(ones)
     handle.remove()
-    found["residual"] = (block.ffn_residual.dropout(ones) == 0).flatten().tolist()
+    draws["residual"] = (block.ffn_residual.dropout(ones) == 0).flatten().tolist()
     learn(LossModule(model, Labels()))
-    found["state"] = torch.get_rng_state().tolist()
-    found["norm"] = whole(model.stack.final_norm._parameters["weight"]).tolist()
-    return found
+    draws["state"] = torch.get_rng_state().tolist()
+    draws["norm"] = whole(model.stack.final_norm._parameters["weight"]).tolist()
+    return draws
 
 
 def lora_difference(mesh: DeviceMesh) -> float:
@@ -129,8 +129,8 @@ def lora_difference(mesh: DeviceMesh) -> float:
     return difference(LossModule(one, Labels()), LossModule(split(one, mesh), Labels()))
 
 
-def recomputed_difference(mesh: DeviceMesh) -> float:
-    """Of a split model with and without recomputation, with dropout in all places."""
+def recompute_difference(mesh: DeviceMesh) -> float:
+    """Of a split model with and without recomputation, with dropout everywhere."""
     one = split(fresh(design(DECODER, dropout=0.3, **DROPOUT)), mesh)
     other = split(fresh(design(DECODER, dropout=0.3, **DROPOUT)), mesh)
     recompute_blocks(other)
@@ -153,79 +153,69 @@ def bf16_difference(mesh: DeviceMesh) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    """What each of two ranks found; one pair of processes for all tests."""
+def results():
+    """Measured on each of two ranks, in one launch."""
 
-    def work(ranks: ProcessGroup) -> dict[str, Any]:
+    def work(ranks):
         mesh = init_device_mesh("cpu", (ranks.world_size,))
+        parallel_block = {"feed_forward": {"name": "swiglu"}, "block": {"name": "parallel"}}
         return {
-            "sums": [
-                count_sums(mesh),
-                count_sums(mesh, feed_forward={"name": "swiglu"}, block={"name": "parallel"}),
-            ],
-            "widths": widths_of_the_loss(mesh),
-            "held": held(mesh),
+            "sums": [count_sums(mesh), count_sums(mesh, **parallel_block)],
+            "widths": widths_of_loss(mesh),
+            "sizes": count_stored(mesh),
             "logits": logits_difference(mesh),
-            "draws": draws(mesh),
+            "draws": draw_dropout(mesh),
             "lora": lora_difference(mesh),
-            "recomputed": recomputed_difference(mesh),
+            "recompute": recompute_difference(mesh),
             "bf16": bf16_difference(mesh),
         }
 
-    ends = together(2, work, timeout=60)
-    assert [end.code for end in ends] == [0, 0], ends
-    return [end.said for end in ends]
+    return outputs_of(2, work)
 
 
-def test_a_layer_sums_twice_forward_and_twice_backward(found: list[dict[str, Any]]) -> None:
-    assert [rank["sums"] for rank in found] == [[[2, 2], [2, 2]]] * 2
+def test_layer_has_two_all_reduces_in_each_direction(results):
+    assert [rank["sums"] for rank in results] == [[[2, 2], [2, 2]]] * 2
 
 
-def test_no_rank_makes_logits_of_the_whole_vocabulary(found: list[dict[str, Any]]) -> None:
-    for rank in found:
+def test_loss_needs_no_logits_of_full_vocabulary(results):
+    for rank in results:
         assert 19 in rank["widths"] and 38 not in rank["widths"]
 
 
-def test_a_rank_stores_its_share_of_the_weights(found: list[dict[str, Any]]) -> None:
-    for rank in found:
-        stored, total = rank["held"]
-        bias_of_rows = 2 * 2 * 16  # o_proj's and down_proj's, which are whole
-        assert stored == (total - bias_of_rows) // 2 + bias_of_rows
+def test_rank_stores_its_share_of_weights(results):
+    for rank in results:
+        n_stored, total = rank["sizes"]
+        n_replicated = 2 * 2 * 16  # the biases of o_proj and down_proj
+        assert n_stored == (total - n_replicated) // 2 + n_replicated
 
 
-def test_logits_are_whole_where_no_loss_is_taken(found: list[dict[str, Any]]) -> None:
-    assert max(rank["logits"] for rank in found) < 1e-12
+def test_logits_and_adapters_match_one_process(results):
+    assert max(rank[name] for rank in results for name in ("logits", "lora")) < 1e-12
 
 
-def test_split_parts_drop_other_elements_on_each_rank_and_residuals_the_same(
-    found: list[dict[str, Any]],
-) -> None:
-    one, other = (rank["draws"] for rank in found)
-    assert one["part"] != other["part"] and 0.2 < sum(one["part"]) / len(one["part"]) < 0.8
-    assert one["residual"] == other["residual"] and 0 < sum(one["residual"]) < len(one["residual"])
-    assert one["state"] == other["state"] and one["norm"] == other["norm"]
+def test_dropout_differs_in_split_parts_not_in_residuals(results):
+    a, b = (rank["draws"] for rank in results)
+    assert a["part"] != b["part"] and 0.2 < sum(a["part"]) / len(a["part"]) < 0.8
+    assert a["residual"] == b["residual"] and 0 < sum(a["residual"]) < len(a["residual"])
+    assert a["state"] == b["state"] and a["norm"] == b["norm"]
 
 
-def test_adapters_learn_as_on_one_process(found: list[dict[str, Any]]) -> None:
-    assert max(rank["lora"] for rank in found) < 1e-12
+def test_recomputed_blocks_repeat_dropout(results):
+    assert [rank["recompute"] for rank in results] == [0, 0]
 
 
-def test_recomputed_blocks_draw_the_same_numbers(found: list[dict[str, Any]]) -> None:
-    assert [rank["recomputed"] for rank in found] == [0, 0]
-
-
-def test_bf16_is_as_exact_as_on_one_process(found: list[dict[str, Any]]) -> None:
-    for rank in found:
-        one, split = rank["bf16"]
-        assert 0.001 < one < 0.03 and split < 2 * one
+def test_bf16_error_is_that_of_one_process(results):
+    for rank in results:
+        single, split_model = rank["bf16"]
+        assert 0.001 < single < 0.03 and split_model < 2 * single
 
 
 @pytest.mark.slow
-def test_sharded_over_the_other_dimension_it_learns_as_one_process() -> None:
-    def work(ranks: ProcessGroup) -> float:
+def test_shard_and_tensor_mesh_matches_one_process():
+    def work(ranks):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
-        one = fresh(design(DECODER, n_kv_heads=2, attention={"name": "softmax", "qk_norm": True}))
-        root = LossModule(split(one, mesh["tensor"]), Labels())
+        single = fresh(design(DECODER, n_kv_heads=2, attention={"name": "softmax", "qk_norm": True}))
+        root = LossModule(split(single, mesh["tensor"]), Labels())
         size = sum(p.to_local().numel() for p in root.parameters())
         for block in root.model.stack.layers:
             fully_shard(block, mesh=mesh["shard"])
@@ -235,20 +225,15 @@ def test_sharded_over_the_other_dimension_it_learns_as_one_process() -> None:
                 part.set_gradient_divide_factor(2.0)  # both have the same rows
                 part.set_force_sum_reduction_for_comms(True)
         assert sum(p.to_local().numel() for p in root.parameters()) < 0.6 * size
-        return difference(LossModule(one, Labels()), root)
+        return difference(LossModule(single, Labels()), root)
 
-    ends = together(4, work, timeout=60)
-    assert [end.code for end in ends] == [0] * 4, ends
-    assert max(end.said for end in ends) < 1e-12
-
-
-ADVICE = ": tensor must divide their number"
+    assert max(outputs_of(4, work)) < 1e-12
 
 
 class Undeclared(nn.Module):
     """Attention whose author has not thought of ranks."""
 
-    def __init__(self, shape: Any, position: Position) -> None:
+    def __init__(self, shape, position):
         super().__init__()
         self.position = position
 
@@ -256,49 +241,41 @@ class Undeclared(nn.Module):
 class Extended(Attention):
     """Attention with a weight that its inherited declaration does not name."""
 
-    def __init__(self, shape: Any, position: Position) -> None:
+    def __init__(self, shape, position):
         super().__init__(shape, position)
         self.gate = nn.Parameter(torch.zeros(shape.n_heads))
 
 
 class UndeclaredScores(Position):
-    def bias(self, *args: Any) -> None:
+    def bias(self, *args):
         return None
 
 
-def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obstacles_name_the_reason(monkeypatch):
     monkeypatch.setitem(ATTENTION._parts, "undeclared", Undeclared)
     monkeypatch.setitem(ATTENTION._parts, "extended", Extended)
     monkeypatch.setitem(POSITION._parts, "undeclared", UndeclaredScores)
 
-    def obstacle(size: int = 2, **changes: Any) -> str | None:
+    def find_obstacle(size=2, **changes):
         return find_tensor_obstacle(design(DECODER | changes), size)
 
-    def declares_nothing(name: str) -> str:
-        return f"{name} does not declare how it splits over ranks: set its tensor_split"
-
-    assert obstacle() is None
-    assert obstacle(4, n_kv_heads=2) == f"2 key/value heads cannot be divided by 4{ADVICE}"
-    assert obstacle(8) == f"4 query heads cannot be divided by 8{ADVICE}"
-    assert obstacle(d_ff=21) == f"the 21 features of FeedForward cannot be divided by 2{ADVICE}"
-    assert obstacle(4, vocab_size=5) == "a vocabulary of 5 tokens is too small for 4 ranks"
-    assert obstacle(attention={"name": "undeclared"}) == declares_nothing("Undeclared")
-    assert obstacle(position={"name": "undeclared"}) == declares_nothing("UndeclaredScores")
-    assert (
-        obstacle(attention={"name": "extended"}) == "tensor_split of Extended does not name its weight gate"
-    )
+    advice = ": tensor must divide their number"
+    undeclared_message = "{} does not declare how it splits over ranks: set its tensor_split"
+    assert find_obstacle() is None
+    assert find_obstacle(4, n_kv_heads=2) == f"2 key/value heads cannot be divided by 4{advice}"
+    assert find_obstacle(8) == f"4 query heads cannot be divided by 8{advice}"
+    assert find_obstacle(d_ff=21) == f"the 21 features of FeedForward cannot be divided by 2{advice}"
+    assert find_obstacle(4, vocab_size=5) == "a vocabulary of 5 tokens is too small for 4 ranks"
+    assert find_obstacle(attention={"name": "undeclared"}) == undeclared_message.format("Undeclared")
+    assert find_obstacle(position={"name": "undeclared"}) == undeclared_message.format("UndeclaredScores")
+    reason = "tensor_split of Extended does not name its weight gate"
+    assert find_obstacle(attention={"name": "extended"}) == reason
 
 
-def test_a_refused_model_is_unchanged() -> None:
-    class Mesh:
-        def size(self) -> int:
-            return 8
-
-        def get_local_rank(self) -> int:
-            return 0
-
+def test_refused_model_is_unchanged():
+    mesh = SimpleNamespace(size=lambda: 8, get_local_rank=lambda: 0)
     model = fresh(design(DECODER))
-    before = {name: id(p) for name, p in model.named_parameters()}
-    with pytest.raises(UserError, match="4 query heads cannot be divided by 8"):
-        split_tensors(model, Mesh())  # type: ignore[arg-type]
-    assert {name: id(p) for name, p in model.named_parameters()} == before
+    initial_ids = {name: id(p) for name, p in model.named_parameters()}
+    with user_error("4 query heads cannot be divided by 8"):
+        split_tensors(model, mesh)
+    assert {name: id(p) for name, p in model.named_parameters()} == initial_ids

@@ -1,216 +1,189 @@
-"""Tests of train/distributed/torch_process_group.py."""
-
-from __future__ import annotations
+"""The process group of torch: joining, back ends, collectives, and a model whose passes are collectives."""
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from tests.train.conftest import Notes
-from tests.train.distributed.rank_runs import place as place
-from tests.train.distributed.rank_runs import recipe_of
-from tests.train.evaluation_helpers import opened
-from tests.train.several import together
+from tests.train.distributed.rank_runs import open_task, recipe_of
+from tests.train.ranks import outputs_of, run_ranks
 from torch import nn
 
 from polyhead.checkpoint import checkpoint
 from polyhead.train.distributed import torch_process_group
 from polyhead.train.distributed.launch import RANK_LOST
-from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from polyhead.train.distributed.torch_process_group import find_backends
+from polyhead.train.distributed.process_group import SINGLE_PROCESS
+from polyhead.train.distributed.torch_process_group import TorchProcessGroup, find_backends
 from polyhead.train.loop import train_model
 from polyhead.train.train_state import TrainState
 
+pytestmark = pytest.mark.usefixtures("no_report")
 
-@pytest.mark.usefixtures("unsynced")
+
 @pytest.mark.acceptance("G1")
-def test_a_process_that_never_comes_is_not_waited_for() -> None:
-    def never_come() -> None:
+def test_missing_process_is_an_error_after_the_timeout():
+    def setup():
         torch_process_group.JOIN_TIMEOUT = 1.0
         if os.environ["RANK"] == "1":
             os._exit(0)
 
-    first, other = together(2, lambda ranks: None, before=never_come)
-    assert (first.code, other.code) == (RANK_LOST, 0)
-    assert first.said == "not all of the 2 processes joined within 1 s"
+    first, second = run_ranks(2, lambda ranks: None, setup=setup)
+    assert (first.code, second.code) == (RANK_LOST, 0)
+    assert first.output == "not all of the 2 processes joined within 1 s"
 
 
-@pytest.mark.usefixtures("unsynced")
-def test_the_first_rank_may_have_gone_when_the_last_word_of_another_is_confirmed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All the work is done by then, so that this is no failure; the first one itself must hear the others."""
+def test_close_ignores_rank_0_that_has_ended(monkeypatch):
+    """All the work is done by then; rank 0 itself must hear from the others."""
 
-    def gone(key: str, text: str) -> None:
+    def write(key, text):
         raise RuntimeError("Connection reset by peer")
 
-    ended: list[str] = []
-    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: ended.append("group"))
-    other: Any = torch_process_group.TorchProcessGroup.__new__(torch_process_group.TorchProcessGroup)
-    other.rank, other.world_size = 1, 2
-    other.kv_store, other.heartbeat = (
-        SimpleNamespace(write=gone),
-        SimpleNamespace(stop=lambda: ended.append("pulse")),
-    )
-    other.close(None)
-    assert ended == ["pulse", "group"]
+    events = []
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: events.append("group"))
+    ranks = TorchProcessGroup.__new__(TorchProcessGroup)
+    ranks.rank, ranks.world_size = 1, 2
+    ranks.kv_store = SimpleNamespace(write=write)
+    ranks.heartbeat = SimpleNamespace(stop=lambda: events.append("heartbeat"))
+    ranks.close(None)
+    assert events == ["heartbeat", "group"]
 
 
-@pytest.mark.usefixtures("unsynced")
 @pytest.mark.acceptance("G5", "A6")
 @pytest.mark.parametrize(
-    ("gpus", "here", "wanted"),
+    ("n_gpus", "local_size", "backends"),
     [(0, 2, "gloo"), (1, 2, "gloo"), (2, 2, "cpu:gloo,cuda:nccl"), (8, 2, "cpu:gloo,cuda:nccl")],
 )
-def test_gpus_talk_by_themselves_where_each_process_has_one(
-    gpus: int, here: int, wanted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+def test_nccl_where_each_process_has_a_gpu(n_gpus, local_size, backends, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_size))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    assert find_backends() == wanted
+    assert find_backends() == backends
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     assert find_backends() == "gloo"
 
 
-@pytest.mark.usefixtures("unsynced")
 @pytest.mark.acceptance("G5", "A6")
-def test_what_not_all_can_use_none_does() -> None:
-    def work(ranks: ProcessGroup) -> Any:
-        return [torch.distributed.get_backend(), ranks.all_reduce(1)]
+def test_backend_not_available_on_all_ranks_is_unused():
+    def setup():
+        backends = "cpu:gloo,cuda:nccl" if os.environ["RANK"] == "1" else "gloo"
+        torch_process_group.find_backends = lambda: backends
 
-    def pretend() -> None:
-        able = "cpu:gloo,cuda:nccl" if os.environ["RANK"] == "1" else "gloo"
-        torch_process_group.find_backends = lambda: able
-
-    assert [end.said for end in together(2, work, before=pretend)] == [["gloo", [2.0]]] * 2
+    outputs = outputs_of(2, lambda r: [torch.distributed.get_backend(), r.all_reduce(1)], setup=setup)
+    assert outputs == [["gloo", [2.0]]] * 2
 
 
-@pytest.mark.usefixtures("unsynced")
-def test_in_lockstep_every_rank_works_equally_often_and_all_have_every_result() -> None:
-    def work(ranks: ProcessGroup) -> list[Any]:
-        found = []
+def test_map_in_lockstep_calls_every_rank_equally_often():
+    def work(ranks):
+        results = []
         for n in range(8):
-            done: list[int] = []
+            items = []
 
-            def double(item: int, done: list[int] = done) -> int:
-                done.append(item)
-                assert ranks.all_reduce(1) == [3]  # which needs all of them
+            def double(item, items=items):
+                items.append(item)
+                assert ranks.all_reduce(1) == [3]  # needs all of them
                 return 2 * item
 
-            found.append([list(ranks.map_in_lockstep(double, list(range(n)))), done])
-        return found
+            results.append([list(ranks.map_in_lockstep(double, list(range(n)))), items])
+        return results
 
-    ends = together(3, work)
-    for rank, end in enumerate(ends):
-        assert [results for results, _ in end.said] == [[2 * i for i in range(n)] for n in range(8)]
-        assert [len(done) for _, done in end.said] == [0, 1, 1, 1, 2, 2, 2, 3]
-        assert end.said[7][1] == [rank, rank + 3, 6]
+    for rank, output in enumerate(outputs_of(3, work)):
+        assert [results for results, _ in output] == [[2 * i for i in range(n)] for n in range(8)]
+        assert [len(items) for _, items in output] == [0, 1, 1, 1, 2, 2, 2, 3]
+        assert output[7][1] == [rank, rank + 3, 6]
     assert list(SINGLE_PROCESS.map_in_lockstep(lambda i: 2 * i, [3, 4])) == [6, 8]
 
 
-@pytest.mark.usefixtures("unsynced")
-def test_a_collective_inside_work_of_rank_0_alone_is_an_error_at_once() -> None:
-    def work(ranks: ProcessGroup) -> list[str]:
-        def try_each() -> list[str]:
+def test_collective_inside_on_rank0_is_an_error():
+    def work(ranks):
+        collectives = (
+            lambda: ranks.all_reduce(1),
+            lambda: ranks.broadcast([torch.zeros(1)]),
+            lambda: ranks.map(str, [1, 2]),
+        )
+
+        def try_all():
             errors = []
-            for collective in (
-                lambda: ranks.all_reduce(1),
-                lambda: ranks.broadcast([torch.zeros(1)]),
-                lambda: ranks.map(str, [1, 2]),
-            ):
-                with pytest.raises(AssertionError) as caught:
+            for collective in collectives:
+                with pytest.raises(AssertionError) as error:
                     collective()
-                errors.append(str(caught.value))
+                errors.append(str(error.value))
             return errors
 
-        errors = ranks.on_rank0(try_each)
-        assert ranks.all_reduce(1) == [2]  # and everything goes on
+        errors = ranks.on_rank0(try_all)
+        assert ranks.all_reduce(1) == [2]  # the group still works
         return errors
 
-    for end in together(2, work):
-        assert end.said == ["the other ranks take no part in work of rank 0 alone"] * 3
+    message = "the other ranks take no part in work of rank 0 alone"
+    assert outputs_of(2, work) == [[message] * 3] * 2
 
 
-def join_at_every_pass(model: nn.Module, ranks: ProcessGroup) -> list[int]:
-    """Let each layer's forward and backward be collectives, as those of a sharded model are.
+def join_in_every_pass(model, ranks):
+    """Make each layer's forward and backward a collective, as those of a sharded model are.
 
-    A rank that makes more passes than another, or passes through other layers, waits for it in vain.
+    A rank that makes more passes than another, or passes through other layers, waits in vain.
     """
-    passes = [0]
+    n_passes = [0]
 
-    def join(number: int) -> None:
-        passes[0] += 1
+    def join(number):
+        n_passes[0] += 1
         if ranks.world_size > 1:
-            total = torch.tensor([number, passes[0]])
-            ranks._start_side_all_reduce(total)()  # type: ignore[attr-defined]
-            assert total.tolist() == [ranks.world_size * number, ranks.world_size * passes[0]]
+            total = torch.tensor([number, n_passes[0]])
+            ranks._start_side_all_reduce(total)()
+            assert total.tolist() == [ranks.world_size * number, ranks.world_size * n_passes[0]]
 
-    layers = [*model.encoder.layers, *model.decoder.layers]  # type: ignore[union-attr]
-    for i, layer in enumerate(layers):
+    for i, layer in enumerate([*model.encoder.layers, *model.decoder.layers]):
         layer.register_forward_pre_hook(lambda *_, i=i: join(i))
         layer.register_full_backward_hook(lambda *_, i=i: join(100 + i))
-    return passes
+    return n_passes
 
 
-@pytest.mark.usefixtures("unsynced")
 @pytest.mark.acceptance("G2", "G5")
-def test_ranks_train_evaluate_and_save_a_model_whose_passes_are_collectives(place: Path) -> None:
-    """Two rows at most on three ranks, validation batches that three does not divide, averages and
-    checkpoints.
-    """
+def test_training_with_collective_passes_matches_one_process(corpus_dir):
+    """Two rows at most on three ranks, validation batches that three does not divide, averages, saves."""
 
-    def work(ranks: ProcessGroup) -> Any:
-        recipe = recipe_of(
-            place, "translation", f"collective-{ranks.world_size}", max_tokens=26, accumulate=2
-        )
-        run, task = ranks.rank0_first(lambda: opened(recipe))
-        assert len(task.valid_batches) % 3  # type: ignore[attr-defined]
+    def work(ranks):
+        name = f"collective-{ranks.world_size}"
+        recipe = recipe_of(corpus_dir, "translation", name, max_tokens=26, accumulate=2)
+        run, task = ranks.rank0_first(lambda: open_task(recipe))
+        assert len(task.valid_batches) % 3
         training, notes = TrainState(run.model, recipe.train, recipe.model.d_model, 8), Notes()
-        passes = join_at_every_pass(run.model, ranks)
+        n_passes = join_in_every_pass(run.model, ranks)
         train_model(training, task, recipe.train, recipe.out / "checkpoints", notes, ranks=ranks)
-        return [notes.series("loss"), notes.series("loss", "valid"), passes[0]]
+        return [notes.series("loss"), notes.series("loss", "valid"), n_passes[0]]
 
-    alone = work(SINGLE_PROCESS)
-    ends = together(3, work)
-    assert [end.code for end in ends] == [0] * 3, ends
-    for end in ends:
-        assert end.said[0] == pytest.approx(alone[0], rel=1e-5)
-        assert end.said[1] == pytest.approx(alone[1], rel=1e-5)
-        assert end.said[2] == ends[0].said[2]
+    expected, outputs = work(SINGLE_PROCESS), outputs_of(3, work)
+    for output in outputs:
+        assert output[0] == pytest.approx(expected[0], rel=1e-5)
+        assert output[1] == pytest.approx(expected[1], rel=1e-5)
+        assert output[2] == outputs[0][2]
 
 
-@pytest.mark.usefixtures("unsynced")
-def test_weights_that_are_not_finite_on_another_rank_are_never_saved(place: Path) -> None:
-    def work(ranks: ProcessGroup) -> None:
-        recipe = recipe_of(place, "translation", "broken-weights", ema=None, eval_every=8)
-        run, task = ranks.rank0_first(lambda: opened(recipe))
+def test_weights_not_finite_on_one_rank_are_unsaved(corpus_dir):
+    def work(ranks):
+        recipe = recipe_of(corpus_dir, "translation", "not-finite", ema=None, eval_every=8)
+        run, task = ranks.rank0_first(lambda: open_task(recipe))
         training = TrainState(run.model, recipe.train, recipe.model.d_model, 8)
         step = training.optimizers[0].step
 
-        def break_weights() -> None:
+        def break_weights():
             step()
-            if ranks.rank and training.progress.step == 4:
+            if ranks.rank and training.progress.step == 2:
                 next(run.model.parameters()).data[0] = float("nan")
 
-        training.optimizers[0].step = break_weights  # type: ignore[method-assign]
+        training.optimizers[0].step = break_weights
         train_model(training, task, recipe.train, recipe.out / "checkpoints", Notes(), ranks=ranks)
 
-    first, _ = together(2, work)
-    out = place / "broken-weights"
-    assert first.code == 2 and first.said.startswith("the weights are not finite, at step 4"), first
-    assert not checkpoint.list_steps(out / "checkpoints")
+    first, _ = run_ranks(2, work)
+    assert first.code == 2 and first.output.startswith("the weights are not finite, at step 2"), first
+    assert not checkpoint.list_steps(corpus_dir / "not-finite" / "checkpoints")
 
 
-@pytest.mark.usefixtures("unsynced")
 @pytest.mark.acceptance("G2")
-def test_gradients_of_parts_of_a_model_are_summed_where_some_rank_has_one() -> None:
-    def work(ranks: ProcessGroup) -> list[Any]:
+def test_gradients_sum_where_only_some_ranks_have_them():
+    def work(ranks):
         model = nn.Linear(2, 1)
-        model.register_parameter("other", nn.Parameter(torch.ones(2)))
+        model.register_parameter("unused", nn.Parameter(torch.ones(2)))
         model.register_parameter("frozen", nn.Parameter(torch.ones(2), requires_grad=False))
         if ranks.rank == 1:
             model.weight.grad = torch.tensor([[3.0, 4.0]])
@@ -218,4 +191,4 @@ def test_gradients_of_parts_of_a_model_are_summed_where_some_rank_has_one() -> N
         ranks.sum_gradients(model)
         return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
 
-    assert [end.said for end in together(3, work, timeout=60)] == [[[3.0, 4.0], [3.0], None, None]] * 3
+    assert outputs_of(3, work) == [[[3.0, 4.0], [3.0], None, None]] * 3

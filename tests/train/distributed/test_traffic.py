@@ -1,4 +1,4 @@
-"""The bytes that every form of parallel training sends are those of a plan: counted at the sockets."""
+"""The bytes that every kind of parallel training sends match the estimate: counted at the sockets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from tests.train.distributed.test_process_group import sent
-from tests.train.several import together
+from tests.train.distributed.test_process_group import count_sent_bytes
+from tests.train.ranks import outputs_of
 from torch import Tensor, nn
 
 from polyhead.config.model import ModelConfig
@@ -29,18 +29,16 @@ from polyhead.train.tasks.seq2seq_common import seq2seq_loss
 from polyhead.train.train_state import TrainState
 
 pytestmark = [
-    pytest.mark.usefixtures("unsynced"),
+    pytest.mark.usefixtures("no_report"),
     pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux"),
 ]
 ROWS, LENGTH, SOURCE, STEPS = 8, 64, 32, 2
-SIZES: dict[str, Any] = {
-    "kind": "decoder", "vocab_size": 512, "d_model": 128, "n_heads": 4, "n_layers": 3, "d_ff": 512,
-    "max_len": LENGTH, "dropout": 0.0,
-}  # fmt: skip
+SIZES = {"vocab_size": 512, "d_model": 128, "n_heads": 4, "n_layers": 3, "d_ff": 512, "max_len": LENGTH}
+SIZES |= {"kind": "decoder", "dropout": 0.0}
 
 
 class RandomRows:
-    """Rows of random tokens, all of which are labels; the first of them are the source, if there is one."""
+    """Rows of random tokens, all of which are labels; the first tokens are the source, if there is one."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -69,7 +67,7 @@ class RandomRows:
 
 
 class Case(NamedTuple):
-    """A form of parallelism, and what of the model and the training differs from the default."""
+    """A kind of parallelism, and changes of the default model and training."""
 
     parallel: dict[str, Any]
     model: dict[str, Any] = {}  # noqa: RUF012
@@ -84,11 +82,11 @@ class Case(NamedTuple):
         settings = {"steps": 9, "precision": "fp32", "parallel": self.parallel}
         return TrainConfig.model_validate(settings | self.train)
 
-    def plan(self, world: int) -> float:
-        """Bytes that the rank sends that sends most."""
+    def estimate(self, world_size: int) -> float:
+        """Bytes of the rank that sends most."""
         sizes = {name: self.parallel.get(name, 1) for name in ("shard", "context", "tensor", "pipeline")}
         layout = ParallelLayout(
-            world // int(np.prod(list(sizes.values()))),
+            world_size // int(np.prod(list(sizes.values()))),
             sizes["tensor"],
             sizes["pipeline"],
             self.parallel.get("micro_batches", 1),
@@ -124,21 +122,19 @@ def count_step_bytes(case: Case, ranks: ProcessGroup) -> float:
             batches += pipeline.collate(rows) if pipeline else [collate_shard(task, rows, ranks)]  # type: ignore[arg-type]
         assert not train_step(training, task, batches, train, ranks)
         ranks.all_reduce(0)
-        counts.append(sent())
+        counts.append(count_sent_bytes())
     return float(np.diff(counts).mean())
 
 
 PAIR = {"kind": "encoder-decoder"}
-SHARD, TENSOR, CONTEXT, PIPELINE = SPLIT_FORMS = [
-    Case({"shard": 2}),
-    Case({"tensor": 2}),
-    Case({"context": 2}),
-    Case({"pipeline": 2, "micro_batches": 4}),
-]
-FORMS = [Case({"replicate": 2}), *SPLIT_FORMS]  # the first one forms no mesh, and would keep the one before
+SPLIT_CASES = [Case({name: 2}) for name in ("shard", "tensor", "context")]
+SPLIT_CASES.append(Case({"pipeline": 2, "micro_batches": 4}))
+SHARD, TENSOR, CONTEXT, PIPELINE = SPLIT_CASES
+# the first one forms no mesh, and would keep the one before
+CASES = [Case({"replicate": 2}), *SPLIT_CASES]
 VARIANTS = [
-    form._replace(model=model, train=train)
-    for form in SPLIT_FORMS
+    case._replace(model=model, train=train)
+    for case in SPLIT_CASES
     for model, train in (
         (PAIR, {}),
         ({}, {"precision": "bf16"}),
@@ -152,44 +148,38 @@ VARIANTS = [
     CONTEXT._replace(model={"n_kv_heads": 1}, train={"accumulate": 2}),
     Case({**PIPELINE.parallel, "schedule": "interleaved"}, {"n_layers": 5}),
 ]
+FOUR_STAGES, TWO_STAGES = ({"pipeline": n, "micro_batches": 4} for n in (4, 2))
 MESHES = [
     Case({"shard": 4}),
-    Case({"shard": 2, "replicate": 2}),
-    Case({"shard": 2, "context": 2}),
-    Case({"shard": 2, "tensor": 2}),
-    Case({"shard": 2, "pipeline": 2, "micro_batches": 4}),
+    *(Case({"shard": 2, name: 2}) for name in ("replicate", "context", "tensor")),
     Case({"tensor": 4}),
     Case({"context": 4}),
-    Case({"pipeline": 4, "micro_batches": 4}, {"n_layers": 5}),
-    Case({"pipeline": 4, "micro_batches": 4}, PAIR),
-    Case({"pipeline": 2, "micro_batches": 4}),
-    Case({"pipeline": 2, "shard": 2, "micro_batches": 4}, PAIR),
-    Case({"pipeline": 2, "shard": 2, "micro_batches": 4}, {}, {"recompute": "blocks"}),
+    Case(FOUR_STAGES, {"n_layers": 5}),
+    Case(FOUR_STAGES, PAIR),
+    Case(TWO_STAGES),
+    *(Case({"shard": 2, **TWO_STAGES}, *rest) for rest in ((), (PAIR,), ({}, {"recompute": "blocks"}))),
 ]
 
 
 @pytest.mark.parametrize(
-    ("world", "cases"),
+    ("world_size", "cases"),
     [
-        (2, FORMS),
+        (2, CASES),
         pytest.param(2, VARIANTS, marks=pytest.mark.slow),
         pytest.param(4, MESHES, marks=pytest.mark.slow),
     ],
-    ids=["forms", "variants", "meshes"],
+    ids=["default", "variants", "meshes"],
 )
-def test_a_step_sends_the_bytes_that_a_plan_says(world: int, cases: list[Case]) -> None:
-    def work(ranks: ProcessGroup) -> list[float]:
+def test_bytes_of_a_step_match_estimate(world_size, cases):
+    def work(ranks):
         counts = []
         for case in cases:
             ranks.form_mesh(case.training.parallel, "cpu")
             counts.append(count_step_bytes(case, ranks))
         return counts
 
-    ends = together(world, work, timeout=60)
-    assert [end.code for end in ends] == [0] * world, ends
-    for i, case in enumerate(cases):
-        counts, planned = [end.said[i] for end in ends], case.plan(world)
-        print(f"{max(counts) / planned:.3f} of {planned / 1e6:.3f} MB on {world} ranks: {case}")
-        assert max(counts) == pytest.approx(planned, rel=0.01), case
-        if world == 2 or "pipeline" not in case.parallel:  # the stages of larger meshes differ
-            assert min(counts) == pytest.approx(planned, rel=0.01), case
+    for case, *counts in zip(cases, *outputs_of(world_size, work), strict=True):
+        expected = case.estimate(world_size)
+        assert max(counts) == pytest.approx(expected, rel=0.01), case
+        if world_size == 2 or "pipeline" not in case.parallel:  # the stages of larger meshes differ
+            assert min(counts) == pytest.approx(expected, rel=0.01), case

@@ -1,32 +1,32 @@
-"""Tests of train/tasks/base.py."""
-
-from __future__ import annotations
-
-from pathlib import Path
+"""Pairs of texts that are left out of training."""
 
 import pytest
-from tests.train.conftest import Notes, small_recipe
+from tests.train.conftest import Notes, small_recipe, user_error
 
-from polyhead.core.errors import UserError
 from polyhead.train.run_training import run_training
 
-pytestmark = pytest.mark.usefixtures("unsynced")
 
+@pytest.mark.usefixtures("no_report")
+def test_skipped_pairs_are_counted_and_reported(corpus_dir):
+    def append_pairs(n, mode="a"):
+        for side in ("de", "en"):
+            with (corpus_dir / f"train.{side}").open(mode) as file:
+                file.write(f"{'hund ' * 60}\n" * n)
 
-def test_that_most_pairs_are_left_out_is_a_warning_with_the_key_and_that_all_are_an_error(
-    corpus: Path,
-) -> None:
-    for side in ("de", "en"):
-        with (corpus / f"train.{side}").open("a") as file:
-            file.write(f"{'hund ' * 60}\n" * 60)
-    recipe, notes = small_recipe(corpus, steps=1, max_tokens=400), Notes()  # max_len 32
-    run_training(recipe, report=notes)
-    (said,) = (line for line in notes.said if line.startswith("warning"))
-    assert said == (
+    def train(out):
+        notes = Notes()
+        run_training(small_recipe(corpus_dir, out, steps=1, max_tokens=400), report=notes)  # max_len 32
+        return notes.lines
+
+    append_pairs(1)
+    lines = train("one")
+    assert "train: train.de + train.en: 40 of 41 pairs; skipped 1 overlong (first: line 41)" in lines
+    assert not [line for line in lines if line.startswith("warning")]
+    append_pairs(59)
+    assert [line for line in train("most") if line.startswith("warning")] == [
         "warning: train.de + train.en: 40 of 100 are used, the others are skipped; 60 are longer than 32 "
         "tokens: raise model.max_len, or split them"
-    )
-    for side in ("de", "en"):
-        (corpus / f"train.{side}").write_text(f"{'hund ' * 60}\n" * 60)
-    with pytest.raises(UserError, match=r"no usable pair in train.de \+ train.en: 0 of 60 pairs; skipped 60"):
-        run_training(recipe.model_copy(update={"out": corpus / "none"}), report=Notes())
+    ]
+    append_pairs(60, mode="w")
+    with user_error(r"no usable pair in train.de \+ train.en: 0 of 60 pairs; skipped 60"):
+        train("none")

@@ -1,6 +1,4 @@
-"""Tests of train/tasks/causal_lm_common.py."""
-
-from __future__ import annotations
+"""Positions that a causal language model gets."""
 
 from types import SimpleNamespace
 
@@ -10,14 +8,14 @@ import torch
 from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.train.tasks.causal_lm_common import causal_lm_features
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
-
 
 @pytest.mark.parametrize(
-    ("documents", "counts", "told"), [(False, False, False), (False, True, True), (True, False, True)]
+    ("has_documents", "needs_mask", "has_positions"),
+    [(False, False, False), (False, True, True), (True, False, True)],
 )
-def test_only_what_must_know_is_told_of_positions(documents, counts, told):
-    """Documents are always kept apart; padding that nothing sees is told to what counts tokens."""
+def test_positions_for_documents_and_padding_masks(has_documents, needs_mask, has_positions):
+    """Documents are always separated; padding that nothing attends to matters only to parts that count."""
     pos = torch.tensor([[0, 1, -1]])
-    model = SimpleNamespace(needs_padding_mask=counts, features=lambda tokens, pos: pos)
-    assert (causal_lm_features(model, TokenWindows(pos, pos, pos, documents)) is not None) == told
+    model = SimpleNamespace(needs_padding_mask=needs_mask, features=lambda tokens, pos: pos)
+    batch = TokenWindows(pos, pos, pos, has_documents)
+    assert (causal_lm_features(model, batch) is not None) == has_positions

@@ -1,18 +1,12 @@
-"""A model learns three conversations by heart and gives their answers back; nothing but
-answers is learned.
-"""
-
-from __future__ import annotations
+"""Chat training: conversations are memorized, only answers are labels, and padding is not counted."""
 
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.train.conftest import Notes
+from tests.train.conftest import Notes, user_error, with_train
 
 import polyhead as ph
 from polyhead.chat.apply_template import encode_chat
@@ -21,237 +15,197 @@ from polyhead.cli import main
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.models import build
 from polyhead.nn.feed_forward.moe import BALANCE_GRAD_SCALE
 from polyhead.nn.norm import BatchNorm
-from polyhead.run.run import Run
 from polyhead.train.run_training import run_training
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
-
-TALKS = [
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_report")]
+CHATS = [
     [("user", "hello"), ("assistant", "good day"), ("user", "who are you?"), ("assistant", "a small model")],
     [("system", "speak German"), ("user", "hello"), ("assistant", "guten Tag")],
     [("user", "1 + 1?"), ("assistant", "2"), ("user", "really?"), ("assistant", "yes, 2")],
 ]
 
 
-def messages(talk: list[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in talk]
+def messages(chat) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in chat]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("talks")
-    rows = [json.dumps({"messages": messages(talk)}) for talk in TALKS]
-    (where / "talks.jsonl").write_text("\n".join([*rows, "no conversation"]) + "\n")
-    return where
+def corpus_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("chats")
+    rows = [json.dumps({"messages": messages(chat)}) for chat in CHATS]
+    (directory / "chats.jsonl").write_text("\n".join([*rows, "no conversation"]) + "\n")
+    return directory
 
 
-def recipe(place: Path, out: str, **changes: Any) -> Recipe:
-    model = {
-        "d_model": 48,
-        "n_layers": 2,
-        "n_heads": 4,
-        "d_ff": 96,
-        "dropout": 0.0,
-        "max_len": 128,
-        "position": "rope",
-    }
-    train = {"steps": 90, "max_tokens": 256, "lr": 1e-2, "precision": "fp32", "log_every": 10,
-        "eval_every": 90,
-             "save_every": 90, "schedule": {"name": "cosine", "warmup": 10}}  # fmt: skip
+def recipe(directory, out, **changes) -> Recipe:
+    model = {"d_model": 48, "n_layers": 2, "n_heads": 4, "d_ff": 96, "dropout": 0.0, "max_len": 128}
+    train = {"steps": 90, "max_tokens": 256, "lr": 1e-2, "precision": "fp32", "log_every": 90}
+    train |= {"eval_every": 90, "save_every": 90, "schedule": {"name": "cosine", "warmup": 10}}
+    data = {"root": directory, "max_len": 120} | dict.fromkeys(("train", "valid", "test"), "chats.jsonl")
     return Recipe.model_validate(
         {
             "task": "chat",
-            "data": {
-                "root": place,
-                "train": "talks.jsonl",
-                "valid": "talks.jsonl",
-                "test": "talks.jsonl",
-                "max_len": 120,
-            },
+            "data": data,
             "tokenizer": {"vocab_size": 300},
-            "model": model | changes.pop("model", {}),
+            "model": model | {"position": "rope"} | changes.pop("model", {}),
             "train": train | changes.pop("train", {}),
             "generation": {"temperature": 0} | changes.pop("generation", {}),
-            "out": place / out,
+            "out": directory / out,
             **changes,
         }
     )
 
 
-def asked_and_answered(talk: list[tuple[str, str]]):
-    """Every answer of a conversation with what came before it."""
-    return [(messages(talk[:i]), content) for i, (role, content) in enumerate(talk) if role == "assistant"]
-
-
 @pytest.fixture(scope="module")
-def learned(place: Path) -> tuple[Run, Notes]:
+def trained_run(no_report, corpus_dir):
+    """A run that has memorized the conversations, and its notes."""
     notes = Notes()
-    with pytest.MonkeyPatch.context() as patch:
-        import os
-
-        patch.setattr(os, "fsync", lambda fd: None)
-        run, _ = run_training(recipe(place, "run"), report=notes)
+    run, _ = run_training(recipe(corpus_dir, "run"), report=notes)
     return run, notes
 
 
-def test_three_conversations_learned_by_heart_are_answered(learned, place):
-    run, notes = learned
-    for one in (run, ph.load(place / "run")):
-        assert one.generation.chat == Choice("plain")
-        for talk in TALKS:
-            for before, answer in asked_and_answered(talk):
-                assert one.chat(before) == answer
-    (told,) = [line for line in notes.said if line.startswith("train: talks.jsonl")]
-    assert "3 of 4 conversations, 5 answers; skipped 1 broken (first: line 4)" in told
+def test_conversations_are_memorized(trained_run, corpus_dir):
+    run, notes = trained_run
+    for model in (run, ph.load(corpus_dir / "run")):
+        assert model.generation.chat == Choice("plain")
+        for chat in CHATS:
+            for i, (role, content) in enumerate(chat):
+                assert role != "assistant" or model.chat(messages(chat[:i])) == content
+    (line,) = [line for line in notes.lines if line.startswith("train: chats.jsonl")]
+    assert "3 of 4 conversations, 5 answers; skipped 1 broken (first: line 4)" in line
 
 
-def test_the_loss_is_that_of_the_answers_alone(learned):
-    """By hand: the mean of -log p over what stands behind each question, up to the end of the turn."""
-    run, notes = learned
-    total, count = by_hand([run])
-    task = TASK.get("chat").open(run.recipe, run.tokenizer, Notes())
-    batches = [task.collate(rows) for rows in task.epoch_batches(0)]
-    assert (
-        sum(map(task.count_labels, batches))
-        == sum(task.loss(run.model, one).count for one in batches)
-        == count
-    )
-    (loss,), (ppl,) = notes.series("loss", "valid")[-1:], notes.series("ppl", "valid")[-1:]
-    assert loss == pytest.approx(total / count, rel=1e-3, abs=1e-5)
-    assert ppl == pytest.approx(torch.tensor(total / count).exp().item(), rel=1e-3)
-
-
-def by_hand(runs: list[Run]) -> tuple[float, int]:
-    """-log of the mean probability of what the assistant says, a conversation at a time, and how many tokens
-    that are.
-    """
+def sum_nll(runs) -> tuple[float, int]:
+    """-log of the mean probability of answers and their ends, one chat at a time, and their token count."""
     run, total, count = runs[0], 0.0, 0
-    format = run.chat_session().format
-    for talk in TALKS:
-        for i, (role, _) in enumerate(talk):
-            if role != "assistant":
-                continue
-            all_said = [Message(*one) for one in talk]
-            prompt = encode_chat(format, run.tokenizer, all_said[:i], add_generation_prompt=True).ids
-            whole = encode_chat(format, run.tokenizer, all_said[: i + 1]).ids
-            assert whole[: len(prompt)] == prompt
+    template = run.chat_session().format
+    for chat in CHATS:
+        for i in [i for i, (role, _) in enumerate(chat) if role == "assistant"]:
+            turns = [Message(*turn) for turn in chat]
+            prompt = encode_chat(template, run.tokenizer, turns[:i], add_generation_prompt=True).ids
+            ids = encode_chat(template, run.tokenizer, turns[: i + 1]).ids
+            assert ids[: len(prompt)] == prompt
             with torch.inference_mode():
-                p = [one.model(torch.tensor([whole]))[0].double().softmax(-1) for one in runs]
-                log_p = (sum(p) / len(p)).log()  # type: ignore[union-attr]
-            for at in range(len(prompt), len(whole)):
-                total, count = total - float(log_p[at - 1, whole[at]]), count + 1
+                p = [r.model(torch.tensor([ids]))[0].double().softmax(-1) for r in runs]
+                log_p = (sum(p) / len(p)).log()
+            for k in range(len(prompt), len(ids)):
+                total, count = total - float(log_p[k - 1, ids[k]]), count + 1
     return total, count
 
 
-def test_it_is_measured_from_the_shell(learned, place, capsys):
-    assert main(["eval", str(place / "run")]) == 0
-    rows = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
-    assert (
-        rows["loss"] == pytest.approx(learned[1].series("loss", "valid")[-1], abs=1e-3)
-        and rows["perplexity"] < 1.2
-    )
-    assert main(["eval", str(place / "run"), str(place / "talks.jsonl")]) == 0
-    assert main(["eval", str(place / "run"), "--beam-size", "2"]) == 2
+def test_loss_is_that_of_answers_only(trained_run):
+    run, notes = trained_run
+    total, count = sum_nll([run])
+    task = TASK.get("chat").open(run.recipe, run.tokenizer, Notes())
+    batches = [task.collate(rows) for rows in task.epoch_batches(0)]
+    assert sum(map(task.count_labels, batches)) == count
+    assert sum(task.loss(run.model, batch).count for batch in batches) == count
+    assert notes.series("loss", "valid")[-1] == pytest.approx(total / count, rel=1e-3, abs=1e-5)
+    assert notes.series("ppl", "valid")[-1] == pytest.approx(np.exp(total / count), rel=1e-3)
+
+
+def evaluate(capsys, *args) -> dict[str, float]:
+    assert main(["eval", *map(str, args)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {line.split()[0]: float(line.split()[1]) for line in lines}
+
+
+def test_eval_command_and_ensemble(trained_run, corpus_dir, capsys):
+    metrics = evaluate(capsys, corpus_dir / "run")
+    assert metrics["loss"] == pytest.approx(trained_run[1].series("loss", "valid")[-1], abs=1e-3)
+    assert metrics["perplexity"] < 1.2
+    assert evaluate(capsys, corpus_dir / "run", corpus_dir / "chats.jsonl")["loss"] == metrics["loss"]
+    assert main(["eval", str(corpus_dir / "run"), "--beam-size", "2"]) == 2
     capsys.readouterr()
-    second = ph.load(place / "run")
+    second = ph.load(corpus_dir / "run")
     with torch.no_grad():
         for p in second.model.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
-    second.save(place / "second")
-    assert main(["eval", str(place / "run"), "--ensemble", str(place / "second")]) == 0
-    rows = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
-    total, count = by_hand([learned[0], second])
-    assert rows["loss"] == pytest.approx(total / count, abs=1e-3) and rows["loss"] > 0.02
+    second.save(corpus_dir / "second")
+    metrics = evaluate(capsys, corpus_dir / "run", "--ensemble", corpus_dir / "second")
+    total, count = sum_nll([trained_run[0], second])
+    assert metrics["loss"] == pytest.approx(total / count, abs=1e-3) and metrics["loss"] > 0.02
 
 
-def test_a_file_is_measured_also_where_the_recipe_holds_out_a_share(learned, place, capsys):
-    other = place / "other.jsonl"
+def test_eval_of_a_file_ignores_valid_fraction(trained_run, corpus_dir, capsys):
+    other = corpus_dir / "other.jsonl"
     other.write_text(json.dumps({"messages": messages([("user", "hello"), ("assistant", "bonjour")])}))
-    shutil.copytree(place / "run", place / "sharing")
-    tree = yaml_io.parse_yaml((place / "run" / "recipe.yaml").read_text())
+    shutil.copytree(corpus_dir / "run", corpus_dir / "fraction")
+    tree = yaml_io.parse_yaml((corpus_dir / "run" / "recipe.yaml").read_text())
     tree["data"] |= {"valid": None, "valid_fraction": 0.4}
-    (place / "sharing" / "recipe.yaml").write_text(json.dumps(tree))
-    tables = []
-    for run in ("run", "sharing"):
-        assert main(["eval", str(place / run), str(other)]) == 0
-        tables.append(capsys.readouterr().out)
-    assert tables[0] == tables[1] and float(tables[0].split()[1]) > 1
+    (corpus_dir / "fraction" / "recipe.yaml").write_text(json.dumps(tree))
+    expected, actual = (evaluate(capsys, corpus_dir / name, other) for name in ("run", "fraction"))
+    assert actual == expected and expected["loss"] > 1
 
 
-def test_it_learns_on_from_a_run_in_its_format(learned, place):
-    """What begins with a run that converses keeps its way to; a format of one's own is kept too, and what
-    fits none is told.
-    """
-    notes = Notes()
-    own = recipe(place, "further", generation={"chat": "zephyr"})
-    own = own.model_copy(update={"train": own.train.model_copy(update={"steps": 1})})
-    run, _ = run_training(own, report=notes)
+def test_chat_format_is_inherited_by_later_runs(trained_run, corpus_dir):
+    own_recipe = recipe(corpus_dir, "further", generation={"chat": "zephyr"})
+    run, _ = run_training(with_train(own_recipe, steps=1), report=Notes())
     assert run.generation.chat == Choice("zephyr")
-    tree = {"task": "chat", "init_from": str(place / "further"), "out": str(place / "third"),
-            "data": {"root": str(place), "train": "talks.jsonl", "valid_fraction": 0.4, "max_len": 64},
-                "train": {"steps": 1}}  # fmt: skip
-    run, _ = run_training(Recipe.model_validate(tree), report=notes)
-    assert run.generation.chat == Choice("zephyr")
-    assert ph.load(place / "third").generation.chat == Choice("zephyr")
-    assert run_training(Recipe.model_validate(tree), report=notes, resume=True)[1].step == 1
-    unfit = tree | {"generation": {"chat": "chatml"}, "out": str(place / "fourth")}
-    with pytest.raises(UserError, match="this chat format needs the token"):
-        run_training(Recipe.model_validate(unfit), report=notes)
+    data = {"root": str(corpus_dir), "train": "chats.jsonl", "valid_fraction": 0.4, "max_len": 64}
+    sections = {"task": "chat", "init_from": str(corpus_dir / "further"), "out": str(corpus_dir / "third")}
+    sections |= {"data": data, "train": {"steps": 1}}
+    run, _ = run_training(Recipe.model_validate(sections), report=Notes())
+    assert run.generation.chat == ph.load(corpus_dir / "third").generation.chat == Choice("zephyr")
+    assert run_training(Recipe.model_validate(sections), report=Notes(), resume=True)[1].step == 1
+    unfit = sections | {"generation": {"chat": "chatml"}, "out": str(corpus_dir / "fourth")}
+    with user_error("this chat format needs the token"):
+        run_training(Recipe.model_validate(unfit), report=Notes())
 
 
-def test_recipes_that_cannot_be_are_refused(place):
-    task = TASK.get("chat")
+def test_unsuitable_recipe_is_refused(corpus_dir):
+    check = TASK.get("chat").check
     with pytest.raises(ValueError, match="'chat' does not measure 'bleu'; it measures loss"):
-        recipe(place, "x", train={"eval_bleu": True})
-    with pytest.raises(UserError, match="rows do not fit"):
-        task.check(recipe(place, "x", model={"max_len": 64}))
-    with pytest.raises(UserError, match=r"did you mean 'talks.jsonl'"):
-        task.check(
-            recipe(
-                place, "x", data={"root": place, "train": "talk.jsonl", "valid_fraction": 0.1, "max_len": 99}
-            )
-        )
-    with pytest.raises(UserError, match="max_tokens is 8, but row"):
-        run_training(recipe(place, "small", train={"max_tokens": 8}))
+        recipe(corpus_dir, "x", train={"eval_bleu": True})
+    with user_error("rows do not fit"):
+        check(recipe(corpus_dir, "x", model={"max_len": 64}))
+    data = {"root": corpus_dir, "train": "chat.jsonl", "valid_fraction": 0.1, "max_len": 99}
+    with user_error(r"did you mean 'chats.jsonl'"):
+        check(recipe(corpus_dir, "x", data=data))
+    with user_error("max_tokens is 8, but row"):
+        run_training(recipe(corpus_dir, "small", train={"max_tokens": 8}))
 
 
-@pytest.mark.parametrize("part", ["moe", "batchnorm"])
-def test_parts_that_count_tokens_count_no_padding(place, learned, part):
-    """Beside conversations that are read one at a time, without any padding."""
-    changes: dict[str, Any] = {
-        "moe": {"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}},
-        "batchnorm": {"norm": "batchnorm"},
-    }[part]
-    asked = recipe(place, "x", model={"n_layers": 1} | changes, train={"max_tokens": 4096})
-    tokenizer = learned[0].tokenizer
-    task = TASK.get("chat").open(asked, tokenizer, Notes())
+PARTS = {
+    "moe": {"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}},
+    "batchnorm": {"norm": "batchnorm"},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_statistics_do_not_count_padding(part, trained_run, corpus_dir):
+    """They are those of conversations one at a time, without padding."""
+    config = recipe(corpus_dir, "x", model={"n_layers": 1} | PARTS[part], train={"max_tokens": 4096})
+    tokenizer = trained_run[0].tokenizer
+    task = TASK.get("chat").open(config, tokenizer, Notes())
     [rows] = task.epoch_batches(0)
     batch = task.collate(rows)
     assert len(rows) == 3 and int((batch.pos < 0).sum()) > 9
-    model = build(asked.model.with_vocabulary(tokenizer.vocab_size), seed=1).train()
-    layer = model.stack.layers[0]
-    counts = layer.ffn if part == "moe" else next(m for m in model.modules() if isinstance(m, BatchNorm))
-    seen = []
-    hook = counts.register_forward_pre_hook(lambda module, given: seen.append(given[0][0].detach()))
+
+    def find_part(model):
+        norms = (module for module in model.modules() if isinstance(module, BatchNorm))
+        return model.stack.layers[0].ffn if part == "moe" else next(norms)
+
+    single, model = (build(config.model.with_vocabulary(tokenizer.vocab_size), seed=1).train() for _ in "ab")
+    inputs = []
+    hook = find_part(single).register_forward_pre_hook(lambda _, args: inputs.append(args[0][0].detach()))
     for row in rows:
-        model.features(task.collate(np.array([row])).tokens)
+        single.features(task.collate(np.array([row])).tokens)
     hook.remove()
-    alone = torch.cat(seen).double()
-    assert len(alone) == int((batch.pos >= 0).sum())
-    fresh = build(asked.model.with_vocabulary(tokenizer.vocab_size), seed=1).train()
-    task.loss(fresh, batch).total.backward()
+    x = torch.cat(inputs).double()
+    assert len(x) == int((batch.pos >= 0).sum())
+    task.loss(model, batch).total.backward()
     if part == "moe":
-        scores = (alone @ counts.router.weight.detach().double().T).softmax(-1)
-        picked = scores.topk(2, -1).indices.flatten().tolist()
-        loads = [picked.count(i) / len(alone) - 2 / 4 for i in range(4)]
-        wanted = BALANCE_GRAD_SCALE * torch.tensor(loads)
-        torch.testing.assert_close(fresh.stack.layers[0].ffn.balance.grad, wanted, rtol=1e-4, atol=1e-8)
+        scores = (x @ find_part(single).router.weight.detach().double().T).softmax(-1)
+        experts = scores.topk(2, -1).indices.flatten().tolist()
+        loads = torch.tensor([experts.count(i) / len(x) - 2 / 4 for i in range(4)])
+        actual = find_part(model).balance.grad
+        torch.testing.assert_close(actual, BALANCE_GRAD_SCALE * loads, rtol=1e-4, atol=1e-8)
     else:
-        norm = next(m for m in fresh.modules() if isinstance(m, BatchNorm))
-        torch.testing.assert_close(norm.running_mean.double(), 0.1 * alone.mean(0), rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(norm.running_var.double(), 0.9 + 0.1 * alone.var(0), rtol=1e-4, atol=1e-6)
+        norm = find_part(model)
+        torch.testing.assert_close(norm.running_mean.double(), 0.1 * x.mean(0), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(norm.running_var.double(), 0.9 + 0.1 * x.var(0), rtol=1e-4, atol=1e-6)

@@ -9,21 +9,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from polyhead.kernels.build_extension import processor_name, user_cache_dir
+from polyhead.kernels.build_extension import processor_name
+from polyhead.kernels.user_cache import lock_directory, make_cache_dir, read_private, write_private
 
 Product = Callable[..., Any]
 _ROUNDS = 5  # timed calls of each candidate
 _MIN_GAIN = 0.97  # of the time of the first candidate
+_MAX_BYTES = 100  # of a file with the name of a candidate
 _MIN_MULTIPLICATIONS = 2**20  # below, a choice costs more than it gains
 
 _choices: dict[tuple[Any, ...], str] = {}
@@ -41,11 +41,10 @@ def fastest_product(
         return next(iter(candidates.values()))
     shape = kind, *((size - 1).bit_length() for size in sizes), torch.get_num_threads()
     if shape not in _choices:
-        path = _choice_path("-".join(map(str, shape)))
-        if _read_choice(path) not in candidates:
-            _keep_choice(path, _measure(candidates, inputs))
-        kept = _read_choice(path)  # that of the process that was first
-        _choices[shape] = kept if kept is not None and kept in candidates else _measure(candidates, inputs)
+        folder = _folder()
+        path = folder and folder / "-".join(map(str, shape))
+        choice = _read_choice(path, candidates)
+        _choices[shape] = choice or _keep_choice(path, _measure(candidates, inputs), candidates)
     return candidates[_choices[shape]]
 
 
@@ -68,33 +67,25 @@ def _measure(candidates: Mapping[str, Product], inputs: tuple[Any, ...]) -> str:
 
 @cache
 def _folder() -> Path | None:
-    """The directory of the choices of this processor and version of torch; None without a home."""
+    """The directory of the choices of this processor and version of torch; None if nothing can be kept."""
     key = "\n".join([*processor_name(), torch.__version__])
     try:
-        return user_cache_dir() / f"products-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    except RuntimeError:
+        return make_cache_dir(f"products-{hashlib.sha256(key.encode()).hexdigest()[:16]}")
+    except (OSError, RuntimeError):
         return None
 
 
-def _choice_path(name: str) -> Path | None:
-    folder = _folder()
-    return None if folder is None else folder / name
+def _read_choice(path: Path | None, candidates: Iterable[str]) -> str | None:
+    """The choice of a file; None if it is none of the candidates."""
+    content = path and read_private(path, max_bytes=_MAX_BYTES)
+    return next((name for name in candidates if content == name.encode()), None)
 
 
-def _read_choice(path: Path | None) -> str | None:
-    try:
-        return None if path is None else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _keep_choice(path: Path | None, choice: str) -> None:
-    """Write a choice, unless another process was first or nothing can be written."""
-    if path is None:
-        return
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8") as file:
-            file.write(choice)
-            file.flush()
-            os.link(file.name, path)
+def _keep_choice(path: Path | None, choice: str, candidates: Iterable[str]) -> str:
+    """Write a choice, unless another process was first, whose choice is returned."""
+    if path is not None:
+        with contextlib.suppress(OSError), lock_directory(path.parent):
+            if first := _read_choice(path, candidates):
+                return first
+            write_private(path, choice.encode())
+    return choice

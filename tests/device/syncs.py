@@ -1,0 +1,190 @@
+"""Training and decoding steps do not synchronise with the device, which would wait for all of its work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.device.ghost import DEVICE, NAME, Ghost, ghost_device
+from tests.device.models import KINDS, PARTS, SIZES
+from tests.train.conftest import Notes, unsynced
+from tests.train.distributed.rank_runs import place, recipe_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import polyhead as ph
+from polyhead.cache.factory import make_cache
+from polyhead.core.choice import Choice
+from polyhead.core.registry import TASK
+from polyhead.generation.engine.batching import pad_next_inputs
+from polyhead.models import build
+from polyhead.nn import block_mask
+from polyhead.nn.block_mask import Visibility
+from polyhead.nn.device import to_model_device
+from polyhead.nn.feed_forward import grouped_experts
+from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
+from polyhead.train import loop
+from polyhead.train.run_training import run_training
+
+__all__ = ["place", "unsynced"]
+pytestmark = pytest.mark.usefixtures("unsynced")
+# the result, or its shape, depends on values on the device
+SYNCING_OPERATIONS = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::bincount",
+    "aten::equal",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::repeat_interleave",
+}
+INDEX_OPERATIONS = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+
+
+class SyncRecorder(TorchDispatchMode):
+    """Records the operations that wait for values on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, name = func(*args, **(kwargs or {})), func._schema.name
+        ghosts = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Ghost)]
+        by_mask = name in INDEX_OPERATIONS and any(x is not None and x.dtype == torch.bool for x in args[1])
+        is_copied = isinstance(out, torch.Tensor) and not isinstance(out, Ghost)
+        if ghosts and (name in SYNCING_OPERATIONS or by_mask or is_copied):
+            self.syncs.append(name)
+        return out
+
+
+@contextmanager
+def record_syncs() -> Iterator[list[str]]:
+    """Record also ``tolist``, which bypasses the dispatcher."""
+    mode, tolist = SyncRecorder(), Ghost.tolist
+
+    def record_tolist(self: Ghost) -> Any:
+        mode.syncs.append("tolist")
+        return tolist(self)
+
+    Ghost.tolist = record_tolist  # type: ignore[method-assign]
+    try:
+        with mode:
+            yield mode.syncs
+    finally:
+        Ghost.tolist = tolist  # type: ignore[method-assign]
+
+
+def test_syncs_are_recorded() -> None:
+    with ghost_device() as device, record_syncs() as syncs:
+        x = torch.arange(4, device=device)
+        assert not syncs
+        assert x[2] == 2
+        x[x > 1], x.nonzero(), x.cpu(), x.tolist(), x.max().item()
+    assert sorted(set(syncs)) == [
+        "aten::_local_scalar_dense",
+        "aten::_to_copy",
+        "aten::index",
+        "aten::nonzero",
+        "tolist",
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("changes", PARTS, ids=str)
+def test_training_forward_has_no_sync(
+    kind: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the backward pass, with padding and several documents in a row."""
+    # torch has no autocast for Python devices
+    monkeypatch.setattr(grouped_experts, "product_dtype", lambda x: torch.bfloat16)
+    sizes = SIZES | {"kind": kind, "dropout": 0.1}
+    with ghost_device() as device:
+        model = build(ph.ModelConfig.model_validate({**sizes, **changes}), seed=1).to(device).train()
+        tokens, pos = torch.randint(0, 50, (3, 9)), torch.arange(9).repeat(3, 1)
+        pos[1, 6:] = -1
+        if kind != "encoder-decoder":
+            pos[0, 4:] = torch.arange(5)
+        tokens, pos, labels = to_model_device(model, (tokens, pos, tokens.masked_fill(pos < 0, IGNORE_INDEX)))
+        inputs = (tokens, tokens, pos, pos) if kind == "encoder-decoder" else (tokens, pos)
+        with record_syncs() as syncs:
+            loss = cross_entropy(model.features(*inputs), model.head, labels, 0.1)
+            loss.total.backward()
+    assert not syncs
+
+
+def test_documents_use_block_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built once for layers of the same visibility, without a synchronisation."""
+    monkeypatch.setattr(block_mask, "BLOCK_SIZE", 4)
+    monkeypatch.setattr(block_mask, "BLOCK_MASK_DTYPES", {torch.float32})
+    layers = [{}, {"attention": {"name": "softmax", "window": 3, "sink": 1}}]
+    sizes = SIZES | {"kind": "decoder", "d_model": 64, "n_layers": 4, "layer_pattern": layers}
+    tokens, pos = torch.randint(0, 50, (3, 9)), torch.arange(9).repeat(3, 1)
+    pos[1, 6:], pos[0, 4:] = -1, torch.arange(5)
+
+    def build_masks(model: Any) -> dict[Visibility, Any]:
+        model.stack.has_compiled_layers = True
+        inputs = to_model_device(model, (tokens, pos.clone()))
+        with record_syncs() as syncs:
+            model.features(*inputs)
+        assert not syncs
+        masks: dict[Visibility, Any] = inputs[1].block_masks
+        return masks
+
+    model = build(ph.ModelConfig.model_validate(sizes), seed=1)
+    with ghost_device() as device:
+        ghost_model = build(ph.ModelConfig.model_validate(sizes), seed=1).to(device)
+        assert not build_masks(ghost_model)
+        monkeypatch.setattr(block_mask, "BLOCK_MASK_DEVICES", {NAME})
+        actual = build_masks(ghost_model)
+    assert not build_masks(model)
+    monkeypatch.setattr(block_mask, "BLOCK_MASK_DEVICES", {"cpu"})
+    expected = build_masks(model)
+    assert set(actual) == set(expected) == {Visibility(True), Visibility(True, 3, 1)}
+    for visibility, mask in expected.items():
+        for a, b in zip(actual[visibility].as_tuple(), mask.as_tuple(), strict=True):
+            assert isinstance(a, Ghost) == isinstance(b, torch.Tensor)
+            assert not isinstance(a, Ghost) or torch.equal(a.raw, b)
+
+
+@pytest.mark.parametrize("task", TASK.names())
+def test_train_step_syncs_only_metrics(task: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradient norm are copied to the CPU once, at the end of the step."""
+    actual: list[list[str]] = []
+    step = loop.train_step
+
+    def record_step(*rest: Any) -> str:
+        with record_syncs() as syncs:
+            reason = step(*rest)
+        actual.append(syncs)
+        return reason
+
+    monkeypatch.setattr(loop, "train_step", record_step)
+    with ghost_device():
+        recipe = recipe_of(
+            place, task, f"{task}-asks", precision="fp32", ema=0.9, steps=3, device=str(DEVICE)
+        )
+        run_training(recipe, report=Notes())
+    assert actual == [["aten::_to_copy"]] * 3
+
+
+@pytest.mark.parametrize("position", ["rope", "alibi", "sinusoidal", "disentangled"])
+@torch.no_grad()
+def test_decoding_step_has_no_sync(position: str) -> None:
+    """With the cache that supports CUDA graphs."""
+    with ghost_device() as device:
+        sizes = SIZES | {"kind": "decoder", "position": position}
+        model = build(ph.ModelConfig.model_validate(sizes), seed=1).to(device).eval()
+        cache = make_cache(Choice("static", preallocate=True), model.cache_shape, 3, 20)
+        with record_syncs() as syncs:
+            for t in range(3):
+                tokens, pos = pad_next_inputs([[7 + t], [8], [9]], [t, t, t], device)
+                cache.prepare_step(range(3), pos)
+                model.decode(tokens, pos, cache)
+    assert not syncs

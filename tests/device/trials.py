@@ -1,0 +1,83 @@
+"""Trials of a comparison that train on a second device are measured and timed on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.device.ghost import DEVICE, ghost_device
+from tests.train.conftest import Notes, unsynced
+from tests.train.distributed.rank_runs import place, recipe_of
+
+from polyhead.compare import io as io_module
+from polyhead.compare import step_budget as counting
+from polyhead.compare.io import read_json_file, write_json_file
+from polyhead.compare.tasks.base import COMPARED_TASKS, get_compared_task
+from polyhead.compare.trial import run_trial
+from polyhead.config.recipe import Recipe
+from polyhead.core.registry import TASK
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.train.distill import DistillationTask
+from polyhead.train.run_training import run_training
+
+__all__ = ["place", "unsynced"]
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+def measure_trial(
+    recipe: Recipe, budget: tuple[str, float], tokenizer: Path, steps: int | None = None
+) -> dict[str, Any]:
+    """The result of a trial of a recipe."""
+    recipe = recipe.model_copy(
+        update={"data": recipe.data.model_copy(update={"test": recipe.data.valid, "target_lang": "en"})}
+    )
+    if not tokenizer.is_dir():
+        texts = TASK.get(recipe.task.name).iter_texts(recipe)
+        train_tokenizer(texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size).save(tokenizer)
+    trial = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "tokenizer": str(tokenizer)}
+    write_json_file(recipe.out / io_module.TRIAL_FILE, trial | {"steps": steps})
+    assert run_trial(recipe.out)
+    actual = read_json_file(recipe.out / io_module.RESULT_FILE)
+    assert actual is not None
+    assert actual["status"] == "done", actual["message"]
+    return actual
+
+
+@pytest.mark.parametrize("task", COMPARED_TASKS.names())
+def test_trials_match_the_cpu(task: str, place: Path) -> None:
+    budget, tokenizer = ("steps", 4), place / f"tokenizer-{task}"
+    expected = measure_trial(recipe_of(place, task, f"cell-{task}-here", device="cpu"), budget, tokenizer)
+    with ghost_device():
+        device_recipe = recipe_of(place, task, f"cell-{task}-there", device=str(DEVICE))
+        actual = measure_trial(device_recipe, budget, tokenizer)
+    assert actual.keys() == expected.keys()
+    for name in ("parameters", "flops_per_token", "cache_per_token", "cache_constant", "dead"):
+        assert actual[name] == expected[name], name
+    for measure in get_compared_task(task).measures:
+        assert actual[measure.name] == pytest.approx(expected[measure.name], rel=1e-3), measure.name
+    assert (actual["decode_tokens_per_s"] is None) == (expected["decode_tokens_per_s"] is None)
+
+
+def test_time_budget_is_probed_on_the_device(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Student and teacher are both on the device."""
+    devices: list[torch.device] = []
+    check_memory = counting.check_memory
+
+    def rehearse(training: Any, task: Any, *rest: Any) -> None:
+        assert isinstance(task, DistillationTask)
+        models = (training.model, *(teacher.run.model for teacher in task.teachers))
+        devices.extend(p.device for one in models for p in one.parameters())
+        check_memory(training, task, *rest)
+
+    monkeypatch.setattr(counting, "check_memory", rehearse)
+    monkeypatch.setattr(counting, "PROBE_SHARE", 0.0)
+    monkeypatch.setattr(counting, "MIN_PROBE_SECONDS", 0.1)
+    teacher = recipe_of(place, "language-model", "teacher", precision="fp32", device="cpu")
+    run_training(teacher, report=Notes())
+    with ghost_device():
+        student = recipe_of(place, "language-model", "student", device=str(DEVICE)).model_dump(mode="json")
+        recipe = Recipe.model_validate(student | {"distill": {"teacher": str(teacher.out)}})
+        assert measure_trial(recipe, ("time", 0.5), teacher.out)["seconds_per_step"] > 0
+    assert set(devices) == {DEVICE}

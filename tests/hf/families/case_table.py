@@ -1,0 +1,15 @@
+"""Tables of reference configs by family: lines of [config, ..., base, changes of the base]."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def read_table(name: str) -> tuple[dict[str, dict[str, Any]], dict[str, list[list[Any]]]]:
+    """The bases of a table, and its rows by family with the sizes of their base filled in."""
+    families = yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    bases = families.pop("bases")
+    for rows in families.values():
+        rows[:] = [[*head, (bases[base] if base else {}) | changes] for *head, base, changes in rows]
+    return bases, families

@@ -1,0 +1,94 @@
+"""Checkpoints of sentence-transformers: a reference model with the files that define vectors of texts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from tests.hf.conftest import TEXTS, make
+
+from polyhead.cli import main
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
+BERT |= {"max_position_embeddings": 64}
+POOLING = {
+    "cls": lambda x: x[0],
+    "mean": lambda x: x.mean(0),
+    "max": lambda x: x.amax(0),
+    "lasttoken": lambda x: x[-1],
+}
+# (inputs, outputs, bias, activation) of each dense map
+DenseMap = tuple[int, int, bool, str]
+
+
+def make_bert(directory: Path, pooling: dict[str, Any], *modules: str) -> Any:
+    """A small BERT with the files of sentence-transformers as versions 2 to 5 wrote them."""
+    model = make(directory, "BertConfig", auto="AutoModel", **BERT)
+    set_template(directory, [1], [2], has_segments=True)
+    write_modules(directory, pooling, *modules)
+    return model
+
+
+def set_template(directory: Path, prefix: list[int], suffix: list[int], **options: Any) -> None:
+    """The ids that the tokenizer puts around a text."""
+    Tokenizer.load(directory).with_template(prefix, suffix).save(directory, **options)
+
+
+def write_modules(directory: Path, pooling: dict[str, Any], *modules: str) -> None:
+    steps = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{name}" if i else "",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for i, name in enumerate(["Transformer", "Pooling", *modules])
+    ]
+    (directory / "modules.json").write_text(json.dumps(steps))
+    (directory / "1_Pooling").mkdir()
+    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": 16, **pooling})
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content))
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def write_dense(directory: Path, maps: list[DenseMap]) -> list[torch.nn.Linear]:
+    """Random weights in the directories that ``write_modules`` names."""
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(inputs, outputs, bias) for inputs, outputs, bias, _ in maps]
+    for i, (layer, (inputs, outputs, bias, activation)) in enumerate(zip(layers, maps, strict=True), 2):
+        path = directory / f"{i}_Dense"
+        path.mkdir()
+        config = {"in_features": inputs, "out_features": outputs, "bias": bias}
+        write_json(path / "config.json", config | {"activation_function": f"torch.nn.modules.{activation}"})
+        save_file({f"linear.{key}": x for key, x in layer.state_dict().items()}, path / "model.safetensors")
+    return layers
+
+
+def reference_vectors(
+    model: Any, directory: Path, mode: str, normalize: bool, prompt: str = "", max_len: int = 64
+) -> torch.Tensor:
+    """(texts, d_model): the vectors of TEXTS by the formulas of sentence-transformers."""
+    tokenizer, rows = transformers.AutoTokenizer.from_pretrained(directory), []
+    for text in TEXTS:
+        inputs = tokenizer(prompt + text, truncation=True, max_length=max_len, return_tensors="pt")
+        with torch.no_grad():
+            rows.append(POOLING[mode](model(**inputs).last_hidden_state[0]))
+    vectors = torch.stack(rows)
+    return vectors / vectors.norm(dim=1, keepdim=True) if normalize else vectors
+
+
+def round_trip(directory: Path) -> tuple[Path, Path]:
+    """``checkpoint`` imported as a run and exported again: both directories."""
+    run_dir, exported_dir = directory / "run", directory / "exported"
+    assert main(["import", str(directory / "checkpoint"), str(run_dir)]) == 0
+    assert main(["export", str(run_dir), str(exported_dir), "--to", "hf"]) == 0
+    return run_dir, exported_dir

@@ -1,0 +1,264 @@
+"""Compilations happen once, end with their process, and only complete libraries of this user are loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.kernels.user_cache_helpers import set_owner
+
+from polyhead.kernels import user_cache
+from polyhead.kernels.compile_library import CompileError, compile_library, has_library
+
+OTHER_PROCESS = """
+import pathlib, sys
+from polyhead.kernels.compile_library import compile_library
+compile_library(pathlib.Path(sys.argv[1]), sys.argv[2:], pathlib.Path("."))
+"""
+BLOCKING_SCRIPT = "sleep 1000 & echo $! >> pids; echo $$ >> pids; wait"  # a driver and its compiler
+
+
+class Compiler:
+    """A script in the place of a compiler, and a log of its calls."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path, self.directory = directory / "g++", directory
+
+    def write(self, body: str) -> None:
+        """``$output`` is the library to write."""
+        script = f'#!/bin/sh\necho call >> calls\nfor output; do :; done\n{body}\necho library > "$output"\n'
+        self.path.write_text(script)
+        self.path.chmod(0o755)
+
+    @property
+    def num_calls(self) -> int:
+        calls = self.directory / "calls"
+        return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+    def compile(self, library: Path) -> None:
+        compile_library(library, [str(self.path)], self.directory)
+
+    def start_process(self, library: Path) -> subprocess.Popen[bytes]:
+        """Compile in another process, and return when its compiler and the compiler's child run."""
+        command = [sys.executable, "-c", OTHER_PROCESS, str(library), str(self.path)]
+        process = subprocess.Popen(command, cwd=self.directory, stderr=subprocess.DEVNULL)
+        poll(lambda: len(self.pids) == 2)
+        return process
+
+    @property
+    def pids(self) -> list[int]:
+        path = self.directory / "pids"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def poll(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; pytest's timeout ends a test in which it never holds."""
+    while not condition():
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Iterator[Compiler]:
+    compiler = Compiler(tmp_path)
+    compiler.write("")
+    yield compiler
+    for pid in filter(is_running, compiler.pids):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def num_waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Counts the threads of this process that have asked for the lock."""
+    semaphore, flock = threading.Semaphore(0), user_cache.fcntl.flock
+
+    def count_waiting(*arguments) -> None:
+        semaphore.release()
+        flock(*arguments)
+
+    monkeypatch.setattr(user_cache.fcntl, "flock", count_waiting)
+    return semaphore
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    (tmp_path / "cache").mkdir(mode=0o700)
+    return tmp_path / "cache" / "kernels-1.so"
+
+
+def test_compiled_library_is_found_again(tmp_path: Path, library: Path, capsys) -> None:
+    (tmp_path / "kernels.cpp").write_text('extern "C" int answer() { return 42; }')
+    compile_library(library, ["g++", "-shared", "-fPIC", "kernels.cpp"], tmp_path)
+    assert ctypes.CDLL(str(library)).answer() == 42
+    assert capsys.readouterr().err.startswith("polyhead: compiling kernels")
+    assert sorted(path.name for path in library.parent.iterdir()) == [
+        "kernels-1.sha256",
+        "kernels-1.so",
+        "lock",
+    ]
+    compile_library(library, ["no-such-compiler"], tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+def test_library_is_private_with_any_umask(compiler: Compiler, library: Path) -> None:
+    old = os.umask(0)
+    try:
+        compiler.compile(library)
+    finally:
+        os.umask(old)
+    assert has_library(library)
+    assert library.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "no digest", "damaged digest", "no library"])
+def test_damaged_libraries_are_rebuilt(damage: str, compiler: Compiler, library: Path) -> None:
+    compiler.compile(library)
+    digest = library.with_suffix(".sha256")
+    if damage == "truncated":
+        library.write_bytes(library.read_bytes()[:-1])
+    elif damage == "changed":
+        library.write_bytes(b"L" + library.read_bytes()[1:])
+    elif damage == "no digest":
+        digest.unlink()
+    elif damage == "damaged digest":
+        digest.write_bytes(b"\xff" * 1000)
+    else:
+        library.unlink()
+    assert not has_library(library)
+    compiler.compile(library)
+    assert compiler.num_calls == 2
+    assert library.read_text() == "library\n"
+    assert has_library(library)
+
+
+@pytest.mark.parametrize("reason", ["writable by the group", "writable by all", "of another user"])
+def test_shared_libraries_are_refused(reason: str, compiler: Compiler, library: Path, monkeypatch) -> None:
+    compiler.compile(library)
+    if reason == "of another user":
+        set_owner(monkeypatch, library, 4321)
+    else:
+        library.chmod(0o720 if "group" in reason else 0o702)
+    with pytest.raises(PermissionError, match=str(library)):
+        compiler.compile(library)
+    assert compiler.num_calls == 1
+
+
+def test_digests_of_other_users_are_replaced(compiler: Compiler, library: Path, monkeypatch) -> None:
+    compiler.compile(library)
+    set_owner(monkeypatch, library.with_suffix(".sha256"), 4321)
+    assert not has_library(library)
+    compiler.compile(library)
+    assert has_library(library)
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_failures_are_remembered(has_locks: bool, compiler: Compiler, library: Path, monkeypatch) -> None:
+    if not has_locks:
+        monkeypatch.setattr(user_cache.fcntl, "flock", lambda *_: os.lstat("/no such file"))
+    compiler.write("echo 'In file included from a.hpp:' >&2; echo 'k.cpp:3:1: error: no' >&2; exit 1")
+    with pytest.raises(CompileError, match=r"^g\+\+ failed: k\.cpp:3:1: error: no$"):
+        compiler.compile(library)
+    marker = library.with_suffix(".failed")
+    with pytest.raises(CompileError, match=rf"k\.cpp:3:1: error: no; to compile again, delete {marker}$"):
+        compiler.compile(library)
+    assert compiler.num_calls == 1
+    compiler.write("")
+    compiler.compile(library.with_name("kernels-2.so"))  # other sources, flags, compiler or processor
+    marker.unlink()
+    compiler.compile(library)
+    assert compiler.num_calls == 3
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
+        "echo 'cc1plus: out of memory allocating 65536 bytes' >&2; exit 1",
+        "echo '/tmp/x.s: fatal error: No space left on device' >&2; exit 1",
+        "kill -s KILL $$",
+    ],
+)
+def test_transient_failures_are_not_remembered(failure: str, compiler: Compiler, library: Path) -> None:
+    compiler.write(failure)
+    with pytest.raises(CompileError, match="failed: "):
+        compiler.compile(library)
+    compiler.write("")
+    compiler.compile(library)
+    assert compiler.num_calls == 2
+
+
+def test_threads_compile_once(compiler: Compiler, library: Path, num_waiting) -> None:
+    compiler.write("while [ ! -e go ]; do sleep 0.02; done")
+    threads = [threading.Thread(target=compiler.compile, args=[library]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        num_waiting.acquire()
+    (compiler.directory / "go").touch()
+    for thread in threads:
+        thread.join()
+    assert compiler.num_calls == 1
+    assert has_library(library)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_compilers_end_with_their_process(
+    number: int, compiler: Compiler, library: Path, num_waiting
+) -> None:
+    compiler.write(BLOCKING_SCRIPT)
+    process = compiler.start_process(library)
+    pids = compiler.pids
+    assert all(map(is_running, pids))
+    # a thread of this process waits for the lock and compiles when the process dies
+    compiler.write("")
+    thread = threading.Thread(target=compiler.compile, args=[library])
+    thread.start()
+    num_waiting.acquire()
+    assert compiler.num_calls == 1
+    process.send_signal(number)
+    assert process.wait() != 0
+    thread.join()
+    poll(lambda: not any(map(is_running, pids)))
+    assert compiler.num_calls == 2
+    assert has_library(library)
+    assert sorted(path.suffix for path in library.parent.iterdir()) == ["", ".sha256", ".so"]
+
+
+def test_interrupted_compilation_cleans_up(compiler: Compiler, library: Path, monkeypatch) -> None:
+    def communicate(process: subprocess.Popen[str]) -> tuple[str, str]:
+        poll(lambda: len(compiler.pids) == 2)
+        raise KeyboardInterrupt
+
+    compiler.write(BLOCKING_SCRIPT)
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    with pytest.raises(KeyboardInterrupt):
+        compiler.compile(library)
+    poll(lambda: not any(map(is_running, compiler.pids)))
+    assert [path.name for path in library.parent.iterdir()] == ["lock"]
+
+
+def test_compiler_messages_are_english(compiler: Compiler, library: Path, monkeypatch) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    compiler.write('echo "error: $LC_ALL" >&2; exit 1')
+    with pytest.raises(CompileError, match=r"error: C$"):
+        compiler.compile(library)
+
+
+def test_compilers_do_not_write_to_stdout(compiler: Compiler, library: Path, capfd) -> None:
+    compiler.write("echo output")
+    compiler.compile(library)
+    assert capfd.readouterr().out == ""

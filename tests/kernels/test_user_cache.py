@@ -1,0 +1,121 @@
+"""Files of the user's cache are private, and files of others are refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.kernels.user_cache_helpers import set_owner
+
+from polyhead.kernels import user_cache
+from polyhead.kernels.user_cache import (
+    check_private,
+    lock_directory,
+    make_cache_dir,
+    read_private,
+    write_private,
+)
+
+
+@pytest.fixture
+def no_umask():
+    old = os.umask(0)
+    yield
+    os.umask(old)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    return path
+
+
+def test_directories_and_files_are_private(tmp_path: Path, monkeypatch, no_umask) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    directory = make_cache_dir("products", "cpu")
+    assert directory == tmp_path / "new" / "polyhead" / "products" / "cpu"
+    for path in (directory, directory.parent, directory.parent.parent):
+        assert path.stat().st_mode & 0o777 == 0o700
+    write_private(directory / "file", b"content")
+    assert (directory / "file").stat().st_mode & 0o777 == 0o600
+    assert read_private(directory / "file", max_bytes=7) == b"content"
+    assert os.listdir(directory) == ["file"]
+
+
+@pytest.mark.parametrize("level", ["polyhead", "polyhead/products"])
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o720])
+def test_writable_directories_are_refused(level: str, mode: int, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "polyhead" / "products").mkdir(parents=True)
+    (tmp_path / level).chmod(mode)
+    with pytest.raises(PermissionError, match=f"{tmp_path / level} can be written by other users"):
+        make_cache_dir("products")
+
+
+def test_directories_of_other_users_are_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    set_owner(monkeypatch, make_cache_dir(), 4321)
+    with pytest.raises(PermissionError, match=f"user 4321; expected user {os.getuid()}"):
+        make_cache_dir()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o755, 0o600])
+def test_readable_files_are_accepted(mode: int, file: Path) -> None:
+    file.chmod(mode)
+    check_private(file)
+    assert read_private(file, max_bytes=7) == b"content"
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_writable_files_are_refused(mode: int, file: Path) -> None:
+    file.chmod(mode)
+    with pytest.raises(PermissionError):
+        check_private(file)
+    assert read_private(file, max_bytes=7) is None
+
+
+@pytest.mark.parametrize("foreign", ["file", "link"])
+def test_links_need_both_owners(foreign: str, file: Path, monkeypatch) -> None:
+    link = file.with_name("link")
+    link.symlink_to(file)
+    check_private(link)
+    set_owner(monkeypatch, file.with_name(foreign), 4321)
+    with pytest.raises(PermissionError, match="belongs to user 4321"):
+        check_private(link)
+
+
+def test_systems_without_user_ids_have_no_check(file: Path, monkeypatch) -> None:
+    file.chmod(0o666)
+    monkeypatch.delattr(os, "getuid")
+    check_private(file)
+
+
+def test_long_and_irregular_files_are_not_read(file: Path) -> None:
+    assert read_private(file, max_bytes=6) is None
+    assert read_private(file.parent, max_bytes=7) is None
+    assert read_private(file.with_name("missing"), max_bytes=7) is None
+    os.mkfifo(file.with_name("fifo"), 0o600)
+    assert read_private(file.with_name("fifo"), max_bytes=7) is None
+
+
+def test_write_private_replaces_links(file: Path) -> None:
+    link = file.with_name("link")
+    link.symlink_to(file)
+    write_private(link, b"new")
+    assert file.read_bytes() == b"content"
+    assert not link.is_symlink()
+    assert link.read_bytes() == b"new"
+
+
+def test_file_systems_without_locks(tmp_path: Path, monkeypatch) -> None:
+    with lock_directory(tmp_path) as is_locked:
+        assert is_locked
+
+    def flock(file: object, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(user_cache.fcntl, "flock", flock)
+    with lock_directory(tmp_path) as is_locked:
+        assert not is_locked

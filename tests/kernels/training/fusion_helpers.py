@@ -1,0 +1,68 @@
+"""Shared by the tests of fused sub-layers: whether they are fused, and their gradients in each precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyhead.kernels.training import mode
+from polyhead.kernels.training.mode import TrainingKernels
+from polyhead.nn import kv
+
+
+@contextmanager
+def record_fusions(monkeypatch: pytest.MonkeyPatch, table: str = "SUBLAYER_FUSIONS") -> Iterator[list[bool]]:
+    """For each call that has a form in this table of ``mode``, whether it was fused."""
+    record: list[bool] = []
+
+    def record_use(fusion: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            index = len(record)
+            record.append(True)  # before the call, which a recomputation leaves by an exception
+            out = fusion(*args, **kwargs)
+            record[index] = out is not None
+            return out
+
+        return call
+
+    fusions = {kind: record_use(fusion) for kind, fusion in getattr(mode, table).items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(mode, table, fusions)
+        yield record
+
+
+def compute_gradients(sublayer: nn.Module, inputs: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
+    """The output, and the gradients of the inputs and of all parameters."""
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    out = sublayer(*inputs)
+    return [out, *torch.autograd.grad((out * weights.to(out.dtype)).sum(), (*inputs, *sublayer.parameters()))]
+
+
+def run_precisions(
+    sublayer: nn.Module, inputs: Sequence[Tensor], weights: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Each output and gradient: fused in fp32, fused in bf16, plain in bf16, plain in fp64."""
+    state = torch.get_rng_state()
+
+    def run(*contexts: AbstractContextManager[object]) -> list[Tensor]:
+        torch.set_rng_state(state)
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            return compute_gradients(sublayer, inputs, weights)
+
+    bf16 = torch.autocast("cpu", torch.bfloat16)
+    with record_fusions(monkeypatch) as is_fused:
+        fused_fp32, fused_bf16 = run(TrainingKernels()), run(bf16, TrainingKernels())
+    assert is_fused == [True, True]
+    assert {x.dtype for x in (*fused_fp32, *fused_bf16)} == {torch.float32}
+    monkeypatch.setattr(kv, "_prefer_math_attention", lambda q, kv: False)
+    plain_bf16 = run(bf16)
+    sublayer.double()
+    inputs, weights = [x.double() for x in inputs], weights.double()
+    return zip(fused_fp32, fused_bf16, plain_bf16, run(), strict=True)

@@ -1,0 +1,29 @@
+"""Shared by the tests of recurrent and convolutional blocks."""
+
+import torch
+from tests.nn.model_helpers import randomize
+
+from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.registry import BLOCK
+from polyhead.nn.position.base import Position
+
+C = 6
+SIZES = {
+    "vocab_size": 23, "d_model": C, "n_heads": 2, "n_layers": 2, "d_ff": 8, "max_len": 32, "dropout": 0.0
+}  # fmt: skip
+HOLES = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [-1, 0, -1, 1, 2, -1, -1], [-1, -1, -1, 0, 1, 2, 3]])
+
+
+def make_block(name, cross=False, **options):
+    """One layer in float64 with random weights, no norm."""
+    attention = {"name": "softmax", "bias": False}
+    config = ModelConfig(**SIZES, norm="none", attention=attention, position="none")
+    shape = config.attention_shape(causal=cross)
+    return randomize(
+        BLOCK.build(Choice(name, **options), config, shape, Position(shape), cross).double(), 0.6
+    )
+
+
+def draw(*shape):
+    return torch.randn(*shape, C, dtype=torch.float64)
