@@ -42,7 +42,15 @@ def workdir(tmp_path, monkeypatch):
     Path("t.tsv").write_text(f"text\tlabel\n{labelled_rows}")
 
 
-@pytest.mark.parametrize("task", FILES)
+@pytest.mark.parametrize(
+    "task",
+    [
+        "translation",
+        "language-model",
+        pytest.param("masked-lm", marks=pytest.mark.slow),
+        pytest.param("classification", marks=pytest.mark.slow),
+    ],
+)
 def test_hugging_face_recipe_trains_and_exports_equal_logits(task, cli):
     cli("init", *FILES[task], "--for", "hf", *SMALL.split(), "--output", "mine.yaml")
     run = ph.train("mine.yaml", quiet=True)

@@ -23,7 +23,13 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 
 @pytest.mark.parametrize(
-    "words", ["train.en train.de", "stories.txt", "stories.txt task=masked-lm", "a.csv data.text=review"]
+    "words",
+    [
+        "train.en train.de",
+        pytest.param("stories.txt", marks=pytest.mark.slow),
+        pytest.param("stories.txt task=masked-lm", marks=pytest.mark.slow),
+        "a.csv data.text=review",
+    ],
 )
 def test_proposed_recipe_trains(words, workdir, cli):
     write_lines("train.en", "train.de", lines=SENTENCES * 3)

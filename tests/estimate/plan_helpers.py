@@ -38,6 +38,9 @@ RECIPES = {
     "classification": recipe_text("classification", "train: t.tsv, valid: v.tsv, text: text, label: label"),
 }
 
+DEFAULT_TASKS = ("translation", "classification")
+TASKS = [n if n in DEFAULT_TASKS else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]
+
 
 @pytest.fixture
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

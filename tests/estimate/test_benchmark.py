@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.estimate.plan_helpers import RECIPES
+from tests.estimate.plan_helpers import TASKS
 from tests.estimate.plan_helpers import workdir as workdir
 
 from polyhead.config.model import ModelConfig
@@ -18,7 +18,7 @@ from polyhead.run.recipe import load_recipe
 SIZES = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", TASKS)
 def test_run_time_follows_from_updates(workdir, name):
     rng_state = torch.get_rng_state()
     plan = estimate(load_recipe(f"{name}.yaml"), seconds=0.01, decode_batch=(2,))

@@ -27,7 +27,9 @@ def labels_of(lines):
     return ["red" if "red" in line else "other" for line in lines]
 
 
-@pytest.mark.parametrize("train", [["few.txt", "many.txt"], ["many.txt", "few.txt"]])
+@pytest.mark.parametrize(
+    "train", [["few.txt", "many.txt"], pytest.param(["many.txt", "few.txt"], marks=pytest.mark.slow)]
+)
 def test_order_of_files_does_not_matter(workdir, monkeypatch, train):
     """One file has fewer lines than a block of the sample."""
     for name, n in (("few", 200), ("many", 8000), ("valid", 40)):
@@ -38,7 +40,7 @@ def test_order_of_files_does_not_matter(workdir, monkeypatch, train):
     assert sample.text["looked_at"] == pytest.approx(40_000 / sample.text["bytes"], rel=0.1)
 
 
-@pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
+@pytest.mark.parametrize("kind", [pytest.param("byte", marks=pytest.mark.slow), "char", "bpe"])
 def test_vocabulary_of_a_sample(workdir, monkeypatch, kind):
     """It has all bytes and characters; of BPE merges it may have as many as requested."""
     for name, n in (("t", 3000), ("v", 40)):
@@ -50,7 +52,9 @@ def test_vocabulary_of_a_sample(workdir, monkeypatch, kind):
     assert difference > 0 if kind == "bpe" else difference == 0
 
 
-@pytest.mark.parametrize("train", [["long.tsv", "short.tsv"], ["short.tsv", "long.tsv"]])
+@pytest.mark.parametrize(
+    "train", [["long.tsv", "short.tsv"], pytest.param(["short.tsv", "long.tsv"], marks=pytest.mark.slow)]
+)
 def test_every_file_is_sampled(workdir, monkeypatch, train):
     """Bytes are no measure if a few texts are so long that most of them is truncated."""
     texts = {"long": make_lines(200, 200, 300), "short": make_lines(6000, 2, 4), "valid": make_lines(40)}

@@ -4,7 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from tests.estimate.plan_helpers import RECIPES
+from tests.estimate.plan_helpers import TASKS
 from tests.estimate.plan_helpers import workdir as workdir
 
 from polyhead.config.model import ModelConfig
@@ -40,7 +40,7 @@ def test_large_text_is_sampled(workdir, monkeypatch, name, is_gzip):
     assert any("extrapolated" in note for note in sample.notes)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", TASKS)
 def test_missing_text_is_a_note(workdir, name):
     for path in [*workdir.glob("t.*"), *workdir.glob("v.*")]:
         path.unlink()

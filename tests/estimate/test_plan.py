@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.estimate.plan_helpers import RECIPES, write_finetuning_recipe
+from tests.estimate.plan_helpers import TASKS, write_finetuning_recipe
 from tests.estimate.plan_helpers import workdir as workdir
 
 from polyhead.config.generation_config import GenerationConfig
@@ -40,7 +40,7 @@ def forward_flops(config, shape):
     return sum(op.total for op in count_forward(config, shape))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", TASKS)
 def test_plan_is_that_of_the_training(workdir, name):
     recipe = load_recipe(f"{name}.yaml")
     plan = estimate(recipe, probe=False)
@@ -131,7 +131,16 @@ def make_distillation_recipe(name, teachers, *overrides):
     return load_recipe(f"{name}.yaml", [f"distill={{teacher: [{', '.join(teachers)}]}}", *overrides])
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "replaced-token-detection"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("translation", marks=pytest.mark.slow),
+        "language-model",
+        pytest.param("masked-lm", marks=pytest.mark.slow),
+        pytest.param("denoising", marks=pytest.mark.slow),
+        "classification",
+    ],
+)
 def test_teachers_cost_a_forward_pass_and_their_weights(workdir, name):
     plain = estimate(load_recipe(f"{name}.yaml", ["train.accumulate=2"]), probe=False)
     teachers = {"a": 32, "b": 48} if name == "classification" else {"a": 32}

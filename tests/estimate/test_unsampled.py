@@ -67,7 +67,7 @@ def test_teacher_with_other_tokens_is_refused(monkeypatch, tokenizer):
             estimate(recipe, probe=False)
 
 
-@pytest.mark.parametrize("hidden_weight", [0.0, 1.0])
+@pytest.mark.parametrize("hidden_weight", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_classes_are_those_of_the_teacher(monkeypatch, hidden_weight):
     """With one that the sample does not contain."""
     recipe = make_distillation_recipe("classification", BPE, CLASSES, hidden_weight=hidden_weight)

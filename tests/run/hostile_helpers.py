@@ -140,8 +140,10 @@ def hostile_tokenizer(rng: random.Random, rules: dict[str, Any]) -> dict[str, An
             charsmap = rng.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7])
             long = {"type": "Prepend", "prepend": "a" * rng.choice([2_000, 10**6])}
             forms = [{"type": "NFKD"}, *[bomb, {"type": "NFKC"}] * 9]
-            precompiled = {"type": "Precompiled", "precompiled_charsmap": charsmap}
-            rules["normalizer"] = rng.choice([precompiled, long, {"type": "Sequence", "normalizers": forms}])
+            charsmap_normalizer = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+            rules["normalizer"] = rng.choice(
+                [charsmap_normalizer, long, {"type": "Sequence", "normalizers": forms}]
+            )
         case 9:
             rules["model"]["continuing_subword_prefix"] = rng.choice(["##", "é" * 9, "\0"])
         case 10:
