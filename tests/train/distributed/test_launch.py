@@ -18,7 +18,7 @@ from polyhead.train.distributed import launch
 from polyhead.train.distributed.launch import LAUNCHED_ENV
 from polyhead.viz.run_record import read_metrics
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("kill_children")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("kill_children")]
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 COMMAND = [sys.executable, "-m", "polyhead", "train"]
 
@@ -54,7 +54,7 @@ class Training:
 
     def wait_for_rows(self, n_rows: int = 5) -> None:
         """Wait until metrics are logged, and find the processes of the ranks."""
-        metrics, deadline = Path("mine/metrics.jsonl"), time.monotonic() + 100
+        metrics, deadline = Path("mine/metrics.jsonl"), time.monotonic() + 400
         while not metrics.is_file() or metrics.read_text().count("\n") < n_rows:
             assert self.process.poll() is None, self.process.communicate()[1]
             assert time.monotonic() < deadline, "it took too long"
@@ -64,8 +64,8 @@ class Training:
 
     def finish(self) -> tuple[int, str]:
         """Exit code and output; no process may be left."""
-        output = self.process.communicate(timeout=100)[1]
-        assert not psutil.wait_procs(self.ranks.values(), timeout=100)[1]
+        output = self.process.communicate(timeout=400)[1]
+        assert not psutil.wait_procs(self.ranks.values(), timeout=400)[1]
         return self.process.returncode, output
 
 
