@@ -120,6 +120,7 @@ def test_int8_classifier_is_close(export_model: ExportModel) -> None:
     assert types == {onnx.TensorProto.UINT8}
 
 
+@pytest.mark.slow
 def test_translator_equals_model(translator: ExportedRun) -> None:
     check_translator(*translator)
 
@@ -136,6 +137,7 @@ def test_greedy_texts_equal_run(language_model: ExportedRun) -> None:
         assert tokenizer.decode(tokens).rstrip("\ufffd") == run.generate([text])[0]
 
 
+@pytest.mark.slow
 def test_greedy_translations_equal_run(translator: ExportedRun) -> None:
     run, directory = translator
     encoder, decoder = (Session(directory / f"{side}_model.onnx") for side in ("encoder", "decoder"))

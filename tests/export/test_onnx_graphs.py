@@ -1,5 +1,6 @@
 """Tests of export/onnx_graphs.py."""
 
+import pytest
 from tests.export.conftest import ExportedRun, Session
 from tests.export.onnx_helpers import language_model as language_model
 from tests.export.onnx_helpers import translator as translator
@@ -23,6 +24,7 @@ def test_names_and_shapes_of_language_model(language_model: ExportedRun) -> None
     assert session.outputs == {"logits": ["batch_size", "sequence_length", 290], **present}
 
 
+@pytest.mark.slow
 def test_names_of_translator(translator: ExportedRun) -> None:
     encoder, decoder = (Session(translator[1] / f"{side}_model.onnx") for side in ("encoder", "decoder"))
     encoder_names, decoder_names = (

@@ -171,7 +171,9 @@ def published_vectors(model: Any, layers: list[torch.nn.Linear], directory: Path
     return vectors / vectors.norm(dim=1, keepdim=True)
 
 
-@pytest.mark.parametrize("prompt", ["", "query", "document"])
+@pytest.mark.parametrize(
+    "prompt", ["query", *(pytest.param(name, marks=pytest.mark.slow) for name in ("", "document"))]
+)
 def test_text_vectors_equal_reference(
     prompt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

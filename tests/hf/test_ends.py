@@ -118,7 +118,10 @@ def test_beams_stop_at_any_end(
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize(("name", "row", "seed"), [("m2m_100", 0, 0), ("t5", 1, 0), ("t5", 1, 2)])
+@pytest.mark.parametrize(
+    ("name", "row", "seed"),
+    [("m2m_100", 0, 0), ("t5", 1, 0), pytest.param("t5", 1, 2, marks=pytest.mark.slow)],
+)
 def test_translations_stop_at_any_end(name: str, row: int, seed: int, beams: int, tmp_path: Path) -> None:
     case, checkpoint = CASES[name][row], tmp_path / "checkpoint"
     reference = make_seq2seq(checkpoint, case, seed)

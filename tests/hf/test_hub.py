@@ -20,6 +20,7 @@ except polyhead.core.errors.UserError as error:
 """
 
 
+@pytest.mark.slow
 def test_hub_name_is_loaded_from_cache(tmp_path: Path) -> None:
     """A cache as huggingface_hub has it: links from a snapshot to blobs; what is not in it is named."""
     repository = tmp_path / "hub/models--owner--small"

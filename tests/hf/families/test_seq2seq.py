@@ -39,7 +39,7 @@ def test_shared_embeddings_with_untied_head(name: str, tmp_path: Path) -> None:
     reference = make_seq2seq(checkpoint, Case(case.config, case.sizes | options))
     source, target = random_ids(2, 9), random_ids(2, 7)
     inputs = {"input_ids": source, "decoder_input_ids": target}
-    shared_weight, head = reference.model.shared_weight.weight, reference.lm_head.weight
+    shared_weight, head = reference.model.shared.weight, reference.lm_head.weight
     with torch.no_grad():
         reference.model.encoder.embed_tokens.weight.copy_(shared_weight)
         reference.model.decoder.embed_tokens.weight.copy_(shared_weight)
