@@ -39,7 +39,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def seed(name: str) -> None:
     """What a test or a fixture draws depends on its name alone, not on what ran before it or beside it."""
     number = zlib.crc32(name.encode())
-    torch.manual_seed(number)
+    # torch.manual_seed takes milliseconds: it also notes the seed for devices that this machine may lack
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
     random.seed(number)
 
 
