@@ -57,8 +57,8 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def unsearched() -> Iterator[None]:
-    """Python does not search for what only knows itself."""
+def gc_disabled() -> Iterator[None]:
+    """Garbage collection is off: only reference counts free objects."""
     gc.collect()
     gc.disable()
     yield

@@ -97,38 +97,38 @@ def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def changes_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """Wrong versions of a node, each with the kind of the change."""
-    changed: Any = copy.deepcopy(node)
+    replacement: Any = copy.deepcopy(node)
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
-        changed.ops = [SWAPS[type(node.ops[0])]()]
-        yield "comparison", changed
+        replacement.ops = [SWAPS[type(node.ops[0])]()]
+        yield "comparison", replacement
     elif isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign) and type(node.op) in SWAPS:
-        changed.op = SWAPS[type(node.op)]()
-        yield "operator", changed
+        replacement.op = SWAPS[type(node.op)]()
+        yield "operator", replacement
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield "dropped not", changed.operand
+        yield "dropped not", replacement.operand
     elif isinstance(node, ast.Constant) and type(node.value) is int:
-        changed.value += 1
-        yield "off by one", changed
+        replacement.value += 1
+        yield "off by one", replacement
     elif isinstance(node, ast.Constant) and type(node.value) is bool:
-        changed.value = not node.value
-        yield "other boolean", changed
+        replacement.value = not node.value
+        yield "other boolean", replacement
     elif isinstance(node, ast.If):
-        changed.test = ast.Constant(False)
-        yield "removed branch", changed
+        replacement.test = ast.Constant(False)
+        yield "removed branch", replacement
     elif isinstance(node, ast.Name) and node.id in NAMES:
-        changed.id = NAMES[node.id]
-        yield "other extreme", changed
+        replacement.id = NAMES[node.id]
+        yield "other extreme", replacement
     elif isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("masked_fill", "clamp", "clamp_min"):
-            yield "dropped mask", changed.func.value
+            yield "dropped mask", replacement.func.value
         is_symmetric = isinstance(node.func, ast.Name) and node.func.id in NAMES
         if (
             len(node.args) > 1
             and not is_symmetric
             and not any(isinstance(a, ast.Starred) for a in node.args[:2])
         ):
-            changed.args[:2] = reversed(changed.args[:2])
-            yield "swapped arguments", changed
+            replacement.args[:2] = reversed(replacement.args[:2])
+            yield "swapped arguments", replacement
 
 
 def sites(function: ast.AST) -> Iterator[tuple[str, ast.AST, Callable[[], None]]]:
@@ -143,16 +143,18 @@ def sites(function: ast.AST) -> Iterator[tuple[str, ast.AST, Callable[[], None]]
             for i, child in enumerate(children):
                 if not isinstance(child, ast.AST):
                     continue
-                for kind, changed in changes_of(child):
-                    ast.copy_location(changed, child)
+                for kind, replacement in changes_of(child):
+                    ast.copy_location(replacement, child)
 
-                    def put(parent=parent, field=field, value=value, i=i, changed=changed) -> None:
+                    def apply_change(
+                        parent=parent, field=field, value=value, i=i, replacement=replacement
+                    ) -> None:
                         if isinstance(value, list):
-                            value[i] = changed
+                            value[i] = replacement
                         else:
-                            setattr(parent, field, changed)
+                            setattr(parent, field, replacement)
 
-                    yield kind, changed, put
+                    yield kind, replacement, apply_change
 
 
 def mark_texts(function: ast.AST) -> None:
@@ -171,7 +173,11 @@ def list_sites(function: ast.AST) -> list[tuple[str, ast.AST, Callable[[], None]
     inside = {
         id(part) for node in ast.walk(function) if getattr(node, "_is_text", False) for part in ast.walk(node)
     }
-    return [(kind, new, put) for kind, new, put in sites(function) if id(put.__defaults__[0]) not in inside]
+    return [
+        (kind, new, apply_change)
+        for kind, new, apply_change in sites(function)
+        if id(apply_change.__defaults__[0]) not in inside
+    ]
 
 
 def find_function(

@@ -5,7 +5,7 @@ import re
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.serve.conftest import living, make
+from tests.serve.conftest import build_run, serve_run
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.config.recipe import Recipe
@@ -24,7 +24,7 @@ def with_recipe(run, task, **data):
 
 def make_multilingual_run():
     """A translator between English and German; the default direction is English to German."""
-    run = make("encoder-decoder")
+    run = build_run("encoder-decoder")
     rust_tokenizer = RustTokenizer.from_str(run.tokenizer._inner.to_str())
     rust_tokenizer.add_special_tokens(["__de__", "__en__"])
     tokenizer = Tokenizer(rust_tokenizer, run.tokenizer._roles)
@@ -34,22 +34,22 @@ def make_multilingual_run():
 
 
 def make_chat_run():
-    run = make("decoder", max_len=200)
+    run = build_run("decoder", max_len=200)
     return Run(run.model, run.tokenizer, run.generation.model_copy(update={"chat": Choice("plain")}))
 
 
 MODELS = {
     "translator": lambda: with_recipe(
-        make("encoder-decoder", n_layers=2), "translation", source_lang="en", target_lang="zh"
+        build_run("encoder-decoder", n_layers=2), "translation", source_lang="en", target_lang="zh"
     ),
     "languages": make_multilingual_run,
-    "language model": lambda: make("decoder"),
+    "language model": lambda: build_run("decoder"),
     "chat": make_chat_run,
-    "classifier": lambda: with_recipe(make("classifier"), "classification"),
-    "pairs": lambda: with_recipe(make("classifier"), "classification", text=["a", "b"]),
-    "reranker": lambda: make("classifier", labels=("score",), max_len=96),
-    "masked": lambda: make("encoder"),
-    "vectors": lambda: make("encoder", lm_head=False),
+    "classifier": lambda: with_recipe(build_run("classifier"), "classification"),
+    "pairs": lambda: with_recipe(build_run("classifier"), "classification", text=["a", "b"]),
+    "reranker": lambda: build_run("classifier", labels=("score",), max_len=96),
+    "masked": lambda: build_run("encoder"),
+    "vectors": lambda: build_run("encoder", lm_head=False),
 }
 
 
@@ -61,7 +61,7 @@ def run_services():
 
         def get_service(name):
             if name not in services:
-                services[name] = stack.enter_context(living(MODELS[name]()))
+                services[name] = stack.enter_context(serve_run(MODELS[name]()))
             return services[name]
 
         yield get_service

@@ -6,14 +6,14 @@ import pytest
 import torch
 from tests.browser.conftest import wait_until
 from tests.browser.explain_pages import go_to_station, open_walk, read_numbers, select_values
-from tests.serve.conftest import living, make
+from tests.serve.conftest import build_run, serve_run
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def service():
-    with living(make("decoder", n_layers=2)) as service:
+    with serve_run(build_run("decoder", n_layers=2)) as service:
         yield service
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.browser.conftest import PHONE, check_accessibility
 from tests.browser.page_texts import use_language
 from tests.browser.serving import MODELS, get_panel, press, process_file, read_request
-from tests.serve.conftest import living
+from tests.serve.conftest import serve_run
 
 from polyhead.serve.http.auth import ApiKeys
 
@@ -205,7 +205,7 @@ def test_file_without_text_is_an_error(open_tool, tmp_path):
 
 def test_page_asks_for_api_key_and_hides_it(open_page):
     key = "0123456789abcdef0123456789"
-    with living(MODELS["translator"](), keys=ApiKeys([key])) as live:
+    with serve_run(MODELS["translator"](), keys=ApiKeys([key])) as live:
         page = open_page(live.url, expected="status of 401")
         page.get_by_role("heading", name="A key is required").wait_for()
         check_accessibility(page)

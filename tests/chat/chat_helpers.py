@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import transformers
-from tests.chat.published_chats import LOOKALIKES, PUBLISHED
+from tests.chat.published_chats import LOOKALIKES, PUBLISHED_TEMPLATES
 
 import tokenizers
 from polyhead.chat.base import Message, ToolCall
@@ -66,7 +66,7 @@ def pairs_in_turn(names: Any, options: list[Any]) -> list[Any]:
 @cache
 def detect(name: str) -> Choice:
     """The format of a published template or look-alike."""
-    return detect_format((PUBLISHED | LOOKALIKES)[name])
+    return detect_format((PUBLISHED_TEMPLATES | LOOKALIKES)[name])
 
 
 def to_messages(conversation: list[dict[str, Any]]) -> list[Message]:

@@ -10,7 +10,7 @@ def read_templates(directory: str) -> dict[str, str]:
     return {path.stem: path.read_bytes().decode() for path in paths}
 
 
-PUBLISHED, LOOKALIKES = read_templates("published"), read_templates("lookalikes")
+PUBLISHED_TEMPLATES, LOOKALIKES = read_templates("published"), read_templates("lookalikes")
 # the format whose special tokens a family has, where it is not the detected format
 TOKENS_OF = {
     **dict.fromkeys(("qwen2", "smollm2", "openhermes"), "chatml"),
@@ -22,4 +22,4 @@ TOKENS_OF = {
 
 def format_choice(name: str) -> Choice:
     """A format with its defaults; ``jinja`` with a published template."""
-    return Choice(name, template=PUBLISHED["openhermes"]) if name == "jinja" else Choice(name)
+    return Choice(name, template=PUBLISHED_TEMPLATES["openhermes"]) if name == "jinja" else Choice(name)

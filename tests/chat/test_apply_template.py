@@ -13,7 +13,7 @@ from tests.chat.chat_helpers import (
     pairs_in_turn,
     vocabulary,
 )
-from tests.chat.published_chats import PUBLISHED, TOKENS_OF, format_choice
+from tests.chat.published_chats import PUBLISHED_TEMPLATES, TOKENS_OF, format_choice
 
 from polyhead.chat.apply_template import EncodedChat, encode_chat, encode_end_tokens, encode_pieces
 from polyhead.chat.base import ChatPiece, Message
@@ -63,10 +63,10 @@ def encode(vocab: str, choice: Choice, conversation: list[dict[str, str]], answe
     return encode_chat(CHAT.build(choice), load_tokenizer(vocab), messages, answer)
 
 
-@pytest.mark.parametrize(("family", "kind"), pairs_in_turn(PUBLISHED, VOCABULARIES))
+@pytest.mark.parametrize(("family", "kind"), pairs_in_turn(PUBLISHED_TEMPLATES, VOCABULARIES))
 @pytest.mark.whole
 def test_tokens_equal_those_of_published_templates(family, kind):
-    choice, template = detect(family), PUBLISHED[family]
+    choice, template = detect(family), PUBLISHED_TEMPLATES[family]
     for rstrip in (False, True):
         vocab = vocabulary(kind, TOKENS_OF.get(family, choice.name), rstrip)
         for name, conversation in CONVERSATIONS.items():
@@ -89,14 +89,16 @@ def test_tokens_equal_those_of_published_templates(family, kind):
                 )
 
 
-@pytest.mark.parametrize(("family", "kind"), pairs_in_turn(PUBLISHED, VOCABULARIES))
+@pytest.mark.parametrize(("family", "kind"), pairs_in_turn(PUBLISHED_TEMPLATES, VOCABULARIES))
 @pytest.mark.whole
 def test_final_assistant_message_is_continued(family, kind):
     choice = detect(family)
     vocab = vocabulary(kind, TOKENS_OF.get(family, choice.name))
     for content in ("犬が", "The answer is ", " well,\n"):
         conversation = [HELLO, WELL, DOG, {"role": "assistant", "content": content}]
-        expected = encode_reference(vocab, PUBLISHED[family], conversation, continue_final_message=True)
+        expected = encode_reference(
+            vocab, PUBLISHED_TEMPLATES[family], conversation, continue_final_message=True
+        )
         assert encode(vocab, choice, conversation, True).ids == expected, content
 
 
@@ -105,7 +107,7 @@ def test_system_messages_stay_where_the_template_writes_them(family):
     choice = detect(family)
     vocab = vocabulary("bytes", TOKENS_OF.get(family, choice.name))
     conversation = [SYSTEM, HELLO, WELL, SYSTEM | {"content": "犬"}, DOG]
-    expected = encode_reference(vocab, PUBLISHED[family], conversation, add_generation_prompt=True)
+    expected = encode_reference(vocab, PUBLISHED_TEMPLATES[family], conversation, add_generation_prompt=True)
     assert encode(vocab, choice, conversation, True).ids == expected
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.chat.chat_helpers import detect
-from tests.chat.published_chats import LOOKALIKES, PUBLISHED
+from tests.chat.published_chats import LOOKALIKES, PUBLISHED_TEMPLATES
 
 from polyhead.chat.detect_template import build_template, detect_format
 from polyhead.core.choice import Choice
@@ -14,13 +14,13 @@ QWEN_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assista
 
 
 def test_exported_template_is_detected():
-    for family in PUBLISHED:
+    for family in PUBLISHED_TEMPLATES:
         choice = detect(family)
         assert detect_format(build_template(choice)) == choice
 
 
 def test_only_equal_templates_are_a_known_format():
-    choices = {family: detect(family) for family in (*PUBLISHED, *OTHER_FORMATS)}
+    choices = {family: detect(family) for family in (*PUBLISHED_TEMPLATES, *OTHER_FORMATS)}
     assert {family: choice.name for family, choice in choices.items() if choice.name != "jinja"} == {
         "qwen2.5": "chatml",
         "qwen3": "chatml",
@@ -36,7 +36,7 @@ def test_only_equal_templates_are_a_known_format():
     assert choices["qwen3"].options["thinks"] and not choices["qwen2.5"].options["thinks"]
     for name, choice in choices.items():
         if choice.name == "jinja":
-            assert choice == Choice("jinja", template=(PUBLISHED | LOOKALIKES)[name])
+            assert choice == Choice("jinja", template=(PUBLISHED_TEMPLATES | LOOKALIKES)[name])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_unusable_template_is_refused(template, message):
 
 @pytest.mark.parametrize(("quote", "system"), [("'", QWEN_SYSTEM), ("'", "Answer me."), ('"', "You're Bob.")])
 def test_default_system_message_is_detected_in_either_quotes(quote, system):
-    template = PUBLISHED["qwen2.5"]
+    template = PUBLISHED_TEMPLATES["qwen2.5"]
     for text in (QWEN_SYSTEM, f"<|im_start|>system\\n{QWEN_SYSTEM}<|im_end|>\\n"):
         template = template.replace(f"'{text}'", quote + text.replace(QWEN_SYSTEM, system) + quote)
     assert detect_format(template).options["system"] == system
@@ -75,8 +75,8 @@ def test_default_system_message_is_detected_in_either_quotes(quote, system):
 )
 def test_modified_template_is_rendered_itself(old, new):
     """Each is ChatML by its marks: in whitespace, in the words about tools, in the turns of results."""
-    template = PUBLISHED["qwen2.5"].replace(old, new)
-    assert template != PUBLISHED["qwen2.5"] and detect_format(template).name == "jinja"
+    template = PUBLISHED_TEMPLATES["qwen2.5"].replace(old, new)
+    assert template != PUBLISHED_TEMPLATES["qwen2.5"] and detect_format(template).name == "jinja"
 
 
 def test_wrong_comment_in_an_exported_template_is_ignored():
@@ -89,5 +89,8 @@ def test_wrong_comment_in_an_exported_template_is_ignored():
 def test_template_comment_cannot_name_code():
     for name in ("os:system", "polyhead.cli.app:main"):
         comment = '{# polyhead: {"name": "' + name + '"} #}'
-        assert detect_format(comment + PUBLISHED["openhermes"]).name == "jinja"
-    assert detect_format("{# polyhead: " + "[" * 100_000 + " #}" + PUBLISHED["openhermes"]).name == "jinja"
+        assert detect_format(comment + PUBLISHED_TEMPLATES["openhermes"]).name == "jinja"
+    assert (
+        detect_format("{# polyhead: " + "[" * 100_000 + " #}" + PUBLISHED_TEMPLATES["openhermes"]).name
+        == "jinja"
+    )

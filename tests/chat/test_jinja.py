@@ -6,7 +6,7 @@ from typing import Any
 import jinja2.exceptions
 import pytest
 from tests.chat.chat_helpers import ROLES, detect, join_pieces, load_reference, to_messages
-from tests.chat.published_chats import LOOKALIKES, PUBLISHED
+from tests.chat.published_chats import LOOKALIKES, PUBLISHED_TEMPLATES
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 import tokenizers
@@ -67,7 +67,7 @@ def tokenizer() -> Tokenizer:
 
 def render_reference(tokenizer: Tokenizer, name: str, conversation: list[Any], **options: Any) -> Any:
     """The rendering of transformers."""
-    template = (PUBLISHED | LOOKALIKES)[name]
+    template = (PUBLISHED_TEMPLATES | LOOKALIKES)[name]
     conversation = json.loads(json.dumps(conversation))
     calls = [message for message in conversation if "tool_calls" in message]
     options["add_generation_prompt"] = conversation[-1]["role"] != "assistant"
@@ -235,5 +235,5 @@ def test_unsupported_system_message_is_merged_into_the_question():
     format = JinjaChat(template=LOOKALIKES["olmo1"])  # drops it
     merged_message = HELLO | {"content": f"{SYSTEM['content']}\n\n{HELLO['content']}"}
     assert render(format, [SYSTEM, HELLO]) == render(format, [merged_message])
-    gemma = JinjaChat(template=PUBLISHED["gemma2"])  # refuses it
+    gemma = JinjaChat(template=PUBLISHED_TEMPLATES["gemma2"])  # refuses it
     assert "user\nBe <brief>.\n\n\n Is 2" in render(gemma, [SYSTEM, HELLO])

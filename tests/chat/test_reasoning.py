@@ -2,7 +2,7 @@
 
 import pytest
 from tests.chat.chat_helpers import detect, join_pieces
-from tests.chat.published_chats import LOOKALIKES, PUBLISHED
+from tests.chat.published_chats import LOOKALIKES, PUBLISHED_TEMPLATES
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from polyhead.chat.apply_template import render_chat
@@ -78,7 +78,7 @@ def test_template_may_open_the_reasoning_itself():
 @pytest.mark.parametrize("name", ["smollm3", "qwen3"])
 def test_enable_thinking_false_renders_as_transformers_does(name):
     format = CHAT.build(detect(name))
-    expected = _compile_jinja_template((PUBLISHED | LOOKALIKES)[name]).render(
+    expected = _compile_jinja_template((PUBLISHED_TEMPLATES | LOOKALIKES)[name]).render(
         messages=[{"role": "user", "content": "a"}], add_generation_prompt=True, enable_thinking=False
     )
     assert join_pieces(format.render_without_reasoning(QUESTION, ToolChoice())) == expected

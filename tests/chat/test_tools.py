@@ -13,7 +13,7 @@ from tests.chat.chat_helpers import (
     to_messages,
     vocabulary,
 )
-from tests.chat.published_chats import PUBLISHED, TOKENS_OF
+from tests.chat.published_chats import PUBLISHED_TEMPLATES, TOKENS_OF
 
 from polyhead.chat.apply_template import encode_chat
 from polyhead.chat.detect_template import build_template
@@ -72,7 +72,7 @@ def draw_conversation(rng: random.Random, name: str, words: list[str]) -> list[d
 @pytest.mark.parametrize("kind", ["bytes", "replace", "first"])
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama3.1", "mistral-v3", "mistral-nemo"])
 def test_tool_calls_equal_those_of_published_templates(family: str, kind: str, special: bool | None) -> None:
-    choice, template = detect(family), PUBLISHED[family]
+    choice, template = detect(family), PUBLISHED_TEMPLATES[family]
     name = TOKENS_OF.get(family, choice.name)
     if special and kind == "bytes":
         choice = Choice("jinja", template=template)

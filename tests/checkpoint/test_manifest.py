@@ -10,7 +10,7 @@ from polyhead.checkpoint.checkpoint import read_checkpoint
 from polyhead.checkpoint.manifest import parse_object
 from polyhead.core.errors import UserError
 
-REMOVED = ...
+REMOVED_KEY = ...
 
 
 def dump(body: dict) -> bytes:
@@ -20,7 +20,7 @@ def dump(body: dict) -> bytes:
 def rewrite_manifest(path: Path, /, **changes) -> None:
     """Change the manifest and its signature, as a hostile or a newer program would."""
     body = json.loads((path / "manifest.json").read_bytes()) | changes
-    body = {key: value for key, value in body.items() if value is not REMOVED and key != "sha256"}
+    body = {key: value for key, value in body.items() if value is not REMOVED_KEY and key != "sha256"}
     signature = hashlib.sha256(dump(body)).hexdigest()
     (path / "manifest.json").write_bytes(dump(body | {"sha256": signature}))
 
@@ -35,10 +35,10 @@ def test_newer_format_version_is_named(run_dir, assert_falls_back):
 
 
 FORGERIES = {
-    "no step": {"step": REMOVED},
+    "no step": {"step": REMOVED_KEY},
     "step is text": {"step": "2"},
     "negative step": {"step": -2},
-    "no files": {"files": REMOVED},
+    "no files": {"files": REMOVED_KEY},
     "files is a list": {"files": []},
     "no state": {"files": {}},
     "path outside": {"files": {"../step-1/state.json": {"size": 1, "sha256": "0"}}},
@@ -47,7 +47,7 @@ FORGERIES = {
     "no hash": {"files": {"state.json": {"size": 1}}},
     "format is text": {"format": "1"},
     "old format": {"format": 0},
-    "no format": {"format": REMOVED},
+    "no format": {"format": REMOVED_KEY},
     "unknown key": {"more": 1},
     "extra is a list": {"extra": [1]},
 }

@@ -97,11 +97,3 @@ def card(run_dir: Path) -> dict[str, str]:
     """The table of a run's README.md."""
     text = (run_dir / "README.md").read_text()
     return dict(re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE))
-
-
-place = runs_dir  # this and the next have the names in tests/train
-
-
-@pytest.fixture
-def moved(place: Path, tmp_path: Path) -> Path:
-    return copy_runs(place, tmp_path)

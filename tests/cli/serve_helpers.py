@@ -34,7 +34,7 @@ LONG = {
 
 
 @pytest.fixture(scope="module")
-def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def endless_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run whose outputs do not end by themselves."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer(["two dogs bark .", "a dog barks ."] * 20, Choice("bpe"), 280)
@@ -42,7 +42,7 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build(ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=1)
     with torch.no_grad():
         model.head.weight *= 0.01
-    directory = tmp_path_factory.mktemp("runs") / "speaker"
+    directory = tmp_path_factory.mktemp("runs") / "endless"
     Run(model, tokenizer, GenerationConfig(logit_bias={tokenizer.eos_id: -100})).save(directory)
     return directory
 
@@ -53,7 +53,7 @@ class Process:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         assert process.stdout is not None
-        self.lines = self.said = [process.stdout.readline(), process.stdout.readline()]
+        self.lines = [process.stdout.readline(), process.stdout.readline()]
         assert self.lines[1].startswith("ready at "), (self.lines, process.communicate()[1])
         self.url = self.lines[1].split()[-1]
         self.http = httpx2.Client(base_url=self.url, timeout=200, trust_env=False)
@@ -93,11 +93,9 @@ class Stream:
         self.thread.join(200)
         return self.text
 
-    whole = read_all  # the name in tests/serve
-
 
 @contextmanager
-def serving(directory: Path, *options: str) -> Iterator[Process]:
+def serve_process(directory: Path, *options: str) -> Iterator[Process]:
     """Run `polyhead serve` with one thread on a free port."""
     arguments = ["serve", str(directory), "--port", "0", "--threads", "1", *options]
     process = subprocess.Popen(
@@ -115,7 +113,7 @@ def serving(directory: Path, *options: str) -> Iterator[Process]:
 
 
 @contextmanager
-def serving_in_thread(service: Service) -> Iterator[httpx2.Client]:
+def serve_in_thread(service: Service) -> Iterator[httpx2.Client]:
     """Run the server of a service in a thread of this process; a client of it."""
     sock, ready = listen("127.0.0.1", 0), threading.Event()
     server = Server(service, ready.set)

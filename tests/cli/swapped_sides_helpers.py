@@ -38,9 +38,6 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-place = workdir  # the name in tests/train
-
-
 def recipe_of(**data: object) -> Recipe:
     section = {"train": ["train.en", "train.zh"], "valid": ["valid.en", "valid.zh"]} | data
     return Recipe(data=DataConfig.model_validate(section), train=TrainConfig(steps=1), out=Path("runs/x"))

@@ -3,13 +3,13 @@
 import json
 
 from tests.hf.conftest import gpt2 as gpt2
-from tests.hf.load_helpers import pickled
+from tests.hf.load_helpers import rename_as_pickle
 
 import polyhead as ph
 
 
 def test_pickled_weights_are_refused(gpt2, tmp_path, cli):
-    pickled(gpt2)
+    rename_as_pickle(gpt2)
     cli.error("import", gpt2, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

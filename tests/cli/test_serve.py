@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-from tests.cli.serve_helpers import serving, serving_in_thread
-from tests.cli.serve_helpers import speaker as speaker
+from tests.cli.serve_helpers import endless_run as endless_run
+from tests.cli.serve_helpers import serve_in_thread, serve_process
 
 from polyhead import Choice
 from polyhead.core.extras import install_command
@@ -35,7 +35,7 @@ def start(cli, monkeypatch):
     @contextmanager
     def start_service(*arguments):
         cli("serve", *arguments, "--port", 0)
-        with serving_in_thread(services.pop()) as client:
+        with serve_in_thread(services.pop()) as client:
             yield client
 
     yield start_service
@@ -44,8 +44,8 @@ def start(cli, monkeypatch):
 
 
 @pytest.mark.acceptance("E9")
-def test_second_sigterm_stops_immediately_without_child_processes(speaker):
-    with serving(speaker, "--max-tokens", "100000") as service:
+def test_second_sigterm_stops_immediately_without_child_processes(endless_run):
+    with serve_process(endless_run, "--max-tokens", "100000") as service:
         (stream,) = service.streams(1, max_tokens=100_000)
         children = psutil.Process(service.process.pid).children(recursive=True)
         os.kill(service.process.pid, signal.SIGTERM)
@@ -61,9 +61,9 @@ def test_second_sigterm_stops_immediately_without_child_processes(speaker):
 @pytest.mark.acceptance("E9", "R10")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sigterm_loses_no_accepted_request(speaker):
+def test_sigterm_loses_no_accepted_request(endless_run):
     for delay in range(10):
-        with serving(speaker) as service:
+        with serve_process(endless_run) as service:
             streams = service.streams(4, max_tokens=30 + 20 * delay)
             time.sleep(0.03 * delay)
             os.kill(service.process.pid, signal.SIGTERM)
@@ -71,9 +71,9 @@ def test_sigterm_loses_no_accepted_request(speaker):
             assert service.end()[0] == 0
 
 
-def test_speculative_decoding_does_not_change_text(speaker, tmp_path, start, monkeypatch):
+def test_speculative_decoding_does_not_change_text(endless_run, tmp_path, start, monkeypatch):
     """Whether the run or the option sets it."""
-    run = load(speaker)
+    run = load(endless_run)
     settings = run.generation.model_copy(update={"speculative": Choice("lookup")})
     Run(run.model, run.tokenizer, settings).save(tmp_path / "drafting")
     choices = []
@@ -81,18 +81,18 @@ def test_speculative_decoding_does_not_change_text(speaker, tmp_path, start, mon
     monkeypatch.setattr(Run, "_proposer", lambda *a: (choices.append(a[1]), propose(*a))[1])
     body = {"prompt": "two dogs bark . two", "max_tokens": 20, "seed": 3}
     (expected,) = run.generate([str(body["prompt"])], max_new_tokens=20, seed=3)
-    for arguments in ((tmp_path / "drafting",), (speaker, "--speculative", "lookup,tokens=3")):
+    for arguments in ((tmp_path / "drafting",), (endless_run, "--speculative", "lookup,tokens=3")):
         choices.clear()
         with start(*arguments) as client:
             assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
         assert [choice.name for choice in choices if choice] == ["lookup"]
 
 
-def test_api_keys_come_from_file_and_environment(speaker, tmp_path, start, monkeypatch):
+def test_api_keys_come_from_file_and_environment(endless_run, tmp_path, start, monkeypatch):
     keys = ("first-key-of-this-service", "other-key-of-this-service")
     (tmp_path / "keys").write_text(f"{keys[0]}\n")
     monkeypatch.setenv("POLYHEAD_API_KEY", keys[1])
-    with start(speaker, "--api-key-file", tmp_path / "keys", "--name", "mine") as client:
+    with start(endless_run, "--api-key-file", tmp_path / "keys", "--name", "mine") as client:
         assert client.get("/v1/models").status_code == 401
         for key in keys:
             response = client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
@@ -100,6 +100,6 @@ def test_api_keys_come_from_file_and_environment(speaker, tmp_path, start, monke
 
 
 @pytest.mark.parametrize("module", ["uvicorn", "starlette"])
-def test_missing_extra_names_the_install_command(speaker, cli, monkeypatch, module):
+def test_missing_extra_names_the_install_command(endless_run, cli, monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
-    assert cli.error("serve", speaker) == f"this needs {module}: {install_command('serve')}"
+    assert cli.error("serve", endless_run) == f"this needs {module}: {install_command('serve')}"

@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.cli.serve_helpers import LONG, Process, Stream, serving
-from tests.cli.serve_helpers import speaker as speaker
+from tests.cli.serve_helpers import LONG, Process, Stream, serve_process
+from tests.cli.serve_helpers import endless_run as endless_run
 
 PAGE = (Path(__file__).parents[2] / "docs/serving.md").read_text()
 KEY = "a-key-of-these-services"
@@ -101,7 +101,7 @@ def is_ready(client: httpx2.Client) -> bool:
 
 
 def make_body(i: int, **changes: Any) -> dict[str, Any]:
-    return {"model": "speaker", "prompt": "dogs bark . " * (i + 1), "max_tokens": 8, "seed": i} | changes
+    return {"model": "endless", "prompt": "dogs bark . " * (i + 1), "max_tokens": 8, "seed": i} | changes
 
 
 def response_text(answer: httpx2.Response) -> str:
@@ -127,8 +127,12 @@ def count_responses(service: Process) -> int:
 
 
 @pytest.mark.parametrize("router", ["vllm-router", "nginx"], indirect=True)
-def test_other_worker_completes_when_one_stops(router, speaker, tmp_path):
-    with serving(speaker) as one, serving(speaker) as other, serving(speaker) as single:
+def test_other_worker_completes_when_one_stops(router, endless_run, tmp_path):
+    with (
+        serve_process(endless_run) as one,
+        serve_process(endless_run) as other,
+        serve_process(endless_run) as single,
+    ):
         expected = [response_text(single.http.post("/v1/completions", json=make_body(i))) for i in range(4)]
         long = response_text(single.http.post("/v1/completions", json={**LONG, "stream": False}))
         with routing(router, [one, other], tmp_path) as client:
@@ -166,9 +170,9 @@ def test_other_worker_completes_when_one_stops(router, speaker, tmp_path):
 
 
 @pytest.mark.parametrize("router", ["vllm-router", "sglang-router", "nginx"], indirect=True)
-def test_api_keys_pass_through_the_router(router, speaker, tmp_path, monkeypatch):
+def test_api_keys_pass_through_the_router(router, endless_run, tmp_path, monkeypatch):
     monkeypatch.setenv("POLYHEAD_API_KEY", KEY)
-    with serving(speaker) as service:
+    with serve_process(endless_run) as service:
         del os.environ["POLYHEAD_API_KEY"]
         options = [] if router == "nginx" else ["--api-key", KEY]
         with routing(router, [service, service], tmp_path, *options) as client:
@@ -176,25 +180,25 @@ def test_api_keys_pass_through_the_router(router, speaker, tmp_path, monkeypatch
             response_text(client.post("/v1/completions", json=make_body(0), headers=headers))
             if router == "sglang-router":  # it has the name from /server_info
                 workers = client.get("/workers", headers=headers).json()["workers"]
-                assert {worker["model_id"] for worker in workers} == {"speaker"}
+                assert {worker["model_id"] for worker in workers} == {"endless"}
             wrong = {"authorization": "Bearer no-key-of-these-services"}
             assert client.post("/v1/completions", json=make_body(0), headers=wrong).status_code == 401
             assert client.post("/v1/completions", json=make_body(0)).status_code == 401
 
 
 @pytest.mark.parametrize("router", ["vllm-router", "nginx"], indirect=True)
-def test_restarted_worker_gets_requests_again(router, speaker, tmp_path):
+def test_restarted_worker_gets_requests_again(router, endless_run, tmp_path):
     options = ["--health-check-interval-secs", "1"] if router == "vllm-router" else []
     with (
-        serving(speaker) as one,
-        serving(speaker) as other,
+        serve_process(endless_run) as one,
+        serve_process(endless_run) as other,
         routing(router, [one, other], tmp_path, *options) as client,
     ):
         one.process.kill()
         one.process.wait()
         for i in range(8):
             response_text(client.post("/v1/completions", json=make_body(i)))
-        with serving(speaker, "--port", one.url.rsplit(":", 1)[1]) as new_service:
+        with serve_process(endless_run, "--port", one.url.rsplit(":", 1)[1]) as new_service:
             deadline = time.monotonic() + 200
             while not count_responses(new_service):
                 assert time.monotonic() < deadline

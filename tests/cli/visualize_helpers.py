@@ -29,9 +29,6 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("visualize"), "all")
 
 
-made = run_dir  # the name in tests/viz
-
-
 def make(directory: Path, tie: str) -> Path:
     """Save an untrained translator and its text; return the directory of the run."""
     for name, lines in (("de", GERMAN), ("en", ENGLISH)):

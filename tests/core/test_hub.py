@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import save
 from tests.hf.conftest import make
-from tests.hf.load_helpers import ran
+from tests.hf.load_helpers import run_script
 
 from polyhead import Choice
 from polyhead.chat.detect_template import build_template
@@ -95,7 +95,7 @@ def test_checkpoint_and_adapter_are_downloaded(tmp_path):
     endpoint = f"http://127.0.0.1:{server.server_port}"
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": endpoint}
     environment.pop("HF_HUB_OFFLINE", None)
-    result = ran(SCRIPT, environment, tmp_path)
+    result = run_script(SCRIPT, environment, tmp_path)
     server.shutdown()
     server.server_close()
     chat, deltas, none_message, gated_message, broken_message = result.stdout.splitlines()

@@ -151,11 +151,11 @@ def test_context_parallelism_gathers_keys_and_values():
     assert estimate_traffic(config, BatchShape(8, 10), 1000, parts).tensor == tensor_bytes(4, 8 * 5)
 
 
-def tensor_bytes(layers, tokens, recomputed=0, size=4):
+def tensor_bytes(layers, tokens, n_recomputed=0, size=4):
     """Bytes sent by each of two ranks: products forward, hidden states backward, and outside of the layers
     the embedding, the gradient of the head's input, and two numbers per label.
     """
-    return layers * tokens * H * (2 * 4 + (2 + recomputed) * size) + 2 * tokens * H * 4 + tokens * 2 * 4
+    return layers * tokens * H * (2 * 4 + (2 + n_recomputed) * size) + 2 * tokens * H * 4 + tokens * 2 * 4
 
 
 def test_recomputation_repeats_the_required_sums():

@@ -102,7 +102,7 @@ def test_grouped_and_gated_layers_have_a_formula():
 
 
 H, E, V, T = 32, 12, 100, 20
-FACTORIZED = {
+FACTORIZED_SIZES = {
     "vocab_size": V, "d_model": H, "d_embedding": E, "n_heads": 4, "n_layers": 1, "max_len": T,
     "position": "learned", "embedding_norm": True,
 }  # fmt: skip
@@ -141,7 +141,7 @@ FACTORIZED = {
 )
 def test_factorized_embeddings_have_formulas(changes, expected):
     """Only the token embeddings of a decoder are narrow."""
-    config = ModelConfig(**FACTORIZED, **changes)
+    config = ModelConfig(**FACTORIZED_SIZES, **changes)
     parts = {part.name: (part.total, part.formula) for part in group_parameters(config)}
     assert {name: part for name, part in parts.items() if name != "layer"} == expected
 

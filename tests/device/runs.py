@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.device.ghost import DEVICE, Ghost, ghost_device
-from tests.train.conftest import Notes, unsynced
-from tests.train.distributed.rank_runs import place, recipe_of
+from tests.train.conftest import Notes, no_fsync
+from tests.train.distributed.rank_runs import corpus_dir, recipe_of
 
 import polyhead as ph
 from polyhead.config.recipe import Recipe
@@ -22,8 +22,8 @@ from polyhead.train import prefetch
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_record import read_metrics
 
-__all__ = ["place", "unsynced"]
-pytestmark = pytest.mark.usefixtures("unsynced")
+__all__ = ["corpus_dir", "no_fsync"]
+pytestmark = pytest.mark.usefixtures("no_fsync")
 TASKS = ("translation", "language-model", "masked-lm", "denoising", "classification")
 PROMPTS = ["the king", "a dog barks at", "two"]
 
@@ -34,11 +34,11 @@ def train_run(recipe: Recipe) -> tuple[list[dict[str, Any]], dict[str, torch.Ten
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_runs_match_the_cpu(task: str, place: Path) -> None:
+def test_runs_match_the_cpu(task: str, corpus_dir: Path) -> None:
     """Losses, measures, averages and checkpoints."""
-    expected = train_run(recipe_of(place, task, f"{task}-here", ema=0.9, precision="fp32"))
+    expected = train_run(recipe_of(corpus_dir, task, f"{task}-here", ema=0.9, precision="fp32"))
     with ghost_device():
-        recipe = recipe_of(place, task, f"{task}-there", ema=0.9, precision="fp32", device=str(DEVICE))
+        recipe = recipe_of(corpus_dir, task, f"{task}-there", ema=0.9, precision="fp32", device=str(DEVICE))
         actual = train_run(recipe)
         resumed_run, _ = run_training(
             recipe, resume=True, report=Notes()
@@ -54,9 +54,9 @@ def test_runs_match_the_cpu(task: str, place: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(place: Path) -> dict[str, Path]:
+def runs(corpus_dir: Path) -> dict[str, Path]:
     """A trained run of each task."""
-    recipes = {task: recipe_of(place, task, f"{task}-used", precision="fp32") for task in TASKS}
+    recipes = {task: recipe_of(corpus_dir, task, f"{task}-used", precision="fp32") for task in TASKS}
     for recipe in recipes.values():
         run_training(recipe, report=Notes())
     return {task: recipe.out for task, recipe in recipes.items()}
@@ -123,14 +123,21 @@ def test_draft_model_on_the_device(runs: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize(("task", "device"), [("classification", "auto"), ("language-model", "cpu")])
 def test_estimate_with_teachers_runs_on_the_cpu(
-    task: str, device: str, place: Path, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    task: str, device: str, corpus_dir: Path, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If "auto" is another device, as with a GPU, student and teacher are measured on the CPU."""
-    settings = recipe_of(place, task, "student", device=device).model_dump(mode="json", exclude={"tokenizer"})
+    settings = recipe_of(corpus_dir, task, "student", device=device).model_dump(
+        mode="json", exclude={"tokenizer"}
+    )
     teacher = str(runs[task])
     recipe = Recipe.model_validate(
         settings
-        | {"init_from": teacher, "model": {}, "distill": {"teacher": [teacher]}, "out": place / "student"}
+        | {
+            "init_from": teacher,
+            "model": {},
+            "distill": {"teacher": [teacher]},
+            "out": corpus_dir / "student",
+        }
     )
     monkeypatch.setattr(
         "polyhead.run.load.resolve_device", lambda name: DEVICE if name == "auto" else resolve_device(name)
@@ -159,7 +166,7 @@ class Interrupted(Notes):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_prefetched_batches_give_the_same_bits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_batches_give_the_same_bits(corpus_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout, and in a run that is interrupted and resumed."""
     task, options = (
         "language-model",
@@ -173,15 +180,15 @@ def test_prefetched_batches_give_the_same_bits(place: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(prefetch, "prefetch_to_device", record_prefetch)
     with ghost_device():
-        actual = train_run(recipe_of(place, task, f"{task}-ahead", **options))
+        actual = train_run(recipe_of(corpus_dir, task, f"{task}-ahead", **options))
         assert prefetched
         assert not any(hasattr(x, "device_copy") for x in prefetched)  # all copies were used
-        interrupted_recipe = recipe_of(place, task, f"{task}-cut", **options)
+        interrupted_recipe = recipe_of(corpus_dir, task, f"{task}-cut", **options)
         _, outcome = run_training(interrupted_recipe, report=Interrupted())
         assert (outcome.status, outcome.step) == ("interrupted", 3)
         run_training(interrupted_recipe, resume=True, report=Notes())
         monkeypatch.setattr(prefetch.BatchPrefetcher, "prefetch", lambda *_: None)
-        expected = train_run(recipe_of(place, task, f"{task}-usual", **options))
+        expected = train_run(recipe_of(corpus_dir, task, f"{task}-usual", **options))
     resumed_weights = load_file(interrupted_recipe.out / "model.safetensors")
     for name, weight in expected[1].items():
         assert torch.equal(actual[1][name], weight), name

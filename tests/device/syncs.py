@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.device.ghost import DEVICE, NAME, Ghost, ghost_device
 from tests.device.models import KINDS, PARTS, SIZES
-from tests.train.conftest import Notes, unsynced
-from tests.train.distributed.rank_runs import place, recipe_of
+from tests.train.conftest import Notes, no_fsync
+from tests.train.distributed.rank_runs import corpus_dir, recipe_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,8 +30,8 @@ from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
 from polyhead.train import loop
 from polyhead.train.run_training import run_training
 
-__all__ = ["place", "unsynced"]
-pytestmark = pytest.mark.usefixtures("unsynced")
+__all__ = ["corpus_dir", "no_fsync"]
+pytestmark = pytest.mark.usefixtures("no_fsync")
 # the result, or its shape, depends on values on the device
 SYNCING_OPERATIONS = {
     "aten::_local_scalar_dense",
@@ -154,7 +154,7 @@ def test_documents_use_block_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("task", TASK.names())
-def test_train_step_syncs_only_metrics(task: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_step_syncs_only_metrics(task: str, corpus_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss and gradient norm are copied to the CPU once, at the end of the step."""
     actual: list[list[str]] = []
     step = loop.train_step
@@ -168,7 +168,7 @@ def test_train_step_syncs_only_metrics(task: str, place: Path, monkeypatch: pyte
     monkeypatch.setattr(loop, "train_step", record_step)
     with ghost_device():
         recipe = recipe_of(
-            place, task, f"{task}-asks", precision="fp32", ema=0.9, steps=3, device=str(DEVICE)
+            corpus_dir, task, f"{task}-asks", precision="fp32", ema=0.9, steps=3, device=str(DEVICE)
         )
         run_training(recipe, report=Notes())
     assert actual == [["aten::_to_copy"]] * 3

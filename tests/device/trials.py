@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from tests.device.ghost import DEVICE, ghost_device
-from tests.train.conftest import Notes, unsynced
-from tests.train.distributed.rank_runs import place, recipe_of
+from tests.train.conftest import Notes, no_fsync
+from tests.train.distributed.rank_runs import corpus_dir, recipe_of
 
 from polyhead.compare import io as io_module
 from polyhead.compare import step_budget as counting
@@ -22,8 +22,8 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.distill import DistillationTask
 from polyhead.train.run_training import run_training
 
-__all__ = ["place", "unsynced"]
-pytestmark = pytest.mark.usefixtures("unsynced")
+__all__ = ["corpus_dir", "no_fsync"]
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def measure_trial(
@@ -46,11 +46,13 @@ def measure_trial(
 
 
 @pytest.mark.parametrize("task", COMPARED_TASKS.names())
-def test_trials_match_the_cpu(task: str, place: Path) -> None:
-    budget, tokenizer = ("steps", 4), place / f"tokenizer-{task}"
-    expected = measure_trial(recipe_of(place, task, f"cell-{task}-here", device="cpu"), budget, tokenizer)
+def test_trials_match_the_cpu(task: str, corpus_dir: Path) -> None:
+    budget, tokenizer = ("steps", 4), corpus_dir / f"tokenizer-{task}"
+    expected = measure_trial(
+        recipe_of(corpus_dir, task, f"cell-{task}-here", device="cpu"), budget, tokenizer
+    )
     with ghost_device():
-        device_recipe = recipe_of(place, task, f"cell-{task}-there", device=str(DEVICE))
+        device_recipe = recipe_of(corpus_dir, task, f"cell-{task}-there", device=str(DEVICE))
         actual = measure_trial(device_recipe, budget, tokenizer)
     assert actual.keys() == expected.keys()
     for name in ("parameters", "flops_per_token", "cache_per_token", "cache_constant", "dead"):
@@ -60,7 +62,7 @@ def test_trials_match_the_cpu(task: str, place: Path) -> None:
     assert (actual["decode_tokens_per_s"] is None) == (expected["decode_tokens_per_s"] is None)
 
 
-def test_time_budget_is_probed_on_the_device(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_budget_is_probed_on_the_device(corpus_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Student and teacher are both on the device."""
     devices: list[torch.device] = []
     check_memory = counting.check_memory
@@ -74,10 +76,12 @@ def test_time_budget_is_probed_on_the_device(place: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(counting, "check_memory", rehearse)
     monkeypatch.setattr(counting, "PROBE_SHARE", 0.0)
     monkeypatch.setattr(counting, "MIN_PROBE_SECONDS", 0.1)
-    teacher = recipe_of(place, "language-model", "teacher", precision="fp32", device="cpu")
+    teacher = recipe_of(corpus_dir, "language-model", "teacher", precision="fp32", device="cpu")
     run_training(teacher, report=Notes())
     with ghost_device():
-        student = recipe_of(place, "language-model", "student", device=str(DEVICE)).model_dump(mode="json")
+        student = recipe_of(corpus_dir, "language-model", "student", device=str(DEVICE)).model_dump(
+            mode="json"
+        )
         recipe = Recipe.model_validate(student | {"distill": {"teacher": str(teacher.out)}})
         assert measure_trial(recipe, ("time", 5.0), teacher.out)["seconds_per_step"] > 0
     assert set(devices) == {DEVICE}

@@ -9,11 +9,11 @@ from tests.hf.families.causal_cases import LLAMA
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def pickled(directory: Path) -> None:
+def rename_as_pickle(directory: Path) -> None:
     (directory / WEIGHTS).rename(directory / "pytorch_model.bin")
 
 
-def ran(script: str, environment: dict[str, str], directory: Path) -> subprocess.CompletedProcess[str]:
+def run_script(script: str, environment: dict[str, str], directory: Path) -> subprocess.CompletedProcess[str]:
     """A process of its own, since huggingface_hub reads its settings once."""
     command = [sys.executable, "-c", script]
     return subprocess.run(

@@ -21,7 +21,7 @@ def model_config(**parts: Any) -> ModelConfig:
     return ModelConfig.model_validate({"vocab_size": VOCABULARY, **parts})
 
 
-def saved(directory: Path, **changes: Any) -> Any:
+def save_random_run(directory: Path, **changes: Any) -> Any:
     """A random model, saved as a run."""
     generation = GenerationConfig(temperature=0.8, top_p=0.9, no_repeat_ngram_size=4)
     run = random_run(config(**changes), generation)

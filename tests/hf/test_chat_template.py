@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import transformers
-from tests.chat.published_chats import PUBLISHED
+from tests.chat.published_chats import PUBLISHED_TEMPLATES
 from tests.hf.conftest import edit_json, make
 
 from polyhead.cli import main
@@ -29,7 +29,7 @@ def checkpoint(tmp_path: Path) -> Path:
     model = make(directory, "LlamaConfig", vocab_size=302, **SIZES)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = PUBLISHED["qwen2.5"]
+    tokenizer.chat_template = PUBLISHED_TEMPLATES["qwen2.5"]
     tokenizer.save_pretrained(directory)
     model.generation_config.eos_token_id = [2, tokenizer.convert_tokens_to_ids("<|im_end|>")]
     model.generation_config.save_pretrained(directory)
@@ -48,7 +48,7 @@ def test_chat_format_survives_import_and_export(checkpoint: Path, tmp_path: Path
     system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
     expected = Choice("chatml", system=system, bos=False, thinks=False)
     if format_name == "jinja":
-        template = PUBLISHED["qwen2.5"].replace("# Tools", "# Functions")
+        template = PUBLISHED_TEMPLATES["qwen2.5"].replace("# Tools", "# Functions")
         (checkpoint / "chat_template.jinja").write_text(template)
         expected = Choice("jinja", template=template)
     assert main(["import", str(checkpoint), str(run_dir)]) == 0
@@ -71,10 +71,12 @@ def test_chat_format_survives_import_and_export(checkpoint: Path, tmp_path: Path
 
 
 def test_templates_in_tokenizer_config(checkpoint: Path) -> None:
-    write_older_template(checkpoint, PUBLISHED["zephyr"])
+    write_older_template(checkpoint, PUBLISHED_TEMPLATES["zephyr"])
     assert load(checkpoint).generation.chat == Choice("zephyr")
     names = {"tool_use": "zephyr", "default": "llama2"}
-    templates = [{"name": name, "template": PUBLISHED[template]} for name, template in names.items()]
+    templates = [
+        {"name": name, "template": PUBLISHED_TEMPLATES[template]} for name, template in names.items()
+    ]
     write_older_template(checkpoint, templates)
     assert load(checkpoint).generation.chat == Choice("llama2")
 
@@ -96,7 +98,7 @@ def test_invalid_template_is_ignored(checkpoint: Path) -> None:
 
 
 def test_texts_in_unknown_template_stay_text(checkpoint: Path) -> None:
-    template = PUBLISHED["openhermes"].replace("message['content']", "message['content'].strip()")
+    template = PUBLISHED_TEMPLATES["openhermes"].replace("message['content']", "message['content'].strip()")
     (checkpoint / "chat_template.jinja").write_text(template)
     run = load(checkpoint)
     assert run.generation.chat == Choice("jinja", template=template)
@@ -115,8 +117,8 @@ def test_texts_in_unknown_template_stay_text(checkpoint: Path) -> None:
 
 def test_import_with_template_file(checkpoint: Path, tmp_path: Path) -> None:
     path, run_dir = tmp_path / "own.jinja", tmp_path / "run"
-    path.write_text(PUBLISHED["openhermes"])
+    path.write_text(PUBLISHED_TEMPLATES["openhermes"])
     assert main(["import", str(checkpoint), str(run_dir), "--chat-template", str(path)]) == 0
-    assert load(run_dir).generation.chat == Choice("jinja", template=PUBLISHED["openhermes"])
+    assert load(run_dir).generation.chat == Choice("jinja", template=PUBLISHED_TEMPLATES["openhermes"])
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(run_dir)
-    assert tokenizer.chat_template == PUBLISHED["openhermes"]
+    assert tokenizer.chat_template == PUBLISHED_TEMPLATES["openhermes"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.hf.conftest import edit_json, edit_weights
-from tests.hf.load_helpers import INDEX, WEIGHTS, pickled
+from tests.hf.load_helpers import INDEX, WEIGHTS, rename_as_pickle
 
 import polyhead as ph
 from polyhead.core.errors import UserError
@@ -84,7 +84,7 @@ GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (pickled, "{0} has no model.safetensors, only pytorch_model.bin: pickle files can run code"),
+        (rename_as_pickle, "{0} has no model.safetensors, only pytorch_model.bin: pickle files can run code"),
         (lambda d: (d / WEIGHTS).unlink(), "{0} has no model.safetensors and no " + INDEX),
         (truncate, DAMAGED_WEIGHTS),
         (write_huge_header, DAMAGED_WEIGHTS),

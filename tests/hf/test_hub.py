@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.hf.conftest import make
-from tests.hf.load_helpers import ran
+from tests.hf.load_helpers import run_script
 
 import polyhead as ph
 from polyhead.core.errors import UserError
@@ -33,7 +33,7 @@ def test_hub_name_is_loaded_from_cache(tmp_path: Path) -> None:
         path.rename(repository / "blobs" / path.name)
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    process = ran(SCRIPT, environment, tmp_path)
+    process = run_script(SCRIPT, environment, tmp_path)
     assert process.stdout.splitlines() == [
         "1",
         "no directory 'owner/large', and it cannot be downloaded from the hub: HF_HUB_OFFLINE is set, and "

@@ -13,7 +13,7 @@ from tests.hf.families.encoders import make_encoder
 from tests.hf.families.encoders_cases import CLASSES, ROBERTA, SIZES, Case
 from tests.hf.rerankers_helpers import NEWER, NEWEST, OLDEST, PAIRS, reranker
 from tests.hf.sentence_helpers import round_trip
-from tests.serve.conftest import living
+from tests.serve.conftest import serve_run
 
 import polyhead as ph
 from polyhead.cli import main
@@ -64,7 +64,7 @@ def test_scores_of_verb_and_service(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["classify", str(checkpoint), pairs, *options]) == 0
         scores = [float(line) for line in capsys.readouterr().out.splitlines()]
         assert scores == pytest.approx(logits, abs=1e-4)
-    with living(ph.load(checkpoint)) as live:
+    with serve_run(ph.load(checkpoint)) as live:
         data = live.ask("/v1/classify", {"input": PAIRS}).json()["data"]
         assert [one["score"] for one in data] == pytest.approx(logits, abs=1e-5)
 
@@ -142,7 +142,7 @@ def test_pairs_truncated_to_model_max_length(
     )
     assert output.err.startswith(message)
     assert len(output.out.splitlines()) == len(PAIRS)
-    with living(ph.load(checkpoint)) as live:
+    with serve_run(ph.load(checkpoint)) as live:
         for options, status in (({}, 400), ({"truncate": True}, 200)):
             body = {"input": long_pairs[:1], **options}
             assert live.ask("/v1/classify", body).status_code == status

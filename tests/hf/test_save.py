@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.hf.conftest import TEXTS, VOCABULARY, edit_json, small_tokenizer
-from tests.hf.save_helpers import BASES, CONFIGS, config, model_config, saved
+from tests.hf.save_helpers import BASES, CONFIGS, config, model_config, save_random_run
 from tests.hf.tables import read_table
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -28,7 +28,7 @@ NO_ROPE = {"layer_pattern": [{}, {"position": "none"}], "n_layers": 3}
 
 @pytest.mark.parametrize(("family", "parts"), CONFIGS["decoders"])
 def test_exported_run_opens_in_reference(family: str, parts: dict[str, Any], tmp_path: Path) -> None:
-    model, tokens = saved(tmp_path / "run", **parts), torch.randint(5, VOCABULARY, (2, 20))
+    model, tokens = save_random_run(tmp_path / "run", **parts), torch.randint(5, VOCABULARY, (2, 20))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported"), "--to", "hf"]) == 0
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
     assert reference.config.model_type == family
@@ -42,7 +42,7 @@ def test_exported_run_opens_in_reference(family: str, parts: dict[str, Any], tmp
 @pytest.mark.parametrize("parts", [BASES["gemma3"], BASES["llama"] | NO_ROPE], ids=["gemma3_text", "smollm3"])
 def test_exported_keys_for_older_readers(parts: dict[str, Any], tmp_path: Path) -> None:
     """Without the newer keys the older ones say the same."""
-    model, tokens = saved(tmp_path / "run", **parts), torch.randint(5, VOCABULARY, (2, 20))
+    model, tokens = save_random_run(tmp_path / "run", **parts), torch.randint(5, VOCABULARY, (2, 20))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported"), "--to", "hf"]) == 0
     edit_json(tmp_path / "exported/config.json", ("rope_parameters", "layer_types"))
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()

@@ -130,8 +130,8 @@ def fused_calls(monkeypatch):
     """For each step, whether it was one call of the kernels."""
     was_fused, inner = [], steps.FusedSteps.__call__
 
-    def record_call(*given):
-        out = inner(*given)
+    def record_call(*args):
+        out = inner(*args)
         was_fused.append(out is not None)
         return out
 

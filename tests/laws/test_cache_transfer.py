@@ -8,7 +8,7 @@ import torch
 from tests.laws.conftest import VOCAB
 from tests.laws.test_caches import (
     DESIGNS,
-    MIXED,
+    MIXED_DESIGNS,
     PLAIN,
     ROOMY_CHOICES,
     SIZES,
@@ -30,7 +30,7 @@ ROPE = next(d for d in DESIGNS if d.startswith("rope") and d.endswith("encoder-d
 CHOICES_AND_DESIGNS = [
     (choice, design)
     for choice in [*TIGHT_CHOICES, ROOMY_CHOICES["h2o"]]
-    for design in [PLAIN, ROPE, *(d for d in MIXED if "encoder" not in d)]
+    for design in [PLAIN, ROPE, *(d for d in MIXED_DESIGNS if "encoder" not in d)]
     if is_supported(choice.name, design)
 ]
 CHOICES_AND_DESIGNS.append((Choice("state"), "linear attention"))

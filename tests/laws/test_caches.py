@@ -62,14 +62,14 @@ DESIGNS: dict[str, dict[str, Any]] = {
     for i, (p, heads) in enumerate(itertools.product([p for p in choices(POSITION) if len(p) == 1], HEADS))
     for kind in [("decoder", "encoder-decoder")[i % 2]]
 }
-MIXED = {
+MIXED_DESIGNS = {
     f"{format_id(pattern)}-{kind}": {
         "position": {"name": "rope"}, "n_kv_heads": 2, "kind": kind, "n_layers": 4, "layer_pattern": pattern
     }
     for pattern in HYBRIDS
     for kind in ("decoder", "encoder-decoder")
 }  # fmt: skip
-DESIGNS |= MIXED
+DESIGNS |= MIXED_DESIGNS
 PLAIN = next(design for design in DESIGNS if design.startswith("none"))
 ROPE_DECODER = next(d for d in DESIGNS if d.startswith("rope") and not d.endswith("encoder-decoder"))
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10], [11, 12, 3]]
@@ -268,7 +268,7 @@ def run_history(cached_model, check):
     [
         (cache, design)
         for cache, design in CACHES_AND_DESIGNS
-        if design in MIXED or design.split("-")[0] in ("rope", "shaw", "sinusoidal")
+        if design in MIXED_DESIGNS or design.split("-")[0] in ("rope", "shaw", "sinusoidal")
     ],
 )
 @torch.no_grad()
@@ -380,7 +380,7 @@ def test_rewound_tokens_are_overwritten(cache):
     assert_close(logits[1], run_uncached(model, [8, 9, 13, 15], [7])[3:])
 
 
-@pytest.mark.parametrize("design", [PLAIN, next(iter(MIXED))])
+@pytest.mark.parametrize("design", [PLAIN, next(iter(MIXED_DESIGNS))])
 @pytest.mark.parametrize("cache", CACHES)
 @torch.no_grad()
 def test_memory_usage_counts_all_bytes(cache, design):

@@ -21,7 +21,7 @@ NO_SCORES = {
     "softmax"
     for attention in ("linear", "kernel")
 }
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REFUSED_DESIGNS: list[tuple[dict[str, Any], str]] = [
     *(({key: a, "position": p}, NO_SCORES[a])
       for key in ("attention", "decoder_attention") for a in NO_SCORES for p in BIASES),
     ({"attention": {"name": "linear", "feature_map": "square"}, "position": "rope"}, SQUARE_WITH_ROPE),
@@ -79,7 +79,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda x: str(x) if isinstance(x, dict) else "")
+@pytest.mark.parametrize(
+    ("changes", "message"), REFUSED_DESIGNS, ids=lambda x: str(x) if isinstance(x, dict) else ""
+)
 def test_invalid_design_is_refused_with_advice(changes, message):
     with pytest.raises(UserError) as error:
         check_model(ModelConfig(**{**SIZES, **changes}))

@@ -114,7 +114,7 @@ PATTERN = [
 ]
 """Layers of one decoder, with each attention and each position that acts on heads."""
 
-COMBINED: dict[str, dict[str, Any]] = {
+COMBINED_DESIGNS: dict[str, dict[str, Any]] = {
     "decoder": {
         "kind": "decoder", "layer_pattern": PATTERN, "n_layers": len(PATTERN), "n_kv_heads": 2,
         "norm": {"name": "rmsnorm"}, "feed_forward": {"name": "prelu", "per_channel": True},
@@ -138,7 +138,7 @@ COMBINED: dict[str, dict[str, Any]] = {
 
 
 def test_every_kind_of_split_trains_as_one_process():
-    designs = {name: make_config(case) for name, case in COMBINED.items()}
+    designs = {name: make_config(case) for name, case in COMBINED_DESIGNS.items()}
     assert [find_tensor_obstacle(config, 2) for config in designs.values()] == [None] * len(designs)
     assert_split_equal(designs, 2)
 
@@ -167,4 +167,6 @@ def test_every_design_trains_as_one_process(part):
 
 @pytest.mark.slow
 def test_four_ranks_train_as_one_process():
-    assert_split_equal({name: make_config({**case, "n_kv_heads": 4}) for name, case in COMBINED.items()}, 4)
+    assert_split_equal(
+        {name: make_config({**case, "n_kv_heads": 4}) for name, case in COMBINED_DESIGNS.items()}, 4
+    )

@@ -10,11 +10,11 @@ from polyhead.nn.state import named_state
 SCALE = 6.0 / 3  # alpha / r
 
 
-def make_adapter(bias=True, dropout=0.0, trained=True):
+def make_adapter(bias=True, dropout=0.0, is_trained=True):
     torch.manual_seed(1)
     rng = torch.Generator().manual_seed(2)
     adapter = LoraLinear(nn.Linear(8, 6, bias=bias), 3, alpha=6.0, dropout=dropout, generator=rng)
-    if trained:
+    if is_trained:
         nn.init.normal_(adapter.lora_b)
     return adapter
 
@@ -27,7 +27,7 @@ def reference(adapter, x, adapter_x):
 
 
 def test_new_adapter_does_not_change_the_output():
-    adapter, x = make_adapter(trained=False), torch.randn(2, 5, 8)
+    adapter, x = make_adapter(is_trained=False), torch.randn(2, 5, 8)
     assert torch.equal(adapter(x), nn.functional.linear(x, adapter.weight, adapter.bias))
     assert 0 < adapter.lora_a.abs().max() <= 8**-0.5
 

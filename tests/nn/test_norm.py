@@ -105,12 +105,12 @@ def test_second_derivative_of_rmsnorm_is_refused():
 
 
 LENGTHS = torch.tensor([5, 0, 3, 1])
-RAGGED = torch.arange(5).expand(4, 5).masked_fill(torch.arange(5) >= LENGTHS[:, None], -1)
+RAGGED_POS = torch.arange(5).expand(4, 5).masked_fill(torch.arange(5) >= LENGTHS[:, None], -1)
 HOLES = torch.tensor([[0, -1, 1, 2, -1], [-1, -1, -1, 0, 1]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("pos", [None, RAGGED, HOLES], ids=["full", "ragged", "holes"])
+@pytest.mark.parametrize("pos", [None, RAGGED_POS, HOLES], ids=["full", "ragged", "holes"])
 @pytest.mark.parametrize("momentum", [0.1, 1.0])
 def test_batchnorm_equals_that_of_torch_on_the_tokens(pos, momentum, dtype):
     """Output, gradients, running statistics over several batches, and evaluation with those."""
@@ -140,7 +140,9 @@ def test_padding_is_not_in_batch_statistics():
     x, results = torch.randn(4, 5, 6), []
     for filler in (0.0, 7.0, 1e30):
         norm = BatchNorm(6)
-        y = norm(x.masked_fill((RAGGED < 0)[:, :, None], filler).requires_grad_(), RAGGED)[RAGGED >= 0]
+        y = norm(x.masked_fill((RAGGED_POS < 0)[:, :, None], filler).requires_grad_(), RAGGED_POS)[
+            RAGGED_POS >= 0
+        ]
         y.square().sum().backward()
         results.append((y, norm.running_mean, norm.running_var, norm.weight.grad))
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
@@ -165,10 +167,10 @@ def test_batchnorm_of_bf16_has_fp32_statistics():
     """As under autocast, far from 0, where the squares of bf16 would be noise."""
     x = (torch.randn(4, 5, 6) + 20).bfloat16()
     low, exact = BatchNorm(6), BatchNorm(6).double()
-    y, expected = low(x, RAGGED), exact(x.double(), RAGGED)
+    y, expected = low(x, RAGGED_POS), exact(x.double(), RAGGED_POS)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(low.running_var.double(), exact.running_var, rtol=1e-5, atol=0)
-    error = float((expected - y.double())[RAGGED >= 0].detach().abs().max())
+    error = float((expected - y.double())[RAGGED_POS >= 0].detach().abs().max())
     assert error < 0.3  # the rounding of 20 to 8 bits
 
 

@@ -43,9 +43,6 @@ def run_copy(run_dir: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run_dir, tmp_path / "tiny"))
 
 
-run, saved = make_run, run_dir  # the names in tests/nn and tests/tokenizers
-
-
 def edit(directory: Path, name: str, **changes: Any) -> None:
     """Change keys of a JSON file."""
     path = directory / name

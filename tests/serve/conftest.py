@@ -291,7 +291,3 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Callable[[Client, str], None]:
         monkeypatch.setattr(Sampling, "sample", lambda self, logits, *rest: [next(tokens)] * len(logits))
 
     return script
-
-
-# names in other directories' tests
-make, living, Live = build_run, serve_run, Client

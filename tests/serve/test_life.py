@@ -117,7 +117,7 @@ def test_reset_connections_are_freed(runs):
 
 
 @pytest.mark.parametrize(("stream", "disconnects"), [(False, False), (False, True), (True, True)])
-def test_requests_are_freed_without_gc(runs, unsearched, disconnects, stream):
+def test_requests_are_freed_without_gc(runs, gc_disabled, disconnects, stream):
     """Collections are rare in a service. The last update of a disconnected client is read by no task."""
     with serve_run(runs["decoder"]) as client, client.hold_steps() as steps:
         sock = client.send(ENDLESS | {"stream": stream})

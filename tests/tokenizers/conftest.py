@@ -33,9 +33,3 @@ def tokenizer_of_kind(kind: str) -> Tokenizer:
 def get_tokenizer() -> GetTokenizer:
     """A tokenizer of each kind, trained once."""
     return tokenizer_of_kind
-
-
-@pytest.fixture(scope="session")
-def trained() -> GetTokenizer:
-    """The same for directories that share these tokenizers."""
-    return tokenizer_of_kind

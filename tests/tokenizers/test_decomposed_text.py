@@ -75,7 +75,7 @@ def test_training_suggests_normalization(normalize: str, tmp_path: Path) -> None
     }
     notes = Notes()
     run, _ = run_training(Recipe.model_validate(recipe), report=notes)
-    warnings = [line for line in notes.said if "decomposed" in line]
+    warnings = [line for line in notes.lines if "decomposed" in line]
     if normalize == "nfc":
         assert run.tokenizer.decode(run.tokenizer.encode([DECOMPOSED_TEXT])) == ["Käse"]
         assert warnings == []

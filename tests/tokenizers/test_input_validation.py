@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.run.run_helpers import run
+from tests.run.run_helpers import make_run
 
 from polyhead.core.errors import UserError
 from polyhead.run.run import Run
@@ -30,7 +30,7 @@ ONE_LIST = [(kind, verb) for kind, verbs in VERBS.items() for verb, n in verbs.i
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    return {kind: run(**config) for kind, config in CONFIGS.items()}
+    return {kind: make_run(**config) for kind, config in CONFIGS.items()}
 
 
 def test_single_text_is_not_a_list(runs: dict[str, Run]) -> None:

@@ -90,13 +90,13 @@ def test_training_notes_share_of_unknown_tokens(task: str, workdir: Path) -> Non
     unknown = [len(set(line) - set("abc 狗\n")) for line in Path("a.src").read_text().splitlines()]
     assert counts.unknown == sum(unknown) * (2 if task == "translation" else 1) > 0
     for split in ("train", "valid"):
-        (line,) = [note for note in notes.said if note.startswith(f"{split}: ")]
+        (line,) = [note for note in notes.lines if note.startswith(f"{split}: ")]
         assert line.endswith(counts.describe())
-    assert sum("the vocabulary does not fit" in note for note in notes.said) == 2
+    assert sum("the vocabulary does not fit" in note for note in notes.lines) == 2
     texts = list(TASK.get(recipe.task.name).iter_texts(recipe))
     notes = Notes()
     implementation.open(recipe, train_tokenizer(texts, Choice("bpe"), 300), notes)
-    assert "unknown" not in " ".join(notes.said)
+    assert "unknown" not in " ".join(notes.lines)
 
 
 def test_init_warns_of_unknown_tokens(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

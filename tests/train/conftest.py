@@ -32,7 +32,6 @@ class Notes:
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
         self.lines: list[str] = []
-        self.said = self.lines  # the old name, for tests of other directories
 
     def log_train(self, row: Any) -> None:
         self.rows.append({"split": "train", **row})
@@ -202,9 +201,6 @@ def no_fsync() -> Iterator[None]:
         yield
 
 
-unsynced = no_fsync  # the old name, for tests of other directories
-
-
 @pytest.fixture(scope="module")
 def no_report(no_fsync: None) -> Iterator[None]:
     """Take no samples and write no page of a run, which is half of the time of a short training."""
@@ -218,6 +214,3 @@ def no_report(no_fsync: None) -> Iterator[None]:
 def corpus_dir(tmp_path: Path) -> Path:
     write_corpus(tmp_path)
     return tmp_path
-
-
-corpus = corpus_dir  # the old name, for tests of other directories

@@ -53,10 +53,6 @@ class RankResult(NamedTuple):
     code: int
     output: Any
 
-    @property
-    def said(self) -> Any:  # the old name of ``output``, for tests of other directories
-        return self.output
-
 
 class Job(NamedTuple):
     """What the processes run; pickled with the functions of tests and all that these refer to."""

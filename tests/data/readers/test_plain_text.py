@@ -71,9 +71,9 @@ def test_line_of_many_megabytes_is_read_in_chunks(write_file):
 def test_two_splits_hold_everything_once(write_file, contents, fraction, kind):
     paths = tuple(write_file(f"part{i}", "x" + content) for i, content in enumerate(contents))
 
-    def read_split(begin, end):
+    def read_split(start, end):
         with contextlib.suppress(UserError):  # a split without text
-            return read_documents(TextFiles(paths, kind, (begin, end)))[0]
+            return read_documents(TextFiles(paths, kind, (start, end)))[0]
         return []
 
     train, valid = read_split(0.0, fraction), read_split(fraction, 1.0)

@@ -33,7 +33,7 @@ DESIGNS = {
 }
 ENSEMBLES = {"rope+alibi": ("rope", "alibi"), "lstm+rope": ("lstm", "rope"), "hybrids": ("hybrid", "hybrid")}
 WARM = Sampling(temperature=1.2, top_k=9, repetition_penalty=1.1, no_repeat_ngram_size=2)
-PAGED = Choice("paged", block_size=4)
+PAGED_CACHE = Choice("paged", block_size=4)
 
 
 def make(kind="decoder", design="rope", seed=3, **sizes):

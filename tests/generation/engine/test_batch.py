@@ -7,7 +7,7 @@ from tests.generation.engine.engine_helpers import (
     BOS,
     EOS,
     MAX_LEN,
-    PAGED,
+    PAGED_CACHE,
     V,
     make,
     outputs,
@@ -59,7 +59,7 @@ def test_first_token_equals_that_of_the_full_cache(cache):
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
-@pytest.mark.parametrize("cache", [PAGED, Choice("h2o", budget=5, recent=2, sink=1)], ids=str)
+@pytest.mark.parametrize("cache", [PAGED_CACHE, Choice("h2o", budget=5, recent=2, sink=1)], ids=str)
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 def test_samples_and_beams_start_after_the_full_prompt(kind, cache, length):
     """Several outputs of one prompt, beside a longer one; in an encoder-decoder after a prefix."""
@@ -98,7 +98,7 @@ def counting_model(monkeypatch):
 @pytest.mark.parametrize(("length", "chunk", "passes"), [(1, 100, 6), (2, 100, 6), (30, 100, 6), (30, 8, 9)])
 def test_last_prompt_chunk_gives_the_first_token(counting_model, length, chunk, passes):
     model, counts = counting_model
-    engine = Engine(model, max_len=MAX_LEN, cache=PAGED, prefill_chunk=chunk)
+    engine = Engine(model, max_len=MAX_LEN, cache=PAGED_CACHE, prefill_chunk=chunk)
     outputs(sample(engine, ([5, 6, 7] * 10)[:length], 6))
     assert len(counts) == passes and sum(counts) == length + 5
 
@@ -109,7 +109,7 @@ def test_last_block_of_a_cached_prompt_is_recomputed(counting_model, length):
     model, counts = counting_model
     prompt, options = list(range(3, 3 + length)), {"sampling": Sampling(), "n": 2, "seed": 1}
     expected = run_alone(model, lambda engine: sample(engine, prompt, 6, **options))
-    engine = Engine(model, max_len=MAX_LEN, cache=PAGED)
+    engine = Engine(model, max_len=MAX_LEN, cache=PAGED_CACHE)
     for times in range(3):
         counts.clear()
         request = sample(engine, prompt, 6, **options)

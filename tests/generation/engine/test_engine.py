@@ -12,7 +12,7 @@ from tests.generation.engine.engine_helpers import (
     DESIGNS,
     EOS,
     MAX_LEN,
-    PAGED,
+    PAGED_CACHE,
     WARM,
     V,
     all_blocks_are_free,
@@ -85,20 +85,22 @@ def run(engine, descriptions, per_step=2):
     raise AssertionError("the engine does not come to an end")
 
 
-PLAIN_CASES = [(d, c) for d in DESIGNS for c in (None, PAGED) if c is None or d not in ("linear", "lstm")]
+PLAIN_CASES = [
+    (d, c) for d in DESIGNS for c in (None, PAGED_CACHE) if c is None or d not in ("linear", "lstm")
+]
 CASES = [
     *PLAIN_CASES,
     ("rope", Choice("growing")),
     ("rope", Choice("window", window=64)),
     ("rope", Choice("h2o", budget=64)),
     ("rope+alibi", None),
-    ("rope+alibi", PAGED),
+    ("rope+alibi", PAGED_CACHE),
     ("rope+alibi", Choice("h2o", budget=64)),
     ("lstm+rope", None),
-    ("lstm+rope", PAGED),
+    ("lstm+rope", PAGED_CACHE),
     ("hybrid", Choice("growing")),
     ("hybrid", Choice("h2o", budget=64)),
-    ("hybrids", PAGED),
+    ("hybrids", PAGED_CACHE),
 ]
 
 
@@ -166,7 +168,7 @@ def test_requests_larger_than_the_cache_are_refused():
 
 @pytest.mark.acceptance("D6")
 def test_long_prefill_shares_steps_with_other_requests():
-    engine = Engine(make(max_len=2000), max_len=2000, cache=PAGED, prefill_chunk=100)
+    engine = Engine(make(max_len=2000), max_len=2000, cache=PAGED_CACHE, prefill_chunk=100)
     long = sample(engine, [5] * 1500, 3)
     engine.step()
     short = [sample(engine, [i % 20 + 3] * 8, 3) for i in range(50)]
@@ -217,8 +219,8 @@ def test_hundreds_of_requests_with_random_cancellations():
     ("kind", "design", "cache"),
     [
         ("decoder", "rope", None),
-        ("encoder-decoder", "rope", PAGED),
-        ("decoder", "rope+alibi", PAGED),
+        ("encoder-decoder", "rope", PAGED_CACHE),
+        ("decoder", "rope+alibi", PAGED_CACHE),
     ],
     ids=str,
 )
@@ -253,7 +255,7 @@ def test_nan_fails_one_request():
     nan_id = next(i for i in range(8, V) if not any(i in tokens for (tokens,) in expected))
     with torch.no_grad():
         model.embedding.token.weight[nan_id] = float("nan")
-    engine = Engine(model, max_len=MAX_LEN, cache=PAGED)
+    engine = Engine(model, max_len=MAX_LEN, cache=PAGED_CACHE)
     good = [sample(engine, prompt, 6) for prompt in prompts[:2]]
     bad = [sample(engine, [4, nan_id], 6), search(engine, [nan_id, 3], 6, 3)]
     good.append(sample(engine, prompts[2], 6))
@@ -279,10 +281,10 @@ def test_failing_model_ends_only_running_requests(monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["model", "engine"])
-def test_stored_error_holds_no_cache(monkeypatch, unsearched, place):
+def test_stored_error_holds_no_cache(monkeypatch, gc_disabled, place):
     """Its traceback has the frames of the step, and whoever asked for the text may store it for long."""
     model = make()
-    engine = Engine(model, max_len=MAX_LEN, cache=PAGED)
+    engine = Engine(model, max_len=MAX_LEN, cache=PAGED_CACHE)
     request = sample(engine, [4, 5], 5)
     engine.step()
     layers = weakref.WeakSet(engine.batches[0].cache.layers)
@@ -300,7 +302,7 @@ def test_stored_error_holds_no_cache(monkeypatch, unsearched, place):
 
 
 @pytest.mark.parametrize("name", [name for name in CACHE.names() if name != "state"])
-def test_cache_is_freed_with_its_last_request(unsearched, name):
+def test_cache_is_freed_with_its_last_request(gc_disabled, name):
     """Without a run of the garbage collector."""
     engine = Engine(make(), max_len=MAX_LEN, cache=Choice(name), deterministic=True)
     for _ in range(2):
@@ -345,7 +347,7 @@ def test_one_of_several_sequences_can_be_stopped():
     model, prompt = make(), [4, 5, 6, 7, 8, 9]
     expected = run_alone(model, lambda engine: sample(engine, prompt, 9, WARM, n=3, seed=1))
     for n_steps in range(8):
-        engine = Engine(model, max_len=MAX_LEN, cache=PAGED, prefill_chunk=2)
+        engine = Engine(model, max_len=MAX_LEN, cache=PAGED_CACHE, prefill_chunk=2)
         request = sample(engine, prompt, 9, WARM, n=3, seed=1)
         for _ in range(n_steps):
             engine.step()
@@ -365,7 +367,7 @@ def test_one_of_several_sequences_can_be_stopped():
 
 def test_threads_wait_for_their_own_requests():
     model, descriptions = make(), random_requests("decoder", 12)
-    engine, results = Engine(model, max_len=MAX_LEN, cache=PAGED, max_num_seqs=9), {}
+    engine, results = Engine(model, max_len=MAX_LEN, cache=PAGED_CACHE, max_num_seqs=9), {}
 
     def work(i):
         request = descriptions[i].submit(engine)

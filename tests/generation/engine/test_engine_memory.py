@@ -10,7 +10,7 @@ from tests.generation.engine.engine_helpers import (
     BOS,
     EOS,
     MAX_LEN,
-    PAGED,
+    PAGED_CACHE,
     WARM,
     Fan,
     SilentModel,
@@ -189,7 +189,7 @@ def test_cancellation_in_every_phase(kind, options):
 @pytest.mark.acceptance("E5")
 @pytest.mark.parametrize(("kind", "source"), [("decoder", None), ("encoder-decoder", [5, EOS])])
 def test_invalid_ids_and_sources_are_refused(kind, source):
-    engine = Engine(make(kind), max_len=MAX_LEN, cache=PAGED)
+    engine = Engine(make(kind), max_len=MAX_LEN, cache=PAGED_CACHE)
     expected = outputs(sample(engine, [BOS], 5, source=source))
     for ids in ([-1], [V], [5, 2**63], [5, V + 1]):
         with pytest.raises(UserError, match=f"no token {ids[-1]}; the vocabulary has 0 to {V - 1}"):
@@ -250,7 +250,7 @@ def test_events_from_another_driver_are_not_lost():
 
 def test_cancel_from_another_thread_waits_for_the_step(monkeypatch):
     model, prompt = make(), [4, 5, 6]
-    engine = Engine(model, max_len=MAX_LEN, cache=PAGED)
+    engine = Engine(model, max_len=MAX_LEN, cache=PAGED_CACHE)
     request, other = sample(engine, prompt, 30, n=2), sample(engine, prompt, 30)
     thread, decode_features = threading.Thread(target=request.cancel), model.decode_features
 

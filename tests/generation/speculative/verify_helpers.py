@@ -1,7 +1,7 @@
 """Models and proposers for the tests of speculative decoding."""
 
 import pytest
-from tests.generation.helpers import GREEDY, build_noisy, decode_plain, ids_by_row
+from tests.generation.helpers import GREEDY, build_noisy, ids_by_row
 
 from polyhead.config.model import ModelConfig
 from polyhead.generation.decoding.sampling import Sampling
@@ -58,6 +58,3 @@ class Watching:
         drafts = self.inner.propose(texts, streams, max_tokens)
         self.guesses += [(stream, list(draft.tokens)) for stream, draft in zip(streams, drafts, strict=True)]
         return drafts
-
-
-say_all, slow = speculate, decode_plain

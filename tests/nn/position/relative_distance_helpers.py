@@ -6,19 +6,19 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.registry import POSITION
 from polyhead.nn.kv import KV
 
-RAGGED = torch.tensor([[0, 1, 2, 3, 4], [0, 1, -1, -1, -1], [0, 1, 2, 3, -1]])
+RAGGED_POS = torch.tensor([[0, 1, 2, 3, 4], [0, 1, -1, -1, -1], [0, 1, 2, 3, -1]])
 HOLES = torch.tensor([[0, 1, 2, 3, 4], [-1, 7, 0, -1, 1], [60, -1, 3, 2, 0]])
 LATER = torch.tensor([[10, 11, 12, 13, 14], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
 
 # positions of queries (B, T) and of slots (B, 1|K, S)
 POSITIONS = {
     "full rows": (None, None),
-    "padded rows": (RAGGED, RAGGED[:, None]),
+    "padded rows": (RAGGED_POS, RAGGED_POS[:, None]),
     "holes": (HOLES, HOLES[:, None]),
     "other rows": (LATER, LATER.flip(0)[:, None]),
     "one query": (torch.tensor([[4], [2], [61]]), HOLES[:, None]),
-    "equal queries": (torch.tensor([[5], [5], [5]]), RAGGED[:, None]),
-    "slots per head": (HOLES, torch.stack([HOLES, RAGGED.roll(1, 0)], 1)),
+    "equal queries": (torch.tensor([[5], [5], [5]]), RAGGED_POS[:, None]),
+    "slots per head": (HOLES, torch.stack([HOLES, RAGGED_POS.roll(1, 0)], 1)),
 }
 
 

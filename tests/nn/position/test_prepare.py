@@ -24,7 +24,7 @@ SIZES = {
     "vocab_size": 20, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 3, "d_ff": 16, "dropout": 0.0
 }  # fmt: skip
 SHAPE = AttentionShape.from_sizes(16, 4, 2)
-RAGGED = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
+RAGGED_POS = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
 
 
 def count_calls(name, monkeypatch):
@@ -40,7 +40,7 @@ def test_every_scheme_of_heads_and_scores_is_covered():
     assert names == set(METHODS)
 
 
-@pytest.mark.parametrize("pos", [None, RAGGED], ids=["full", "padded"])
+@pytest.mark.parametrize("pos", [None, RAGGED_POS], ids=["full", "padded"])
 @pytest.mark.parametrize("name", METHODS)
 def test_forward_pass_computes_once_per_stack(name, pos, monkeypatch):
     calls, model = count_calls(name, monkeypatch), build(ModelConfig(**SIZES, position=name), seed=1)
@@ -64,7 +64,7 @@ def test_decoding_step_computes_once_for_equal_slots(name, cache, monkeypatch):
         assert len(calls) == (t + 1) * n_calls
 
 
-@pytest.mark.parametrize("pos", [None, RAGGED], ids=["full", "padded"])
+@pytest.mark.parametrize("pos", [None, RAGGED_POS], ids=["full", "padded"])
 @pytest.mark.parametrize("name", METHODS)
 def test_prepared_scheme_equals_the_scheme(name, pos):
     scheme = POSITION.get(name)(SHAPE)
@@ -121,7 +121,7 @@ def test_outputs_do_not_depend_on_previous_calls(name):
     """Training, decoding in inference mode, bf16, copies and casts of one model."""
     model, fresh = (build(ModelConfig(**SIZES, position=name), seed=1) for _ in range(2))
     source, target = torch.randint(0, 20, (2, 4)), torch.randint(0, 20, (2, 6))
-    ragged = RAGGED.clone()
+    ragged = RAGGED_POS.clone()
 
     def compute_loss(model, pos):
         loss = model(source, target, pos).square().mean()

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.generation.speculative.verify_helpers import WARM, Counting, Watching, say_all, slow
+from tests.generation.helpers import decode_plain
+from tests.generation.speculative.verify_helpers import WARM, Counting, Watching, speculate
 from tests.generation.speculative.verify_helpers import model as model
 
 from polyhead.core.errors import UserError
@@ -19,11 +20,11 @@ def test_lookup_does_not_change_samples_and_log_probabilities(model):
     """It draws no random numbers, so a seed gives the tokens of plain sampling."""
     for seed in range(3):
         drafter = Watching(PromptLookup(None, ngram=2, tokens=4))
-        rows, outputs = say_all(model, PROMPTS, drafter, sampling=WARM, seed=seed, n=2, max_new_tokens=20)
+        rows, outputs = speculate(model, PROMPTS, drafter, sampling=WARM, seed=seed, n=2, max_new_tokens=20)
         assert sum(len(tokens) for _, tokens in drafter.guesses) > 20
         for row, tokens in enumerate(rows):
             prompt = PROMPTS[row // 2]
-            assert tokens == slow(model, prompt, 20, WARM, seed, row)
+            assert tokens == decode_plain(model, prompt, 20, WARM, seed, row)
             with torch.no_grad():
                 log_p = model(torch.tensor([[*prompt, *tokens]]))[0].log_softmax(-1)
             expected = log_p[range(len(prompt) - 1, len(prompt) - 1 + len(tokens)), tokens].tolist()
@@ -32,11 +33,11 @@ def test_lookup_does_not_change_samples_and_log_probabilities(model):
 
 
 def test_periodic_text_takes_few_steps(model):
-    expected = slow(model, [5], 60, eos_id=NO_EOS, max_len=1000)
+    expected = decode_plain(model, [5], 60, eos_id=NO_EOS, max_len=1000)
     period = next(d for d in range(1, 30) if expected[-d:] == expected[-2 * d : -d])
     counter = Counting(model)
     options = {"max_new_tokens": 60, "eos_id": NO_EOS, "max_len": None}
-    rows, _ = say_all(counter, [[5]], PromptLookup(None, tokens=9), **options)
+    rows, _ = speculate(counter, [[5]], PromptLookup(None, tokens=9), **options)
     assert rows == [expected]
     start = next(i for i in range(60) if expected[i:-period] == expected[i + period :]) + period
     assert len(counter.widths) <= start + 3 + math.ceil((60 - start) / 10)

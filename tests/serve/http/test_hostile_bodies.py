@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.serve_helpers import serving
-from tests.cli.serve_helpers import speaker as speaker
+from tests.cli.serve_helpers import endless_run as endless_run
+from tests.cli.serve_helpers import serve_process
 from tests.run.hostile_helpers import MEMORY, bad_bytes, dump, mutate
 
 N_BODIES = 120
@@ -53,9 +53,9 @@ def hostile_body(draw: random.Random, body: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_hundred_hostile_bodies_end_no_service(speaker: Path) -> None:
+def test_a_hundred_hostile_bodies_end_no_service(endless_run: Path) -> None:
     draw, codes = random.Random(23), []
-    with serving(speaker) as service:
+    with serve_process(endless_run) as service:
         resource.prlimit(service.process.pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
         for number in range(N_BODIES):
             path = draw.choice(sorted(BODIES))

@@ -22,7 +22,7 @@ from polyhead.serve.http.limits import Limits
         ("encoder", "fill-mask", {"input": ["a <mask>"], "model": "another"}, 404),
     ],
 )
-def test_refused_request_is_freed_without_gc(runs, monkeypatch, unsearched, kind, path, body, status):
+def test_refused_request_is_freed_without_gc(runs, monkeypatch, gc_disabled, kind, path, body, status):
     """An error references its frames, and those the request, which may have megabytes."""
     references = weakref.WeakSet()
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.cli.serve_helpers import Process, serving
+from tests.cli.serve_helpers import Process, serve_process
 from tests.serve.conftest import build_run
 from tests.serve.tool_call_helpers import TOOLS, build_tool_run
 
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def service(run: Run) -> Iterator[Process]:
     assert run.directory is not None
-    with serving(run.directory, "--speculative", "lookup") as process:
+    with serve_process(run.directory, "--speculative", "lookup") as process:
         yield process
 
 
@@ -43,7 +43,7 @@ def service(run: Run) -> Iterator[Process]:
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Process]]:
     directory = tmp_path_factory.mktemp("runs") / "reranker"
     build_run("classifier", labels=("score",)).save(directory)
-    with serving(directory) as process:
+    with serve_process(directory) as process:
         yield load(directory, fast=True), process
 
 

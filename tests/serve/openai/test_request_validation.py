@@ -123,9 +123,9 @@ def test_few_of_many_mistakes_are_examined(checked_client, monkeypatch):
     """Counted are the names for which the nearest is searched, and the values that are formatted."""
     searched_names, formatted_values = [], []
 
-    def search(name, *known):
+    def search(name, *known_names):
         searched_names.append(name)
-        return did_you_mean(name, *known)
+        return did_you_mean(name, *known_names)
 
     def format_and_count(value):
         formatted_values.append(value)

@@ -166,6 +166,3 @@ def on_call(n: int, function: Callable[..., Any], action: Callable[[], Any]) -> 
         return function(*args, **options)
 
     return count
-
-
-place = corpus_dir  # the old name, for tests of other directories

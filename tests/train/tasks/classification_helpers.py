@@ -77,12 +77,3 @@ def train_classifier(directory: Path) -> tuple[Path, Notes]:
 def trained_run(no_fsync: None, corpus_dir: Path) -> tuple[Path, Notes]:
     """Directory and notes of a trained classifier."""
     return train_classifier(corpus_dir)
-
-
-# old names, for tests of other directories
-place = corpus_dir
-
-
-@pytest.fixture(scope="module")
-def learned(unsynced: None, place: Path) -> tuple[Path, Notes]:
-    return train_classifier(place)

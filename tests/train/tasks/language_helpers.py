@@ -48,15 +48,6 @@ def trained_run(no_fsync: None, corpus_dir: Path) -> tuple[Path, Notes]:
     return train_names(corpus_dir)
 
 
-# old names, for tests of other directories
-place = corpus_dir
-
-
-@pytest.fixture(scope="module")
-def learned(unsynced: None, place: Path) -> tuple[Path, Notes]:
-    return train_names(place)
-
-
 def shell(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
     code = main(["generate", *map(str, arguments)])
     return code, *capsys.readouterr()

@@ -44,9 +44,6 @@ def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-place = corpus_dir  # the old name, for tests of other directories
-
-
 def open_task(recipe: Recipe) -> Any:
     part = TASK.get(recipe.task.name)
     part.check(recipe)

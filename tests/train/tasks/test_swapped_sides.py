@@ -1,15 +1,15 @@
 """Files whose source and target are swapped, found by their scripts and frequent words."""
 
 import pytest
-from tests.cli.swapped_sides_helpers import place as place
 from tests.cli.swapped_sides_helpers import recipe_of
+from tests.cli.swapped_sides_helpers import workdir as workdir
 
 from polyhead.core.errors import UserError
 from polyhead.train.tasks.swapped_sides import check_sides
 from polyhead.train.tasks.translation import TranslationTask, open_split_corpus
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("workdir")
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -50,7 +50,7 @@ def test_swapped_sides_are_refused(data, message):
     assert str(error.value) == message
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("workdir")
 @pytest.mark.parametrize(
     ("data", "warnings"),
     [
