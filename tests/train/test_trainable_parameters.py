@@ -177,7 +177,7 @@ def test_run_with_adapters_ends_as_a_plain_run(workdir):
         torch.testing.assert_close(tensor, final_weights[name], rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("ema", [None, 0.9])
+@pytest.mark.parametrize("ema", [pytest.param(None, marks=pytest.mark.slow), 0.9])
 def test_run_with_adapters_resumes_bit_for_bit(ema, workdir):
     options = {"lora": {"r": 2, "dropout": 0.2}, "schedule": {"name": "constant"}, "ema": ema}
     tune(workdir, "cut", **options)
