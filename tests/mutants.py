@@ -211,15 +211,15 @@ def kernel_mutants() -> Iterator[Mutant]:
                     yield Mutant(str(path.relative_to(ROOT)), number + 1, "", i, "kernel", text)
 
 
-def draw_mutants(count: int, seed: int) -> list[Mutant]:
-    """The same for each package, and within one the same for each kind of change."""
+def draw_mutants(count: int, seed: int, packages: list[str]) -> list[Mutant]:
+    """As many of each package, and within one as many of each kind of change."""
     rng, drawn = random.Random(seed), []
-    kernels = count // KERNEL_SHARE
-    for i, package in enumerate(PACKAGES):
+    kernels = count // KERNEL_SHARE if "kernels" in packages else 0
+    for i, package in enumerate(packages):
         kinds: dict[str, list[Mutant]] = defaultdict(list)
         for mutant in python_mutants(package):
             kinds[mutant.kind].append(mutant)
-        for _ in range((count - kernels + i) // len(PACKAGES)):
+        for _ in range((count - kernels + i) // len(packages)):
             kind = rng.choice(sorted(kind for kind in kinds if kinds[kind]))
             drawn.append(kinds[kind].pop(rng.randrange(len(kinds[kind]))))
     return drawn + rng.sample(list(kernel_mutants()), kernels)
@@ -389,6 +389,9 @@ def read_outcome(pid: int, pipe: int) -> Outcome:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mutants")
     group.addoption("--mutants", type=int, default=300, metavar="N", help="how many to draw")
+    group.addoption(
+        "--mutants-packages", default=",".join(PACKAGES), metavar="NAME,NAME", help="where to draw"
+    )
     group.addoption("--mutants-seed", type=int, default=0, metavar="SEED")
     group.addoption(
         "--mutants-budget", type=float, default=120.0, metavar="SECONDS", help="of the processor, a mutant"
@@ -429,7 +432,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
         rows = json.loads(option("--mutants-from").read_text())
         mutants = [Mutant(*row["mutant"]) for row in rows if row["outcome"] != "killed"]
     else:
-        mutants = draw_mutants(option("--mutants"), option("--mutants-seed"))
+        packages = option("--mutants-packages").split(",")
+        mutants = draw_mutants(option("--mutants"), option("--mutants-seed"), packages)
     rows, running = [], {}
     for mutant in [*mutants, *[None] * os.cpu_count()]:  # type: ignore[list-item]
         if len(running) >= (os.cpu_count() or 1) or (mutant is None and running):
