@@ -236,6 +236,8 @@ def mutate_function(mutant: Mutant) -> str:
         codes += [const for const in code.co_consts if isinstance(const, CodeType)]
         if (code.co_qualname, code.co_firstlineno) == (mutant.function, mutant.line):
             new = code
+    gc.unfreeze()  # what was frozen after the collection of tests is not among gc's objects
+    n_replaced = 0
     for function in gc.get_objects():
         if isinstance(function, FunctionType):
             old = function.__code__
@@ -245,6 +247,9 @@ def mutate_function(mutant: Mutant) -> str:
                 mutant.line,
             ):
                 function.__code__ = new
+                n_replaced += 1
+    if not n_replaced:
+        raise LookupError(f"no function {mutant.function} of {mutant.path} was imported")
     return ast.unparse(tree)
 
 
@@ -357,6 +362,8 @@ def run_mutant(mutant: Mutant, items: list[pytest.Item], calls: Calls, budget: f
             if time.process_time() - start > budget:
                 return write("undecided", f"{i + 1} of {len(items)} tests passed in {budget:.0f} s")
         write("survived", f"{len(items)} tests passed")
+    except LookupError as error:
+        write("undecided", str(error))
     except BaseException as error:
         write("killed", f"{type(error).__name__} outside of a test")
     finally:
