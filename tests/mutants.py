@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import gc
 import json
 import os
@@ -64,6 +65,10 @@ KERNEL_SWAPS = [
 ]
 HANG = 10.0  # processor seconds that a test may take beyond ten times its usual ones
 Outcome = tuple[str, str]  # killed, survived or undecided, and by what
+
+
+class NotImportedError(Exception):
+    """No test imports the module of a mutant, or the function is not kept under its name."""
 
 
 class Mutant(NamedTuple):
@@ -131,53 +136,33 @@ def changes_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield "swapped arguments", replacement
 
 
-def sites(function: ast.AST) -> Iterator[tuple[str, ast.AST, Callable[[], None]]]:
-    """Each change of a function: its kind, the new node, and what puts it in place."""
-    for parent in ast.walk(function):
-        for field, value in ast.iter_fields(parent):
-            if field in ("annotation", "returns", "decorator_list", "args") and not isinstance(
-                parent, ast.Call
-            ):
-                continue
-            children = value if isinstance(value, list) else [value]
-            for i, child in enumerate(children):
-                if not isinstance(child, ast.AST):
-                    continue
-                for kind, replacement in changes_of(child):
-                    ast.copy_location(replacement, child)
-
-                    def apply_change(
-                        parent=parent, field=field, value=value, i=i, replacement=replacement
-                    ) -> None:
-                        if isinstance(value, list):
-                            value[i] = replacement
-                        else:
-                            setattr(parent, field, replacement)
-
-                    yield kind, replacement, apply_change
-
-
-def mark_texts(function: ast.AST) -> None:
-    """Empty what only words a message: raised errors, asserts, formatted texts and calls of ``tr``."""
-    for parent in ast.walk(function):
-        for _, value in ast.iter_fields(parent):
-            for child in value if isinstance(value, list) else [value]:
-                is_text = isinstance(child, ast.Raise | ast.Assert | ast.JoinedStr)
-                if is_text or (isinstance(child, ast.Call) and getattr(child.func, "id", "") == "tr"):
-                    child._is_text = True  # type: ignore[union-attr]
+def is_text(node: ast.AST) -> bool:
+    """Whether a node only words a message: raised errors, asserts, formatted texts and calls of ``tr``."""
+    is_translation = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "tr"
+    return is_translation or isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
 
 
 def list_sites(function: ast.AST) -> list[tuple[str, ast.AST, Callable[[], None]]]:
-    """The sites outside of messages."""
-    mark_texts(function)
-    inside = {
-        id(part) for node in ast.walk(function) if getattr(node, "_is_text", False) for part in ast.walk(node)
-    }
-    return [
-        (kind, new, apply_change)
-        for kind, new, apply_change in sites(function)
-        if id(apply_change.__defaults__[0]) not in inside
-    ]
+    """Changes of a function outside of its messages: the kind, the new node, and what puts it in place."""
+    texts = {id(part) for node in ast.walk(function) if is_text(node) for part in ast.walk(node)}
+    sites = []
+    for parent in ast.walk(function):
+        for field, value in ast.iter_fields(parent):
+            is_signature = field in ("annotation", "returns", "decorator_list", "args")
+            if is_signature and not isinstance(parent, ast.Call):
+                continue
+            for i, child in enumerate(value if isinstance(value, list) else [value]):
+                if not isinstance(child, ast.AST) or id(child) in texts:
+                    continue
+                for kind, replacement in changes_of(child):
+                    ast.copy_location(replacement, child)
+                    change = (
+                        functools.partial(value.__setitem__, i, replacement)
+                        if isinstance(value, list)
+                        else functools.partial(setattr, parent, field, replacement)
+                    )
+                    sites.append((kind, replacement, change))
+    return sites
 
 
 def find_function(
@@ -249,7 +234,7 @@ def mutate_function(mutant: Mutant) -> str:
                 function.__code__ = new
                 n_replaced += 1
     if not n_replaced:
-        raise LookupError(f"no function {mutant.function} of {mutant.path} was imported")
+        raise NotImportedError(f"no function {mutant.function} of {mutant.path} was imported")
     return ast.unparse(tree)
 
 
@@ -286,13 +271,13 @@ class Calls:
             if event == "call":
                 codes.add(frame.f_code)
 
-        for i, item in enumerate(items):
+        for i, (item, next_item) in enumerate(zip(items, [*items[1:], None], strict=True)):
             codes.clear()
             start = time.process_time()
             threading.setprofile(profile)
             sys.setprofile(profile)
             try:
-                has_failed = run_item(item, [*items, None][i + 1])
+                has_failed = run_item(item, next_item)
             finally:
                 sys.setprofile(None)
                 threading.setprofile(None)  # type: ignore[arg-type]
@@ -351,18 +336,18 @@ def run_mutant(mutant: Mutant, items: list[pytest.Item], calls: Calls, budget: f
         elif not mutate_kernel(mutant, directory):
             return write("killed", "does not compile")
         start = time.process_time()
-        for i, item in enumerate(items):
+        for i, (item, next_item) in enumerate(zip(items, [*items[1:], None], strict=True)):
             limit = HANG + 10 * calls.seconds.get(item.nodeid, 1.0)
             signal.signal(
                 signal.SIGPROF, lambda *_, id=item.nodeid: (write("killed", f"hang of {id}"), os._exit(0))
             )
             signal.setitimer(signal.ITIMER_PROF, limit)
-            if run_item(item, [*items, None][i + 1]):
+            if run_item(item, next_item):
                 return write("killed", item.nodeid)
             if time.process_time() - start > budget:
                 return write("undecided", f"{i + 1} of {len(items)} tests passed in {budget:.0f} s")
         write("survived", f"{len(items)} tests passed")
-    except LookupError as error:
+    except NotImportedError as error:
         write("undecided", str(error))
     except BaseException as error:
         write("killed", f"{type(error).__name__} outside of a test")
