@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import re
+import signal
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -96,6 +97,8 @@ class Table:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job of a script's background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.load_profile("all" if config.getoption("--all") else "default")
     if config.getoption("--table"):
         config.pluginmanager.register(Table(), "acceptance-table")

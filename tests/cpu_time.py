@@ -1,15 +1,32 @@
-"""The processor time of a run: its total, that of each directory and of the dearest tests, and a limit."""
+"""The processor time of a run: its total, that of each directory and of the dearest tests, and a limit.
+
+The same tests take three times as long on an older or busier machine. So the limit is one of the machine on
+which it was set: a fixed work is timed now and then, and the total is divided by how much longer it takes.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from statistics import median
 
 import pytest
 
 PROPERTY = "cpu_time"
 DEAREST = 40
+SOURCE = Path(__file__).read_text(encoding="utf-8")
+USUAL_SECONDS = 0.05  # what time_fixed_work returned where the limit was set
+WORK_EVERY = 1000  # reports
+
+
+def time_fixed_work() -> float:
+    """Processor seconds that compiling this file a hundred times takes."""
+    start = time.process_time()
+    for _ in range(100):
+        compile(SOURCE, __file__, "exec")
+    return time.process_time() - start
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +51,16 @@ class CpuTimes:
     def __init__(self) -> None:
         self.mark = cpu_seconds()
         self.seconds: Counter[str] = Counter()
+        self.work_seconds = [time_fixed_work()]
+        self.n_reports = 0
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer than usual the fixed work takes here, at least 1."""
+        return max(1.0, median(self.work_seconds) / USUAL_SECONDS)
+
+    def exceeds(self, limit: float | None) -> bool:
+        return limit is not None and cpu_seconds() > limit * self.slowness
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item):
@@ -47,18 +74,24 @@ class CpuTimes:
         # a report has the properties of its item too, which an earlier phase may have written
         seconds = [value for name, value in report.user_properties if name == PROPERTY]
         self.seconds[report.nodeid] += float(seconds[-1])
+        self.n_reports += 1
+        if self.n_reports % WORK_EVERY == 0:
+            self.work_seconds.append(time_fixed_work())
 
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
     ) -> None:
-        total, limit = cpu_seconds(), config.getoption("--cpu-limit")
+        limit = config.getoption("--cpu-limit")
         if config.getoption("--cpu-table"):
             self.write_tables(terminalreporter)
         terminalreporter.write_line(
-            f"processor time: {total:.0f} s, {sum(self.seconds.values()):.0f} s of it in tests"
+            f"processor time: {cpu_seconds():.0f} s, {sum(self.seconds.values()):.0f} s of it in tests, "
+            f"on a machine {self.slowness:.2f} times as slow as usual"
         )
-        if limit is not None and total > limit:
-            terminalreporter.write_line(f"FAILED: the limit of processor time is {limit:.0f} s", red=True)
+        if self.exceeds(limit):
+            terminalreporter.write_line(
+                f"FAILED: the limit of processor time is {limit:.0f} s of the usual machine", red=True
+            )
 
     def write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
         directories, functions = Counter[str](), Counter[str]()
@@ -75,8 +108,7 @@ class CpuTimes:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        limit = session.config.getoption("--cpu-limit")
-        if limit is not None and cpu_seconds() > limit and not session.exitstatus:
+        if self.exceeds(session.config.getoption("--cpu-limit")) and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -142,11 +142,15 @@ def is_text(node: ast.AST) -> bool:
     return is_translation or isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
 
 
-def list_sites(function: ast.AST) -> list[tuple[str, ast.AST, Callable[[], None]]]:
+def list_sites(
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+) -> list[tuple[str, ast.AST, Callable[[], None]]]:
     """Changes of a function outside of its messages: the kind, the new node, and what puts it in place."""
     texts = {id(part) for node in ast.walk(function) if is_text(node) for part in ast.walk(node)}
     sites = []
     for parent in ast.walk(function):
+        if parent is function.args:  # defaults are no part of the code that is replaced
+            continue
         for field, value in ast.iter_fields(parent):
             is_signature = field in ("annotation", "returns", "decorator_list", "args")
             if is_signature and not isinstance(parent, ast.Call):
