@@ -4,11 +4,8 @@ torch supports devices that are written in Python. Each tensor of this one wraps
 operation checks that all of its tensors are on the device and runs on the wrapped ones.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -18,90 +15,60 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "ghost"
-COPY_OPERATIONS = {
-    "aten::copy_",
-    "aten::_to_copy",
-    "aten::_foreach_copy_",
-}  # operations between devices
+COPY_OPERATIONS = {"aten::copy_", "aten::_to_copy", "aten::_foreach_copy_"}  # operations between devices
 INDEX_OPERATIONS = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 FACTORIES = {torch.tensor, torch.as_tensor, torch.from_numpy}  # these bypass the dispatcher
 
 
-class _Backend:
-    """The interface of a device module."""
-
-    @staticmethod
-    def get_amp_supported_dtype() -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def is_initialized() -> bool:
-        return True
-
-    @staticmethod
-    def _is_in_bad_fork() -> bool:
-        return False
-
-    @staticmethod
-    def manual_seed_all(seed: int) -> None:
-        """Random numbers come from the CPU's generator."""
-
-    @staticmethod
-    def device_count() -> int:
-        return 1
-
-    @staticmethod
-    def current_device() -> int:
-        return 0
-
-
-_setup_privateuseone_for_python_backend(NAME, _Backend)  # type: ignore[arg-type]
+BACKEND = SimpleNamespace(  # the interface of a device module; random numbers come from the CPU's generator
+    get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+    is_available=lambda: True,
+    is_initialized=lambda: True,
+    _is_in_bad_fork=lambda: False,
+    manual_seed_all=lambda seed: None,
+    device_count=lambda: 1,
+    current_device=lambda: 0,
+)
+_setup_privateuseone_for_python_backend(NAME, BACKEND)
 DEVICE = torch.device(NAME, 0)
 
 
 class Ghost(Tensor):
-    """A tensor of the device."""
-
     raw: Tensor
 
     @staticmethod
-    def __new__(cls, raw: Tensor) -> Ghost:
+    def __new__(cls, raw):
         rest = {"storage_offset": raw.storage_offset(), "dtype": raw.dtype, "device": DEVICE}
-        return Tensor._make_wrapper_subclass(cls, raw.shape, strides=raw.stride(), **rest)  # type: ignore[return-value]
+        return Tensor._make_wrapper_subclass(cls, raw.shape, strides=raw.stride(), **rest)
 
-    def __init__(self, raw: Tensor) -> None:
+    def __init__(self, raw):
         self.raw = raw
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return _run(func, args, kwargs or {})
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self):
         return f"Ghost({self.raw})"
 
-    def tolist(self) -> Any:
+    def tolist(self):
         return self.raw.tolist()
 
-    def numpy(self) -> Any:  # type: ignore[override]
+    def numpy(self):
         raise TypeError("can't convert a ghost tensor to numpy; copy it to the CPU first")
 
-    def data_ptr(self) -> int:
+    def data_ptr(self):
         return self.raw.data_ptr()
 
-    def is_set_to(self, other: Tensor) -> bool:
+    def is_set_to(self, other):
         return isinstance(other, Ghost) and self.raw.is_set_to(other.raw)
 
 
-def _of(device: Any) -> bool:
+def _of(device):
     return device is not None and torch.device(device).type == NAME
 
 
-def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run one operation on the CPU."""
+def _run(func, args, kwargs):
     ghosts = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Ghost)]
     if ghosts and func._schema.name not in COPY_OPERATIONS:
         is_index = func._schema.name in INDEX_OPERATIONS  # indices may be on the CPU
@@ -120,20 +87,18 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     with _disable_current_modes():
         out = func(*args, **kwargs)
     ghost_of_raw = {id(x.raw): x for x in ghosts}  # results of in-place operations are the same tensor
-    return (
-        tree_map_only(Tensor, lambda t: ghost_of_raw[id(t)] if id(t) in ghost_of_raw else Ghost(t), out)
-        if is_result_ghost
-        else out
-    )
+    if not is_result_ghost:
+        return out
+    return tree_map_only(Tensor, lambda t: ghost_of_raw[id(t)] if id(t) in ghost_of_raw else Ghost(t), out)
 
 
 class _Dispatch(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return _run(func, args, dict(kwargs or {}))
 
 
 class _Function(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if func in FACTORIES and _of(kwargs.get("device")):
             del kwargs["device"]
@@ -142,7 +107,7 @@ class _Function(TorchFunctionMode):
 
 
 @contextmanager
-def ghost_device() -> Iterator[torch.device]:
+def ghost_device():
     """Context manager with the device, in which modules that move to it keep their tied weights.
 
     Tensor subclasses cannot be created in inference mode, so it only disables gradients.
@@ -150,10 +115,10 @@ def ghost_device() -> Iterator[torch.device]:
     swaps, mode = torch.__future__.get_swap_module_params_on_conversion(), torch.inference_mode
     torch.__future__.set_swap_module_params_on_conversion(True)
     enter, leave = mode.__enter__, mode.__exit__
-    mode.__enter__, mode.__exit__ = torch.no_grad.__enter__, torch.no_grad.__exit__  # type: ignore[assignment]
+    mode.__enter__, mode.__exit__ = torch.no_grad.__enter__, torch.no_grad.__exit__
     try:
         with _Dispatch(), _Function():
             yield DEVICE
     finally:
-        mode.__enter__, mode.__exit__ = enter, leave  # type: ignore[method-assign]
+        mode.__enter__, mode.__exit__ = enter, leave
         torch.__future__.set_swap_module_params_on_conversion(swaps)

@@ -1,10 +1,7 @@
 """Runs that are trained and used on a second device."""
 
-from __future__ import annotations
-
 import signal
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -28,14 +25,13 @@ TASKS = ("translation", "language-model", "masked-lm", "denoising", "classificat
 PROMPTS = ["the king", "a dog barks at", "two"]
 
 
-def train_run(recipe: Recipe) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+def train_run(recipe):
     run_training(recipe, report=Notes())
     return read_metrics(recipe.out / "metrics.jsonl"), load_file(recipe.out / "model.safetensors")
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_runs_match_the_cpu(task: str, corpus_dir: Path) -> None:
-    """Losses, measures, averages and checkpoints."""
+def test_runs_match_the_cpu(task, corpus_dir):
     expected = train_run(recipe_of(corpus_dir, task, f"{task}-here", ema=0.9, precision="fp32"))
     with ghost_device():
         recipe = recipe_of(corpus_dir, task, f"{task}-there", ema=0.9, precision="fp32", device=str(DEVICE))
@@ -54,49 +50,46 @@ def test_runs_match_the_cpu(task: str, corpus_dir: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(corpus_dir: Path) -> dict[str, Path]:
-    """A trained run of each task."""
+def runs(corpus_dir):
     recipes = {task: recipe_of(corpus_dir, task, f"{task}-used", precision="fp32") for task in TASKS}
     for recipe in recipes.values():
         run_training(recipe, report=Notes())
     return {task: recipe.out for task, recipe in recipes.items()}
 
 
-def use_on_both_devices(path: Path, use: Any) -> tuple[Any, Any]:
-    """The results of a function of a run on the CPU and on the device."""
+def use_on_both_devices(path, use):
     on_cpu = use(ph.load(path, device="cpu"))
     with ghost_device():
         return on_cpu, use(ph.load(path, device=str(DEVICE)))
 
 
-@pytest.mark.parametrize("cache", [name for name in CACHE.names() if name not in ("state", "low_rank")])
-def test_generation_matches_the_cpu(cache: str, runs: dict[str, Path]) -> None:
-    def use(run: ph.Run) -> Any:
-        samples = run.generate(
-            PROMPTS, n=2, seed=3, max_new_tokens=6, temperature=0.8, top_p=0.9, cache=cache
-        )
-        return samples, run.generate(PROMPTS, max_new_tokens=6, temperature=0.0, repetition_penalty=1.3)
+def sample(run, cache):
+    samples = run.generate(PROMPTS, n=2, seed=3, max_new_tokens=6, temperature=0.8, top_p=0.9, cache=cache)
+    return samples, run.generate(PROMPTS, max_new_tokens=6, temperature=0.0, repetition_penalty=1.3)
 
-    on_cpu, on_device = use_on_both_devices(runs["language-model"], use)
+
+def translate(run, cache):
+    return run.translate(PROMPTS, beam_size=3, n_best=2, cache=cache)
+
+
+def search(run, cache):
+    return run.generate(PROMPTS, beam_size=3, max_new_tokens=5, cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("task", "use", "cache"),
+    [
+        *(("language-model", sample, name) for name in CACHE.names() if name not in ("state", "low_rank")),
+        *(("translation", translate, name) for name in ("static", "paged")),
+        *(("language-model", search, name) for name in ("static", "paged")),
+    ],
+)
+def test_generation_matches_the_cpu(task, use, cache, runs):
+    on_cpu, on_device = use_on_both_devices(runs[task], partial(use, cache=cache))
     assert on_cpu == on_device
 
 
-@pytest.mark.parametrize("cache", ["static", "paged"])
-def test_beams_match_the_cpu(cache: str, runs: dict[str, Path]) -> None:
-    def use(run: ph.Run) -> Any:
-        return run.translate(PROMPTS, beam_size=3, n_best=2, cache=cache)
-
-    on_cpu, on_device = use_on_both_devices(runs["translation"], use)
-    assert on_cpu == on_device
-
-    def likely(run: ph.Run) -> Any:
-        return run.generate(PROMPTS, beam_size=3, cache=cache, max_new_tokens=5)
-
-    on_cpu, on_device = use_on_both_devices(runs["language-model"], likely)
-    assert on_cpu == on_device
-
-
-def test_scores_and_embeddings_match_the_cpu(runs: dict[str, Path]) -> None:
+def test_scores_and_embeddings_match_the_cpu(runs):
     pairs = PROMPTS, ["der König", "ein Hund", "zwei"]
     for task, use in (
         ("translation", lambda run: [s.log_prob for s in run.score(*pairs)]),
@@ -111,34 +104,22 @@ def test_scores_and_embeddings_match_the_cpu(runs: dict[str, Path]) -> None:
         torch.testing.assert_close(torch.as_tensor(on_device), torch.as_tensor(on_cpu), rtol=1e-4, atol=1e-5)
 
 
-def test_draft_model_on_the_device(runs: dict[str, Path]) -> None:
+def test_draft_model_on_the_device(runs):
     guess = {"name": "draft", "run": str(runs["language-model"]), "tokens": 2}
-
-    def use(run: ph.Run) -> Any:
-        return run.generate(PROMPTS, max_new_tokens=6, temperature=0.0, speculative=guess)
-
-    on_cpu, on_device = use_on_both_devices(runs["language-model"], use)
+    options = {"max_new_tokens": 6, "temperature": 0.0, "speculative": guess}
+    path = runs["language-model"]
+    on_cpu, on_device = use_on_both_devices(path, lambda run: run.generate(PROMPTS, **options))
     assert on_cpu == on_device
 
 
 @pytest.mark.parametrize(("task", "device"), [("classification", "auto"), ("language-model", "cpu")])
-def test_estimate_with_teachers_runs_on_the_cpu(
-    task: str, device: str, corpus_dir: Path, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimate_with_teachers_runs_on_the_cpu(task, device, corpus_dir, runs, monkeypatch):
     """If "auto" is another device, as with a GPU, student and teacher are measured on the CPU."""
-    settings = recipe_of(corpus_dir, task, "student", device=device).model_dump(
-        mode="json", exclude={"tokenizer"}
-    )
+    student = recipe_of(corpus_dir, task, "student", device=device)
+    settings = student.model_dump(mode="json", exclude={"tokenizer"})
     teacher = str(runs[task])
-    recipe = Recipe.model_validate(
-        settings
-        | {
-            "init_from": teacher,
-            "model": {},
-            "distill": {"teacher": [teacher]},
-            "out": corpus_dir / "student",
-        }
-    )
+    settings |= {"init_from": teacher, "model": {}, "distill": {"teacher": [teacher]}}
+    recipe = Recipe.model_validate(settings | {"out": corpus_dir / "student"})
     monkeypatch.setattr(
         "polyhead.run.load.resolve_device", lambda name: DEVICE if name == "auto" else resolve_device(name)
     )
@@ -149,7 +130,7 @@ def test_estimate_with_teachers_runs_on_the_cpu(
     assert estimate.memory.teachers
 
 
-def test_unavailable_devices_are_rejected(runs: dict[str, Path]) -> None:
+def test_unavailable_devices_are_rejected(runs):
     for name in ("cuda:7", "gpu", "cdua", "meta"):
         with pytest.raises(UserError, match=f"device '{name}' is not available to torch; available: cpu"):
             ph.load(runs["translation"], device=name)
@@ -158,23 +139,20 @@ def test_unavailable_devices_are_rejected(runs: dict[str, Path]) -> None:
 
 
 class Interrupted(Notes):
-    """Send SIGINT after three steps."""
-
-    def log_train(self, row: Any) -> None:
+    def log_train(self, row):
         super().log_train(row)
         if row["step"] == 3:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_prefetched_batches_give_the_same_bits(corpus_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With dropout, and in a run that is interrupted and resumed."""
+def test_prefetched_batches_give_the_same_bits(corpus_dir, monkeypatch):
     task, options = (
         "language-model",
         {"steps": 6, "model": {"dropout": 0.1}, "precision": "fp32", "ema": 0.9, "device": str(DEVICE)},
     )
-    prefetched: list[torch.Tensor] = []
+    prefetched = []
 
-    def record_prefetch(batches: Any, device: torch.device) -> None:
+    def record_prefetch(batches, device):
         prefetch_to_device(batches, device)
         prefetched.extend(x for batch in batches for x in batch if isinstance(x, torch.Tensor))
 

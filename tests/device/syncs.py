@@ -1,15 +1,10 @@
 """Training and decoding steps do not synchronise with the device, which would wait for all of its work."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.device.ghost import DEVICE, NAME, Ghost, ghost_device
+from tests.device.ghost import DEVICE, INDEX_OPERATIONS, NAME, Ghost, ghost_device
 from tests.device.models import KINDS, PARTS, SIZES
 from tests.train.conftest import Notes, no_fsync
 from tests.train.distributed.rank_runs import corpus_dir, recipe_of
@@ -33,28 +28,17 @@ from polyhead.train.run_training import run_training
 __all__ = ["corpus_dir", "no_fsync"]
 pytestmark = pytest.mark.usefixtures("no_fsync")
 # the result, or its shape, depends on values on the device
-SYNCING_OPERATIONS = {
-    "aten::_local_scalar_dense",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::bincount",
-    "aten::equal",
-    "aten::_unique2",
-    "aten::unique_dim",
-    "aten::unique_consecutive",
-    "aten::repeat_interleave",
-}
-INDEX_OPERATIONS = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+SYNCING_OPERATIONS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::bincount"}
+SYNCING_OPERATIONS |= {"aten::equal", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive"}
+SYNCING_OPERATIONS |= {"aten::repeat_interleave"}
 
 
 class SyncRecorder(TorchDispatchMode):
-    """Records the operations that wait for values on the device."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.syncs: list[str] = []
+        self.syncs = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func._schema.name
         ghosts = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Ghost)]
         by_mask = name in INDEX_OPERATIONS and any(x is not None and x.dtype == torch.bool for x in args[1])
@@ -65,43 +49,35 @@ class SyncRecorder(TorchDispatchMode):
 
 
 @contextmanager
-def record_syncs() -> Iterator[list[str]]:
+def record_syncs():
     """Record also ``tolist``, which bypasses the dispatcher."""
     mode, tolist = SyncRecorder(), Ghost.tolist
 
-    def record_tolist(self: Ghost) -> Any:
+    def record_tolist(self):
         mode.syncs.append("tolist")
         return tolist(self)
 
-    Ghost.tolist = record_tolist  # type: ignore[method-assign]
+    Ghost.tolist = record_tolist
     try:
         with mode:
             yield mode.syncs
     finally:
-        Ghost.tolist = tolist  # type: ignore[method-assign]
+        Ghost.tolist = tolist
 
 
-def test_syncs_are_recorded() -> None:
+def test_syncs_are_recorded():
     with ghost_device() as device, record_syncs() as syncs:
         x = torch.arange(4, device=device)
         assert not syncs
         assert x[2] == 2
         x[x > 1], x.nonzero(), x.cpu(), x.tolist(), x.max().item()
-    assert sorted(set(syncs)) == [
-        "aten::_local_scalar_dense",
-        "aten::_to_copy",
-        "aten::index",
-        "aten::nonzero",
-        "tolist",
-    ]
+    names = {"aten::_local_scalar_dense", "aten::_to_copy", "aten::index", "aten::nonzero", "tolist"}
+    assert set(syncs) == names
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("changes", PARTS, ids=str)
-def test_training_forward_has_no_sync(
-    kind: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also in the backward pass, with padding and several documents in a row."""
+def test_training_forward_has_no_sync(kind, changes, monkeypatch):
     # torch has no autocast for Python devices
     monkeypatch.setattr(grouped_experts, "product_dtype", lambda x: torch.bfloat16)
     sizes = SIZES | {"kind": kind, "dropout": 0.1}
@@ -119,7 +95,7 @@ def test_training_forward_has_no_sync(
     assert not syncs
 
 
-def test_documents_use_block_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_use_block_masks(monkeypatch):
     """Built once for layers of the same visibility, without a synchronisation."""
     monkeypatch.setattr(block_mask, "BLOCK_SIZE", 4)
     monkeypatch.setattr(block_mask, "BLOCK_MASK_DTYPES", {torch.float32})
@@ -128,14 +104,13 @@ def test_documents_use_block_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, pos = torch.randint(0, 50, (3, 9)), torch.arange(9).repeat(3, 1)
     pos[1, 6:], pos[0, 4:] = -1, torch.arange(5)
 
-    def build_masks(model: Any) -> dict[Visibility, Any]:
+    def build_masks(model):
         model.stack.has_compiled_layers = True
         inputs = to_model_device(model, (tokens, pos.clone()))
         with record_syncs() as syncs:
             model.features(*inputs)
         assert not syncs
-        masks: dict[Visibility, Any] = inputs[1].block_masks
-        return masks
+        return inputs[1].block_masks
 
     model = build(ph.ModelConfig.model_validate(sizes), seed=1)
     with ghost_device() as device:
@@ -154,12 +129,12 @@ def test_documents_use_block_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("task", TASK.names())
-def test_train_step_syncs_only_metrics(task: str, corpus_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_step_syncs_only_metrics(task, corpus_dir, monkeypatch):
     """Loss and gradient norm are copied to the CPU once, at the end of the step."""
-    actual: list[list[str]] = []
+    actual = []
     step = loop.train_step
 
-    def record_step(*rest: Any) -> str:
+    def record_step(*rest):
         with record_syncs() as syncs:
             reason = step(*rest)
         actual.append(syncs)
@@ -176,8 +151,7 @@ def test_train_step_syncs_only_metrics(task: str, corpus_dir: Path, monkeypatch:
 
 @pytest.mark.parametrize("position", ["rope", "alibi", "sinusoidal", "disentangled"])
 @torch.no_grad()
-def test_decoding_step_has_no_sync(position: str) -> None:
-    """With the cache that supports CUDA graphs."""
+def test_decoding_step_has_no_sync(position):
     with ghost_device() as device:
         sizes = SIZES | {"kind": "decoder", "position": position}
         model = build(ph.ModelConfig.model_validate(sizes), seed=1).to(device).eval()

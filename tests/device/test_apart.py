@@ -1,7 +1,5 @@
 """Tests of a second device, in processes of their own: a process that has such a device cannot be forked."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -19,7 +17,7 @@ test_mixed_devices_raise()
 """
 
 
-def run_python(*arguments: str) -> None:
+def run_python(*arguments):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     process = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -27,14 +25,13 @@ def run_python(*arguments: str) -> None:
     assert process.returncode == 0, process.stdout + process.stderr
 
 
-def test_training_step_of_one_model() -> None:
+def test_training_step_of_one_model():
     run_python("-c", FEW_TESTS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["models", "syncs", "runs", "trials"])
-def test_second_device(name: str) -> None:
-    """Models, device synchronisations, runs, and trials of a comparison."""
+def test_second_device(name):
     options = ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--timeout=3000", "--all"]
     run_python("-m", "pytest", *options, str(DIRECTORY / f"{name}.py"))
