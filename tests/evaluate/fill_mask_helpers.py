@@ -1,5 +1,3 @@
-"""An untrained masked language model."""
-
 import pytest
 
 import polyhead as ph

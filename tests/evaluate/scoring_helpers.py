@@ -1,5 +1,3 @@
-"""A saved language model for the tests of scores and perplexities."""
-
 from tests.generation.helpers import perturb
 
 from polyhead import Choice, ModelConfig, build

@@ -1,5 +1,3 @@
-"""Baselines against computations that share no code with them."""
-
 import math
 from collections import Counter
 
@@ -7,34 +5,24 @@ import numpy as np
 import pytest
 from sacrebleu import corpus_bleu, corpus_chrf
 
-from polyhead.evaluate.baselines import (
-    Baseline,
-    beats_baseline,
-    class_baselines,
-    count_tokens,
-    translation_baselines,
-    unigram_baselines,
-)
+from polyhead.evaluate import baselines
 
 SOURCES = ["Der Hund bellt 3 Mal .", "Berlin , 4 Mai", "Eine Katze"]
 REFERENCES = ["The dog barks 3 times .", "Berlin , 4 May", "A cat"]
 CHINESE = ["狗叫了三次。", "柏林，五月四日", "一只猫"]
 
 
-def test_majority_class_baseline():
+def test_class_baselines():
     labels, true_ids = ["no", "perhaps", "yes"], [0, 0, 0, 0, 1, 2, 2]
-    result = class_baselines({"no": 3, "perhaps": 9, "yes": 5}, true_ids, labels)
-    assert result["accuracy"] == Baseline(1 / 7, "majority class", "perhaps")
+    result = baselines.class_baselines({"no": 3, "perhaps": 9, "yes": 5}, true_ids, labels)
+    assert result["accuracy"] == baselines.Baseline(1 / 7, "majority class", "perhaps")
     precision, recall = 1 / 7, 1.0
     assert result["f1"].value == pytest.approx((0 + 2 * precision * recall / (precision + recall) + 0) / 3)
     assert result["mcc"].value == 0.0
     shares = {0: 4 / 20, 1: 10 / 20, 2: 6 / 20}  # one more text of each class is assumed
     nats = [-math.log(shares[number]) for number in true_ids]
     assert result["loss"].value == pytest.approx(sum(nats) / len(nats))
-
-
-def test_binary_f1_has_a_baseline():
-    result = class_baselines({"no": 1, "yes": 2}, [0, 1, 1, 1], ["no", "yes"])
+    result = baselines.class_baselines({"no": 1, "yes": 2}, [0, 1, 1, 1], ["no", "yes"])
     assert result["f1_yes"].value == pytest.approx(2 * 0.75 / 1.75)
     assert result["accuracy"].value == 0.75
 
@@ -42,7 +30,7 @@ def test_binary_f1_has_a_baseline():
 @pytest.mark.parametrize(("references", "lang", "tokens"), [(REFERENCES, "en", "13a"), (CHINESE, "zh", "zh")])
 def test_translation_baseline_is_the_better_guess(references, lang, tokens):
     frequent = references[0]
-    result = translation_baselines(SOURCES, references, lang, frequent)
+    result = baselines.translation_baselines(SOURCES, references, lang, frequent)
     for name, score in {
         "bleu": lambda outputs: corpus_bleu(outputs, [references], tokenize=tokens).score,
         "chrf": lambda outputs: corpus_chrf(outputs, [references]).score,
@@ -51,34 +39,32 @@ def test_translation_baseline_is_the_better_guess(references, lang, tokens):
         assert result[name].value == pytest.approx(max(copied_score, frequent_score))
         guess = "copied source" if copied_score >= frequent_score else "most frequent target"
         assert result[name].guess == guess
-        without_frequent = translation_baselines(SOURCES, references, lang)
-        assert without_frequent[name] == Baseline(pytest.approx(copied_score), "copied source")
+        without_frequent = baselines.translation_baselines(SOURCES, references, lang)
+        assert without_frequent[name] == baselines.Baseline(pytest.approx(copied_score), "copied source")
 
 
 def test_copied_source_equal_to_reference_is_no_baseline():
-    assert translation_baselines(REFERENCES, REFERENCES) == {}
-    result = translation_baselines(REFERENCES, REFERENCES, frequent_target="A cat")
+    assert baselines.translation_baselines(REFERENCES, REFERENCES) == {}
+    result = baselines.translation_baselines(REFERENCES, REFERENCES, frequent_target="A cat")
     assert result["bleu"].guess == "most frequent target"
 
 
-def test_unigram_perplexity_counts_one_more_of_each_token():
+def test_unigram_perplexity_counts_one_more_of_each_token(monkeypatch):
     train, text, size = [0, 1, 1, 3, 3, 3], [1, 3, 3, 2], 5
     times = Counter(train)
     nats = -sum(math.log((times[token] + 1) / (len(train) + size)) for token in text)
-    arrays = [count_tokens([np.array(ids)], size) for ids in (train, text)]
-    result = unigram_baselines(*arrays, n_words=2, n_chars=9)
+    arrays = [baselines.count_tokens([np.array(ids)], size) for ids in (train, text)]
+    result = baselines.unigram_baselines(*arrays, n_words=2, n_chars=9)
     assert result["loss"].value == pytest.approx(nats / 4)
     assert result["ppl"].value == pytest.approx(math.exp(nats / 4))
     assert result["word_ppl"].value == pytest.approx(math.exp(nats / 2))
     assert result["bits_per_char"].value == pytest.approx(nats / 9 / math.log(2))
-    assert result["accuracy"] == Baseline(0.5, "most frequent token")  # two of four are token 3
-    assert unigram_baselines(arrays[0], np.zeros(5, dtype=np.int64)) == {}
-
-
-def test_count_tokens_in_chunks_without_ignored(monkeypatch):
+    assert result["accuracy"] == baselines.Baseline(0.5, "most frequent token")  # two of four are token 3
+    assert baselines.unigram_baselines(arrays[0], np.zeros(5, dtype=np.int64)) == {}
+    # in chunks, without ignored ones
     monkeypatch.setattr("polyhead.evaluate.baselines._CHUNK_SIZE", 3)
     ids = np.array([1, -100, 2, 2, 0, -100, 2, 1])
-    assert count_tokens([ids, np.array([3], dtype=np.int32)], 5).tolist() == [1, 2, 3, 1, 0]
+    assert baselines.count_tokens([ids, np.array([3], dtype=np.int32)], 5).tolist() == [1, 2, 3, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -95,4 +81,4 @@ def test_count_tokens_in_chunks_without_ignored(monkeypatch):
     ],
 )
 def test_beats_baseline_by_direction_of_metric(name, value, baseline, better):
-    assert beats_baseline(name, value, Baseline(baseline, "unigram")) is better
+    assert baselines.beats_baseline(name, value, baselines.Baseline(baseline, "unigram")) is better

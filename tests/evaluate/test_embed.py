@@ -1,5 +1,3 @@
-"""Text and token vectors, against the layers of each text alone."""
-
 import pytest
 import torch
 from tests.evaluate.fill_mask_helpers import make_run
@@ -19,8 +17,8 @@ DESIGNS = {
     "classes": {"labels": ("a", "b"), "pooling": "first"},
     "language model": {"kind": "decoder", "norm_first": True, "position": "rope"},
 }
-POOLINGS = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "max": lambda x: x.amax(0)}
-POOLINGS["last"] = lambda x: x[-1]
+POOLINGS = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "last": lambda x: x[-1]}
+POOLINGS["max"] = lambda x: x.amax(0)
 
 
 def assert_close(actual, expected):
@@ -34,18 +32,8 @@ def encode(run, text):
     return [*ids[:39], t.eos_id] if run.kind == "decoder" else [t.bos_id, *ids[:38], t.eos_id]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "max"])
 @torch.no_grad()
-def test_vectors_are_those_of_a_text_alone(run, pooling):
-    vectors = run.embed(TEXTS, pooling=pooling)
-    assert vectors.shape == (5, 16) and vectors.dtype == torch.float32
-    for text, vector in zip(TEXTS, vectors, strict=True):
-        states = run.model.encoder(torch.tensor([encode(run, text)]))[0]
-        assert_close(vector, POOLINGS[pooling](states))
-
-
-@torch.no_grad()
-def test_own_pooling_includes_the_dense_layers():
+def test_dense_layers_are_part_of_own_pooling():
     classifier, texts = make_run(labels=("a", "b"), pooling="first"), TEXTS[:2]
     model = classifier.model
     for text, vector in zip(texts, classifier.embed(texts, pooling="own"), strict=True):
@@ -53,10 +41,15 @@ def test_own_pooling_includes_the_dense_layers():
         assert_close(vector, torch.tanh(model.pooler.proj(states[:, 0]))[0])
     encoder = make_run(lm_head=False, pooling="mean")
     assert_close(encoder.embed(texts, pooling="own"), encoder.embed(texts))
+    # which are no part of single layers
+    vectors = classifier.embed(TEXTS, pooling="own", layers=[-1])[:, 0]
+    assert_close(vectors, classifier.embed(TEXTS, pooling="first"))
+    dense = make_run(lm_head=False, pooling="mean", dense=[{"width": 4}])
+    assert dense.embed(TEXTS, pooling="own").shape == (5, 4)
+    assert dense.embed(TEXTS, pooling="own", layers="all").shape == (5, 3, 16)
 
 
 def layer_states(model, row):
-    """The embeddings of a row and the output of every layer, the last after the final norm."""
     encoder = model if isinstance(model, CausalLM) else model.encoder
     states = [encoder.embedding(row)]
     for layer in encoder.stack.layers:
@@ -70,9 +63,8 @@ def layer_states(model, row):
 @torch.no_grad()
 def test_embed_tokens_equals_layer_by_layer(design):
     run = make_run(**DESIGNS[design])
-    texts = [text for text in TEXTS if text]
-    outputs = (run.embed_tokens(texts, layers=layers) for layers in ("all", None, [-1, 0]))
-    for text, all_layers, last, two_layers in zip(texts, *outputs, strict=True):
+    outputs = (run.embed_tokens(TEXTS, layers=layers) for layers in ("all", None, [-1, 0]))
+    for text, all_layers, last, two_layers in zip(TEXTS, *outputs, strict=True):
         ids = encode(run, text)
         assert all_layers.ids == last.ids == two_layers.ids == ids
         assert all_layers.tokens == run.tokenizer.ids_to_tokens(ids)
@@ -95,16 +87,7 @@ def test_layers_are_pooled_each(run, pooling):
     assert_close(vectors[:, -1], run.embed(TEXTS, pooling=pooling, normalize=True))
 
 
-def test_layers_are_pooled_without_dense_layers():
-    classifier = make_run(labels=("a", "b"), pooling="first")
-    vectors = classifier.embed(TEXTS, pooling="own", layers=[-1])[:, 0]
-    assert_close(vectors, classifier.embed(TEXTS, pooling="first"))
-    dense = make_run(lm_head=False, pooling="mean", dense=[{"width": 4}])
-    assert dense.embed(TEXTS, pooling="own").shape == (5, 4)
-    assert dense.embed(TEXTS, pooling="own", layers="all").shape == (5, 3, 16)
-
-
-def test_embed_prompt_can_be_excluded(run):
+def test_token_vectors_without_prompt_and_normalized(run):
     t, options = run.tokenizer, {"embed_prompt": "a cat: "}
     (full,) = run.embed_tokens(["the dog"], **options)
     (rest,) = run.embed_tokens(["the dog"], include_prompt=False, **options)
@@ -112,10 +95,7 @@ def test_embed_prompt_can_be_excluded(run):
     assert full.ids == [t.bos_id, *both, t.eos_id]
     assert rest.ids == full.ids[1 + len(prompt) :]
     torch.testing.assert_close(rest.vectors, full.vectors[1 + len(prompt) :])
-
-
-def test_token_vectors_are_normalized_only_on_request(run):
-    """Whatever the run's own setting, which is of text vectors."""
+    # normalized only on request, whatever the run's own setting, which is of text vectors
     (plain,), (unit,) = run.embed_tokens(["the dog"]), run.embed_tokens(["the dog"], normalize=True)
     torch.testing.assert_close(unit.vectors, plain.vectors / plain.vectors.norm(dim=-1, keepdim=True))
     config = run.generation.model_copy(update={"normalize": True})
@@ -126,10 +106,7 @@ def test_token_vectors_are_normalized_only_on_request(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"layers": [3]},
-            "layers: no layer 3; this model has 0 (its embeddings) to 2, or from the last -1 to",
-        ),
+        ({"layers": [3]}, "layers: no layer 3; this model has 0 (its embeddings) to 2, or from the last -1"),
         ({"layers": [-4]}, "layers: no layer -4; this model has"),
         ({"layers": [True]}, "layers: no layer true; this model has"),
         ({"layers": []}, "layers is empty; expected numbers from 0 to 2, or all"),

@@ -1,5 +1,3 @@
-"""Masks filled, against one forward pass a text."""
-
 import pytest
 import torch
 from tests.evaluate.fill_mask_helpers import make_run
@@ -20,6 +18,8 @@ def mask_probabilities(run, ids):
 
 def test_fills_are_the_top_k_tokens(run):
     t = run.tokenizer
+    with pytest.raises(UserError, match="this tokenizer has no mask_token"):
+        encode_masked(Tokenizer(t._inner, {"pad_token": "<pad>"}), ["<mask>"])
     texts = ["the <mask> sat on [MASK] mat", "<mask>", "a long one with the dog and the <mask>, tired."]
     results = run.fill_mask(texts, top_k=4)
     assert [len(masks) for masks in results] == [2, 1, 1]
@@ -50,42 +50,19 @@ def test_special_tokens_and_spare_rows_are_excluded():
     assert all(0 < fill.probability < 1e-6 for fill in fills)
 
 
-INVALID = [
-    ({}, "fill_mask", ["a <mask>", "a b"], {}, "text 2 has no mask; put <mask> in place of a word"),
-    ({}, "fill_mask", ["<mask>"], {"top_k": 0}, r"top_k is 0; expected 1 to \d+ tokens"),
-    (
-        {},
-        "fill_mask",
-        ["<mask>" + " the dog" * 30],
-        {},
-        r"text 1 has more tokens than the model's maximum \(40",
-    ),
-    (
-        {},
-        "embed",
-        ["a"],
-        {"pooling": "means"},
-        "pooling: 'means' is not one of mean, .*; did you mean 'mean'",
-    ),
-    ({}, "embed", ["a"], {"pooling": "own"}, "this model has no pooling; choose one of mean, first, max"),
-    ({"lm_head": False}, "fill_mask", ["<mask>"], {}, "this encoder has no language modelling head"),
-    (
-        {"kind": "encoder-decoder"},
-        "embed",
-        ["a"],
-        {},
-        "requires an encoder, but the run is an encoder-decoder",
-    ),
-    ({"labels": ("a", "b")}, "fill_mask", ["<mask>"], {}, "is a classifier: use classify, embed"),
-]
-
-
-@pytest.mark.parametrize(("changes", "method", "texts", "options", "message"), INVALID)
-def test_invalid_inputs_are_refused(changes, method, texts, options, message):
+@pytest.mark.parametrize(
+    ("changes", "method", "text", "options", "message"),
+    [
+        ({}, "fill_mask", "a b", {}, "text 2 has no mask; put <mask> in place of a word"),
+        ({}, "fill_mask", "<mask>", {"top_k": 0}, r"top_k is 0; expected 1 to \d+ tokens"),
+        ({}, "fill_mask", "<mask>" + " the dog" * 30, {}, r"has more tokens than the model's maximum \(40"),
+        ({}, "embed", "a", {"pooling": "means"}, "'means' is not one of mean, .*; did you mean 'mean'"),
+        ({}, "embed", "a", {"pooling": "own"}, "this model has no pooling; choose one of mean, first, max"),
+        ({"lm_head": False}, "fill_mask", "<mask>", {}, "this encoder has no language modelling head"),
+        ({"kind": "encoder-decoder"}, "embed", "a", {}, "requires an encoder, but the run is an encoder-dec"),
+        ({"labels": ("a", "b")}, "fill_mask", "<mask>", {}, "is a classifier: use classify, embed"),
+    ],
+)
+def test_invalid_inputs_are_refused(changes, method, text, options, message):
     with pytest.raises(UserError, match=message):
-        getattr(make_run(**changes), method)(texts, **options)
-
-
-def test_tokenizer_without_mask_token_is_refused(run):
-    with pytest.raises(UserError, match="this tokenizer has no mask_token"):
-        encode_masked(Tokenizer(run.tokenizer._inner, {"pad_token": "<pad>"}), ["<mask>"])
+        getattr(make_run(**changes), method)(["a <mask>", text], **options)

@@ -1,5 +1,3 @@
-"""Attention maps of linear attention: those that exist are right, and the others are missing."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Perplexity of text files, against one token after another."""
-
 import math
 
 import pytest

@@ -1,16 +1,12 @@
-"""Log-probabilities of texts, against one token after another."""
-
-import io
 import math
-import sys
 
 import pytest
 import torch
+from tests.cli.cli_helpers import cli as cli
 from tests.evaluate.scoring_helpers import LINES, make_scoring_run
 from tests.generation.run_helpers import make_run
 
 import polyhead
-from polyhead.cli import main
 from polyhead.core.errors import UserError
 from polyhead.data.readers.plain_text import open_text
 from polyhead.evaluate.scoring import score_tokens
@@ -19,7 +15,6 @@ from polyhead.tokenizers.languages import with_languages
 
 @torch.no_grad()
 def naive_log_prob(run, ids):
-    """log p of all tokens after the first, each given the whole text before it."""
     logits = [run.model(torch.tensor([ids[:i]]))[0, -1] for i in range(1, len(ids))]
     return sum(float(row.log_softmax(-1)[token]) for row, token in zip(logits, ids[1:], strict=True))
 
@@ -57,11 +52,8 @@ def test_score_tokens_equals_single_rows(tmp_path):
 
 @torch.no_grad()
 def test_pairs_are_scored_with_teacher_forcing():
-    run, sources, targets = (
-        make_run("encoder-decoder"),
-        ["a dog", "ein hund bellt .", "dogs"],
-        ["hund", "a dog barks", ""],
-    )
+    run = make_run("encoder-decoder")
+    sources, targets = ["a dog", "ein hund bellt .", "dogs"], ["hund", "a dog barks", ""]
     t = run.tokenizer
     template = with_languages(t)
     for source, target, score in zip(sources, targets, run.score(sources, targets), strict=True):
@@ -75,42 +67,29 @@ def test_pairs_are_scored_with_teacher_forcing():
         run.score(sources, ["a"])
 
 
-def run_main(capsys, *arguments):
-    code = main([str(a) for a in arguments])
-    return code, *capsys.readouterr()
-
-
-def test_score_command(tmp_path, capsys, monkeypatch):
+def test_score_command(tmp_path, cli):
     run_dir, names = make_scoring_run(tmp_path, "line"), tmp_path / "names.txt"
     run = polyhead.load(run_dir)
-    code, out, err = run_main(capsys, "score", run_dir, names, "--read-batch", "3")
+    out, err = cli("score", run_dir, names, "--read-batch", 3)
     rows = [line.split("\t") for line in out.splitlines()]
     expected = run.score(LINES)
-    assert code == 0
     assert [float(row[0]) for row in rows] == pytest.approx([s.log_prob for s in expected], abs=1e-3)
     assert [int(row[1]) for row in rows] == [s.tokens for s in expected]
     assert float(err.split()[1]) == pytest.approx(run.perplexity(LINES), rel=1e-3)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"carl\n")))
-    assert run_main(capsys, "score", run_dir)[1] == out.splitlines()[1] + "\n"
+    assert cli("score", run_dir, stdin="carl\n").out == out.splitlines()[1] + "\n"
     (score,) = run.score(["carl carl"])
-    assert run_main(capsys, "score", run_dir, "carl carl")[1].endswith(f"\t{score.tokens}\n")
+    assert cli("score", run_dir, "carl carl").out.endswith(f"\t{score.tokens}\n")
 
 
-def test_eval_command(tmp_path, capsys):
-    run_dir, names, damaged_file = (
-        make_scoring_run(tmp_path, "line"),
-        tmp_path / "names.txt",
-        tmp_path / "bad.txt",
-    )
+def test_eval_command(tmp_path, cli):
+    run_dir = make_scoring_run(tmp_path, "line")
+    names, damaged_file = tmp_path / "names.txt", tmp_path / "bad.txt"
     damaged_file.write_bytes(b"carl\n\xff\nanna\n" + b"carl\n" * 8)
-    err = run_main(capsys, "eval", run_dir, damaged_file)[2]
-    assert err == "polyhead: bad.txt: skipped 1 lines that are not text or too long\n"
-    code, out, _ = run_main(capsys, "eval", run_dir, names)
-    rows = {line.split()[0]: line.split()[1] for line in out.splitlines()}
+    message = "polyhead: bad.txt: skipped 1 lines that are not text or too long\n"
+    assert cli("eval", run_dir, damaged_file).err == message
+    rows = {line.split()[0]: line.split()[1] for line in cli("eval", run_dir, names).out.splitlines()}
     expected = polyhead.load(run_dir).measure_perplexity(open_text([names], "line"))
-    assert code == 0
-    assert float(rows["perplexity"]) == pytest.approx(expected.per_token, rel=1e-3)
-    assert float(rows["word-ppl"]) == pytest.approx(expected.per_word, rel=1e-3)
-    assert float(rows["bits"]) == pytest.approx(expected.bits_per_character, rel=1e-3)
-    code, out, _ = run_main(capsys, "eval", run_dir, "--split", "valid")
-    assert code == 0 and "nats per token" in out
+    numbers = [float(rows[name]) for name in ("perplexity", "word-ppl", "bits")]
+    expected_numbers = [expected.per_token, expected.per_word, expected.bits_per_character]
+    assert numbers == pytest.approx(expected_numbers, rel=1e-3)
+    assert "nats per token" in cli("eval", run_dir, "--split", "valid").out

@@ -1,5 +1,3 @@
-"""Tests of evaluate/token_accuracy.py."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Tests of evaluate/training_counts.py."""
-
 import numpy as np
 import pytest
 
