@@ -1,11 +1,7 @@
-"""Small models shared by the tests of cost."""
-
-from typing import Any
-
 from polyhead.config.model import ModelConfig
 from polyhead.cost.workload import BatchShape
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 50, "d_model": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "max_len": 64
 }  # fmt: skip
 KINDS = ("decoder", "encoder", "encoder-decoder")

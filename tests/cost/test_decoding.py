@@ -15,21 +15,18 @@ from polyhead.cost.decoding import (
 )
 from polyhead.models import build, preset_config
 
+WINDOW = {"name": "softmax", "window": 3}
 MODELS = [
     {"position": "rope", "head_dim": 6, "v_head_dim": 4},
     {"attention": "linear"},
     {"feed_forward": "moe"},
     {"n_layers": 5, "layer_pattern": [{"attention": "linear"}, {}, {"block": "lstm"}]},
-    {
-        "position": "none",
-        "layer_pattern": [{}, {"position": "alibi"}, {"attention": {"name": "softmax", "window": 3}}],
-    },
+    {"layer_pattern": [{}, {"position": "alibi"}, {"attention": WINDOW}], "position": "none"},
 ]
 
 
 @torch.inference_mode()
 def read_tokens(model, choice, n_rows, length):
-    """A cache that has read rows of tokens, and the memory of an encoder."""
     cache = make_cache(CACHE.check(choice), model.cache_shape, n_rows, length)
     pos = torch.arange(length).expand(n_rows, -1)
     memory = model.encode(torch.zeros(n_rows, 9, dtype=torch.int64)) if hasattr(model, "encode") else None
@@ -51,9 +48,8 @@ def test_estimate_equals_the_bytes_of_a_cache(kind, name, changes):
     cache, memory = read_tokens(model, choice, 3, 40)
     assert estimate.nbytes == cache.nbytes
     if memory is not None:
-        assert count_source_bytes(config, 9) * 3 == sum(
-            x.nbytes for x in tree_leaves(memory) if x is not None
-        )
+        n_bytes = sum(x.nbytes for x in tree_leaves(memory) if x is not None)
+        assert count_source_bytes(config, 9) * 3 == n_bytes
 
 
 @pytest.mark.parametrize("rank", [3, 8, 99])
@@ -63,14 +59,12 @@ def test_rank_is_at_most_the_head_dim(rank):
     assert measure_cache(choice, cache_shape(config), 1, 40).nbytes == cache.nbytes
 
 
-def test_grouped_heads_save_in_proportion():
+def test_grouped_heads_and_bounded_caches_save():
     """All heads of 12 layers hold keys and values in fp32."""
     sizes = bytes_by_kv_heads(preset_config("gpt2", 50257), 12)
     assert sizes[12] == 12 * 2 * 768 * 4
     assert {n: sizes[12] / size for n, size in sizes.items()} == {12: 1, 6: 2, 4: 3, 3: 4, 2: 6, 1: 12}
-
-
-def test_bounded_cache_bounds_the_operations():
+    # a bounded cache bounds the operations
     config = make_config("decoder", {"max_len": 4096})
     full, bounded = token_flops(config, 4096), token_flops(config, 4096, cache=Choice("h2o", budget=64))
     # layers, 2 per product, keys and values, d_model, slots

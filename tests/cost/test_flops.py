@@ -1,29 +1,12 @@
-"""Closed forms against torch's counter, and against numbers of the literature."""
-
 import pytest
 import torch
 from tests.cost.cost_helpers import KINDS, make_config, make_shape
 
 from polyhead.cache.factory import make_cache
+from polyhead.core import registry
 from polyhead.core.choice import Choice
-from polyhead.core.registry import (
-    ATTENTION,
-    BLOCK,
-    FEATURE_MAP,
-    FEED_FORWARD,
-    NORM,
-    POOLING,
-    POSITION,
-    SIMILARITY,
-)
+from polyhead.cost import flops
 from polyhead.cost.fake_tensors import compute_features, count_flops, fake_inputs, measure_flops
-from polyhead.cost.flops import (
-    count_forward,
-    count_recomputed,
-    count_token,
-    count_visible_pairs,
-    update_flops_factor,
-)
 from polyhead.cost.parameter_count import count_model_parameters, published_config
 from polyhead.cost.workload import BatchShape, UnknownFormulaError
 from polyhead.models import build
@@ -32,16 +15,16 @@ from polyhead.nn.stack import recompute_blocks
 
 BASELINES = {"gated_conv", "rnn", "lstm", "gru"}  # blocks without self-attention
 PARTS = [
-    *({"attention": name} for name in ATTENTION.names()),
-    *({"attention": {"name": "linear", "feature_map": name}} for name in FEATURE_MAP.names()),
-    *({"attention": {"name": "kernel", "sim": name}} for name in SIMILARITY.names()),
-    *({"position": name} for name in POSITION.names()),
-    *({"norm": name} for name in NORM.names()),
-    *({"feed_forward": name} for name in FEED_FORWARD.names()),
+    *({"attention": name} for name in registry.ATTENTION.names()),
+    *({"attention": {"name": "linear", "feature_map": name}} for name in registry.FEATURE_MAP.names()),
+    *({"attention": {"name": "kernel", "sim": name}} for name in registry.SIMILARITY.names()),
+    *({"position": name} for name in registry.POSITION.names()),
+    *({"norm": name} for name in registry.NORM.names()),
+    *({"feed_forward": name} for name in registry.FEED_FORWARD.names()),
     {"feed_forward": {"name": "moe", "n_experts": 5, "top_k": 3, "expert": "swiglu"}},
     *(
         {"block": name, "norm_first": name == "parallel", "position": "none" if name in BASELINES else "rope"}
-        for name in BLOCK.names()
+        for name in registry.BLOCK.names()
     ),
     {"n_kv_heads": 4},
     {"n_kv_heads": 1, "head_dim": 6, "v_head_dim": 5},
@@ -69,7 +52,7 @@ PARTS = [
 
 
 def sum_forward(config, shape):
-    return sum(work.total for work in count_forward(config, shape))
+    return sum(work.total for work in flops.count_forward(config, shape))
 
 
 def measure_forward(config, shape):
@@ -95,7 +78,6 @@ def test_closed_form_equals_the_count_of_torch(kind, changes):
 @pytest.mark.parametrize("changes", [*PARTS, {"position": "learned", "d_embedding": 6}], ids=str)
 @torch.no_grad()
 def test_decoded_token_equals_the_count_of_torch(kind, changes):
-    """With spare slots of the cache, and the one that receives padding."""
     if "d_embedding" in changes:
         kind = "decoder"
     config, source = make_config(kind, changes), 9 if kind == "encoder-decoder" else 0
@@ -110,26 +92,19 @@ def test_decoded_token_equals_the_count_of_torch(kind, changes):
             model.decode(torch.zeros_like(pos), pos, cache, memory)
 
         measured = measure_flops(step)
-    assert sum(work.total for work in count_token(config, 12 + bool(choice), source)) == measured
+    assert sum(work.total for work in flops.count_token(config, 12 + bool(choice), source)) == measured
 
 
-@pytest.mark.parametrize(
-    "pooling",
-    [
-        *POOLING.names(),
-        *({"name": "mean", "activation": "relu", "map_first": map_first} for map_first in (False, True)),
-    ],
-    ids=str,
-)
-def test_classifier_equals_the_count_of_torch(pooling):
+RELU_POOLINGS = [{"name": "mean", "activation": "relu", "map_first": first} for first in (False, True)]
+
+
+@pytest.mark.parametrize("pooling", [*registry.POOLING.names(), *RELU_POOLINGS], ids=str)
+def test_classifier_and_head_equal_the_count(pooling):
     config = make_config("encoder", {"labels": ("a", "b", "c"), "pooling": pooling})
     assert sum_forward(config, BatchShape(3, 13)) == measure_forward(config, BatchShape(3, 13))
-
-
-def test_head_without_transform_is_counted_without_one():
     config, shape = make_config("encoder", {"head_transform_activation": "none"}), BatchShape(3, 13)
     assert sum_forward(config, shape) == count_flops(config, shape)
-    assert "transform" not in {work.name for work in count_forward(config, shape)}
+    assert "transform" not in {work.name for work in flops.count_forward(config, shape)}
 
 
 @pytest.mark.parametrize("width", [6, 16, 20])
@@ -139,7 +114,7 @@ def test_head_without_transform_is_counted_without_one():
 def test_factorized_embeddings_are_counted(changes, width):
     kind, shape = changes.get("kind", "encoder"), BatchShape(3, 13)
     config = make_config(kind, {"d_embedding": width, **changes})
-    works = {work.name: work for work in count_forward(config, shape)}
+    works = {work.name: work for work in flops.count_forward(config, shape)}
     total = sum(work.total for work in works.values())
     assert total == measure_forward(config, shape) == count_flops(config, shape)
     assert works["embeddings"] == ("embeddings", 1, 2 * 3 * 13 * width * 16, "2BSEH", 0)
@@ -160,21 +135,19 @@ def test_training_step_costs_three_forward_passes(kind, changes):
         features = compute_features(model, fake_inputs(config, shape))
         cross_entropy(features, model.head, labels, 0.1).total.backward()
 
-    assert update_flops_factor(has_adapters=False) == 3
+    assert flops.update_flops_factor(has_adapters=False) == 3
     assert measure_flops(step) == 3 * sum_forward(config, shape)
 
 
-def test_sum_equals_the_formula_of_the_literature():
-    """Narayanan et al., 2021, of two layers."""
+def test_flops_equal_those_of_the_literature():
+    # Narayanan et al., 2021, of two layers
     B, S, H, V = 3, 11, 16, 50
     config = make_config("decoder", {"d_ff": 4 * H, "n_kv_heads": 4})
-    works = {work.name: work.total for work in count_forward(config, BatchShape(B, S))}
+    works = {work.name: work.total for work in flops.count_forward(config, BatchShape(B, S))}
     assert works.pop("head") == 2 * B * S * H * V
     assert sum(works.values()) == 2 * (24 * B * S * H**2 + 4 * B * S**2 * H)
 
-
-def test_training_flops_of_gpt3_are_the_published_ones():
-    """Brown et al., 2020, table D.1: 6 times the parameters and tokens, without scores (1/6 of S/H)."""
+    # Brown et al., 2020, table D.1: 6 times the parameters and tokens, without scores (1/6 of S/H)
     config = published_config("gpt3-175b")
     assert 6 * count_model_parameters(config) * 300e9 == pytest.approx(3.14e23, rel=0.005)
     total = 3 * sum_forward(config, BatchShape(1, 2048)) / 2048 * 300e9
@@ -195,11 +168,12 @@ def count_pairs_slowly(rows, slots, causal, window, sink):
 def test_visible_pairs_equal_a_count_one_by_one(causal, window, sink):
     for rows in (9, 1) if causal else (9,):
         expected = count_pairs_slowly(rows, 9, causal, window, sink)
-        assert count_visible_pairs(rows, 9, causal, window, sink) == expected
+        assert flops.count_visible_pairs(rows, 9, causal, window, sink) == expected
 
-
-def test_causal_mask_hides_almost_half_of_the_pairs():
-    (work,) = (w for w in count_forward(make_config("decoder"), BatchShape(1, 64)) if "scores" in w.name)
+    # almost half of the pairs are hidden
+    (work,) = (
+        w for w in flops.count_forward(make_config("decoder"), BatchShape(1, 64)) if "scores" in w.name
+    )
     assert work.flops_each - work.masked_flops == work.flops_each * (64 + 1) / (2 * 64)
 
 
@@ -217,4 +191,4 @@ def test_recomputed_blocks_cost_their_forward_pass(kind, dropout):
         measured.append(measure_flops(lambda m=model, x=inputs: compute_features(m, x).sum().backward()))
     tokens = 2 * config.n_layers * (11 + source)
     last_products = 0 if dropout else 2 * config.d_model * config.d_ff * tokens
-    assert measured[1] - measured[0] == count_recomputed(config, shape) - last_products
+    assert measured[1] - measured[0] == flops.count_recomputed(config, shape) - last_products

@@ -1,5 +1,3 @@
-"""Memory and time of a rank against published trainings, and against sums by hand."""
-
 from functools import cache
 
 import pytest
@@ -30,11 +28,9 @@ GPT = ModelConfig(
 
 def llama_config(size, length, n_layers=None):
     layers, d_model, d_ff, heads = LLAMA[size]
-    return ModelConfig(
-        kind="decoder", vocab_size=128256, d_model=d_model, n_layers=n_layers or layers, n_heads=heads,
-        n_kv_heads=8, d_ff=d_ff, norm="rmsnorm", position="rope", feed_forward="swiglu",
-        tie_embeddings="none", max_len=length,
-    )  # fmt: skip
+    sizes = {"d_model": d_model, "n_layers": n_layers or layers, "n_heads": heads, "d_ff": d_ff}
+    parts = {"norm": "rmsnorm", "position": "rope", "feed_forward": "swiglu", "tie_embeddings": "none"}
+    return ModelConfig(kind="decoder", vocab_size=128256, n_kv_heads=8, max_len=length, **sizes, **parts)
 
 
 @cache
@@ -47,7 +43,6 @@ def count_parameters(config):
 
 
 def adamw_memory(config, activations, loss=0):
-    """fp32 weights, gradients and two moments."""
     n = count_parameters(config)
     return TrainingMemory(4 * n, 4 * n, 8 * n, 0, int(activations), int(loss))
 
@@ -99,10 +94,9 @@ def test_step_time_is_near_that_of_torchtitan(row):
 
 @pytest.mark.parametrize("row", MEGATRON, ids=lambda row: f"{row.hidden} {row.ranks} {row.recompute}")
 def test_step_time_is_near_that_of_megatron(row):
-    config = ModelConfig(
-        kind="decoder", vocab_size=51200, d_model=row.hidden, n_layers=row.layers, n_heads=row.heads,
-        position="learned", feed_forward="gelu", norm_first=True, max_len=2048,
-    )  # fmt: skip
+    sizes = {"d_model": row.hidden, "n_layers": row.layers, "n_heads": row.heads, "max_len": 2048}
+    parts = {"position": "learned", "feed_forward": "gelu", "norm_first": True}
+    config = ModelConfig(kind="decoder", vocab_size=51200, **sizes, **parts)
     replicas = row.ranks // (row.t * row.p)
     batch, hardware = BatchShape(row.batch // replicas, 2048), HARDWARE["a100"]
     layout = ParallelLayout(
@@ -125,23 +119,6 @@ def test_step_time_is_near_that_of_megatron(row):
     assert time.total == pytest.approx(seconds, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("layers", "hidden", "mfu"),
-    [(48, 6144, 0.415), (96, 12288, 0.514), (105, 20480, 0.560), (128, 25600, 0.563)],
-)
-def test_published_times_match_published_utilization(layers, hidden, mfu):
-    """Korthikanti et al., 2022, table 5 and eq. 7: a check of the copied figures."""
-    (row,) = [row for row in MEGATRON if row.hidden == hidden and row.seconds and row.recompute == "none"]
-    factor = 1 + 2048 / (6 * hidden) + 51200 / (12 * hidden * layers)
-    flops = 72 * row.batch * layers * 2048 * hidden**2 * factor
-    assert flops / (row.ranks * row.seconds * 312e12) == pytest.approx(mfu, abs=0.002)
-
-
-def test_parameters_equal_those_of_llama():
-    billions = [round(count_parameters(llama_config(size, 8192)) / 1e9, 1) for size in LLAMA]
-    assert billions == [8.0, 70.6, 405.9]
-
-
 def test_shards_divide_states_and_gather_layers():
     memory = adamw_memory(GPT, 1e6, 500)
     batch = BatchShape(8, 32)
@@ -156,15 +133,12 @@ def test_shards_divide_states_and_gather_layers():
     assert sharded.gather_buffers == layer * (2 * 4 + 4)
     assert sharded.peak == pytest.approx(3 * n / 2 + sharded.gather_buffers + 1e6 + n / 2)
 
-
-def test_replicas_and_adapters_have_no_gather_buffers():
+    # replicas and adapters have no gather buffers
     memory = adamw_memory(GPT, 1e6)
     replica = estimate_rank_memory(GPT, memory, BatchShape(8, 32), ParallelLayout(data_parallel=8))
     assert (replica.gather_buffers, replica.weights) == (0, memory.weights)
-    frozen = estimate_rank_memory(
-        GPT, memory._replace(gradients=0), BatchShape(8, 32), ParallelLayout(shard=2)
-    )
-    assert frozen.gather_buffers == (12 * 16 * 16 + 13 * 16) * 2 * 4
+    frozen = estimate_rank_memory(GPT, memory._replace(gradients=0), batch, ParallelLayout(shard=2))
+    assert frozen.gather_buffers == layer * 2 * 4
 
 
 def test_pipeline_stage_holds_a_micro_batch_per_stage():
