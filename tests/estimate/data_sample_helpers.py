@@ -1,9 +1,4 @@
-"""Shared by the tests of samples of the text."""
-
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,37 +13,35 @@ WORDS = "the a cat dog bird fish sees eats likes hates red blue big small now he
 
 
 @pytest.fixture
-def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory in which more than 40 kB of text are sampled."""
+def workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", 40_000)
     return tmp_path
 
 
-def make_lines(n: int, min_words: int = 4, max_words: int = 9, seed: int = 1) -> list[str]:
+def make_lines(n, min_words=4, max_words=9, seed=1):
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS.split(), rng.integers(min_words, max_words))) for _ in range(n)]
 
 
-def write_lines(name: str, lines: list[str]) -> None:
+def write_lines(name, lines):
     Path(name).write_text("".join(f"{line}\n" for line in lines))
 
 
-def make_recipe(task: str, train: list[str], valid: list[str], **sections: Any) -> Recipe:
+def make_recipe(task, train, valid, **sections):
     data = {"train": train, "valid": valid, "max_len": 32} | sections.pop("data", {})
     tree = {"task": task, "data": data, "tokenizer": {"kind": "char"}, "model": MODEL, "train": TRAIN}
     return Recipe.model_validate(tree | sections)
 
 
-def estimate_both(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """The plan of a sample, and that of the full text."""
+def estimate_both(recipe, monkeypatch):
     sample = estimate(recipe, probe=False)
     with monkeypatch.context() as patch:
         patch.setattr(data_sample, "_MAX_SPLIT_BYTES", 1 << 30)
         return sample, estimate(recipe, probe=False)
 
 
-def assert_close(sample: Any, full: Any) -> None:
+def assert_close(sample, full):
     """The plan of the sample is nearly that of the full text, and has a note that it is extrapolated."""
     assert sample.text["looked_at"] < 0.5 < full.text["looked_at"] == 1
     assert any("extrapolated" in note for note in sample.notes)

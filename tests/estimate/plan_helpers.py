@@ -1,7 +1,3 @@
-"""Shared by the tests of estimates: recipes of every task, with their text."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -19,32 +15,29 @@ LINES = "train: t.en, valid: v.en, document_separator: line, max_len: 16"
 BPE = "vocab_size: 300"
 
 
-def recipe_text(task: str, data: str, tokenizer: str = BPE, model: str = SIZES) -> str:
+def recipe_text(task, data, tokenizer=BPE, model=SIZES):
     train = "epochs: 3, max_tokens: 256, precision: fp32"
     sections = {"data": data, "tokenizer": tokenizer, "model": model, "train": train}
     return f"task: {task}\n" + "".join(f"{name}: {{{keys}}}\n" for name, keys in sections.items())
 
 
+LANGUAGE = "train: t.en, valid_fraction: 0.1, max_len: 16"
+CLASSES = "train: t.tsv, valid: v.tsv, text: text, label: label"
 RECIPES = {
     "translation": recipe_text("translation", "train: [t.en, t.de], valid: [v.en, v.de]"),
-    "language-model": recipe_text(
-        "language-model", "train: t.en, valid_fraction: 0.1, max_len: 16", "kind: char"
-    ),
-    "masked-lm": recipe_text("masked-lm", LINES),
+    "language-model": recipe_text("language-model", LANGUAGE, "kind: char"),
+    **{name: recipe_text(name, LINES) for name in ("masked-lm", "denoising")},
     "replaced-token-detection": recipe_text(
         "replaced-token-detection", LINES, model=f"{SIZES}, generator_layers: 1"
     ),
-    "denoising": recipe_text("denoising", LINES),
-    "classification": recipe_text("classification", "train: t.tsv, valid: v.tsv, text: text, label: label"),
+    "classification": recipe_text("classification", CLASSES),
 }
-
 DEFAULT_TASKS = ("translation", "classification")
 TASKS = [n if n in DEFAULT_TASKS else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]
 
 
 @pytest.fixture
-def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with text of every kind and a recipe for each task."""
+def workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(1)
     words = ["the", "dog", "barks", "at", "two", "red", "cats", "here"]
@@ -58,7 +51,7 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_finetuning_recipe(workdir: Path) -> None:
+def write_finetuning_recipe(workdir):
     """Save a run "first", and a recipe "tuned.yaml" that is initialised from it."""
     tokenizer = train_tokenizer((workdir / "t.en").read_text().splitlines(), Choice("bpe"), 300)
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_layers": 2, "n_heads": 2, "max_len": 32}

@@ -1,5 +1,3 @@
-"""Tests of estimate/benchmark.py."""
-
 import pytest
 import torch
 from tests.estimate.plan_helpers import TASKS

@@ -1,5 +1,3 @@
-"""Tests of estimate/data_sample.py: plans of a sample of the text, against those of the full text."""
-
 from pathlib import Path
 
 import pyarrow
@@ -87,7 +85,6 @@ def test_parallel_files_are_sampled_by_lines(workdir, monkeypatch):
 
 
 def test_columns_of_the_test_text_only(workdir):
-    """They are accepted as in training."""
     for name in ("train", "valid"):
         for side in ("en", "de"):
             write_lines(f"{name}.{side}", make_lines(20))

@@ -1,5 +1,3 @@
-"""Tests of estimate/expected_quality.py."""
-
 import re
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Tests of estimate/plan.py: plans against the trainings that they describe."""
-
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from polyhead.cost.memory import estimate_training_memory
 from polyhead.cost.workload import BatchShape
 from polyhead.estimate import data_sample
 from polyhead.estimate.plan import estimate
-from polyhead.estimate.report import format_details, format_si
+from polyhead.estimate.report import format_details
 from polyhead.models import build, preset_config
 from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
@@ -29,7 +27,6 @@ from polyhead.train.loop import total_steps
 
 
 def open_task(recipe):
-    """The tokenizer and the task, as training opens them."""
     task, settings = TASK.get(recipe.task.name), recipe.tokenizer
     texts = task.iter_texts(recipe)
     tokenizer = train_tokenizer(texts, settings.kind, settings.vocab_size, settings.sentinels)
@@ -72,17 +69,11 @@ def test_operations_of_update_are_mean_of_batches(workdir):
     assert plan.steps == total_steps(task, recipe.train)
 
 
-def test_unknown_column_is_refused(workdir):
-    with pytest.raises(UserError, match="lable"):
-        estimate(load_recipe("classification.yaml", ["data.label=lable"]), probe=False)
-
-
 def test_no_probe_builds_no_model(workdir, monkeypatch):
-    def refuse(*_):
-        raise AssertionError("built")
-
-    monkeypatch.setattr("polyhead.estimate.benchmark.build", refuse)
+    monkeypatch.setattr("polyhead.estimate.benchmark.build", pytest.fail)
     assert estimate(load_recipe("translation.yaml"), probe=False).time is None
+    with pytest.raises(UserError, match="lable"):  # an unknown column
+        estimate(load_recipe("classification.yaml", ["data.label=lable"]), probe=False)
 
 
 def test_cache_of_hybrid_has_keys_values_and_states():
@@ -131,16 +122,10 @@ def make_distillation_recipe(name, teachers, *overrides):
     return load_recipe(f"{name}.yaml", [f"distill={{teacher: [{', '.join(teachers)}]}}", *overrides])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("translation", marks=pytest.mark.slow),
-        "language-model",
-        pytest.param("masked-lm", marks=pytest.mark.slow),
-        pytest.param("denoising", marks=pytest.mark.slow),
-        "classification",
-    ],
-)
+SLOW_TASKS = [pytest.param(n, marks=pytest.mark.slow) for n in ("translation", "masked-lm", "denoising")]
+
+
+@pytest.mark.parametrize("name", ["language-model", "classification", *SLOW_TASKS])
 def test_teachers_cost_a_forward_pass_and_their_weights(workdir, name):
     plain = estimate(load_recipe(f"{name}.yaml", ["train.accumulate=2"]), probe=False)
     teachers = {"a": 32, "b": 48} if name == "classification" else {"a": 32}
@@ -166,19 +151,15 @@ def test_teachers_cost_a_forward_pass_and_their_weights(workdir, name):
     assert plan.memory == plain.memory._replace(teachers=nbytes)
     assert plan.memory.total == plain.memory.total + nbytes
     assert plan.time is not None
-    text = "\n".join(format_details(plan))
-    assert f"(3 x forward and {format_si(plan.operations.teachers)}FLOPs of teachers)" in text
-    assert f"\n  teachers    {format_si(nbytes):>7}B\n" in text
+    assert "FLOPs of teachers)" in "\n".join(format_details(plan))
     assert "teachers" not in "\n".join(format_details(plain))
 
 
-def test_teacher_of_another_width_is_refused(workdir):
+def test_teacher_needs_student_width_and_text(workdir):
     recipe = make_distillation_recipe("classification", {"a": 32}, "distill.hidden_weight=1")
     with pytest.raises(UserError, match=r"the student has 16, the teacher 32"):
         estimate(recipe, probe=False)
-
-
-def test_cost_of_teachers_is_unknown_without_text(workdir):
+    # the cost is unknown without the text
     recipe = make_distillation_recipe("classification", {"a": 32})
     (workdir / "t.tsv").unlink()
     plan = estimate(recipe, probe=False)

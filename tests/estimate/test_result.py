@@ -1,5 +1,3 @@
-"""Tests of estimate/result.py."""
-
 import json
 
 from tests.estimate.plan_helpers import workdir as workdir

@@ -1,5 +1,3 @@
-"""Tests of estimate/summary.py."""
-
 from tests.estimate.plan_helpers import workdir as workdir
 
 from polyhead.estimate.plan import estimate
