@@ -1,4 +1,4 @@
-"""Small models and runs for the tests of experiments on caches and serving."""
+from functools import cache
 
 import torch
 
@@ -23,14 +23,18 @@ def model(kind="decoder", **changes):
     return model
 
 
+@cache
+def make_tokenizer(lines):
+    return train_tokenizer(lines, Choice("bpe"), 300)
+
+
 def make_run(kind="decoder", lines=tuple(SENTENCES * 5), **changes):
-    tokenizer = train_tokenizer(lines, Choice("bpe"), 300)
-    sizes = SIZES | {"n_layers": 1, "d_ff": 32, "max_len": 48, **changes}
-    model = build(ModelConfig(kind=kind, vocab_size=tokenizer.vocab_size, **sizes), seed=1)
+    tokenizer = make_tokenizer(lines)
+    sizes = SIZES | {"n_layers": 1, "d_ff": 32, "max_len": 48, "vocab_size": tokenizer.vocab_size}
+    model = build(ModelConfig(kind=kind, **sizes | changes), seed=1)
     return Run(model, tokenizer, GenerationConfig(max_length_ratio=1.0, max_length_extra=3))
 
 
 def save_run(directory, kind="decoder", **changes):
-    """The directory of a saved run with a tokenizer of TEXT."""
-    make_run(kind, TEXT.splitlines(), **changes).save(directory)
+    make_run(kind, tuple(TEXT.splitlines()), **changes).save(directory)
     return directory

@@ -1,5 +1,3 @@
-"""A result with every kind of figure and verdict, and names that need escaping."""
-
 import math
 
 from polyhead.lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ResultTable

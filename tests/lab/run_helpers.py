@@ -1,5 +1,3 @@
-"""The names of the experiments, and a registry of two experiments that measure nothing."""
-
 import pytest
 
 from polyhead.lab.registry import EXPERIMENTS

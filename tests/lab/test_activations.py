@@ -13,9 +13,7 @@ def test_dead_units_are_counted():
         with torch.no_grad():
             bias[: int(fraction * activations.D_FF)] = -1e3
     assert activations.dead_unit_share(model) == pytest.approx(0.375, abs=0.02)
-
-
-def test_constant_unit_is_dead():
+    # a constant unit is dead
     hidden = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
     assert activations.compute_dead_share(hidden) == 0
     hidden[:, 1], hidden[:, 2] = 5.0, 0.0

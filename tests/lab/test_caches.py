@@ -1,5 +1,3 @@
-"""The experiment on caches with a run and text of the user."""
-
 import json
 
 import pytest
@@ -12,7 +10,6 @@ from polyhead.evaluate.translation_metrics import bleu
 
 @pytest.fixture
 def run_caches(tmp_path):
-    """Run the experiment with a run and texts; the result."""
     (tmp_path / "text.txt").write_text(TEXT)
 
     def run_one(run_dir, *files, limit="2"):

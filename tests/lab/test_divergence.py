@@ -35,11 +35,13 @@ def measure(model, rows, **caches):
     return measure_divergence(model, policies, rows)
 
 
-def test_kl_divergence_matches_definition():
+def test_kl_divergence_and_agreement_match_definitions():
     p, q = torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([[0.25, 0.75], [0.5, 0.5]])
     expected = [0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75), math.log(2)]
     assert kl_divergence(p.log(), q.log()).tolist() == pytest.approx(expected, rel=1e-6)
     assert kl_divergence(q.log(), q.log()).tolist() == [0.0, 0.0]
+    agreement = token_agreement([[1, 2, 3], [1], [], [4, 5]], [[1, 9, 3, 7], [1], [], [5, 4]])
+    assert agreement == [0.5, 1.0, 1.0, 0.0]
 
 
 def test_lossless_caches_match_forward_pass():
@@ -99,8 +101,3 @@ def test_greedy_decoding_matches_forward_pass():
     for _ in range(5):
         ids = torch.cat([ids, lm(ids)[:, -1].argmax(-1, keepdim=True)], 1)
     assert decode_greedy(lm, Choice("paged", block_size=2), prompts, 5).tolist() == ids[:, 6:].tolist()
-
-
-def test_token_agreement_is_fraction_of_positions():
-    agreement = token_agreement([[1, 2, 3], [1], [], [4, 5]], [[1, 9, 3, 7], [1], [], [5, 4]])
-    assert agreement == [0.5, 1.0, 1.0, 0.0]

@@ -30,10 +30,3 @@ def test_norms_and_cosines_match_reference(scale, factor):
         for p in positions
     ]
     assert result.cosine == pytest.approx(sum(cosines) / len(cosines), rel=1e-4)
-
-
-def test_unscaled_rows_are_as_large_as_learned_positions():
-    result = embedding.measure_inputs(256, 1, position="learned", scale_embedding=False)
-    assert result.ratio == pytest.approx(1, abs=0.05)
-    scaled_result = embedding.measure_inputs(256, 1, position="learned", scale_embedding=True)
-    assert scaled_result.ratio == pytest.approx(16 * result.ratio, rel=1e-4)

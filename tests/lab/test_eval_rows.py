@@ -5,7 +5,7 @@ from polyhead.lab.test_model import ModelUnderTest
 
 
 def test_windows_of_text_are_consecutive():
-    run = make_run(lines=TEXT.splitlines())
+    run = make_run(lines=tuple(TEXT.splitlines()))
     (ids,) = run.tokenizer.encode([TEXT])
     rows = make_eval_rows(ModelUnderTest(run, "it", [TEXT], []), 3, 8)
     assert rows.input_ids.tolist() == [ids[i : i + 8] for i in (0, 9, 18)]

@@ -1,5 +1,3 @@
-"""The numbers of the experiment on scaling against closed forms and autograd."""
-
 import math
 
 import pytest

@@ -45,10 +45,13 @@ def test_tokens_per_step_of_schedules():
     assert serve(SCHEDULE_RESERVED, 7) == TOTAL / count_steps(2)
     assert serve(SCHEDULE_PAGES, 7, memory._replace(rows=7)) == TOTAL / 9  # all in parallel
     assert serve(SCHEDULE_RESERVED, 7) < serve(SCHEDULE_PAGES, 7) <= TOTAL / 9
-
-
-def test_pages_have_no_more_slots_than_rows():
-    for rows, longest in ((3, 11), (8, 256)):
+    result = time_serving(model, REQUESTS, 2, 2)
+    assert result.tokens == TOTAL
+    assert set(result.seconds) == {SCHEDULE_BATCHES, SCHEDULE_RESERVED, SCHEDULE_PAGES}
+    assert result.rows[SCHEDULE_BATCHES] == IN_BATCHES
+    assert result.rows[SCHEDULE_RESERVED] == TOTAL / count_steps(2) < result.rows[SCHEDULE_PAGES]
+    assert all(len(seconds) == 2 for seconds in result.seconds.values())
+    for rows, longest in ((3, 11), (8, 256)):  # pages have no more slots than rows
         memory = make_memory_budget([ServeRequest([3], longest - 1), ServeRequest([3], 3)], rows)
         n_slots = memory.n_blocks * memory.block_size
         assert rows * longest - memory.block_size < n_slots <= rows * longest
@@ -67,13 +70,3 @@ def test_requests_complete_lines_or_targets():
     requests = make_requests(ModelUnderTest(translator, "it", SENTENCES[:2], SENTENCES[1:]), 3, 48)
     for request, target in zip(requests, translator.tokenizer.encode(SENTENCES[1:]), strict=True):
         assert (request.prompt, request.new_tokens) == ([translator.tokenizer.bos_id], len(target) + 1)
-
-
-def test_every_schedule_serves_all_tokens():
-    result = time_serving(make_run().model, REQUESTS, 2, 2)
-    assert result.tokens == TOTAL
-    assert set(result.seconds) == {SCHEDULE_BATCHES, SCHEDULE_RESERVED, SCHEDULE_PAGES}
-    assert result.rows[SCHEDULE_BATCHES] == IN_BATCHES
-    assert result.rows[SCHEDULE_RESERVED] == TOTAL / count_steps(2)
-    assert result.rows[SCHEDULE_PAGES] > result.rows[SCHEDULE_RESERVED]
-    assert all(len(seconds) == 2 for seconds in result.seconds.values())

@@ -10,7 +10,7 @@ TRAIN = [" ".join([word] * n) for word, n in COUNTS.items()]
 HELD_OUT = ["the the cat", "sat mat zebra"]
 
 
-def test_unmerged_words_are_their_characters():
+def test_words_are_characters_or_one_token():
     fit = tokens.fit_vocabulary(TRAIN, HELD_OUT, tokens.N_BASE_TOKENS)
     assert fit.tokens_per_word == pytest.approx((11 + 13) / 6)  # characters over words
     frequencies = ("once", "2 to 9 times", "10 to 99 times", "100 times or more")
@@ -18,9 +18,6 @@ def test_unmerged_words_are_their_characters():
     assert set(fit.single_token.values()) == {0}
     assert (fit.new_words, fit.lost_words, fit.unknown_words) == (1, 0, pytest.approx(1 / 6))
     assert fit.rare_tokens == 0
-
-
-def test_frequent_word_is_one_token():
     # pairs are merged if they occur twice: "the" at the start and after a space, "cat" and " cat", ...
     fit = tokens.fit_vocabulary(TRAIN, HELD_OUT, 300)
     assert fit.single_token["100 times or more"] == fit.single_token["10 to 99 times"] == 1
@@ -29,15 +26,13 @@ def test_frequent_word_is_one_token():
     assert fit.lost_words == 0
 
 
-def test_words_beyond_word_list_are_unknown():
+def test_unknown_words_and_rare_tokens():
     names = [f"w{a}{b}" for a in "abcdefghijklmnopqrst" for b in "abcdefghijklmnopqrst"]
     train = [" ".join(names), *TRAIN, *TRAIN]  # the four of TRAIN are more frequent and come first
     last = 270 - len(COUNTS)
     fit = tokens.fit_vocabulary(train, [*HELD_OUT, f"{names[last - 1]} {names[last]}"], 270)
     assert fit.unknown_words == pytest.approx(2 / 8)  # zebra, and the first one beyond the list
-
-
-def test_rare_tokens_occur_less_than_100_times():
+    # rare tokens occur less than 100 times
     tokenizer = train_tokenizer(TRAIN, Choice("bpe"), 300)
     text = " the" * 99 + " cat" * 100
     assert len({tokenizer.token_to_id(name) for name in ("Ġthe", "Ġcat")}) == 2
@@ -45,16 +40,14 @@ def test_rare_tokens_occur_less_than_100_times():
     assert tokens.measure_rare_tokens(tokenizer, [text]) == pytest.approx((n_merged - 1) / n_merged)
 
 
-def test_docstrings_are_extracted():
+def test_docstrings_are_extracted_and_split():
     function = '    def f(self):\n        """Function."""\n'
     source = f'"""Module."""\nx = "no"\nclass A:\n    """Class."""\n{function}'
     assert list(tokens.find_docstrings(source)) == ["Module.", "Class.", "Function."]
     texts = tokens.read_docstrings()
     assert all(texts)
     assert any(text.startswith(tokens.__doc__) for text in texts)
-
-
-def test_tenth_of_documents_is_validation():
+    # a tenth of the documents is validation
     documents = [str(n) for n in range(40)]
     train, held_out = tokens.hold_out_documents(documents, 3)
     assert (len(train), len(held_out)) == (36, 4)

@@ -1,5 +1,3 @@
-"""Two trained runs, for the pages of runs."""
-
 import pytest
 from tests.train.task_runs import task_recipe, write_texts
 
@@ -8,7 +6,6 @@ from polyhead.train.run_training import run_training
 
 @pytest.fixture(scope="session")
 def runs_dir(tmp_path_factory):
-    """Two trainings that differ in their learning rate: slow and quick."""
     directory = tmp_path_factory.mktemp("runs")
     write_texts(directory)
     for name, lr in (("slow", 1e-3), ("quick", 1e-2)):

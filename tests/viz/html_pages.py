@@ -1,5 +1,3 @@
-"""Strict parsing of pages."""
-
 import json
 from html.parser import HTMLParser
 
@@ -40,7 +38,6 @@ class Page(HTMLParser):
         return "".join(text for tag, text in self.texts if tag not in RAW)
 
     def data(self):
-        """The embedded JSON, in order."""
         types = [attributes.get("type") for attributes in self.all("script")]
         scripts = [text for tag, text in self.texts if tag == "script"]
         pairs = zip(types, scripts, strict=True)

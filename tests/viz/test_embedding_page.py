@@ -22,19 +22,12 @@ SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 24}
 
 @pytest.fixture
 def save_run(tmp_path):
-    """Save an untrained translator with a recipe of these texts; its directory."""
-
     def save_one(tie):
         for name, lines in TEXTS.items():
             (tmp_path / name).write_text("\n".join(lines) + "\n")
         tokenizer = train_tokenizer([*TEXTS["de"], *TEXTS["en"]], Choice("bpe"), 320)
-        data = {
-            "root": tmp_path,
-            "train": [*TEXTS],
-            "valid": [*TEXTS],
-            "source_lang": "de",
-            "target_lang": "en",
-        }
+        data = {"root": tmp_path, "train": [*TEXTS], "valid": [*TEXTS]}
+        data |= {"source_lang": "de", "target_lang": "en"}
         model = {**SIZES, "position": "t5", "tie_embeddings": tie}
         recipe = Recipe.model_validate({"data": data, "model": model, "train": {"steps": 1}})
         model = build(recipe.model.with_vocabulary(tokenizer.vocab_size), seed=0)
@@ -45,8 +38,7 @@ def save_run(tmp_path):
 
 
 def read_clouds(path):
-    (clouds,) = [data for data in Page(path.read_text()).data() if isinstance(data, dict) and "near" in data]
-    return clouds
+    return next(data for data in Page(path.read_text()).data() if "near" in data)
 
 
 def count_tokens(tokenizer, lines):
@@ -96,7 +88,5 @@ def test_embedding_width_may_differ_from_model(tmp_path):
     assert main(["visualize", str(tmp_path), "--tokens", "12", "--positions", "5"]) == 0
     html = (tmp_path / "draw.html").read_text()
     assert "from 6 features to two" in html
-    matrices = [
-        data for data in Page(html).data() if isinstance(data, dict) and data.get("column") == "feature"
-    ]
-    assert [matrix["columns"] for matrix in matrices] == [6]
+    matrices = [data for data in Page(html).data() if "column" in data]
+    assert [matrix["columns"] for matrix in matrices if matrix["column"] == "feature"] == [6]

@@ -1,5 +1,3 @@
-"""The document around every page: its language, and the translations of the texts of its script."""
-
 import json
 import re
 

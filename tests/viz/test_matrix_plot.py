@@ -1,5 +1,3 @@
-"""A picture shows every number of its matrix, at its position and in its color."""
-
 import base64
 import json
 import re
@@ -56,6 +54,8 @@ def test_opacity_is_fraction_of_largest_number():
     for name, expected in (("plus", np.maximum(VALUES, 0)), ("minus", np.maximum(-VALUES, 0))):
         np.testing.assert_allclose(masks[name] / 255 * largest, expected, atol=largest / 120)
     assert set(read_masks(matrix_figure(Matrix("t", abs(VALUES))))) == {"plus"}
+    figures = [matrix_figure(Matrix(*args)) for args in (("a", VALUES), ("b", VALUES), ("a", -VALUES))]
+    assert len({name for html in figures for name in re.findall(r'mask id="(\w+)"', html)}) == 6
 
 
 def test_script_has_same_numbers():
@@ -75,11 +75,6 @@ def test_ticks_are_at_centers_of_cells():
     assert (width, height) == (110, 70)
     assert round_ticks(3, 3, 200) == [3]
     assert all(0 <= v <= 4 for v in round_ticks(0, 4, 1000))
-
-
-def test_figures_have_distinct_mask_ids():
-    figures = [matrix_figure(Matrix(*args)) for args in (("a", VALUES), ("b", VALUES), ("a", -VALUES))]
-    assert len({name for html in figures for name in re.findall(r'mask id="(\w+)"', html)}) == 6
 
 
 @pytest.mark.parametrize(

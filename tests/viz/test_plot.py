@@ -5,16 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from polyhead.viz.plot import (
-    Curve,
-    Scale,
-    downsample,
-    format_number,
-    line_chart,
-    linear_ticks,
-    log_ticks,
-    power_ticks,
-)
+from polyhead.viz import plot
 
 
 def path_points(svg):
@@ -23,7 +14,6 @@ def path_points(svg):
 
 
 def list_ticks(svg, anchor, attribute):
-    """Position of each tick by its value."""
     texts = [e for e in ElementTree.fromstring(svg).iter("text") if e.get("class") == f"tick {anchor}"]
     return {float(e.text.replace(",", "")): float(e.get(attribute)) for e in texts}
 
@@ -33,10 +23,10 @@ def is_log(svg, axis="data-y"):
 
 
 def test_scales():
-    scale = Scale(10, 20, 100, 300)
+    scale = plot.Scale(10, 20, 100, 300)
     assert [scale.to_pixel(v) for v in (10, 15, 20)] == [100, 200, 300]
-    assert Scale(0, 4, 300, 100).to_pixel(1) == 250  # y grows downward on a screen
-    scale = Scale(1, 100, 0, 200, is_log=True)
+    assert plot.Scale(0, 4, 300, 100).to_pixel(1) == 250  # y grows downward on a screen
+    scale = plot.Scale(1, 100, 0, 200, is_log=True)
     assert [round(scale.to_pixel(v), 9) for v in (1, 10, 100)] == [0, 100, 200]
 
 
@@ -51,29 +41,26 @@ def test_scales():
     ],
 )
 def test_linear_ticks_are_round_and_enclose_values(low, high, expected):
-    assert linear_ticks(low, high, 6) == pytest.approx(expected)
+    assert plot.linear_ticks(low, high, 6) == pytest.approx(expected)
 
 
-def test_ticks_of_constant_enclose_it():
+def test_ticks_of_constants_and_logarithms_enclose_values():
     for value in (0.0, 5.0, -2.5):
-        ticks = linear_ticks(value, value)
+        ticks = plot.linear_ticks(value, value)
         assert ticks[0] < value < ticks[-1]
-
-
-def test_logarithmic_ticks_enclose_values():
-    assert log_ticks(0.03, 8) == [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10]
-    assert power_ticks(0.03, 8) == [0.01, 0.1, 1, 10]
-    assert power_ticks(1e-7, 1e-3) == [1e-7, 1e-6, 1e-5, 1e-4, 1e-3]
-    assert power_ticks(0.1, 0.1) == [0.1, 1]
+    assert plot.log_ticks(0.03, 8) == [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10]
+    assert plot.power_ticks(0.03, 8) == [0.01, 0.1, 1, 10]
+    assert plot.power_ticks(1e-7, 1e-3) == [1e-7, 1e-6, 1e-5, 1e-4, 1e-3]
+    assert plot.power_ticks(0.1, 0.1) == [0.1, 1]
     # 21 ticks of 1, 2 and 5 would not fit
-    svg = line_chart([Curve("a", [(0, 1e-7), (1, 0.5)])], "x", "y", 380, 260)
+    svg = plot.line_chart([plot.Curve("a", [(0, 1e-7), (1, 0.5)])], "x", "y", 380, 260)
     labels = re.findall(r'tick end"[^>]*>([^<]*)<', svg)
     assert labels == ["1e-07", "1e-06", "1e-05", "0.0001", "0.001", "0.01", "0.1", "1"]
 
 
 def test_points_are_at_values_of_axes():
     points = [(0.0, 6.0), (250.0, 3.0), (1000.0, 1.0)]
-    svg = line_chart([Curve("training", points)], "step", "loss", 800, 300)
+    svg = plot.line_chart([plot.Curve("training", points)], "step", "loss", 800, 300)
     (pixels,) = path_points(svg)
 
     def interpolate(value, ticks):
@@ -84,19 +71,15 @@ def test_points_are_at_values_of_axes():
     # the base line of a label is 4 below its grid line
     expected = [(interpolate(x, x_ticks), interpolate(y, y_ticks) - 4) for x, y in points]
     assert pixels == [pytest.approx(point, abs=0.2) for point in expected]
-
-
-def test_script_has_scales_of_chart():
-    points = [(0, 1.0), (100, 2.0)]
-    svg = line_chart([Curve("a", points)], "step", "loss", 800, 300)
+    # the script has the same scales
     root = ElementTree.fromstring(svg)
-    x, y = (Scale(*map(float, root.get(name).split()[:4])) for name in ("data-x", "data-y"))
-    assert path_points(svg) == [[(round(x.to_pixel(a), 1), round(y.to_pixel(b), 1)) for a, b in points]]
+    x, y = (plot.Scale(*map(float, root.get(name).split()[:4])) for name in ("data-x", "data-y"))
+    assert pixels == [(round(x.to_pixel(a), 1), round(y.to_pixel(b), 1)) for a, b in points]
 
 
 def test_logarithmic_x_axis_has_equal_steps_for_doubling():
     def draw(points, width=800):
-        return line_chart([Curve("a", points)], "N", "ms", width, 300, log_x=True)
+        return plot.line_chart([plot.Curve("a", points)], "N", "ms", width, 300, log_x=True)
 
     points = [(float(2**i), float(i)) for i in range(2, 11)]
     svg = draw(points)
@@ -110,33 +93,27 @@ def test_logarithmic_x_axis_has_equal_steps_for_doubling():
     assert 'data-x="4 1024 ' in svg and is_log(svg, "data-x")
 
 
-def test_every_point_is_inside_frame():
-    curve = Curve("a", [(i, 5 * math.sin(i / 9) + i / 100) for i in range(300)])
-    ((*pixels,),) = path_points(line_chart([curve], "step", "value", 700, 300))
+def test_curves_are_within_frame_and_names_escaped():
+    curve = plot.Curve("a", [(i, 5 * math.sin(i / 9) + i / 100) for i in range(300)])
+    ((*pixels,),) = path_points(plot.line_chart([curve], "step", "value", 700, 300))
     assert all(0 <= x <= 700 and 0 <= y <= 300 for x, y in pixels)
-
-
-def test_steep_curve_is_logarithmic_unless_from_zero():
-    curves = [Curve("training", [(0, 8.0), (1, 0.08)])]
-    assert is_log(line_chart(curves, "step", "loss"))
-    assert not is_log(line_chart(curves, "step", "loss", from_zero=True))
-
-
-def test_single_point_is_circle_and_names_are_escaped():
-    svg = line_chart([Curve("a", [(7, 3.0)])], "step", "loss")
+    steep = [plot.Curve("training", [(0, 8.0), (1, 0.08)])]
+    assert is_log(plot.line_chart(steep, "step", "loss"))
+    assert not is_log(plot.line_chart(steep, "step", "loss", from_zero=True))
+    svg = plot.line_chart([plot.Curve("a", [(7, 3.0)])], "step", "loss")
     assert len(re.findall("<circle", svg)) == 1 and "nan" not in svg
-    svg = line_chart([Curve("<b>", [(0, 1.0), (1, 2.0)])], "<i>", 'a"b')
+    svg = plot.line_chart([plot.Curve("<b>", [(0, 1.0), (1, 2.0)])], "<i>", 'a"b')
     assert "<b>" not in svg and "<i>" not in svg
     ElementTree.fromstring(svg)
 
 
 def test_downsample_averages_and_drops_non_finite():
-    assert downsample([(0, 1.0), (1, float("nan")), (2, 3.0), (3, float("inf"))]) == [(0, 1.0), (2, 3.0)]
-    points = downsample([(i, float(i)) for i in range(1000)], max_points=10)
+    assert plot.downsample([(0, 1.0), (1, float("nan")), (2, 3.0), (3, float("inf"))]) == [(0, 1.0), (2, 3.0)]
+    points = plot.downsample([(i, float(i)) for i in range(1000)], max_points=10)
     assert points[0] == (49.5, 49.5) and len(points) == 10
 
 
 def test_format_number():
     values = [12000, 12000.4, 0, 0.03121, 97.34, 3e-5, 2.0]
     expected = ["12,000", "12,000", "0", "0.0312", "97.3", "3e-05", "2"]
-    assert [format_number(value) for value in values] == expected
+    assert [plot.format_number(value) for value in values] == expected

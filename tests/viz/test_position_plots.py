@@ -1,5 +1,3 @@
-"""The plots of a position scheme against its equation."""
-
 import math
 
 import pytest
@@ -17,7 +15,6 @@ SHAPE = AttentionShape.from_sizes(16, 2, max_len=20)
 
 
 def plot(name, causal=False):
-    """A scheme, and its plots."""
     torch.manual_seed(0)
     shape = SHAPE._replace(causal=causal)
     scheme = POSITION.build(POSITION.check(Choice(name)), shape)

@@ -24,11 +24,8 @@ def list_strings(nodes):
 
 
 def find_literals(path, function):
-    """The first argument of every call of this function, where it is a literal."""
-    calls = [
-        call for call in list_calls(path) if isinstance(call.func, ast.Name) and call.func.id == function
-    ]
-    return list_strings(call.args[0] for call in calls if call.args)
+    calls = [call for call in list_calls(path) if call.args and isinstance(call.func, ast.Name)]
+    return list_strings(call.args[0] for call in calls if call.func.id == function)
 
 
 def test_every_text_is_in_chinese_catalog():
@@ -40,9 +37,8 @@ def test_every_text_is_in_chinese_catalog():
         for call in list_calls(module):
             options = {word.arg: word.value for word in call.keywords}
             columns = options.get("columns")
-            texts |= list_strings(
-                [options.get("about"), *(columns.elts if isinstance(columns, ast.Tuple) else ())]
-            )
+            columns = columns.elts if isinstance(columns, ast.Tuple) else []
+            texts |= list_strings([options.get("about"), *columns])
     assert len(texts) > 80
     assert texts - load_catalog("zh").keys() == set()
 

@@ -9,7 +9,6 @@ from polyhead.viz.run_record import read_metrics
 
 
 def test_old_and_non_finite_metrics_are_read(runs_dir, tmp_path):
-    """Runs from before ``nll`` was logged have none."""
     rows = read_metrics(runs_dir / "slow/metrics.jsonl")
     for row in rows:
         row.pop("nll", None)
@@ -19,7 +18,4 @@ def test_old_and_non_finite_metrics_are_read(runs_dir, tmp_path):
     train_curve = Page((tmp_path / "report.html").read_text()).data()[0][0]
     expected = [math.log(row["ppl"]) for row in rows[1:] if row["split"] == "train"]
     assert [y for _, y in train_curve] == pytest.approx(expected, rel=1e-3)
-
-
-def test_missing_metrics_are_empty(tmp_path):
     assert read_metrics(tmp_path / "none") == []

@@ -42,9 +42,7 @@ def test_labels_overlap_neither_points_nor_labels():
         assert max(left - x, x - right, top - y, y - bottom) <= 4 * RADIUS
         assert label.text == NAMES[label.i]
     assert len(place_labels(pixels, NAMES, SIZE, max_labels=3)) == 3
-
-
-def test_first_labels_take_available_space():
+    # the first ones take the available space
     for x, names, expected in (
         (22.0, ["ab", "cd"], ["ab", "cd"]),  # right and left of the dot
         (12.0, ["abc", "de"], ["abc"]),

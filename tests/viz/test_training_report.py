@@ -1,5 +1,3 @@
-"""Pages of a training are parsed strictly, and need no network."""
-
 import base64
 import hashlib
 import math
@@ -7,6 +5,7 @@ import re
 import runpy
 import shutil
 import subprocess
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,9 +25,8 @@ HOSTILE = [SCRIPT, "</script>", IMAGE, "&amp;", "'<!--", "星期五"]
 def make_metrics(n=30):
     rows = []
     for i in range(1, n + 1):
-        rows.append(
-            {"step": 10 * i, "split": "train", "loss": 6 / i, "lr": i / 1000, "tokens_per_s": 9000 + i}
-        )
+        row = {"step": 10 * i, "split": "train", "loss": 6 / i}
+        rows.append(row | {"lr": i / 1000, "tokens_per_s": 9000 + i})
         if i % 10 == 0:
             rows.append({"step": 10 * i, "split": "valid", "loss": 7 / i, "bleu": 3.0 * i})
     return rows
@@ -40,11 +38,9 @@ def make_uniform(n_layers, n_heads, t, s):
 
 @pytest.fixture
 def html(tmp_path):
-    """A report with hostile texts everywhere."""
     maps = [AttentionMap(HOSTILE, HOSTILE[:3], make_uniform(2, 3, 3, 6), "</script><b>")] * 2
-    examples = [
-        {"source": a, "output": b, "reference": c} for a in HOSTILE for b in HOSTILE for c in HOSTILE[:2]
-    ]
+    texts = product(HOSTILE, HOSTILE, HOSTILE[:2])
+    examples = [dict(zip(("source", "output", "reference"), row, strict=True)) for row in texts]
     facts = {"BLEU": 97.34, "Parameters": 1038336, "<script>": "</dd><script>", "recipe": {"<i>": "<b>" * 20}}
     path = tmp_path / "a" / "report.html"
     return write_report(path, SCRIPT, facts, make_metrics(), examples, maps, IMAGE).read_text()
@@ -61,17 +57,13 @@ def test_page_is_well_formed_with_facts_and_data(html):
     ]
 
 
-def test_page_makes_no_requests(html):
+def test_page_makes_no_requests_and_runs_own_script(html):
     page = Page(html)
     urls = set(re.findall(r"[a-z]+://[^\s\"'<>`;)]*", html))
     assert urls == {"http://www.w3.org/2000/svg"}  # a namespace
     assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|import\(", html)
     assert [a.get("href") for a in page.all("link")] == ["data:,"]
     assert not any("src" in attributes for _, attributes in page.elements)
-
-
-def test_only_own_script_runs_among_hostile_texts(html):
-    page = Page(html)
     assert [a.get("type") for a in page.all("script")].count(None) == 1
     assert not page.all("img") and not page.all("i")
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
