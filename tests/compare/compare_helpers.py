@@ -1,5 +1,3 @@
-"""Texts and recipes so small that a trial takes a fraction of a second, and comparisons of them."""
-
 import json
 from pathlib import Path
 
@@ -18,27 +16,22 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.loggers import Reporters
 
 WORDS = {"ein": "a", "zwei": "two", "hund": "dog", "katze": "cat", "rot": "red", "und": "and", "hier": "here"}
-TOY_RECIPE = """
-data: {train: [train.de, train.en], valid: [valid.de, valid.en], test: [test.de, test.en], target_lang: en}
-tokenizer: {vocab_size: 280}
-model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: 32, position: learned}
-train: {steps: 24, max_tokens: 48, lr: 1e-2, precision: fp32, schedule: {name: inverse_sqrt, warmup: 4}, threads: 1}
-generation: {beam_size: 1, max_length_ratio: 1.0, max_length_extra: 0}
-"""  # noqa: E501
-LM_RECIPE = """
-task: language-model
-data: {train: train.en, valid: valid.en, test: test.en, max_len: 8}
-tokenizer: {kind: char}
-model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: 12, position: learned}
-train: {steps: 24, max_tokens: 24, lr: 1e-2, precision: fp32, schedule: {name: inverse_sqrt, warmup: 1}, threads: 1}
-"""  # noqa: E501
+MODEL = "d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, position: learned"
+TRAIN = "lr: 1e-2, precision: fp32, threads: 1"
+TOY_RECIPE = f"""
+data: {{train: [train.de, train.en], valid: [valid.de, valid.en], test: [test.de, test.en], target_lang: en}}
+tokenizer: {{vocab_size: 280}}
+model: {{{MODEL}, max_len: 32}}
+train: {{steps: 24, max_tokens: 48, {TRAIN}, schedule: {{name: inverse_sqrt, warmup: 4}}}}
+generation: {{beam_size: 1, max_length_ratio: 1.0, max_length_extra: 0}}
+"""
 TASK_RECIPE = """
 task: %s
 data: {train: train.%s, valid: valid.%s, test: test.%s, %s}
 tokenizer: {kind: char}
-model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: %d, position: learned}
-train: {steps: 12, max_tokens: 96, lr: 1e-2, precision: fp32, schedule: {name: inverse_sqrt, warmup: 1}, threads: 1}
-"""  # noqa: E501
+model: {%s, max_len: %d}
+train: {steps: %d, max_tokens: %d, %s, schedule: {name: inverse_sqrt, warmup: 1}}
+"""
 # task -> extension of its files, settings of its data, max_len of its model
 OTHER_TASKS = {
     "chat": ("jsonl", "max_len: 80", 80),
@@ -52,9 +45,7 @@ def write_toy_files(directory):
     """Sentences of one to seven words, as translations, labeled texts and conversations, and the recipes."""
     rng = np.random.default_rng(3)
     for split, count in (("train", 30), ("valid", 12), ("test", 8)):
-        rows = [
-            [list(WORDS)[i] for i in rng.integers(0, len(WORDS), rng.integers(1, 8))] for _ in range(count)
-        ]
+        rows = [rng.choice(list(WORDS), rng.integers(1, 8)).tolist() for _ in range(count)]
         lines = [" ".join(WORDS[word] for word in row) for row in rows]
         labels = ["long" if len(line) > 14 else "cat" if "cat" in line else "other" for line in lines]
         turns = [(("user", line[:6]), ("assistant", line[6:12] or "!")) for line in lines]
@@ -67,10 +58,11 @@ def write_toy_files(directory):
         }.items():
             (directory / f"{split}.{extension}").write_text("".join(f"{line}\n" for line in content))
     (directory / "toy.yaml").write_text(TOY_RECIPE)
-    (directory / "lm.yaml").write_text(LM_RECIPE)
     for task, (extension, data, max_len) in OTHER_TASKS.items():
-        recipe = TASK_RECIPE % (task, *[extension] * 3, data, max_len)
+        recipe = TASK_RECIPE % (task, *[extension] * 3, data, MODEL, max_len, 12, 96, TRAIN)
         (directory / f"{task}.yaml").write_text(recipe)
+    recipe = TASK_RECIPE % ("language-model", *["en"] * 3, "max_len: 8", MODEL, 12, 24, 24, TRAIN)
+    (directory / "lm.yaml").write_text(recipe)
 
 
 def make_toy_plan(
@@ -81,7 +73,6 @@ def make_toy_plan(
 
 
 def compare(name, *options, budget="1steps"):
-    """Run a comparison of a recipe; its rows by the names of the designs."""
     assert main(["compare", f"{name}.yaml", *(["--budget", budget] if budget else []), *options]) == 0
     return read_rows(name)
 

@@ -1,5 +1,3 @@
-"""A directory with small texts and recipes, and trials that run in this process."""
-
 import os
 
 import pytest
@@ -14,7 +12,6 @@ from polyhead.train.report import RunReport
 
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
-    """A working directory with the texts and recipes of ``write_toy_files``."""
     write_toy_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # tests need no durable files
@@ -23,7 +20,6 @@ def workdir(tmp_path, monkeypatch):
 
 @pytest.fixture
 def plan(workdir):
-    """The plan of a comparison of the base alone."""
     return make_toy_plan(budget="600s", seeds=1, out=workdir / "out")
 
 

@@ -1,6 +1,3 @@
-"""Rows of a comparison, as results.py builds them."""
-
-
 def make_row(name, loss, **changes):
     row = {"name": name, "base": name == "base", "changes": [f"model.{name}"]}
     row |= {"status": "done", "message": "", "note": "", "recipe": "task: <translation>\n"}
@@ -24,7 +21,6 @@ def make_refused_row(name):
 
 
 def make_scored_rows(**bleu):
-    """Rows with these BLEU scores, against a baseline of 30."""
     baselines = {"bleu": {"value": 30.0, "guess": "copied source", "detail": ""}}
     return [
         make_row(name, 3.0 + i, bleu=value, learned=value > 30, baselines=baselines)

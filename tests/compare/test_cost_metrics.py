@@ -1,5 +1,3 @@
-"""Costs against closed forms, and dead units against models changed by hand."""
-
 from unittest.mock import Mock
 
 import numpy as np
@@ -26,7 +24,6 @@ def measure_dead(task):
 
 
 def capture_arguments(batch):
-    """The arguments that a batch calls a model with."""
     model = Mock(parameters=lambda: iter([torch.zeros(1)]))  # its weights are on the CPU
     batch.features(model)
     return model.features.call_args.args
@@ -94,6 +91,10 @@ def test_dead_units_ignore_padding(toy):
         layers[0].weight[0], layers[0].bias[0] = padding, -0.999 * padding @ padding
         assert layers[0](x)[pos >= 0][:, 0].max() < 0
     assert measure_dead(toy) == pytest.approx(8 / 64)
+    for stack in (toy.model.encoder, toy.model.decoder):
+        for layer in stack.layers:
+            layer.ffn = nn.Identity()
+    assert measure_dead(toy) is None
 
 
 @pytest.mark.usefixtures("workdir")
@@ -111,13 +112,6 @@ def test_experts_count_their_tokens_without_padding():
     assert len(layers) == 4 and measure_dead(moe) == 0
     kill_units(layers, (5, 3, 0, 1))
     assert measure_dead(moe) == pytest.approx(9 / 128)
-
-
-def test_model_without_feed_forward_has_no_dead_units(toy):
-    for stack in (toy.model.encoder, toy.model.decoder):
-        for layer in stack.layers:
-            layer.ffn = nn.Identity()
-    assert measure_dead(toy) is None
 
 
 @pytest.mark.usefixtures("workdir")

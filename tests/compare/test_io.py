@@ -9,12 +9,8 @@ from polyhead.core.errors import UserError
 
 def test_non_finite_numbers_are_written_as_null(tmp_path):
     file = tmp_path / "cells" / "base" / "result.json"
-    value = {
-        "loss": math.nan,
-        "costs": [1.5, math.inf, {"p": (-math.inf, 2)}],
-        "learned": True,
-        "name": "größer",
-    }
+    value = {"loss": math.nan, "costs": [1.5, math.inf, {"p": (-math.inf, 2)}], "learned": True}
+    value["name"] = "größer"
     write_json_file(file, value)
     expected = {"loss": None, "costs": [1.5, None, {"p": [None, 2]}], "learned": True, "name": "größer"}
     assert json.loads(file.read_text(encoding="utf-8"), parse_constant=pytest.fail) == expected

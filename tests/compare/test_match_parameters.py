@@ -9,7 +9,6 @@ pytestmark = pytest.mark.usefixtures("workdir")
 
 
 def match_one(change, count):
-    """The design of a change after parameters are matched by this count."""
     return match_parameters(make_toy_plan(designs=(DesignSpec("x", (change,)),)), count).designs[1]
 
 
@@ -73,8 +72,9 @@ NOT_MATCHED = (
 )
 def test_small_d_ff_has_note_or_no_match(rest, d_ff, note):
     """Parameters are 2 d_ff, and 36 of the base or ``rest`` of the design."""
-    design = match_one(
-        "model.d_ff=64",
-        lambda recipe: (36 if recipe.model.d_ff == 32 else rest) + 2 * (recipe.model.d_ff or 0),
-    )
+
+    def count(recipe):
+        return (36 if recipe.model.d_ff == 32 else rest) + 2 * recipe.model.d_ff
+
+    design = match_one("model.d_ff=64", count)
     assert (design.recipe.model.d_ff, design.note) == (d_ff, note)

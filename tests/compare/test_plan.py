@@ -23,10 +23,9 @@ def test_base_is_first_and_equal_designs_are_merged():
     duplicate = DesignSpec("also rmsnorm", ("model.norm={name: rmsnorm}",))
     plan = make_toy_plan(NORM, NORM_FIRST, designs=(duplicate,), changes=("model.d_ff=64",))
     assert list_names(plan) == ["base", "norm=rmsnorm", "norm_first=true"]
-    recipe = [
-        load_recipe("toy.yaml", ["model.d_ff=64", *c, "out=runs/run"]) for c in ([], ["model.norm=rmsnorm"])
-    ]
-    assert [design.recipe for design in plan.designs[:2]] == recipe
+    changes = ["model.d_ff=64", "out=runs/run"]
+    recipes = [load_recipe("toy.yaml", [*changes, *c]) for c in ([], ["model.norm=rmsnorm"])]
+    assert [design.recipe for design in plan.designs[:2]] == recipes
     assert (plan.seeds, plan.out) == ((1, 2), Path("runs/compare-toy"))
     assert Design("base", (), None).is_base
     assert not Design("x", ("model.d_ff=8",), None).is_base
@@ -55,9 +54,7 @@ def test_grid_has_every_combination_once():
     names = ["base", "norm_first=true", "norm=rmsnorm norm_first=true", "norm=rmsnorm"]
     assert list_names(plan) == names
     assert len({str(design.recipe) for design in plan.designs}) == 4
-
-
-def test_invalid_combination_is_row_with_reason():
+    # an invalid one is a row with its reason
     base, invalid = make_toy_plan(Axis("model.n_heads", ("2", "3"))).designs
     assert (base.name, invalid.name, invalid.recipe) == ("base", "n_heads=3", None)
     message = "model: d_model (16) must be divisible by n_heads (3); the nearest is 15"
@@ -73,12 +70,9 @@ def test_invalid_combination_is_row_with_reason():
         ("d_ff", "[1", "d_ff=.1: line 1, column 1: unclosed bracket"),
     ],
 )
-def test_invalid_value_is_an_error(key, value, message):
+def test_invalid_value_or_name_is_an_error(key, value, message):
     with pytest.raises(UserError, match=message):
         make_toy_plan(Axis(f"model.{key}", (value,)))
-
-
-def test_duplicate_design_name_is_an_error():
     designs = (DesignSpec("x", ("model.d_ff=8",)), DesignSpec("x", ("model.d_ff=16",)))
     with pytest.raises(UserError, match="two designs are named 'x'"):
         make_toy_plan(designs=designs)

@@ -1,5 +1,3 @@
-"""Complete comparisons, with their trials in this process."""
-
 import csv
 import json
 from contextlib import nullcontext
@@ -7,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.cli.cli_helpers import cli as cli
 from tests.compare.compare_helpers import compare, read_rows
 
 from polyhead.checkpoint.checkpoint import list_steps
@@ -15,22 +14,11 @@ from polyhead.compare import run
 from polyhead.compare.budget import Budget
 from polyhead.evaluate.translation_metrics import bleu, chrf
 from polyhead.run.load import load
+from polyhead.viz.run_record import read_metrics
 
 COMMAND = ["compare", "toy.yaml", "--budget", "2steps", "--vary", "norm=layernorm,rmsnorm"]
 OUT = Path("runs/compare-toy")
 CELL = "cells/norm=rmsnorm.s1"
-
-
-@pytest.fixture
-def expect_error(capsys):
-    """Run the command, which fails with this message."""
-
-    def run_command(*arguments, message):
-        capsys.readouterr()
-        assert main(list(arguments)) == 2
-        assert message in capsys.readouterr().err
-
-    return run_command
 
 
 @pytest.mark.usefixtures("no_baselines")
@@ -59,10 +47,10 @@ def test_rows_match_saved_runs(run_trials, capsys):
     assert [point[0] for point in row["curves"][0]] == [1, 2]
     assert rows["base"]["loss_p"] is None and 0 < row["loss_p"] <= 1
     assert "norm=rmsnorm" in out and "-> base" in out
-    with (OUT / "compare.csv").open() as file:
-        losses = {line["name"]: float(line["loss"]) for line in csv.DictReader(file)}
-    assert losses == {name: row["loss"] for name, row in rows.items()}
-    assert (OUT / "compare.html").is_file()
+    lines = csv.DictReader((OUT / "compare.csv").read_text().splitlines())
+    assert {line["name"]: float(line["loss"]) for line in lines} == {
+        n: row["loss"] for n, row in rows.items()
+    }
 
 
 def test_finished_trials_are_reused_for_more_rows(run_trials):
@@ -91,22 +79,21 @@ def test_remaining_time_reads_every_result_once(monkeypatch):
 
 
 @pytest.mark.usefixtures("run_trials")
-def test_directory_of_another_comparison_is_an_error(workdir, expect_error):
+def test_directory_of_another_comparison_is_an_error(workdir, cli):
     design = ("--design", "x: d_ff=8")
     compare("toy", *design)
     command = ["compare", "toy.yaml", "--budget", "1steps"]
     for changes, message in [
         (["--budget", "9steps"], "budget differs; choose another directory with --out"),
-        (["train.lr=1e-3"], "train.lr differs; choose"),
         (["model.d_ff=8", "train.clip_norm=2"], "model.d_ff, train.clip_norm differ; choose"),
         (["--match", "params"], "match differs; choose"),
     ]:
-        message = f"polyhead: runs/compare-toy has another comparison: {message}"
-        expect_error(*command, *changes, message=message)
+        message = f"runs/compare-toy has another comparison: {message}"
+        assert cli.error(*command, *changes).startswith(message)
     message = "cells/x.s1 was created for another design named 'x'"
-    expect_error(*command, "--design", "x: d_ff=16", message=message)
+    assert message in cli.error(*command, "--design", "x: d_ff=16")
     (workdir / "valid.en").write_text((workdir / "valid.en").read_text().replace("dog", "hound"))
-    expect_error(*command, *design, message="has another comparison: text differs")
+    assert "has another comparison: text differs" in cli.error(*command, *design)
 
 
 @pytest.mark.slow
@@ -118,9 +105,8 @@ def test_interrupted_comparison_resumes_with_equal_weights(run_trials, monkeypat
         if "rmsnorm" not in str(directory):
             return run_here(directory, stop)
         with monkeypatch.context() as patch:
-            patch.setattr(
-                "polyhead.train.run_training.stop_on_signal", lambda report: nullcontext(lambda: True)
-            )
+            stopped = nullcontext(lambda: True)
+            patch.setattr("polyhead.train.run_training.stop_on_signal", lambda report: stopped)
             assert run_here(directory, stop) == 0
         stop.is_requested = True
         return 130
@@ -133,13 +119,10 @@ def test_interrupted_comparison_resumes_with_equal_weights(run_trials, monkeypat
     assert list_steps(OUT / CELL / "checkpoints") == [1]
     monkeypatch.setattr(run, "run_subprocess", run_here)
     assert main(COMMAND) == 0
-    weights, losses = [], []
-    for directory in (OUT, Path("runs/whole")):
-        weights.append((directory / CELL / "model.safetensors").read_bytes())
-        rows = (directory / CELL / "metrics.jsonl").read_text().splitlines()
-        losses.append([json.loads(row).get("loss") for row in rows])
-    assert weights[0] == weights[1]
-    assert losses[0] == losses[1]
+    resumed, whole = OUT / CELL, Path("runs/whole") / CELL
+    assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    resumed_rows, rows = (read_metrics(directory / "metrics.jsonl") for directory in (resumed, whole))
+    assert [row.get("loss") for row in resumed_rows] == [row.get("loss") for row in rows]
 
 
 def test_all_seeds_train_equally_many_steps(run_trials, monkeypatch):
@@ -152,34 +135,28 @@ def test_all_seeds_train_equally_many_steps(run_trials, monkeypatch):
 
 def test_plan_option_shows_designs_without_training(run_trials, capsys):
     assert main([*COMMAND, "train.schedule.warmup=0", "--plan", "--vary", "n_heads=3"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [
-        "3 designs, 1 seed each, 2 steps, to runs/compare-toy",
-        "  base",
-        "  norm=rmsnorm  model.norm=rmsnorm",
-    ]
-    assert lines[3].startswith("  n_heads=3     cannot be built: model: d_model (16) must be divisible by")
-    assert run_trials == [] and len(lines) == 4
+    first, *designs = capsys.readouterr().out.splitlines()
+    assert first == "3 designs, 1 seed each, 2 steps, to runs/compare-toy"
+    assert designs[:2] == ["  base", "  norm=rmsnorm  model.norm=rmsnorm"]
+    assert designs[2].startswith("  n_heads=3     cannot be built: model: d_model (16) must be divisible by")
+    assert run_trials == [] and len(designs) == 3
 
 
 @pytest.mark.usefixtures("workdir")
-def test_run_directory_or_file_is_not_overwritten(expect_error):
+def test_run_directory_or_file_is_not_overwritten(cli):
     assert main(["train", "toy.yaml", "train.steps=1", "out=runs/mine"]) == 0
-    message = "polyhead: runs/mine is a run directory; choose another one with --out\n"
-    expect_error(*COMMAND, "--out", "runs/mine", message=message)
-    message = "polyhead: --out toy.yaml is a file; give a directory\n"
-    expect_error(*COMMAND, "--out", "toy.yaml", message=message)
+    message = "runs/mine is a run directory; choose another one with --out"
+    assert cli.error(*COMMAND, "--out", "runs/mine") == message
+    assert cli.error(*COMMAND, "--out", "toy.yaml") == "--out toy.yaml is a file; give a directory"
 
 
 def test_killed_trial_is_run_again(run_trials, monkeypatch):
-    run_here = run.run_subprocess
-    monkeypatch.setattr(
-        run, "run_subprocess", lambda path, stop: -9 if "rmsnorm" in str(path) else run_here(path, stop)
-    )
-    command = [*COMMAND[:3], "1steps", *COMMAND[4:]]
-    assert main(command) == 0
+    run_here, command = run.run_subprocess, [*COMMAND[:3], "1steps", *COMMAND[4:]]
+    with monkeypatch.context() as patch:
+        kill = {"base.s1": run_here, "norm=rmsnorm.s1": lambda directory, stop: -9}
+        patch.setattr(run, "run_subprocess", lambda path, stop: kill[path.name](path, stop))
+        assert main(command) == 0
     assert read_rows()["norm=rmsnorm"]["message"] == "killed by the system, most likely out of memory"
-    monkeypatch.setattr(run, "run_subprocess", run_here)
     assert main(command) == 0
     assert read_rows()["norm=rmsnorm"]["status"] == "done"
     assert run_trials == ["base.s1", "norm=rmsnorm.s1"]

@@ -1,7 +1,4 @@
-"""Significance of BLEU and chrF against sacreBLEU's command line, of other scores against formulas."""
-
 import json
-import math
 import subprocess
 import sys
 
@@ -9,37 +6,11 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
-from polyhead.compare.significance import (
-    BootstrapTest,
-    SacrebleuTest,
-    bootstrap_p_value,
-    class_statistics,
-    draw_resamples,
-    f1_from_sums,
-    make_bleu,
-    make_chrf,
-    matthews_from_sums,
-    mean_from_sums,
-    metric_statistics,
-)
+from polyhead.compare import significance
 from polyhead.evaluate.class_metrics import confusion_matrix, macro_f1, matthews_corrcoef
 
-WORDS = [
-    "the",
-    "a",
-    "dog",
-    "cat",
-    "red",
-    "two",
-    "runs",
-    "sleeps",
-    "near",
-    "house",
-    "with",
-    "of",
-    "and",
-    "big",
-]
+WORDS = ["the", "a", "dog", "cat", "red", "two", "runs", "sleeps"]
+WORDS += ["near", "house", "with", "of", "and", "big"]
 
 
 def make_corpus(noise, n=60):
@@ -56,13 +27,13 @@ def make_corpus(noise, n=60):
 
 REFERENCES, GOOD = make_corpus(0.15)
 BAD = make_corpus(0.22)[1]
-METRICS = {"bleu": make_bleu, "chrf": make_chrf}
-TESTS = {name: SacrebleuTest(make_metric) for name, make_metric in METRICS.items()}
-MEAN = BootstrapTest(mean_from_sums)
+METRICS = {"bleu": significance.make_bleu, "chrf": significance.make_chrf}
+TESTS = {name: significance.SacrebleuTest(make_metric) for name, make_metric in METRICS.items()}
+MEAN = significance.BootstrapTest(significance.mean_from_sums)
 
 
 def compute_statistics(name, outputs):
-    return metric_statistics(METRICS[name](), outputs, REFERENCES)
+    return significance.metric_statistics(METRICS[name](), outputs, REFERENCES)
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +44,8 @@ def sacrebleu_results(tmp_path_factory):
         (directory / name).write_text("\n".join(lines) + "\n")
 
     def run_command(*options):
-        command = [
-            sys.executable,
-            "-m",
-            "sacrebleu",
-            "ref",
-            *options,
-            "-m",
-            *METRICS,
-            "-f",
-            "json",
-            "-w",
-            "9",
-        ]
+        options = [*options, "-m", *METRICS, "-f", "json", "-w", "9"]
+        command = [sys.executable, "-m", "sacrebleu", "ref", *options]
         output = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True).stdout
         return json.loads(output)
 
@@ -120,17 +80,15 @@ def test_equal_systems_and_few_sentences_are_not_significant():
 def test_chinese_is_scored_with_its_own_tokens():
     outputs, references = ["我 是学生。", "你好吗"], ["我是 学生。", "你好"]
     expected = BLEU(tokenize="zh").corpus_score(outputs, [references]).score
-    stats = metric_statistics(make_bleu("zh"), outputs, references)
+    stats = significance.metric_statistics(significance.make_bleu("zh"), outputs, references)
     assert TESTS["bleu"].score([stats]) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.usefixtures("few_resamples")
 def test_scores_are_averaged_over_seeds():
     good, bad = compute_statistics("bleu", GOOD), compute_statistics("bleu", BAD)
-    for test, a, b in (
-        (TESTS["bleu"], good, bad),
-        (MEAN, np.arange(20.0).reshape(10, 2) + 1, np.ones((10, 2))),
-    ):
+    means = np.arange(20.0).reshape(10, 2) + 1, np.ones((10, 2))
+    for test, a, b in ((TESTS["bleu"], good, bad), (MEAN, *means)):
         one, two, both = (test.score(seeds) for seeds in ([a], [b], [a, b]))
         assert both == pytest.approx((one + two) / 2)
         intervals = [test.interval([seed]) for seed in (a, b)]
@@ -139,14 +97,6 @@ def test_scores_are_averaged_over_seeds():
         assert min(intervals)[0] < low < high < max(intervals)[1]
     # exchanging a sentence exchanges it under all seeds: equal seeds are no further evidence
     assert TESTS["bleu"].p_value([bad, bad], [good, good]) == TESTS["bleu"].p_value([bad], [good])
-
-
-def test_resamples_have_equal_size():
-    counts = draw_resamples(17)
-    assert counts.shape == (1000, 17)
-    assert (counts.sum(1) == 17).all()
-    expected = np.random.default_rng(12345).choice(17, size=(1000, 17), replace=True)
-    assert [(expected[3] == i).sum() for i in range(17)] == counts[3].tolist()
 
 
 def test_interval_matches_reference_resampling():
@@ -158,26 +108,12 @@ def test_interval_matches_reference_resampling():
     assert MEAN.score([stats]) == pytest.approx(stats[:, 0].sum() / stats[:, 1].sum())
 
 
-def test_p_value_is_two_sided():
+def test_p_value_is_two_sided_and_rarely_wrong():
     differences = np.array([1.0, 2.0, 3.0, 6.0])  # 2, 1, 0 and 3 away from their mean
-    assert bootstrap_p_value(differences, 1.5) == pytest.approx(3 / 5)
-    assert bootstrap_p_value(differences, -2.5) == pytest.approx(2 / 5)
-    assert bootstrap_p_value(-differences, 1.5) == pytest.approx(3 / 5)
-
-
-def test_p_value_matches_normal_approximation():
-    rng = np.random.default_rng(7)
-    base = rng.random(300) < 0.6
-    system = np.where(rng.random(300) < 0.2, rng.random(300) < 0.72, base)
-    differences = system.astype(float) - base
-    z = differences.mean() / (differences.std() / 300**0.5)
-    assert 1 < abs(z) < 1.5  # both tails have mass
-    system_stats, other = (np.stack([right, np.ones(300)], 1).astype(np.float64) for right in (system, base))
-    both_tails = math.erfc(abs(z) / 2**0.5)
-    assert MEAN.p_value([system_stats], [other]) == pytest.approx(both_tails, abs=0.03)
-
-
-def test_false_positive_rate_is_five_percent():
+    assert significance.bootstrap_p_value(differences, 1.5) == pytest.approx(3 / 5)
+    assert significance.bootstrap_p_value(differences, -2.5) == pytest.approx(2 / 5)
+    assert significance.bootstrap_p_value(-differences, 1.5) == pytest.approx(3 / 5)
+    # of equal systems five percent are significant
     rng, n = np.random.default_rng(2), 500
     n_significant = 0
     for _ in range(n):
@@ -191,11 +127,16 @@ def test_resampled_class_metrics_match_reference(n_classes):
     rng = np.random.default_rng(2)
     outputs, labels = rng.integers(0, n_classes, 40), rng.integers(0, n_classes - 1, 40)
     outputs[:25] = labels[:25]
-    counts = draw_resamples(40)[:50]
-    sums = counts @ class_statistics(outputs.tolist(), labels.tolist(), n_classes)
-    for n, f1, mcc in zip(counts, f1_from_sums(sums), matthews_from_sums(sums), strict=True):
+    counts = significance.draw_resamples(40)[:50]
+    sums = counts @ significance.class_statistics(outputs.tolist(), labels.tolist(), n_classes)
+    for n, f1, mcc in zip(
+        counts, significance.f1_from_sums(sums), significance.matthews_from_sums(sums), strict=True
+    ):
         matrix = confusion_matrix(np.repeat(outputs, n), np.repeat(labels, n), n_classes)
         assert f1 == pytest.approx(macro_f1(matrix))
         assert mcc == pytest.approx(matthews_corrcoef(matrix))
-    sums = class_statistics([0, 0], [0, 0], 2).sum(0)[None]  # a single class
-    assert (float(matthews_from_sums(sums)[0]), float(f1_from_sums(sums)[0])) == (0.0, 1.0)
+    sums = significance.class_statistics([0, 0], [0, 0], 2).sum(0)[None]  # a single class
+    assert (float(significance.matthews_from_sums(sums)[0]), float(significance.f1_from_sums(sums)[0])) == (
+        0.0,
+        1.0,
+    )

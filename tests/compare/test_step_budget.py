@@ -37,22 +37,17 @@ def test_budget_in_steps(budget, expected):
         assert n_steps == round(1e9 / (2 * FLOPS * tokens))
 
 
-def test_time_budget_is_probed(monkeypatch):
+def test_budget_is_probed_and_at_least_one_step(monkeypatch):
     toy = UntrainedTask("toy")
     monkeypatch.setattr(step_budget, "MIN_PROBE_SECONDS", 0.05)
     result = compute_steps(Budget("time", 10.0), toy.recipe, toy.model, toy.task, 1.0)
     assert result["steps"] == round(10.0 / result["seconds_per_step"]) > 1
-
-
-def test_budget_below_one_step_is_an_error():
-    toy = UntrainedTask("toy")
     with pytest.raises(UserError, match=r"the budget \(1 target tokens\) is less than one step"):
         compute_steps(Budget("tokens", 1), toy.recipe, toy.model, toy.task, 1.0)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 15, 16, 29, 100, 4321, 100_000])
 def test_trial_is_evaluated_about_fifteen_times(steps):
-    """Each time at a step that the clock has logged."""
     recipe = with_trial_schedule(load_recipe("toy.yaml"), steps)
     train = recipe.train
     n_evaluations = steps // train.eval_every

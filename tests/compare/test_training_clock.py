@@ -1,20 +1,12 @@
-import pytest
-
 from polyhead.compare import training_clock
 from polyhead.compare.training_clock import TrainingClock, read_clock
 from polyhead.viz.eta_model import StepTime
 
 
-@pytest.fixture
-def now(monkeypatch):
-    """The time, which tests set."""
-    time = [100.0]
-    monkeypatch.setattr(training_clock.time, "perf_counter", lambda: time[0])
-    return time
-
-
-def test_clock_excludes_setup_and_evaluation(tmp_path, now):
-    clock = TrainingClock(tmp_path / "clock", 0)
+def test_clock_measures_training_also_when_resumed(tmp_path, monkeypatch):
+    now, path = [100.0], tmp_path / "clock"
+    monkeypatch.setattr(training_clock.time, "perf_counter", lambda: now[0])
+    clock = TrainingClock(path, 0)
     now[0] += 50  # tokenizer, text
     clock.info("about to begin")
     now[0] += 3
@@ -25,12 +17,9 @@ def test_clock_excludes_setup_and_evaluation(tmp_path, now):
     clock.info("a step was skipped")
     clock.log_train({"step": 8})
     clock.close()
-    assert read_clock(tmp_path / "clock") == [StepTime(4, 3.0), StepTime(8, 8.0)]
-
-
-def test_resumed_clock_continues_from_checkpoint(tmp_path, now):
-    path = tmp_path / "clock"
-    path.write_text("[4, 3.0]\n[8, 8.0]\n[12, 11.0]\n[16, 1")  # killed while writing
+    assert read_clock(path) == [StepTime(4, 3.0), StepTime(8, 8.0)]
+    # resumed from step 10, after it was killed while writing
+    path.write_text("[4, 3.0]\n[8, 8.0]\n[12, 11.0]\n[16, 1")
     clock = TrainingClock(path, 10)
     now[0] += 2
     clock.log_train({"step": 12})

@@ -10,7 +10,6 @@ from polyhead.compare.report.page import write_compare_page
 
 @pytest.fixture
 def write_page(plan, tmp_path):
-    """Write the page of these rows; its HTML."""
     return lambda rows: write_compare_page(tmp_path / "page.html", rows, plan).read_text()
 
 

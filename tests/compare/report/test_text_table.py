@@ -47,23 +47,9 @@ def test_last_intervals_are_dropped_for_long_names():
     assert _fit_columns([{"name": "n"}], columns[:4]) == columns[:4]
 
 
-def test_format_short_has_three_digits():
-    values = [None, 0, 7, 999, 1000, 999_600, 1234567, 4e12, 0.5]
-    expected = ["-", "0", "7.00", "999", "1.00k", "1.00M", "1.23M", "4.00T", "0.50"]
-    assert [format_short(value) for value in values] == expected
-
-
-def test_large_numbers_are_shortened(plan):
-    large = {"bleu": 18_815_827.68, "bleu_interval": [18_482_415.6, 19_180_734.6]}
-    text = format_table([make_row("base", 1.6, **large)], plan)
-    assert "  18.8M  18.5M-19.2M  " in text.splitlines()[1]
-
-
 def test_long_names_are_shortened_but_distinct(plan):
-    names = [
-        f"lora={{r: {n}, target_modules: [attn, ffn], modules_to_save: [classifier, pooler], alpha: {n}}}"
-        for n in (4, 16)
-    ]
+    modules = "target_modules: [attn, ffn], modules_to_save: [classifier, pooler]"
+    names = [f"lora={{r: {n}, {modules}, alpha: {n}}}" for n in (4, 16)]
     rows = [*(make_row(name, 1.5) for name in names), make_row("base", 1.6)]
     lines = format_table(rows, replace(plan, seeds=(1, 2, 3))).split("\n\n")[0].splitlines()
     first, second, base = (line[3:].split("  ")[0] for line in lines[1:])
@@ -83,6 +69,12 @@ def test_losses_of_different_tokenizers_are_not_compared(plan, tmp_path):
     assert "lowest loss" in page.read_text()
 
 
-def test_format_duration_and_memory():
+def test_numbers_are_shortened(plan):
+    large = {"bleu": 18_815_827.68, "bleu_interval": [18_482_415.6, 19_180_734.6]}
+    text = format_table([make_row("base", 1.6, **large)], plan)
+    assert "  18.8M  18.5M-19.2M  " in text.splitlines()[1]
+    values = [None, 0, 7, 999, 1000, 999_600, 1234567, 4e12, 0.5]
+    expected = ["-", "0", "7.00", "999", "1.00k", "1.00M", "1.23M", "4.00T", "0.50"]
+    assert [format_short(value) for value in values] == expected
     assert [format_duration(v) for v in (None, 5, 754, 3723)] == ["-", "0:05", "12:34", "1:02:03"]
     assert [format_memory(v) for v in (None, 2**29, 3 * 2**30)] == ["-", "512 MiB", "3.00 GiB"]

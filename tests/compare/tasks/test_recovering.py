@@ -3,7 +3,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from tests.compare.compare_helpers import UntrainedTask
+from tests.compare.compare_helpers import UntrainedTask, compare
 from torch import nn
 
 from polyhead.compare.tasks.base import PageWords
@@ -31,16 +31,23 @@ def test_accuracy_counts_every_label():
 def test_units_keep_their_numbers():
     logits = torch.tensor([[[5.0, 0.0], [0.0, 5.0]], [[5.0, 0.0], [0.0, 5.0]]])
     labels = torch.tensor([[0, -100], [1, 1]])
-    task = ComparedTokenPrediction(
-        PageWords("", ""),
-        lambda *_: [],
-        lambda model, batch: logits[batch.tokens],
-        make_batch=Mock(),
-        compute_logits=lambda model, x: x,
-    )
+    parts = {"make_batch": Mock(), "compute_logits": lambda model, x: x}
+    functions = (lambda *_: [], lambda model, batch: logits[batch.tokens])
+    task = ComparedTokenPrediction(PageWords("", ""), *functions, **parts)
     batches = [
         (np.array(numbers), TokenWindows(torch.tensor(rows), None, labels[rows]))
         for numbers, rows in (([7, 3], [0, 1]), ([5], [1]))
     ]
     scores = task.score_units(nn.Linear(1, 1), batches)
     assert [(one.n_correct, one.n_tokens) for one in scores] == [(1, 2), (1, 2), (1, 1)]
+
+
+@pytest.mark.usefixtures("run_trials")
+def test_design_with_fewer_conversations_is_last():
+    rows = compare("chat", "--design", "short: data.max_len=29 train.lr=0.05 train.schedule.warmup=1")
+    n_used = rows["short"]["units"]["loss"]
+    assert 0 < n_used < 12 == rows["base"]["units"]["loss"]
+    assert f"loss of {n_used} of 12 conversations, the others are too long" in rows["short"]["note"]
+    assert rows["short"]["loss"] < rows["base"]["loss"]  # the shorter conversations are easier
+    assert list(rows) == ["base", "short"]
+    assert "too long" not in rows["base"]["note"]
