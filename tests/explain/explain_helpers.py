@@ -1,5 +1,3 @@
-"""Small runs of any design, and a reference forward pass that the recorded one must equal."""
-
 import math
 from functools import cache
 
@@ -69,7 +67,6 @@ def list_steps(document, kind):
 
 
 def make_inputs(document):
-    """The tokens of each side, as inputs of the model."""
     return [torch.tensor([[token["id"] for token in side["tokens"]]]) for side in document["sides"]]
 
 
@@ -168,7 +165,6 @@ class ReferenceWalk:
         return F.linear(inner, ffn.down_proj.weight, ffn.down_proj.bias)
 
     def embed(self, path, embedding, ids):
-        """Rows of the table, scaled, plus positions."""
         rows = self.record(f"{path}.rows", embedding.token.weight[ids[0]])
         x = self.record(f"{path}.scaled", rows * embedding.scale)
         if hasattr(embedding.position, "table"):
@@ -182,7 +178,6 @@ class ReferenceWalk:
 
 @torch.no_grad()
 def walk_model(run, document, walk):
-    """Record every number up to the input of the head in ``walk``, and return this input."""
     model, ids = run.model, make_inputs(document)
     if run.kind == "encoder-decoder":
         source = walk.embed("encoder_embedding", model.encoder_embedding, ids[0])

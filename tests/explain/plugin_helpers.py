@@ -1,5 +1,3 @@
-"""Parts of another package, as a user may write them."""
-
 import torch
 from torch import nn
 

@@ -1,5 +1,3 @@
-"""Arrays are restored from the document, in Python and in the script of the page."""
-
 import json
 import shutil
 import subprocess

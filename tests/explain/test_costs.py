@@ -1,5 +1,3 @@
-"""Costs of steps are those of the cost model, and add up to the total."""
-
 import pytest
 from tests.explain.explain_helpers import TARGET, TEXT, explain_config, explain_walk, list_steps, make_run
 

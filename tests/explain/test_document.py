@@ -1,24 +1,12 @@
-"""Every number of an explanation is the model's: of five designs by equations, of every part by a run."""
-
 import json
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from tests.explain.explain_helpers import (
-    DESIGNS,
-    TARGET,
-    TEXT,
-    ReferenceWalk,
-    check_close,
-    explain_config,
-    explain_walk,
-    list_steps,
-    make_inputs,
-    make_run,
-    walk_model,
-)
+from tests.explain import explain_helpers as helpers
+from tests.hf.conftest import make
 from torch import nn
 
 from polyhead.config.model import ModelConfig
@@ -27,64 +15,54 @@ from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POOLING
 from polyhead.explain.arrays import ArrayReader
 from polyhead.explain.document import count_numbers, count_shown, explain
 from polyhead.nn.stack import Stack
+from polyhead.run.load import load
 
-KINDS = {"decoder": None, "encoder": None, "encoder-decoder": TARGET}
-REGISTRIES = {
-    "attention": ATTENTION,
-    "position": POSITION,
-    "norm": NORM,
-    "feed_forward": FEED_FORWARD,
-    "block": BLOCK,
-}
+KINDS = {"decoder": None, "encoder": None, "encoder-decoder": helpers.TARGET}
+REGISTRIES = {registry.kind: registry for registry in (ATTENTION, POSITION, NORM, FEED_FORWARD, BLOCK)}
 # the parameters of schemes, and the units of feed-forward layers, which have tests of their own
 NOT_IN_WALK = {"unit", "pre", "act", "up", "hidden", "cos", "sin", "rate", "slopes", "table", "index"}
 
 
-@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("design", helpers.DESIGNS)
 def test_numbers_match_equations(design):
-    config, options = DESIGNS[design]
-    run = make_run(**config)
+    config, options = helpers.DESIGNS[design]
+    run = helpers.make_run(**config)
     target = KINDS[run.kind]
-    check_layers(run, explain_walk(run, TEXT, target))
+    check_layers(run, helpers.explain_walk(run, helpers.TEXT, target))
     run.model.double()  # so that two orders of summation do not differ
-    document = json.loads(json.dumps(explain_walk(run, TEXT, target)))
-    walk, read = ReferenceWalk(**options), ArrayReader.from_document(document)
-    head_input = walk_model(run, document, walk)
+    document = json.loads(json.dumps(helpers.explain_walk(run, helpers.TEXT, target)))
+    walk, read = helpers.ReferenceWalk(**options), ArrayReader.from_document(document)
+    head_input = helpers.walk_model(run, document, walk)
     for name, expected in walk.arrays.items():
-        check_close(read(name), expected)
+        helpers.check_close(read(name), expected)
     assert len(walk.arrays) > 30
     names = {name for name in document["values"] if not name.endswith((".weight", ".bias"))}
     assert {name.rpartition(".")[2] for name in names - walk.arrays.keys()} <= NOT_IN_WALK
 
     with torch.inference_mode():
-        logits = run.model(*make_inputs(document))[0]
-    (head,) = list_steps(document, "head")
-    check_close(read(head["in"]), head_input)
+        logits = run.model(*helpers.make_inputs(document))[0]
+    (head,) = helpers.list_steps(document, "head")
+    helpers.check_close(read(head["in"]), head_input)
     for row, position in zip(logits, document["output"]["positions"], strict=True):
         best = row.topk(10)
         assert [token["id"] for token in position["top"]] == best.indices.tolist()
-        check_close([token["logit"] for token in position["top"]], best.values)
-        check_close([token["p"] for token in position["top"]], row.softmax(-1)[best.indices])
+        helpers.check_close([token["logit"] for token in position["top"]], best.values)
+        helpers.check_close([token["p"] for token in position["top"]], row.softmax(-1)[best.indices])
 
 
 def check_layers(run, document):
-    """The input and output of each layer equal those of a plain pass, and every array is finite."""
     states = []
-    hooks = [
-        layer.register_forward_hook(lambda _, args, out: states.extend((args[0], out)))
-        for part in run.model.modules()
-        if isinstance(part, Stack)
-        for layer in part.layers
-    ]
+    layers = [layer for part in run.model.modules() if isinstance(part, Stack) for layer in part.layers]
+    hooks = [x.register_forward_hook(lambda _, args, out: states.extend((args[0], out))) for x in layers]
     with torch.inference_mode():
-        run.model(*make_inputs(document))
+        run.model(*helpers.make_inputs(document))
     for hook in hooks:
         hook.remove()
     read, layers = ArrayReader.from_document(document), document["layers"]
     assert len(states) == 2 * len(layers) > 0
     for i, layer in enumerate(layers):
-        check_close(read(layer["in"]), states[2 * i][0])
-        check_close(read(layer["out"]), states[2 * i + 1][0])
+        helpers.check_close(read(layer["in"]), states[2 * i][0])
+        helpers.check_close(read(layer["out"]), states[2 * i + 1][0])
         assert layer["steps"][1] > layer["steps"][0]
     for name, value in document["values"].items():
         assert list(read(name).shape) == value["shape"]
@@ -96,8 +74,8 @@ def check_layers(run, document):
     [(f, name, kind) for f, r in REGISTRIES.items() for name in r.names() for kind in KINDS],
 )
 def test_every_registered_part_is_explained(field, name, kind):
-    run = make_run(kind=kind, norm_first=True, **{field: name})
-    document = explain_walk(run, TEXT, KINDS[kind])
+    run = helpers.make_run(kind=kind, norm_first=True, **{field: name})
+    document = helpers.explain_walk(run, helpers.TEXT, KINDS[kind])
     check_layers(run, document)
     kinds = {step["kind"] for step in document["walk"]}
     assert "unknown" not in kinds
@@ -128,8 +106,8 @@ def test_every_registered_part_is_explained(field, name, kind):
     ids=str,
 )
 def test_every_layout_of_model_is_explained(config):
-    run = make_run(**config)
-    document = explain_walk(run, TEXT, KINDS[run.kind])
+    run = helpers.make_run(**config)
+    document = helpers.explain_walk(run, helpers.TEXT, KINDS[run.kind])
     if not config.get("share_layers"):
         check_layers(run, document)
     assert [layer["index"] for layer in document["layers"]] == [0, 1] * len(document["sides"])
@@ -137,20 +115,17 @@ def test_every_layout_of_model_is_explained(config):
 
 
 @pytest.mark.parametrize("name", POOLING.names())
-def test_class_probabilities_match_classify(name):
-    run = make_run(kind="encoder", labels=("yes", "no"), pooling=name, n_segments=2)
-    document = explain_walk(run, TEXT, "a cat sleeps")
-    (prediction,) = run.classify([(TEXT, "a cat sleeps")])
+def test_classes_and_vector_match_classify_and_embed(name):
+    run = helpers.make_run(kind="encoder", labels=("yes", "no"), pooling=name, n_segments=2)
+    document = helpers.explain_walk(run, helpers.TEXT, "a cat sleeps")
+    (prediction,) = run.classify([(helpers.TEXT, "a cat sleeps")])
     classes = {one["label"]: one["p"] for one in document["output"]["classes"]}
     assert classes == pytest.approx(prediction.probabilities, abs=1e-6)
     assert {token["segment"] for token in document["sides"][0]["tokens"]} == {0, 1}
     assert document["walk"][-2]["kind"] == "pooling"
-
-
-def test_sentence_vector_matches_embed():
-    run = make_run(kind="encoder", lm_head=False, pooling="mean")
-    vector = run.embed([TEXT], pooling="own", normalize=False)[0]
-    check_close(explain_walk(run)["output"]["vector"], vector)
+    encoder = helpers.make_run(kind="encoder", lm_head=False, pooling=name)
+    vector = encoder.embed([helpers.TEXT], pooling="own", normalize=False)[0]
+    helpers.check_close(helpers.explain_walk(encoder)["output"]["vector"], vector)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,8 +141,10 @@ def test_sentence_vector_matches_embed():
     ],
 )
 def test_user_defined_part_is_explained(field, part, norm_first, kind):
-    run = make_run(kind=kind, norm_first=norm_first, **{field: f"tests.explain.plugin_helpers:{part}"})
-    document = explain(run, TEXT, KINDS[kind])
+    run = helpers.make_run(
+        kind=kind, norm_first=norm_first, **{field: f"tests.explain.plugin_helpers:{part}"}
+    )
+    document = explain(run, helpers.TEXT, KINDS[kind])
     check_layers(run, document)
     steps = [step for step in document["walk"] if step["class"] == part]
     assert steps
@@ -177,13 +154,11 @@ def test_user_defined_part_is_explained(field, part, norm_first, kind):
         weights = read(steps[-1]["values"]["weights"])
         assert weights.sum(-1) == pytest.approx(np.ones(weights.shape[:-1]))
     if part == "ReversingPosition":
-        values = list_steps(document, "attention")[0]["values"]
+        values = helpers.list_steps(document, "attention")[0]["values"]
         assert read(values["q"])[:, 1] == pytest.approx(-read(values["q_raw"])[:, 1], abs=1e-6)
 
 
 class Doubling(nn.Module):
-    """A block of an unknown kind."""
-
     state = None
 
     def __init__(self, d_model):
@@ -195,9 +170,9 @@ class Doubling(nn.Module):
 
 
 def test_unknown_block_has_input_and_output():
-    run = make_run(kind="decoder")
+    run = helpers.make_run(kind="decoder")
     run.model.stack.layers[1] = Doubling(run.config.d_model)
-    document = explain(run, TEXT)
+    document = explain(run, helpers.TEXT)
     check_layers(run, document)
     (step,) = [step for step in document["walk"] if step["class"] == "Doubling"]
     layer = document["layers"][1]
@@ -206,52 +181,41 @@ def test_unknown_block_has_input_and_output():
 
 def test_unsupported_lever_has_reason():
     """An attention that ignores its cache has no lever that reads the text through one."""
-    run = make_run(kind="decoder", attention="tests.explain.plugin_helpers:ForgetfulAttention")
-    levers = {lever["name"]: lever for lever in explain(run, TEXT)["levers"]["levers"]}
-    assert levers["cache"]["reason"] == {
-        "en": "attention of this model does not write to its cache",
-        "zh": "这个模型的注意力不写入缓存",
-    }
+    run = helpers.make_run(kind="decoder", attention="tests.explain.plugin_helpers:ForgetfulAttention")
+    levers = {lever["name"]: lever for lever in explain(run, helpers.TEXT)["levers"]["levers"]}
+    assert levers["cache"]["reason"]["en"] == "attention of this model does not write to its cache"
     assert levers["cache"]["cases"] == []
     assert levers["layer"]["cases"]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"position": "alibi"},
-        {"position": "rope", "n_kv_heads": 2},
-        {"attention": "kernel", "position": "none"},
-        {"position": "shaw"},
-    ],
-    ids=str,
-)
+WINDOW_CONFIGS = [{"position": "alibi"}, {"position": "rope", "n_kv_heads": 2}, {"position": "shaw"}]
+WINDOW_CONFIGS.append({"attention": "kernel", "position": "none"})
+
+
+@pytest.mark.parametrize("config", WINDOW_CONFIGS, ids=str)
 def test_window_of_text_has_same_numbers(config):
     """Also weights and mixes, to which tokens outside of the window contribute."""
-    document, read = explain_config({"kind": "decoder", **config})
-    window, read_window = explain_config({"kind": "decoder", **config}, first=3, n_shown=5)
+    document, read = helpers.explain_config({"kind": "decoder", **config})
+    window, read_window = helpers.explain_config({"kind": "decoder", **config}, first=3, n_shown=5)
     assert window["sides"][0]["window"] == [3, 8]
     assert len(window["sides"][0]["tokens"]) == len(document["sides"][0]["tokens"]) > 8
     assert [p["position"] for p in window["output"]["positions"]] == [3, 4, 5, 6, 7]
-    for layer in (0, 1):
-        for role in ("weights", "q", "mix", "out"):
-            name = f"stack.layers.{layer}.attn.{role}"
-            expected = read(name)[..., 3:8, :]
-            check_close(read_window(name), expected[..., 3:8] if role == "weights" else expected)
+    for layer, role in product((0, 1), ("weights", "q", "mix", "out")):
+        name = f"stack.layers.{layer}.attn.{role}"
+        expected = read(name)[..., 3:8, :]
+        helpers.check_close(read_window(name), expected[..., 3:8] if role == "weights" else expected)
 
 
 def test_windows_of_both_texts_cut_memory():
-    (_, read), (_, read_window) = explain_config({}), explain_config({}, n_shown=4)
+    (_, read), (_, read_window) = helpers.explain_config({}), helpers.explain_config({}, n_shown=4)
     path = "decoder.layers.1.cross"
-    check_close(read_window(f"{path}.weights"), read(f"{path}.weights")[:, :4, :4])
-    check_close(read_window(f"{path}.mix"), read(f"{path}.mix")[:, :4])
-
-
-def test_default_window_is_end_only_for_language_model():
-    side = explain_config({"kind": "decoder"}, n_shown=4)[0]["sides"][0]
+    helpers.check_close(read_window(f"{path}.weights"), read(f"{path}.weights")[:, :4, :4])
+    helpers.check_close(read_window(f"{path}.mix"), read(f"{path}.mix")[:, :4])
+    # the default is the end only for a language model
+    side = helpers.explain_config({"kind": "decoder"}, n_shown=4)[0]["sides"][0]
     n = len(side["tokens"])
     assert side["window"] == [n - 4, n]
-    assert explain_config({"kind": "encoder"}, n_shown=4)[0]["sides"][0]["window"] == [0, 4]
+    assert helpers.explain_config({"kind": "encoder"}, n_shown=4)[0]["sides"][0]["window"] == [0, 4]
 
 
 @pytest.mark.parametrize(
@@ -289,9 +253,9 @@ def test_base_size_model_shows_twenty_tokens(config):
 )
 def test_count_numbers_estimates_stored_numbers(config):
     """Those of the layers, without vectors of weights."""
-    run = make_run(**config, d_ff=32, d_model=128)
+    run = helpers.make_run(**config, d_ff=32, d_model=128)
     for options in ({}, {"first": 2, "n_shown": 8}):
-        document = explain_walk(run, TEXT, KINDS[run.kind], **options)
+        document = helpers.explain_walk(run, helpers.TEXT, KINDS[run.kind], **options)
         n = max(stop - first for first, stop in (side["window"] for side in document["sides"]))
         n_stored = sum(
             math.prod(value["shape"])
@@ -303,8 +267,13 @@ def test_count_numbers_estimates_stored_numbers(config):
 
 
 def test_invalid_inputs_are_errors():
-    run = make_run(kind="decoder")
+    run = helpers.make_run(kind="decoder")
     with pytest.raises(UserError, match="takes one text"):
-        explain_walk(run, TEXT, TARGET)
+        helpers.explain_walk(run, helpers.TEXT, helpers.TARGET)
     with pytest.raises(UserError, match=r"has [0-9]+ tokens; the model's maximum is 64"):
-        explain_walk(run, TEXT * 9)
+        helpers.explain_walk(run, helpers.TEXT * 9)
+
+
+def test_published_checkpoint_has_family(tmp_path):
+    make(tmp_path, "GPT2Config", n_embd=16, n_layer=2, n_head=2, n_positions=32)
+    assert helpers.explain_walk(load(tmp_path, device="cpu"), "a dog barks")["run"]["family"] == "gpt2"

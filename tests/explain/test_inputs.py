@@ -1,5 +1,3 @@
-"""The tokens of an explanation are those of inference, each with its bytes and its mark."""
-
 import pytest
 from tests.explain.explain_helpers import TARGET, TEXT, make_run
 

@@ -1,5 +1,3 @@
-"""The output that is shown is the model's."""
-
 import math
 
 import pytest
@@ -31,15 +29,13 @@ def test_masked_tokens_match_fill_mask():
     assert (run.display_token(top["id"]), top["p"]) == (best.token, pytest.approx(best.probability))
 
 
-def test_single_label_has_its_own_probability():
+def test_single_logits_have_their_probabilities():
     run = make_run(kind="encoder", labels=("relevance",))
     document = explain_walk(run)
     (prediction,) = run.classify([TEXT])
     (one,) = document["output"]["classes"]
     assert one["p"] == pytest.approx(prediction.probabilities["relevance"], abs=1e-6)
-
-
-def test_replaced_tokens_have_probabilities():
+    # and replaced tokens have theirs
     run = make_run(kind="encoder", generator_layers=1)
     document = explain_walk(run)
     with torch.inference_mode():

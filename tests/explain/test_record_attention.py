@@ -1,5 +1,3 @@
-"""Attention records why keys are hidden, and the weights that its hooks report."""
-
 import numpy as np
 import pytest
 import torch

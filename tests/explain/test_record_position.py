@@ -1,5 +1,3 @@
-"""Recorded numbers of position schemes against their equations and transformers."""
-
 import numpy as np
 import pytest
 import torch
@@ -7,7 +5,6 @@ from tests.explain.explain_helpers import explain_config, list_steps, make_run, 
 
 
 def explain_scheme(config, **options):
-    """The first step of a position scheme, the steps of attention, and a reader."""
     document, read = explain_config(config, **options)
     return list_steps(document, "position")[0], list_steps(document, "attention"), read
 

@@ -1,5 +1,3 @@
-"""The search that is shown is the one that the run performs."""
-
 import math
 from itertools import pairwise
 
@@ -42,12 +40,8 @@ def test_beam_search_steps_are_consistent():
         beams = step["beams"]
         rows = [[*beams[choice["beam"]]["tokens"], choice["id"]] for choice in step["chosen"]]
         assert [beam["tokens"] for beam in next_step["beams"]] == rows
-        totals = {
-            (*beam["tokens"], one["id"]): one["total"]
-            for beam in beams
-            for one in beam["candidates"]
-            if one["kept"]
-        }
+        candidates = [(beam["tokens"], one) for beam in beams for one in beam["candidates"] if one["kept"]]
+        totals = {(*tokens, one["id"]): one["total"] for tokens, one in candidates}
         for beam in next_step["beams"]:
             assert totals[tuple(beam["tokens"])] == pytest.approx(beam["log_prob"], abs=1e-5)
         for beam in beams:
@@ -69,13 +63,9 @@ def test_sampled_continuation_matches_generate():
         q = [one["q"] for one in candidates]
         assert sum(x > 0 for x in q) == 5 and math.fsum(q) == pytest.approx(1)
         assert [one["id"] for one in candidates if one["kept"]] == [choice["id"] for choice in step["chosen"]]
-
-
-def test_greedy_continuation_keeps_most_likely():
-    result = search(make_run(kind="decoder", generation={"temperature": 0}))
-    assert result["method"] == "greedy"
-    assert len(result["steps"]) <= MAX_NEW_TOKENS
-    assert all(step["beams"][0]["candidates"][0]["kept"] for step in result["steps"])
+    greedy = search(make_run(kind="decoder", generation={"temperature": 0}))
+    assert greedy["method"] == "greedy" and len(greedy["steps"]) <= MAX_NEW_TOKENS
+    assert all(step["beams"][0]["candidates"][0]["kept"] for step in greedy["steps"])
 
 
 def test_full_context_has_no_continuation():

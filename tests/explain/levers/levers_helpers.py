@@ -1,15 +1,9 @@
-"""Models of several designs and their inputs, for the tests of levers."""
-
-from functools import cache
-
 import torch
+from tests.lab import caches_helpers
 from tests.lab.caches_helpers import TEXT
 
-from polyhead import Choice, ModelConfig, build
-from polyhead.config.generation_config import GenerationConfig
+from polyhead import ModelConfig, build
 from polyhead.explain.levers.lever_input import LeverInput
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 V = 40
 SIZES = {"vocab_size": V, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 24, "max_len": 32, "dropout": 0}
@@ -41,7 +35,6 @@ def make_input(model, length=9):
 
 
 def make_lever_input(kind="decoder", length=9, **changes):
-    """A model and its input."""
     return make_input(make_model(kind, **changes), length)
 
 
@@ -53,14 +46,13 @@ def run_model(model, lever_input):
     return logits if lever_input.rows == [None] else logits[0]
 
 
-@cache
-def make_tokenizer():
-    return train_tokenizer(TEXT.splitlines(), Choice("bpe"), 300)
+def check_lever(lever, setting, lever_input, model):
+    """The lever has the output of a changed model, which is not that of the model itself."""
+    output, expected = lever.compute(lever_input, setting), run_model(model, lever_input)
+    torch.testing.assert_close(output.logits, expected)
+    assert not torch.allclose(expected, lever_input.plain_logits)
+    return output
 
 
 def make_run(kind="decoder", **changes):
-    """A small run that reads text."""
-    tokenizer = make_tokenizer()
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_len": 48}
-    config = ModelConfig(kind=kind, **(sizes | {"vocab_size": tokenizer.vocab_size} | changes))
-    return Run(build(config, seed=1), tokenizer, GenerationConfig(max_length_ratio=1.0, max_length_extra=3))
+    return caches_helpers.make_run(kind, tuple(TEXT.splitlines()), **{"n_layers": 2} | changes)

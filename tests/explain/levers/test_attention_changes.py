@@ -1,18 +1,16 @@
-"""Levers on attention against the same model with that config, mask or input."""
-
 import pytest
 import torch
-from tests.explain.levers.levers_helpers import make_input, make_lever_input, make_model, run_model
+from tests.explain.levers.levers_helpers import (
+    check_lever,
+    make_input,
+    make_lever_input,
+    make_model,
+    run_model,
+)
 
 import polyhead.nn.attention.softmax as softmax_module
 from polyhead import ModelConfig
-from polyhead.explain.levers.attention_changes import (
-    CAUSAL_MASK_LEVER,
-    POSITIONS_LEVER,
-    SCALE_LEVER,
-    SHUFFLE_LEVER,
-    shuffle_words,
-)
+from polyhead.explain.levers import attention_changes
 from polyhead.explain.levers.comparison import compute_kl
 from polyhead.models.build import model_class
 
@@ -28,7 +26,6 @@ for_each_design = pytest.mark.parametrize(("kind", "changes"), DESIGNS)
 
 
 def with_config(model, **changes):
-    """The model of a changed config with those weights that remain."""
     config = ModelConfig.model_validate(model.config.model_dump() | changes)
     other = model_class(config)(config).eval()
     other.load_state_dict(model.state_dict(), strict=False)
@@ -36,15 +33,15 @@ def with_config(model, **changes):
 
 
 @for_each_design
-def test_scale_matches_config(kind, changes):
+def test_scale_and_positions_match_config(kind, changes):
     model = make_model(kind, **changes)
     lever_input = make_input(model)
     attention = {"name": "softmax", **changes.get("attention", {}), "scale": 0.7}
-    expected = run_model(with_config(model, attention=attention), lever_input)
-    output = SCALE_LEVER.compute(lever_input, {"scale": 0.7})
-    torch.testing.assert_close(output.logits, expected)
-    assert output.detail == {"plain_scale": 0.5}  # 1 / sqrt(4)
-    assert not torch.allclose(expected, lever_input.plain_logits)
+    lever, other = attention_changes.SCALE_LEVER, with_config(model, attention=attention)
+    assert check_lever(lever, {"scale": 0.7}, lever_input, other).detail == {
+        "plain_scale": 0.5
+    }  # 1 / sqrt(4)
+    check_lever(attention_changes.POSITIONS_LEVER, {}, lever_input, with_config(model, position="none"))
     torch.testing.assert_close(run_model(model, lever_input), lever_input.plain_logits)  # restored
 
 
@@ -63,7 +60,7 @@ def test_causal_mask_is_removed(kind, changes, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(softmax_module, "attend", attend_with_mask)
         expected = run_model(model, lever_input)
-    torch.testing.assert_close(CAUSAL_MASK_LEVER.compute(lever_input, {}).logits, expected)
+    torch.testing.assert_close(attention_changes.CAUSAL_MASK_LEVER.compute(lever_input, {}).logits, expected)
     assert not torch.allclose(expected, lever_input.plain_logits)
 
 
@@ -75,28 +72,19 @@ def test_linear_attention_without_mask_matches_encoder():
     encoder.encoder.load_state_dict(state)
     with torch.no_grad():
         expected = model.head(encoder.encoder(torch.tensor([lever_input.tokens])))[0]
-    torch.testing.assert_close(CAUSAL_MASK_LEVER.compute(lever_input, {}).logits, expected)
-
-
-@for_each_design
-def test_positions_are_removed_as_by_config(kind, changes):
-    model = make_model(kind, **changes)
-    lever_input = make_input(model)
-    expected = run_model(with_config(model, position="none"), lever_input)
-    torch.testing.assert_close(POSITIONS_LEVER.compute(lever_input, {}).logits, expected)
-    assert not torch.allclose(expected, lever_input.plain_logits)
+    torch.testing.assert_close(attention_changes.CAUSAL_MASK_LEVER.compute(lever_input, {}).logits, expected)
 
 
 def test_shuffle_keeps_words_and_special_tokens():
     lever_input = make_lever_input("encoder")
-    order = shuffle_words(lever_input, seed=0)
+    order = attention_changes.shuffle_words(lever_input, seed=0)
     assert order != sorted(order) == list(range(9))
     assert (order[0], order[8]) == (0, 8)  # special tokens
     for word in lever_input.words:
         start = order.index(word[0])
         assert order[start : start + len(word)] == word
     decoder_input = make_lever_input().replace(words=[[0], [1, 2], [7, 8]])
-    assert shuffle_words(decoder_input, 5)[8] == 8  # the last token of a language model
+    assert attention_changes.shuffle_words(decoder_input, 5)[8] == 8  # the last token of a language model
 
 
 @for_each_design
@@ -104,7 +92,7 @@ def test_shuffle_keeps_words_and_special_tokens():
 def test_shuffle_matches_shuffled_input(kind, changes, positions):
     model = make_model(kind, **changes)
     lever_input = make_input(model)
-    output = SHUFFLE_LEVER.compute(lever_input, {"positions": positions, "seed": 1})
+    output = attention_changes.SHUFFLE_LEVER.compute(lever_input, {"positions": positions, "seed": 1})
     order = output.detail["order"]
     other = model if positions == "kept" else with_config(model, position="none")
     if kind == "encoder-decoder":
@@ -127,13 +115,13 @@ def test_shuffle_matches_shuffled_input(kind, changes, positions):
 
 def test_obstacles_of_attention_levers():
     no_position = make_lever_input(position="none")
-    assert POSITIONS_LEVER.find_obstacle(no_position) == "this model has no position scheme"
-    assert SHUFFLE_LEVER.list_cases(no_position) == [{"positions": "kept"}]
+    assert attention_changes.POSITIONS_LEVER.find_obstacle(no_position) == "this model has no position scheme"
+    assert attention_changes.SHUFFLE_LEVER.list_cases(no_position) == [{"positions": "kept"}]
     one_word = make_lever_input("encoder").replace(words=[[1, 2]])
-    assert "fewer than two words" in SHUFFLE_LEVER.find_obstacle(one_word)
+    assert "fewer than two words" in attention_changes.SHUFFLE_LEVER.find_obstacle(one_word)
     linear = make_lever_input(attention="linear", position="none")
-    assert SCALE_LEVER.find_obstacle(linear) == "this model has no softmax attention"
+    assert attention_changes.SCALE_LEVER.find_obstacle(linear) == "this model has no softmax attention"
     no_scale = make_lever_input(attention={"name": "softmax", "scale": 1.0})
-    assert SCALE_LEVER.find_obstacle(no_scale) == "attention of this model has no scale"
+    assert attention_changes.SCALE_LEVER.find_obstacle(no_scale) == "attention of this model has no scale"
     for lever_input in (make_lever_input("encoder"), make_lever_input(block="lstm", position="none")):
-        assert "no causal mask" in CAUSAL_MASK_LEVER.find_obstacle(lever_input)
+        assert "no causal mask" in attention_changes.CAUSAL_MASK_LEVER.find_obstacle(lever_input)

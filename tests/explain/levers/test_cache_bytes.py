@@ -1,5 +1,3 @@
-"""The bytes of every cache are the sum of its described terms."""
-
 from math import prod
 
 import pytest

@@ -1,5 +1,3 @@
-"""The cache lever: its cases, what is evicted, and errors."""
-
 import pytest
 import torch
 from tests.explain.levers.levers_helpers import make_lever_input
@@ -17,12 +15,13 @@ def compute_detail(lever_input, **cache):
     return compute_case(lever_input, "cache", {"cache": cache})["detail"]
 
 
-def test_every_case_matches_decoding_with_cache():
-    lever_input = make_lever_input(length=16, position="rope")
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_every_case_matches_decoding_with_cache(kind):
+    lever_input = make_lever_input(kind, length=16, position="rope", n_kv_heads=2)
     settings = CACHE_LEVER.list_cases(lever_input)
     names = [setting["cache"]["name"] for setting in settings]
     assert names == ["static", *["quantized"] * 2, *["window"] * 3, *["h2o"] * 2, "subgen", "low_rank"]
-    for setting in settings:
+    for setting in [*settings, {"cache": {"name": "paged"}}, {"cache": {"name": "growing"}}]:
         output = CACHE_LEVER.compute(lever_input, setting)
         choice = Choice.from_config(setting["cache"])
         expected, cache = decode_with_cache(lever_input, choice, output.detail["prefill"])
@@ -66,12 +65,9 @@ def test_merging_cache_has_no_errors_by_position():
     assert detail["merged"]
     assert detail["key_error"] == [[None] * 12] * 2
     settings = CACHE_LEVER.list_cases(make_lever_input(length=16, position="alibi"))
-    assert "subgen" not in [
-        setting["cache"]["name"] for setting in settings
-    ]  # merged tokens have no distance
-
-
-def test_models_without_keys_have_no_cache_lever():
+    # merged tokens have no distance
+    assert "subgen" not in [setting["cache"]["name"] for setting in settings]
+    # models without keys have no cache
     assert "no decoder" in CACHE_LEVER.find_obstacle(make_lever_input("encoder"))
     state = make_lever_input(attention="linear", position="none")
     assert "keeps a state" in CACHE_LEVER.find_obstacle(state)

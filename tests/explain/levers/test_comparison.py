@@ -1,17 +1,10 @@
-"""KL divergence, ranks and probabilities against their formulas."""
-
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from polyhead.explain.levers.comparison import (
-    compare_outputs,
-    compute_kl,
-    describe_output,
-    rank_references,
-    round_number,
-)
+from polyhead.explain.levers import comparison
 
 
 def reference_kl(logits, baseline):
@@ -21,7 +14,7 @@ def reference_kl(logits, baseline):
 
 def test_kl_is_sum_over_changed_distribution():
     outputs, baseline = [[1.0, 2.0, -1.0], [0.0, 0.0, 3.0]], [[0.5, 0.0, 1.0], [0.0, 0.0, 3.0]]
-    kl = compute_kl(torch.tensor(outputs), torch.tensor(baseline)).tolist()
+    kl = comparison.compute_kl(torch.tensor(outputs), torch.tensor(baseline)).tolist()
     assert kl == pytest.approx([reference_kl(*pair) for pair in zip(outputs, baseline, strict=True)])
     assert kl[1] == 0
     assert kl[0] != pytest.approx(reference_kl(baseline[0], outputs[0]))
@@ -29,49 +22,38 @@ def test_kl_is_sum_over_changed_distribution():
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     masked = logits.masked_fill(torch.tensor([[False, False, True]]), -torch.inf)
     mass = logits.softmax(-1)[0, :2].sum()
-    assert compute_kl(masked, logits).item() == pytest.approx(math.log(1 / mass))
-
-
-def test_ranks_count_from_1_with_ties_at_best():
-    logits = torch.tensor([[3.0, 5.0, 4.0], [1.0, 1.0, 0.0]])
-    assert rank_references(logits, [0, 1]) == [3, 1]
+    assert comparison.compute_kl(masked, logits).item() == pytest.approx(math.log(1 / mass))
 
 
 def test_output_lists_top_tokens_and_reference():
     logits = torch.tensor([[3.0, 5.0, 4.0]])
-    output = describe_output(logits, [0], top_k=2)
+    output = comparison.describe_output(logits, [0], top_k=2)
     total = sum(map(math.exp, (3, 5, 4)))
     p = [math.exp(x) / total for x in (5, 4, 3)]
     assert output["top"]["ids"] == [[1, 2]]
     assert output["top"]["p"][0] == pytest.approx(p[:2], rel=1e-5)
     assert (output["rank"], output["p"]) == ([3], [pytest.approx(p[2], rel=1e-5)])
     assert output["logsumexp"] == [pytest.approx(math.log(total), rel=1e-5)]
-    assert len(describe_output(logits, [0])["top"]["ids"][0]) == 3  # the whole vocabulary
+    assert len(comparison.describe_output(logits, [0])["top"]["ids"][0]) == 3  # the whole vocabulary
+    # ties have the best rank
+    assert comparison.rank_references(torch.tensor([[3.0, 5.0, 4.0], [1.0, 1.0, 0.0]]), [0, 1]) == [3, 1]
+    assert comparison.round_number(0.000123456789) == 0.000123457
 
 
 def test_comparison_lists_rows_with_changed_best_token():
     outputs, plain = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    result = compare_outputs(outputs, plain, [0, 0])
+    result = comparison.compare_outputs(outputs, plain, [0, 0])
     assert (result["changed"], result["rank"]) == ([1], [1, 2])
     assert result["mean_kl"] == pytest.approx(reference_kl([0, 1], [1, 0]) / 2, rel=1e-5)
     p = math.e / (1 + math.e)
     assert result["top"]["ids"] == [[0, 1], [1, 0]]
-    assert result["top"]["before"] == [
-        pytest.approx([p, 1 - p], rel=1e-5),
-        pytest.approx([1 - p, p], rel=1e-5),
-    ]
-
-
-def test_incomparable_rows_are_none_and_not_counted():
-    outputs, plain = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[9.0, 0.0], [1.0, 0.0]])
-    result = compare_outputs(outputs, plain, [0, 0], [False, True])
+    assert result["top"]["before"] == pytest.approx(np.array([[p, 1 - p], [1 - p, p]]), rel=1e-5)
+    # incomparable rows are none, and not counted
+    plain = torch.tensor([[9.0, 0.0], [1.0, 0.0]])
+    result = comparison.compare_outputs(outputs, plain, [0, 0], [False, True])
     assert [result[name][0] for name in ("kl", "rank", "p", "logsumexp")] == [None] * 4
     assert result["top"]["before"][0] is None
     assert result["top"]["ids"] == [None, [1, 0]]
     assert result["mean_kl"] == result["kl"][1]
     assert result["changed"] == [1]
-    assert compare_outputs(outputs, plain, [0, 0], [False, False])["mean_kl"] is None
-
-
-def test_round_number_has_six_significant_digits():
-    assert round_number(0.000123456789) == 0.000123457
+    assert comparison.compare_outputs(outputs, plain, [0, 0], [False, False])["mean_kl"] is None

@@ -1,5 +1,3 @@
-"""What levers compare of a text of each kind of model."""
-
 import pytest
 import torch
 from tests.explain.levers.levers_helpers import make_run
@@ -67,18 +65,13 @@ def test_classifier_has_one_row():
         logits = run.model(*read_inputs(run, "the dog", "a cat").args)
     torch.testing.assert_close(lever_input.plain_logits, logits)
     assert lever_input.references == logits.argmax(-1).tolist()
-
-
-def test_single_logit_becomes_two_classes():
+    # a single logit becomes two classes
     reranker = read(make_run("encoder", labels=["relevant"]), "the dog")
     assert reranker.plain_logits.shape == (1, 2)
     assert reranker.plain_logits[0, 0] == 0
     detector = read(make_run("encoder", generator_layers=1), "the dog barks")
     assert detector.plain_logits.shape == (len(detector.tokens), 2)
     assert detector.labels == [None] * len(detector.tokens)
-
-
-def test_encoder_without_head_is_an_error():
     with pytest.raises(UserError, match="without a head has no output"):
         read(make_run("encoder", lm_head=False), "the dog")
 

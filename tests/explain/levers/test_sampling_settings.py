@@ -1,5 +1,3 @@
-"""Sampling settings against softmax(logits / T) and the definitions of top-k and top-p."""
-
 import pytest
 import torch
 from tests.explain.levers.levers_helpers import make_lever_input
@@ -10,7 +8,6 @@ from polyhead.explain.levers.table import compute_case
 
 
 def compute_probabilities(setting):
-    """The plain logits, and the probabilities with a setting."""
     lever_input = make_lever_input()
     output = SAMPLING_LEVER.compute(lever_input, SAMPLING_LEVER.check_setting(lever_input, setting))
     return lever_input.plain_logits, output.logits.softmax(-1)
@@ -26,21 +23,16 @@ def test_temperature_divides_logits(temperature):
     torch.testing.assert_close(p, expected)
 
 
-def test_top_k_keeps_k_tokens_in_proportion():
+def test_top_k_and_p_keep_proportions():
     logits, p = compute_probabilities({"top_k": 5})
     expected = logits.softmax(-1) * (logits >= logits.topk(5).values[:, -1:])
     torch.testing.assert_close(p, expected / expected.sum(-1, keepdim=True))
-
-
-def test_top_p_keeps_smallest_set_of_mass():
+    # the smallest set of that mass
     logits, p = compute_probabilities({"top_p": 0.9})
     for row, plain in zip(p, logits.softmax(-1), strict=True):
         order = plain.argsort(descending=True)
         n = next(n for n in range(1, len(order) + 1) if plain[order[:n]].sum() >= 0.9)
         expected = torch.zeros_like(plain).index_copy(0, order[:n], plain[order[:n]])
         torch.testing.assert_close(row, expected / expected.sum())
-
-
-def test_encoder_has_no_sampling():
     with pytest.raises(UserError, match="generates no text"):
         compute_case(make_lever_input("encoder"), "sampling", {"top_k": 2})

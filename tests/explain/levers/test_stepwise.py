@@ -1,6 +1,3 @@
-"""A text read step by step: logits of reference decoding, and what was visible and stored."""
-
-import pytest
 import torch
 from tests.explain.levers.levers_helpers import make_lever_input, run_model
 
@@ -10,7 +7,6 @@ from polyhead.explain.levers.stepwise import read_stepwise
 
 
 def decode_with_cache(lever_input, choice, prefill=1):
-    """The logits of the text through a cache, and the cache."""
     model, n = lever_input.model, len(lever_input.tokens)
     cache = make_cache(choice, model.cache_shape, 1, n)
     tokens, pos = torch.tensor([lever_input.tokens]), torch.arange(n)[None]
@@ -21,32 +17,6 @@ def decode_with_cache(lever_input, choice, prefill=1):
             cache.prepare_step([0], pos[:, span])
             logits.append(model.decode(tokens[:, span], pos[:, span], cache, memory)[0])
     return torch.cat(logits), cache
-
-
-@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-@pytest.mark.parametrize(
-    ("choice", "prefill"),
-    [
-        (None, 1),
-        (Choice("growing"), 4),
-        (Choice("window", window=3, sink=1), 1),
-        (Choice("h2o", budget=4, recent=2, sink=0), 1),
-        (Choice("quantized", bits=4, group=2), 1),
-        (Choice("subgen", budget=4), 1),
-        (Choice("low_rank", rank=2), 2),
-        (Choice("paged"), 1),
-    ],
-)
-def test_logits_match_decoding_with_cache(kind, choice, prefill):
-    lever_input = make_lever_input(kind, n_kv_heads=2)
-    reading = read_stepwise(lever_input, choice, prefill)
-    expected, cache = decode_with_cache(lever_input, choice, prefill)
-    torch.testing.assert_close(reading.logits, expected)
-    assert reading.used_bytes[-1] == cache.memory_usage().used_bytes
-    if reading.cache.lossless:
-        torch.testing.assert_close(expected, run_model(lever_input.model, lever_input))
-    is_merged = choice is not None and choice.name == "subgen"
-    assert any(record.is_merged for record in reading.layers) == is_merged
 
 
 def test_lossless_cache_has_every_position_without_error():

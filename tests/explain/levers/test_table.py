@@ -1,5 +1,3 @@
-"""The part of the document: every lever, with cases or a reason, on every kind of model."""
-
 import json
 
 import pytest
@@ -44,11 +42,16 @@ def test_every_lever_has_cases_or_reason(kind, changes):
     assert part["rows"]["side"] == (1 if kind == "encoder-decoder" else 0)
 
 
-def test_reference_is_label_or_best_token():
+def test_live_page_has_references_and_fields():
     lever_input = make_lever_input()
     rows = describe_levers(lever_input, str, has_cases=False)["rows"]
     assert rows["is_true"] == [True] * 8 + [False]
     assert rows["reference"] == [*lever_input.tokens[1:], int(lever_input.plain_logits[8].argmax())]
+    part = describe_levers(make_lever_input("encoder-decoder"), str, has_cases=False)
+    assert not any(lever["cases"] for lever in part["levers"])
+    (head,) = (lever for lever in part["levers"] if lever["name"] == "head")
+    assert [field["name"] for field in head["fields"]] == ["stack", "attention", "layer", "head"]
+    assert head["fields"][1]["values"] == ["self", "cross"]
 
 
 def test_case_compares_with_plain_output():
@@ -59,14 +62,6 @@ def test_case_compares_with_plain_output():
     assert case["baseline"] is None
     shuffle_case = compute_case(lever_input, "shuffle", {"positions": "none"})
     assert shuffle_case["baseline"] == {"positions": "none", "shuffled": False}
-
-
-def test_live_page_has_fields_without_cases():
-    part = describe_levers(make_lever_input("encoder-decoder"), str, has_cases=False)
-    assert not any(lever["cases"] for lever in part["levers"])
-    (head,) = (lever for lever in part["levers"] if lever["name"] == "head")
-    assert [field["name"] for field in head["fields"]] == ["stack", "attention", "layer", "head"]
-    assert head["fields"][1]["values"] == ["self", "cross"]
 
 
 def test_inapplicable_lever_or_damaged_model_is_an_error():
