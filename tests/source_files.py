@@ -1,7 +1,5 @@
 """The modules of the package and of its tests, each parsed once for all the rules that read them."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from pathlib import Path
@@ -14,10 +12,10 @@ TEST_FILES = sorted(TESTS.rglob("*.py"))
 
 
 @functools.cache
-def parse_file(path: Path) -> ast.Module:
+def parse_file(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @functools.cache
-def walk_file(path: Path) -> list[ast.AST]:
+def walk_file(path):
     return list(ast.walk(parse_file(path)))

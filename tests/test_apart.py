@@ -4,15 +4,12 @@ executed.
 All of it happens in a process whose own audit hook sees what Python opens, connects to, imports and starts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -114,41 +111,29 @@ print(json.dumps(seen))
 """  # noqa: E501
 
 
-def child(script: str, workdir: Path, use_strace: bool = False) -> list[list[str]]:
-    """What the hook saw; with ``traced`` also what the system was asked to connect to, by whatever code."""
+def child(script, workdir, use_strace=False):
+    """What the hook saw; with ``use_strace`` also the connections of other code."""
     log = workdir / "connects.txt"
-    trace = (
-        ["strace", "-f", "--seccomp-bpf", "-e", "trace=connect,sendto", "-o", str(log)] if use_strace else []
-    )
-    process = subprocess.run(
-        [*trace, sys.executable, "-c", CHILD + script],
-        cwd=workdir,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    trace = ["strace", "-f", "--seccomp-bpf", "-e", "trace=connect,sendto", "-o", str(log)]
+    command = [*(trace if use_strace else []), sys.executable, "-c", CHILD + script]
+    process = subprocess.run(command, cwd=workdir, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-3000:]
     syscalls = log.read_text().splitlines() if use_strace else []
-    outside = [
-        line for line in syscalls if "AF_INET" in line and not re.search(r'"(127\.0\.0\.1|::1)"', line)
-    ]
+    local = re.compile(r'"(127\.0\.0\.1|::1)"')
+    outside = [line for line in syscalls if "AF_INET" in line and not local.search(line)]
     return [*json.loads(process.stdout.splitlines()[-1]), *(["system", line] for line in outside)]
 
 
-def state(directory: Path) -> dict[str, tuple[str, int]]:
-    """Every file with its hash and the time of its last change."""
-    files = sorted(path for path in directory.rglob("*"))
-    return {
-        str(path): (
-            hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest(),
-            path.stat().st_mtime_ns,
-        )
-        for path in files
-    }
+def hash_file(path):
+    return hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest()
+
+
+def state(directory):
+    return {str(path): (hash_file(path), path.stat().st_mtime_ns) for path in directory.rglob("*")}
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("apart")
     for split in ("train", "valid"):
         (workdir / f"{split}.de").write_text("ein hund bellt .\nzwei hunde schlafen .\n" * 4)
@@ -158,11 +143,9 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def training_events(workdir: Path) -> list[list[str]]:
-    use_strace = (
-        bool(shutil.which("strace"))
-        and not subprocess.run(["strace", "true"], capture_output=True).returncode
-    )
+def training_events(workdir):
+    strace = shutil.which("strace")
+    use_strace = strace and not subprocess.run([strace, "true"], capture_output=True).returncode
     return child(MAKES, workdir, use_strace)
 
 
@@ -173,7 +156,6 @@ def test_training_opens_no_connection_and_no_process(training_events):
 
 @pytest.mark.acceptance("R13", "F1", "F3")
 def test_using_a_run_only_reads_it(workdir, training_events):
-    """The directories are closed: by their modes, by the hook, and compared afterwards."""
     runs = workdir / "runs"
     for directory in (runs / "dogs", runs / "judge", runs / "dogs/checkpoints"):
         evil = "open('executed', 'w')\nraise SystemExit('executed')"

@@ -1,17 +1,10 @@
-"""What the benchmarks compare with must be the same model, or the comparison says nothing; and all of them
-run.
-"""
-
-from __future__ import annotations
-
+import json
 import re
 import shlex
 import subprocess
 import sys
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -22,70 +15,26 @@ from polyhead.models import build, preset_config
 
 pytest.importorskip("transformers")
 
-SIZES = {
-    "vocab_size": 50,
-    "d_model": 16,
-    "n_layers": 2,
-    "n_decoder_layers": 1,
-    "n_heads": 2,
-    "d_ff": 24,
-    "max_len": 20,
-}
+SIZES = {"vocab_size": 50, "d_model": 16, "n_layers": 2, "n_decoder_layers": 1, "n_heads": 2}
+SIZES |= {"d_ff": 24, "max_len": 20}
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-SMALLEST = """
-decode overhead --rounds 1 --batches 1 --new-tokens 4
-decode peers --models base --batches 1 --beams 1 --layers 1 --rounds 1 --new-tokens 2
-distributed limit --megabytes 9000 --d-model 32 --layers 1
-distributed losses "shard 2" --steps 2
-distributed memory --d-model 32 --layers 1
-export --models language --layers 1 --batches 1 --rounds 1 --new-tokens 2
-gpu decode --device cpu --d-model 64 --layers 1 --heads 2 --vocab-size 100 --length 32 --rounds 1
-gpu train --device cpu --d-model 64 --layers 1 --heads 2 --vocab-size 100 --length 32 --rounds 1 --documents 8
-kernels attention --rounds 1
-kernels encode {en} --limit 8 --rounds 1
-kernels linear --rounds 1 --lengths 64 --past 1024 --chunks 16
-paging lengths --text {en}
-paging sharing --run {run} --text {en} --limit 3
-paging steps --rounds 1 --batches 1 --past 128 --layers 1 --width 64
-parts norm --rounds 2 --rows 2
-pipeline --micro-batches 4 --milliseconds 5 --schedules 1f1b
-plan {run}/recipe.yaml --rounds 1 --seconds 2
-serving http --models tiny --clients 2 --rounds 1
-serving load --held 3 --beyond 2 --streams 2
-soak --minutes 0.5 --turn 0.2
-speed tables --training nanogpt --decoding base-1 --layers 1 --rounds 1 --steps 1 --modes eager --new-tokens 2
-speculative steps --rounds 1 --batches 1 --new-tokens 4 --layers 1 --width 64
-train language --text {en} --rounds 1 --steps 1 --modes eager compile+bf16 --systems torch.nn
-train optimizers --presets tiny --rounds 1
-train peers --rounds 1 --max-tokens 300 --modes eager bf16
-translate peers --preset tiny --vocab-size 200 --batch 2 --new-tokens 4 --rounds 1
-translate shortlist {en} {zh} --preset tiny --vocab-size 400 --lines 4 --rounds 1
-translate terms {run} {en} {zh} --lines 3
-update adapters --preset tiny --vocabulary 100 --rows 1 --length 16 --updates 1
-update products --models tiny --rounds 1
-update ranks --rounds 2 --sentences 1500 --vocab-size 500
-"""
-CASES = [shlex.split(line) for line in SMALLEST.strip().splitlines()]
+LINES = Path(__file__).with_name("benchmark_cases.txt").read_text().splitlines()
+CASES = [shlex.split(line) for line in LINES]
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def inputs(tmp_path_factory):
     """A text in two languages, and a translator that has learned hardly anything from it."""
     folder = tmp_path_factory.mktemp("benchmarks")
     en, zh = write_corpus(folder, n=600, n_valid=20, n_test=20)["train"]
-    recipe = f"""
-        data: {{train: ["{en}", "{zh}"], valid_fraction: 0.05}}
-        tokenizer: {{vocab_size: 300}}
-        model: {{preset: tiny}}
-        train: {{steps: 2, max_tokens: 200}}
-        out: "{folder / "run"}"
-    """
-    (folder / "recipe.yaml").write_text("\n".join(line[8:] for line in recipe.splitlines()))
+    recipe = {"data": {"train": [str(en), str(zh)], "valid_fraction": 0.05}, "model": {"preset": "tiny"}}
+    recipe |= {"tokenizer": {"vocab_size": 300}, "train": {"steps": 2, "max_tokens": 200}}
+    (folder / "recipe.yaml").write_text(json.dumps(recipe | {"out": str(folder / "run")}))
     run_command([sys.executable, "-m", "polyhead", "train", folder / "recipe.yaml"])
     return {"en": en, "zh": zh, "run": folder / "run"}
 
 
-def run_command(command: list[str | Path]) -> str:
+def run_command(command):
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, (process.stdout + process.stderr)[-2000:]
     return process.stdout
@@ -93,14 +42,12 @@ def run_command(command: list[str | Path]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_benchmark_runs(case: list[str], inputs: dict[str, Path]) -> None:
-    """With the smallest sizes: what it imports and calls is there, and it tells something."""
+def test_benchmark_runs(case, inputs):
     name, *options = (word.format(**inputs) for word in case)
     assert run_command([sys.executable, BENCHMARKS / f"{name}.py", *options]).strip()
 
 
-def test_every_benchmark_and_measurement_has_a_case() -> None:
-    """Neither a file nor one of the measurements that it names."""
+def test_every_benchmark_and_measurement_has_a_case():
     files = set(BENCHMARKS.glob("[!_]*.py"))
     assert {case[0] for case in CASES} == {file.stem for file in files}
     for file in files:
@@ -108,21 +55,27 @@ def test_every_benchmark_and_measurement_has_a_case() -> None:
             assert {case[1] for case in CASES if case[0] == file.stem} == set(names.split(", "))
 
 
-def test_an_unknown_measurement_is_refused() -> None:
-    process = subprocess.run(
-        [sys.executable, BENCHMARKS / "kernels.py", "liner"], capture_output=True, text=True
-    )
+def test_an_unknown_measurement_is_refused():
+    command = [sys.executable, BENCHMARKS / "kernels.py", "liner"]
+    process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 1
     assert "unknown measurement 'liner'; known: linear, attention, encode" in process.stderr
 
 
-@pytest.fixture(scope="module")
-def peers() -> ModuleType:
-    spec = spec_from_file_location("_shared", BENCHMARKS / "_shared.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def import_benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module
+
+
+@pytest.fixture
+def peers(import_benchmark):
+    return import_benchmark("_shared")
+
+
+@pytest.fixture
+def steps(import_benchmark):
+    return import_benchmark("_train_steps")
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -131,11 +84,8 @@ def peers() -> ModuleType:
     [
         {},
         {"position": "learned", "feed_forward": {"name": "gelu", "dropout": 0.5}, "scale_embedding": False},
-        {
-            "position": {"name": "sinusoidal", "base": 50.0},
-            "feed_forward": "silu",
-            "attention": {"name": "softmax", "dropout": 0.5},
-        },
+        {"position": {"name": "sinusoidal", "base": 50.0}, "feed_forward": "silu"},
+        {"attention": {"name": "softmax", "dropout": 0.5}},
     ],
 )
 def test_twin_of_hugging_face_has_the_same_logits(peers, norm_first, changes):
@@ -167,20 +117,13 @@ def test_designs_without_a_twin_are_named(peers, changes, difference):
     assert peers.differences(ModelConfig.model_validate({**SIZES, **changes})) == difference
 
 
-def test_peer_of_a_language_model_has_same_logits(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    decode = import_module("decode")
+def test_peer_of_a_language_model_has_same_logits(import_benchmark):
+    decode = import_benchmark("decode")
     model = build(preset_config("gpt2", 50, n_layers=2, d_model=16, n_heads=2, max_len=20), seed=1).eval()
     for parameter in model.parameters():  # norms and biases too
         torch.nn.init.normal_(parameter, std=0.3)
     tokens = torch.randint(3, 50, (3, 9))
     torch.testing.assert_close(model(tokens), decode.peer(model).eval()(tokens).logits, rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return import_module("_train_steps")
 
 
 @pytest.mark.parametrize("kind", ["pairs", "rows"])
@@ -216,15 +159,12 @@ def test_training_step_costs_three_forward_passes(steps):
     assert workload.count_flops() == 3 * (layer + attention + head)
 
 
-def test_decoding_step_reads_decoder_and_head(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    speed = import_module("speed")
+def test_decoding_step_reads_decoder_and_head(import_benchmark):
+    speed = import_benchmark("speed")
     d, layers, vocabulary = 16, 2, 60
-    config = preset_config(
-        "base", vocabulary, d_model=d, d_ff=64, n_heads=2, n_layers=3, n_decoder_layers=layers
-    )
-    matrices = (
-        4 * d * d + 2 * d * d + 2 * d * 64
-    )  # self-attention, queries and outputs of the other, feed-forward
+    sizes = {"d_model": d, "d_ff": 64, "n_heads": 2, "n_layers": 3, "n_decoder_layers": layers}
+    config = preset_config("base", vocabulary, **sizes)
+    # self-attention, queries and outputs of the other, feed-forward
+    matrices = 4 * d * d + 2 * d * d + 2 * d * 64
     vectors = 6 * d + 64 + d + 3 * 2 * d  # biases, and norms
     assert speed.count_read_weights(config) == (layers * (matrices + vectors), d * vocabulary)

@@ -1,31 +1,18 @@
 """What may never be written in the package, found by reading its syntax."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterable, Iterator
 
 import pytest
 from tests.source_files import MODULES, walk_file
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}
-UNSAFE_CALLS = {
-    "eval",
-    "exec",
-    "compile",
-    "__import__",
-    "torch.load",
-    "torch.save",
-    "yaml.load",
-    "yaml.load_all",
-}
-UNSAFE_CALLS |= {"yaml.full_load", "yaml.unsafe_load", "os.system"}
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "torch.load", "torch.save"}
+UNSAFE_CALLS |= {"yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load"}
 UNSAFE_OPTIONS = {"shell=True", "allow_pickle=True"}
 LONGEST_FILE = 500  # lines
 
 
-def find_unsafe(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Everything that can run code which it has read."""
+def find_unsafe(nodes):
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] in UNSAFE_MODULES)
@@ -41,7 +28,7 @@ def find_unsafe(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from (f"{function}({option})" for option in sorted(options & UNSAFE_OPTIONS))
 
 
-def find_huge_negatives(nodes: Iterable[ast.AST]) -> Iterator[str]:
+def find_huge_negatives(nodes):
     """Finite numbers used for minus infinity: they overflow in half precision and leak when added twice."""
     for node in nodes:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -53,23 +40,20 @@ def find_huge_negatives(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 @pytest.mark.acceptance("F1")
-def test_no_module_runs_code_from_a_file() -> None:
+def test_no_module_runs_code_from_a_file():
     example = "import pickle\nfrom torch import load\nmodel.eval()\nnp.load(path, allow_pickle=True)"
-    assert list(find_unsafe(ast.walk(ast.parse(example)))) == [
-        "pickle",
-        "torch.load",
-        "np.load(allow_pickle=True)",
-    ]
+    unsafe = list(find_unsafe(ast.walk(ast.parse(example))))
+    assert unsafe == ["pickle", "torch.load", "np.load(allow_pickle=True)"]
     assert {path.name: unsafe for path in MODULES if (unsafe := list(find_unsafe(walk_file(path))))} == {}
 
 
 @pytest.mark.acceptance("A2", "A3")
-def test_masks_use_no_huge_number() -> None:
+def test_masks_use_no_huge_number():
     example = "scores.masked_fill(mask, -1e9) + torch.finfo(x.dtype).min + float('-inf') + -100"
     assert len(list(find_huge_negatives(ast.walk(ast.parse(example))))) == 2
     assert {path.name: huge for path in MODULES if (huge := list(find_huge_negatives(walk_file(path))))} == {}
 
 
-def test_files_are_short() -> None:
+def test_files_are_short():
     lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}

@@ -1,15 +1,11 @@
 """Tests mirror the package: ``tests/a/b/test_c.py`` has the tests of ``polyhead/a/b/c.py``."""
 
-from __future__ import annotations
-
 import ast
-from pathlib import Path
 
 from tests.source_files import MODULES, ROOT, TESTS, parse_file
 
 
-def has_tests(path: Path) -> bool:
-    """Whether a file defines a test function or a class of tests."""
+def has_tests(path):
     if not path.is_file():
         return False
     body = parse_file(path).body
@@ -20,7 +16,7 @@ def has_tests(path: Path) -> bool:
     )
 
 
-def test_nine_of_ten_modules_have_test_files() -> None:
+def test_nine_of_ten_modules_have_test_files():
     modules = [path.relative_to(ROOT) for path in MODULES if path.name != "__init__.py"]
     lacking = [str(path) for path in modules if not has_tests(TESTS / path.parent / f"test_{path.name}")]
     assert len(lacking) <= len(modules) // 10, f"no test file: {lacking}"

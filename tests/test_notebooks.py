@@ -1,7 +1,3 @@
-"""Every notebook runs from its first cell to its last, in an empty directory."""
-
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -19,14 +15,13 @@ def _shell(line):
 """
 
 
-def cells(notebook: Path) -> list[str]:
+def cells(notebook):
     """The code of the cells as plain Python; a line for the shell becomes a call that fails as the line
     does.
     """
     code_cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code_cells), (
-        "clear the outputs"
-    )
+    is_clear = all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code_cells)
+    assert is_clear, "clear the outputs"
     lines = [line for cell in code_cells for line in "".join(cell["source"]).splitlines()]
     return [f"_shell({line[1:]!r})" if line.startswith("!") else line for line in lines]
 
@@ -34,7 +29,7 @@ def cells(notebook: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # seconds on a machine of its own
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(notebook: Path, tmp_path: Path) -> None:
+def test_notebook_runs(notebook, tmp_path):
     command = tmp_path / "bin" / "polyhead"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m polyhead "$@"\n')
@@ -42,18 +37,12 @@ def test_notebook_runs(notebook: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
     script = tmp_path / "notebook.py"
     script.write_text(SHELL + "\n".join(cells(notebook)))
-    process = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=840,
-    )
+    command = [sys.executable, str(script)]
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
 
 
-def test_notebooks_are_listed() -> None:
+def test_notebooks_are_listed():
     readme = (NOTEBOOKS[0].parent / "README.md").read_text()
     assert len(NOTEBOOKS) == 3
     assert all(f"({path.name})" in readme for path in NOTEBOOKS)

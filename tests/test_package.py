@@ -1,13 +1,8 @@
-"""What an index, a reader of the repository and docker get of the project."""
-
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,40 +10,35 @@ import yaml
 import polyhead
 
 ROOT = Path(__file__).parents[1]
-PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DOCKER_FILES = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
 
 
-def long_description() -> str:
-    """The README as the metadata hook of pyproject.toml changes it."""
+def long_description():
     text = (ROOT / "README.md").read_text()
     for change in PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
         text = re.sub(change["pattern"], change["replacement"], text)
     return text
 
 
-def test_links_of_the_long_description_are_absolute() -> None:
+def test_links_of_the_long_description_are_absolute():
     links = re.findall(r"\]\(([^)]+)\)", long_description())
     assert links
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    root = "https://raw.githubusercontent.com/polyhead/polyhead/main/"
     images = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", long_description())
-    assert all(
-        image.startswith("https://raw.githubusercontent.com/polyhead/polyhead/main/") for image in images
-    )
+    assert all(image.startswith(root) for image in images)
 
 
-def test_version_is_the_same_everywhere() -> None:
+def test_version_is_the_same_everywhere():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert polyhead.__version__ == PYPROJECT["project"]["version"] == citation["version"]
     assert citation["authors"] == PYPROJECT["project"]["authors"] == [{"name": "Polyhead contributors"}]
-
-
-def test_every_file_of_the_sdist_is_there() -> None:
     for name in PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]:
         assert (ROOT / name).exists(), name
 
 
-def test_every_tool_is_pinned() -> None:
+def test_every_tool_is_pinned():
     pins = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     for extra in ("dev", "site"):
         for requirement in PYPROJECT["project"]["optional-dependencies"][extra]:
@@ -56,17 +46,7 @@ def test_every_tool_is_pinned() -> None:
             assert {name, name.replace("-", "_")} & pins, requirement
 
 
-@pytest.mark.parametrize("name", ["bug", "question", "config"])
-def test_issue_templates_have_required_fields(name: str) -> None:
-    form = yaml.safe_load((ROOT / f".github/ISSUE_TEMPLATE/{name}.yml").read_text())
-    if name == "config":
-        assert form["contact_links"]
-        return
-    assert form.keys() == {"name", "description", "labels", "body"}
-    assert all(field["attributes"]["label"] for field in form["body"])
-
-
-def test_docker_context_has_the_files_of_the_image() -> None:
+def test_docker_context_has_the_files_of_the_image():
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines[0] == "*"
     for name in " ".join(DOCKER_FILES).split():
@@ -76,7 +56,7 @@ def test_docker_context_has_the_files_of_the_image() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_image_is_built_and_runs(tmp_path: Path) -> None:
+def test_the_image_is_built_and_runs(tmp_path):
     if not shutil.which("docker") or subprocess.run(["docker", "info"], capture_output=True).returncode:
         pytest.skip("no docker daemon answers here")
     subprocess.run(["docker", "build", "-t", "polyhead-test", str(ROOT)], check=True)
