@@ -53,9 +53,6 @@ def test_every_benchmark_and_measurement_has_a_case():
     for file in files:
         for names in re.findall(r"run_measurement\(__doc__ or \"\", (.*)\)", file.read_text()):
             assert {case[1] for case in CASES if case[0] == file.stem} == set(names.split(", "))
-
-
-def test_an_unknown_measurement_is_refused():
     command = [sys.executable, BENCHMARKS / "kernels.py", "liner"]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 1
@@ -149,7 +146,7 @@ def test_training_steps_of_libraries_have_the_same_loss(steps, kind):
         assert values == pytest.approx(losses["Hugging Face"], rel=1e-4), system
 
 
-def test_training_step_costs_three_forward_passes(steps):
+def test_training_and_decoding_steps_are_counted(steps, import_benchmark):
     """Of one layer and the head, without the pairs of tokens that a causal mask hides."""
     workload = steps.language_workload({"d_model": 16, "n_layers": 1, "n_heads": 2}, 60, 2, 7)
     tokens, width = 2 * 7, 16
@@ -157,9 +154,7 @@ def test_training_step_costs_three_forward_passes(steps):
     attention = 2 * 2 * 2 * (7 * 8 // 2) * width
     head = 2 * tokens * width * 60
     assert workload.count_flops() == 3 * (layer + attention + head)
-
-
-def test_decoding_step_reads_decoder_and_head(import_benchmark):
+    # a decoding step reads decoder and head
     speed = import_benchmark("speed")
     d, layers, vocabulary = 16, 2, 60
     sizes = {"d_model": d, "d_ff": 64, "n_heads": 2, "n_layers": 3, "n_decoder_layers": layers}

@@ -210,12 +210,16 @@ def test_examples_run(page, home):
             exec(compile("\n" * fence.line + fence.text, str(page), "exec"), namespace)
 
 
-def test_excerpts_are_lines_of_the_source():
+def test_excerpts_and_pages_are_of_the_source():
     for page, fence in page_fences("python"):
         if source_name := EXCERPT.match(fence.text):
             source = iter(read(source_name[1]).splitlines())
             for line in filter(None, fence.text.splitlines()[1:]):
                 assert line in source, f"{name(page)}: {source_name[1]} has no line {line!r} there"
+    pages = runpy.run_path(str(ROOT / "docs/parts/write.py"))["pages"]()
+    stale = [path.name for path, text in pages.items() if path.read_text() != text]
+    assert stale == [], "./dev docs writes them anew"
+    assert {f"{registry.kind}.md" for registry in ALL_REGISTRIES} <= {path.name for path in pages}
 
 
 def test_commands_parse(workdir):
@@ -286,13 +290,6 @@ def test_links_lead_to_files_and_headings():
             if not has_anchor and not re.match(r"https?://", target):
                 broken_links.append(f"{name(page)} links to {target}")
     assert broken_links == []
-
-
-def test_pages_of_parts_are_their_docstrings():
-    pages = runpy.run_path(str(ROOT / "docs/parts/write.py"))["pages"]()
-    stale = [path.name for path, text in pages.items() if path.read_text() != text]
-    assert stale == [], "./dev docs writes them anew"
-    assert {f"{registry.kind}.md" for registry in ALL_REGISTRIES} <= {path.name for path in pages}
 
 
 def test_every_part_is_documented():

@@ -78,15 +78,12 @@ def test_invalid_value_or_name_is_an_error(key, value, message):
         make_toy_plan(designs=designs)
 
 
-def test_every_design_has_its_own_directory_name():
+def test_directories_of_designs_and_comparison(workdir):
     designs = [DesignSpec(name, (f"model.d_ff={8 + i}",)) for i, name in enumerate(("a b", "a/b", "x" * 300))]
     slugs = [design.slug for design in make_toy_plan(NORM, designs=tuple(designs)).designs]
     assert len(set(slugs)) == 5
     assert slugs[:2] == ["base", "norm=rmsnorm"]
     assert all("/" not in slug and len(slug) < 100 for slug in slugs)
-
-
-def test_output_directory_follows_recipe(workdir):
     assert make_toy_plan(changes=("out=runs/mine",)).out == Path("runs/mine")
     (workdir / "runs/old").mkdir(parents=True)
     (workdir / "runs/old/recipe.yaml").write_text(load_recipe("toy.yaml", ["out=runs/old"]).dump_yaml())

@@ -99,16 +99,13 @@ def test_scores_are_averaged_over_seeds():
     assert TESTS["bleu"].p_value([bad, bad], [good, good]) == TESTS["bleu"].p_value([bad], [good])
 
 
-def test_interval_matches_reference_resampling():
+def test_interval_and_p_value_of_resamples():
     rng = np.random.default_rng(0)
     stats = np.stack([rng.gamma(2.0, 5.0, 40), rng.integers(3, 20, 40)], 1)
     resamples = np.random.default_rng(12345).choice(40, size=(1000, 40), replace=True)
     expected = [stats[rows, 0].sum() / stats[rows, 1].sum() for rows in resamples]
     assert MEAN.interval([stats]) == pytest.approx(np.percentile(expected, [2.5, 97.5]), rel=1e-12)
     assert MEAN.score([stats]) == pytest.approx(stats[:, 0].sum() / stats[:, 1].sum())
-
-
-def test_p_value_is_two_sided_and_rarely_wrong():
     differences = np.array([1.0, 2.0, 3.0, 6.0])  # 2, 1, 0 and 3 away from their mean
     assert significance.bootstrap_p_value(differences, 1.5) == pytest.approx(3 / 5)
     assert significance.bootstrap_p_value(differences, -2.5) == pytest.approx(2 / 5)

@@ -57,16 +57,13 @@ def test_read_design():
         sweep.read_design("x: norm=layernorm rmsnorm")
 
 
-def test_vary_one_axis_changes_one_key():
+def test_axes_and_grid_name_differences_from_base():
     assert list(sweep.vary_one_axis(AXES)) == [
         sweep.DesignSpec("norm=layernorm", ("model.norm=layernorm",)),
         sweep.DesignSpec("norm=rmsnorm", ("model.norm=rmsnorm",)),
         sweep.DesignSpec("position=none", ("model.position=none",)),
         sweep.DesignSpec("position=rope(theta=5)", (f"model.position={ROPE}",)),
     ]
-
-
-def test_grid_names_differences_from_base():
     base = ("model.norm=layernorm", "model.position=none")
     designs = list(sweep.expand_grid(AXES, lambda change: change in base))
     names = ["position=rope(theta=5)", "norm=rmsnorm", "norm=rmsnorm position=rope(theta=5)"]

@@ -82,9 +82,7 @@ def test_traffic_of_sharded_data_parallelism():
     assert recompute_traffic.gather == 3 * (3 / 4) * 2 * (3 * 4 * LAYER + TABLE)
     frozen = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout, 3, n_parameters=NUMBERS)
     assert (frozen.data, frozen.gather) == (3 / 4 * 4000 + 1000, traffic.gather)
-
-
-def test_sharded_pipeline_stage_stays_gathered():
+    # a pipeline stage stays gathered
     layout = ParallelLayout(shard=4, pipeline=2, micro_batches=3, state_bytes=2)
     traffic = estimate_traffic(CONFIG, BatchShape(8, 10), NUMBERS, layout)
     assert traffic.gather == 3 / 4 * 2 * (4 * 2 * LAYER + TABLE)

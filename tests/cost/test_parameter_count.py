@@ -57,7 +57,7 @@ def test_parts_of_bert_equal_the_formula():
     assert count_model_parameters(config) == 109_482_240  # Devlin et al., 2018: 110 million
 
 
-def test_grouped_and_gated_layers_have_a_formula():
+def test_layers_have_a_formula_by_kind():
     config = ModelConfig(
         kind="decoder", vocab_size=100, d_model=32, n_heads=4, n_kv_heads=2, d_ff=48, norm="rmsnorm",
         norm_first=True, attention={"name": "softmax", "bias": False}, feed_forward="swiglu",
@@ -66,6 +66,15 @@ def test_grouped_and_gated_layers_have_a_formula():
     parts = {part.name: (part.params_each, part.formula) for part in group_parameters(config)}
     assert parts["layer"] == (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 64, "2HA + 2HG + 3HF + 2H")
     assert parts["head"] == (3200, "VH")
+    # layers of a pattern are counted by kind
+    pattern = [{}, {"attention": {"name": "softmax", "qk_norm": True}}]
+    sizes = {"vocab_size": 50, "d_model": 32, "n_layers": 5, "n_heads": 2}
+    config = ModelConfig(kind="decoder", layer_pattern=pattern, **sizes)
+    parts = [(part.name, part.times, part.params_each) for part in group_parameters(config)]
+    layers = [part for part in parts if "layer" in part[0]]
+    plain = 12 * 32**2 + 13 * 32
+    assert layers == [("layer, as 1", 3, plain), ("layer, as 2", 2, plain + 2 * 16)]
+    assert count_model_parameters(config) == count_meta_parameters(lambda: model_class(config)(config))
 
 
 H, E, V, T = 32, 12, 100, 20
@@ -111,17 +120,6 @@ def test_factorized_embeddings_have_formulas(changes, expected):
     config = ModelConfig(**FACTORIZED_SIZES, **changes)
     parts = {part.name: (part.total, part.formula) for part in group_parameters(config)}
     assert {name: part for name, part in parts.items() if name != "layer"} == expected
-
-
-def test_layers_of_a_pattern_are_counted_by_kind():
-    pattern = [{}, {"attention": {"name": "softmax", "qk_norm": True}}]
-    sizes = {"vocab_size": 50, "d_model": 32, "n_layers": 5, "n_heads": 2}
-    config = ModelConfig(kind="decoder", layer_pattern=pattern, **sizes)
-    parts = [(part.name, part.times, part.params_each) for part in group_parameters(config)]
-    layers = [part for part in parts if "layer" in part[0]]
-    plain = 12 * 32**2 + 13 * 32
-    assert layers == [("layer, as 1", 3, plain), ("layer, as 2", 2, plain + 2 * 16)]
-    assert count_model_parameters(config) == count_meta_parameters(lambda: model_class(config)(config))
 
 
 def test_active_parameters_are_those_of_selected_experts():

@@ -91,13 +91,6 @@ def test_cache_of_hybrid_has_keys_values_and_states():
     assert costs["static"].nbytes == 4 * (slots * (per_token + 8) + 4 * states)
 
 
-def test_model_that_does_not_fit_is_not_probed():
-    config = preset_config("gpt3-6.7b", 50257, n_layers=1)
-    plan = estimate(config, batch_size=4096, decode_batch=(1,), context_len=8)
-    assert plan.time is None and plan.steps is None
-    assert any("not probed" in note for note in plan.notes)
-
-
 @pytest.mark.parametrize("has_text", [True, False])
 def test_initial_weights_of_other_shapes_are_refused(workdir, has_text):
     write_finetuning_recipe(workdir)
@@ -167,12 +160,17 @@ def test_teacher_needs_student_width_and_text(workdir):
     assert "the cost of the teachers is unknown without the text" in plan.notes
 
 
-def test_context_is_limited_by_max_len():
+def test_limits_of_context_and_memory():
     config = preset_config("tiny", 50, max_len=64)
     for context in (0, 65, 10**6):
         with pytest.raises(UserError, match=rf"context_len is {context}, expected 1 to max_len \(64\)"):
             estimate(config, probe=False, context_len=context)
     assert estimate(config, probe=False, context_len=64).decoding is not None
+    # a model that does not fit is not probed
+    config = preset_config("gpt3-6.7b", 50257, n_layers=1)
+    plan = estimate(config, batch_size=4096, decode_batch=(1,), context_len=8)
+    assert plan.time is None and plan.steps is None
+    assert any("not probed" in note for note in plan.notes)
 
 
 def test_single_rank_is_the_model():

@@ -50,9 +50,7 @@ def test_bytes_of_weights_and_activations():
     assert costs["stack.layers.0.attn_residual"]["weight_bytes"] == 0
     n_parameters = sum(p.numel() for p in make_run(**config).model.parameters())
     assert document["costs"]["total"]["weight_bytes"] == 4 * n_parameters
-
-
-def test_part_without_formula_has_no_flops():
+    # a part without a formula has no FLOPs
     attention = {"name": "kernel", "sim": "polyhead.nn.similarity:square_similarity"}
     document, _ = explain_config({"kind": "decoder", "attention": attention, "position": "none"})
     assert document["costs"]["total"]["flops"] is None

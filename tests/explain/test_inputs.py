@@ -8,7 +8,7 @@ def list_marks(side, window, run):
     return [token["mark"] for token in describe_side(side, window, run.tokenizer)["tokens"]]
 
 
-def test_translation_pair_has_special_tokens_and_labels():
+def test_inputs_have_marks_labels_and_segments():
     run = make_run()
     source, target = read_inputs(run, TEXT, TARGET).sides
     t = run.tokenizer
@@ -20,6 +20,12 @@ def test_translation_pair_has_special_tokens_and_labels():
     decoder = make_run(kind="decoder")
     (side,) = read_inputs(decoder, TEXT, None).sides
     assert side.next_ids == [*side.ids[1:], None]
+    run = make_run(kind="encoder")
+    (side,) = read_inputs(run, "a <mask> barks", None).sides
+    marks = list_marks(side, (0, 2), run)
+    assert (marks[0], marks[-1], marks.count("mask")) == ("begin", "end", 1)
+    inputs = read_inputs(make_run(kind="encoder", labels=("yes", "no"), n_segments=2), TEXT, TARGET)
+    assert inputs.sides[0].segments == inputs.args[2][0].tolist()
 
 
 @pytest.mark.parametrize("text", [TEXT, "Größe 狗 🐕"])
@@ -29,15 +35,6 @@ def test_bytes_of_tokens_spell_text(text):
     tokens = describe_side(side, (0, len(side.ids)), run.tokenizer)["tokens"]
     assert bytes(byte for token in tokens for byte in token["bytes"] or []).decode().strip() == text
     assert [token["id"] for token in tokens if not token["special"]] == run.tokenizer.encode([text])[0]
-
-
-def test_mask_is_marked_and_pair_has_segments():
-    run = make_run(kind="encoder")
-    (side,) = read_inputs(run, "a <mask> barks", None).sides
-    marks = list_marks(side, (0, 2), run)
-    assert (marks[0], marks[-1], marks.count("mask")) == ("begin", "end", 1)
-    inputs = read_inputs(make_run(kind="encoder", labels=("yes", "no"), n_segments=2), TEXT, TARGET)
-    assert inputs.sides[0].segments == inputs.args[2][0].tolist()
 
 
 @pytest.mark.parametrize(

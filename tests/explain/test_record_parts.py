@@ -40,9 +40,7 @@ def test_units_are_those_with_largest_effect():
     effect = act.abs() * ffn.down_proj.weight.norm(dim=0)
     assert effect.gather(1, unit).min(1).values.ge(effect.topk(32, 1).values[:, -1] - 1e-6).all()
     assert part_step.step["facts"]["active"] == pytest.approx((act > 0).float().mean(1).tolist())
-
-
-def test_gate_and_up_projection_are_multiplied():
+    # a gate is multiplied
     part_step = RecordedStep("feed_forward", feed_forward="swiglu")
     ffn = part_step.layer.ffn
     gate, up = (F.linear(part_step.x, proj.weight) for proj in (ffn.gate_proj, ffn.up_proj))

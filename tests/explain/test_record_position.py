@@ -9,7 +9,7 @@ def explain_scheme(config, **options):
     return list_steps(document, "position")[0], list_steps(document, "attention"), read
 
 
-def test_rope_angles():
+def test_rope_angles_and_alibi_slopes():
     step, _, read = explain_scheme({"kind": "decoder", "position": {"name": "rope", "theta": 100.0}})
     rate = 100.0 ** (-np.arange(0, 8, 2) / 8)
     assert read(step["values"]["rate"]) == pytest.approx(rate, rel=1e-6)
@@ -18,9 +18,6 @@ def test_rope_angles():
     assert cos == pytest.approx(np.cos(angle), abs=1e-6)
     assert sin == pytest.approx(np.sin(angle), abs=1e-6)
     assert step["facts"]["theta"] == 100.0
-
-
-def test_alibi_slopes_and_bias():
     step, (attention, *_), read = explain_scheme({"kind": "decoder", "position": "alibi"})
     slopes = read(step["values"]["slopes"])
     assert slopes.tolist() == pytest.approx([1 / 4, 1 / 16, 1 / 64, 1 / 256], rel=1e-6)
@@ -88,7 +85,7 @@ def test_deberta_bias_is_two_products(terms, span, max_distance):
             assert role not in values or read(values[role]) == pytest.approx(product, abs=1e-5)
 
 
-def test_scheme_has_one_step_per_stack():
+def test_steps_of_stacks_and_learned_rows():
     document, _ = explain_config({"position": "rope"})
     steps = list_steps(document, "position")
     paths = [f"{stack}.layers.0.attn.position" for stack in ("encoder", "decoder")]
@@ -96,9 +93,6 @@ def test_scheme_has_one_step_per_stack():
     attentions = [step for step in document["walk"] if step["role"] == "attn"]
     tables = {document["values"][step["values"]["q"]]["cos"] for step in attentions}
     assert tables == {step["values"]["cos"] for step in steps}
-
-
-def test_learned_rows_are_those_of_positions():
     config = {"kind": "decoder", "position": {"name": "learned", "offset": 2}}
     step, _, read = explain_scheme(config, first=3, n_shown=4)
     weight = make_run(**config).model.embedding.position.weight.detach().numpy()

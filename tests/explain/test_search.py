@@ -66,9 +66,7 @@ def test_sampled_continuation_matches_generate():
     greedy = search(make_run(kind="decoder", generation={"temperature": 0}))
     assert greedy["method"] == "greedy" and len(greedy["steps"]) <= MAX_NEW_TOKENS
     assert all(step["beams"][0]["candidates"][0]["kept"] for step in greedy["steps"])
-
-
-def test_full_context_has_no_continuation():
+    # a full context has none
     run = make_run(kind="decoder", max_len=20)
     n = len(run.prompt_template.build_prompt(run.tokenizer.encode([TEXT])[0]))
     full = make_run(kind="decoder", max_len=n)
@@ -88,9 +86,7 @@ def test_output_and_teacher_forced_target_have_own_probabilities():
     assert [one["id"] for one in positions] == document["sides"][1]["next"]
     (score,) = run.score([TEXT], [TARGET])
     assert sum(math.log(one["p"]) for one in positions) == pytest.approx(score.log_prob, abs=1e-4)
-
-
-def test_output_is_default_target():
+    # the output is the default target
     document = explain_walk(make_run(generation=LENGTHS | {"beam_size": 2}))
     assert document["inputs"]["target_is"] == "output"
     expected = [p["expected"]["p"] for p in document["output"]["positions"]]

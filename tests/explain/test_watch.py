@@ -29,9 +29,7 @@ def test_watching_ends_after_error_and_without_threads():
         thread.start()
         thread.join()
     assert trace.steps == []
-
-
-def test_layers_with_shared_weights_have_own_steps():
+    # layers with shared weights have their own steps
     model = make_run(kind="decoder", share_layers=True).model
     with torch.inference_mode(), watch_model(model, [3], [(0, 3)]) as trace:
         model(torch.tensor([[5, 6, 7]]))

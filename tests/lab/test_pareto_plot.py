@@ -14,15 +14,7 @@ POINTS = {
 PLOT = ParetoPlot("t", "KiB", "KL", POINTS)
 
 
-def test_frontier_is_undominated_points():
-    frontier = find_frontier(make_error_chart(PLOT).points, True)
-    assert [point.name for point in frontier] == ["b <i> 1/4", "a 1/2", "a"]
-    # errors that are both rounding are equal
-    equal = ParetoPlot("t", "x", "y", {"a": [("a", 2.0, 1e-12)], "b": [("b", 1.0, 1e-9)]})
-    assert [point.name for point in find_frontier(make_error_chart(equal).points, True)] == ["b"]
-
-
-def test_points_are_at_logarithms_of_values():
+def test_points_and_frontier():
     chart = make_error_chart(PLOT)
     assert [point.label for point in chart.points] == ["a", "1/2", "b <i> 1/2", "1/4"]
     svg = pareto_svg(chart, 900, 460)
@@ -36,3 +28,8 @@ def test_points_are_at_logarithms_of_values():
     assert (y2 - y0) / (y3 - y0) == pytest.approx(5 / 7, abs=2e-3)
     assert x3 < x1 < x2 < x0
     assert y0 < y1 < y2 < y3  # better is up
+    frontier = find_frontier(make_error_chart(PLOT).points, True)
+    assert [point.name for point in frontier] == ["b <i> 1/4", "a 1/2", "a"]
+    # errors that are both rounding are equal
+    equal = ParetoPlot("t", "x", "y", {"a": [("a", 2.0, 1e-12)], "b": [("b", 1.0, 1e-9)]})
+    assert [point.name for point in find_frontier(make_error_chart(equal).points, True)] == ["b"]

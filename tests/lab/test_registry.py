@@ -12,9 +12,7 @@ def test_every_experiment_is_registered_and_documented():
         assert f"\n## {name}\n" in page
         assert f"polyhead experiments {name}\n" in page
         assert describe_experiment(name)
-
-
-def test_seeds_and_sizes_of_quick_and_full_runs():
+    # quick runs have fewer seeds and other sizes
     full, quick = LabContext(5), LabContext(5, quick=True)
     assert (full.make_seeds(3), quick.make_seeds(3)) == ([5, 6, 7], [5, 6])
     assert [context.pick_size("full", "quick") for context in (full, quick)] == ["full", "quick"]

@@ -21,6 +21,11 @@ def test_easy_task_is_learned():
     tiny = make_small_config(EASY, **TINY)
     curves = [run_short_training(tiny, EASY, seed=seed, steps=5).curve for seed in (1, 1, 2)]
     assert curves[0] == curves[1] != curves[2]
+    # a diverged one is a result
+    config = make_small_config(EASY, **TINY, norm="none")
+    result = run_short_training(config, EASY, seed=1, steps=40, lr=1e18, warmup=0, clip_norm=0.0)
+    assert result.diverged
+    assert math.isnan(result.accuracy)
 
 
 def test_compared_designs_read_same_rows():
@@ -41,13 +46,6 @@ def test_compared_designs_read_same_rows():
     assert not set(rmsnorm[:5]) & set(other_seed[:5])  # another seed, other rows
     assert rmsnorm[5:] == other_seed[5:]  # evaluated on the same ones
     assert len(set(layernorm[:5])) == 4  # the memory check reads the first batch too
-
-
-def test_diverged_training_is_a_result():
-    config = make_small_config(EASY, **TINY, norm="none")
-    result = run_short_training(config, EASY, seed=1, steps=40, lr=1e18, warmup=0, clip_norm=0.0)
-    assert result.diverged
-    assert math.isnan(result.accuracy)
 
 
 def test_evaluation_matches_cross_entropy_and_accuracy():

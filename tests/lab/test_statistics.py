@@ -16,6 +16,8 @@ def test_interval_and_quantiles_match_tables():
     assert statistics.mean_interval([3.0]).half_width == math.inf
     for freedom, t in {1: 12.706, 10: 2.228, 15: 2.131, 19: 2.093, 29: 2.045, 999: 1.962}.items():
         assert statistics.t_quantile(freedom) == pytest.approx(t, rel=0.01)
+    texts = [statistics.mean_interval(values).to_text() for values in ([1.0, 1.5, 2.0], [1.0], [NAN, 1.0])]
+    assert texts == ["1.5 ± 1.2", "1", "none"]
 
 
 # the mean may be right and the interval too wide; a single value has no interval
@@ -56,8 +58,3 @@ def test_interval_and_quantiles_match_tables():
 )
 def test_verdict_requires_entire_interval(verdict, arguments, expected):
     assert verdict(*arguments) is expected
-
-
-def test_interval_as_text():
-    texts = [statistics.mean_interval(values).to_text() for values in ([1.0, 1.5, 2.0], [1.0], [NAN, 1.0])]
-    assert texts == ["1.5 ± 1.2", "1", "none"]

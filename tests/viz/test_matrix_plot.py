@@ -56,6 +56,11 @@ def test_opacity_is_fraction_of_largest_number():
     assert set(read_masks(matrix_figure(Matrix("t", abs(VALUES))))) == {"plus"}
     figures = [matrix_figure(Matrix(*args)) for args in (("a", VALUES), ("b", VALUES), ("a", -VALUES))]
     assert len({name for html in figures for name in re.findall(r'mask id="(\w+)"', html)}) == 6
+    # zeros have no mask, and text is escaped
+    html = matrix_figure(Matrix("<b>", [[0.0, 0.0]], caption="<i>"))
+    assert read_masks(html) == {}
+    assert "<b>&lt;b&gt;</b>" in html and "<i>&" not in html
+    assert read_png(encode_png([bytes([0, 255])])).tolist() == [[0, 255]]
 
 
 def test_script_has_same_numbers():
@@ -88,10 +93,3 @@ def test_ticks_are_at_centers_of_cells():
 def test_invalid_matrix_is_an_error(values, message):
     with pytest.raises(UserError, match=f"t: .*{message}"):
         matrix_figure(Matrix("t", values))
-
-
-def test_zeros_have_no_mask_and_text_is_escaped():
-    html = matrix_figure(Matrix("<b>", [[0.0, 0.0]], caption="<i>"))
-    assert read_masks(html) == {}
-    assert "<b>&lt;b&gt;</b>" in html and "<i>&" not in html
-    assert read_png(encode_png([bytes([0, 255])])).tolist() == [[0, 255]]

@@ -107,13 +107,10 @@ def test_curves_are_within_frame_and_names_escaped():
     ElementTree.fromstring(svg)
 
 
-def test_downsample_averages_and_drops_non_finite():
+def test_points_are_averaged_and_numbers_short():
     assert plot.downsample([(0, 1.0), (1, float("nan")), (2, 3.0), (3, float("inf"))]) == [(0, 1.0), (2, 3.0)]
     points = plot.downsample([(i, float(i)) for i in range(1000)], max_points=10)
     assert points[0] == (49.5, 49.5) and len(points) == 10
-
-
-def test_format_number():
     values = [12000, 12000.4, 0, 0.03121, 97.34, 3e-5, 2.0]
     expected = ["12,000", "12,000", "0", "0.0312", "97.3", "3e-05", "2"]
     assert [plot.format_number(value) for value in values] == expected

@@ -22,9 +22,7 @@ def test_curve_is_mean_of_seeds():
     assert average_curves(row, "time") == [(1.5, 4.0), (2.0, 2.0)]
     assert flops_per_step(row) == 3 * 7e6 * 1000
     assert flops_per_step({**row, "times_forward": 2}) == 2 * 7e6 * 1000
-
-
-def test_initial_drop_is_trimmed_from_curves():
+    # the initial drop is trimmed
     curves = [Curve("a", [(1, 9.0), (2, 3.0), (3, 2.0)]), Curve("b", [(1, 9.0), (2, 8.0), (3, 4.0)])]
     assert [c.points for c in trim_start(curves)] == [[(2, 3.0), (3, 2.0)], [(3, 4.0)]]
 
@@ -40,9 +38,7 @@ def test_frontier_is_undominated_points():
             if not any(q.x <= p.x and sign * q.y <= sign * p.y and q is not p for q in points)
         ]
         assert find_frontier(points, less_is_better) == sorted(expected, key=lambda p: p.x)
-
-
-def test_nearly_equal_costs_have_distinct_ticks():
+    # ticks of nearly equal costs are distinct
     rows = [make_row(str(n), 1.0 + i, parameters=n) for i, n in enumerate((1_581_000.0, 1_582_000.0))]
     measure = get_compared_task("translation").measures[0]
     svg = pareto_svg(make_pareto_chart(rows, measure, COST_AXES[0]), 940, 400)

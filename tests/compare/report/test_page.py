@@ -19,6 +19,10 @@ def test_score_on_fewer_texts_is_never_best(write_page):
     assert 'class="chart pareto"' not in html  # one design makes no chart
     html = write_page([make_row("base", 1.6, fewer=1), make_row("easy", 0.5, fewer=3)])  # both on fewer
     assert re.search(r"lowest loss</dt><dd>0.500</dd><dt>easy<", html)
+    # a page without results
+    html = write_page([make_refused_row("x"), make_refused_row("y") | {"status": "waiting", "message": ""}])
+    assert "1 designs have not been run yet." in html
+    assert "<table" not in html
 
 
 def test_page_is_self_contained_with_visible_charts(write_page):
@@ -40,9 +44,3 @@ def test_page_is_self_contained_with_visible_charts(write_page):
     assert values[:3] == ["steps", "time", "FLOPs"]
     pairs = itertools.product(values[3:6], values[6:])
     assert set(charts) == {*values[:3], *map("|".join, pairs)} and len(charts) == 3 + 3 * 4
-
-
-def test_page_without_results(write_page):
-    html = write_page([make_refused_row("x"), make_refused_row("y") | {"status": "waiting", "message": ""}])
-    assert "1 designs have not been run yet." in html
-    assert "<table" not in html

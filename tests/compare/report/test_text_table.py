@@ -5,7 +5,7 @@ from tests.browser.page_texts import use_language
 from tests.compare.result_rows import ROWS, make_row, make_scored_rows
 
 from polyhead.compare.report.page import write_compare_page
-from polyhead.compare.report.text_table import _fit_columns, format_duration, format_memory, format_table
+from polyhead.compare.report.text_table import format_duration, format_memory, format_table
 from polyhead.viz.plot import format_short
 
 WIDTH = 120  # columns of a terminal
@@ -35,16 +35,6 @@ def test_table_fits_terminal_and_is_aligned(plan, seeds):
     assert "1.500" in quality.splitlines()[1] and "0.030*" in quality.splitlines()[1]
     assert "4.35M" in cost.splitlines()[1]
     assert text.endswith("<b>bad</b>: cannot be built: no <such> thing")
-
-
-def test_last_intervals_are_dropped_for_long_names():
-    texts = {"loss": "1.5", "BLEU": "20", "chrF": "40"}
-    columns = []
-    for title, value in texts.items():
-        columns += [(title, lambda _, value=value: value), ("95 %", lambda _, title=title: title * 10)]
-    columns_left = _fit_columns([{"name": "n" * 40}], columns)
-    assert [get_text({}) for _, get_text in columns_left] == ["1.5", "loss" * 10, "20", "40"]
-    assert _fit_columns([{"name": "n"}], columns[:4]) == columns[:4]
 
 
 def test_long_names_are_shortened_but_distinct(plan):

@@ -41,7 +41,7 @@ def test_terms_add_up_to_bytes_of_cache(name):
             }
 
 
-def test_model_with_state_and_keys_has_both_terms():
+def test_model_with_state_and_keys_has_both_terms(monkeypatch):
     model = make_model(layer_pattern=[{"attention": "linear"}, {}], position="none")
     cache, pos = make_cache(None, model.cache_shape, 1, N), torch.arange(N)[None]
     cache.prepare_step([0], pos)
@@ -49,9 +49,7 @@ def test_model_with_state_and_keys_has_both_terms():
     terms = compute_terms(cache)
     assert sum(terms.values()) == cache.memory_usage().used_bytes
     assert set(terms) == {"numbers", "positions", "state"}
-
-
-def test_cache_with_other_bytes_has_no_terms(monkeypatch):
+    # a cache of other bytes has no terms
     cache = read_stepwise(make_lever_input(length=5), Choice("static")).cache
     usage = cache.memory_usage()
     monkeypatch.setattr(cache, "memory_usage", lambda: usage._replace(used_bytes=usage.used_bytes + 1))

@@ -35,13 +35,13 @@ def test_every_case_matches_decoding_with_cache(kind):
 
 
 def test_detail_lists_visible_positions_of_each_step():
-    setting = {"cache": {"name": "window", "window": 2, "sink": 0}}
+    setting = {"cache": {"name": "window", "window": 2, "sink": 1}}
     case = compute_case(make_lever_input(length=5), "cache", setting)
     detail = case["detail"]
     assert detail["layers"] == [0, 1]
-    assert detail["visible"] == [["1", "11", "011", "0011", "00011"]] * 2
+    assert detail["visible"] == [["1", "11", "111", "1011", "10011"]] * 2
     for name in ("key_error", "value_error"):
-        assert detail[name] == [[None] * 3 + [0.0] * 2] * 2
+        assert detail[name] == [[0.0, None, None, 0.0, 0.0]] * 2
     assert 0 < detail["bytes"] < detail["bytes_static"]
     assert case["setting"] == setting
     # a position that some heads keep has its own mark

@@ -36,7 +36,7 @@ def test_free_running_reads_its_own_tokens(kind, prompt):
     assert compute_kl(output.logits, lever_input.plain_logits)[:prompt].max() < 1e-9
 
 
-def test_rows_after_end_token_are_not_compared():
+def test_rows_that_are_compared():
     lever_input = make_lever_input()
     free = FREE_RUNNING_LEVER.compute(lever_input, {"prompt": 3}).detail["free"]["ids"]
     end = next(i for i, token in enumerate(free) if i and token not in free[:i])
@@ -46,9 +46,7 @@ def test_rows_after_end_token_are_not_compared():
     assert output.is_comparable == [t < 3 + end for t in range(9)]
     result = compute_case(lever_input, "free_running", {"prompt": 3})["result"]
     assert [kl is None for kl in result["kl"]] == [t >= 3 + end for t in range(9)]
-
-
-def test_window_compares_its_rows():
+    # a window compares its rows
     lever_input = make_lever_input()
     window = lever_input.replace(rows=[4, 5], labels=lever_input.labels[4:6])
     for lever in (FREE_RUNNING_LEVER, PREFILL_LEVER):

@@ -76,7 +76,7 @@ def test_classifier_has_one_row():
         read(make_run("encoder", lm_head=False), "the dog")
 
 
-def test_layers_before_change_are_reused():
+def test_copies_share_weights_and_reuse_layers():
     lever_input = read(make_run("encoder-decoder"), "the dog barks", "a cat barks")
     model, calls = copy_modules(lever_input.model), []
     for name in ("encoder", "encoder.layers.0", "decoder.layers.0", "decoder.layers.1"):
@@ -85,9 +85,6 @@ def test_layers_before_change_are_reused():
     logits = lever_input.compute_logits(model)
     assert calls == ["decoder.layers.1"]
     assert torch.equal(logits, lever_input.plain_logits)
-
-
-def test_copied_modules_share_weights():
     model = make_run("encoder-decoder").model
     module_copy = copy_modules(model)
     assert all(a is b for a, b in zip(model.parameters(), module_copy.parameters(), strict=True))

@@ -28,14 +28,6 @@ def test_lossless_cache_has_every_position_without_error():
     assert read_stepwise(make_lever_input(attention="linear", position="none"), None).layers == []
 
 
-def test_window_shows_last_tokens_and_sink():
-    record = read_stepwise(make_lever_input(), Choice("window", window=3, sink=1)).layers[0]
-    for t, row in enumerate(record.visible):
-        assert row.tolist() == [[i < 1 or t - i < 3 for i in range(t + 1)]] * 4
-    keys, _ = record.measure_errors()
-    assert keys.isnan().tolist() == [[False, *[True] * 5, *[False] * 3]] * 4
-
-
 def test_h2o_evicts_smallest_attention_sum_of_each_head():
     lever_input = make_lever_input(n_layers=1, n_kv_heads=2)
     weights = []

@@ -54,7 +54,7 @@ def test_live_page_has_references_and_fields():
     assert head["fields"][1]["values"] == ["self", "cross"]
 
 
-def test_case_compares_with_plain_output():
+def test_cases_compare_with_plain_output(monkeypatch):
     lever_input = make_lever_input(position="rope")
     case = compute_case(lever_input, "scale", {})
     logits = LEVERS["scale"].compute(lever_input, {"scale": 1.0}).logits
@@ -62,6 +62,17 @@ def test_case_compares_with_plain_output():
     assert case["baseline"] is None
     shuffle_case = compute_case(lever_input, "shuffle", {"positions": "none"})
     assert shuffle_case["baseline"] == {"positions": "none", "shuffled": False}
+    # a large model has fewer cases
+    lever_input = make_lever_input(length=8)
+    n_weights = sum(p.numel() for p in lever_input.model.parameters())
+
+    def count_cases():
+        return len(describe_lever(lever_input, LEVERS["head"], True)["cases"])
+
+    assert count_cases() > 3
+    for limit, expected in ((2 * n_weights * 8 * 3, 3), (1, 2)):
+        monkeypatch.setattr(table, "MAX_OPERATIONS", limit)
+        assert count_cases() == expected
 
 
 def test_inapplicable_lever_or_damaged_model_is_an_error():
@@ -73,16 +84,3 @@ def test_inapplicable_lever_or_damaged_model_is_an_error():
         next(model.parameters()).fill_(float("nan"))
     with pytest.raises(UserError, match="NaN"):
         describe_levers(make_input(model), str)
-
-
-def test_large_model_has_fewer_cases(monkeypatch):
-    lever_input = make_lever_input(length=8)
-    n_weights = sum(p.numel() for p in lever_input.model.parameters())
-
-    def count_cases():
-        return len(describe_lever(lever_input, LEVERS["head"], True)["cases"])
-
-    assert count_cases() > 3
-    for limit, expected in ((2 * n_weights * 8 * 3, 3), (1, 2)):
-        monkeypatch.setattr(table, "MAX_OPERATIONS", limit)
-        assert count_cases() == expected
