@@ -4,8 +4,6 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 from tests.estimate.data_sample_helpers import (
-    MODEL,
-    TRAIN,
     assert_close,
     estimate_both,
     make_lines,
@@ -14,7 +12,6 @@ from tests.estimate.data_sample_helpers import (
 )
 from tests.estimate.data_sample_helpers import workdir as workdir
 
-from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.estimate import data_sample
@@ -25,9 +22,7 @@ def labels_of(lines):
     return ["red" if "red" in line else "other" for line in lines]
 
 
-@pytest.mark.parametrize(
-    "train", [["few.txt", "many.txt"], pytest.param(["many.txt", "few.txt"], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("train", [["few.txt", "many.txt"], ["many.txt", "few.txt"]])
 def test_order_of_files_does_not_matter(workdir, monkeypatch, train):
     """One file has fewer lines than a block of the sample."""
     for name, n in (("few", 200), ("many", 8000), ("valid", 40)):
@@ -50,15 +45,14 @@ def test_vocabulary_of_a_sample(workdir, monkeypatch, kind):
     assert difference > 0 if kind == "bpe" else difference == 0
 
 
-@pytest.mark.parametrize(
-    "train", [["long.tsv", "short.tsv"], pytest.param(["short.tsv", "long.tsv"], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("train", [["long.tsv", "short.tsv"], ["short.tsv.gz", "long.tsv.gz"]])
 def test_every_file_is_sampled(workdir, monkeypatch, train):
     """Bytes are no measure if a few texts are so long that most of them is truncated."""
     texts = {"long": make_lines(200, 200, 300), "short": make_lines(6000, 2, 4), "valid": make_lines(40)}
     for name, lines in texts.items():
         rows = [f"{line}\t{label}" for line, label in zip(lines, labels_of(lines), strict=True)]
-        write_lines(f"{name}.tsv", ["text\tlabel", *rows])
+        for end in ("tsv", "tsv.gz"):
+            write_lines(f"{name}.{end}", ["text\tlabel", *rows])
     recipe = make_recipe("classification", train, ["valid.tsv"])
     assert_close(*estimate_both(recipe, monkeypatch))
 
@@ -89,17 +83,13 @@ def test_columns_of_the_test_text_only(workdir):
         for side in ("en", "de"):
             write_lines(f"{name}.{side}", make_lines(20))
     write_lines("test.tsv", [f"x\t{line}\t{line}" for line in make_lines(5)])
-    files = {"train": ["train.en", "train.de"], "valid": ["valid.en", "valid.de"], "test": ["test.tsv"]}
+    files = ["train.en", "train.de"], ["valid.en", "valid.de"]
     columns = {"source": 1, "target": 2}
-
-    def recipe_of(data):
-        tree = {"data": data, "tokenizer": {"kind": "char"}, "model": MODEL, "train": TRAIN}
-        return Recipe.model_validate(tree)
-
-    recipe = recipe_of(files | columns)
+    recipe = make_recipe("translation", *files, data=columns | {"test": ["test.tsv"]})
     TASK.get(recipe.task.name).check(recipe)
     assert open_data_sample(recipe, None, workdir / "a").lines == 20
     with pytest.raises(UserError, match=r"remove data\.source"):
-        open_data_sample(recipe_of(files | columns | {"test": None}), None, workdir / "b")
+        open_data_sample(make_recipe("translation", *files, data=columns), None, workdir / "b")
     Path("test.tsv").unlink()  # it is not needed before the end of training
-    assert open_data_sample(recipe_of(files), None, workdir / "c").lines == 20
+    recipe = make_recipe("translation", *files, data={"test": ["test.tsv"]})
+    assert open_data_sample(recipe, None, workdir / "c").lines == 20

@@ -1,6 +1,3 @@
-import gzip
-from pathlib import Path
-
 import pytest
 from tests.estimate.plan_helpers import TASKS
 from tests.estimate.plan_helpers import workdir as workdir
@@ -8,31 +5,9 @@ from tests.estimate.plan_helpers import workdir as workdir
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.cost.workload import BatchShape
-from polyhead.estimate import data_sample
 from polyhead.estimate.plan import estimate
 from polyhead.models import preset_config
 from polyhead.run.recipe import load_recipe
-
-FILES = {"translation": ["t.en", "t.de"], "masked-lm": ["t.en"], "classification": ["t.tsv"]}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_large_compressed_text_is_sampled(workdir, monkeypatch, name):
-    # many batches, as the last one of a sample is not full; a tokenizer of few lines would have fewer words
-    overrides = ["train.max_tokens=128", "tokenizer.kind=char"]
-    for file in FILES[name]:
-        Path(f"{file}.gz").write_bytes(gzip.compress(Path(file).read_bytes()))
-    overrides.append(f"data.train=[{','.join(f'{file}.gz' for file in FILES[name])}]")
-    recipe = load_recipe(f"{name}.yaml", overrides)
-    full = estimate(recipe, probe=False)
-    monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", full.text["bytes"] // 3)
-    monkeypatch.setattr(data_sample, "_MAX_BLOCK_LINES", 10)
-    sample = estimate(recipe, probe=False)
-    assert sample.text["lines"] == full.text["lines"] == 300 + (name == "classification")
-    assert sample.text["bytes"] == full.text["bytes"]
-    assert sample.text["looked_at"] < 0.5 < full.text["looked_at"] == 1
-    assert sample.batches == pytest.approx(full.batches, rel=0.15)
-    assert any("extrapolated" in note for note in sample.notes)
 
 
 @pytest.mark.parametrize("name", TASKS)
